@@ -1,0 +1,49 @@
+"""Parsimonious federated learning.
+
+The public names are loaded when first used, so that `import parsifl` costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from parsifl.data.clients import ClientData
+    from parsifl.engine.evaluation import Evaluation
+    from parsifl.engine.network import Network
+    from parsifl.engine.run import Run
+    from parsifl.engine.simulate import simulate
+    from parsifl.problems.neural import NeuralProblem
+    from parsifl.registry import get
+
+_HOMES = {
+    "ClientData": "parsifl.data.clients",
+    "Evaluation": "parsifl.engine.evaluation",
+    "Network": "parsifl.engine.network",
+    "NeuralProblem": "parsifl.problems.neural",
+    "Run": "parsifl.engine.run",
+    "get": "parsifl.registry",
+    "simulate": "parsifl.engine.simulate",
+}
+
+__all__ = [
+    "ClientData",
+    "Evaluation",
+    "Network",
+    "NeuralProblem",
+    "Run",
+    "get",
+    "simulate",
+]
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'parsifl' has no attribute '{name}'")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

@@ -1,0 +1,79 @@
+"""The commonest server: a weighted mean of the clients' parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, Literal
+
+from parsifl.algorithm import Algorithm, C, ClientInfo, P
+from parsifl.keys import Key
+from parsifl.problem import Model, Params
+from parsifl.work import Shard
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A weighted sum with its weight, leaf by leaf: clients may lack leaves (absent layers)."""
+
+    total: Params
+    weight: Params
+
+    @classmethod
+    def of(cls, params: Params, weight: float) -> Mean:
+        """Return one client's summand."""
+        return cls(
+            {name: weight * value for name, value in params.items()},
+            {name: value.new_tensor(weight) for name, value in params.items()},
+        )
+
+    def value(self) -> Params:
+        """Divide by what arrived."""
+        return {name: total / self.weight[name] for name, total in self.total.items()}
+
+
+@dataclass(frozen=True)
+class MeanServer(Algorithm[P, Params, C, Params, Params, Mean], Generic[P, C]):
+    """Abstract base: the server sends its parameters and averages what comes back.
+
+    What clients keep is up to the method. A leaf that no client sent keeps the server's value.
+    """
+
+    weighting: Literal["samples", "uniform"] = "samples"
+
+    def weight(self, info: ClientInfo) -> float:
+        """Weigh by training rows or equally."""
+        return float(info.samples) if self.weighting == "samples" else 1.0
+
+    def init_server(self, problem: P, clients: Sequence[ClientInfo], key: Key) -> Params:
+        """Start from the problem's initial parameters."""
+        return problem.init(key)
+
+    def broadcast(self, problem: P, server: Params, info: ClientInfo, key: Key) -> Params:
+        """Send the model."""
+        return server
+
+    def model(self, problem: P, server: Params) -> Model:
+        """Return the mean model."""
+        return Model(problem, server)
+
+    def contribute(self, problem: P, upload: Params, weight: float) -> Mean:
+        """Weigh the uploaded parameters."""
+        return Mean.of(upload, weight)
+
+    def aggregate(self, problem: P, server: Params, total: Mean, key: Key) -> Params:
+        """Replace every leaf that arrived by its mean."""
+        return {**server, **total.value()}
+
+
+@dataclass(frozen=True)
+class WeightedMean(MeanServer[P, None], Generic[P]):
+    """Abstract base: a mean on the server, and nothing kept on the clients."""
+
+    def init_client(self, problem: P, info: ClientInfo, down: Params, key: Key) -> None:
+        """Keep nothing on the client."""
+        return None
+
+    def personalize(self, problem: P, down: Params, client: None, shard: Shard) -> Model:
+        """Judge every client on the model that it receives."""
+        return Model(problem, down)

@@ -1,0 +1,1 @@
+"""Data sets, synthetic generators, partitions and client shards."""

@@ -1,0 +1,232 @@
+"""What every engine consumes: one pooled array and, for each client, the rows that it owns."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+
+from parsifl.data.ragged import Array, Indices, Ragged
+from parsifl.data.splits import split_clients
+from parsifl.errors import DataError
+from parsifl.keys import Key
+
+if TYPE_CHECKING:
+    import torch
+    from scipy.sparse import csr_matrix
+    from torch import Tensor
+
+    from parsifl.data.arrays import Dataset
+
+__all__ = ["ClientData", "Ragged"]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class ClientData:
+    """The data of all clients: pooled rows, and which of them each client may read.
+
+    Parameters
+    ----------
+    x
+        All rows of all clients: a tensor (it may share the memory of a NumPy memmap) or a CSR
+        matrix.
+    y
+        One target a row: int64 labels, or floats (with a second axis for several targets).
+    train, validation, test
+        Row numbers of each client; a part may be empty. `Ragged` holds a million of them cheaply.
+    profiles
+        What is known of each client's device (width, budget, epochs ...): JSON values.
+    name
+        Of the data set, for the record.
+    classes
+        The number of classes; None for regression and survival targets.
+    augment
+        The name of an augmentation that the engine draws by key, e.g. "flip-crop"; "" for none.
+    """
+
+    x: Tensor | csr_matrix
+    y: Tensor
+    train: Sequence[Indices]
+    validation: Sequence[Indices]
+    test: Sequence[Indices]
+    profiles: Sequence[Mapping[str, Any]]
+    name: str = ""
+    classes: int | None = None
+    augment: str = ""
+
+    def __post_init__(self) -> None:
+        rows, count = int(self.x.shape[0]), len(self.train)
+        if len(self.y) != rows:
+            raise DataError(f"x has {rows} rows but y has {len(self.y)}; they must agree")
+        for field in ("validation", "test", "profiles"):
+            if len(getattr(self, field)) != count:
+                raise DataError(
+                    f"{field} has {len(getattr(self, field))} clients but train has {count}"
+                )
+        for field in ("train", "validation", "test"):
+            _check_rows(field, getattr(self, field), rows)
+
+    def __len__(self) -> int:
+        return len(self.train)
+
+    @classmethod
+    def of(
+        cls,
+        clients: Sequence[tuple[Any, Any]],
+        *,
+        test: float = 0.25,
+        validation: float = 0.0,
+        seed: int = 0,
+        dtype: torch.dtype | None = None,
+        profiles: Sequence[Mapping[str, Any]] | None = None,
+    ) -> ClientData:
+        """Pool a user's own data: one `(X, y)` a client, arrays, tensors or SciPy sparse matrices.
+
+        float64 and float32 stay what they are, integer features become float32 (unless `dtype`
+        says otherwise), integer targets become int64 class labels.
+
+        >>> import numpy as np
+        >>> data = ClientData.of([(np.zeros((4, 2)), np.array([0, 1, 0, 1]))], test=0.25)
+        >>> len(data), data.train.sizes.tolist(), data.test.sizes.tolist(), data.classes
+        (1, [3], [1], 2)
+        """
+        from parsifl.data.pooling import pool
+
+        pooled = pool(clients)
+        parts = Ragged.from_sizes(np.arange(len(pooled.y)), pooled.sizes)
+        key = Key(seed, purpose="data/split")
+        train, held, tested = split_clients(parts, (1 - test - validation, validation, test), key)
+        x = _features(pooled.x, dtype)
+        return cls(
+            x=x,
+            y=_targets(pooled.y, pooled.classes, x),
+            train=train,
+            validation=held,
+            test=tested,
+            profiles=({},) * len(parts) if profiles is None else tuple(profiles),
+            name="own",
+            classes=pooled.classes,
+        )
+
+    @classmethod
+    def from_dataset(
+        cls,
+        dataset: Dataset,
+        parts: Sequence[Indices],
+        *,
+        test: float | Sequence[Indices] = 0.25,
+        validation: float = 0.0,
+        key: Key | None = None,
+        normalize: str = "none",
+        dtype: torch.dtype | None = None,
+    ) -> ClientData:
+        """Give the rows `parts[i]` of a data set to client i.
+
+        Parameters
+        ----------
+        test
+            The fraction of each client's rows that is held out; or row numbers into the official
+            test split, one array a client (see `personal_tests`).
+        validation
+            The fraction of each client's rows that is held out for tuning.
+        normalize
+            One of `parsifl.data.normalizations()`; the statistics come from the clients'
+            training rows alone.
+        dtype
+            Of x and of a regression target; None is float32.
+        """
+        import torch
+
+        from parsifl.data.normalize import normalize as apply
+
+        owned = Ragged.of(parts)
+        _check_no_empty(owned.sizes)
+        share = test if isinstance(test, (int, float)) else 0.0
+        fractions = (1 - share - validation, validation, share)
+        train, held, tested = split_clients(owned, fractions, key or Key(0, purpose="data/split"))
+        if not isinstance(test, (int, float)):
+            tested = Ragged.of(test)
+            dataset, tested = dataset.merged(), Ragged(tested.values + len(dataset), tested.offsets)
+        x = apply(normalize, dataset.x, np.unique(train.values))
+        features = _features(x, torch.float32 if dtype is None else dtype)
+        return cls(
+            x=features,
+            y=_targets(dataset.y, dataset.classes, features),
+            train=train,
+            validation=held,
+            test=tested,
+            profiles=({},) * len(owned),
+            name=dataset.name,
+            classes=dataset.classes,
+        )
+
+    def shares(self) -> Array:
+        """Return the label distribution of each client's training rows, clients x classes."""
+        if self.classes is None:
+            raise DataError(f"'{self.name}' has no classes: its target is a number")
+        train = Ragged.of(self.train)
+        cells = train.owners() * self.classes + self.y.numpy()[train.values]
+        counts = np.bincount(cells, minlength=len(train) * self.classes)
+        table = counts.reshape(len(train), self.classes)
+        return np.asarray(table / np.maximum(table.sum(axis=1, keepdims=True), 1))
+
+    def flattened(self) -> ClientData:
+        """Return the same data with one row of features a sample (a view of tensors)."""
+        import torch
+
+        flat = self.x.flatten(1) if isinstance(self.x, torch.Tensor) else self.x
+        return replace(self, x=flat)
+
+
+def _features(x: Any, dtype: torch.dtype | None) -> Tensor | csr_matrix:
+    import torch
+
+    if dtype is None:
+        dtype = torch.float64 if x.dtype == np.float64 else torch.float32
+    if not isinstance(x, np.ndarray):
+        number = torch.empty(0, dtype=dtype).numpy().dtype
+        return x.astype(number, copy=False)  # type: ignore[no-any-return]  # a CSR matrix
+    return as_tensor(x).to(dtype)
+
+
+def as_tensor(array: Array) -> Tensor:
+    """Return a tensor over the same memory, read-only memory maps included."""
+    import torch
+
+    with warnings.catch_warnings():
+        # torch warns that a read-only array could be written to: nobody writes to the pooled data
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(array)
+
+
+def _targets(y: Array, classes: int | None, x: Tensor | csr_matrix) -> Tensor:
+    import torch
+
+    if classes is not None:
+        return as_tensor(np.asarray(y, dtype=np.int64))
+    kept = x.dtype if isinstance(x, torch.Tensor) else torch.from_numpy(x.data[:0]).dtype
+    return as_tensor(np.asarray(y)).to(kept if kept.is_floating_point else torch.float32)
+
+
+def _check_rows(field: str, parts: Sequence[Indices], rows: int) -> None:
+    values = Ragged.of(parts).values
+    if len(values) and not (values.min() >= 0 and values.max() < rows):
+        raise DataError(
+            f"{field} names rows {int(values.min())} to {int(values.max())}, "
+            f"but x has rows 0 to {rows - 1}"
+        )
+
+
+def _check_no_empty(sizes: Indices) -> None:
+    if len(sizes) == 0:
+        raise DataError("there are no clients; give at least one")
+    empty = np.flatnonzero(sizes == 0)
+    if len(empty):
+        raise DataError(
+            f"{len(empty)} of {len(sizes)} clients have no rows (the first is client {empty[0]}); "
+            "use fewer clients, or a partition with a minimum size"
+        )

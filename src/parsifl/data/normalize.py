@@ -1,0 +1,86 @@
+"""Scales features with statistics of the clients' training rows.
+
+======== ==========================================================================
+none     values as they are
+unit     divided by the largest absolute value (255 for images: the range 0 to 1)
+pixel    each feature (x - mean) / (std + 0.001), as pFedMe's generator does
+feature  each feature (x - mean) / std; a constant feature becomes 0
+channel  each image channel (x - mean) / std
+======== ==========================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from parsifl.data.ragged import Array, Indices
+from parsifl.errors import ConfigError, DataError, unknown
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_matrix
+
+    from parsifl.data.arrays import Features
+
+_NAMES = ("channel", "feature", "none", "pixel", "unit")
+_CHUNK = 4096
+
+
+def normalizations() -> list[str]:
+    """Return the names that `normalize` knows."""
+    return list(_NAMES)
+
+
+def normalize(name: str, x: Features, rows: Indices) -> Features:
+    """Return x scaled by what is measured on `rows` (sparse matrices are only ever divided).
+
+    >>> normalize("unit", np.array([[0, 51], [255, 0]], dtype=np.uint8), np.array([0, 1])).tolist()
+    [[0.0, 0.20000000298023224], [1.0, 0.0]]
+    """
+    if name not in _NAMES:
+        raise ConfigError(unknown("normalization", name, _NAMES))
+    if name == "none":
+        return x
+    if name == "unit":
+        largest = max((float(np.abs(part).max()) for part in _chunks(x, rows)), default=0.0)
+        return _shifted(x, np.zeros(()), np.asarray(largest or 1.0))
+    if not isinstance(x, np.ndarray):
+        raise DataError(f"normalize='{name}' would fill a sparse matrix; use 'unit' or 'none'")
+    if name == "channel" and x.ndim != 4:
+        raise DataError(f"normalize='channel' needs images, but a sample has shape {x.shape[1:]}")
+    mean, deviation = _moments(x, rows, axes=(0, 2, 3) if name == "channel" else (0,))
+    if name == "pixel":
+        return _shifted(x, mean, deviation + 0.001)
+    return _shifted(x, mean, np.where(deviation > 0, deviation, 1.0))
+
+
+def _moments(x: Array, rows: Indices, axes: tuple[int, ...]) -> tuple[Array, Array]:
+    """Return mean and standard deviation in two passes over chunks, in float64."""
+    count = len(rows) * int(np.prod([x.shape[axis] for axis in axes if axis]))
+    total: Any = sum(part.sum(axis=axes, keepdims=True) for part in _chunks(x, rows))
+    mean = np.asarray(total)[0] / count
+    spread: Any = sum(
+        np.square(part - mean).sum(axis=axes, keepdims=True) for part in _chunks(x, rows)
+    )
+    return mean, np.sqrt(np.asarray(spread)[0] / count)
+
+
+def _chunks(x: Features, rows: Indices) -> Iterator[Array]:
+    for start in range(0, len(rows), _CHUNK):
+        part = x[rows[start : start + _CHUNK]]
+        yield (part if isinstance(part, np.ndarray) else part.data).astype(np.float64)
+
+
+def _shifted(x: Features, mean: Array, scale: Array) -> Features:
+    number = np.float64 if x.dtype == np.float64 else np.float32
+    if not isinstance(x, np.ndarray):
+        scaled: csr_matrix = x.astype(number)
+        scaled.data = scaled.data / number(scale)
+        return scaled
+    out = np.empty(x.shape, dtype=number)
+    for start in range(0, len(x), _CHUNK):
+        part = x[start : start + _CHUNK].astype(number)
+        out[start : start + _CHUNK] = (part - mean) / scale
+    return out

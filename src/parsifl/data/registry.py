@@ -1,0 +1,171 @@
+"""The data sets by name: what they are, where they come from, and the function that reads them."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, final
+
+from parsifl.data.options import bind, defaults
+from parsifl.errors import ConfigError, unknown
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from parsifl.data.arrays import Dataset
+
+    Loader = Callable[..., Dataset]
+
+
+@final
+@dataclass(frozen=True)
+class Remote:
+    """A file to fetch.
+
+    Parameters
+    ----------
+    path
+        Where it lies below a data folder.
+    urls
+        The official address first, then mirrors.
+    checksum
+        "sha256:..." or "md5:..."; "" if none was ever published.
+    members
+        For an archive: what is in it, as (path below the data folder, checksum).
+    """
+
+    path: str
+    urls: tuple[str, ...]
+    checksum: str = ""
+    members: tuple[tuple[str, str], ...] = ()
+
+
+@final
+@dataclass(frozen=True)
+class About:
+    """What a user should know of a data set, and the defaults that `prepare` uses."""
+
+    title: str
+    size: str
+    citation: str
+    licence: str = "not stated by the source; fetch it, do not redistribute it"
+    needs: str = ""
+    remotes: tuple[Remote, ...] = ()
+    normalize: str = "none"
+    partition: str = "pathological"
+    dtype: str = "float32"
+    augment: str = ""
+
+
+@final
+@dataclass(frozen=True)
+class Entry:
+    """A registered data set."""
+
+    name: str
+    about: About
+    loader: Loader
+
+
+_ENTRIES: dict[str, Entry] = {}
+
+
+def dataset(name: str, about: About) -> Callable[[Loader], Loader]:
+    """Register a loader: a function of `Files` whose keyword-only parameters are its options."""
+
+    def register(loader: Loader) -> Loader:
+        if name in _ENTRIES and _ENTRIES[name].loader.__qualname__ != loader.__qualname__:
+            raise ConfigError(f"two data sets are called '{name}'; rename one of them")
+        _ENTRIES[name] = Entry(name, about, loader)
+        return loader
+
+    return register
+
+
+@cache
+def _discover() -> None:
+    package = importlib.import_module("parsifl.data.sets")
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"parsifl.data.sets.{module.name}")
+
+
+def names() -> list[str]:
+    """Return the names of all data sets, sorted."""
+    _discover()
+    return sorted(_ENTRIES)
+
+
+def entry(name: str) -> Entry:
+    """Look a data set up; hyphens, underscores and case do not matter.
+
+    >>> entry("CIFAR10").name
+    'cifar-10'
+    """
+    _discover()
+    by_plain_name = {_plain(known): known for known in _ENTRIES}
+    found = by_plain_name.get(_plain(name))
+    if found is None:
+        raise ConfigError(unknown("data set", name, _ENTRIES))
+    return _ENTRIES[found]
+
+
+def load(
+    name: str, data_dir: str | Path | None = None, *, verify: bool = True, **options: Any
+) -> Dataset:
+    """Read a data set, from a local folder if it is there, else from its official address.
+
+    Parameters
+    ----------
+    data_dir
+        A folder with one sub-folder a data set; looked at first, then the folder in the
+        environment variable PARSIFL_DATA, then the download cache.
+    verify
+        Check the checksum of every file, also of local ones.
+    options
+        What the data set declares; see `describe`.
+
+    >>> load("digits").shape
+    (1, 8, 8)
+    """
+    from parsifl.data.files import Files
+
+    found = entry(name)
+    bound = bind(f"data set '{found.name}'", found.loader, options)
+    return found.loader(Files(found, data_dir, verify), **bound)
+
+
+def fetch(name: str, data_dir: str | Path | None = None) -> list[Path]:
+    """Make sure that every file of a data set is on this machine, and return where they are."""
+    from parsifl.data.files import Files
+
+    found = entry(name)
+    return Files(found, data_dir, verify=True).everything()
+
+
+def describe(name: str) -> dict[str, Any]:
+    """Return what is known of a data set, as JSON values."""
+    found = entry(name)
+    about = found.about
+    return {
+        "name": found.name,
+        "title": about.title,
+        "size": about.size,
+        "citation": about.citation,
+        "licence": about.licence,
+        "addresses": [remote.urls[0] for remote in about.remotes if remote.urls],
+        "files": [remote.path for remote in about.remotes],
+        "needs": about.needs,
+        "options": defaults(found.loader),
+        "normalize": about.normalize,
+        "partition": about.partition,
+        "dtype": about.dtype,
+        "augment": about.augment,
+        "notes": (found.loader.__doc__ or "").strip(),
+    }
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "").replace("_", "")

@@ -1,0 +1,102 @@
+"""Train, validation and test rows inside each client, and personal test sets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from parsifl.data.ragged import Array, Indices, Ragged
+from parsifl.errors import ConfigError, DataError
+from parsifl.keys import Key
+
+
+def split(
+    index: Indices, fractions: tuple[float, float, float], key: Key
+) -> tuple[Indices, Indices, Indices]:
+    """Divide the rows of one client into train, validation and test.
+
+    >>> train, validation, test = split(np.arange(10), (0.7, 0.1, 0.2), Key(0))
+    >>> len(train), len(validation), len(test)
+    (7, 1, 2)
+    """
+    train, validation, test = split_clients(Ragged.of([index]), fractions, key)
+    return train[0], validation[0], test[0]
+
+
+def split_clients(
+    parts: Sequence[Indices], fractions: tuple[float, float, float], key: Key
+) -> tuple[Ragged, Ragged, Ragged]:
+    """Divide the rows of every client into train, validation and test, at random by `key`.
+
+    Of n rows, floor(n * train) but at least one are for training; what is left is shared between
+    validation and test, an odd row going to test. So with any test share a client of two rows has
+    one of them for testing. Rows keep the order in which they were drawn.
+    """
+    shares = np.asarray(fractions, dtype=np.float64)
+    if shares.shape != (3,) or np.any(shares < -1e-12) or abs(shares.sum() - 1) > 1e-9:
+        raise ConfigError(
+            f"train, validation and test shares must be three numbers from 0 to 1 that add up "
+            f"to 1; got {', '.join(f'{share:g}' for share in fractions)}"
+        )
+    if shares[0] <= 1e-12:
+        raise ConfigError("nothing is left for training; lower the validation and test shares")
+    ragged = Ragged.of(parts)
+    owners, sizes = ragged.owners(), ragged.sizes
+    order = np.lexsort((key.numpy().random(len(ragged.values)), owners))
+    shuffled = ragged.values[order]
+    cuts = _cuts(sizes, shares)
+    place = np.arange(len(shuffled)) - np.repeat(ragged.offsets[:-1], sizes)
+    stage = (place >= cuts[0][owners]).astype(np.int64) + (place >= cuts[1][owners])
+    chosen = [
+        Ragged.from_sizes(
+            shuffled[stage == s], np.bincount(owners[stage == s], minlength=len(sizes))
+        )
+        for s in range(3)
+    ]
+    return chosen[0], chosen[1], chosen[2]
+
+
+def _cuts(sizes: Indices, shares: Array) -> tuple[Indices, Indices]:
+    """Return where training ends and where validation ends in each client."""
+    train = np.maximum(np.floor(sizes * shares[0] + 1e-9), np.minimum(sizes, 1)).astype(np.int64)
+    held = max(shares[1] + shares[2], 1e-300)
+    validation = np.floor((sizes - train) * (shares[1] / held) + 1e-9).astype(np.int64)
+    if shares[1] + shares[2] <= 1e-12:
+        train, validation = sizes, np.zeros_like(sizes)
+    return train, train + validation
+
+
+def personal_tests(shares: Array, test_y: Array, key: Key, *, size: int = 100) -> Ragged:
+    """Draw for each client a test set with the label shares of its training rows (FedSLR).
+
+    For each label, floor(share * size) rows of the official test split without replacement
+    inside the client; different clients may draw the same row. The floors lose a few, so a client
+    has at most `size` rows.
+
+    Parameters
+    ----------
+    shares
+        clients x classes, as `ClientData.shares()` gives it.
+    test_y
+        Labels of the official test split.
+    """
+    by_label = [np.flatnonzero(test_y == label) for label in range(shares.shape[1])]
+    wanted = np.floor(shares * size + 1e-9).astype(np.int64)
+    available = np.array([len(rows) for rows in by_label])
+    if np.any(wanted > available):
+        client, label = np.argwhere(wanted > available)[0]
+        raise DataError(
+            f"client {client} needs {wanted[client, label]} test rows of label {label}, "
+            f"but there are {available[label]}; lower size={size}"
+        )
+    parts: list[Indices] = []
+    for client, counts in enumerate(wanted):
+        draw = key.at(client=client).numpy()
+        rows = [
+            draw.choice(by_label[label], size=count, replace=False)
+            for label, count in enumerate(counts)
+            if count
+        ]
+        parts.append(np.concatenate(rows) if rows else np.zeros(0, dtype=np.int64))
+    return Ragged.of(parts)

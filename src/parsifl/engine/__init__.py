@@ -1,0 +1,1 @@
+"""The loop, written once: rounds, executors, client state, evaluation, run folders."""

@@ -1,0 +1,112 @@
+"""Atomic checkpoints: safetensors for the numbers, JSON for their structure, no pickle.
+
+A checkpoint is a folder that is written under a temporary name, synced, and renamed; then the file
+LATEST is replaced to name it. Whenever the process is killed, LATEST names a whole checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from parsifl import tree
+from parsifl.algorithm import MessageTypes
+from parsifl.engine.store import ClientStore
+from parsifl.errors import CheckpointError
+
+_LATEST = "LATEST"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A moment of a run: the state after `round` rounds, and running totals."""
+
+    round: int
+    server: Any
+    clients: dict[int, Any]
+    totals: dict[str, Any]
+
+
+def save(folder: Path, round: int, server: Any, store: ClientStore, totals: dict[str, Any]) -> None:
+    """Write a checkpoint and make it the latest one."""
+    name = f"round-{round:08d}"
+    temporary, final = folder / f".{name}.tmp", folder / name
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    leaves, structure = tree.flatten(server)
+    _write_tensors(temporary / "server.safetensors", {str(i): v for i, v in enumerate(leaves)})
+    structures: dict[str, Any] = {}
+    tensors: dict[str, Any] = {}
+    for client, state in store:
+        parts, form = tree.flatten(state)
+        structures[str(client)] = tree.to_json(form)
+        tensors.update({f"{client}/{i}": value for i, value in enumerate(parts)})
+    _write_tensors(temporary / "clients.safetensors", tensors)
+    state = {
+        "round": round,
+        "server": tree.to_json(structure),
+        "clients": structures,
+        "totals": totals,
+    }
+    _write_synced(temporary / "state.json", json.dumps(state).encode())
+    shutil.rmtree(final, ignore_errors=True)
+    temporary.rename(final)
+    replace_file(folder / _LATEST, name.encode())
+    for old in folder.iterdir():
+        if old.name not in (name, _LATEST):
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def load(folder: Path, types: MessageTypes) -> Checkpoint | None:
+    """Read the latest checkpoint; None if there is none."""
+    if not (folder / _LATEST).exists():
+        return None
+    place = folder / (folder / _LATEST).read_text().strip()
+    try:
+        state = json.loads((place / "state.json").read_text())
+        server_leaves = load_file(place / "server.safetensors")
+        client_leaves = load_file(place / "clients.safetensors")
+        server = _rebuild(state["server"], types.server, server_leaves, "")
+        clients = {
+            int(client): _rebuild(form, types.client, client_leaves, f"{client}/")
+            for client, form in state["clients"].items()
+        }
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise CheckpointError(
+            f"the checkpoint {place} cannot be read ({error}); delete the run folder to start anew"
+        ) from error
+    return Checkpoint(state["round"], server, clients, state["totals"])
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Replace a file so that a reader sees the old or the new content, never a part."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    _write_synced(temporary, content)
+    temporary.replace(path)
+
+
+def _rebuild(description: Any, hint: Any, leaves: dict[str, Any], prefix: str) -> Any:
+    structure = tree.from_json(description, hint)
+    count = len(tree.names(structure))
+    return tree.unflatten([leaves[f"{prefix}{i}"] for i in range(count)], structure)
+
+
+def _write_tensors(path: Path, tensors: dict[str, Any]) -> None:
+    # clones: safetensors refuses tensors that share memory
+    save_file({name: value.contiguous().clone() for name, value in tensors.items()}, path)
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _write_synced(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())

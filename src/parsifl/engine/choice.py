@@ -1,0 +1,29 @@
+"""Which executor runs the clients: a deterministic rule, so that a run repeats bit for bit."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from parsifl.engine.executors import Executor
+from parsifl.errors import ConfigError, unknown
+from parsifl.problem import Problem
+from parsifl.problems.neural import NeuralProblem
+
+BLOCK = 10  # clients a batch: larger blocks fall out of the cache and are slower
+_ENGINES = ("auto", "sequential", "batched")
+
+
+def choose_executor(engine: str, problem: Problem) -> tuple[Executor, int]:
+    """Return the executor and the clients a block."""
+    if engine not in _ENGINES:
+        raise ConfigError(unknown("engine", engine, _ENGINES))
+    if engine == "sequential" or not problem.batchable:
+        return "loop", BLOCK
+    if engine == "auto" and isinstance(problem, NeuralProblem) and _has_convolutions(problem):
+        # batched convolutions are no faster than the loop on a processor
+        return "loop", BLOCK
+    return "vmap", BLOCK
+
+
+def _has_convolutions(problem: NeuralProblem) -> bool:
+    return any(isinstance(layer, nn.modules.conv._ConvNd) for layer in problem.module.modules())

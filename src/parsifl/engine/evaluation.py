@@ -1,0 +1,90 @@
+"""Judging models so that a number cannot be misread.
+
+Every number says which model (global, or personal, perhaps after k fine-tuning steps), which
+clients, which split and which round it speaks of, and how the mean over clients is weighted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, final
+
+import numpy as np
+import numpy.typing as npt
+
+from parsifl import config
+from parsifl.config import Count, Fraction, Positive, Size
+from parsifl.problem import Problem
+
+Split = Literal["validation", "test"]
+Select = Literal["last", "best-validation", "best-test"]
+Clients = Literal["all", "sampled", "unseen"]
+
+
+@final
+@dataclass(frozen=True)
+class Evaluation:
+    """How models are judged.
+
+    Parameters
+    ----------
+    fine_tune_steps, fine_tune_lr, fine_tune_batch
+        SGD steps that every personal model takes on its client's training rows before it is
+        judged; they change nothing that the run keeps.
+    select
+        Which round the headline number comes from: the last; the best on validation data; or the
+        best on test data, as some papers do.
+    clients
+        Who is judged: all; those that have trained; or those that never take part.
+    unseen
+        The fraction of clients that is kept out of training, to be judged with clients="unseen".
+    weighting
+        Whether the mean over clients weighs by their test rows or equally.
+    """
+
+    fine_tune_steps: Size = 0
+    fine_tune_lr: Positive = 0.01
+    fine_tune_batch: Count = 20
+    select: Select = "last"
+    clients: Clients = "all"
+    unseen: Fraction = 0.0
+    weighting: Literal["samples", "uniform"] = "samples"
+
+    def __post_init__(self) -> None:
+        config.check(self)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """One metric for every judged client."""
+
+    clients: npt.NDArray[np.int64]
+    samples: npt.NDArray[np.int64]
+    values: dict[str, npt.NDArray[np.float64]]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain lists."""
+        values = {name: column.tolist() for name, column in self.values.items()}
+        return {"clients": self.clients.tolist(), "samples": self.samples.tolist(), **values}
+
+    def summary(self, evaluation: Evaluation, problem: Problem) -> dict[str, dict[str, float]]:
+        """Return mean, spread over clients and the mean of the worst tenth, for each metric."""
+        uniform = evaluation.weighting == "uniform"
+        weights = np.ones_like(self.samples) if uniform else self.samples
+        return {
+            # every metric but a maximised score is a loss
+            name: _summary(values, weights, name == problem.score and problem.maximize)
+            for name, values in self.values.items()
+        }
+
+
+def _summary(
+    values: npt.NDArray[np.float64], weights: npt.NDArray[Any], large_is_good: bool
+) -> dict[str, float]:
+    worst_first = np.sort(values) if large_is_good else np.sort(values)[::-1]
+    tenth = max(1, round(len(values) / 10))
+    return {
+        "mean": float(np.average(values, weights=weights)),
+        "std": float(values.std()),
+        "worst_decile": float(worst_first[:tenth].mean()),
+    }

@@ -1,0 +1,55 @@
+"""What makes two runs the same: used to refuse a folder that belongs to another run."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from parsifl import config
+from parsifl.algorithm import AnyMethod
+from parsifl.data.clients import ClientData
+from parsifl.keys import Key
+from parsifl.problem import Problem
+
+
+def identity(
+    method: AnyMethod, problem: Problem, data: ClientData, run: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Describe a run by its settings and by checksums of its data and initial parameters."""
+    initial = problem.init(Key(int(run["seed"])))
+    parameters = sum(value.numel() for value in initial.values())
+    return {
+        "algorithm": {"name": type(method).__name__.lower(), **config.to_json(method)},
+        "problem": {
+            "kind": type(problem).__name__,
+            "score": problem.score,
+            "maximize": problem.maximize,
+            "parameters": parameters,
+            "checksum": _checksum(*(initial[name].numpy() for name in sorted(initial))),
+        },
+        "data": {
+            "name": data.name,
+            "clients": len(data),
+            "rows": len(data.y),
+            "augment": data.augment,
+            "checksum": _checksum(*_arrays(data)),
+        },
+        "run": dict(run),
+    }
+
+
+def _arrays(data: ClientData) -> list[Any]:
+    x = [data.x.numpy()] if isinstance(data.x, Tensor) else [data.x.data, data.x.indices]
+    parts = [part for split in (data.train, data.validation, data.test) for part in split]
+    return [*x, data.y.numpy(), *parts]
+
+
+def _checksum(*arrays: Any) -> str:
+    value = 0
+    for array in arrays:
+        value = zlib.crc32(np.ascontiguousarray(array).view(np.uint8).reshape(-1).data, value)
+    return f"{value:08x}"

@@ -1,0 +1,160 @@
+"""Applies an `Evaluation`: the global model on everybody's rows, each personal model on its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from parsifl.algorithm import AnyMethod, ClientInfo
+from parsifl.data.clients import ClientData
+from parsifl.engine import executors
+from parsifl.engine.evaluation import Evaluation, Scores, Split
+from parsifl.engine.executors import Executor, Task
+from parsifl.engine.round import first_state
+from parsifl.engine.shards import Shards
+from parsifl.engine.store import ClientStore
+from parsifl.keys import Key
+from parsifl.problem import Model, Problem
+from parsifl.solvers.sgd import sgd
+from parsifl.work import Draw, Rows, Shard, Work
+
+FINE_TUNE = "evaluation/fine-tune"
+_STATISTICS_ROWS = 128  # models with batch statistics are judged in batches of this size
+
+
+class Judge:
+    """Judges the models of one run; judging never changes what the run keeps."""
+
+    def __init__(
+        self,
+        method: AnyMethod,
+        problem: Problem,
+        data: ClientData,
+        infos: Sequence[ClientInfo],
+        shards: Shards,
+        evaluation: Evaluation,
+    ) -> None:
+        self._method, self._problem, self._data = method, problem, data
+        self._infos, self._shards, self._evaluation = infos, shards, evaluation
+
+    @property
+    def clients(self) -> int:
+        """The number of clients."""
+        return len(self._infos)
+
+    def global_scores(self, server: Any, ids: Sequence[int], split: Split) -> Scores | None:
+        """Judge the global model on the rows of each client; None if there is no such model."""
+        model = self._method.model(self._problem, server)
+        parts = self._parts(split)
+        judged = [client for client in ids if len(parts[client])]
+        if model is None or not judged:
+            return None
+        sizes = np.array([len(parts[client]) for client in judged])
+        if model.problem.rows_interact:
+            means = [_weighted_means(model, self._shards.rows(parts[i])) for i in judged]
+            values = {n: np.array([float(m[n]) for m in means]) for n in means[0]}
+            return Scores(np.array(judged), sizes, values)
+        rows = self._shards.rows(np.concatenate([parts[client] for client in judged]))
+        starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+        metrics = model.problem.metrics(model.params, rows)
+        values = {
+            name: np.add.reduceat(column.double().numpy(), starts) / sizes
+            for name, column in metrics.items()
+        }
+        return Scores(np.array(judged), sizes, values)
+
+    def personal_scores(
+        self,
+        server: Any,
+        store: ClientStore,
+        ids: Sequence[int],
+        split: Split,
+        key: Key,
+        executor: Executor,
+        block: int,
+    ) -> Scores | None:
+        """Judge each client's personal model on its own rows."""
+        parts = self._parts(split)
+        judged = [client for client in ids if len(parts[client])]
+        if not judged:
+            return None
+        if self._problem.rows_interact:
+            executor = "loop"
+        means: dict[int, dict[str, Tensor]] = {}
+        for at in range(0, len(judged), block):
+            window = judged[at : at + block]
+            tasks = [self._task(server, store, i, self._shards.rows(parts[i]), key) for i in window]
+            outcome = executors.run(self.judge_one, tasks, executor, block)
+            for client, reason in outcome.failures.items():
+                raise RuntimeError(f"judging client {client} failed: {reason}")
+            means.update(outcome.results)
+        sizes = np.array([len(parts[client]) for client in judged])
+        values = {n: np.array([float(means[i][n]) for i in judged]) for n in means[judged[0]]}
+        return Scores(np.array(judged), sizes, values)
+
+    def personal_model(self, server: Any, store: ClientStore, client: int, key: Key) -> Model:
+        """Return one client's personal model."""
+        down, state, shard = self._arguments(server, store, client, key)
+        return self._tuned(down, state, shard)
+
+    def judge_one(self, down: Any, client: Any, shard: Shard, rows: Rows) -> dict[str, Tensor]:
+        """Personalise, fine-tune and judge one client; runs under vmap for many."""
+        return _weighted_means(self._tuned(down, client, shard), rows)
+
+    def _tuned(self, down: Any, client: Any, shard: Shard) -> Model:
+        model = self._method.personalize(self._problem, down, client, shard)
+        if not self._evaluation.fine_tune_steps:
+            return model
+        rate = self._evaluation.fine_tune_lr
+        return Model(model.problem, sgd(model.problem, model.params, shard[FINE_TUNE], rate))
+
+    def _task(self, server: Any, store: ClientStore, client: int, rows: Rows, key: Key) -> Task:
+        return Task(client, (*self._arguments(server, store, client, key), rows))
+
+    def _arguments(
+        self, server: Any, store: ClientStore, client: int, key: Key
+    ) -> tuple[Any, Any, Shard]:
+        info = self._infos[client]
+        method, problem = self._method, self._problem
+        down = method.broadcast(problem, server, info, key.at(client=client, purpose="broadcast"))
+        state = store.load(client, first_state(method, problem, info, down, key))
+        shard = self._shards.shard(client, self._work(info), key.at(purpose="tuning"))
+        return down, state, shard
+
+    def _work(self, info: ClientInfo) -> Work:
+        work = self._method.tuning(info)
+        if not self._evaluation.fine_tune_steps:
+            return work
+        draw = Draw(
+            self._evaluation.fine_tune_batch,
+            steps=self._evaluation.fine_tune_steps,
+            partial="wrap" if self._problem.rows_interact else "pad",
+        )
+        return Work({**work.draws, FINE_TUNE: draw}, work.rows)
+
+    def _parts(self, split: Split) -> Sequence[Any]:
+        return self._data.test if split == "test" else self._data.validation
+
+
+def _weighted_means(model: Model, rows: Rows) -> dict[str, Tensor]:
+    if model.problem.rows_interact:
+        return _batchwise_means(model, rows)
+    metrics = model.problem.metrics(model.params, rows)
+    total = rows.weight.sum().clamp(min=1)
+    return {name: (column * rows.weight).sum() / total for name, column in metrics.items()}
+
+
+def _batchwise_means(model: Model, rows: Rows) -> dict[str, Tensor]:
+    size = _STATISTICS_ROWS
+    parts = [
+        model.problem.metrics(
+            model.params,
+            Rows(rows.x[i : i + size], rows.y[i : i + size], rows.weight[i : i + size]),
+        )
+        for i in range(0, len(rows.y), size)
+    ]
+    return {name: torch.cat([part[name] for part in parts]).mean() for name in parts[0]}

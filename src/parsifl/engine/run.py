@@ -1,0 +1,71 @@
+"""The result of a simulation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from parsifl.algorithm import AnyMethod
+from parsifl.engine.evaluation import Evaluation
+from parsifl.engine.folder import Record
+from parsifl.engine.judge import Judge
+from parsifl.engine.store import ClientStore
+from parsifl.engine.summary import headline
+from parsifl.errors import CapabilityError, ConfigError
+from parsifl.keys import Key
+from parsifl.problem import Model, Problem
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run.
+
+    Attributes
+    ----------
+    metrics
+        A record for every round: costs always, scores where the round was evaluated.
+    server
+        The server's last state.
+    """
+
+    method: AnyMethod
+    problem: Problem
+    metrics: list[Record]
+    server: Any
+    evaluation: Evaluation
+    folder: Path | None
+    _judge: Judge
+    _store: ClientStore
+    _key: Key
+
+    @property
+    def bytes_up(self) -> int:
+        """All bytes that clients sent."""
+        return sum(record["bytes_up"] for record in self.metrics)
+
+    @property
+    def bytes_down(self) -> int:
+        """All bytes that the server sent."""
+        return sum(record["bytes_down"] for record in self.metrics)
+
+    @property
+    def model(self) -> Model:
+        """The global model."""
+        model = self.method.model(self.problem, self.server)
+        if model is None:
+            raise CapabilityError(
+                f"{type(self.method).__name__} has no global model; use personal(client)"
+            )
+        return model
+
+    def personal(self, client: int) -> Model:
+        """Return the personal model of a client."""
+        clients = self._judge.clients
+        if not 0 <= client < clients:
+            raise ConfigError(f"client must be between 0 and {clients - 1}, got {client}")
+        return self._judge.personal_model(self.server, self._store, client, self._key)
+
+    def summary(self) -> dict[str, Any]:
+        """Return the headline numbers, from the round that the evaluation selects."""
+        return headline(self.metrics, self.problem.score, self.problem.maximize, self.evaluation)

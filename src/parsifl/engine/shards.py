@@ -1,0 +1,86 @@
+"""Turns a request for data (`Work`) into tensors (`Shard`), by key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, overload
+
+import numpy as np
+import torch
+
+from parsifl.algorithm import ClientInfo
+from parsifl.data.clients import ClientData
+from parsifl.errors import CapabilityError
+from parsifl.keys import Key
+from parsifl.problem import Problem
+from parsifl.problems.design import as_design
+from parsifl.work import Batches, Draw, Rows, Shard, Work, schedule
+
+
+class Infos(Sequence[ClientInfo]):
+    """What the server knows of each client, made on demand: a million clients cost nothing."""
+
+    def __init__(self, data: ClientData) -> None:
+        self._data = data
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    @overload
+    def __getitem__(self, index: int) -> ClientInfo: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[ClientInfo]: ...
+    def __getitem__(self, index: int | slice) -> ClientInfo | Sequence[ClientInfo]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        return ClientInfo(index, len(self._data.train[index]), self._data.profiles[index])
+
+    def __iter__(self) -> Iterator[ClientInfo]:
+        return (self[i] for i in range(len(self)))
+
+
+class Shards:
+    """Draws the shards of a data set for one problem."""
+
+    def __init__(self, data: ClientData, problem: Problem) -> None:
+        self._data = data
+        self._problem = problem
+        self._x: Any = as_design(data.x)
+        floating = self._x.dtype.is_floating_point
+        self._weight_dtype: torch.dtype = self._x.dtype if floating else torch.float32
+
+    def shard(self, client: int, work: Work, key: Key) -> Shard:
+        """Draw what `work` asks for from the client's training rows."""
+        rows = self._data.train[client]
+        here = key.at(client=client)
+        draws = {name: self._batches(rows, name, draw, here) for name, draw in work.draws.items()}
+        everything = self.rows(rows) if work.rows else None
+        return Shard(draws, everything, here.at(purpose="local").tensor(), key.round)
+
+    def rows(self, rows: np.ndarray[Any, np.dtype[np.int64]]) -> Rows:
+        """Gather rows by their numbers, each of weight 1."""
+        index = torch.from_numpy(np.ascontiguousarray(rows))
+        weight = torch.ones(len(rows), dtype=self._weight_dtype)
+        return Rows(self._x[index], self._data.y[index], weight)
+
+    def _batches(self, rows: Any, name: str, draw: Draw, key: Key) -> Batches:
+        if (
+            self._problem.rows_interact
+            and draw.partial == "pad"
+            and len(rows) % draw.rows(len(rows))
+        ):
+            raise CapabilityError(
+                "this model normalises over the batch, so a padded batch would not be exact: set "
+                "partial to 'wrap' or 'drop', or adapt the model with GroupNorm"
+            )
+        drawn = key.at(purpose=f"batches/{name}")
+        positions, valid = schedule(len(rows), draw, drawn.numpy())
+        return Batches(
+            x=self._x,
+            y=self._data.y,
+            index=torch.from_numpy(rows[positions]),
+            weight=torch.from_numpy(valid).to(self._weight_dtype),
+            active=torch.ones(len(positions), dtype=torch.bool),
+            key=drawn.tensor(),
+            augment=self._data.augment,
+        )

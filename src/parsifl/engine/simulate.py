@@ -1,0 +1,264 @@
+"""A whole run in one process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from parsifl import config
+from parsifl.algorithm import AnyMethod, message_types, require
+from parsifl.data.clients import ClientData
+from parsifl.engine import checkpoint, sampling
+from parsifl.engine.choice import choose_executor
+from parsifl.engine.evaluation import Evaluation, Split
+from parsifl.engine.flops import FlopCounter
+from parsifl.engine.folder import Record, RunFolder
+from parsifl.engine.identity import identity
+from parsifl.engine.judge import Judge
+from parsifl.engine.network import Network
+from parsifl.engine.round import Ledger, Setting, run_round
+from parsifl.engine.run import Run
+from parsifl.engine.shards import Infos, Shards
+from parsifl.engine.store import ClientStore
+from parsifl.errors import ClientError, ConfigError
+from parsifl.keys import Key
+from parsifl.problem import Problem
+from parsifl.wire import Precision
+
+Clients = ClientData | Sequence[tuple[Any, Any]]
+CHECKPOINT_SECONDS = 5.0
+WINDOW = 200
+
+
+def simulate(  # noqa: PLR0913 - every argument but four has a default
+    algorithm: AnyMethod,
+    problem: Problem,
+    clients: Clients,
+    rounds: int,
+    *,
+    seed: int = 0,
+    participation: float = 1.0,
+    engine: Literal["auto", "sequential", "batched"] = "auto",
+    folder: str | Path | None = None,
+    evaluate_every: int = 1,
+    evaluation: Evaluation | None = None,
+    network: Network | None = None,
+    precision: Precision = "exact",
+    resume: bool = False,
+    progress: Callable[[Record], None] | None = None,
+) -> Run:
+    """Train a federation in this process and judge its models.
+
+    Parameters
+    ----------
+    algorithm
+        A configured method, for example ``parsifl.get("fedavg", lr=0.1)``.
+    problem
+        What is learned: ``parsifl.NeuralProblem(module)`` or ``parsifl.GLM(...)``.
+    clients
+        A list with one ``(X, y)`` a client (a quarter of the rows is held out for testing), or a
+        `ClientData`.
+    rounds
+        How many rounds in all; a resumed run goes on until it has this many.
+    participation
+        The fraction of clients in a cohort.
+    engine
+        "sequential" runs clients one by one, "batched" many at once; "auto" takes the faster.
+    folder
+        Where the run is recorded and checkpointed; None: nowhere.
+    evaluate_every
+        Judge the models every so many rounds, and after the last; 0: never.
+    evaluation, network, precision
+        How models are judged; what messages would take on a network; how values travel.
+    resume
+        Go on with the run that is in `folder`.
+    progress
+        Called with the record of every finished round.
+    """
+    if rounds < 1 or evaluate_every < 0:
+        raise ConfigError(
+            f"rounds must be at least 1 and evaluate_every at least 0, got {rounds} and "
+            f"{evaluate_every}"
+        )
+    data = clients if isinstance(clients, ClientData) else ClientData.of(clients)
+    options: dict[str, Any] = {
+        "seed": seed,
+        "participation": participation,
+        "engine": engine,
+        "precision": precision,
+        "evaluate_every": evaluate_every,
+    }
+    simulation = _Simulation(
+        algorithm, problem, data, options, evaluation or Evaluation(), network or Network()
+    )
+    if folder is not None:
+        simulation.attach(RunFolder(Path(folder)), resume=resume)
+    simulation.run(rounds, progress)
+    return simulation.result()
+
+
+class _Simulation:
+    """The moving parts of a run: server state, client states and records."""
+
+    def __init__(
+        self,
+        method: AnyMethod,
+        problem: Problem,
+        data: ClientData,
+        options: dict[str, Any],
+        evaluation: Evaluation,
+        network: Network,
+    ) -> None:
+        require(method, problem)
+        self._data, self._options = data, options
+        self._evaluation, self._network = evaluation, network
+        self._key = Key(options["seed"])
+        self._executor, block = choose_executor(options["engine"], problem)
+        infos, shards, self._store = Infos(data), Shards(data, problem), ClientStore()
+        self._setting = Setting(
+            method=method,
+            problem=problem,
+            infos=infos,
+            shards=shards,
+            store=self._store,
+            executor=self._executor,
+            block=block,
+            window=WINDOW,
+            precision=options["precision"],
+            network=network,
+            flops=FlopCounter(method, problem),
+        )
+        self._judge = Judge(method, problem, data, infos, shards, evaluation)
+        self._pool = _training_pool(len(data), evaluation, self._key)
+        self._server = method.init_server(problem, infos, self._key.at(purpose="server"))
+        self._records: list[Record] = []
+        self._sampled: set[int] = set()
+        self._folder: RunFolder | None = None
+        self._saved_at = time.monotonic()
+
+    def attach(self, folder: RunFolder, *, resume: bool) -> None:
+        """Record into a folder, and go on from its checkpoint if there is one."""
+        described = identity(self._setting.method, self._setting.problem, self._data, self._run())
+        folder.open(described, resume=resume)
+        self._folder = folder
+        found = checkpoint.load(folder.checkpoints, message_types(self._setting.method))
+        self._records = folder.rewind(0 if found is None else found.round)
+        if found is not None:
+            self._server = found.server
+            self._store.restore(found.clients)
+            for round in range(found.round):
+                self._sampled.update(self._cohort(round))
+
+    def _run(self) -> dict[str, Any]:
+        return {
+            **self._options,
+            "executor": self._executor,
+            "evaluation": config.to_json(self._evaluation),
+            "network": config.to_json(self._network),
+        }
+
+    def run(self, rounds: int, progress: Callable[[Record], None] | None) -> None:
+        """Go on until `rounds` rounds are done."""
+        for round in range(len(self._records), rounds):
+            record = self._round(round, last=round + 1 == rounds)
+            self._records.append(record)
+            if self._folder is not None:
+                self._folder.append(record)
+                self._checkpoint(last=round + 1 == rounds)
+            if progress is not None:
+                progress(record)
+
+    def _round(self, round: int, *, last: bool) -> Record:
+        cohort = self._cohort(round)
+        self._sampled.update(cohort)
+        key = self._key.at(round=round)
+        self._server, ledger = run_round(self._setting, self._server, cohort, key)
+        _refuse_hopeless(ledger, round)
+        record: Record = {"round": round + 1, "cohort": len(cohort), **asdict(ledger)}
+        record["executor"] = self._executor
+        every = self._options["evaluate_every"]
+        if every and (last or (round + 1) % every == 0):
+            started = time.perf_counter()
+            record.update(self._evaluate(key))
+            record["seconds"]["evaluate"] = time.perf_counter() - started
+        return record
+
+    def _cohort(self, round: int) -> list[int]:
+        key = self._key.at(round=round)
+        drawn = sampling.choose(len(self._pool), self._options["participation"], key)
+        return [int(self._pool[position]) for position in drawn]
+
+    def _evaluate(self, key: Key) -> Record:
+        ids = self._judged()
+        scores: Record = {}
+        detail: Record = {"round": key.round + 1}
+        setting = self._setting
+        splits: tuple[Split, ...] = ("validation", "test")
+        for split in splits:
+            found = {
+                "global": self._judge.global_scores(self._server, ids, split),
+                "personal": self._judge.personal_scores(
+                    self._server, self._store, ids, split, key, self._executor, setting.block
+                ),
+            }
+            for model, score in found.items():
+                if score is not None:
+                    summary = score.summary(self._evaluation, setting.problem)
+                    scores.setdefault(model, {})[split] = summary
+                    detail.setdefault(model, {})[split] = score.to_json()
+        if self._folder is not None:
+            self._folder.write_clients(detail)
+        return scores
+
+    def _judged(self) -> Sequence[int]:
+        if self._evaluation.clients == "sampled":
+            return sorted(self._sampled)
+        if self._evaluation.clients == "unseen":
+            return sorted(set(range(len(self._data))) - {int(i) for i in self._pool})
+        return range(len(self._data))
+
+    def _checkpoint(self, *, last: bool) -> None:
+        if self._folder is None or not (
+            last or time.monotonic() - self._saved_at >= CHECKPOINT_SECONDS
+        ):
+            return
+        checkpoint.save(self._folder.checkpoints, len(self._records), self._server, self._store, {})
+        self._saved_at = time.monotonic()
+
+    def result(self) -> Run:
+        """Return what came of it."""
+        return Run(
+            method=self._setting.method,
+            problem=self._setting.problem,
+            metrics=self._records,
+            server=self._server,
+            evaluation=self._evaluation,
+            folder=None if self._folder is None else self._folder.path,
+            _judge=self._judge,
+            _store=self._store,
+            _key=self._key.at(round=len(self._records)),
+        )
+
+
+def _training_pool(clients: int, evaluation: Evaluation, key: Key) -> np.ndarray[Any, Any]:
+    """Return the clients that may be sampled; the unseen ones are drawn once, by the seed."""
+    unseen = round(clients * evaluation.unseen)
+    if evaluation.clients == "unseen" and not unseen:
+        raise ConfigError("clients='unseen' needs Evaluation(unseen=...) above 0")
+    if unseen >= clients:
+        raise ConfigError(f"unseen={evaluation.unseen} leaves no client to train")
+    if not unseen:
+        return np.arange(clients)
+    return np.sort(key.at(purpose="unseen").numpy().permutation(clients)[unseen:])
+
+
+def _refuse_hopeless(ledger: Ledger, round: int) -> None:
+    """Stop if nobody at all could train in the first round: that is a mistake, not bad luck."""
+    if round == 0 and ledger.dropped and not ledger.trained:
+        client, reason = next(iter(ledger.dropped.items()))
+        raise ClientError("local work", client, 1, f"{reason} (and so did every other client)")

@@ -1,0 +1,61 @@
+"""Every exception that Parsifl raises on purpose.
+
+A message says what was wrong, what was expected, and what to do::
+
+    ParsiflError
+    +-- ConfigError        a setting that cannot work (unknown name, wrong type, impossible value)
+    +-- DataError          data that are missing, malformed, not finite, or too few
+    +-- CapabilityError    a method asks something of a problem that the problem cannot do
+    +-- WireError          bytes that are not a valid message
+    +-- CheckpointError    a run folder that cannot be read, or that belongs to another run
+    +-- ClientError        work that failed on one client (names stage, client and round)
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class ParsiflError(Exception):
+    """Base of all errors that are meant for the user."""
+
+
+class ConfigError(ParsiflError):
+    """A setting is unknown, of the wrong type, or impossible."""
+
+
+class DataError(ParsiflError):
+    """Data are missing, malformed, not finite, or too few."""
+
+
+class CapabilityError(ParsiflError):
+    """A method needs something that this problem does not offer."""
+
+
+class WireError(ParsiflError):
+    """Bytes are not a valid message; the text names the field."""
+
+
+class CheckpointError(ParsiflError):
+    """A run folder cannot be read or belongs to another configuration."""
+
+
+class ClientError(ParsiflError):
+    """Work failed on one client."""
+
+    def __init__(self, stage: str, client: int, round: int, reason: str) -> None:
+        super().__init__(f"client {client} failed in {stage} of round {round}: {reason}")
+        self.stage, self.client, self.round, self.reason = stage, client, round, reason
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> str:
+    """Say that `name` is not a known `kind`, with the nearest match or the whole list.
+
+    >>> unknown("algorithm", "fedavgg", ["fedavg", "ditto"])
+    "unknown algorithm 'fedavgg'; did you mean 'fedavg'?"
+    """
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1)
+    hint = f"did you mean '{close[0]}'?" if close else "known: " + ", ".join(names)
+    return f"unknown {kind} '{name}'; {hint}"

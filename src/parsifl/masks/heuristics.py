@@ -1,0 +1,119 @@
+"""The designs that the exact solver is compared with, and the starting points of its search."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from parsifl.keys import Key
+from parsifl.masks.instance import Instance, Masks, Objective, value
+from parsifl.masks.patterns import Catalogue, fill, groups_of
+
+
+def sequential(instance: Instance) -> Masks:
+    """Each device takes layers 0, 1, 2, ... and stops at the first that does not fit."""
+    masks = np.zeros((instance.devices, len(instance.sizes)), dtype=bool)
+    prefixes = np.tri(len(instance.sizes), dtype=bool)
+    for group in groups_of(instance):
+        fitting = instance.fits(prefixes, np.full(1, group.limit))
+        length = len(fitting) if fitting.all() else int(fitting.argmin())
+        masks[group.members, :length] = True
+    return masks
+
+
+def random(instance: Instance, key: Key) -> Masks:
+    """Each device takes layers in an order of its own, skipping what no longer fits."""
+    generator = key.numpy()
+    layers = len(instance.sizes)
+    return np.array(
+        [fill(instance, generator.permutation(layers), limit) for limit in instance.limits]
+    )
+
+
+def random_family(instance: Instance, key: Key, count: int) -> Masks:
+    """Draw `count` random designs at once: [count, N, L]."""
+    generator = key.numpy()
+    devices, layers = instance.devices, len(instance.sizes)
+    order = generator.random((count, devices, layers)).argsort(axis=-1)
+    masks = np.zeros((count, devices, layers), dtype=bool)
+    spent = np.zeros((count, devices))
+    first = np.full((count, devices), layers - 1)
+    roof = instance.limits + 1e-9 * np.maximum(1.0, instance.limits)
+    for step in range(layers):
+        layer = order[..., step]
+        start = np.minimum(first, layer)
+        fits = spent + instance.add[layer] + instance.tail[start] <= roof
+        np.put_along_axis(masks, layer[..., None], fits[..., None], axis=-1)
+        spent = np.where(fits, spent + instance.add[layer], spent)
+        first = np.where(fits, start, first)
+    return masks
+
+
+def best_of_random(
+    instance: Instance, key: Key, count: int = 1000, objective: Objective = "J"
+) -> Masks | None:
+    """Return the best feasible one of `count` random designs, or None if none is feasible."""
+    best, best_value = None, np.inf
+    # chunks keep the memory near a few megabytes
+    chunk = max(1, 500_000 // (instance.devices * len(instance.sizes)))
+    for start in range(0, count, chunk):
+        family = random_family(instance, key.at(round=start), min(chunk, count - start))
+        for masks in family:
+            found = value(instance, masks, objective)
+            if found < best_value and instance.broken(masks) is None:
+                best, best_value = masks, found
+    return best
+
+
+def common(instance: Instance, catalogue: Catalogue) -> Masks:
+    """Devices that cannot train the dearest layer share one mask; the others train all they can.
+
+    With one budget for the weak devices this is the optimum of the closed form.
+    """
+    affordable = instance.affordable()
+    dearest = int(np.where(instance.trainable(), affordable.sum(axis=0), np.inf).argmin())
+    weak = instance.active() & ~affordable[:, dearest]
+    masks = np.zeros(affordable.shape, dtype=bool)
+    if weak.any():
+        masks[weak] = catalogue.fullest(float(instance.limits[weak].min()))[1]
+    for group in groups_of(instance):
+        if affordable[group.members[0], dearest]:
+            masks[group.members] = catalogue.fullest(group.limit)[1]
+    return masks
+
+
+def spread(instance: Instance) -> Masks:
+    """Devices in order of strength take the layers that are least covered so far."""
+    masks = np.zeros((instance.devices, len(instance.sizes)), dtype=bool)
+    coverage = np.zeros(len(instance.sizes))
+    for device in np.argsort(instance.limits, kind="stable"):
+        order = np.lexsort((-instance.sizes, coverage))
+        masks[device] = fill(instance, order, float(instance.limits[device]))
+        coverage += masks[device]
+    return masks
+
+
+def repaired(instance: Instance, masks: Masks) -> Masks:
+    """Give idle devices a layer and uncovered layers a device; budgets stay kept."""
+    fixed = masks.copy()
+    affordable = instance.affordable()
+    for layer in np.flatnonzero(instance.trainable() & ~fixed.any(axis=0)):
+        _cover(instance, fixed, int(layer), affordable[:, layer])
+    coverage = fixed.sum(axis=0)
+    for device in np.flatnonzero(instance.active() & ~fixed.any(axis=1)):
+        fixed[device, int(np.where(affordable[device], coverage, -1).argmax())] = True
+    return fixed
+
+
+def _cover(instance: Instance, masks: Masks, layer: int, able: np.ndarray) -> None:
+    """Let the strongest device train `layer`, dropping well-covered layers to make room."""
+    for device in np.argsort(-np.where(able, instance.limits, -1.0), kind="stable"):
+        if not able[device]:
+            return
+        coverage = masks.sum(axis=0)
+        keep = masks[device] & (coverage == 1)
+        keep[layer] = True
+        if not instance.fits(keep[None], instance.limits[device : device + 1])[0]:
+            continue
+        order = np.concatenate([np.flatnonzero(keep), np.flatnonzero(masks[device] & ~keep)])
+        masks[device] = fill(instance, order, float(instance.limits[device]))
+        return

@@ -1,0 +1,205 @@
+"""What the mask solver is asked: layers, devices, and what each device can afford.
+
+A mask says which layers a device trains. With c_j the number of devices that train layer j, the
+bias of PerFedMask's convergence bound (problem P^mask, equations (9a) to (9d)) is
+
+    bias = d * sum_n gamma_n - sum over covered layers of |pi_j|,   gamma_n = 1 / min c_j over n's layers,
+
+because the normalised masks of a covered layer add up to one. The paper's objective is
+J = bias + sum_n epsilon_n, where epsilon_n is the part of its budget that device n leaves unused.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from numbers import Real
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parsifl.errors import ConfigError
+
+Masks = NDArray[np.bool_]
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Objective = Literal["J", "bias"]
+
+_TOLERANCE = 1e-9
+
+
+@runtime_checkable
+class NamedLayer(Protocol):
+    """Anything with a name and a number of parameters, such as `masks.Block`."""
+
+    @property
+    def name(self) -> str:
+        """What the layer is called."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """How many parameters the layer has."""
+        ...
+
+
+Layers = Mapping[str, int] | Sequence[int] | Sequence[NamedLayer]
+
+
+@dataclass(frozen=True, eq=False)
+class Instance:
+    """Layers and devices; a set S of layers costs `sum(add[S]) + tail[first of S]`.
+
+    For a budget of parameters `add` is the size and `tail` is zero. For FLOPs and memory `tail`
+    is what it takes to reach back to the earliest trained layer. `reach` is the number of
+    parameters against which the slack of a device is measured.
+    """
+
+    names: tuple[str, ...]
+    sizes: Floats  # [L]
+    add: Floats  # [L]
+    tail: Floats  # [L]
+    limits: Floats  # [N]
+    reach: Floats  # [N]
+
+    @property
+    def total(self) -> float:
+        """Return d_w, the number of parameters of all layers."""
+        return float(self.sizes.sum())
+
+    @property
+    def devices(self) -> int:
+        """Return the number of devices."""
+        return len(self.limits)
+
+    def affordable(self) -> Masks:
+        """Return [N, L]: may device n train layer j, if it trains nothing else."""
+        return self.add + self.tail <= self._roof()[:, None]
+
+    def active(self) -> Masks:
+        """Return [N]: can this device train anything at all."""
+        mask: Masks = self.affordable().any(axis=1)
+        return mask
+
+    def trainable(self) -> Masks:
+        """Return [L]: is there a device that can train this layer."""
+        mask: Masks = self.affordable().any(axis=0)
+        return mask
+
+    def cost(self, masks: Masks) -> Floats:
+        """Return what each mask costs, in the unit of `limits`."""
+        first = np.where(masks.any(axis=1), self.tail[masks.argmax(axis=1)], 0.0)
+        cost: Floats = masks @ self.add + first
+        return cost
+
+    def fits(self, masks: Masks, limits: Floats) -> Masks:
+        """Tell which masks keep their limits (both of the same length, or one limit)."""
+        kept: Masks = self.cost(masks) <= limits + _TOLERANCE * np.maximum(1.0, np.abs(limits))
+        return kept
+
+    def _roof(self) -> Floats:
+        roof: Floats = self.limits + _TOLERANCE * np.maximum(1.0, np.abs(self.limits))
+        return roof
+
+    def broken(self, masks: Masks) -> str | None:
+        """Return why these masks are not feasible, or None."""
+        if masks.shape != (self.devices, len(self.sizes)):
+            return f"masks have shape {masks.shape}, not {(self.devices, len(self.sizes))}"
+        over = np.flatnonzero(~self.fits(masks, self.limits))
+        if len(over):
+            return f"device {over[0]} spends more than its budget"
+        idle = np.flatnonzero(self.active() & ~masks.any(axis=1))
+        if len(idle):
+            return f"device {idle[0]} could train a layer and trains none"
+        bare = np.flatnonzero(self.trainable() & ~masks.any(axis=0))
+        if len(bare):
+            return f"layer {self.names[bare[0]]} is trained by nobody although a device could"
+        return None
+
+    def take(self, devices: NDArray[np.intp]) -> Instance:
+        """Return the instance with only these devices."""
+        return replace(self, limits=self.limits[devices], reach=self.reach[devices])
+
+
+def gammas(masks: Masks) -> Floats:
+    """Return gamma_n = max_j k_nj = 1 / (least coverage among the layers that n trains)."""
+    coverage = masks.sum(axis=0)
+    least = np.where(masks, coverage, np.iinfo(np.int64).max).min(axis=1)
+    gamma: Floats = np.where(masks.any(axis=1), 1.0 / least, 0.0)
+    return gamma
+
+
+def bias(sizes: Floats, masks: Masks) -> float:
+    """Return the bias term of the convergence bound for these masks.
+
+    >>> bias(np.ones(4), np.array([[1, 0, 0, 0], [1, 0, 0, 0], [1, 1, 1, 1]], dtype=bool)).__round__(6)
+    2.666667
+    """
+    covered = float(sizes[masks.any(axis=0)].sum())
+    return float(sizes.sum()) * float(gammas(masks).sum()) - covered
+
+
+def slack(instance: Instance, masks: Masks) -> float:
+    """Return the sum of the epsilons: parameters that the devices could train and do not."""
+    return float((instance.reach - masks @ instance.sizes).sum())
+
+
+def value(instance: Instance, masks: Masks, objective: Objective) -> float:
+    """Return the objective of these masks."""
+    found = bias(instance.sizes, masks)
+    return found + slack(instance, masks) if objective == "J" else found
+
+
+def instance_of(layers: Layers, budgets: Iterable[float]) -> Instance:
+    """Check the input and return the instance of a parameter budget per device."""
+    names, sizes = read_layers(layers)
+    limits = read_budgets(budgets)
+    reach = np.minimum(limits, sizes.sum())
+    return Instance(names, sizes, sizes, np.zeros_like(sizes), limits, reach)
+
+
+def read_layers(layers: Layers) -> tuple[tuple[str, ...], Floats]:
+    """Return names and sizes; a layer without a name gets its index."""
+    if isinstance(layers, Mapping):
+        pairs: list[tuple[str, Any]] = list(layers.items())
+    else:
+        pairs = [_pair(index, layer) for index, layer in enumerate(layers)]
+    if not pairs:
+        raise ConfigError("there are no layers to mask; give at least one layer size")
+    for name, size in pairs:
+        if not _is_number(size) or not size > 0:
+            raise ConfigError(f"layer {name} has size {size!r}; a size is a positive number")
+    return tuple(name for name, _ in pairs), np.array([float(size) for _, size in pairs])
+
+
+def read_budgets(budgets: Iterable[float]) -> Floats:
+    """Return the budgets as an array, naming the device whose budget is no budget."""
+    listed = list(budgets)
+    if not listed:
+        raise ConfigError("there are no devices; give one budget per device")
+    for device, budget in enumerate(listed):
+        if not _is_number(budget):
+            raise ConfigError(f"the budget of device {device} is {budget!r}; a budget is a number")
+        if not budget >= 0:
+            raise ConfigError(f"the budget of device {device} is {budget}; it must not be negative")
+    return np.array([min(float(budget), 1e300) for budget in listed])
+
+
+def read_objective(objective: str) -> Objective:
+    """Check the name of the objective."""
+    if objective == "J":
+        return "J"
+    if objective == "bias":
+        return "bias"
+    raise ConfigError(f"unknown objective {objective!r}; use 'J' (bias + slack) or 'bias'")
+
+
+def _pair(index: int, layer: Any) -> tuple[str, Any]:
+    return (layer.name, layer.size) if isinstance(layer, NamedLayer) else (str(index), layer)
+
+
+def _is_number(thing: Any) -> bool:
+    numeric = isinstance(thing, Real) and not isinstance(thing, bool | np.bool_)
+    return numeric and not math.isnan(float(thing))

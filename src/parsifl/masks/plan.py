@@ -1,0 +1,143 @@
+"""The answer of the mask solver: masks, what they cost, and how good they provably are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from parsifl.errors import ConfigError
+from parsifl.masks.instance import Instance, Masks, Objective, bias, slack
+
+_PROVEN = 1e-6  # of d_w: HiGHS works with tolerances of this order
+
+
+@dataclass(frozen=True, eq=False)
+class MaskPlan:
+    """Which layers each device trains, with the certificate of how good that is.
+
+    `objective` names what was minimised, `value` is what was reached, `bound` is what no feasible
+    design can go below, and `proven` says that the two meet. `messages` names devices that can
+    train nothing and layers that nobody can train.
+    """
+
+    instance: Instance
+    masks: Masks  # [N, L]
+    objective: Objective
+    bias: float
+    slack: float
+    bound: float
+    method: str
+    seconds: float
+    devices: tuple[int, ...]
+    messages: tuple[str, ...] = ()
+
+    @property
+    def J(self) -> float:  # noqa: N802 - the paper's symbol
+        """Return the paper's objective, bias + sum of slacks."""
+        return self.bias + self.slack
+
+    @property
+    def value(self) -> float:
+        """Return the objective that was minimised."""
+        return self.J if self.objective == "J" else self.bias
+
+    @property
+    def proven(self) -> bool:
+        """Tell whether no feasible design is better."""
+        return self.value - self.bound <= _PROVEN * self.instance.total
+
+    @property
+    def gap(self) -> float:
+        """Return (value - bound) / value, the part by which a better design could be lower."""
+        return 0.0 if self.proven else (self.value - self.bound) / abs(self.value)
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """Return the names of the layers."""
+        return self.instance.names
+
+    @property
+    def trainable(self) -> float:
+        """Return the average number of trained parameters per device."""
+        return float((self.masks @ self.instance.sizes).mean())
+
+    def trained(self, device: int) -> tuple[str, ...]:
+        """Return the names of the layers that this device trains."""
+        if device not in self.devices:
+            raise ConfigError(f"device {device} is not in the plan; it has {len(self.devices)}")
+        row = self.masks[self.devices.index(device)]
+        return tuple(name for name, on in zip(self.layers, row, strict=True) if on)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plan as plain data (JSON)."""
+        return {
+            "objective": self.objective,
+            "value": self.value,
+            "bound": self.bound,
+            "gap": self.gap,
+            "proven": self.proven,
+            "bias": self.bias,
+            "slack": self.slack,
+            "J": self.J,
+            "trainable": self.trainable,
+            "method": self.method,
+            "seconds": self.seconds,
+            "layers": dict(zip(self.layers, self.instance.sizes.astype(int).tolist(), strict=True)),
+            "devices": list(self.devices),
+            "budgets": self.instance.limits.tolist(),
+            "masks": self.masks.astype(int).tolist(),
+            "messages": list(self.messages),
+        }
+
+
+def plan_of(
+    instance: Instance,
+    masks: Masks,
+    objective: Objective,
+    *,
+    bound: float = -np.inf,
+    method: str,
+    seconds: float = 0.0,
+    devices: Iterable[int] | None = None,
+) -> MaskPlan:
+    """Evaluate masks and wrap them."""
+    found, left = bias(instance.sizes, masks), slack(instance, masks)
+    reached = found + left if objective == "J" else found
+    return MaskPlan(
+        instance=instance,
+        masks=masks,
+        objective=objective,
+        bias=found,
+        slack=left,
+        bound=min(bound, reached),  # rounding in the bound must not claim the impossible
+        method=method,
+        seconds=seconds,
+        devices=tuple(range(instance.devices)) if devices is None else tuple(devices),
+        messages=messages_of(instance),
+    )
+
+
+def messages_of(instance: Instance) -> tuple[str, ...]:
+    """Name the devices that can train nothing and the layers that nobody can train."""
+    told = []
+    dearest = (instance.add + instance.tail).min()
+    idle = np.flatnonzero(~instance.active())
+    if len(idle):
+        told.append(
+            f"{_list(idle)} can train no layer: the budget is below the smallest layer, "
+            f"which costs {dearest:,.0f}; raise the budget or leave the device out"
+        )
+    bare = np.flatnonzero(~instance.trainable())
+    if len(bare):
+        names = ", ".join(instance.names[layer] for layer in bare)
+        told.append(f"no device can train layer {names}: it keeps its initial value")
+    return tuple(told)
+
+
+def _list(devices: np.ndarray) -> str:
+    shown = ", ".join(str(device) for device in devices[:10])
+    more = f" and {len(devices) - 10} more" if len(devices) > 10 else ""
+    return f"device {shown}{more}"

@@ -1,0 +1,274 @@
+"""The best masks, with a certificate: closed form, then bucketed programs and local search."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from parsifl.errors import ConfigError
+from parsifl.keys import Key
+from parsifl.masks import heuristics
+from parsifl.masks.instance import (
+    Instance,
+    Layers,
+    Masks,
+    Objective,
+    gammas,
+    instance_of,
+    read_objective,
+    value,
+)
+from parsifl.masks.patterns import Catalogue, Group, groups_of
+from parsifl.masks.plan import MaskPlan, plan_of
+from parsifl.masks.program import Columns, Program, knapsack_columns, set_columns
+from parsifl.masks.search import improve
+
+_MOST_GROUPS = 24  # distinct budgets that enter one program; more are rounded
+_SMALL_PROGRAM = 400  # columns up to which many buckets at once pay off
+_RANDOM_STARTS = 1000  # as many as the paper's initialisation draws
+
+
+def optimal(
+    layers: Layers,
+    budgets: Iterable[float],
+    objective: str = "J",
+    *,
+    seconds: float = 20.0,
+) -> MaskPlan:
+    """Find which layers each device should train, and prove how good that is.
+
+    Feasible designs keep every budget, train every layer that some device can afford, and leave
+    no device idle that can afford a layer. Without the last two the formula rewards training
+    nothing.
+
+    Parameters
+    ----------
+    layers
+        Sizes in parameters, with names (a mapping, or `masks.blocks(module)`) or without.
+    budgets
+        psi_n, the number of parameters that device n may train. They may all differ.
+    objective
+        "J", the paper's objective (9): bias + sum of slacks; or "bias" alone.
+    seconds
+        When to stop looking for better masks or a better bound.
+
+    Examples
+    --------
+    >>> plan = optimal([1, 1, 1, 1], [1, 1, 4])
+    >>> round(plan.J, 4), plan.proven
+    (2.6667, True)
+    """
+    return solve(instance_of(layers, budgets), read_objective(objective), seconds=seconds)
+
+
+def solve(instance: Instance, objective: Objective, *, seconds: float = 20.0) -> MaskPlan:
+    """Find the best masks of an instance (see `optimal`)."""
+    begin = time.perf_counter()
+    if not instance.active().any():
+        cheapest = float((instance.add + instance.tail).min())
+        raise ConfigError(
+            f"no device can train any layer: the largest budget is {instance.limits.max():,.0f} "
+            f"and the smallest layer costs {cheapest:,.0f}; raise the budgets"
+        )
+    state = _Search(instance, objective, begin, begin + seconds)
+    state.closed_form()
+    if not state.done():
+        state.starts()
+    if not state.done():
+        state.programs()
+    return plan_of(
+        instance,
+        state.masks,
+        objective,
+        bound=state.bound,
+        method=state.method,
+        seconds=time.perf_counter() - begin,
+    )
+
+
+def replan(plan: MaskPlan, leave: Iterable[int], *, seconds: float = 20.0) -> MaskPlan:
+    """Plan again after devices left; masks that are still as good as the new ones are kept."""
+    gone = set(leave)
+    if unknown := gone - set(plan.devices):
+        raise ConfigError(f"device {min(unknown)} cannot leave: it is not in the plan")
+    rows = np.array([row for row, device in enumerate(plan.devices) if device not in gone])
+    if not len(rows):
+        raise ConfigError("all devices have left; there is nothing to plan")
+    rest = plan.instance.take(rows)
+    fresh = solve(rest, plan.objective, seconds=seconds)
+    devices = tuple(plan.devices[row] for row in rows)
+    kept = plan.masks[rows]
+    if rest.broken(kept) is None and value(rest, kept, plan.objective) <= fresh.value:
+        return plan_of(
+            rest,
+            kept,
+            plan.objective,
+            bound=fresh.bound,
+            method="kept",
+            seconds=fresh.seconds,
+            devices=devices,
+        )
+    return replace(fresh, devices=devices)
+
+
+class _Search:
+    """Best masks and best bound so far, and the steps that improve them."""
+
+    def __init__(self, instance: Instance, objective: Objective, begin: float, end: float) -> None:
+        self.instance, self.objective = instance, objective
+        self.begin, self.end = begin, end
+        self.catalogue = Catalogue(instance)
+        self.masks: Masks = np.zeros((instance.devices, len(instance.sizes)), dtype=bool)
+        self.value, self.bound = np.inf, -np.inf
+        self.method = ""
+
+    def done(self) -> bool:
+        """Tell whether bound and value have met, or the time is over."""
+        met = self.value - self.bound <= 1e-6 * self.instance.total
+        return met or time.perf_counter() > self.end
+
+    def offer(self, masks: Masks | None, method: str) -> None:
+        """Keep these masks if they are feasible and better."""
+        if masks is None or self.instance.broken(masks) is not None:
+            return
+        found = value(self.instance, masks, self.objective)
+        if found < self.value:
+            self.masks, self.value, self.method = masks, found, method
+
+    def closed_form(self) -> None:
+        """Bound by the layer that the fewest can train; attained by one mask for the others.
+
+        The devices that train that layer have gammas adding up to at least 1, every other device
+        at least 1/N, and each device leaves at least the slack of its fullest set.
+        """
+        active = self.instance.active()
+        able = self.instance.affordable().sum(axis=0)
+        trainable = able > 0
+        count = int(active.sum())
+        unable = count - int(able[trainable].min())
+        covered = float(self.instance.sizes[trainable].sum())
+        bound = self.instance.total * (1.0 + unable / count) - covered
+        if self.objective == "J":
+            bound += self._least_slack()
+        self.bound = max(self.bound, bound)
+        masks = heuristics.common(self.instance, self.catalogue)
+        self.offer(heuristics.repaired(self.instance, masks), "closed form")
+
+    def _least_slack(self) -> float:
+        groups = groups_of(self.instance)
+        least = float(self.instance.reach[~self.instance.active()].sum())
+        if not self.catalogue.exact and len(groups) > _MOST_GROUPS:
+            return least
+        for group in groups:
+            most = min(self.catalogue.fullest(group.limit)[0], group.reach)
+            least += len(group.members) * (group.reach - most)
+        return least
+
+    def starts(self) -> None:
+        """Collect simple designs and improve the best by local search."""
+        instance = self.instance
+        repaired = heuristics.repaired
+        self.offer(repaired(instance, heuristics.sequential(instance)), "sequential")
+        self.offer(repaired(instance, heuristics.spread(instance)), "spread")
+        key = Key(0, purpose="masks")
+        chosen = heuristics.best_of_random(instance, key, _RANDOM_STARTS, self.objective)
+        self.offer(chosen, "random")
+        self.polish(0.15)
+
+    def polish(self, share: float) -> None:
+        """Run the local search from the best masks for a share of the time."""
+        now = time.perf_counter()
+        stop = min(self.end, now + share * (self.end - self.begin))
+        better = improve(self.instance, self.masks, self.objective, self.catalogue, stop)
+        self.offer(better, f"{self.method.removesuffix(' + local search')} + local search")
+
+    def programs(self) -> None:
+        """Solve bucketed programs, splitting the buckets where the last answer was optimistic."""
+        low = _coarse(self.instance, up=False)
+        exact = self.catalogue.exact and len(low.groups) == len(groups_of(self.instance))
+        if not exact:
+            self._design(low)
+        high = _coarse(self.instance, up=True)
+        columns = self._columns(high)
+        starts: tuple[int, ...] = (1,)
+        while not self.done():
+            width = columns.count.shape[1]
+            integral = exact and (width * len(starts) <= 6 * _SMALL_PROGRAM or len(starts) == 1)
+            left = self.end - time.perf_counter()
+            share = 0.25 if len(starts) == 1 else 1.0
+            program = Program(high.instance, columns, starts, self.objective)
+            answer = program.solve(left * share, integral=integral)
+            self.bound = max(self.bound, answer.bound)
+            levels = self._take(high.groups, answer.masks, "program")
+            finer = self._finer(starts, levels, width)
+            if finer == starts:
+                return
+            starts = finer
+
+    def _columns(self, coarse: _Coarse) -> Columns:
+        if self.catalogue.exact:
+            return set_columns(coarse.groups, self.catalogue)
+        return knapsack_columns(coarse.instance, coarse.groups)
+
+    def _design(self, low: _Coarse) -> None:
+        """Choose among listed sets with rounded-down budgets: a design, not a bound."""
+        columns = set_columns(low.groups, self.catalogue)
+        program = Program(low.instance, columns, (1,), self.objective)
+        answer = program.solve(0.25 * (self.end - self.begin), integral=True)
+        self._take(low.groups, answer.masks, "program")
+
+    def _take(self, groups: Sequence[Group], found: list[Masks] | None, method: str) -> list[int]:
+        """Offer the masks of a program and return the coverages that its devices pay for."""
+        if found is None:
+            return []
+        masks = np.zeros_like(self.masks)
+        for group, rows in zip(groups, found, strict=True):
+            masks[group.members] = rows
+        masks = heuristics.repaired(self.instance, masks)
+        before = self.value
+        self.offer(masks, method)
+        if self.value < before and not self.done():
+            self.polish(0.15)
+        paid = gammas(masks)
+        return sorted({round(1.0 / gamma) for gamma in paid[paid > 0]})
+
+    def _finer(self, starts: tuple[int, ...], levels: list[int], width: int) -> tuple[int, ...]:
+        """Split the buckets at the coverages that were paid for; at first also above them."""
+        top = int(self.instance.affordable().sum(axis=0).max())
+        best = gammas(self.masks)
+        least = [round(1.0 / best.max())]
+        cuts = {level + 1 for level in (levels or least) if level < top}
+        if len(starts) == 1:
+            cuts = {min(cuts, default=top)}
+            if width <= _SMALL_PROGRAM:
+                cuts |= {int(cut) for cut in np.geomspace(min(cuts), top, 5).round()}
+        return tuple(sorted(set(starts) | {cut for cut in cuts if cut <= top}))
+
+
+@dataclass(frozen=True, eq=False)
+class _Coarse:
+    """An instance with few distinct budgets; its groups partition the active devices."""
+
+    instance: Instance
+    groups: list[Group]
+
+
+def _coarse(instance: Instance, *, up: bool) -> _Coarse:
+    """Round budgets up (a relaxation) or down (a restriction) to at most `_MOST_GROUPS` values."""
+    groups = groups_of(instance)
+    if len(groups) <= _MOST_GROUPS:
+        return _Coarse(instance, groups)
+    merged = []
+    for part in np.array_split(np.arange(len(groups)), _MOST_GROUPS):
+        members = np.concatenate([groups[index].members for index in part])
+        pick = groups[int(part[-1] if up else part[0])]
+        merged.append(Group(members, pick.limit, pick.reach))
+    if not up:
+        return _Coarse(instance, merged)
+    limits = instance.limits.copy()
+    for group in merged:
+        limits[group.members] = group.limit
+    return _Coarse(replace(instance, limits=limits), merged)

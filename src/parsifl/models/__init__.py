@@ -1,0 +1,1 @@
+"""Plain modules, ready for any problem."""

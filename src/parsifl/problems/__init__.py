@@ -1,0 +1,1 @@
+"""Models with a loss: any `nn.Module`, and generalised linear models."""

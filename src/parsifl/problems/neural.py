@@ -1,0 +1,177 @@
+"""Any `nn.Module` as a problem."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping
+from functools import cached_property, partial
+from typing import Any, Literal, final
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional
+
+from parsifl.errors import CapabilityError, ConfigError
+from parsifl.keys import Key
+from parsifl.models.dropout import dropout_key
+from parsifl.problem import Params
+from parsifl.problems.inspection import find_head, parameter_blocks, refuse_unbatchable
+from parsifl.work import Batch, Rows
+
+Loss = Literal["cross-entropy", "mse"]
+Factory = Callable[..., nn.Module]
+_CHUNK = 1024
+
+
+@final
+class NeuralProblem:
+    """A module with a loss, called functionally: parameters are always passed in.
+
+    Parameters
+    ----------
+    module
+        A module, whose own parameters are then the initial ones for every seed; or a factory such
+        as ``lambda: nn.Linear(4, 2)``, so that every seed draws its own. A factory that takes
+        ``width`` makes the problem `Scalable`.
+    loss
+        "cross-entropy" for class labels, "mse" for real targets.
+    head
+        The name of the last layer; found if not given.
+    dtype, device
+        Of the parameters.
+
+    Examples
+    --------
+    >>> problem = NeuralProblem(lambda: nn.Linear(3, 2))
+    >>> sorted(problem.init(Key(0)))
+    ['bias', 'weight']
+    """
+
+    def __init__(
+        self,
+        module: nn.Module | Factory,
+        loss: Loss = "cross-entropy",
+        *,
+        head: str | None = None,
+        dtype: torch.dtype = torch.float32,
+        device: str = "cpu",
+    ) -> None:
+        if loss not in ("cross-entropy", "mse"):
+            raise ConfigError(f"loss must be 'cross-entropy' or 'mse', got {loss!r}")
+        self.kind: Loss = loss
+        self.dtype, self.device = dtype, torch.device(device)
+        self._head_name = head
+        self._source = module
+        with torch.random.fork_rng(devices=[]):
+            built = module if isinstance(module, nn.Module) else module()
+            refuse_unbatchable(built)
+            self._training = copy.deepcopy(built).to("meta").train().requires_grad_(False)
+        self._judging = copy.deepcopy(self._training).eval()
+        self._narrow: dict[float, NeuralProblem] = {}
+
+    @property
+    def score(self) -> str:
+        """The metric that is reported first."""
+        return "accuracy" if self.kind == "cross-entropy" else "mse"
+
+    @property
+    def maximize(self) -> bool:
+        """Accuracy is to be large, the squared error small."""
+        return self.kind == "cross-entropy"
+
+    @property
+    def batchable(self) -> bool:
+        """Modules that passed the inspection run under vmap."""
+        return True
+
+    @cached_property
+    def rows_interact(self) -> bool:
+        """Whether a layer normalises by statistics of the batch."""
+        kind = nn.modules.batchnorm._BatchNorm
+        return any(isinstance(layer, kind) for layer in self._training.modules())
+
+    @property
+    def module(self) -> nn.Module:
+        """The module on `meta`, in training mode: structure without values."""
+        return self._training
+
+    @cached_property
+    def head(self) -> tuple[str, ...]:
+        """The names of the parameters of the last layer."""
+        return find_head(self._training, self._head_name)
+
+    @cached_property
+    def blocks(self) -> Mapping[str, tuple[str, ...]]:
+        """The parameters of each block (a weight with its bias and norm), in forward order."""
+        return parameter_blocks(self._training)
+
+    def init(self, key: Key) -> Params:
+        """Return the initial parameters for this seed."""
+        module = self._source
+        if not isinstance(module, nn.Module):
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(Key(key.seed, purpose="init").word() >> 1)
+                module = module()
+        return {
+            name: value.detach().to(self.device, self.dtype, copy=True)
+            for name, value in module.named_parameters()
+        }
+
+    def predict(self, params: Params, x: Tensor) -> Tensor:
+        """Return the module's output, in evaluation mode."""
+        output: Tensor = functional_call(self._judging, params, (x,))
+        return output
+
+    def loss(self, params: Params, batch: Batch) -> Tensor:
+        """Return the weighted mean loss of a batch, in training mode."""
+        with dropout_key(batch.key):
+            output = functional_call(self._training, params, (batch.x,))
+        losses = self._row_loss(output, batch.y)
+        return (losses * batch.weight).sum() / batch.weight.sum().clamp(min=1)
+
+    def metrics(self, params: Params, rows: Rows) -> dict[str, Tensor]:
+        """Return loss and accuracy (or squared error) of each row."""
+        if self.rows_interact or len(rows.y) <= _CHUNK:
+            return self._row_metrics(params, rows.x, rows.y)
+        starts = range(0, len(rows.y), _CHUNK)
+        parts = [
+            self._row_metrics(params, rows.x[at : at + _CHUNK], rows.y[at : at + _CHUNK])
+            for at in starts
+        ]
+        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+    def _row_metrics(self, params: Params, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        output = self.predict(params, x)
+        losses = self._row_loss(output, y)
+        if self.kind == "mse":
+            return {"mse": losses}
+        return {"accuracy": (output.argmax(-1) == y).to(losses.dtype), "loss": losses}
+
+    def _row_loss(self, output: Tensor, y: Tensor) -> Tensor:
+        if self.kind == "cross-entropy":
+            return functional.cross_entropy(output, y, reduction="none")
+        return (output.reshape(y.shape) - y).square().reshape(len(y), -1).mean(-1)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape of every parameter."""
+        return {name: tuple(value.shape) for name, value in self._training.named_parameters()}
+
+    def narrow(self, width: float) -> NeuralProblem:
+        """Return the same model at a fraction of its width, built once."""
+        if width not in self._narrow:
+            source: Any = self._source
+            if isinstance(source, nn.Module) or "width" not in inspect.signature(source).parameters:
+                raise CapabilityError(
+                    "this problem has one width only; build NeuralProblem with a factory that "
+                    "takes width=, for example lambda width=1.0: models.build('vgg', width=width)"
+                )
+            self._narrow[width] = NeuralProblem(
+                partial(source, width=width),
+                self.kind,
+                head=self._head_name,
+                dtype=self.dtype,
+                device=str(self.device),
+            )
+        return self._narrow[width]

@@ -1,0 +1,149 @@
+"""What a recipe is, where recipes are found, and how one is run.
+
+A recipe plans jobs (one a method and seed, say), each of which returns JSON values, and concludes
+claims from the results. Results are kept in a folder, so that a killed reproduction goes on.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import pkgutil
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from parsifl.engine.checkpoint import replace_file
+from parsifl.errors import ConfigError, unknown
+
+Scale = Literal["small", "full"]
+Verdict = Literal["held", "did not hold", "not run"]
+Values = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Context:
+    """How a recipe is asked to run.
+
+    Attributes
+    ----------
+    scale
+        "small" ends on two cores within 20 minutes; "full" is the paper's own size.
+    seeds
+        How many repetitions give the spread.
+    data_dir
+        A folder with data sets that is looked at first; None: the usual places.
+    """
+
+    scale: Scale = "small"
+    seeds: int = 3
+    data_dir: str | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """One unit of work; `run` gets a folder of its own (or None) and returns JSON values."""
+
+    label: str
+    seed: int
+    run: Callable[[Path | None], Values]
+
+
+@dataclass(frozen=True)
+class Result:
+    """The values that a job returned."""
+
+    label: str
+    seed: int
+    values: Values
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One statement of a paper, its number, ours (with spread), and whether it held."""
+
+    statement: str
+    paper: str
+    ours: str
+    verdict: Verdict
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A table or figure: `plan` says what to run, `conclude` what follows from the results."""
+
+    name: str
+    title: str
+    paper: str
+    plan: Callable[[Context], Sequence[Job]]
+    conclude: Callable[[Context, Sequence[Result]], Sequence[Claim]]
+
+
+@functools.cache
+def recipes() -> dict[str, Recipe]:
+    """Return every recipe by name, from the modules of this package."""
+    package = importlib.import_module("parsifl.recipes")
+    found: dict[str, Recipe] = {}
+    for module in pkgutil.iter_modules(package.__path__):
+        members = importlib.import_module(f"{package.__name__}.{module.name}")
+        for recipe in getattr(members, "RECIPES", ()):
+            found[recipe.name] = recipe
+    return dict(sorted(found.items()))
+
+
+def find(name: str) -> Recipe:
+    """Return a recipe by name."""
+    known = recipes()
+    if name not in known:
+        raise ConfigError(unknown("recipe", name, known))
+    return known[name]
+
+
+def reproduce(
+    recipe: Recipe,
+    context: Context,
+    folder: Path | None = None,
+    progress: Callable[[Job, int, int], None] | None = None,
+) -> tuple[list[Result], list[Claim]]:
+    """Run the jobs that have no result yet, then judge the claims."""
+    jobs = recipe.plan(context)
+    results: list[Result] = []
+    for number, job in enumerate(jobs):
+        if progress is not None:
+            progress(job, number, len(jobs))
+        results.append(_run_job(job, context, folder))
+    claims = list(recipe.conclude(context, results))
+    if folder is not None:
+        summary = {"recipe": recipe.name, **asdict(context), "claims": [asdict(c) for c in claims]}
+        replace_file(folder / "claims.json", json.dumps(summary, indent=1).encode())
+    return results, claims
+
+
+def _run_job(job: Job, context: Context, folder: Path | None) -> Result:
+    if folder is None:
+        return Result(job.label, job.seed, job.run(None))
+    place = folder / re.sub(r"[^\w.=-]+", "_", f"{job.label}-seed{job.seed}")
+    done = place / f"result-{context.scale}.json"
+    if done.exists():
+        return Result(job.label, job.seed, json.loads(done.read_text()))
+    place.mkdir(parents=True, exist_ok=True)
+    values = job.run(place)
+    replace_file(done, json.dumps(values).encode())
+    return Result(job.label, job.seed, values)
+
+
+def spread(values: Sequence[float], digits: int = 2) -> str:
+    """Return a mean with its standard deviation over seeds.
+
+    >>> spread([1.0, 3.0])
+    '2.00 ± 1.41'
+    """
+    mean = sum(values) / len(values)
+    if len(values) == 1:
+        return f"{mean:.{digits}f}"
+    deviation = (sum((v - mean) ** 2 for v in values) / (len(values) - 1)) ** 0.5
+    return f"{mean:.{digits}f} ± {deviation:.{digits}f}"

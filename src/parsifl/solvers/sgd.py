@@ -1,0 +1,139 @@
+"""Mini-batch SGD with a rule, for one client; under vmap for many at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from parsifl.problem import Params, Problem
+from parsifl.solvers.rules import Rule
+from parsifl.work import Batch, Batches
+
+PLAIN = Rule()
+
+
+def sgd(
+    problem: Problem,
+    params: Params,
+    batches: Batches,
+    lr: float,
+    *,
+    rule: Rule = PLAIN,
+    aux: tuple[Params, ...] = (),
+    momentum: float = 0.0,
+    decay: float = 0.0,
+    frozen: Params | None = None,
+) -> Params:
+    """Return the parameters after one SGD step for each batch.
+
+    Parameters
+    ----------
+    params
+        The parameters that are trained; they are not changed.
+    rule, aux
+        What the method adds to each step, with its auxiliary trees (keyed like `params`).
+    momentum, decay
+        Heavy-ball momentum and weight decay, both inside the gradient as in `torch.optim.SGD`.
+    frozen
+        Parameters that the loss reads and nobody trains: they get no weight gradient.
+    """
+    return sgd_pair(
+        problem,
+        params,
+        batches,
+        lr,
+        rule=rule,
+        aux=aux,
+        momentum=momentum,
+        decay=decay,
+        frozen=frozen,
+    )[0]
+
+
+def sgd_pair(
+    problem: Problem,
+    params: Params,
+    batches: Batches,
+    lr: float,
+    *,
+    rule: Rule = PLAIN,
+    aux: tuple[Params, ...] = (),
+    momentum: float = 0.0,
+    decay: float = 0.0,
+    frozen: Params | None = None,
+) -> tuple[Params, tuple[Params, ...]]:
+    """Run `sgd` and also return the auxiliary trees, which a rule may move."""
+    if len(batches) == 0:
+        return dict(params), aux
+    walk = _Walk(rule, lr, momentum, decay, _owned(params, batches), _owned_aux(rule, aux, batches))
+    fixed = frozen or {}
+    for batch in batches:
+        gradient = torch.func.grad(lambda w, b=batch: problem.loss({**fixed, **w}, b))(walk.params)
+        walk.step(gradient, batch, ragged=batches.ragged)
+    return walk.params, walk.aux
+
+
+def _owned(params: Params, batches: Batches) -> Params:
+    # Adding a zero that stems from the batch gives each client its own copy under vmap, where a
+    # leaf shared by all clients could not be updated in place.
+    zero = batches.weight[0, 0] * 0
+    return {name: value + zero.to(value.dtype) for name, value in params.items()}
+
+
+def _owned_aux(rule: Rule, aux: tuple[Params, ...], batches: Batches) -> tuple[Params, ...]:
+    return tuple(_owned(part, batches) for part in aux) if rule.moves_aux else aux
+
+
+class _Walk:
+    """The moving parts of one SGD run: parameters, auxiliary trees and momentum."""
+
+    def __init__(
+        self,
+        rule: Rule,
+        lr: float,
+        momentum: float,
+        decay: float,
+        params: Params,
+        aux: tuple[Params, ...],
+    ) -> None:
+        self.rule, self.lr, self.momentum, self.decay = rule, lr, momentum, decay
+        self.params, self.aux = params, aux
+        self.velocity = {n: torch.zeros_like(v) for n, v in params.items()} if momentum else {}
+
+    def step(self, gradient: Params, batch: Batch, *, ragged: bool) -> None:
+        """Take one step in place; a client whose steps are used up keeps its values."""
+        before = self._snapshot() if ragged else None
+        for name, w in self.params.items():
+            aux = tuple(part[name][None] for part in self.aux)
+            self._move(name, w, gradient[name], aux)
+        if before is not None:
+            self._keep_inactive(before, batch.active)
+
+    def _move(self, name: str, w: Tensor, gradient: Tensor, aux: tuple[Tensor, ...]) -> None:
+        if self.decay:
+            gradient = gradient + self.decay * w
+        if self.momentum:
+            # The rule's term belongs inside the velocity: read it off a trial application.
+            trial = w.clone()
+            self.rule.before_(trial[None], aux, self.lr)
+            velocity = self.velocity[name]
+            velocity.mul_(self.momentum).add_(gradient).add_((w - trial) / self.lr)
+            w.sub_(velocity, alpha=self.lr)
+        else:
+            self.rule.before_(w[None], aux, self.lr)
+            w.sub_(gradient, alpha=self.lr)
+        self.rule.after_(w[None], aux, self.lr)
+
+    def _trees(self) -> list[Params]:
+        moving = self.aux if self.rule.moves_aux else ()
+        return [self.params, *moving, self.velocity]
+
+    def _snapshot(self) -> list[Params]:
+        return [{name: leaf.clone() for name, leaf in part.items()} for part in self._trees()]
+
+    def _keep_inactive(self, before: list[Params], active: Any) -> None:
+        for part, old in zip(self._trees(), before, strict=True):
+            for name, leaf in part.items():
+                leaf.copy_(torch.where(active, leaf, old[name]))

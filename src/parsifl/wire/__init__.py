@@ -1,0 +1,35 @@
+"""Messages as bytes: the only place where bytes are counted.
+
+A message is a tree (see `parsifl.tree`) whose leaves are strided tensors, `Sparse` or `LowRank`.
+Leaf by leaf the shortest form wins:
+
+- a tensor travels dense, or as an entropy-coded support with the non-zero values (a bool tensor
+  as packed bits, or as a support alone); zeros are told by their bits, so -0.0 survives;
+- a `Sparse` travels in the same two forms and comes back as a `Sparse`; zeros stored in it keep
+  their place in the support;
+- a `LowRank` always travels as its two factors, each in its own shortest form, and comes back as
+  a `LowRank`. Make it with `messages.factored`, which gives the plain tensor where the factors
+  would be longer, r (d1 + d2) >= d1 d2;
+- a layer that does not travel is a missing key.
+
+Integers and floats are lossless unless a lower precision is asked for; then a sender goes on with
+`rounded(message, precision)`, the values that the receiver sees. The layout is in `wire.frame`.
+"""
+
+from __future__ import annotations
+
+from parsifl.wire.codec import decode, encode, rounded, size
+from parsifl.wire.measure import check, dense_size, entropy_size
+from parsifl.wire.values import PRECISIONS, Precision
+
+__all__ = [
+    "PRECISIONS",
+    "Precision",
+    "check",
+    "decode",
+    "dense_size",
+    "encode",
+    "entropy_size",
+    "rounded",
+    "size",
+]

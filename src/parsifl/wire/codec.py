@@ -1,0 +1,165 @@
+"""Encode, decode and measure whole messages."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from parsifl import tree
+from parsifl.errors import WireError
+from parsifl.messages import UNITS, LowRank, Sparse
+from parsifl.wire import forms, frame, values
+from parsifl.wire.values import Precision
+
+T = TypeVar("T")
+LIMIT = 1 << 31
+
+
+def encode(message: Any, precision: Precision = "exact") -> bytes:
+    """Turn a message tree into bytes, each leaf in its shortest form.
+
+    >>> import torch
+    >>> data = encode({"w": torch.eye(3)})
+    >>> decode(data, dict[str, Tensor])["w"].trace()
+    tensor(3.)
+    """
+    flags, head, parts = _planned(message, precision, checked=True)
+    pieces: list[Any] = [head, *(part.record() for part in parts)]
+    for part in parts:
+        pieces.extend(part.pieces())
+    crc = frame.checksum(flags, pieces)
+    return b"".join([frame.PREFIX.pack(frame.MAGIC, frame.VERSION, flags, crc), *pieces])
+
+
+def size(message: Any, precision: Precision = "exact") -> int:
+    """Return the length of `encode(message, precision)`, coding only what must be coded.
+
+    >>> import torch
+    >>> size({"w": torch.eye(3)}) == len(encode({"w": torch.eye(3)}))
+    True
+    """
+    _, head, parts = _planned(message, precision, checked=False)
+    return frame.PREFIX.size + len(head) + sum(part.length() for part in parts)
+
+
+def _planned(message: Any, precision: str, checked: bool) -> tuple[int, bytes, list[forms.Form]]:
+    number = values.precision_index(precision)
+    leaves, structure = tree.flatten(message, units=UNITS)
+    names = tree.names(structure)
+    named = list(zip(leaves, names, strict=True))
+    rows = tuple(frame.spec_of(leaf, name).row() for leaf, name in named)
+    flag, head = frame.description(structure, rows)
+    parts: list[forms.Form] = []
+    for leaf, name in named:
+        if isinstance(leaf, Sparse):
+            parts.append(forms.of_sparse(leaf, precision, name, checked))
+        else:
+            tensors = _tensors(leaf)
+            parts.extend(forms.of_tensor(t, precision, name, checked) for t in tensors)
+    return number | flag, head, parts
+
+
+def _tensors(leaf: Any) -> tuple[Tensor, ...]:
+    return (leaf.left, leaf.right) if isinstance(leaf, LowRank) else (leaf,)
+
+
+def decode(data: bytes, hint: Any, limit: int = LIMIT) -> Any:
+    """Read a message of the type `hint`, trusting nothing in it.
+
+    Parameters
+    ----------
+    data
+        What `encode` returned, perhaps damaged or forged on the way.
+    hint
+        The type of the message, such as `dict[str, Tensor]` or a frozen dataclass.
+    limit
+        Most bytes of memory that the tensors may take, as they come and dense (a `LowRank`
+        counts as the tensor that it stands for); checked before any of them is allocated.
+
+    Raises
+    ------
+    WireError
+        Whatever is wrong with the bytes; the text names the field.
+    """
+    reader = frame.Reader(memoryview(data))
+    flags = frame.read_prefix(reader)
+    structure, specs = frame.read_description(reader, flags, hint)
+    announced = [_announced(reader, spec, values.PRECISIONS[flags & 3]) for spec in specs]
+    _check_sizes(reader, announced, limit)
+    try:
+        leaves = [_leaf(reader, *entry) for entry in announced]
+    except MemoryError as error:
+        raise WireError("memory: too little for a message of this size; lower `limit`") from error
+    try:
+        return tree.unflatten(leaves, structure)
+    except Exception as error:  # the message's own class may check its fields in __post_init__
+        raise WireError(f"(root): the fields were refused: {error}") from error
+
+
+_Announced = tuple[frame.Spec, list[forms.Record]]
+
+
+def _announced(reader: frame.Reader, spec: frame.Spec, precision: str) -> _Announced:
+    shapes = spec.parts()
+    return spec, [forms.read_record(reader, spec, shape, precision) for shape in shapes]
+
+
+def _check_sizes(reader: frame.Reader, announced: list[_Announced], limit: int) -> None:
+    total = needed = 0
+    for spec, records in announced:
+        held = sum(record.held(spec.kind is Sparse) for record in records)
+        # the tensor that factors stand for counts too
+        total += max(held, forms.padded(spec.shape) * spec.dtype.itemsize)
+        needed += sum(sum(record.lengths()) for record in records)
+        if total > limit:
+            raise WireError(
+                f"{spec.name}: shape {spec.shape} takes the message to {total} bytes, over the "
+                f"limit of {limit}; raise `limit` if this is meant"
+            )
+    left = len(reader.data) - reader.at
+    if left != needed:
+        raise WireError(f"length: {left} bytes of tensors, the records announce {needed}")
+
+
+def _leaf(reader: frame.Reader, spec: frame.Spec, records: list[forms.Record]) -> Any:
+    if spec.kind is Sparse:
+        return forms.read_sparse(reader, records[0])
+    first, *rest = (forms.read_tensor(reader, record) for record in records)
+    return LowRank(first, rest[0], spec.shape) if spec.kind is LowRank else first
+
+
+def rounded(message: T, precision: Precision) -> T:
+    """Return what a receiver would see: equal to `decode(encode(message, precision))`.
+
+    >>> import torch
+    >>> rounded({"w": torch.tensor([1.0, 1.001])}, "bfloat16")["w"]
+    tensor([1., 1.])
+    """
+    if values.precision_index(precision) == 0:
+        return message
+    leaves, structure = tree.flatten(message, units=UNITS)
+    named = zip(leaves, tree.names(structure), strict=True)
+    result: T = tree.unflatten([_rounded(leaf, precision, n) for leaf, n in named], structure)
+    return result
+
+
+def _rounded(leaf: Any, precision: str, name: str) -> Any:
+    if isinstance(leaf, LowRank):
+        left, right = (_round(part, part.numel(), precision, name) for part in _tensors(leaf))
+        return LowRank(left, right, leaf.shape)
+    if isinstance(leaf, Sparse):
+        value = _round(leaf.value, math.prod(leaf.shape), precision, name)
+        return Sparse(leaf.index, value, leaf.shape)
+    return _round(leaf, leaf.numel(), precision, name)
+
+
+def _round(tensor: Tensor, entries: int, precision: str, name: str) -> Tensor:
+    narrow = values.stored(tensor.dtype, entries, precision)
+    if narrow == tensor.dtype:
+        return tensor
+    if not values.all_finite(tensor):
+        raise WireError(f"{name}: holds NaN or infinity; drop this message")
+    short, scale = values.narrowed(tensor, narrow)
+    return values.widened(short, tensor.dtype, scale)

@@ -1,0 +1,115 @@
+"""What a message is compared with: a template, its dense size, its information content."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from parsifl import tree
+from parsifl.errors import WireError
+from parsifl.messages import UNITS, LowRank, Sparse
+from parsifl.wire import support, values
+
+
+def check(message: Any, template: Any) -> None:
+    """Raise `WireError`, naming the field, unless a message has the form of its template.
+
+    Names, kinds of leaves, shapes, dtypes and statics must agree. Values, the number of
+    non-zeros and the rank of a `LowRank` are free. The template may be of `meta` tensors.
+
+    >>> check({"w": torch.ones(2)}, {"w": torch.ones(2, device="meta")})
+    """
+    leaves, structure = tree.flatten(message, units=UNITS)
+    wanted, expected = tree.flatten(template, units=UNITS)
+    if structure != expected:
+        raise WireError(_difference(tree.to_json(structure), tree.to_json(expected), ""))
+    for leaf, target, name in zip(leaves, wanted, tree.names(structure), strict=True):
+        found, right = _form(leaf), _form(target)
+        if found != right:
+            raise WireError(f"{name}: {found} instead of {right}")
+
+
+def _form(leaf: Any) -> tuple[torch.dtype, tuple[int, ...]]:
+    if isinstance(leaf, LowRank):
+        return leaf.left.dtype, tuple(leaf.shape)
+    return (leaf.value if isinstance(leaf, Sparse) else leaf).dtype, tuple(leaf.shape)
+
+
+def _difference(found: Any, expected: Any, path: str) -> str:
+    """Say where two descriptions differ first (they do)."""
+    name = path.removeprefix(".") or "(root)"
+    if isinstance(found, str) or isinstance(expected, str) or found.keys() != expected.keys():
+        return f"{name}: {_kind(found)} instead of {_kind(expected)}"
+    if "s" in found:
+        return f"{name}: {found['s']!r} instead of {expected['s']!r}"
+    if found.get("c") != expected.get("c"):
+        return f"{name}: class {found['c']} instead of {expected['c']}"
+    ours, theirs = _children(found), _children(expected)
+    for key in [*theirs, *ours]:
+        if key not in ours:
+            return f"{path}.{key}".removeprefix(".") + ": missing"
+        if key not in theirs:
+            return f"{path}.{key}".removeprefix(".") + ": not expected"
+        if ours[key] != theirs[key] or repr(ours[key]) != repr(theirs[key]):
+            return _difference(ours[key], theirs[key], f"{path}.{key}")
+    return f"{name}: another class of the same name"
+
+
+def _children(node: dict[str, Any]) -> dict[str, Any]:
+    if "u" in node:
+        return {str(position): part for position, part in enumerate(node["u"])}
+    children: dict[str, Any] = node["d"] if "d" in node else node["f"]
+    return children
+
+
+def _kind(node: Any) -> str:
+    if isinstance(node, str):
+        return f"a {node[1:] or 'tensor'}"
+    words = {"s": "the static", "d": "a dict", "u": "a tuple", "c": "a dataclass"}
+    word = next(text for key, text in words.items() if key in node)
+    return f"{word} {node['s']!r}" if "s" in node else word
+
+
+def dense_size(message: Any) -> int:
+    """Return the bytes of all tensors when sent dense, at their own dtypes (bool: one bit).
+
+    >>> dense_size({"w": torch.zeros(10, 10)})
+    400
+    """
+    total = 0
+    for leaf in tree.flatten(message, units=UNITS)[0]:
+        dtype, shape = _form(leaf)
+        total += _dense(dtype, math.prod(shape))
+    return total
+
+
+def entropy_size(message: Any) -> float:
+    """Return the information in a message: log2 C(d, k) / 8 for supports, plus the values.
+
+    A tensor counts as dense where that is less; names and shapes are known to both sides.
+
+    >>> entropy_size({"w": torch.zeros(10, 10)})
+    0.0
+    """
+    return sum(
+        _entropy(part)
+        for leaf in tree.flatten(message, units=UNITS)[0]
+        for part in ((leaf.left, leaf.right) if isinstance(leaf, LowRank) else (leaf,))
+    )
+
+
+def _entropy(leaf: Tensor | Sparse) -> float:
+    entries = math.prod(leaf.shape)
+    if isinstance(leaf, Sparse):
+        dtype, count = leaf.value.dtype, leaf.index.numel()
+    else:
+        dtype, count = leaf.dtype, int((values.to_bits(leaf) != 0).sum())
+    item = 0 if dtype == torch.bool else dtype.itemsize
+    return min(support.bound(entries, count) / 8 + count * item, _dense(dtype, entries))
+
+
+def _dense(dtype: torch.dtype, entries: int) -> int:
+    return -(-entries // 8) if dtype == torch.bool else entries * dtype.itemsize

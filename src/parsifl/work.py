@@ -1,0 +1,180 @@
+"""What data a client reads in a round: asked for as `Work`, handed over as a `Shard`.
+
+The engine draws a shard from `Key(seed, round, client, name)`, so the same mini-batches come out
+in every engine. All shapes within a batch of clients are equal: short batches repeat a row with
+weight 0, and a client with fewer steps than its neighbours has `active = False` in the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from parsifl import augment, keys
+from parsifl.errors import ConfigError
+
+Partial = Literal["pad", "wrap", "drop"]
+Index = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Draw:
+    """A sequence of mini-batches without replacement, reshuffled each epoch.
+
+    Parameters
+    ----------
+    batch
+        Rows a step; None takes all rows of the client in every step.
+    steps, epochs
+        How long; give one of them.
+    partial
+        What becomes of a last batch that is not full: "pad" (zero weights, exact), "wrap" (filled
+        from the next epoch) or "drop".
+    """
+
+    batch: int | None = 20
+    steps: int | None = None
+    epochs: float | None = None
+    partial: Partial = "pad"
+
+    def __post_init__(self) -> None:
+        if (self.steps is None) == (self.epochs is None):
+            raise ConfigError("a Draw needs either steps= or epochs=, not both and not neither")
+        if self.batch is not None and self.batch < 1:
+            raise ConfigError(f"batch must be at least 1, got {self.batch}")
+
+    def rows(self, samples: int) -> int:
+        """Return the rows a step for a client with this many samples."""
+        return samples if self.batch is None else self.batch
+
+    def count(self, samples: int) -> int:
+        """Return the number of steps for a client with this many samples."""
+        if self.steps is not None:
+            return self.steps
+        batch = self.rows(samples)
+        per_epoch = samples // batch if self.partial == "drop" else math.ceil(samples / batch)
+        return round((self.epochs or 0.0) * per_epoch)
+
+
+@dataclass(frozen=True)
+class Work:
+    """The mini-batch sequences that a method reads, by name, and whether it reads all rows."""
+
+    draws: Mapping[str, Draw] = field(default_factory=dict)
+    rows: bool = False
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One mini-batch: the loss is sum(weight * l) / sum(weight)."""
+
+    x: Any
+    y: Tensor
+    weight: Tensor
+    active: Tensor
+    key: Tensor
+
+
+@dataclass(frozen=True)
+class Rows:
+    """All rows of a client; padding has weight 0."""
+
+    x: Any
+    y: Tensor
+    weight: Tensor
+
+
+@dataclass(frozen=True)
+class Batches:
+    """A sequence of mini-batches as positions in pooled data, which no client copies.
+
+    Shapes: `index` and `weight` [steps, rows], `active` [steps]. `ragged` says that some client
+    of the block has fewer steps; `full` that no row is padding.
+    """
+
+    x: Any
+    y: Tensor
+    index: Tensor
+    weight: Tensor
+    active: Tensor
+    key: Tensor
+    ragged: bool = False
+    augment: str = ""
+
+    def __len__(self) -> int:
+        return self.index.shape[0]
+
+    def __iter__(self) -> Iterator[Batch]:
+        for step in range(len(self)):
+            yield self.batch(step)
+
+    def batch(self, step: int) -> Batch:
+        """Gather the rows of one step."""
+        rows = self.index[step]
+        x = self.x[rows]
+        key = keys.fold(self.key, step)
+        if self.augment:
+            x = augment.apply(self.augment, x, key)
+        return Batch(x, self.y[rows], self.weight[step], self.active[step], key)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The data of one client for one round, as its method asked for them."""
+
+    draws: dict[str, Batches]
+    rows: Rows | None
+    key: Tensor
+    round: int
+
+    def __getitem__(self, name: str) -> Batches:
+        return self.draws[name]
+
+    def all_rows(self) -> Rows:
+        """Return all rows; only where the method's `Work` says rows=True."""
+        if self.rows is None:
+            raise ConfigError("this method reads all rows but its work() does not say rows=True")
+        return self.rows
+
+
+def schedule(
+    samples: int, draw: Draw, generator: np.random.Generator
+) -> tuple[Index, npt.NDArray[np.bool_]]:
+    """Draw which of `samples` rows each step reads: positions and validity, both [steps, rows]."""
+    steps, batch = draw.count(samples), draw.rows(samples)
+    if draw.partial == "drop" and samples < batch and steps:
+        raise ConfigError(
+            f'a client has {samples} rows, fewer than the batch of {batch}: partial="drop" leaves '
+            "it no batch; use a smaller batch, or pad or wrap"
+        )
+    if draw.partial == "wrap":
+        return _wrapped(samples, steps, batch, generator)
+    full, rest = divmod(samples, batch)
+    per_epoch = full + (rest > 0 and draw.partial == "pad")
+    epochs = math.ceil(steps / per_epoch) if steps else 0
+    width = per_epoch * batch
+    order = np.zeros((epochs, width), np.int64)
+    valid = np.zeros((epochs, width), np.bool_)
+    kept = min(samples, width)
+    for epoch in range(epochs):
+        order[epoch, :kept] = generator.permutation(samples)[:kept]
+    valid[:, :kept] = True
+    if kept < width:  # repeat the first row of the short batch; its weight is 0
+        order[:, kept:] = order[:, (per_epoch - 1) * batch, None]
+    return order.reshape(-1, batch)[:steps], valid.reshape(-1, batch)[:steps]
+
+
+def _wrapped(
+    samples: int, steps: int, batch: int, generator: np.random.Generator
+) -> tuple[Index, npt.NDArray[np.bool_]]:
+    epochs = math.ceil(steps * batch / samples) if steps else 0
+    orders = [generator.permutation(samples) for _ in range(epochs)]
+    stream = np.concatenate(orders) if orders else np.zeros(0, np.int64)
+    index = stream[: steps * batch].reshape(steps, batch)
+    return index, np.ones(index.shape, np.bool_)
