@@ -76,9 +76,8 @@ def test_int8_keeps_extreme_values_finite(dtype: torch.dtype) -> None:
     for number in (info.max, info.tiny, 5e-324, 0.0):
         found = _trip(torch.full((9,), number, dtype=torch.float64).to(dtype), torch.int8)
         assert found.isfinite().all()
-        assert found.max() == pytest.approx(
-            float(torch.tensor(number).to(dtype)), rel=0.01, abs=1e-44
-        )
+        expected = torch.tensor(number, dtype=torch.float64).to(dtype).item()
+        assert found.max().item() == pytest.approx(expected, rel=0.01, abs=1e-44)
 
 
 def test_int8_of_nothing_is_nothing() -> None:

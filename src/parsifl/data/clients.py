@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from parsifl.data.ragged import Array, Indices, Ragged
-from parsifl.data.splits import split_clients
+from parsifl.data.splits import label_shares, split_clients
 from parsifl.errors import DataError
 from parsifl.keys import Key
 
@@ -168,11 +168,7 @@ class ClientData:
         """Return the label distribution of each client's training rows, clients x classes."""
         if self.classes is None:
             raise DataError(f"'{self.name}' has no classes: its target is a number")
-        train = Ragged.of(self.train)
-        cells = train.owners() * self.classes + self.y.numpy()[train.values]
-        counts = np.bincount(cells, minlength=len(train) * self.classes)
-        table = counts.reshape(len(train), self.classes)
-        return np.asarray(table / np.maximum(table.sum(axis=1, keepdims=True), 1))
+        return label_shares(self.y.numpy(), self.train, self.classes)
 
     def flattened(self) -> ClientData:
         """Return the same data with one row of features a sample (a view of tensors)."""

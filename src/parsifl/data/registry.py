@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, final
@@ -130,9 +130,19 @@ def load(
     >>> load("digits").shape
     (1, 8, 8)
     """
+    return read(entry(name), data_dir, options, verify=verify)
+
+
+def read(
+    found: Entry,
+    data_dir: str | Path | None,
+    options: Mapping[str, Any],
+    *,
+    verify: bool = True,
+) -> Dataset:
+    """Read a registered data set; options may be text, as they come from the command line."""
     from parsifl.data.files import Files
 
-    found = entry(name)
     bound = bind(f"data set '{found.name}'", found.loader, options)
     return found.loader(Files(found, data_dir, verify), **bound)
 

@@ -67,6 +67,24 @@ def _cuts(sizes: Indices, shares: Array) -> tuple[Indices, Indices]:
     return train, train + validation
 
 
+def label_shares(labels: Array, parts: Sequence[Indices], classes: int) -> Array:
+    """Return the label distribution of each part: parts x classes, each row adding up to 1.
+
+    >>> label_shares(np.array([0, 1, 1]), [np.array([0, 1]), np.array([2])], 2).tolist()
+    [[0.5, 0.5], [0.0, 1.0]]
+    """
+    ragged = Ragged.of(parts)
+    cells = ragged.owners() * classes + labels[ragged.values]
+    table = np.bincount(cells, minlength=len(ragged) * classes).reshape(len(ragged), classes)
+    shares: Array = table / np.maximum(table.sum(axis=1, keepdims=True), 1)
+    return shares
+
+
+def group_tests(groups: Sequence[int], test_groups: Indices) -> Ragged:
+    """Return for each client, given its natural group, the official test rows of that group."""
+    return Ragged.of([np.flatnonzero(test_groups == group) for group in groups])
+
+
 def personal_tests(shares: Array, test_y: Array, key: Key, *, size: int = 100) -> Ragged:
     """Draw for each client a test set with the label shares of its training rows (FedSLR).
 
@@ -77,7 +95,7 @@ def personal_tests(shares: Array, test_y: Array, key: Key, *, size: int = 100) -
     Parameters
     ----------
     shares
-        clients x classes, as `ClientData.shares()` gives it.
+        clients x classes, as `label_shares` gives it.
     test_y
         Labels of the official test split.
     """

@@ -22,7 +22,8 @@ def choose_executor(engine: str, problem: Problem) -> tuple[Executor, int]:
     if engine == "auto" and isinstance(problem, NeuralProblem) and _has_convolutions(problem):
         # batched convolutions are no faster than the loop on a processor
         return "loop", BLOCK
-    return "vmap", BLOCK
+    fusible = isinstance(problem, NeuralProblem) and problem.chain is not None
+    return "fused" if fusible else "vmap", BLOCK
 
 
 def _has_convolutions(problem: NeuralProblem) -> bool:

@@ -7,6 +7,7 @@ of steps and of rows may differ: they are padded). Groups are derived, never dec
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -15,9 +16,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from parsifl import tree
+from parsifl.solvers.fused import fused_steps
 from parsifl.work import Batches, Rows
 
-Executor = Literal["loop", "vmap"]
+Executor = Literal["loop", "vmap", "fused"]
 _PADDED = (Batches, Rows)
 
 
@@ -44,13 +46,15 @@ def run(
 ) -> Outcome:
     """Apply `function(*task.arguments)` to every task; a client that raises is named, not fatal."""
     outcome = Outcome()
-    for members in _blocks(tasks, block if executor == "vmap" else 1):
+    batched = nullcontext if executor == "vmap" else fused_steps
+    for members in _blocks(tasks, 1 if executor == "loop" else block):
         outcome.blocks.append([task.client for task in members])
         if len(members) == 1:
             _run_alone(function, members[0], outcome)
             continue
         try:
-            results = _run_batched(function, members)
+            with batched():
+                results = _run_batched(function, members)
         except Exception as error:  # isolate: whoever raises alone is the culprit
             before = len(outcome.failures)
             for task in members:

@@ -3,7 +3,8 @@
 A mask says which layers a device trains. With c_j the number of devices that train layer j, the
 bias of PerFedMask's convergence bound (problem P^mask, equations (9a) to (9d)) is
 
-    bias = d * sum_n gamma_n - sum over covered layers of |pi_j|,   gamma_n = 1 / min c_j over n's layers,
+    bias = d * sum_n gamma_n - sum of |pi_j| over covered layers j,
+    gamma_n = 1 / (the least c_j among the layers that n trains),
 
 because the normalised masks of a covered layer add up to one. The paper's objective is
 J = bias + sum_n epsilon_n, where epsilon_n is the part of its budget that device n leaves unused.
@@ -80,13 +81,11 @@ class Instance:
 
     def active(self) -> Masks:
         """Return [N]: can this device train anything at all."""
-        mask: Masks = self.affordable().any(axis=1)
-        return mask
+        return np.asarray(self.affordable().any(axis=1))
 
     def trainable(self) -> Masks:
         """Return [L]: is there a device that can train this layer."""
-        mask: Masks = self.affordable().any(axis=0)
-        return mask
+        return np.asarray(self.affordable().any(axis=0))
 
     def cost(self, masks: Masks) -> Floats:
         """Return what each mask costs, in the unit of `limits`."""
@@ -134,7 +133,8 @@ def gammas(masks: Masks) -> Floats:
 def bias(sizes: Floats, masks: Masks) -> float:
     """Return the bias term of the convergence bound for these masks.
 
-    >>> bias(np.ones(4), np.array([[1, 0, 0, 0], [1, 0, 0, 0], [1, 1, 1, 1]], dtype=bool)).__round__(6)
+    >>> masks = np.array([[1, 0, 0, 0], [1, 0, 0, 0], [1, 1, 1, 1]], dtype=bool)
+    >>> round(bias(np.ones(4), masks), 6)
     2.666667
     """
     covered = float(sizes[masks.any(axis=0)].sum())

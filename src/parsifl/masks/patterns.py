@@ -115,12 +115,13 @@ def _knapsack(instance: Instance, limit: float) -> tuple[float, NDArray[np.bool_
             continue
         found = milp(
             -instance.sizes,
-            integrality=np.ones(count),
+            integrality=np.ones(count, dtype=np.int64),
             bounds=Bounds(lower, upper),
             constraints=LinearConstraint(instance.add[None], -np.inf, room),
             options={"time_limit": 1.0},
         )
-        bound = max(bound, -float(found.mip_dual_bound))
+        dual = found.mip_dual_bound
+        bound = max(bound, float(instance.sizes.sum()) if dual is None else -dual)
         chosen = np.asarray(found.x) > 0.5
         if chosen @ instance.sizes > best @ instance.sizes:
             best = chosen

@@ -35,7 +35,7 @@ class MaskPlan:
     messages: tuple[str, ...] = ()
 
     @property
-    def J(self) -> float:  # noqa: N802 - the paper's symbol
+    def J(self) -> float:
         """Return the paper's objective, bias + sum of slacks."""
         return self.bias + self.slack
 

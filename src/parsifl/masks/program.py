@@ -62,7 +62,7 @@ def knapsack_columns(instance: Instance, groups: Sequence[Group]) -> Columns:
     fitted, owns, covers = [], [], []
     for group in groups:
         able = instance.add + instance.tail <= group.limit * (1 + 1e-9)
-        at_most = sparse.hstack([-able[:, None].astype(float), identity])
+        at_most: Any = sparse.hstack([sparse.csr_array(-able[:, None].astype(float)), identity])
         scale = max(group.limit, 1.0)
         budget = np.concatenate([[-group.limit], instance.add])[None] / scale
         owns.append(sparse.vstack([at_most, sparse.csr_array(budget)]))
@@ -110,9 +110,9 @@ class Program:
         lower[columns + labels : columns + labels + layers] = (
             1.0  # whatever is affordable is covered
         )
-        kinds = np.zeros_like(cost)
+        kinds = np.zeros(len(cost), dtype=np.int64)
         kinds[columns + labels : -1] = 1
-        kinds[:columns] = float(integral)
+        kinds[:columns] = int(integral)
         found = milp(
             cost,
             integrality=kinds,
@@ -150,7 +150,7 @@ class Program:
             return None
         return [np.array(row) for row in rows]
 
-    def _add(self, blocks: Sequence[Any], lower: float | Floats, upper: float | Floats) -> None:
+    def _add(self, blocks: Sequence[Any], lower: Any, upper: Any) -> None:
         """Add rows given the four blocks: columns, coverages, flags, Gamma (None: zero)."""
         levels, layers = len(self.starts), len(self.layers)
         height = next(block.shape[0] for block in blocks if block is not None)

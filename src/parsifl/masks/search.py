@@ -63,7 +63,7 @@ class _Design:
         used = self.count > 0
         table = np.concatenate([self.group[used, None], self.sets[used].astype(int)], axis=1)
         rows, where = np.unique(table, axis=0, return_inverse=True)
-        self.count = np.bincount(where.ravel(), weights=self.count[used])
+        self.count = np.bincount(where.ravel(), weights=self.count[used]).astype(np.float64)
         self.group, self.sets = rows[:, 0], rows[:, 1:].astype(bool)
 
     def expand(self, masks: Masks) -> Masks:

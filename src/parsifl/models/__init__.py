@@ -1,1 +1,69 @@
-"""Plain modules, ready for any problem."""
+"""Plain torch modules by name, and `adapt` for modules of your own.
+
+A module may say which submodules form one maskable layer (`mask_blocks`) and which is its head
+(`head_name`); without these, `parsifl.masks.blocks` finds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from parsifl.errors import ConfigError, unknown
+from parsifl.models.adapt import adapt
+from parsifl.models.alexnet import AlexNet
+from parsifl.models.dropout import KeyedDropout, dropout_key
+from parsifl.models.mlp import MLP
+from parsifl.models.mobilenet import MobileNet
+from parsifl.models.preresnet import PreResNet18
+from parsifl.models.resnet import ResNet, resnet8, resnet18, resnet18_tiny
+from parsifl.models.vgg import VGG
+
+__all__ = [
+    "MLP",
+    "VGG",
+    "AlexNet",
+    "KeyedDropout",
+    "MobileNet",
+    "PreResNet18",
+    "ResNet",
+    "adapt",
+    "build",
+    "dropout_key",
+    "names",
+    "resnet8",
+    "resnet18",
+    "resnet18_tiny",
+]
+
+_TABLE: dict[str, Callable[..., nn.Module]] = {
+    "alexnet": AlexNet,
+    "mlp": MLP,
+    "mobilenet": MobileNet,
+    "preresnet18": PreResNet18,
+    "resnet18": resnet18,
+    "resnet18_tiny": resnet18_tiny,
+    "resnet8": resnet8,
+    "vgg": VGG,
+}
+
+
+def names() -> tuple[str, ...]:
+    """Return the names that `build` knows."""
+    return tuple(sorted(_TABLE))
+
+
+def build(name: str, **kwargs: Any) -> nn.Module:
+    """Build a model by name.
+
+    >>> sum(p.numel() for p in build("mlp", inputs=4, hidden=(3,), classes=2).parameters())
+    23
+    """
+    if name not in _TABLE:
+        raise ConfigError(unknown("model", name, _TABLE))
+    try:
+        return _TABLE[name](**kwargs)
+    except TypeError as error:
+        raise ConfigError(f"model '{name}' cannot be built: {error}") from error

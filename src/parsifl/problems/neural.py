@@ -17,6 +17,7 @@ from parsifl.errors import CapabilityError, ConfigError
 from parsifl.keys import Key
 from parsifl.models.dropout import dropout_key
 from parsifl.problem import Params
+from parsifl.problems.chain import Chain, find_chain
 from parsifl.problems.inspection import find_head, parameter_blocks, refuse_unbatchable
 from parsifl.work import Batch, Rows
 
@@ -96,6 +97,11 @@ class NeuralProblem:
     def module(self) -> nn.Module:
         """The module on `meta`, in training mode: structure without values."""
         return self._training
+
+    @cached_property
+    def chain(self) -> Chain | None:
+        """The module as a plain chain of layers, if it is one."""
+        return find_chain(self._training)
 
     @cached_property
     def head(self) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from parsifl.problem import Params, Problem
+from parsifl.solvers import fused
 from parsifl.solvers.rules import Rule
 from parsifl.work import Batch, Batches
 
@@ -67,12 +68,36 @@ def sgd_pair(
     """Run `sgd` and also return the auxiliary trees, which a rule may move."""
     if len(batches) == 0:
         return dict(params), aux
+    chain = fused.chain_for(problem, batches)
+    if chain is not None:
+        fixed = frozen or {}
+        recipe = fused.Recipe(
+            chain, rule, lr, momentum, decay, tuple(params), tuple(fixed), len(aux)
+        )
+        return fused.run(recipe, params, aux, fixed, batches)
     walk = _Walk(rule, lr, momentum, decay, _owned(params, batches), _owned_aux(rule, aux, batches))
     fixed = frozen or {}
     for batch in batches:
-        gradient = torch.func.grad(lambda w, b=batch: problem.loss({**fixed, **w}, b))(walk.params)
-        walk.step(gradient, batch, ragged=batches.ragged)
+        walk.step(gradient(problem, walk.params, batch, fixed), batch, ragged=batches.ragged)
     return walk.params, walk.aux
+
+
+def gradient(
+    problem: Problem, params: Params, batch: Batch, frozen: Params | None = None
+) -> Params:
+    """Return the gradient of the loss, under vmap or outside of it."""
+    fixed = frozen or {}
+
+    def loss(trained: Params) -> Tensor:
+        return problem.loss({**fixed, **trained}, batch)
+
+    if torch._C._functorch.peek_interpreter_stack() is not None:  # inside vmap or grad
+        return torch.func.grad(loss)(params)  # type: ignore[no-any-return]  # torch's own
+    # outside, plain autograd saves a third of the time of small models
+    leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
+    with torch.enable_grad():
+        found = torch.autograd.grad(loss(leaves), list(leaves.values()), materialize_grads=True)
+    return dict(zip(leaves, found, strict=True))
 
 
 def _owned(params: Params, batches: Batches) -> Params:

@@ -127,4 +127,5 @@ def _as_bytes(writer: Writer) -> Array:
     pixels = writer.pixels
     if pixels.size and not (pixels.min() >= 0 and pixels.max() <= 1):
         raise DataError(f"'femnist-digits': writer {writer.name} has pixels outside 0 to 1")
-    return np.rint(pixels * 255).astype(np.uint8)
+    levels: Array = np.rint(pixels * 255).astype(np.uint8)
+    return levels

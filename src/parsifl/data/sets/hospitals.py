@@ -21,7 +21,7 @@ _HOSPITALS = {
     "switzerland": "834a405ccf5b66ab4056bb77794adc8df0b7125186454c0a1d002d33c6c3b314",
     "va": "e7c93d8d0d2acdadfa4c5e8de768e2191e7f618b952e29623f1f0d5949ff6b8f",
 }
-_HEART = (
+_HEART: tuple[str, ...] = (
     *("age", "sex", "cp", "trestbps", "chol", "fbs", "restecg"),
     *("thalach", "exang", "oldpeak", "slope", "ca", "thal"),
 )

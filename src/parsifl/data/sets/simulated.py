@@ -35,7 +35,7 @@ def _positive(**values: int) -> None:
     About(
         title="Synthetic(alpha, beta): one logistic model a client (pFedMe's version)",
         size="100 clients, 60 features, 10 classes, (lognormal(4, 2) + 50) * 5 samples each",
-        citation="Li et al. (2020), FedProx, MLSys; T Dinh, Tran and Nguyen (2020), pFedMe, NeurIPS",
+        citation="Li et al. (2020), FedProx; T. Dinh, Tran and Nguyen (2020), pFedMe",
         licence=_GENERATED,
         partition="natural-id",
     ),
@@ -77,7 +77,7 @@ def synthetic(
     About(
         title="Fed-HT simulation I: sparse linear regression",
         size="100 clients x 100 samples, 1,000 features of which 100 matter",
-        citation="Tong et al. (2022), Federated nonconvex sparse learning (Fed-HT)",
+        citation="Tong, Liang, Zhu and Bi, Federated nonconvex sparse learning (Fed-HT)",
         licence=_GENERATED,
         partition="natural-id",
         dtype="float64",
@@ -116,7 +116,7 @@ def fedht_regression(
     About(
         title="Fed-HT simulation II: sparse logistic regression",
         size="100 clients x 1,000 samples, 1,000 features of which 100 matter, 2 classes",
-        citation="Tong et al. (2022), Federated nonconvex sparse learning (Fed-HT)",
+        citation="Tong, Liang, Zhu and Bi, Federated nonconvex sparse learning (Fed-HT)",
         licence=_GENERATED,
         partition="natural-id",
     ),
@@ -163,7 +163,7 @@ def _fedht(
     _positive(clients=clients, samples=samples)
     dimension, support = 1000, 100
     deviation = np.arange(1, dimension + 1) ** -0.6
-    x = np.empty((clients * samples, dimension), dtype=number)
+    x: Array = np.empty((clients * samples, dimension), dtype=number)
     y = np.empty(clients * samples)
     truth = np.zeros((clients, dimension))
     for client in range(clients):
@@ -182,7 +182,7 @@ def _fedht(
     About(
         title="FedGradMP's sparse recovery: every client measures the same sparse vector",
         size="50 clients x 100 samples, 1,000 features, a 10-sparse unit vector",
-        citation="Song, Qin, Foucart and Needell (2023), Federated gradient matching pursuit",
+        citation="Jeong, Needell and Qin, Federated gradient matching pursuit (FedGradMP)",
         licence=_GENERATED,
         partition="natural-id",
         dtype="float64",

@@ -1,0 +1,129 @@
+"""From a name to client data in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from parsifl.data.clients import ClientData
+from parsifl.data.options import parse
+from parsifl.data.partitions import partition as divide
+from parsifl.data.ragged import Ragged
+from parsifl.data.registry import Entry, entry, read
+from parsifl.data.splits import group_tests, label_shares, personal_tests
+from parsifl.errors import ConfigError, DataError, unknown
+from parsifl.keys import Key
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import torch
+
+    from parsifl.data.arrays import Dataset
+
+_DTYPES = ("float32", "float64")
+_OFFICIAL_TESTS = ("all", "groups", "shares")
+
+
+def prepare(
+    name: str,
+    clients: int | None = None,
+    partition: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    data_dir: str | Path | None = None,
+    test: float | str = 0.25,
+    validation: float = 0.0,
+) -> ClientData:
+    """Load a data set, divide it among clients, and scale it.
+
+    Parameters
+    ----------
+    name
+        A data set, with its own options and any of normalize, dtype and augment behind a colon:
+        "synthetic:alpha=1,beta=1", "mnist:normalize=unit". What is not said is the data set's
+        default (`describe` shows it).
+    clients
+        None is every natural group where the partition is natural-id, and 20 otherwise.
+    partition
+        A partition, options behind a colon; None is the data set's default.
+    options
+        More options of the partition.
+    test
+        A fraction of each client's rows (the official test split is then merged with the rest,
+        as in pFedMe); or what each client gets of the official test split: "all" of it, its
+        own "groups", or a draw by its label "shares" (FedSLR).
+    validation
+        A fraction of each client's rows.
+
+    >>> data = prepare("digits", clients=20)
+    >>> len(data), data.classes, data.x.shape[1:]
+    (20, 10, torch.Size([1, 8, 8]))
+    """
+    plain, written = parse(name)
+    found = entry(plain)
+    normalize = written.pop("normalize", found.about.normalize)
+    augment = written.pop("augment", found.about.augment)
+    dtype = _dtype(written.pop("dtype", found.about.dtype))
+    dataset = read(found, data_dir, written)
+    share = _fraction(test)
+    if share is not None:
+        dataset = dataset.merged()
+    parts = divide(
+        partition or found.about.partition,
+        dataset,
+        clients,
+        Key(seed, purpose="data/partition"),
+        **(options or {}),
+    )
+    held = share if share is not None else _official(found, dataset, parts, str(test), seed)
+    data = ClientData.from_dataset(
+        dataset,
+        parts,
+        test=held,
+        validation=validation,
+        key=Key(seed, purpose="data/split"),
+        normalize=normalize,
+        dtype=dtype,
+    )
+    return replace(data, augment="" if augment == "none" else augment)
+
+
+def _dtype(name: str) -> torch.dtype:
+    import torch
+
+    if name not in _DTYPES:
+        raise ConfigError(unknown("dtype of data", name, _DTYPES))
+    return torch.float64 if name == "float64" else torch.float32
+
+
+def _fraction(test: float | str) -> float | None:
+    try:
+        return float(test)
+    except ValueError:
+        return None
+
+
+def _official(found: Entry, dataset: Dataset, parts: Ragged, rule: str, seed: int) -> Ragged:
+    """Return for each client its rows of the official test split."""
+    if rule not in _OFFICIAL_TESTS:
+        raise ConfigError(unknown("test rule", rule, _OFFICIAL_TESTS) + ", or a fraction")
+    if dataset.test_y is None:
+        raise DataError(f"'{found.name}' has no official test split; use a fraction such as 0.25")
+    if rule == "all":
+        rows = np.tile(np.arange(len(dataset.test_y)), len(parts))
+        return Ragged.from_sizes(rows, np.full(len(parts), len(dataset.test_y)))
+    if rule == "shares":
+        if dataset.classes is None:
+            raise DataError(f"'{found.name}' has no labels to take shares of; use test=all")
+        shares = label_shares(dataset.y, parts, dataset.classes)
+        return personal_tests(shares, dataset.test_y, Key(seed, purpose="data/tests"))
+    if dataset.groups is None or dataset.test_groups is None:
+        raise DataError(f"the test split of '{found.name}' has no groups; use test=shares or all")
+    owners = [np.unique(dataset.groups[part]) for part in parts]
+    if any(len(owner) != 1 for owner in owners):
+        raise DataError("test=groups needs clients of one group each: use partition natural-id")
+    return group_tests([int(owner[0]) for owner in owners], dataset.test_groups)
