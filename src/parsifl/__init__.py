@@ -14,12 +14,14 @@ if TYPE_CHECKING:
     from parsifl.engine.network import Network
     from parsifl.engine.run import Run
     from parsifl.engine.simulate import simulate
+    from parsifl.problems.glm import GLM
     from parsifl.problems.neural import NeuralProblem
     from parsifl.registry import get
 
 _HOMES = {
     "ClientData": "parsifl.data.clients",
     "Evaluation": "parsifl.engine.evaluation",
+    "GLM": "parsifl.problems.glm",
     "Network": "parsifl.engine.network",
     "NeuralProblem": "parsifl.problems.neural",
     "Run": "parsifl.engine.run",
@@ -28,6 +30,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "GLM",
     "ClientData",
     "Evaluation",
     "Network",

@@ -79,7 +79,9 @@ def _validated(kind: type, name: str, adapter: Any, value: Any, *, strict: bool)
     import pydantic
 
     try:
-        return adapter.validate_python(value, strict=strict and not isinstance(value, int))
+        # an int is good enough where a float is asked for, but True is no number
+        lenient = isinstance(value, int) and not isinstance(value, bool)
+        return adapter.validate_python(value, strict=strict and not lenient)
     except pydantic.ValidationError as error:
         reason = error.errors()[0]["msg"]
         raise ConfigError(f"{kind.__name__}.{name} = {value!r}: {reason}") from None

@@ -5,14 +5,14 @@ A problem is a model and a loss, never data. Server and clients both have it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from parsifl.keys import Key
-from parsifl.work import Batch, Rows
+from parsifl.work import Batch, Batches, Rows
 
 Params = dict[str, Tensor]
 
@@ -94,17 +94,81 @@ class Scalable(Problem, Protocol):
         ...
 
 
-@runtime_checkable
-class SupportSolvable(Problem, Protocol):
-    """A problem in one coefficient vector that can be minimised over a given support."""
+@dataclass(frozen=True)
+class Selection:
+    """Some rows of pooled data by number, not gathered; padding has weight 0."""
 
-    def gradient(self, params: Params, rows: Rows, weight: Tensor) -> Params:
-        """Return the gradient of the weighted mean loss over the rows."""
+    x: Any
+    y: Tensor
+    rows: Tensor
+    weight: Tensor
+
+    @classmethod
+    def of(cls, batches: Batches, step: int) -> Selection:
+        """Return the rows of one mini-batch."""
+        return cls(batches.x, batches.y, batches.index[step], batches.weight[step])
+
+
+@dataclass(frozen=True)
+class Restricted:
+    """A local loss as a function of the few coefficients on a support.
+
+    The loss is sum_j weight_j l(u_j, targets_j) + ridge/2 |z|^2 with u = columns z; with classes
+    every tensor has a leading class axis, u_jc = columns_c z_c.
+
+    Attributes
+    ----------
+    columns
+        [n, k], or [classes, n, k]; zero where the support has fewer than k coefficients.
+    targets, weight
+        [n]; the weights of full data sum to 1.
+    ridge, start
+        Shaped like z: the l2 strength of each coefficient, and the current coefficients.
+    loss, slope, curvature
+        The function l and its derivatives in u, row by row.
+    scale
+        The constant curvature of a quadratic loss; None if it is not quadratic.
+    """
+
+    columns: Tensor
+    targets: Tensor
+    weight: Tensor
+    ridge: Tensor
+    start: Tensor
+    loss: Callable[[Tensor, Tensor], Tensor]
+    slope: Callable[[Tensor, Tensor], Tensor]
+    curvature: Callable[[Tensor], Tensor]
+    scale: float | None
+
+
+@runtime_checkable
+class Selective(Problem, Protocol):
+    """A problem that exempts some coefficients from sparsity (an intercept, chosen covariates)."""
+
+    @property
+    def kept(self) -> Mapping[str, tuple[int, ...]]:
+        """For each parameter, the positions along its last axis that are always kept."""
         ...
 
-    def minimize(self, params: Params, rows: Rows, index: Tensor, valid: Tensor) -> Params:
-        """Minimise the full local loss over the coefficients `index[k]` that are `valid[k]`.
 
-        Where the minimiser is not unique, the one nearest to `params` is taken.
-        """
+@runtime_checkable
+class SupportSolvable(Selective, Protocol):
+    """A problem in one coefficient tensor that can be minimised over a given support."""
+
+    @property
+    def name(self) -> str:
+        """The name of the coefficient tensor, [d] or [classes, d]."""
+        ...
+
+    @property
+    def gram(self) -> Tensor | None:
+        """The inner products [d, d] of the atoms; None: coordinates, which are orthonormal."""
+        ...
+
+    def gradient(self, params: Params, data: Selection) -> Params:
+        """Return the gradient of the mean loss over some rows."""
+        ...
+
+    def restrict(self, params: Params, data: Selection, index: Tensor, valid: Tensor) -> Restricted:
+        """Return the loss over some rows on the support `index` where `valid`, both [.., k]."""
         ...

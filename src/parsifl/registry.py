@@ -63,8 +63,22 @@ def _modules() -> list[ModuleType]:
     package = importlib.import_module("parsifl.algorithms")
     own = [f"{package.__name__}.{found.name}" for found in pkgutil.iter_modules(package.__path__)]
     outside = [entry.value for entry in entry_points(group=ENTRY_POINT_GROUP)]
-    return [importlib.import_module(name) for name in [*sorted(own), *sorted(outside)]]
+    return [
+        *(importlib.import_module(name) for name in sorted(own)),
+        *(_outside(name) for name in sorted(outside)),
+    ]
+
+
+def _outside(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except Exception as error:  # another package may fail in any way; say which one it was
+        raise ConfigError(
+            f"the entry point '{name}' of the group {ENTRY_POINT_GROUP} cannot be imported "
+            f"({type(error).__name__}: {error}); repair or uninstall the package that has it"
+        ) from error
 
 
 def _is_final_method(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, Method) and hasattr(kind, "__final__")
+    # looked up on the class itself: a subclass would inherit the mark
+    return isinstance(kind, type) and issubclass(kind, Method) and "__final__" in vars(kind)

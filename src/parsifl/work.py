@@ -17,7 +17,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from parsifl import augment, keys
-from parsifl.errors import ConfigError
+from parsifl.errors import ConfigError, DataError
 
 Partial = Literal["pad", "wrap", "drop"]
 Index = npt.NDArray[np.int64]
@@ -48,6 +48,9 @@ class Draw:
             raise ConfigError("a Draw needs either steps= or epochs=, not both and not neither")
         if self.batch is not None and self.batch < 1:
             raise ConfigError(f"batch must be at least 1, got {self.batch}")
+        if (self.steps or 0) < 0 or (self.epochs or 0) < 0:
+            given = f"steps={self.steps}" if self.epochs is None else f"epochs={self.epochs}"
+            raise ConfigError(f"a Draw cannot have fewer than zero steps, got {given}")
 
     def rows(self, samples: int) -> int:
         """Return the rows a step for a client with this many samples."""
@@ -95,7 +98,7 @@ class Batches:
     """A sequence of mini-batches as positions in pooled data, which no client copies.
 
     Shapes: `index` and `weight` [steps, rows], `active` [steps]. `ragged` says that some client
-    of the block has fewer steps; `full` that no row is padding.
+    of the block has fewer steps.
     """
 
     x: Any
@@ -147,8 +150,10 @@ def schedule(
     samples: int, draw: Draw, generator: np.random.Generator
 ) -> tuple[Index, npt.NDArray[np.bool_]]:
     """Draw which of `samples` rows each step reads: positions and validity, both [steps, rows]."""
+    if samples == 0:
+        raise DataError("a client without training rows cannot train; leave it out")
     steps, batch = draw.count(samples), draw.rows(samples)
-    if draw.partial == "drop" and samples < batch and steps:
+    if draw.partial == "drop" and samples < batch and (draw.steps or draw.epochs):
         raise ConfigError(
             f'a client has {samples} rows, fewer than the batch of {batch}: partial="drop" leaves '
             "it no batch; use a smaller batch, or pad or wrap"

@@ -231,8 +231,11 @@ def test_size_is_fast_where_nothing_is_coded() -> None:
     draw = torch.Generator().manual_seed(0)
     shapes = {"0.weight": (100, 784), "0.bias": (100,), "2.weight": (10, 100), "2.bias": (10,)}
     message = {name: torch.randn(shape, generator=draw) for name, shape in shapes.items()}
-    best = min(timeit.repeat(lambda: wire.size(message), number=10, repeat=30)) / 10
-    assert best < 300e-6  # 65 microseconds on an idle core
+    weight = message["0.weight"]
+    measured = min(timeit.repeat(lambda: wire.size(message), number=10, repeat=50))
+    one_pass = min(timeit.repeat(lambda: weight.isfinite().all(), number=10, repeat=50))
+    # a ratio, since the machine may be busy: one simple pass over the largest tensor
+    assert measured < 3 * one_pass
 
 
 @pytest.mark.slow

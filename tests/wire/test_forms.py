@@ -108,6 +108,16 @@ def test_sparse_comes_back_sparse_in_either_form(count: int, dtype: torch.dtype)
     assert len(data) <= wire.dense_size(message) + 40
 
 
+@pytest.mark.parametrize("zeros", [1, 10])
+def test_a_few_zeros_among_millions_are_not_coded(
+    zeros: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(support, "encode")
+    tensor = torch.ones(2_000_000)
+    tensor[:zeros] = 0.0
+    assert 8_000_000 < wire.size(tensor) < 8_000_100
+
+
 def test_an_almost_full_sparse_of_bytes_travels_dense() -> None:
     index = torch.cat([torch.arange(50_000), torch.arange(50_001, 100_000)])
     sparse = Sparse(index, torch.ones(99_999, dtype=torch.int8), (100_000,))

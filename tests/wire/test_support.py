@@ -84,6 +84,11 @@ def test_bytes_that_code_something_else_are_refused(change: str) -> None:
         _decode(forged[change][0], size, forged[change][1])
 
 
+def test_the_code_is_pinned_since_receivers_may_run_another_release() -> None:
+    mask = np.arange(200) % 7 == 0
+    assert support.encode(mask, 29).hex() == "ce0c2e34d6ec28b9015444ab66c3e195900a0000"
+
+
 def test_never_yields_more_positions_than_announced() -> None:
     size, count = 1_000, 10
     found: list[int] = []

@@ -117,8 +117,10 @@ class Scaffold(
             decay=self.decay,
         )
         moved = tree.subtract(trained, down.params)
+        # two divisions: steps * rate would be a float32 tensor, whatever the dtype of the model
         steps = batches.active.sum().clamp(min=1)
-        control = tree.map(lambda c, dw: -c - dw / (steps * rate), correction, moved)
+        control = tree.map(lambda c, dw: -c - dw / steps / rate, correction, moved)
+        control = tree.where(batches.active.any(), control, client)
         return Local(control, ScaffoldMessage(moved, tree.subtract(control, client)))
 
     def personalize(

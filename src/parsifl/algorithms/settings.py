@@ -43,7 +43,9 @@ class LocalSGD:
 
     def draw(self, info: ClientInfo) -> Draw:
         """Return the mini-batches that this device trains on in a round."""
-        epochs = info.profile.get("epochs", self.epochs)
-        if epochs is not None:
-            return Draw(self.batch, epochs=epochs, partial=self.partial)
-        return Draw(self.batch, steps=info.profile.get("steps", self.steps), partial=self.partial)
+        device = {name: info.profile.get(name) for name in ("epochs", "steps")}
+        if device["epochs"] is None and device["steps"] is None:
+            device = {"epochs": self.epochs, "steps": self.steps}
+        if device["epochs"] is not None:
+            return Draw(self.batch, epochs=device["epochs"], partial=self.partial)
+        return Draw(self.batch, steps=device["steps"], partial=self.partial)

@@ -11,7 +11,7 @@ channel  each image channel (x - mean) / std
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,7 +44,9 @@ def normalize(name: str, x: Features, rows: Indices) -> Features:
     if name == "none":
         return x
     if name == "unit":
-        largest = max((float(np.abs(part).max()) for part in _chunks(x, rows)), default=0.0)
+        largest = max(
+            (float(np.abs(part).max(initial=0)) for part in _chunks(x, rows)), default=0.0
+        )
         return _shifted(x, np.zeros(()), np.asarray(largest or 1.0))
     if not isinstance(x, np.ndarray):
         raise DataError(f"normalize='{name}' would fill a sparse matrix; use 'unit' or 'none'")
@@ -57,20 +59,28 @@ def normalize(name: str, x: Features, rows: Indices) -> Features:
 
 
 def _moments(x: Array, rows: Indices, axes: tuple[int, ...]) -> tuple[Array, Array]:
-    """Return mean and standard deviation in two passes over chunks, in float64."""
+    """Return mean and standard deviation, added up in chunks."""
     count = len(rows) * int(np.prod([x.shape[axis] for axis in axes if axis]))
-    total: Any = sum(part.sum(axis=axes, keepdims=True) for part in _chunks(x, rows))
-    mean = np.asarray(total)[0] / count
-    spread: Any = sum(
-        np.square(part - mean).sum(axis=axes, keepdims=True) for part in _chunks(x, rows)
-    )
-    return mean, np.sqrt(np.asarray(spread)[0] / count)
+
+    def average(power: Callable[[Array], Array]) -> Array:
+        kind = np.int64 if x.dtype == np.uint8 else np.float64
+        total: Any = sum(
+            power(part).sum(axis=axes, keepdims=True, dtype=kind) for part in _chunks(x, rows)
+        )
+        return np.asarray(total)[0] / count
+
+    mean = average(lambda part: part)
+    if x.dtype == np.uint8:
+        # sums of integers are exact, so the short formula loses nothing
+        squares = average(lambda part: np.square(part, dtype=np.uint16))
+        return mean, np.sqrt(np.maximum(squares - mean**2, 0))
+    return mean, np.sqrt(average(lambda part: np.square(part - mean)))
 
 
 def _chunks(x: Features, rows: Indices) -> Iterator[Array]:
     for start in range(0, len(rows), _CHUNK):
         part = x[rows[start : start + _CHUNK]]
-        yield (part if isinstance(part, np.ndarray) else part.data).astype(np.float64)
+        yield part if isinstance(part, np.ndarray) else part.data
 
 
 def _shifted(x: Features, mean: Array, scale: Array) -> Features:
@@ -80,7 +90,9 @@ def _shifted(x: Features, mean: Array, scale: Array) -> Features:
         scaled.data = scaled.data / number(scale)
         return scaled
     out = np.empty(x.shape, dtype=number)
+    centre, factor = mean.astype(number), (1 / scale).astype(number)
     for start in range(0, len(x), _CHUNK):
-        part = x[start : start + _CHUNK].astype(number)
-        out[start : start + _CHUNK] = (part - mean) / scale
+        part = out[start : start + _CHUNK]
+        np.subtract(x[start : start + _CHUNK], centre, out=part)
+        part *= factor
     return out

@@ -1,7 +1,8 @@
 """Atomic checkpoints: safetensors for the numbers, JSON for their structure, no pickle.
 
 A checkpoint is a folder that is written under a temporary name, synced, and renamed; then the file
-LATEST is replaced to name it. Whenever the process is killed, LATEST names a whole checkpoint.
+LATEST is replaced to name it, with a checksum. Whenever the process is killed, LATEST names a
+whole checkpoint; one that was damaged afterwards is refused.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from parsifl.engine.store import ClientStore
 from parsifl.errors import CheckpointError
 
 _LATEST = "LATEST"
+_FILES = ("state.json", "server.safetensors", "clients.safetensors")
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ def save(folder: Path, round: int, server: Any, store: ClientStore, totals: dict
     _write_synced(temporary / "state.json", json.dumps(state).encode())
     shutil.rmtree(final, ignore_errors=True)
     temporary.rename(final)
-    replace_file(folder / _LATEST, name.encode())
+    replace_file(folder / _LATEST, f"{name} {_checksum(final)}".encode())
     for old in folder.iterdir():
         if old.name not in (name, _LATEST):
             shutil.rmtree(old, ignore_errors=True)
@@ -68,8 +71,12 @@ def load(folder: Path, types: MessageTypes) -> Checkpoint | None:
     """Read the latest checkpoint; None if there is none."""
     if not (folder / _LATEST).exists():
         return None
-    place = folder / (folder / _LATEST).read_text().strip()
+    place = folder
     try:
+        name, checksum = (folder / _LATEST).read_text().split()
+        place = folder / name
+        if _checksum(place) != checksum:
+            raise ValueError("its checksum does not agree")
         state = json.loads((place / "state.json").read_text())
         server_leaves = load_file(place / "server.safetensors")
         client_leaves = load_file(place / "clients.safetensors")
@@ -78,11 +85,11 @@ def load(folder: Path, types: MessageTypes) -> Checkpoint | None:
             int(client): _rebuild(form, types.client, client_leaves, f"{client}/")
             for client, form in state["clients"].items()
         }
+        return Checkpoint(state["round"], server, clients, state["totals"])
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise CheckpointError(
             f"the checkpoint {place} cannot be read ({error}); delete the run folder to start anew"
         ) from error
-    return Checkpoint(state["round"], server, clients, state["totals"])
 
 
 def replace_file(path: Path, content: bytes) -> None:
@@ -95,7 +102,8 @@ def replace_file(path: Path, content: bytes) -> None:
 def _rebuild(description: Any, hint: Any, leaves: dict[str, Any], prefix: str) -> Any:
     structure = tree.from_json(description, hint)
     count = len(tree.names(structure))
-    return tree.unflatten([leaves[f"{prefix}{i}"] for i in range(count)], structure)
+    # copies: memory that is aligned as in a run that was not interrupted gives the same bits
+    return tree.unflatten([leaves[f"{prefix}{i}"].clone() for i in range(count)], structure)
 
 
 def _write_tensors(path: Path, tensors: dict[str, Any]) -> None:
@@ -103,6 +111,15 @@ def _write_tensors(path: Path, tensors: dict[str, Any]) -> None:
     save_file({name: value.contiguous().clone() for name, value in tensors.items()}, path)
     with path.open("rb") as file:
         os.fsync(file.fileno())
+
+
+def _checksum(place: Path) -> str:
+    value = 0
+    for name in _FILES:
+        with (place / name).open("rb") as file:
+            while part := file.read(1 << 20):
+                value = zlib.crc32(part, value)
+    return f"{value:08x}"
 
 
 def _write_synced(path: Path, content: bytes) -> None:

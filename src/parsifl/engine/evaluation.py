@@ -61,6 +61,8 @@ class Scores:
     clients: npt.NDArray[np.int64]
     samples: npt.NDArray[np.int64]
     values: dict[str, npt.NDArray[np.float64]]
+    fallbacks: tuple[str, ...] = ()
+    """Why batches of clients had to be judged one by one, if any had to."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain lists."""

@@ -47,22 +47,28 @@ def run(
     """Apply `function(*task.arguments)` to every task; a client that raises is named, not fatal."""
     outcome = Outcome()
     batched = nullcontext if executor == "vmap" else fused_steps
-    for members in _blocks(tasks, 1 if executor == "loop" else block):
-        outcome.blocks.append([task.client for task in members])
+    if executor == "loop":
+        for task in tasks:
+            outcome.blocks.append([task.client])
+            _run_alone(function, task, outcome)
+        return outcome
+    for members in _blocks(tasks, block):
+        outcome.blocks.append([flat.task.client for flat in members])
         if len(members) == 1:
-            _run_alone(function, members[0], outcome)
+            _run_alone(function, members[0].task, outcome)
             continue
         try:
             with batched():
                 results = _run_batched(function, members)
         except Exception as error:  # isolate: whoever raises alone is the culprit
             before = len(outcome.failures)
-            for task in members:
-                _run_alone(function, task, outcome)
+            for flat in members:
+                _run_alone(function, flat.task, outcome)
             if len(outcome.failures) == before:
                 outcome.fallbacks.append(_reason(error))
         else:
-            outcome.results.update(zip((t.client for t in members), results, strict=True))
+            clients = (flat.task.client for flat in members)
+            outcome.results.update(zip(clients, results, strict=True))
     return outcome
 
 
@@ -78,55 +84,58 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
-def signature(arguments: tuple[Any, ...]) -> Any:
-    """Return what must agree for clients to share a batch; None if a client cannot be batched."""
-    leaves, structure = tree.flatten(arguments, units=_PADDED)
-    parts: list[Any] = [structure]
-    for leaf in leaves:
-        if isinstance(leaf, Batches):
-            if not isinstance(leaf.x, Tensor):
-                return None
-            parts.append(("batches", id(leaf.x), leaf.weight.dtype, leaf.augment))
-        elif isinstance(leaf, Rows):
-            if not isinstance(leaf.x, Tensor):
-                return None
-            parts.append(("rows", leaf.x.shape[1:], leaf.x.dtype, leaf.y.shape[1:], leaf.y.dtype))
-        elif isinstance(leaf, Tensor) and leaf.layout == torch.strided:
-            parts.append((leaf.shape, leaf.dtype))
-        else:
-            return None
-    return tuple(parts)
+@dataclass(frozen=True)
+class _Flat:
+    """A task taken apart once: its leaves, and what must agree for clients to share a batch."""
+
+    task: Task
+    leaves: list[Any]
+    structure: tree.Structure
+    mark: Any
+    steps: int
 
 
-def _blocks(tasks: Sequence[Task], size: int) -> list[list[Task]]:
+def _flat(task: Task) -> _Flat:
+    leaves, structure = tree.flatten(task.arguments, units=_PADDED)
+    steps = max((len(leaf) for leaf in leaves if isinstance(leaf, Batches)), default=0)
+    parts = [_mark(leaf) for leaf in leaves]
+    mark = None if None in parts else (structure, *parts)
+    return _Flat(task, leaves, structure, mark, steps)
+
+
+def _mark(leaf: Any) -> Any:
+    """Return what must agree in one leaf; None if it cannot be batched."""
+    if isinstance(leaf, Batches) and isinstance(leaf.x, Tensor):
+        return "batches", id(leaf.x), leaf.weight.dtype, leaf.augment
+    if isinstance(leaf, Rows) and isinstance(leaf.x, Tensor):
+        return "rows", leaf.x.shape[1:], leaf.x.dtype, leaf.y.shape[1:], leaf.y.dtype
+    if isinstance(leaf, Tensor) and leaf.layout == torch.strided:
+        return leaf.shape, leaf.dtype
+    return None
+
+
+def _blocks(tasks: Sequence[Task], size: int) -> list[list[_Flat]]:
     """Group tasks that may share a batch, longest first, and cut the groups into blocks."""
-    if size == 1:
-        return [[task] for task in tasks]
-    groups: dict[Any, list[Task]] = {}
-    blocks: list[list[Task]] = []
+    groups: dict[Any, list[_Flat]] = {}
+    blocks: list[list[_Flat]] = []
     for task in tasks:
-        mark = signature(task.arguments)
-        if mark is None:
-            blocks.append([task])
+        flat = _flat(task)
+        if flat.mark is None:
+            blocks.append([flat])
         else:
-            groups.setdefault(mark, []).append(task)
+            groups.setdefault(flat.mark, []).append(flat)
     for members in groups.values():
         # descending steps: the clients that still have steps left are then a leading slice
-        members.sort(key=lambda task: (-_steps(task), task.client))
+        members.sort(key=lambda flat: (-flat.steps, flat.task.client))
         blocks += [members[at : at + size] for at in range(0, len(members), size)]
     return blocks
 
 
-def _steps(task: Task) -> int:
-    leaves, _ = tree.flatten(task.arguments, units=_PADDED)
-    return max((len(leaf) for leaf in leaves if isinstance(leaf, Batches)), default=0)
-
-
-def _run_batched(function: Callable[..., Any], members: Sequence[Task]) -> list[Any]:
+def _run_batched(function: Callable[..., Any], members: Sequence[_Flat]) -> list[Any]:
     columns, structure = _stacked_arguments(members)
     dims = tuple(0 if batched else None for _, batched in columns)
     if not any(batched for _, batched in columns):
-        return [function(*task.arguments) for task in members]
+        return [function(*flat.task.arguments) for flat in members]
     result_structure: list[tree.Structure] = []
 
     def on_leaves(*leaves: Tensor) -> tuple[Tensor, ...]:
@@ -144,23 +153,17 @@ def _run_batched(function: Callable[..., Any], members: Sequence[Task]) -> list[
 
 
 def _stacked_arguments(
-    members: Sequence[Task],
+    members: Sequence[_Flat],
 ) -> tuple[list[tuple[Tensor, bool]], tree.Structure]:
     """Stack the leaves of all members; a leaf that is the same object for all is not copied."""
-    padded = _pad([tree.flatten(task.arguments, units=_PADDED) for task in members])
-    flat = [tree.flatten(arguments) for arguments in padded]
+    padded = [_pad_column(column) for column in zip(*(m.leaves for m in members), strict=True)]
     columns: list[tuple[Tensor, bool]] = []
-    for leaves in zip(*(leaves for leaves, _ in flat), strict=True):
-        shared = all(leaf is leaves[0] for leaf in leaves)
-        columns.append((leaves[0], False) if shared else (torch.stack(leaves), True))
-    return columns, flat[0][1]
-
-
-def _pad(flat: list[tuple[list[Any], tree.Structure]]) -> list[Any]:
-    """Give all `Batches` the same number of steps and rows, all `Rows` the same length."""
-    columns = [_pad_column(column) for column in zip(*(leaves for leaves, _ in flat), strict=True)]
-    structure = flat[0][1]
-    return [tree.unflatten(leaves, structure) for leaves in zip(*columns, strict=True)]
+    for column in padded:
+        for leaves in zip(*(tree.leaves(item) for item in column), strict=True):
+            shared = all(leaf is leaves[0] for leaf in leaves)
+            columns.append((leaves[0], False) if shared else (torch.stack(leaves), True))
+    whole = tree.unflatten([column[0] for column in padded], members[0].structure)
+    return columns, tree.structure(whole)
 
 
 def _pad_column(column: tuple[Any, ...]) -> Sequence[Any]:

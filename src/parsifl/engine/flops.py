@@ -38,7 +38,7 @@ class FlopCounter:
 
     def _mark(self, down: Any, client: Any, shard: Shard) -> Any:
         leaves, structure = tree.flatten((down, client))
-        draws = tuple((name, b.index.shape[1]) for name, b in sorted(shard.draws.items()))
+        draws = tuple((n, b.index.shape[1], len(b) > 0) for n, b in sorted(shard.draws.items()))
         rows = None if shard.rows is None else len(shard.rows.y)
         return structure, tuple(leaf.shape for leaf in leaves), draws, rows
 

@@ -39,8 +39,9 @@ class RunFolder:
                 )
             return
         self.path.mkdir(parents=True, exist_ok=True)
-        replace_file(config, tomli_w.dumps(_plain(identity)).encode())
+        # config.toml comes last: it says that the folder is complete
         replace_file(self.path / "environment.json", json.dumps(environment(), indent=1).encode())
+        replace_file(config, tomli_w.dumps(_plain(identity)).encode())
 
     def _check_same(self, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
         before, now = _flat(found), _flat(wanted)
@@ -62,6 +63,11 @@ class RunFolder:
     def rewind(self, round: int) -> list[Record]:
         """Forget the lines after a round (they will be made again) and return the others."""
         kept = [record for record in read_metrics(self.path) if record["round"] <= round]
+        if len(kept) != round:
+            raise CheckpointError(
+                f"{self._metrics} is damaged: it has {len(kept)} whole lines, the checkpoint is "
+                f"of round {round}; delete the run folder to start anew"
+            )
         lines = "".join(json.dumps(record) + "\n" for record in kept)
         replace_file(self._metrics, lines.encode())
         return kept
@@ -85,11 +91,14 @@ def read_metrics(path: Path) -> list[Record]:
     """Read the lines of a run folder; a last line that was cut off by a crash is left out."""
     file = path / "metrics.jsonl"
     records: list[Record] = []
-    for line in file.read_text().splitlines() if file.exists() else []:
+    for line in file.read_bytes().splitlines() if file.exists() else []:
         try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError:
+            record = json.loads(line)
+        except ValueError:
             break
+        # JSON has text keys only; clients are numbers
+        record["dropped"] = {int(i): reason for i, reason in record.get("dropped", {}).items()}
+        records.append(record)
     return records
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import zlib
 from collections.abc import Mapping
 from typing import Any
@@ -29,6 +30,7 @@ def identity(
             "score": problem.score,
             "maximize": problem.maximize,
             "parameters": parameters,
+            "layers": _checksum_of_text(repr(getattr(problem, "module", ""))),
             "checksum": _checksum(*(initial[name].numpy() for name in sorted(initial))),
         },
         "data": {
@@ -37,15 +39,21 @@ def identity(
             "rows": len(data.y),
             "augment": data.augment,
             "checksum": _checksum(*_arrays(data)),
+            "profiles": _checksum_of_text(json.dumps([dict(p) for p in data.profiles])),
         },
         "run": dict(run),
     }
 
 
 def _arrays(data: ClientData) -> list[Any]:
-    x = [data.x.numpy()] if isinstance(data.x, Tensor) else [data.x.data, data.x.indices]
-    parts = [part for split in (data.train, data.validation, data.test) for part in split]
-    return [*x, data.y.numpy(), *parts]
+    if isinstance(data.x, Tensor):
+        x = [data.x.numpy()]
+    else:
+        x = [data.x.data, data.x.indices, data.x.indptr]
+    splits = (data.train, data.validation, data.test)
+    # with the sizes: rows that move from one client to the next are other data
+    sizes = np.array([[len(part) for part in split] for split in splits])
+    return [*x, data.y.numpy(), sizes, *(part for split in splits for part in split)]
 
 
 def _checksum(*arrays: Any) -> str:
@@ -53,3 +61,7 @@ def _checksum(*arrays: Any) -> str:
     for array in arrays:
         value = zlib.crc32(np.ascontiguousarray(array).view(np.uint8).reshape(-1).data, value)
     return f"{value:08x}"
+
+
+def _checksum_of_text(text: str) -> str:
+    return f"{zlib.crc32(text.encode()):08x}"

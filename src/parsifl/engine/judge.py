@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from parsifl import wire
 from parsifl.algorithm import AnyMethod, ClientInfo
 from parsifl.data.clients import ClientData
 from parsifl.engine import executors
@@ -17,9 +18,11 @@ from parsifl.engine.executors import Executor, Task
 from parsifl.engine.round import first_state
 from parsifl.engine.shards import Shards
 from parsifl.engine.store import ClientStore
+from parsifl.errors import ClientError
 from parsifl.keys import Key
 from parsifl.problem import Model, Problem
 from parsifl.solvers.sgd import sgd
+from parsifl.wire import Precision
 from parsifl.work import Draw, Rows, Shard, Work
 
 FINE_TUNE = "evaluation/fine-tune"
@@ -37,9 +40,12 @@ class Judge:
         infos: Sequence[ClientInfo],
         shards: Shards,
         evaluation: Evaluation,
+        precision: Precision = "exact",
     ) -> None:
         self._method, self._problem, self._data = method, problem, data
         self._infos, self._shards, self._evaluation = infos, shards, evaluation
+        self._precision: Precision = precision
+        self._last: tuple[Any, Any] = (None, None)  # what was sent, and what clients see of it
 
     @property
     def clients(self) -> int:
@@ -85,16 +91,18 @@ class Judge:
         if self._problem.rows_interact:
             executor = "loop"
         means: dict[int, dict[str, Tensor]] = {}
+        fallbacks: list[str] = []
         for at in range(0, len(judged), block):
             window = judged[at : at + block]
             tasks = [self._task(server, store, i, self._shards.rows(parts[i]), key) for i in window]
             outcome = executors.run(self.judge_one, tasks, executor, block)
             for client, reason in outcome.failures.items():
-                raise RuntimeError(f"judging client {client} failed: {reason}")
+                raise ClientError("judging", client, key.round + 1, reason)
             means.update(outcome.results)
+            fallbacks += outcome.fallbacks
         sizes = np.array([len(parts[client]) for client in judged])
         values = {n: np.array([float(means[i][n]) for i in judged]) for n in means[judged[0]]}
-        return Scores(np.array(judged), sizes, values)
+        return Scores(np.array(judged), sizes, values, tuple(fallbacks))
 
     def personal_model(self, server: Any, store: ClientStore, client: int, key: Key) -> Model:
         """Return one client's personal model."""
@@ -120,10 +128,17 @@ class Judge:
     ) -> tuple[Any, Any, Shard]:
         info = self._infos[client]
         method, problem = self._method, self._problem
-        down = method.broadcast(problem, server, info, key.at(client=client, purpose="broadcast"))
+        sent = method.broadcast(problem, server, info, key.at(client=client, purpose="broadcast"))
+        down = self._received(sent)
         state = store.load(client, first_state(method, problem, info, down, key))
         shard = self._shards.shard(client, self._work(info), key.at(purpose="tuning"))
         return down, state, shard
+
+    def _received(self, sent: Any) -> Any:
+        # one object for all who are sent one object: it is then shared in a batch
+        if self._last[0] is not sent:
+            self._last = (sent, wire.rounded(sent, self._precision))
+        return self._last[1]
 
     def _work(self, info: ClientInfo) -> Work:
         work = self._method.tuning(info)

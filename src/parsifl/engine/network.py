@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from parsifl import config
-from parsifl.config import NonNegative
+from parsifl.config import NonNegative, Positive
 
 
 @final
@@ -18,19 +18,19 @@ class Network:
     Parameters
     ----------
     latency
-        Seconds for a message to arrive, each way.
+        Seconds for a message to arrive, each way; where nothing is sent there is none.
     up, down
         Bytes a second; None: no limit.
 
     Examples
     --------
     >>> Network(latency=0.15, up=1e6).seconds(up=1_000_000, down=0, flops=None, profile={})
-    1.3
+    1.15
     """
 
     latency: NonNegative = 0.0
-    up: NonNegative | None = None
-    down: NonNegative | None = None
+    up: Positive | None = None
+    down: Positive | None = None
 
     def __post_init__(self) -> None:
         config.check(self)
@@ -40,4 +40,5 @@ class Network:
         speed = profile.get("flops_per_second")
         computing = flops / speed if flops is not None and speed else 0.0
         sending = up / (self.up or math.inf) + down / (self.down or math.inf)
-        return 2 * self.latency + sending + computing
+        messages = (up > 0) + (down > 0)
+        return messages * self.latency + sending + computing

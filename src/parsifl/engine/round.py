@@ -47,6 +47,8 @@ class Setting:
     method: AnyMethod
     problem: Problem
     infos: Sequence[ClientInfo]
+    pool: Sequence[int]
+    """The clients that may train, ascending."""
     shards: Shards
     store: ClientStore
     executor: Executor
@@ -67,7 +69,7 @@ class _Prepared:
 def run_round(setting: Setting, server: Any, cohort: Sequence[int], key: Key) -> tuple[Any, Ledger]:
     """Return the next server state and the ledger; clients are added up in the order of ids."""
     everyone = setting.method.trains == "everyone"
-    training = range(len(setting.infos)) if everyone else cohort
+    training = setting.pool if everyone else cohort
     gathered = _Gathered(setting, set(cohort))
     started = time.perf_counter()
     for at in range(0, len(training), setting.window):
@@ -193,7 +195,13 @@ class _Gathered:
         method: Any = self._setting.method
         gathers = isinstance(method, GatherAlgorithm)
         combined = self._uploads if gathers else self._total
-        return method.aggregate(self._setting.problem, server, combined, key)
+        following = method.aggregate(self._setting.problem, server, combined, key)
+        # as a checkpoint would give it back: the layout of memory may decide the last bit
+        return tree.map(_contiguous, following)
+
+
+def _contiguous(leaf: Any) -> Any:
+    return leaf.contiguous() if isinstance(leaf, Tensor) else leaf
 
 
 def _first_not_finite(result: Local[Any, Any]) -> str:

@@ -10,7 +10,7 @@ import torch
 
 from parsifl.algorithm import ClientInfo
 from parsifl.data.clients import ClientData
-from parsifl.errors import CapabilityError
+from parsifl.errors import CapabilityError, DataError
 from parsifl.keys import Key
 from parsifl.problem import Problem
 from parsifl.problems.design import as_design
@@ -52,6 +52,8 @@ class Shards:
     def shard(self, client: int, work: Work, key: Key) -> Shard:
         """Draw what `work` asks for from the client's training rows."""
         rows = self._data.train[client]
+        if work.draws and not len(rows):
+            raise DataError(f"client {client} has no training rows to draw from; leave it out")
         here = key.at(client=client)
         draws = {name: self._batches(rows, name, draw, here) for name, draw in work.draws.items()}
         everything = self.rows(rows) if work.rows else None

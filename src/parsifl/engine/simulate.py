@@ -85,6 +85,8 @@ def simulate(  # noqa: PLR0913 - every argument but four has a default
             f"rounds must be at least 1 and evaluate_every at least 0, got {rounds} and "
             f"{evaluate_every}"
         )
+    if resume and folder is None:
+        raise ConfigError("resume=True needs the folder of the run that is to go on")
     data = clients if isinstance(clients, ClientData) else ClientData.of(clients)
     options: dict[str, Any] = {
         "seed": seed,
@@ -119,11 +121,13 @@ class _Simulation:
         self._evaluation, self._network = evaluation, network
         self._key = Key(options["seed"])
         self._executor, block = choose_executor(options["engine"], problem)
+        self._pool = _training_pool(len(data), evaluation, self._key)
         infos, shards, self._store = Infos(data), Shards(data, problem), ClientStore()
         self._setting = Setting(
             method=method,
             problem=problem,
             infos=infos,
+            pool=self._pool,
             shards=shards,
             store=self._store,
             executor=self._executor,
@@ -133,8 +137,7 @@ class _Simulation:
             network=network,
             flops=FlopCounter(method, problem),
         )
-        self._judge = Judge(method, problem, data, infos, shards, evaluation)
-        self._pool = _training_pool(len(data), evaluation, self._key)
+        self._judge = Judge(method, problem, data, infos, shards, evaluation, options["precision"])
         self._server = method.init_server(problem, infos, self._key.at(purpose="server"))
         self._records: list[Record] = []
         self._sampled: set[int] = set()
@@ -152,7 +155,7 @@ class _Simulation:
             self._server = found.server
             self._store.restore(found.clients)
             for round in range(found.round):
-                self._sampled.update(self._cohort(round))
+                self._sampled.update(self._training(round))
 
     def _run(self) -> dict[str, Any]:
         return {
@@ -175,7 +178,7 @@ class _Simulation:
 
     def _round(self, round: int, *, last: bool) -> Record:
         cohort = self._cohort(round)
-        self._sampled.update(cohort)
+        self._sampled.update(self._training(round))
         key = self._key.at(round=round)
         self._server, ledger = run_round(self._setting, self._server, cohort, key)
         _refuse_hopeless(ledger, round)
@@ -184,18 +187,20 @@ class _Simulation:
         every = self._options["evaluate_every"]
         if every and (last or (round + 1) % every == 0):
             started = time.perf_counter()
-            record.update(self._evaluate(key))
+            self._evaluate(key, record)
             record["seconds"]["evaluate"] = time.perf_counter() - started
         return record
 
     def _cohort(self, round: int) -> list[int]:
         key = self._key.at(round=round)
         drawn = sampling.choose(len(self._pool), self._options["participation"], key)
-        return [int(self._pool[position]) for position in drawn]
+        return [self._pool[position] for position in drawn]
 
-    def _evaluate(self, key: Key) -> Record:
+    def _training(self, round: int) -> Sequence[int]:
+        return self._pool if self._setting.method.trains == "everyone" else self._cohort(round)
+
+    def _evaluate(self, key: Key, record: Record) -> None:
         ids = self._judged()
-        scores: Record = {}
         detail: Record = {"round": key.round + 1}
         setting = self._setting
         splits: tuple[Split, ...] = ("validation", "test")
@@ -209,17 +214,17 @@ class _Simulation:
             for model, score in found.items():
                 if score is not None:
                     summary = score.summary(self._evaluation, setting.problem)
-                    scores.setdefault(model, {})[split] = summary
+                    record.setdefault(model, {})[split] = summary
+                    record["fallbacks"] += score.fallbacks
                     detail.setdefault(model, {})[split] = score.to_json()
         if self._folder is not None:
             self._folder.write_clients(detail)
-        return scores
 
     def _judged(self) -> Sequence[int]:
         if self._evaluation.clients == "sampled":
             return sorted(self._sampled)
         if self._evaluation.clients == "unseen":
-            return sorted(set(range(len(self._data))) - {int(i) for i in self._pool})
+            return sorted(set(range(len(self._data))) - set(self._pool))
         return range(len(self._data))
 
     def _checkpoint(self, *, last: bool) -> None:
@@ -245,7 +250,7 @@ class _Simulation:
         )
 
 
-def _training_pool(clients: int, evaluation: Evaluation, key: Key) -> np.ndarray[Any, Any]:
+def _training_pool(clients: int, evaluation: Evaluation, key: Key) -> Sequence[int]:
     """Return the clients that may be sampled; the unseen ones are drawn once, by the seed."""
     unseen = round(clients * evaluation.unseen)
     if evaluation.clients == "unseen" and not unseen:
@@ -253,8 +258,9 @@ def _training_pool(clients: int, evaluation: Evaluation, key: Key) -> np.ndarray
     if unseen >= clients:
         raise ConfigError(f"unseen={evaluation.unseen} leaves no client to train")
     if not unseen:
-        return np.arange(clients)
-    return np.sort(key.at(purpose="unseen").numpy().permutation(clients)[unseen:])
+        return range(clients)
+    drawn = key.at(purpose="unseen").numpy().permutation(clients)[unseen:]
+    return [int(client) for client in np.sort(drawn)]
 
 
 def _refuse_hopeless(ledger: Ledger, round: int) -> None:

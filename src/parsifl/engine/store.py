@@ -6,8 +6,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from parsifl import tree
+
+
+def _contiguous_copy(leaf: Tensor) -> Tensor:
+    return leaf.clone(memory_format=torch.contiguous_format)
 
 
 class ClientStore:
@@ -21,8 +26,11 @@ class ClientStore:
         return self._states[client] if client in self._states else make()
 
     def save(self, client: int, state: Any) -> None:
-        """Keep a copy: results of a batch are views of memory that is larger than one client."""
-        self._states[client] = tree.map(torch.clone, state)
+        """Keep a copy: results of a batch are views of memory that is larger than one client.
+
+        Copies are contiguous, as a checkpoint gives them back: the layout may decide the last bit.
+        """
+        self._states[client] = tree.map(_contiguous_copy, state)
 
     def restore(self, states: dict[int, Any]) -> None:
         """Replace everything that is kept."""

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from parsifl.errors import ConfigError, unknown
 
 if TYPE_CHECKING:
     from torch import nn
+
+
+@runtime_checkable
+class Grouped(Protocol):
+    """A module that says which of its submodules form one maskable layer."""
+
+    def mask_blocks(self) -> Sequence[Sequence[str]]:
+        """Return the names of the submodules of each block."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -46,7 +55,7 @@ def blocks(
     """
     head_name = find_head(module, head)
     head_parameters = _below(module, [head_name])
-    if groups is None and hasattr(module, "mask_blocks"):
+    if groups is None and isinstance(module, Grouped):
         groups = module.mask_blocks()
     if groups is None:
         named = _by_weight(module, set(head_parameters))
@@ -80,7 +89,7 @@ def find_head(module: nn.Module, head: str | None = None) -> str:
             f"the model has no head that can be found: {seen}; "
             "a head is a linear layer after the others, or name it with head=..."
         )
-    return last[0]
+    return str(last[0])
 
 
 def _describe(name: str, child: nn.Module) -> str:

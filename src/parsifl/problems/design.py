@@ -1,13 +1,21 @@
-"""Design matrices, dense or CSR, behind the same few operations: the only place that branches."""
+"""Design matrices, dense or CSR, behind the same few operations: the only place that branches.
+
+Functions whose arguments have a leading client axis ([clients, ...]) are for eager batches of
+clients (see `parsifl.problems.eager`): they read pooled rows by number and never copy them all.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from parsifl.tree import Opaque
+from parsifl.work import Batches
 
 
 class CsrDesign(Opaque):
@@ -19,8 +27,8 @@ class CsrDesign(Opaque):
     def __len__(self) -> int:
         return int(self.matrix.shape[0])
 
-    def __getitem__(self, rows: Tensor) -> CsrDesign:
-        return CsrDesign(self.matrix[rows.numpy()])
+    def __getitem__(self, rows: Tensor | slice) -> CsrDesign:
+        return CsrDesign(self.matrix[rows if isinstance(rows, slice) else rows.numpy()])
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -33,6 +41,51 @@ class CsrDesign(Opaque):
         """The dtype of the entries."""
         return torch.from_numpy(self.matrix.data[:0]).dtype
 
+    def matvec(self, coefficients: Tensor) -> Tensor:
+        """Return X v for v [d], or X W' for W [classes, d]; it can be differentiated."""
+        result: Tensor = _CsrProduct.apply(coefficients, self)  # type: ignore[no-untyped-call]  # torch
+        return result
+
+    def rmatvec(self, values: Tensor) -> Tensor:
+        """Return X' r for r [n], or R' X for R [n, classes]; it can be differentiated."""
+        result: Tensor = _CsrAdjoint.apply(values, self)  # type: ignore[no-untyped-call]  # torch
+        return result
+
+    def columns(self, index: Tensor) -> Tensor:
+        """Return some columns, dense."""
+        return torch.from_numpy(self.matrix[:, index.numpy()].toarray())
+
+
+class _CsrProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(coefficients: Tensor, design: CsrDesign) -> Tensor:
+        values = coefficients.detach().numpy()
+        return torch.from_numpy(np.ascontiguousarray(design.matrix @ values.T))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG004
+        ctx.design = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, None]:
+        return ctx.design.rmatvec(slopes[0]), None
+
+
+class _CsrAdjoint(torch.autograd.Function):
+    @staticmethod
+    def forward(values: Tensor, design: CsrDesign) -> Tensor:
+        # the transpose of a CSR matrix is a CSC view of the same arrays: nothing is copied
+        product = design.matrix.T @ values.detach().numpy()
+        return torch.from_numpy(np.ascontiguousarray(product.T))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG004
+        ctx.design = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, None]:
+        return ctx.design.matvec(slopes[0]), None
+
 
 Design = Tensor | CsrDesign
 
@@ -40,3 +93,87 @@ Design = Tensor | CsrDesign
 def as_design(x: Any) -> Design:
     """Return a tensor as it is and wrap a CSR matrix."""
     return x if isinstance(x, Tensor) else CsrDesign(x)
+
+
+def matvec(x: Design, coefficients: Tensor) -> Tensor:
+    """Return X v for v [d], or X W' for W [classes, d].
+
+    >>> matvec(torch.eye(2), torch.tensor([3.0, 4.0]))
+    tensor([3., 4.])
+    """
+    if isinstance(x, CsrDesign):
+        return x.matvec(coefficients)
+    return (
+        x.reshape(len(x), -1) @ coefficients.mT if coefficients.ndim > 1 else _flat(x, coefficients)
+    )
+
+
+def _flat(x: Tensor, coefficients: Tensor) -> Tensor:
+    return x.reshape(len(x), -1) @ coefficients
+
+
+def combine(x: Design, rows: Tensor, values: Tensor) -> Tensor:
+    """Return sum_j values_j X[rows_j] for every client: rows [B, n], values [B, n] or [B, n, c].
+
+    The result is [B, d] or [B, c, d]. A single output reads each row once and copies none.
+    """
+    if isinstance(x, CsrDesign):
+        pairs = zip(rows, values, strict=True)
+        return torch.stack([x[chosen].rmatvec(value) for chosen, value in pairs])
+    flat = x.reshape(len(x), -1)
+    if values.ndim == 2:
+        return functional.embedding_bag(rows, flat, per_sample_weights=values, mode="sum")
+    return torch.stack([v.mT @ flat[chosen] for chosen, v in zip(rows, values, strict=True)])
+
+
+def columns(x: Design, rows: Tensor, index: Tensor) -> Tensor:
+    """Return X[rows][:, index] [B, n, k] for every client: rows [B, n], index [B, k]."""
+    if isinstance(x, CsrDesign):
+        pairs = zip(rows, index, strict=True)
+        return torch.stack([x[chosen].columns(some) for chosen, some in pairs])
+    flat = x.reshape(len(x), -1)
+    width = flat.shape[1]
+    places = rows[:, :, None] * width + index[:, None, :]
+    return torch.take(flat, places)
+
+
+def products(x: Design, rows: Tensor, coefficients: Tensor) -> Tensor:
+    """Return X[rows] v for every client: rows [B, n], v [B, d] or [B, c, d].
+
+    A sparse v reads only the columns of its support.
+    """
+    parts = []
+    for chosen, v in zip(rows, coefficients, strict=True):
+        support = v.nonzero()[:, 0] if v.ndim == 1 else None
+        if support is None or 4 * len(support) > len(v):
+            parts.append(matvec(x[chosen], v))
+        else:
+            parts.append(columns(x, chosen[None], support[None])[0] @ v[support])
+    return torch.stack(parts)
+
+
+@dataclass(frozen=True)
+class Compact:
+    """Mini-batches over only those columns of a CSR design that occur in their rows."""
+
+    batches: Batches
+    columns: Tensor
+
+
+def compact(batches: Batches) -> Compact | None:
+    """Leave out the columns and rows that these batches never touch; None if x is dense."""
+    if not isinstance(batches.x, CsrDesign):
+        return None
+    numbers, places = np.unique(batches.index.numpy(), return_inverse=True)
+    part = batches.x.matrix[numbers]
+    occurs = np.zeros(part.shape[1], np.bool_)
+    occurs[part.indices] = True
+    kept = np.flatnonzero(occurs)
+    place = np.empty(part.shape[1], part.indices.dtype)
+    place[kept] = np.arange(len(kept), dtype=place.dtype)
+    shape = (part.shape[0], len(kept))
+    small = type(part)((part.data, place[part.indices], part.indptr), shape=shape)
+    index = torch.from_numpy(places.reshape(batches.index.shape))
+    y = batches.y[torch.from_numpy(numbers)]
+    moved = replace(batches, x=CsrDesign(small), y=y, index=index)
+    return Compact(moved, torch.from_numpy(kept))

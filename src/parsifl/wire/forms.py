@@ -18,6 +18,7 @@ from parsifl.wire.frame import Reader, Spec, varint
 
 _DENSE = -1
 _WORD = 4
+_WORTHWHILE = 1 << 16
 
 
 class Form(NamedTuple):
@@ -69,8 +70,10 @@ def of_tensor(tensor: Tensor, precision: str, name: str, checked: bool) -> Form:
 def _shorter(bits: NDArray[Any], count: int, scale: bytes, boolean: bool) -> Form:
     dense = Form(bits.size, _DENSE, b"", scale, bits, boolean)
     item = 0 if boolean else bits.itemsize
-    # most dense tensors end here, without any coding: their zeros cannot pay for the support
-    if count * item + support.bound(bits.size, count) / 8 >= dense.values_size():
+    # most dense tensors end here, without any coding: their zeros cannot pay for the support, or
+    # so little that a handful of zeros among millions is not worth the time
+    length = dense.values_size()
+    if count * item + support.bound(bits.size, count) / 8 >= length - length // _WORTHWHILE:
         return dense
     mask = bits.view(np.bool_) if boolean else bits != 0
     code = support.encode(mask, count)

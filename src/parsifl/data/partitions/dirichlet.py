@@ -61,7 +61,7 @@ def _assign(
     sizes = np.zeros(clients, dtype=np.int64)
     for label in np.unique(labels):
         rows = draw.permutation(np.flatnonzero(labels == label))
-        shares = _dirichlet(np.full(clients, alpha), draw)
+        shares = draw.dirichlet(np.full(clients, alpha))
         if balance:
             open_ = sizes < len(labels) / clients
             # a tiny alpha can put the whole class on clients that are full already
@@ -73,16 +73,6 @@ def _assign(
         owners[rows] = np.repeat(np.arange(clients), counts)
         sizes += counts
     return owners
-
-
-def _dirichlet(alphas: Array, draw: np.random.Generator) -> Array:
-    shares = draw.dirichlet(alphas)
-    if np.isfinite(shares).all() and shares.sum() > 0:
-        return shares
-    # all gamma variates underflowed: the limit of a vanishing alpha is a single winner
-    winner = np.zeros(len(alphas))
-    winner[draw.integers(len(alphas))] = 1.0
-    return winner
 
 
 def _shortage(owners: Indices, clients: int, min_size: int) -> int:
@@ -134,7 +124,7 @@ def inner_dirichlet(
     used = np.zeros(len(known), dtype=np.int64)
     parts = []
     for _ in range(clients):
-        prior = _dirichlet(np.full(len(known), alpha), draw)
+        prior = draw.dirichlet(np.full(len(known), alpha))
         left = np.full(len(known), count) if refill else totals - used
         counts = _draw_counts(prior, count, left, draw)
         parts.append(

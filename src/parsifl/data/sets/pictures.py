@@ -189,7 +189,8 @@ def tiny_imagenet(files: Files) -> Dataset:
     home = files.path(f"{_TINY}/wnids.txt", "tiny-imagenet-200/wnids.txt").parent
     names = (home / "wnids.txt").read_text().split()
     train = [(p, n) for n in names for p in sorted((home / "train" / n / "images").glob("*.JPEG"))]
-    notes = [line.split("\t") for line in (home / "val/val_annotations.txt").open()]
+    lines = (home / "val/val_annotations.txt").read_text().splitlines()
+    notes = [line.split("\t") for line in lines if line]
     test = [(home / "val/images" / note[0], note[1]) for note in notes]
     x, y, _ = _stacked([train], names, 64)
     test_x, test_y, _ = _stacked([test], names, 64)

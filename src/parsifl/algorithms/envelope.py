@@ -1,0 +1,139 @@
+"""What FedMac and pFedMe have in common: a personal model coupled to a local global model."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from parsifl import tree
+from parsifl.algorithm import ClientInfo, Local
+from parsifl.algorithms.mean import Mean, WeightedMean
+from parsifl.algorithms.settings import LocalSGD
+from parsifl.config import Count, Fraction, NonNegative, Positive
+from parsifl.errors import ConfigError, DataError
+from parsifl.keys import Key
+from parsifl.problem import Model, Params, Problem
+from parsifl.solvers.coupled import Coupled, alternate, density, sparsify
+from parsifl.work import Shard, Work
+
+
+@dataclass(frozen=True)
+class Envelope(LocalSGD, WeightedMean[Problem]):
+    """Abstract base: the clients' local global models are averaged, theta is never sent.
+
+    No client keeps state: theta_i starts at the received model in each round. So it makes no
+    difference to any model whether everyone trains or only the cohort, and a client's personal
+    model is the theta_i that its own rows make of the model that it is sent.
+
+    Parameters
+    ----------
+    outer_lr, lam
+        eta, the step size of the local global model, and lambda, the strength of the coupling.
+    gamma, gamma_w, rho
+        Weights of the l1 norm of theta_i and of w_i, and the width of its smoothing.
+    l1
+        "smooth" is rho log cosh(x / rho), which leaves no exact zeros; "proximal" soft-thresholds
+        after each step, which does.
+    inner, accuracy
+        Most steps on one mini-batch, and nu: a subproblem is solved once its squared gradient
+        norm is at most this.
+    beta
+        Weight of the new mean in the server's model.
+    threshold, floor
+        Entries smaller than `threshold` travel as zeros, but the largest `floor` part of a model
+        is always kept; 0 switches this off.
+    trains
+        "everyone" is the papers' loop; "cohort" gives the same models for less work.
+    """
+
+    weighting: Literal["samples", "uniform"] = "uniform"
+    lr: Positive = 0.05
+    outer_lr: Positive = 0.02
+    lam: NonNegative = 15.0
+    gamma: NonNegative = 0.0
+    gamma_w: NonNegative = 0.0
+    rho: Positive = 1e-2
+    l1: Literal["smooth", "proximal"] = "smooth"
+    inner: Count = 1
+    accuracy: NonNegative = 0.0
+    beta: Positive = 1.0
+    threshold: NonNegative = 0.0
+    floor: Fraction = 0.5
+    trains: Literal["cohort", "everyone"] = "cohort"  # type: ignore[misc]  # a setting here
+
+    def check(self) -> None:
+        """Refuse an unstable anchor, and momentum where a subproblem is solved."""
+        product = self.outer_lr * self.lam
+        if product >= 2:
+            raise ConfigError(
+                f"outer_lr * lam = {product:g} must be below 2: the local global model moves by "
+                "this part of its distance to theta in each step and would diverge; lower outer_lr"
+            )
+        if self.momentum and (self.inner > 1 or self.accuracy):
+            raise ConfigError(
+                f"momentum = {self.momentum:g} needs inner = 1 and accuracy = 0: several steps on "
+                "one mini-batch are plain gradient steps"
+            )
+
+    @abstractmethod
+    def rule(self) -> Coupled:
+        """Return the coupling of theta and the local global model."""
+
+    def init_server(self, problem: Problem, clients: Sequence[ClientInfo], key: Key) -> Params:
+        """Start from the problem's initial parameters; every client needs rows to train on."""
+        for info in clients:
+            if info.samples < 2:
+                raise DataError(
+                    f"client {info.id} has {info.samples} training rows; a personal model needs "
+                    "at least 2: leave this client out or give it more rows"
+                )
+        return problem.init(key)
+
+    def work(self, info: ClientInfo, round: int) -> Work:
+        """Read the mini-batches of the coupled steps."""
+        return Work({"train": self.draw(info)})
+
+    def tuning(self, info: ClientInfo) -> Work:
+        """Read as much to make the personal model as in a round of training."""
+        return Work({"train": self.draw(info)})
+
+    def local(
+        self, problem: Problem, down: Params, client: None, shard: Shard
+    ) -> Local[None, Params]:
+        """Train theta_i with its local global model, and send the latter."""
+        _, anchor = self._trained(problem, down, shard)
+        upload = sparsify(anchor, self.threshold, self.floor)
+        sent = density(upload)
+        return Local(None, upload, {"density": sent, **self._notes(sent)})
+
+    def personalize(self, problem: Problem, down: Params, client: None, shard: Shard) -> Model:
+        """Judge every client on the theta_i that it makes of the received model."""
+        theta, _ = self._trained(problem, down, shard)
+        return Model(problem, sparsify(theta, self.threshold, self.floor))
+
+    def aggregate(self, problem: Problem, server: Params, total: Mean, key: Key) -> Params:
+        """Move by beta to the mean, then drop what is too small to travel."""
+        moved = tree.map(lambda w, mean: (1 - self.beta) * w + self.beta * mean, server,
+                         total.value())  # fmt: skip
+        return sparsify(moved, self.threshold, self.floor)
+
+    def _trained(self, problem: Problem, down: Params, shard: Shard) -> tuple[Params, Params]:
+        return alternate(
+            problem,
+            down,
+            shard["train"],
+            self.rule(),
+            self.rate(shard.round),
+            inner=self.inner,
+            accuracy=self.accuracy,
+            momentum=self.momentum,
+            decay=self.decay,
+        )
+
+    def _notes(self, like: Tensor) -> dict[str, Tensor]:
+        """Return what the record should say of settings that no theorem covers."""
+        return {}

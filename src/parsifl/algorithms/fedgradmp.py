@@ -1,0 +1,39 @@
+"""FedGradMP: gradient matching pursuit on every client, a pruned mean on the server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+from torch import Tensor
+
+from parsifl.algorithms.pursuit import Pursuit
+from parsifl.problem import Restricted
+from parsifl.solvers.support import minimize
+
+
+@final
+@dataclass(frozen=True)
+class FedGradMP(Pursuit):
+    r"""Algorithm 1: K iterations of stochastic gradient matching pursuit a client.
+
+    .. math:: \Gamma = \mathrm{approx}_{2\tau}(\nabla g_{i,j}(x)), \quad
+              \hat\Gamma = \Gamma \cup \Lambda, \quad
+              b = \arg\min_{\mathrm{span}(A_{\hat\Gamma})} f_i, \quad
+              \Lambda = \mathrm{approx}_\tau(b), \quad x = P_\Lambda b
+
+    and on the server :math:`x = P_{\Lambda_s} \sum_i p_i x_i` with
+    :math:`\Lambda_s = \mathrm{approx}_\tau(\sum_i p_i x_i)`; tau = `tau`, K = `steps`. The
+    mini-batch (of `batch` rows) only selects; the minimisation reads all rows of the client. Lambda
+    starts as the support of the received model, as the proof needs it. Where a client has fewer
+    rows than coefficients, the minimiser nearest to the current iterate is taken. Losses that are
+    not quadratic are minimised by Newton. Sent: a tau-sparse vector, both ways.
+    """
+
+    cites: ClassVar[str] = (
+        "Song, Qin, Foucart and Needell, Federated Gradient Matching Pursuit, 2023"
+    )
+
+    def solve(self, part: Restricted, key: Tensor, step: int) -> Tensor:
+        """Minimise exactly."""
+        return minimize(part)

@@ -1,0 +1,77 @@
+"""FedMac: sparse personal models by maximal correlation with a sparse global one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor
+
+from parsifl.algorithms.envelope import Envelope
+from parsifl.config import NonNegative, Positive
+from parsifl.solvers.coupled import Coupled
+
+
+@final
+@dataclass(frozen=True)
+class FedMac(Envelope):
+    r"""Personal models that correlate with the global model, under a smoothed l1 norm.
+
+    .. math:: \theta_i \leftarrow \theta_i - \eta_p \left(g_i(\theta_i)
+                  + \gamma \tanh(\theta_i / \rho) - \lambda w_i\right), \quad
+              w_i \leftarrow w_i - \eta \left(\lambda (w_i - \theta_i)
+                  + \gamma_w \tanh(w_i / \rho)\right), \quad
+              w \leftarrow (1 - \beta) w + \tfrac{\beta}{S} \sum_{i \in S} w_i
+
+    with eta_p = `lr`, eta = `outer_lr`, lambda = `lam`, and the rest under their own names; R =
+    `steps`. Both models start at the received one in each round. Sent: the model both ways, its
+    small entries as zeros if `threshold` is set. Kept: nothing.
+
+    Parameters
+    ----------
+    lr, outer_lr, lam
+        The settings of the paper's Table 2. What matters is outer_lr * lam = 0.3, the rate at
+        which w_i follows theta_i.
+    """
+
+    cites: ClassVar[str] = (
+        "Liu et al., Sparse Personalized Federated Learning via Maximizing Correlation, 2021"
+    )
+
+    lr: Positive = 0.05
+    outer_lr: Positive = 3000.0
+    lam: NonNegative = 1e-4
+
+    def rule(self) -> Coupled:
+        """Return the coupling -lambda <theta, w_i>."""
+        return Coupled(
+            rate=self.outer_lr,
+            lam=self.lam,
+            gamma=self.gamma,
+            gamma_w=self.gamma_w,
+            rho=self.rho,
+            proximal=self.l1 == "proximal",
+        )
+
+    def over_bound(self) -> float:
+        """Return how far `outer_lr` exceeds the largest step that Theorem 1 can cover.
+
+        The theorem asks for eta <= 1 / (beta R (18 + 256 kappa_F) L_F). Whatever the strong
+        convexity of the loss, kappa_F >= 1 and L_F >= lambda + gamma_w / rho. Where epochs are
+        set, R is not known in advance and counts as 1.
+
+        >>> round(FedMac().over_bound())
+        1644
+        """
+        smoothness = self.lam + self.gamma_w / self.rho
+        local_steps = self.steps if self.epochs is None else 1
+        return self.outer_lr * self.beta * local_steps * (18 + 256) * smoothness
+
+    def _notes(self, like: Tensor) -> dict[str, Tensor]:
+        over = self.over_bound()
+        if over <= 1:
+            return {}
+        return {
+            "outer_lr_over_theorem_1": torch.full((), over, dtype=like.dtype, device=like.device)
+        }

@@ -1,0 +1,79 @@
+r"""Dictionaries: atoms of which few make up the model, :math:`x = \Psi a`.
+
+Coefficients live in the space of atoms. Candidates are chosen by :math:`|a_j| \|\psi_j\|` (or by
+the correlations :math:`|\psi_j^\top w|`, which is what a gradient in `a` holds for unit atoms);
+what is cut away is projected back by least squares on the atoms that stay.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from parsifl.errors import ConfigError
+from parsifl.keys import Key
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A dictionary that travels as a seed: everybody draws the same atoms.
+
+    >>> Recipe("orthonormal", 4, 4, seed=1).draw().shape
+    torch.Size([4, 4])
+    """
+
+    kind: Literal["orthonormal", "gaussian"]
+    features: int
+    atoms: int
+    seed: int = 0
+
+    def draw(self, dtype: torch.dtype = torch.float64) -> Tensor:
+        """Return the atoms as unit columns [features, atoms]."""
+        if self.kind == "orthonormal":
+            return orthonormal(self.features, self.atoms, self.seed).to(dtype)
+        return gaussian(self.features, self.atoms, self.seed).to(dtype)
+
+
+def gaussian(features: int, atoms: int, seed: int = 0) -> Tensor:
+    """Draw atoms uniformly from the unit sphere."""
+    draw = Key(seed, purpose="dictionary/gaussian").numpy()
+    return unit_columns(torch.from_numpy(draw.standard_normal((features, atoms))))
+
+
+def orthonormal(features: int, atoms: int, seed: int = 0) -> Tensor:
+    """Draw orthonormal atoms; there can be no more than features."""
+    if atoms > features:
+        raise ConfigError(f"{atoms} atoms in {features} dimensions cannot be orthonormal")
+    draw = Key(seed, purpose="dictionary/orthonormal").numpy()
+    basis: Tensor = torch.linalg.qr(torch.from_numpy(draw.standard_normal((features, atoms))))[0]
+    return basis
+
+
+def unit_columns(matrix: Tensor) -> Tensor:
+    """Scale each atom to length 1; a zero atom is refused."""
+    sizes = torch.linalg.vector_norm(matrix, dim=0)
+    if not bool((sizes > 0).all()):
+        raise ConfigError("a dictionary has an atom that is zero; leave it out")
+    scaled: Tensor = matrix / sizes
+    return scaled
+
+
+def project(gram: Tensor, coefficients: Tensor, chosen: Tensor) -> Tensor:
+    r"""Return the coefficients of :math:`P_\Lambda(\Psi a)` for the atoms Lambda that are chosen.
+
+    Least squares on the chosen atoms through the Gram matrix :math:`\Psi^\top \Psi`, which is
+    small where features are many. Coefficients are along the last axis; it runs under vmap.
+    """
+    mask = chosen.to(gram.dtype)
+    system = gram * mask[..., :, None] * mask[..., None, :] + torch.diag_embed(1 - mask)
+    right = (coefficients @ gram) * mask
+    found: Tensor = torch.linalg.solve(system, right[..., None])
+    return found[..., 0] * mask
+
+
+def lengths(gram: Tensor) -> Tensor:
+    """Return the lengths of the atoms."""
+    return gram.diagonal(dim1=-2, dim2=-1).sqrt()

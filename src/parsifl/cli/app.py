@@ -1,0 +1,50 @@
+"""The `parsifl` command: its groups and commands, mounted here."""
+
+from __future__ import annotations
+
+import typer
+
+import parsifl
+from parsifl.cli import catalog, data, masks, report, reproduce, run, sweep
+from parsifl.cli.friendly import FriendlyGroup
+
+app = typer.Typer(
+    cls=FriendlyGroup,
+    help="Parsimonious federated learning: sparse, low-rank and masked models across clients.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    pretty_exceptions_show_locals=False,
+    rich_markup_mode=None,
+)
+
+_START = """Parsifl: parsimonious federated learning.
+
+  parsifl demo                     compare methods on data that need no download
+  parsifl list algorithms          what there is; also datasets, models, partitions, recipes
+  parsifl show fedavg              equations, fields and messages of a method
+  parsifl run fedavg --data digits --rounds 50 --out runs/first
+  parsifl report runs/* -o report.html
+
+  parsifl COMMAND --help           every command has examples"""
+
+
+@app.callback(invoke_without_command=True)
+def start(
+    ctx: typer.Context,
+    version: bool = typer.Option(False, "--version", help="Print the version."),
+) -> None:
+    """Print where to start."""
+    if version:
+        typer.echo(parsifl.__version__)
+    elif ctx.invoked_subcommand is None:
+        typer.echo(_START)
+
+
+app.command()(run.run)
+app.command()(run.demo)
+app.command()(sweep.sweep)
+app.command()(reproduce.reproduce)
+app.command("list")(catalog.list_)
+app.command()(catalog.show)
+app.command()(report.report)
+app.add_typer(data.app, name="data")
+app.add_typer(masks.app, name="masks")

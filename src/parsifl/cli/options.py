@@ -1,0 +1,85 @@
+"""Options that several commands share, and how they become an experiment."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from parsifl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from parsifl.experiment import Experiment
+
+ALGORITHM = typer.Argument(help="An algorithm, e.g. fedavg; see `parsifl list algorithms`.")
+DATA = typer.Option(None, help="A data set, e.g. digits or mnist:normalize=unit.")
+CLIENTS = typer.Option(None, help="How many clients.")
+PARTITION = typer.Option(None, help="How the data are divided, e.g. dirichlet:alpha=0.1.")
+MODEL = typer.Option(None, help="A model, e.g. mlp:hidden=100, vgg, glm; else one that fits.")
+ROUNDS = typer.Option(None, help="How many rounds.")
+SEED = typer.Option(None, help="Everything random follows from it.")
+PARTICIPATION = typer.Option(None, help="The fraction of clients in a round.")
+ENGINE = typer.Option(None, help="auto, sequential or batched.")
+EVERY = typer.Option(None, "--evaluate-every", help="Judge every so many rounds; 0: never.")
+PRECISION = typer.Option(None, help="How values travel: exact, bfloat16, float16 or int8.")
+VALIDATION = typer.Option(None, help="The fraction of each client's rows held out for tuning.")
+TEST = typer.Option(None, help="The fraction held out for testing, or a rule: all, shares, groups.")
+FINE_TUNE = typer.Option(
+    None, "--fine-tune-steps", help="SGD steps of every personal model before it is judged."
+)
+SELECT = typer.Option(None, help="The round of the headline: last, best-validation, best-test.")
+SET = typer.Option([], "--set", help="A field of the algorithm, e.g. --set lr=0.1; repeatable.")
+CONFIG = typer.Option(None, "--config", help="A TOML file with these settings; options win.")
+DATA_DIR = typer.Option(
+    None, "--data-dir", help="A folder that is looked at first (else $PARSIFL_DATA, the cache)."
+)
+RESUME = typer.Option(False, "--resume", help="Go on with what is in the folder.")
+JSON = typer.Option(False, "--json", help="Print JSON for machines.")
+
+
+def experiment(
+    algorithm: str | None, given: dict[str, Any], settings: list[str], file: Path | None
+) -> Experiment:
+    """Merge a TOML file, options and --set fields into an experiment."""
+    from parsifl.experiment import Experiment
+
+    values = {} if file is None else read_toml(file)
+    evaluation = dict(values.get("evaluation", {}))
+    for option, name in (("fine_tune_steps", "fine_tune_steps"), ("select", "select")):
+        if given.get(option) is not None:
+            evaluation[name] = given[option]
+    plain = {k: v for k, v in given.items() if v is not None}
+    values.update({k: v for k, v in plain.items() if k not in ("fine_tune_steps", "select")})
+    if evaluation:
+        values["evaluation"] = evaluation
+    if algorithm is not None:
+        values["algorithm"] = algorithm
+    values["settings"] = {**values.get("settings", {}), **assignments(settings)}
+    return Experiment.read(values)
+
+
+def assignments(texts: list[str]) -> dict[str, Any]:
+    """Read `field=value` texts.
+
+    >>> assignments(["lr=0.1"])
+    {'lr': '0.1'}
+    """
+    found: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise ConfigError(f"cannot read '{text}'; write field=value, e.g. lr=0.1")
+        found[name.strip()] = value.strip()
+    return found
+
+
+def read_toml(file: Path) -> dict[str, Any]:
+    """Read a TOML file."""
+    try:
+        return tomllib.loads(file.read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"there is no file {file}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{file} is not valid TOML: {error}") from None

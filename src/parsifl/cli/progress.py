@@ -1,0 +1,67 @@
+"""Progress of a run: a live bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+Record = dict[str, Any]
+_PLAIN_SECONDS = 5.0
+
+
+@contextmanager
+def follow(label: str, rounds: int, *, quiet: bool = False) -> Iterator[Callable[[Record], None]]:
+    """Yield a function that takes the record of each finished round and shows where we are."""
+    if quiet:
+        yield lambda _: None
+    elif sys.stderr.isatty():
+        with _bar() as bar:
+            task = bar.add_task(label, total=rounds, score="")
+            yield lambda record: bar.update(task, completed=record["round"], score=score(record))
+    else:
+        yield _plain(label, rounds)
+
+
+def _bar() -> Progress:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[score]}"),
+        TimeRemainingColumn(),
+    )
+    return Progress(*columns, console=Console(stderr=True))
+
+
+def _plain(label: str, rounds: int) -> Callable[[Record], None]:
+    shown = time.monotonic()
+
+    def show(record: Record) -> None:
+        nonlocal shown
+        last = record["round"] == rounds
+        if last or time.monotonic() - shown >= _PLAIN_SECONDS:
+            shown = time.monotonic()
+            text = f"{label}: round {record['round']} of {rounds} {score(record)}\n"
+            sys.stderr.write(text)
+            sys.stderr.flush()
+
+    return show
+
+
+def score(record: Record) -> str:
+    """Return the scores of a record in a few words."""
+    words = []
+    for model in ("global", "personal"):
+        for split in ("test", "validation"):
+            metrics = record.get(model, {}).get(split)
+            if metrics:
+                name, values = next(iter(metrics.items()))
+                words.append(f"{model} {name} {values['mean']:.4f}")
+                break
+    return ", ".join(words)

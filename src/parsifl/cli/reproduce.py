@@ -1,0 +1,81 @@
+"""`parsifl reproduce`: run a table or figure of a paper and judge its claims."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from parsifl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from parsifl.recipes.recipe import Claim, Job
+
+
+def reproduce(
+    name: str | None = typer.Argument(None, help="A recipe; see `parsifl reproduce --list`."),
+    scale: str = typer.Option("small", help="small ends within 20 minutes; full is the paper's."),
+    seeds: int = typer.Option(3, min=1, help="Repetitions, for the spread."),
+    out: Path | None = typer.Option(None, help="Where results are kept; else runs/NAME."),
+    data_dir: Path | None = typer.Option(None, help="A folder with data that is looked at first."),
+    list_all: bool = typer.Option(False, "--list", help="List the recipes."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON for machines."),
+) -> None:
+    """Reproduce a table or figure: the claim, the paper's number, ours, and whether it held.
+
+    A killed reproduction goes on where it was when it is started again.
+
+    Examples:
+
+      parsifl reproduce --list
+
+      parsifl reproduce fedmac-table1 --seeds 3
+    """
+    from parsifl.recipes.recipe import Context, find, recipes
+    from parsifl.recipes.recipe import reproduce as run_recipe
+
+    if list_all or name is None:
+        _list(
+            {key: f"{recipe.title} ({recipe.paper})" for key, recipe in recipes().items()}, as_json
+        )
+        return
+    if scale not in ("small", "full"):
+        raise ConfigError(f"scale must be small or full, got '{scale}'")
+    context = Context("small" if scale == "small" else "full", seeds, _text(data_dir))
+    place = out or Path("runs") / name
+
+    def progress(job: Job, number: int, total: int) -> None:
+        typer.echo(f"[{number + 1}/{total}] {job.label}, seed {job.seed}", err=True)
+
+    _, claims = run_recipe(find(name), context, place, progress)
+    _print(claims, as_json)
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)
+
+
+def _list(rows: dict[str, str], as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(rows))
+        return
+    for key, title in rows.items():
+        typer.echo(f"{key:32s} {title}")
+
+
+def _print(claims: list[Claim], as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from rich.console import Console
+    from rich.table import Table
+
+    rows: list[dict[str, Any]] = [asdict(claim) for claim in claims]
+    if as_json:
+        typer.echo(json.dumps(rows))
+        return
+    table = Table("claim", "paper", "ours", "verdict", "note")
+    for row in rows:
+        table.add_row(*(str(row[key]) for key in ("statement", "paper", "ours", "verdict", "note")))
+    Console().print(table)

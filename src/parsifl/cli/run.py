@@ -1,0 +1,136 @@
+"""`parsifl run` and `parsifl demo`: train and judge."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from parsifl.cli import options
+from parsifl.cli.progress import follow
+
+if TYPE_CHECKING:
+    from parsifl.engine.run import Run
+    from parsifl.experiment import Experiment
+
+DEMO = ("local", "fedavg", "fedprox", "scaffold", "ditto")
+
+
+def run(
+    algorithm: str = options.ALGORITHM,
+    data: str | None = options.DATA,
+    clients: int | None = options.CLIENTS,
+    partition: str | None = options.PARTITION,
+    model: str | None = options.MODEL,
+    rounds: int | None = options.ROUNDS,
+    seed: int | None = options.SEED,
+    participation: float | None = options.PARTICIPATION,
+    engine: str | None = options.ENGINE,
+    evaluate_every: int | None = options.EVERY,
+    precision: str | None = options.PRECISION,
+    validation: float | None = options.VALIDATION,
+    test: str | None = options.TEST,
+    fine_tune_steps: int | None = options.FINE_TUNE,
+    select: str | None = options.SELECT,
+    settings: list[str] = options.SET,
+    config: Path | None = options.CONFIG,
+    out: Path | None = typer.Option(None, help="The run folder; else nothing is kept."),
+    data_dir: Path | None = options.DATA_DIR,
+    resume: bool = options.RESUME,
+    as_json: bool = options.JSON,
+) -> None:
+    """Train one algorithm and judge its models.
+
+    Examples:
+
+      parsifl run fedavg --data digits --clients 20 --rounds 50 --set lr=0.1 --out runs/fedavg
+
+      parsifl run ditto --data mnist --partition dirichlet:alpha=0.1 --participation 0.5
+
+      parsifl run fedavg --config experiment.toml --resume --out runs/fedavg
+    """
+    given = {
+        "data": data,
+        "clients": clients,
+        "partition": partition,
+        "model": model,
+        "rounds": rounds,
+        "seed": seed,
+        "participation": participation,
+        "engine": engine,
+        "evaluate_every": evaluate_every,
+        "precision": precision,
+        "validation": validation,
+        "test": test,
+        "fine_tune_steps": fine_tune_steps,
+        "select": select,
+    }
+    chosen = options.experiment(algorithm, given, settings, config)
+    with _kept(out) as folder:
+        finished = execute(chosen, folder, resume=resume, data_dir=data_dir, quiet=as_json)
+        if as_json:
+            typer.echo(json.dumps({"algorithm": chosen.algorithm, **finished.summary()}))
+        else:
+            show([folder])
+
+
+@contextmanager
+def _kept(out: Path | None) -> Iterator[Path]:
+    """Yield the run folder; one that is removed again where the user did not ask for any."""
+    if out is not None:
+        yield out
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            yield Path(folder) / "run"
+
+
+def demo(
+    out: Path = typer.Option(Path("runs/demo"), help="Where runs and report go."),
+    rounds: int = typer.Option(60, help="How many rounds."),
+) -> None:
+    """Compare several methods on the digits data that ship with scikit-learn.
+
+    Twenty clients hold two labels each. Ends with a table and a report to open in a browser.
+    """
+    from parsifl.experiment import Experiment
+    from parsifl.report import build
+
+    base = Experiment(
+        "local", data="digits", clients=20, partition="pathological", rounds=rounds,
+        participation=0.5, settings={"lr": 0.1},
+    )  # fmt: skip
+    folders = [out / name for name in DEMO]
+    for name, folder in zip(DEMO, folders, strict=True):
+        execute(replace(base, algorithm=name), folder, resume=True)
+    show(folders)
+    report = build(folders, out / "report.html")
+    typer.echo(f"\nThe report is in {report}: open it in a browser.")
+
+
+def execute(
+    chosen: Experiment,
+    out: Path | None,
+    *,
+    resume: bool = False,
+    data_dir: Path | None = None,
+    quiet: bool = False,
+) -> Run:
+    """Run an experiment with its progress on standard error."""
+    with follow(chosen.algorithm, chosen.rounds, quiet=quiet) as progress:
+        return chosen.run(out, resume=resume, data_dir=data_dir, progress=progress)
+
+
+def show(folders: Sequence[Path]) -> None:
+    """Print the headline of finished runs."""
+    from rich.console import Console
+
+    from parsifl.report.load import read_all
+    from parsifl.report.tables import headline, render
+
+    Console().print(render(headline(read_all(folders))))

@@ -1,0 +1,182 @@
+"""A run that is described by plain values: what the command line, sweeps and recipes start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, final
+
+import torch
+
+from parsifl import config, data, models, registry
+from parsifl.algorithm import AnyMethod
+from parsifl.config import Count, Fraction, Positive, Size
+from parsifl.data.clients import ClientData
+from parsifl.data.options import parse
+from parsifl.engine.evaluation import Evaluation
+from parsifl.engine.folder import Record
+from parsifl.engine.network import Network
+from parsifl.engine.run import Run
+from parsifl.engine.simulate import simulate
+from parsifl.errors import ConfigError, DataError, unknown
+from parsifl.problem import Problem
+from parsifl.problems.glm import GLM
+from parsifl.problems.neural import NeuralProblem
+from parsifl.wire import Precision
+
+_NESTED: dict[str, type[Any]] = {"evaluation": Evaluation, "network": Network}
+
+
+@final
+@dataclass(frozen=True)
+class Experiment:
+    """One run.
+
+    Parameters
+    ----------
+    algorithm, settings
+        A registered algorithm and its fields.
+    data, clients, partition, test, validation
+        A data set and how it is divided, as in `parsifl.data.prepare`.
+    model
+        A model of `parsifl.models` with options ("mlp:hidden=100"), "glm", or "auto": a linear
+        model for regression and for sparse or double-precision data, the VGG for colour pictures
+        of 32 pixels and more, a perceptron otherwise.
+    rounds, seed, participation, engine, evaluate_every, precision, evaluation, network
+        As in `parsifl.simulate`.
+    """
+
+    algorithm: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    data: str = "digits"
+    clients: Count | None = None
+    partition: str | None = None
+    test: Fraction | str = 0.25
+    validation: Fraction = 0.0
+    model: str = "auto"
+    rounds: Count = 50
+    seed: Size = 0
+    participation: Positive = 1.0
+    engine: Literal["auto", "sequential", "batched"] = "auto"
+    evaluate_every: Size = 1
+    precision: Precision = "exact"
+    evaluation: Evaluation = field(default_factory=Evaluation)
+    network: Network = field(default_factory=Network)
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> Experiment:
+        """Build an experiment from plain values, such as a TOML file holds."""
+        given = dict(values)
+        for name, kind in _NESTED.items():
+            if isinstance(given.get(name), Mapping):
+                given[name] = config.build(kind, given[name])
+        known = [f.name for f in fields(cls)]
+        for name in given:
+            if name not in known:
+                raise ConfigError(unknown("setting", name, known))
+        if "algorithm" not in given:
+            raise ConfigError("no algorithm is named; `parsifl list algorithms` shows them")
+        return config.build(cls, given)
+
+    def method(self) -> AnyMethod:
+        """Return the configured algorithm."""
+        return registry.get(self.algorithm, **self.settings)
+
+    def load(self, data_dir: str | Path | None = None) -> ClientData:
+        """Return the data of the clients."""
+        return data.prepare(
+            self.data,
+            clients=self.clients,
+            partition=self.partition,
+            seed=self.seed,
+            data_dir=data_dir,
+            test=self.test,
+            validation=self.validation,
+        )
+
+    def run(
+        self,
+        folder: str | Path | None = None,
+        *,
+        resume: bool = False,
+        data_dir: str | Path | None = None,
+        progress: Callable[[Record], None] | None = None,
+    ) -> Run:
+        """Run it."""
+        method, clients = self.method(), self.load(data_dir)
+        problem = problem_for(self.model, clients)
+        return simulate(
+            method,
+            problem,
+            clients.flattened() if isinstance(problem, GLM) else clients,
+            self.rounds,
+            seed=self.seed,
+            participation=self.participation,
+            engine=self.engine,
+            folder=folder,
+            evaluate_every=self.evaluate_every,
+            evaluation=self.evaluation,
+            network=self.network,
+            precision=self.precision,
+            resume=resume,
+            progress=progress,
+        )
+
+
+def problem_for(model: str, clients: ClientData) -> Problem:
+    """Return the problem that a model name stands for on these data."""
+    name, options = parse(model)
+    if name == "auto":
+        name = _automatic(clients)
+    if name == "glm":
+        return _linear(clients, options)
+    if clients.classes is None:
+        raise DataError(f"'{clients.name}' has a real target: use --model glm")
+    if not isinstance(clients.x, torch.Tensor):
+        raise DataError(f"'{clients.name}' is sparse: use --model glm")
+    inputs = clients.x[0].numel() if name == "mlp" else clients.x.shape[1]
+    chosen = {key: _literal(value) for key, value in options.items()}
+    factory = partial(_build, name, {"inputs": int(inputs), "classes": clients.classes, **chosen})
+    return NeuralProblem(factory, dtype=clients.x.dtype)
+
+
+def _build(name: str, options: dict[str, Any], width: float = 1.0) -> torch.nn.Module:
+    return models.build(name, **{"width": width, **options})
+
+
+def _automatic(clients: ClientData) -> str:
+    x = clients.x
+    if clients.classes is None or not isinstance(x, torch.Tensor) or x.dtype == torch.float64:
+        return "glm"
+    colour = x.ndim == 4 and x.shape[1] == 3 and x.shape[2] >= 32
+    return "vgg" if colour else "mlp"
+
+
+def _linear(clients: ClientData, options: Mapping[str, str]) -> Problem:
+    classes = clients.classes
+    datafit = "squared" if classes is None else "logistic" if classes == 2 else "softmax"
+    given: dict[str, Any] = {key: _literal(value) for key, value in options.items()}
+    flat = clients.flattened().x
+    dtype = torch.float64 if str(flat.dtype).endswith("float64") else torch.float32
+    try:
+        return GLM(
+            int(flat.shape[1]), **{"datafit": datafit, "classes": classes, "dtype": dtype, **given}
+        )
+    except TypeError as error:
+        raise ConfigError(f"model 'glm' cannot be built: {error}") from error
+
+
+def _literal(text: str) -> Any:
+    """Read a number, a list of numbers joined by +, true or false; anything else is text."""
+    if "+" in text:
+        return tuple(_literal(part) for part in text.split("+"))
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

@@ -1,0 +1,144 @@
+"""Budgets in FLOPs, bytes and memory instead of parameters.
+
+A frozen layer saves its weight gradient. The gradient with respect to its input is still needed
+if an earlier layer is trained, so the cost of a mask is a sum over its layers plus a tail that
+depends on the earliest of them. Both are measured on the module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from parsifl.errors import ConfigError
+from parsifl.masks.blocks import Block, blocks
+from parsifl.masks.instance import Floats, Instance, read_budgets, read_objective
+from parsifl.masks.measure import Probe
+from parsifl.masks.patterns import Catalogue
+from parsifl.masks.plan import MaskPlan
+from parsifl.masks.solve import solve
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+@dataclass(frozen=True, eq=False)
+class Costs:
+    """Blocks and the cost of training a set S of them: `sum(add[S]) + tail[first of S]`."""
+
+    blocks: tuple[Block, ...]
+    add: Floats
+    tail: Floats
+
+    def instance(self, budgets: Iterable[float]) -> Instance:
+        """Return the instance for these budgets; its slack counts the parameters within reach."""
+        limits = read_budgets(budgets)
+        sizes = np.array([float(block.size) for block in self.blocks])
+        names = tuple(block.name for block in self.blocks)
+        bare = Instance(names, sizes, self.add, self.tail, limits, np.zeros_like(limits))
+        catalogue = Catalogue(bare)
+        able = set(limits[bare.active()].tolist())
+        most = {limit: catalogue.fullest(limit)[0] for limit in able}
+        reach = np.array([most.get(limit, 0.0) for limit in limits.tolist()])
+        return Instance(names, sizes, self.add, self.tail, limits, reach)
+
+
+def flops_costs(module: nn.Module, sample: Tensor, head: str | None = None) -> Costs:
+    """Measure what training each block adds to the backward FLOPs of one batch."""
+    probe = Probe.of(module, sample, blocks(module, head))
+    alone = [probe.backward_flops([block]) for block in range(len(probe.blocks))]
+    # from the input on, every input gradient is there: what a block adds is its weight gradient
+    base = probe.backward_flops([], to_input=True)
+    add = [probe.backward_flops([block], to_input=True) - base for block in range(len(alone))]
+    adds = np.array(add, dtype=float)
+    return Costs(probe.blocks, adds, np.array(alone, dtype=float) - adds)
+
+
+def memory_costs(
+    module: nn.Module, sample: Tensor, head: str | None = None, *, slots: int = 1
+) -> Costs:
+    """Measure peak memory in bytes: parameters, gradients, optimiser slots, kept activations.
+
+    The activations are those of training every block from the earliest on: never too few.
+    `slots` is the optimiser's memory per parameter (0: plain SGD, 1: momentum, 2: Adam).
+    """
+    probe = Probe.of(module, sample, blocks(module, head))
+    count = len(probe.blocks)
+    kept = np.array([probe.kept_bytes(range(first, count)) for first in range(count)], dtype=float)
+    # cutting a mask must never cost more: the solver relies on it
+    tail = np.maximum.accumulate(kept[::-1])[::-1] + probe.all_bytes()
+    return Costs(probe.blocks, (1 + slots) * probe.block_bytes(), tail)
+
+
+def from_flops(
+    module: nn.Module,
+    sample: Tensor,
+    flops_budgets: Iterable[float],
+    *,
+    objective: str = "J",
+    head: str | None = None,
+    seconds: float = 20.0,
+) -> MaskPlan:
+    """Plan for devices that can spend so many backward FLOPs on a batch like `sample`.
+
+    The slack of a device counts parameters: the most it could train within its FLOPs, less what
+    it trains.
+    """
+    goal = read_objective(objective)
+    costs = flops_costs(module, sample, head)
+    plan = solve(costs.instance(flops_budgets), goal, seconds=seconds)
+    _recount(plan, Probe.of(module, sample, costs.blocks))
+    return plan
+
+
+def from_bytes(
+    module: nn.Module,
+    bytes_budgets: Iterable[float],
+    *,
+    objective: str = "J",
+    head: str | None = None,
+    seconds: float = 20.0,
+) -> MaskPlan:
+    """Plan for devices that can upload so many bytes of parameter values in a round."""
+    goal = read_objective(objective)
+    found = blocks(module, head)
+    sizes = {
+        name: parameter.numel() * parameter.element_size()
+        for name, parameter in module.named_parameters()
+    }
+    add = np.array([float(sum(sizes[name] for name in block.parameters)) for block in found])
+    costs = Costs(found, add, np.zeros_like(add))
+    return solve(costs.instance(bytes_budgets), goal, seconds=seconds)
+
+
+def from_memory(
+    module: nn.Module,
+    sample: Tensor,
+    memory_budgets: Iterable[float],
+    *,
+    objective: str = "J",
+    head: str | None = None,
+    slots: int = 1,
+    seconds: float = 20.0,
+) -> MaskPlan:
+    """Plan for devices with so many bytes of memory for a training step on `sample`."""
+    goal = read_objective(objective)
+    costs = memory_costs(module, sample, head, slots=slots)
+    return solve(costs.instance(memory_budgets), goal, seconds=seconds)
+
+
+def _recount(plan: MaskPlan, probe: Probe) -> None:
+    """Count each mask on the module: in a net with parallel branches the sum may fall short."""
+    rows, where = np.unique(plan.masks, axis=0, return_index=True)
+    for row, device in zip(rows, where, strict=True):
+        spent = probe.backward_flops(np.flatnonzero(row).tolist())
+        if spent > plan.instance.limits[device] * (1 + 1e-9):
+            raise ConfigError(
+                f"the mask of device {device} takes {spent:,} FLOPs, more than its budget of "
+                f"{plan.instance.limits[device]:,.0f}: the model has parallel branches, which a "
+                "plan by earliest block cannot count; join the branches into one block with "
+                "mask_blocks()"
+            )

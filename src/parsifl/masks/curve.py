@@ -1,0 +1,75 @@
+"""The paper's Figure 3: what a device saves when it masks more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parsifl.errors import ConfigError
+from parsifl.masks.blocks import blocks
+from parsifl.masks.costs import flops_costs
+from parsifl.masks.instance import Instance, instance_of
+from parsifl.masks.measure import Probe
+from parsifl.masks.patterns import Catalogue, fill
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+RATES = tuple(step / 20 for step in range(20))
+
+
+def curve(
+    module: nn.Module,
+    sample: Tensor,
+    rates: Sequence[float] = RATES,
+    *,
+    head: str | None = None,
+    design: str = "fullest",
+) -> list[dict[str, Any]]:
+    """Return parameters and FLOPs against the masking rate 1 - psi / d_w.
+
+    For each rate the device trains the fullest set of blocks within psi, as in the closed form,
+    or (`design="last"`) the last blocks before the head, which saves the most FLOPs. FLOPs are
+    forward and backward of one batch like `sample`; the percentages saved are those of Figure 3.
+    A device that knows its FLOPs reads its psi off this table.
+    """
+    costs = flops_costs(module, sample, head)
+    total = sum(block.size for block in costs.blocks)
+    forward = Probe.of(module, sample, blocks(module, head)).forward_flops()
+    everything = forward + float(costs.add.sum() + costs.tail[0])
+    table = []
+    for rate in rates:
+        if not 0.0 <= rate < 1.0:
+            raise ConfigError(f"the masking rate is {rate}; it must be at least 0 and below 1")
+        psi = (1.0 - rate) * total
+        instance = instance_of(costs.blocks, [psi])
+        row = _chosen(instance, psi, design)
+        parameters = int(row @ instance.sizes)
+        backward = float(row @ costs.add + (costs.tail[row.argmax()] if row.any() else 0.0))
+        table.append(
+            {
+                "rate": rate,
+                "psi": psi,
+                "parameters": parameters,
+                "parameters_saved": 100.0 * (1.0 - parameters / total),
+                "forward_flops": forward,
+                "backward_flops": int(backward),
+                "flops_saved": 100.0 * (1.0 - (forward + backward) / everything),
+                "layers": [costs.blocks[index].name for index in np.flatnonzero(row)],
+            }
+        )
+    return table
+
+
+def _chosen(instance: Instance, psi: float, design: str) -> NDArray[np.bool_]:
+    layers = len(instance.sizes)
+    if design not in ("fullest", "last"):
+        raise ConfigError(f"unknown design {design!r}; use 'fullest' or 'last'")
+    if not instance.active()[0]:
+        return np.zeros(layers, dtype=bool)
+    if design == "fullest":
+        return Catalogue(instance).fullest(psi)[1]
+    return fill(instance, np.arange(layers)[::-1], psi)

@@ -1,0 +1,231 @@
+"""Generalised linear models: a datafit times a design matrix, dense or CSR."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property, partial
+from typing import Any, Literal, final
+
+import torch
+from torch import Tensor
+
+from parsifl.errors import ConfigError
+from parsifl.keys import Key
+from parsifl.problem import Params, Restricted, Selection
+from parsifl.problems import datafits
+from parsifl.problems.eager import eager
+from parsifl.problems.predictor import Predictor
+from parsifl.work import Batch, Rows
+
+NAME = "coef"
+
+
+@final
+class GLM:
+    r"""A linear predictor with a convex loss; coefficients start at zero.
+
+    .. math:: f_i(x) = \frac{1}{n_i} \sum_j \ell(z_j^\top x, y_j) + \frac{\lambda}{2} \|x\|_2^2
+
+    The one parameter is "coef", of shape [d], or [classes, d] for softmax. It is float64 unless
+    told otherwise.
+
+    Parameters
+    ----------
+    features
+        The number of columns of the design matrix.
+    datafit
+        "squared" (Fed-HT's scaling, no 1/2), "squared-half" (FedGradMP's), "logistic" (labels 0
+        and 1, or -1 and +1) or "softmax" (labels 0 .. classes - 1).
+    classes
+        How many classes softmax tells apart.
+    l2
+        The strength lambda; an intercept is not penalised.
+    intercept
+        Adds a last coefficient that multiplies 1.
+    keep
+        Coefficients that no method may set to zero (an intercept is among them anyway).
+    dictionary
+        Atoms as columns [features, d]: the coefficients then belong to the atoms, x = Psi a.
+    weighted
+        The target has a second column, the weight of the row (1 on average over all clients).
+
+    Examples
+    --------
+    >>> GLM(3, "softmax", classes=2).init(Key(0))["coef"].shape
+    torch.Size([2, 3])
+    """
+
+    def __init__(
+        self,
+        features: int,
+        datafit: Literal["squared", "squared-half", "logistic", "softmax"] = "squared",
+        *,
+        classes: int | None = None,
+        l2: float = 0.0,
+        intercept: bool = False,
+        keep: Sequence[int] = (),
+        dictionary: Tensor | None = None,
+        weighted: bool = False,
+        dtype: torch.dtype = torch.float64,
+    ) -> None:
+        self.datafit = datafits.find(datafit)
+        self._check(features, classes, l2, dictionary)
+        self.features, self.classes, self.l2 = features, classes, float(l2)
+        self.intercept, self.weighted, self.dtype = intercept, weighted, dtype
+        self._psi = None if dictionary is None else dictionary.to(dtype)
+        self._predictor = Predictor(features, intercept, self._psi)
+        self._keep = _checked_keep(keep, self.width - intercept)
+
+    def _check(
+        self, features: int, classes: int | None, l2: float, dictionary: Tensor | None
+    ) -> None:
+        if features < 1:
+            raise ConfigError(f"features must be at least 1, got {features}")
+        if not 0 <= l2 < float("inf"):
+            raise ConfigError(f"l2 must be finite and at least 0, got {l2}")
+        if self.datafit.name == "softmax" and (classes is None or classes < 2):
+            raise ConfigError(f"softmax needs classes= of at least 2, got {classes}")
+        if self.datafit.name != "softmax" and classes not in (None, 2):
+            raise ConfigError(f"{self.datafit.name} cannot tell {classes} classes; use softmax")
+        if dictionary is not None and dictionary.shape[0] != features:
+            raise ConfigError(
+                f"the dictionary has {dictionary.shape[0]} rows, but there are {features} features"
+            )
+
+    @property
+    def name(self) -> str:
+        """The name of the coefficient tensor."""
+        return NAME
+
+    @property
+    def width(self) -> int:
+        """The number of coefficients (of each class)."""
+        return self._predictor.width
+
+    @property
+    def dictionary(self) -> Tensor | None:
+        """The atoms as columns; None for plain coordinates."""
+        return self._psi
+
+    @cached_property
+    def gram(self) -> Tensor | None:
+        """The inner products of the atoms, an intercept being one of its own."""
+        if self._psi is None:
+            return None
+        inner = self._psi.mT @ self._psi
+        return torch.block_diag(inner, inner.new_ones(1, 1)) if self.intercept else inner
+
+    @property
+    def score(self) -> str:
+        """The metric that is reported first."""
+        return "accuracy" if self.datafit.classes else "mse"
+
+    @property
+    def maximize(self) -> bool:
+        """Accuracy is to be large, the squared error small."""
+        return self.datafit.classes
+
+    @property
+    def batchable(self) -> bool:
+        """Dense designs run many clients at once; a CSR design keeps its clients in the loop."""
+        return True
+
+    @property
+    def rows_interact(self) -> bool:
+        """Predictions depend on their own row alone."""
+        return False
+
+    @cached_property
+    def kept(self) -> Mapping[str, tuple[int, ...]]:
+        """The coefficients that sparsity must leave alone."""
+        last = (self.width - 1,) if self.intercept else ()
+        return {NAME: (*self._keep, *last)}
+
+    @cached_property
+    def _ridge(self) -> Tensor:
+        strength = torch.full((self.width,), self.l2, dtype=self.dtype)
+        if self.intercept:
+            strength[-1] = 0.0
+        return strength
+
+    def init(self, key: Key) -> Params:  # noqa: ARG002 - the same for every seed
+        """Return zeros."""
+        shape = (self.width,) if self._single else (self.classes or 0, self.width)
+        return {NAME: torch.zeros(shape, dtype=self.dtype)}
+
+    @property
+    def _single(self) -> bool:
+        return self.datafit.name != "softmax"
+
+    def predict(self, params: Params, x: Any) -> Tensor:
+        """Return the linear predictor of each row: the value, the log-odds, or the logits."""
+        return self._predictor.apply(x, params[NAME])
+
+    def loss(self, params: Params, batch: Batch) -> Tensor:
+        """Return the weighted mean loss of a batch plus the l2 term."""
+        y, importance = self._targets(batch.y)
+        losses = self.datafit.loss(self.predict(params, batch.x), y)
+        fit = (losses * importance * batch.weight).sum() / batch.weight.sum().clamp(min=1)
+        return fit + (self._ridge * params[NAME].square()).sum() / 2 if self.l2 else fit
+
+    def _targets(self, y: Tensor) -> tuple[Tensor, Tensor | float]:
+        return (y[..., 0], y[..., 1]) if self.weighted else (y, 1.0)
+
+    def metrics(self, params: Params, rows: Rows) -> dict[str, Tensor]:
+        """Return squared errors, or accuracy and loss, of each row."""
+        u = self.predict(params, rows.x)
+        y, _ = self._targets(rows.y)
+        if not self.datafit.classes:
+            return {"mse": (u - y).square()}
+        right = (u > 0) == (y > 0) if self._single else u.argmax(-1) == y
+        return {"accuracy": right.to(u.dtype), "loss": self.datafit.loss(u, y)}
+
+    def gradient(self, params: Params, data: Selection) -> Params:
+        """Return the gradient of the mean loss over some rows, l2 term included."""
+        coefficients = params[NAME]
+        if coefficients.is_meta:
+            return {NAME: torch.empty_like(coefficients)}
+        slope = eager(partial(self._pulled, data.x, data.y), data.rows, data.weight, coefficients)
+        return {NAME: slope + self._ridge * coefficients if self.l2 else slope}
+
+    def _pulled(self, x: Any, y: Tensor, rows: Tensor, weight: Tensor, coef: Tensor) -> Tensor:
+        u = self._predictor.chosen(x, rows, coef)
+        targets, importance = self._targets(y[rows])
+        share = weight * importance / weight.sum(1, keepdim=True).clamp(min=1)
+        slope = self.datafit.slope(u, targets)
+        slope = slope * (share if self._single else share[..., None])
+        return self._predictor.pull(x, rows, slope.to(coef.dtype))
+
+    def restrict(self, params: Params, data: Selection, index: Tensor, valid: Tensor) -> Restricted:
+        """Return the mean loss over some rows as a function of the coefficients at `index`."""
+        coefficients = params[NAME]
+        y, importance = self._targets(data.y[data.rows])
+        weight = (data.weight / data.weight.sum().clamp(min=1)) * importance
+        start = coefficients.gather(-1, index) * valid
+        return Restricted(
+            columns=self._columns(data, index) * valid[..., None, :],
+            targets=y,
+            weight=weight.to(self.dtype),
+            ridge=self._ridge[index],
+            start=start,
+            loss=self.datafit.loss,
+            slope=self.datafit.slope,
+            curvature=self.datafit.curvature,
+            scale=self.datafit.smoothness if self.datafit.quadratic else None,
+        )
+
+    def _columns(self, data: Selection, index: Tensor) -> Tensor:
+        if index.is_meta:
+            shape = (*index.shape[:-1], len(data.rows), index.shape[-1])
+            return torch.empty(shape, dtype=self.dtype, device="meta")
+        find = partial(self._predictor.columns, data.x)
+        if self._single:
+            return eager(find, data.rows, index)
+        return torch.stack([eager(find, data.rows, some) for some in index])
+
+
+def _checked_keep(keep: Sequence[int], width: int) -> tuple[int, ...]:
+    outside = [position for position in keep if not 0 <= position < width]
+    if outside:
+        raise ConfigError(f"keep names coefficient {outside[0]}, but there are 0 .. {width - 1}")
+    return tuple(sorted(set(keep)))

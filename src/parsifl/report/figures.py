@@ -1,0 +1,190 @@
+"""The numbers behind the figures, as JSON values; assets/*.js draws them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import accumulate
+from statistics import fmean, stdev
+from typing import Any
+
+from parsifl.report import units
+from parsifl.report.groups import Group, Section
+from parsifl.report.load import MODELS, Round, RunData
+from parsifl.report.paired import baselines
+
+MOST_POINTS = 400  # more cannot be told apart on a screen
+_COSTS: Mapping[str, Callable[[Round], float]] = {
+    "up": lambda r: r.bytes_up,
+    "down": lambda r: r.bytes_down,
+    "total": lambda r: r.bytes_up + r.bytes_down,
+    "seconds": lambda r: sum(r.seconds.values()),
+    "simulated": lambda r: r.simulated_seconds,
+    "flops": lambda r: r.flops or 0,
+}
+
+
+def figures(section: Section) -> dict[str, Any]:
+    """Return everything that the figures of a section need."""
+    names = [baseline.label for baseline in baselines(section)]
+    return {
+        "score": section.score,
+        "percent": section.score in units.PERCENT,
+        "maximize": section.maximize,
+        "baselines": names,
+        "groups": [_group(group) for group in section.groups],
+    }
+
+
+def _group(group: Group) -> dict[str, Any]:
+    return {
+        "label": group.label,
+        "seeds": [run.seed for run in group.runs],
+        "curves": _curves(group),
+        "ledger": _ledger(group),
+        "clients": {model: _clients(group, model) for model in MODELS},
+        "totals": _totals(group),
+    }
+
+
+def _curves(group: Group) -> dict[str, Any]:
+    """Return scores against costs, at the rounds that every seed has evaluated."""
+    shared = _thin(_shared_rounds(group, lambda r: bool(r.scores)))
+    scores = {
+        f"{model}|{split}|{metric}": _score(group, shared, model, split, metric)
+        for model, split, metric in _names(group)
+    }
+    return {"round": shared, "x": _axes(group, shared), "y": scores}
+
+
+def _axes(group: Group, shared: Sequence[int]) -> dict[str, list[float | None]]:
+    """Return what was spent until each round, averaged over seeds."""
+    axes: dict[str, list[float | None]] = {}
+    for name, cost in _COSTS.items():
+        spent = [
+            dict(zip((r.round for r in run.rounds), accumulate(map(cost, run.rounds)), strict=True))
+            for run in group.runs
+        ]
+        axes[name] = [_tidy(fmean(each[number] for each in spent)) for number in shared]
+    return axes
+
+
+def _names(group: Group) -> list[tuple[str, str, str]]:
+    return list(
+        dict.fromkeys(
+            (model, split, metric)
+            for run in group.runs
+            for round in run.rounds
+            for model, splits in round.scores.items()
+            for split, metrics in splits.items()
+            for metric in metrics
+        )
+    )
+
+
+def _score(
+    group: Group, shared: Sequence[int], model: str, split: str, metric: str
+) -> dict[str, list[float | None]]:
+    """Return mean and worst decile over clients (mean over seeds), and both kinds of spread."""
+    seeds = [
+        {r.round: r.scores.get(model, {}).get(split, {}).get(metric) for r in run.rounds}
+        for run in group.runs
+    ]
+    columns: dict[str, list[float | None]] = {n: [] for n in ("mean", "worst", "seeds", "clients")}
+    for number in shared:
+        found = [s for seed in seeds if (s := seed.get(number)) is not None]
+        whole = len(found) == len(seeds)
+        means = [s.mean for s in found]
+        columns["mean"].append(_tidy(fmean(means)) if whole else None)
+        columns["worst"].append(_tidy(fmean(s.worst_decile for s in found)) if whole else None)
+        columns["clients"].append(_tidy(fmean(s.std for s in found)) if whole else None)
+        columns["seeds"].append(_tidy(stdev(means)) if whole and len(means) > 1 else None)
+    return columns
+
+
+def _ledger(group: Group) -> dict[str, Any]:
+    """Return costs and the method's own reports, round by round."""
+    shared = _thin(_shared_rounds(group, lambda r: r.round > 0))
+    kept = set(shared)
+    rounds = [{r.round: r for r in run.rounds if r.round in kept} for run in group.runs]
+    info = dict.fromkeys(name for seed in rounds for r in seed.values() for name in r.info)
+    series: dict[str, Callable[[Round], float | None]] = {
+        "up, share of dense": lambda r: r.bytes_up / r.dense_up if r.dense_up else None,
+        "down, share of dense": lambda r: r.bytes_down / r.dense_down if r.dense_down else None,
+        "bytes up per client": lambda r: r.bytes_up / r.trained if r.trained else None,
+        "bytes down per client": lambda r: r.bytes_down / r.trained if r.trained else None,
+        "seconds of local work": lambda r: r.seconds.get("local"),
+    }
+    for name in info:
+        series[f"reported: {name}"] = partial(_reported, name)
+    return {
+        "round": shared,
+        "y": {
+            name: [_mean(value(seed[number]) for seed in rounds) for number in shared]
+            for name, value in series.items()
+        },
+    }
+
+
+def _reported(name: str, round: Round) -> float | None:
+    return round.info.get(name)
+
+
+def _mean(values: Any) -> float | None:
+    found = list(values)
+    return None if any(value is None for value in found) else _tidy(fmean(found))
+
+
+def _clients(group: Group, model: str) -> list[dict[str, Any]]:
+    """Return the score of every client, by run; runs with the same `pair` saw the same rows."""
+    found: list[dict[str, Any]] = []
+    for run in group.runs:
+        scores = run.clients.get((model, "test"))
+        if scores is not None and run.score in scores.values:
+            found.append(
+                {
+                    "seed": run.seed,
+                    "pair": f"{run.seed} {run.data_checksum}",
+                    "round": run.clients_round,
+                    "ids": list(scores.clients),
+                    "rows": list(scores.samples),
+                    "values": [_tidy(value) for value in scores.values[run.score]],
+                }
+            )
+    return found
+
+
+def _totals(group: Group) -> dict[str, float]:
+    costs: dict[str, Callable[[Round], float]] = {
+        "up": lambda r: r.bytes_up,
+        "down": lambda r: r.bytes_down,
+        "dense_up": lambda r: r.dense_up,
+        "dense_down": lambda r: r.dense_down,
+    }
+    return {
+        name: fmean(sum(map(cost, run.rounds)) for run in group.runs)
+        for name, cost in costs.items()
+    }
+
+
+def _shared_rounds(group: Group, wanted: Callable[[Round], bool]) -> list[int]:
+    sets = [_numbers(run, wanted) for run in group.runs]
+    return sorted(set.intersection(*sets))
+
+
+def _numbers(run: RunData, wanted: Callable[[Round], bool]) -> set[int]:
+    return {round.round for round in run.rounds if wanted(round)}
+
+
+def _thin(numbers: Sequence[int]) -> list[int]:
+    """Keep at most `MOST_POINTS` rounds, evenly spread, with the first and the last."""
+    if len(numbers) <= MOST_POINTS:
+        return list(numbers)
+    step = (len(numbers) - 1) / (MOST_POINTS - 1)
+    return [numbers[round(at * step)] for at in range(MOST_POINTS)]
+
+
+def _tidy(value: float) -> float | None:
+    """Return a number that JSON can hold, with six digits; None if it is not finite."""
+    return float(f"{value:.6g}") if math.isfinite(value) else None

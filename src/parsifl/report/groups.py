@@ -1,0 +1,144 @@
+"""Which runs belong together: sections by data and score, groups of seeds of one configuration."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from parsifl.report.load import RunData
+
+# these follow from the seed, so they do not make another configuration
+_SEEDED = frozenset({"run.seed", "problem.checksum", "data.checksum"})
+ABSENT = "not set"
+
+
+@dataclass(frozen=True)
+class Group:
+    """The seeds of one configuration, ordered by seed."""
+
+    label: str
+    runs: tuple[RunData, ...]
+
+    @property
+    def algorithm(self) -> str:
+        """The name of the method."""
+        return self.runs[0].algorithm
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The configuration that the seeds share, with dotted names."""
+        return _shared(self.runs[0])
+
+
+@dataclass(frozen=True)
+class Section:
+    """Runs that may be compared: the same data and the same score."""
+
+    data: str
+    score: str
+    maximize: bool
+    groups: tuple[Group, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def title(self) -> str:
+        """The data in words; arrays that a user brought have no name of their own."""
+        return "own data" if self.data in ("", "own") else self.data
+
+    @property
+    def runs(self) -> list[RunData]:
+        """All runs of all groups."""
+        return [run for group in self.groups for run in group.runs]
+
+
+def sections(runs: Sequence[RunData]) -> list[Section]:
+    """Sort runs into sections, in the order in which they were named."""
+    found: dict[tuple[str, str, bool], list[RunData]] = {}
+    for run in runs:
+        found.setdefault((run.data, run.score, run.maximize), []).append(run)
+    return [_section(*key, members) for key, members in found.items()]
+
+
+def _section(data: str, score: str, maximize: bool, runs: Sequence[RunData]) -> Section:
+    notes: list[str] = []
+    members: dict[str, dict[int, RunData]] = {}
+    for run in runs:
+        seeds = members.setdefault(repr(sorted(_shared(run).items())), {})
+        if run.seed in seeds:
+            notes.append(
+                f"{run.path.name} repeats the configuration and seed of "
+                f"{seeds[run.seed].path.name} and is left out"
+            )
+        else:
+            seeds[run.seed] = run
+    grouped = [tuple(seeds[seed] for seed in sorted(seeds)) for seeds in members.values()]
+    groups = tuple(map(Group, _labels(grouped), grouped))
+    notes += [
+        f"{run.path.name}: {note}" for group in groups for run in group.runs for note in run.notes
+    ]
+    notes += [note for group in groups for note in _uneven(group)]
+    return Section(data, score, maximize, groups, tuple(notes))
+
+
+def _uneven(group: Group) -> list[str]:
+    lengths = [len(run.rounds) for run in group.runs]
+    if len(set(lengths)) == 1:
+        return []
+    return [
+        f"{group.label}: the seeds have {', '.join(map(str, lengths))} rounds; curves end "
+        f"where the shortest does, totals are means of unequal runs"
+    ]
+
+
+def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return a nested configuration with dotted names.
+
+    >>> flat({"run": {"seed": 0, "network": {"up": 1.0}}})
+    {'run.seed': 0, 'run.network.up': 1.0}
+    """
+    found: dict[str, Any] = {}
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            found.update(flat(value, f"{prefix}{name}."))
+        else:
+            found[prefix + name] = value
+    return found
+
+
+def differences(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Return the names on which flat configurations disagree, with everybody's value."""
+    names = dict.fromkeys(name for config in configs for name in config)
+    columns = {name: [config.get(name, ABSENT) for config in configs] for name in names}
+    return {
+        name: values
+        for name, values in columns.items()
+        if any(repr(value) != repr(values[0]) for value in values)
+    }
+
+
+def _shared(run: RunData) -> dict[str, Any]:
+    return {k: v for k, v in flat(run.config).items() if k not in _SEEDED}
+
+
+def _labels(grouped: Sequence[tuple[RunData, ...]]) -> list[str]:
+    """Name each group by its method, and by what sets it apart from others of that method."""
+    count = Counter(runs[0].algorithm for runs in grouped)
+    labels: list[str] = []
+    for runs in grouped:
+        name = runs[0].algorithm
+        peers = [_shared(other[0]) for other in grouped if other[0].algorithm == name]
+        own = _shared(runs[0])
+        if count[name] > 1:
+            changed = [
+                f"{field.rpartition('.')[2]}={own.get(field, ABSENT)}"
+                for field in differences(peers)
+            ]
+            name = f"{name} {', '.join(changed[:3])}"
+        labels.append(name)
+    again = Counter(labels)
+    return [
+        f"{label} [{runs[0].path.name}]" if again[label] > 1 else label
+        for label, runs in zip(labels, grouped, strict=True)
+    ]

@@ -1,0 +1,172 @@
+"""Puts tables, figures and their program into one HTML file that needs no network."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from importlib import resources
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import parsifl
+from parsifl.report.figures import figures
+from parsifl.report.grid import Grid
+from parsifl.report.groups import Section, flat, sections
+from parsifl.report.load import RunData, read_all
+from parsifl.report.sheets import difference_sheet, gain_sheets, headline_sheet, ledger_sheet
+
+_SCRIPTS = ("chart.js", "lines.js", "clients.js", "bars.js", "export.js", "page.js")
+
+
+def build(folders: Sequence[Path], output: Path) -> Path:
+    """Write the report about some run folders.
+
+    Parameters
+    ----------
+    folders
+        Run folders, or folders that contain run folders.
+    output
+        The HTML file to write; its folder is made if need be.
+    """
+    text = render(read_all([Path(folder) for folder in folders]))
+    output = Path(output)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(text, encoding="utf-8")
+    return output
+
+
+def render(runs: Sequence[RunData], version: str = "") -> str:
+    """Return the page; with a `version` it asks its server for a newer one and reloads."""
+    found = sections(runs)
+    sheets = {f"s{at}": _sheets(section, f"s{at}") for at, section in enumerate(found)}
+    data = {
+        "sections": {f"s{at}": figures(section) for at, section in enumerate(found)},
+        "tables": {
+            sheet.name: {"csv": sheet.to_csv(), "latex": sheet.to_latex()}
+            for group in sheets.values()
+            for sheet in group.values()
+        },
+    }
+    script = "\n".join(_asset(name) for name in _SCRIPTS)
+    bodies = [
+        _section(section, f"s{at}", sheets[f"s{at}"], alone=len(found) == 1)
+        for at, section in enumerate(found)
+    ]
+    title = _title(found)
+    return Template(_asset("template.html")).substitute(
+        policy=html.escape(_policy(script, watching=bool(version))),
+        version=html.escape(version),
+        title=html.escape(title),
+        subtitle=html.escape(_subtitle(runs)),
+        style=_asset("style.css"),
+        contents=_contents(found),
+        sections="".join(bodies),
+        data=_embedded(data),
+        script=script,
+    )
+
+
+def _asset(name: str) -> str:
+    return resources.files("parsifl.report").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def _policy(script: str, *, watching: bool) -> str:
+    """Let the browser run this very program, and nothing else, whatever the page contains."""
+    digest = base64.b64encode(hashlib.sha256(f"\n{script}\n".encode()).digest()).decode()
+    connect = "'self'" if watching else "'none'"
+    return (
+        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "
+        f"img-src data: blob:; connect-src {connect}; base-uri 'none'; form-action 'none'"
+    )
+
+
+def _embedded(data: Mapping[str, Any]) -> str:
+    """Return JSON that cannot end the script element that holds it."""
+    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def _title(found: Sequence[Section]) -> str:
+    methods = {group.label for section in found for group in section.groups}
+    named = list(dict.fromkeys(section.title for section in found))
+    what = next(iter(methods)) if len(methods) == 1 else f"{len(methods)} methods"
+    where = named[0] if len(named) == 1 else f"{len(named)} data sets"
+    return f"{what} on {where}"
+
+
+def _subtitle(runs: Sequence[RunData]) -> str:
+    now = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
+    count = f"{len(runs)} run{'s' if len(runs) != 1 else ''}"
+    return f"{count} · made {now} with parsifl {parsifl.__version__}"
+
+
+def _contents(found: Sequence[Section]) -> str:
+    if len(found) == 1:
+        return ""
+    items = "".join(
+        f'<li><a href="#s{at}">{html.escape(_heading(section))}</a></li>'
+        for at, section in enumerate(found)
+    )
+    return f'<nav aria-label="Sections"><ul class="contents">{items}</ul></nav>'
+
+
+def _heading(section: Section) -> str:
+    better = "larger is better" if section.maximize else "smaller is better"
+    return f"{section.title}: {section.score} ({better})"
+
+
+def _sheets(section: Section, name: str) -> dict[str, Grid]:
+    found = {"headline": headline_sheet(section, f"{name}-results")}
+    for at, sheet in enumerate(gain_sheets(section, f"{name}-gain")):
+        found[f"gain{at}"] = sheet
+    found["ledger"] = ledger_sheet(section, f"{name}-ledger")
+    differing = difference_sheet(section, f"{name}-differences")
+    return found if differing is None else {**found, "differences": differing}
+
+
+def _section(section: Section, name: str, sheets: Mapping[str, Grid], *, alone: bool) -> str:
+    gains = "".join(sheet.to_html() for key, sheet in sheets.items() if key.startswith("gain"))
+    same = "<p>All runs share one configuration, apart from the seed.</p>"
+    return Template(_asset("section.html")).substitute(
+        name=name,
+        heading="" if alone else f"<h2>{html.escape(_heading(section))}</h2>",
+        notes=_notes(section.notes),
+        headline=sheets["headline"].to_html(),
+        gains=gains,
+        ledger=sheets["ledger"].to_html(),
+        differences=sheets["differences"].to_html() if "differences" in sheets else same,
+        details="".join(_details(run) for run in section.runs),
+    )
+
+
+def _notes(notes: Sequence[str]) -> str:
+    if not notes:
+        return ""
+    items = "".join(f"<li>{html.escape(note)}</li>" for note in notes)
+    return f'<aside class="warning" aria-label="Notes on the input"><ul>{items}</ul></aside>'
+
+
+def _details(run: RunData) -> str:
+    """Return the whole configuration and environment of a run, folded."""
+    label = html.escape(f"{run.algorithm}, seed {run.seed}")
+    where = html.escape(run.path.name)
+    return (
+        f"<details><summary>{label} <code>{where}</code></summary>"
+        f'<div class="pair">{_listing("Configuration", flat(run.config))}'
+        f"{_listing('Environment', flat(run.environment))}</div></details>"
+    )
+
+
+def _listing(title: str, values: Mapping[str, Any]) -> str:
+    rows = "".join(
+        f'<tr><th scope="row">{html.escape(key)}</th><td>{html.escape(str(value))}</td></tr>'
+        for key, value in values.items()
+    )
+    return (
+        f'<div class="scroll"><table class="listing"><caption>{title}</caption>{rows}</table></div>'
+    )

@@ -1,0 +1,65 @@
+"""Least squares on a support, for a block of clients at once, nearest to the current iterate."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from parsifl.problem import Restricted
+from parsifl.problems.eager import eager
+
+_SINE = 1e-4  # columns closer to the span of the others than this take the slower, pivoted way
+
+
+def least_squares(part: Restricted) -> Tensor:
+    """Return the minimiser of a quadratic loss on a support.
+
+    Where it is not unique (fewer rows than coefficients, equal columns), the one nearest to
+    `part.start` is taken: the correction has minimum norm, not the coefficients themselves, which
+    would stall.
+    """
+    if part.columns.is_meta:
+        return torch.empty_like(part.start)
+    scale = part.scale or 1.0
+    root = (part.weight * scale).sqrt()
+    matrix = part.columns * root[:, None]
+    residual = part.targets * root - matrix @ part.start
+    return part.start + eager(_correction, matrix, residual, part.ridge, part.start)
+
+
+def _correction(matrix: Tensor, residual: Tensor, ridge: Tensor, start: Tensor) -> Tensor:
+    """Minimise |matrix z - residual|^2 + ridge |start + z|^2, all with a leading client axis."""
+    if bool(ridge.any()):
+        penalty = ridge.sqrt()
+        matrix = torch.cat([matrix, torch.diag_embed(penalty)], dim=1)
+        residual = torch.cat([residual, -penalty * start], dim=1)
+    if matrix.shape[1] < matrix.shape[2]:
+        return _pivoted(matrix, residual)
+    found, trusted = _by_normal_equations(matrix, residual)
+    if not bool(trusted.all()):
+        doubtful = ~trusted
+        found[doubtful] = _pivoted(matrix[doubtful], residual[doubtful])
+    return found
+
+
+def _by_normal_equations(matrix: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+    """Solve by Cholesky with one refinement; also say for whom that is as good as QR."""
+    gram = matrix.mT @ matrix
+    squares = gram.diagonal(dim1=1, dim2=2)
+    squares += (squares == 0).to(gram.dtype)  # unused places: an equation of their own, z = 0
+    factor, failed = torch.linalg.cholesky_ex(gram)
+    sines = factor.diagonal(dim1=1, dim2=2) / squares.sqrt()
+    # the negation also catches NaN
+    trusted = (failed == 0) & ~(~(sines > _SINE)).any(1)
+    right = residual[..., None]
+    found = torch.cholesky_solve(matrix.mT @ right, factor)
+    found += torch.cholesky_solve(matrix.mT @ (right - matrix @ found), factor)
+    return found[..., 0], trusted
+
+
+def _pivoted(matrix: Tensor, residual: Tensor) -> Tensor:
+    """Return the solution of minimum norm by QR with column pivoting."""
+    limit = matrix.shape[1] * torch.finfo(matrix.dtype).eps
+    found = torch.linalg.lstsq(matrix, residual[..., None], rcond=limit, driver="gelsy")
+    solution: Tensor = found.solution[..., 0]
+    return solution

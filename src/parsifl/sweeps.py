@@ -1,0 +1,100 @@
+"""Grids of experiments: every combination of settings and seeds, each in a folder of its own."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from parsifl.engine.run import Run
+from parsifl.engine.summary import MODELS
+from parsifl.errors import ConfigError
+from parsifl.experiment import Experiment
+
+Grid = Mapping[str, Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One combination of settings, with the folder name of each of its seeds."""
+
+    settings: dict[str, Any]
+
+    @property
+    def label(self) -> str:
+        """The settings in words, fit for a folder name."""
+        return ",".join(f"{name}={value}" for name, value in self.settings.items()) or "default"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the seeds of one point gave: the headline of each run."""
+
+    point: Point
+    summaries: tuple[dict[str, Any], ...]
+
+    def mean(self, model: str) -> float | None:
+        """Return the mean score over seeds of the global or the personal model."""
+        found = [summary[model] for summary in self.summaries]
+        if any(score is None for score in found):
+            return None
+        return math.fsum(score["mean"] for score in found) / len(found)
+
+
+def points(grid: Grid) -> list[Point]:
+    """Return every combination of a grid.
+
+    >>> [point.label for point in points({"lr": [0.1, 0.2], "mu": [1]})]
+    ['lr=0.1,mu=1', 'lr=0.2,mu=1']
+    """
+    for name, values in grid.items():
+        if not values:
+            raise ConfigError(f"the grid gives no value for '{name}'")
+    return [
+        Point(dict(zip(grid, values, strict=True))) for values in itertools.product(*grid.values())
+    ]
+
+
+def experiments(base: Experiment, grid: Grid, seeds: int) -> Iterator[tuple[Point, Experiment]]:
+    """Yield every experiment; all are built (and so checked) before the first one runs."""
+    if seeds < 1:
+        raise ConfigError(f"seeds must be at least 1, got {seeds}")
+    planned = []
+    for point in points(grid):
+        for seed in range(base.seed, base.seed + seeds):
+            settings = {**base.settings, **point.settings}
+            experiment = replace(base, settings=settings, seed=seed)
+            experiment.method()
+            planned.append((point, experiment))
+    return iter(planned)
+
+
+def sweep(
+    base: Experiment,
+    grid: Grid,
+    seeds: int,
+    run: Callable[[Experiment, Path], Run],
+    folder: Path,
+) -> list[Outcome]:
+    """Run the whole grid; `run` resumes a folder that holds a part of its experiment."""
+    found: dict[str, tuple[Point, list[dict[str, Any]]]] = {}
+    for point, experiment in experiments(base, grid, seeds):
+        place = folder / point.label / f"seed-{experiment.seed}"
+        summary = run(experiment, place).summary()
+        found.setdefault(point.label, (point, []))[1].append(summary)
+    return [Outcome(point, tuple(summaries)) for point, summaries in found.values()]
+
+
+def best(outcomes: Sequence[Outcome], model: str, maximize: bool) -> Outcome:
+    """Return the outcome with the best mean score of a model."""
+    if model not in MODELS:
+        raise ConfigError(f"model must be one of {', '.join(MODELS)}, got '{model}'")
+    scored = [(outcome.mean(model), outcome) for outcome in outcomes]
+    known = [(score, outcome) for score, outcome in scored if score is not None]
+    if not known:
+        raise ConfigError(f"no run of this sweep has a {model} model; choose the other one")
+    sign = 1.0 if maximize else -1.0
+    return max(known, key=lambda pair: sign * pair[0])[1]

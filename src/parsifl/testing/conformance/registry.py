@@ -1,0 +1,103 @@
+"""The list of checks, and how they are run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from parsifl.algorithm import AnyMethod
+from parsifl.data.clients import ClientData
+from parsifl.errors import ConfigError, unknown
+from parsifl.problem import Problem
+from parsifl.testing.conformance.trial import ConformanceError, NotApplicable, Trial, trial_for
+
+Check = Callable[[Trial], None]
+Status = Literal["passed", "failed", "exempt", "not applicable"]
+CHECKS: dict[str, Check] = {}
+"""Every check by its name, in the order in which they are run."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of one check."""
+
+    check: str
+    status: Status
+    reason: str = ""
+    seconds: float = 0.0
+
+
+def promise(name: str) -> Callable[[Check], Check]:
+    """Register a check under the name of the promise that it looks after."""
+
+    def add(check: Check) -> Check:
+        CHECKS[name] = check
+        return check
+
+    return add
+
+
+def expect(condition: bool, otherwise: str) -> None:
+    """Raise ConformanceError unless the condition holds."""
+    if not condition:
+        raise ConformanceError(otherwise)
+
+
+def run_check(name: str, trial: Trial) -> Result:
+    """Run one check; whatever it raises is a failure with a reason."""
+    if name not in CHECKS:
+        raise ConfigError(unknown("check", name, CHECKS))
+    exempt = getattr(type(trial.method), "exempt", {})
+    if name in exempt:
+        return Result(name, "exempt", exempt[name])
+    started = time.perf_counter()
+    status: Status = "passed"
+    reason = ""
+    try:
+        CHECKS[name](trial)
+    except NotApplicable as note:
+        status, reason = "not applicable", str(note)
+    except ConformanceError as error:
+        status, reason = "failed", str(error)
+    except Exception as error:  # a method may raise anything; the table says what
+        status, reason = "failed", f"{type(error).__name__}: {error}"
+    return Result(name, status, reason, time.perf_counter() - started)
+
+
+def run_checks(
+    method: AnyMethod,
+    problem: Problem | None = None,
+    data: ClientData | None = None,
+    checks: Iterable[str] | None = None,
+) -> list[Result]:
+    """Run all checks (or those named) on a method."""
+    trial = trial_for(method, problem, data)
+    return [run_check(name, trial) for name in (CHECKS if checks is None else checks)]
+
+
+def check_algorithm(
+    method: AnyMethod, problem: Problem | None = None, data: ClientData | None = None
+) -> None:
+    """Raise ConformanceError with every promise that a method breaks.
+
+    Parameters
+    ----------
+    method
+        A configured method; few local steps and small batches keep the checks fast.
+    problem, data
+        What it is tried on; by default an example that has the capabilities it requires.
+
+    Examples
+    --------
+    >>> from parsifl.algorithms.fedavg import FedAvg
+    >>> check_algorithm(FedAvg(lr=0.1, steps=2, batch=4))
+    """
+    results = run_checks(method, problem, data)
+    broken = [f"{r.check}: {r.reason}" for r in results if r.status == "failed"]
+    if broken:
+        raise ConformanceError(
+            f"{type(method).__name__} breaks {len(broken)} of {len(results)} promises:\n  "
+            + "\n  ".join(broken)
+        )

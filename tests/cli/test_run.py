@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from parsifl.cli.app import app
+
+QUICK = ["--data", "digits", "--clients", "5", "--rounds", "2", "--set", "steps=2"]
+
+
+def invoke(*words: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, list(words))
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_run_prints_a_table_and_keeps_the_folder(tmp_path: Path) -> None:
+    code, out, err = invoke("run", "fedavg", *QUICK, "--out", str(tmp_path / "run"))
+    assert code == 0, err
+    assert "fedavg" in out
+    assert (tmp_path / "run" / "config.toml").exists()
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 2
+    assert "round 2 of 2" in err
+
+
+def test_json_holds_the_headline_and_nothing_else() -> None:
+    code, out, err = invoke("run", "local", *QUICK, "--json")
+    assert code == 0
+    row = json.loads(out)
+    assert row["algorithm"] == "local"
+    assert row["bytes_up"] == 0
+    assert 0 <= row["personal"]["mean"] <= 1
+    assert err == ""
+
+
+def test_a_second_run_into_the_same_folder_needs_resume(tmp_path: Path) -> None:
+    words = ["run", "fedavg", *QUICK, "--out", str(tmp_path)]
+    assert invoke(*words)[0] == 0
+    code, _, err = invoke(*words)
+    assert code == 2
+    assert "resume" in err
+    assert invoke(*words, "--resume")[0] == 0
+
+
+def test_another_configuration_is_refused_with_the_difference(tmp_path: Path) -> None:
+    assert invoke("run", "fedavg", *QUICK, "--out", str(tmp_path))[0] == 0
+    code, _, err = invoke(
+        "run", "fedavg", *QUICK, "--set", "lr=0.5", "--resume", "--out", str(tmp_path)
+    )
+    assert code == 2
+    assert "algorithm.lr: 0.02 there, 0.5 asked for" in err
+
+
+def test_more_rounds_extend_a_finished_run(tmp_path: Path) -> None:
+    words = ["run", "ditto", *QUICK, "--out", str(tmp_path)]
+    assert invoke(*words)[0] == 0
+    assert invoke(*words, "--rounds", "3", "--resume")[0] == 0
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
+
+
+def test_a_config_file_gives_values_and_options_win(tmp_path: Path) -> None:
+    file = tmp_path / "experiment.toml"
+    file.write_text(
+        'data = "digits"\nclients = 4\nrounds = 9\n[settings]\nlr = 0.5\nsteps = 1\n'
+        '[evaluation]\nselect = "best-test"\n'
+    )
+    code, out, err = invoke("run", "fedavg", "--config", str(file), "--rounds", "1", "--json")
+    assert code == 0, err
+    assert json.loads(out)["rounds"] == 1
+    assert json.loads(out)["select"] == "best-test"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["fedavgg"], "did you mean 'fedavg'?"),
+        (["fedavg", "--set", "lrr=1"], "did you mean 'lr'?"),
+        (["fedavg", "--set", "lr=fast"], "FedAvg.lr"),
+        (["fedavg", "--set", "lr=-1"], "greater than 0"),
+        (["fedavg", "--set", "lr"], "write field=value"),
+        (["fedavg", "--data", "digitz"], "did you mean 'digits'?"),
+        (["fedavg", "--partition", "dirichlett"], "did you mean 'dirichlet'?"),
+        (["fedavg", "--clients", "100000"], "clients"),
+        (["fedavg", "--clients", "0"], "clients"),
+        (["fedavg", "--rounds", "0"], "rounds"),
+        (["fedavg", "--participation", "2"], "participation"),
+        (["fedavg", "--engine", "warp"], "engine"),
+        (["fedavg", "--model", "mlpp"], "did you mean 'mlp'?"),
+        (["fedavg", "--config", "missing.toml"], "missing.toml"),
+        (["fedavg", "--select", "best-validation"], "validation"),
+        (["fedavg", "--precision", "int4"], "precision"),
+    ],
+)
+def test_mistakes_are_named_without_a_traceback(words: list[str], message: str) -> None:
+    code, _, err = invoke("run", *QUICK, *words)
+    assert code == 2
+    assert message in err
+    assert "Traceback" not in err
+    assert err.startswith("error: ")
+
+
+def test_demo_runs_every_method_and_writes_the_report(tmp_path: Path) -> None:
+    code, out, err = invoke("demo", "--out", str(tmp_path), "--rounds", "2")
+    assert code == 0, err
+    for name in ("local", "fedavg", "fedprox", "scaffold", "ditto"):
+        assert name in out
+    assert "<html" in (tmp_path / "report.html").read_text()
+    # a second demo goes on from the finished runs
+    assert invoke("demo", "--out", str(tmp_path), "--rounds", "2")[0] == 0

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from parsifl.cli.app import app
+
+BASE = ["--data", "digits", "--clients", "4", "--rounds", "2", "--set", "steps=2"]
+
+
+def invoke(*words: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, ["sweep", *words])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_a_sweep_runs_the_grid_and_names_the_best(tmp_path: Path) -> None:
+    words = ["fedavg", *BASE, "--grid", "lr=0.0001,0.5", "--seeds", "2", "--out", str(tmp_path)]
+    code, out, err = invoke(*words, "--json")
+    assert code == 0, err
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert [row["settings"]["lr"] for row in rows] == ["0.0001", "0.5"]
+    assert [row["best"] for row in rows] == [False, True]
+    assert all(len(row["runs"]) == 2 for row in rows)
+    assert (tmp_path / "lr=0.5" / "seed-1" / "metrics.jsonl").exists()
+
+
+def test_a_killed_sweep_goes_on_with_resume(tmp_path: Path) -> None:
+    words = ["fedavg", *BASE, "--grid", "lr=0.1", "--out", str(tmp_path)]
+    assert invoke(*words)[0] == 0
+    finished = (tmp_path / "lr=0.1" / "seed-0" / "metrics.jsonl").read_text()
+    code, _, err = invoke(*words, "--grid", "lr=0.1,0.2")
+    assert code == 2
+    assert "--resume" in err
+    assert invoke(*words[:-4], "--grid", "lr=0.1,0.2", "--out", str(tmp_path), "--resume")[0] == 0
+    assert (tmp_path / "lr=0.1" / "seed-0" / "metrics.jsonl").read_text() == finished
+    assert (tmp_path / "lr=0.2" / "seed-0" / "metrics.jsonl").exists()
+
+
+def test_a_bad_point_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    code, _, err = invoke("fedavg", *BASE, "--grid", "lr=0.1,-1", "--out", str(tmp_path / "new"))
+    assert code == 2
+    assert "greater than 0" in err
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_method_without_a_global_model_cannot_be_judged_on_it(tmp_path: Path) -> None:
+    words = ["local", *BASE, "--grid", "lr=0.1", "--judge", "global", "--out", str(tmp_path)]
+    code, _, err = invoke(*words)
+    assert code == 2
+    assert "global" in err

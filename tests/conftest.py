@@ -1,0 +1,20 @@
+"""Shared fixtures."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+torch.set_num_threads(1)  # tests run in parallel processes; more threads would only fight
+
+
+@pytest.fixture(scope="session")
+def data_folder() -> Path:
+    """Return the folder with real data sets; skip where there is none."""
+    folder = os.environ.get("PARSIFL_DATA")
+    if not folder or not Path(folder).is_dir():
+        pytest.skip("needs real data: set PARSIFL_DATA to a folder that holds them")
+    return Path(folder)

@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from parsifl.data.partitions.natural import natural_id
+from parsifl.errors import DataError
+from parsifl.keys import Key
+
+GROUPS = np.array([2, 0, 2, 5, 0, 2])
+
+
+def test_one_client_for_each_group_in_order() -> None:
+    parts = natural_id(GROUPS, None, Key(0))
+    assert [part.tolist() for part in parts] == [[1, 4], [0, 2, 5], [3]]
+
+
+def test_small_groups_are_left_out() -> None:
+    parts = natural_id(GROUPS, None, Key(0), min_size=2)
+    assert [part.tolist() for part in parts] == [[1, 4], [0, 2, 5]]
+
+
+def test_a_number_of_clients_draws_that_many_groups() -> None:
+    groups = np.repeat(np.arange(50), 3)
+    chosen = [natural_id(groups, 10, Key(seed)) for seed in (0, 0, 1)]
+    assert chosen[0].values.tolist() == chosen[1].values.tolist() != chosen[2].values.tolist()
+    assert all(len(set(groups[part])) == 1 for part in chosen[0])
+
+
+def test_more_clients_than_groups_are_refused() -> None:
+    with pytest.raises(DataError, match=r"3 of 3 groups .* but 4 clients"):
+        natural_id(GROUPS, 4, Key(0))
+    with pytest.raises(DataError, match="0 of 3 groups"):
+        natural_id(GROUPS, None, Key(0), min_size=9)

@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.sparse import csr_matrix
+
+from parsifl.data.arrays import Dataset
+from parsifl.data.clients import ClientData, as_tensor
+from parsifl.data.ragged import Ragged
+from parsifl.errors import ConfigError, DataError
+from parsifl.keys import Key
+
+PAIR = (np.arange(8.0).reshape(4, 2), np.array([0, 1, 0, 2]))
+OTHER = (np.arange(4.0).reshape(2, 2), np.array([1, 1]))
+
+
+def tensor(data: ClientData) -> torch.Tensor:
+    assert isinstance(data.x, torch.Tensor)
+    return data.x
+
+
+def test_own_arrays_are_pooled_in_the_order_of_the_clients() -> None:
+    data = ClientData.of([PAIR, OTHER], test=0.0)
+    assert np.array_equal(tensor(data).numpy(), np.concatenate([PAIR[0], OTHER[0]]))
+    assert data.y.tolist() == [0, 1, 0, 2, 1, 1]
+    assert [sorted(part.tolist()) for part in data.train] == [[0, 1, 2, 3], [4, 5]]
+    assert len(data) == 2
+    assert data.classes == 3
+    assert list(data.profiles) == [{}, {}]
+
+
+def test_validation_and_test_rows_are_disjoint_from_training_rows() -> None:
+    data = ClientData.of([PAIR, OTHER], test=0.25, validation=0.25)
+    assert [len(part) for part in data.train] == [2, 1]
+    assert [len(part) for part in data.validation] == [1, 0]
+    assert [len(part) for part in data.test] == [1, 1]
+
+
+def test_the_seed_decides_the_split() -> None:
+    clients = [(np.zeros((50, 1)), np.zeros(50, dtype=np.int64))]
+    rows = [ClientData.of(clients, seed=seed).train[0].tolist() for seed in (0, 0, 1)]
+    assert rows[0] == rows[1] != rows[2]
+
+
+@pytest.mark.parametrize(
+    ("x", "dtype", "expected"),
+    [
+        (np.zeros((4, 2)), None, torch.float64),
+        (np.zeros((4, 2), dtype=np.float32), None, torch.float32),
+        (np.zeros((4, 2), dtype=np.uint8), None, torch.float32),
+        (np.zeros((4, 2)), torch.float32, torch.float32),
+        (np.zeros((4, 2), dtype=np.int32), torch.int64, torch.int64),
+        (torch.zeros((4, 2)), None, torch.float32),
+        (torch.zeros((4, 2), dtype=torch.float64, requires_grad=True), None, torch.float64),
+    ],
+)
+def test_floats_stay_what_they_are_and_integers_become_float32(
+    x: Any, dtype: torch.dtype | None, expected: torch.dtype
+) -> None:
+    data = ClientData.of([(x, np.array([0, 1, 0, 1]))], dtype=dtype)
+    assert tensor(data).dtype == expected
+    assert data.y.dtype == torch.int64
+
+
+def test_a_regression_target_takes_the_dtype_of_the_features() -> None:
+    x, y = np.zeros((4, 2), dtype=np.float32), np.arange(4.0)
+    data = ClientData.of([(x, y)])
+    assert data.y.dtype == torch.float32
+    assert data.classes is None
+    survival = ClientData.of([(x.astype(np.float64), np.ones((4, 2)))])
+    assert survival.y.shape == (4, 2)
+    assert survival.y.dtype == torch.float64
+    with pytest.raises(DataError, match="no classes"):
+        data.shares()
+
+
+def test_sparse_clients_stay_sparse() -> None:
+    pairs = [(csr_matrix(x), y) for x, y in (PAIR, OTHER)]
+    data = ClientData.of(pairs)
+    assert isinstance(data.x, csr_matrix)
+    assert np.array_equal(data.x.toarray(), np.concatenate([PAIR[0], OTHER[0]]))
+    narrow = ClientData.of(pairs, dtype=torch.float32)
+    assert isinstance(narrow.x, csr_matrix)
+    assert narrow.x.dtype == np.float32
+    assert narrow.flattened().x is narrow.x
+
+
+def test_profiles_are_carried() -> None:
+    data = ClientData.of([PAIR, OTHER], profiles=[{"width": 0.5}, {"width": 1.0}])
+    assert data.profiles[0] == {"width": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"y": torch.zeros(3)}, "6 rows but y has 3"),
+        ({"profiles": ({},)}, "profiles has 1 clients but train has 2"),
+        ({"train": Ragged.of([[0], [6]])}, "train names rows 0 to 6, but x has rows 0 to 5"),
+        ({"test": [np.array([-1]), np.array([0])]}, "test names rows -1"),
+    ],
+)
+def test_fields_that_contradict_each_other_are_refused(
+    changes: dict[str, Any], message: str
+) -> None:
+    fields = {**vars(ClientData.of([PAIR, OTHER])), **changes}
+    with pytest.raises(DataError, match=message):
+        ClientData(**fields)
+
+
+def test_a_read_only_memory_map_is_shared_and_not_copied(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.ones((5, 2), dtype=np.float32))
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    pooled = as_tensor(mapped)
+    assert pooled.data_ptr() == mapped.ctypes.data
+
+
+def test_a_million_clients_with_two_rows_each() -> None:
+    rows = Ragged.from_sizes(np.arange(2_000_000), np.full(1_000_000, 2))
+    labels = np.tile(np.array([0, 1]), 1_000_000)
+    dataset = Dataset("big", np.zeros((2_000_000, 1), dtype=np.float32), labels, classes=2)
+    data = ClientData.from_dataset(dataset, rows, test=0.5)
+    assert len(data) == 1_000_000
+    assert len(data.train[999_999]) == len(data.test[999_999]) == 1
+
+
+DATASET = Dataset(
+    "toy",
+    np.arange(12, dtype=np.uint8).reshape(6, 1, 1, 2),
+    np.array([0, 0, 1, 1, 1, 0]),
+    classes=2,
+    test_x=np.full((2, 1, 1, 2), 7, dtype=np.uint8),
+    test_y=np.array([1, 0]),
+)
+PARTS = [np.array([0, 2, 3]), np.array([1, 4, 5])]
+
+
+def test_from_a_data_set_with_a_fraction_for_testing() -> None:
+    data = ClientData.from_dataset(DATASET, PARTS, test=0.3, key=Key(1))
+    assert [sorted([*a, *b]) for a, b in zip(data.train, data.test, strict=True)] == [
+        [0, 2, 3],
+        [1, 4, 5],
+    ]
+    assert tensor(data).dtype == torch.float32
+    assert data.name == "toy"
+    assert data.flattened().x.shape == (6, 2)
+
+
+def test_from_a_data_set_with_rows_of_the_official_test_split() -> None:
+    data = ClientData.from_dataset(DATASET, PARTS, test=[np.array([0]), np.array([0, 1])])
+    assert [part.tolist() for part in data.test] == [[6], [6, 7]]
+    assert data.y[data.test[1]].tolist() == [1, 0]
+    assert [len(part) for part in data.train] == [3, 3]
+    assert data.shares().tolist() == [[1 / 3, 2 / 3], [2 / 3, 1 / 3]]
+
+
+def test_statistics_come_from_training_rows_alone() -> None:
+    data = ClientData.from_dataset(DATASET, PARTS, test=[np.array([0])] * 2, normalize="feature")
+    assert torch.allclose(tensor(data)[:6].mean(dim=0), torch.zeros(1, 1, 2), atol=1e-6)
+    doubled = ClientData.from_dataset(
+        DATASET, PARTS, test=0.3, normalize="feature", dtype=torch.float64
+    )
+    rows = np.concatenate(list(doubled.train))
+    assert torch.allclose(
+        tensor(doubled)[rows].mean(dim=0).float(), torch.zeros(1, 1, 2), atol=1e-6
+    )
+
+
+def test_empty_clients_and_impossible_shares_are_refused() -> None:
+    with pytest.raises(DataError, match=r"1 of 2 clients have no rows .*client 1"):
+        ClientData.from_dataset(DATASET, [np.array([0]), np.zeros(0, dtype=np.int64)])
+    with pytest.raises(DataError, match="no clients"):
+        ClientData.from_dataset(DATASET, [])
+    with pytest.raises(ConfigError, match="add up"):
+        ClientData.from_dataset(DATASET, PARTS, test=1.5)

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from parsifl.data.preparation import prepare
+from parsifl.data.ragged import Ragged
+from parsifl.errors import ConfigError, DataError
+
+
+def test_the_defaults_are_those_of_the_data_set() -> None:
+    data = prepare("digits")
+    assert len(data) == 20
+    assert isinstance(data.x, torch.Tensor)
+    assert data.x.dtype == torch.float32
+    assert data.x.max() == 1  # normalize=unit
+    assert np.count_nonzero(data.shares(), axis=1).max() == 2
+
+
+def test_options_of_the_data_set_and_of_the_partition_reach_their_place() -> None:
+    data = prepare(
+        "digits:normalize=none,dtype=float64,augment=flip",
+        clients=5,
+        partition="dirichlet:alpha=1",
+        options={"min_size": 50},
+        test=0.5,
+        validation=0.1,
+    )
+    assert isinstance(data.x, torch.Tensor)
+    assert data.x.dtype == torch.float64
+    assert data.x.max() == 16
+    assert data.augment == "flip"
+    sizes = sum(Ragged.of(part).sizes for part in (data.train, data.validation, data.test))
+    assert np.min(sizes) >= 50
+
+
+def test_the_same_seed_gives_the_same_clients() -> None:
+    first, again, other = (prepare("digits", clients=5, seed=seed) for seed in (3, 3, 4))
+    assert all(np.array_equal(a, b) for a, b in zip(first.train, again.train, strict=True))
+    assert not np.array_equal(first.train[0], other.train[0])
+
+
+def test_generated_clients_are_their_own_groups() -> None:
+    data = prepare("fedgradmp:clients=3,samples=8,dimension=20,sparsity=2")
+    assert len(data) == 3
+    assert data.y.dtype == torch.float64
+    assert len(prepare("fedgradmp:clients=3,samples=8,dimension=20,sparsity=2", clients=2)) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"name": "digits:dtype=int8"}, "unknown dtype"),
+        ({"name": "digits:normalize=zca"}, "unknown normalization"),
+        ({"name": "digits:verify=false"}, "takes no options"),
+        ({"name": "digits", "test": "most"}, "unknown test rule 'most'"),
+        ({"name": "digits", "partition": "dirchlet"}, "did you mean 'dirichlet'"),
+        ({"name": "digits", "clients": 0}, "at least 1"),
+        ({"name": "digits", "test": 0.7, "validation": 0.7}, "add up"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(arguments: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        prepare(**arguments)  # type: ignore[arg-type]  # the values are wrong on purpose
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"name": "digits", "clients": 5000}, "1797 rows, too few for 5000 clients"),
+        ({"name": "digits", "test": "all"}, "no official test split"),
+        ({"name": "digits", "partition": "natural-id"}, "no natural groups"),
+        ({"name": "fedgradmp:clients=2", "partition": "pathological"}, "needs class labels"),
+    ],
+)
+def test_data_that_cannot_be_divided_so_are_refused(
+    arguments: dict[str, str], message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        prepare(**arguments)  # type: ignore[arg-type]  # the values are wrong on purpose
+
+
+@pytest.mark.slow
+def test_fraction_merges_and_official_tests_do_not(real: Path) -> None:
+    merged = prepare("mnist", clients=10, data_dir=real)
+    assert sum(len(part) for part in merged.train) + sum(len(part) for part in merged.test) == 70000
+    shares = prepare(
+        "mnist:normalize=unit",
+        10,
+        "inner-dirichlet:alpha=0.1,size=500",
+        data_dir=real,
+        test="shares",
+    )
+    assert all(len(part) == 500 for part in shares.train)
+    assert all(80 < len(part) <= 100 and part.min() >= 60000 for part in shares.test)
+    everything = prepare("mnist:normalize=unit", clients=2, data_dir=real, test="all")
+    assert [len(part) for part in everything.test] == [10000, 10000]
+    with pytest.raises(DataError, match="has no groups"):
+        prepare("mnist", clients=2, data_dir=real, test="groups")
+
+
+def test_official_tests_by_group_belong_to_the_same_region(real: Path) -> None:
+    data = prepare("fed-tcga-brca", data_dir=real, test="groups")
+    assert [len(part) for part in data.train] == [248, 156, 164, 129, 129, 40]
+    assert [len(part) for part in data.test] == [63, 40, 42, 33, 33, 11]
+    with pytest.raises(DataError, match="one group each"):
+        prepare("fed-tcga-brca", 4, "iid", data_dir=real, test="groups")
+    with pytest.raises(DataError, match="no labels to take shares of"):
+        prepare("fed-tcga-brca", data_dir=real, test="shares")
+
+
+def test_text_stays_sparse_from_the_file_to_the_clients(real: Path) -> None:
+    data = prepare("rcv1-sample", clients=10, data_dir=real)
+    assert not isinstance(data.x, torch.Tensor)
+    assert data.x.shape == (1500, 47236)
+    assert len(data) == 10

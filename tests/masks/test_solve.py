@@ -1,0 +1,268 @@
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from parsifl.errors import ConfigError
+from parsifl.keys import Key
+from parsifl.masks import MaskPlan, heuristics, optimal, replan
+from parsifl.masks.instance import instance_of, value
+
+MOBILENET = [928, 2528, 9152, 18048, 34688, 68864, 134912, *[268800] * 5, 531968, 1061888]
+PRERESNET = [1728, 73984, 73984, 229760, 295424, 918272, 1180672, 3671552, 4720640, 1024]
+ALEXNET = [23424, 307776, 664704, 885504, 590592, 37761024, 16789504]
+
+
+def fleet(layers: Sequence[int], share: float, strong: int, devices: int = 100) -> list[float]:
+    total = sum(layers)
+    return [share * total] * (devices - strong) + [float(total)] * strong
+
+
+def check(plan: MaskPlan) -> None:
+    assert plan.instance.broken(plan.masks) is None
+    assert plan.bound <= plan.value
+    assert plan.value == pytest.approx(value(plan.instance, plan.masks, plan.objective))
+
+
+# --- slow reference, from the definition (9a)-(9d) in exact arithmetic ---------------------------
+
+
+def reference_value(
+    sizes: Sequence[int], budgets: Sequence[int], design: Sequence[int]
+) -> tuple[Fraction, Fraction]:
+    layers = range(len(sizes))
+    coverage = [sum(mask >> j & 1 for mask in design) for j in layers]
+    bias, slack = Fraction(0), Fraction(0)
+    for mask, budget in zip(design, budgets, strict=True):
+        k = [Fraction(mask >> j & 1, max(coverage[j], 1)) for j in layers]
+        bias += sum(sizes) * max(k) - sum(sizes[j] * k[j] for j in layers)
+        used = sum(sizes[j] for j in layers if mask >> j & 1)
+        slack += min(budget, sum(sizes)) - used
+    return bias, bias + slack
+
+
+def reference_best(sizes: Sequence[int], budgets: Sequence[int]) -> tuple[float, float]:
+    layers = range(len(sizes))
+    sums = [sum(sizes[j] for j in layers if mask >> j & 1) for mask in range(1 << len(sizes))]
+    choices = [
+        [mask for mask in range(1, len(sums)) if sums[mask] <= budget] or [0] for budget in budgets
+    ]
+    needed = sum(1 << j for j in layers if sizes[j] <= max(budgets))
+    values = []
+    seen = set()
+    for design in itertools.product(*choices):
+        kind = tuple(sorted(zip(budgets, design, strict=True)))  # equal devices are exchangeable
+        covered = 0
+        for mask in design:
+            covered |= mask
+        if covered == needed and kind not in seen:
+            seen.add(kind)
+            values.append(reference_value(sizes, budgets, design))
+    return float(min(v[0] for v in values)), float(min(v[1] for v in values))
+
+
+def small_instance(seed: int) -> tuple[list[int], list[int]]:
+    draw = random.Random(seed)
+    layers, devices = draw.choice([(2, 5), (3, 3), (3, 4), (4, 3), (5, 2)])
+    sizes = [draw.randint(1, 9) for _ in range(layers)]
+    budgets = [draw.randint(0, sum(sizes) + 2) for _ in range(devices)]
+    budgets[draw.randrange(devices)] = draw.randint(min(sizes), sum(sizes))
+    return sizes, budgets
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_agrees_with_brute_force_on_small_instances(block: int) -> None:
+    for seed in range(20 * block, 20 * block + 20):
+        sizes, budgets = small_instance(seed)
+        bias, total = reference_best(sizes, budgets)
+        for objective, least in (("bias", bias), ("J", total)):
+            plan = optimal(sizes, budgets, objective)
+            check(plan)
+            assert plan.proven, (sizes, budgets, objective)
+            assert plan.value == pytest.approx(least, abs=1e-6), (sizes, budgets, objective)
+
+
+# --- numbers of the paper and of the closed form -------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("weak", "least"),
+    [
+        ((1, 1), 8 / 3),
+        ((1, 2), 10 / 3),
+        ((1, 3), 2),
+        ((2, 2), 2),
+        ((2, 3), 2),
+        ((3, 3), 2),
+        ((4, 4), 0),
+    ],
+)
+def test_minima_of_table_6(weak: tuple[int, int], least: float) -> None:
+    plan = optimal([1, 1, 1, 1], [*weak, 4])
+    assert pytest.approx(least) == plan.J
+    assert plan.proven
+
+
+@pytest.mark.parametrize(
+    ("layers", "strong", "devices", "bias", "total"),
+    [
+        (MOBILENET, 20, 100, 2_565_580.8, 2_596_940.8),
+        (MOBILENET, 40, 100, 1_924_185.6, 1_947_705.6),
+        (MOBILENET, 50, 100, 1_603_488.0, 1_623_088.0),
+        (PRERESNET, 50, 100, 5_583_520.0, 7_156_720.0),
+        (PRERESNET, 20, 100, 8_933_632.0, 11_450_752.0),
+        (ALEXNET, 15, 30, 28_511_264.0, 98_348_504.0),
+    ],
+)
+def test_closed_form_is_reached_and_proven_at_an_eighth(
+    layers: list[int], strong: int, devices: int, bias: float, total: float
+) -> None:
+    plan = optimal(layers, fleet(layers, 1 / 8, strong, devices))
+    check(plan)
+    assert plan.proven
+    assert pytest.approx(total) == plan.J
+    assert plan.bias == pytest.approx(bias)
+    assert plan.seconds < 1.0
+
+
+def test_fullest_mask_of_the_weak_devices_is_the_best_subset_sum() -> None:
+    plan = optimal(MOBILENET, fleet(MOBILENET, 1 / 8, 20))
+    assert np.flatnonzero(plan.masks[0]).tolist() == [0, 2, 3, 4, 5, 7]
+    assert plan.trainable == pytest.approx(961_779.2)
+
+
+@pytest.mark.slow
+def test_spread_budgets_reach_the_certified_bracket() -> None:
+    budgets = fleet(MOBILENET, 0.75, 20)
+    bias = optimal(MOBILENET, budgets, "bias")
+    check(bias)
+    assert bias.bound >= 705_534
+    assert bias.value <= 904_532
+    assert bias.gap <= 0.25
+    total = optimal(MOBILENET, budgets, "J")
+    check(total)
+    assert total.value <= 1_560_000
+    assert total.gap <= 0.15
+    assert bias.J > total.J  # the two optima differ
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layers", [MOBILENET, PRERESNET], ids=["mobilenet", "preresnet"])
+def test_a_thousand_devices_beat_a_thousand_random_designs(layers: list[int]) -> None:
+    shares = Key(0, purpose="test budgets").numpy().uniform(0.05, 1.0, 20)
+    budgets = np.repeat(shares, 50) * sum(layers)
+    plan = optimal(layers, budgets, seconds=10.0)
+    check(plan)
+    assert plan.seconds < 30.0
+    assert 0.0 < plan.gap < 0.5
+    drawn = heuristics.best_of_random(plan.instance, Key(1), 1000)
+    assert drawn is None or plan.value < value(plan.instance, drawn, "J")
+
+
+def test_every_budget_may_differ() -> None:
+    shares = Key(2, purpose="test budgets").numpy().uniform(0.02, 1.0, 60)
+    plan = optimal(PRERESNET, shares * sum(PRERESNET), seconds=2.0)
+    check(plan)
+    assert np.isfinite(plan.bound)
+    assert plan.seconds < 6.0
+
+
+def test_many_layers_get_a_bound_without_listing_their_subsets() -> None:
+    sizes = Key(3, purpose="test sizes").numpy().integers(100, 9000, 40).tolist()
+    plan = optimal(sizes, fleet(sizes, 0.4, 5, 25), seconds=3.0)
+    check(plan)
+    assert 0.0 <= plan.gap < 0.6
+
+
+def test_full_budgets_train_everything() -> None:
+    plan = optimal(PRERESNET, [sum(PRERESNET) * 2.0] * 7)
+    assert plan.masks.all()
+    assert plan.J == 0.0
+    assert plan.proven
+
+
+def test_time_limit_zero_still_gives_a_feasible_plan() -> None:
+    check(optimal(MOBILENET, fleet(MOBILENET, 0.5, 20), seconds=0.0))
+
+
+# --- bad input -----------------------------------------------------------------------------------
+
+
+def test_device_below_the_smallest_layer_trains_nothing_and_is_told() -> None:
+    plan = optimal({"small": 2, "large": 5}, [1, 7, 2])
+    assert not plan.masks[0].any()
+    assert "device 0 can train no layer" in plan.messages[0]
+    check(plan)
+
+
+def test_layer_that_nobody_can_train_is_named() -> None:
+    plan = optimal({"small": 2, "large": 5}, [3, 2])
+    assert plan.messages == ("no device can train layer large: it keeps its initial value",)
+    assert not plan.masks[:, 1].any()
+
+
+@pytest.mark.parametrize(
+    ("layers", "budgets", "words"),
+    [
+        ([1, 2], [1, -3], "device 1 is -3; it must not be negative"),
+        ([1, 2], [float("nan")], "device 0 is nan"),
+        ([1, 2], ["3"], "device 0 is '3'"),
+        ([1, 2], [True], "device 0 is True"),
+        ([1, 2], [], "no devices"),
+        ([], [1], "no layers"),
+        ([1, 0], [1], "layer 1 has size 0"),
+        ([4, 5], [3, 1], "no device can train any layer"),
+    ],
+)
+def test_bad_input_is_refused_by_name(layers: list[int], budgets: list[float], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        optimal(layers, budgets)
+
+
+def test_unknown_objective_is_refused() -> None:
+    with pytest.raises(ConfigError, match="unknown objective 'j'"):
+        optimal([1], [1], "j")
+
+
+# --- replanning ----------------------------------------------------------------------------------
+
+
+def test_replan_covers_what_the_leaver_alone_trained() -> None:
+    plan = optimal([1, 1, 1, 1], [2, 2, 4])
+    rest = replan(plan, [2])
+    check(rest)
+    assert rest.devices == (0, 1)
+    assert rest.masks.any(axis=0).all()
+    assert rest.value == pytest.approx(reference_best([1, 1, 1, 1], [2, 2])[1])
+
+
+def test_replan_keeps_masks_that_are_still_best() -> None:
+    plan = optimal(MOBILENET, fleet(MOBILENET, 1 / 8, 20))
+    rest = replan(plan, range(5))
+    assert rest.method == "kept"
+    assert (rest.masks == plan.masks[5:]).all()
+    assert rest.proven
+    assert rest.trained(5) == plan.trained(5)
+
+
+def test_replan_refuses_strangers_and_an_empty_fleet() -> None:
+    plan = optimal([1, 2], [3, 3])
+    with pytest.raises(ConfigError, match="device 5 cannot leave"):
+        replan(plan, [5])
+    with pytest.raises(ConfigError, match="all devices have left"):
+        replan(plan, [0, 1])
+
+
+def test_instance_says_what_is_broken() -> None:
+    instance = instance_of([1, 2], [3, 1])
+    off, on = [False, False], [True, True]
+    assert "spends more" in str(instance.broken(np.array([on, on])))
+    assert "trains none" in str(instance.broken(np.array([on, off])))
+    half = np.array([[True, False], [True, False]])
+    assert "trained by nobody" in str(instance.broken(half))
+    assert "shape" in str(instance.broken(half[:1]))
