@@ -25,9 +25,6 @@ def test_a_client_error_says_where_it_happened() -> None:
     assert (error.stage, error.client, error.round, error.reason) == ("local", 7, 3, "loss is NaN")
 
 
-@pytest.mark.xfail(
-    raises=TypeError, reason="ClientError has no __reduce__: pickle gives __init__ the text alone"
-)
 def test_a_client_error_travels_between_processes() -> None:
     error = errors.ClientError("local", 7, 3, "loss is NaN")
     found = pickle.loads(pickle.dumps(error))

@@ -43,7 +43,7 @@ def test_own_module_and_own_arrays_work() -> None:
     assert run.bytes_up > 0
     assert run.bytes_down > 0
     assert run.server["weight"].shape == (2, 5)
-    x = torch.from_numpy(clients[0][0])
+    own = torch.from_numpy(clients[0][0])
     personal = run.personal(0)
-    assert personal.problem.predict(personal.params, x).shape == (60, 2)
+    assert personal.problem.predict(personal.params, own).shape == (60, 2)
     assert run.summary()["global"]["mean"] > 0.9

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class ParsiflError(Exception):
@@ -47,6 +48,10 @@ class ClientError(ParsiflError):
     def __init__(self, stage: str, client: int, round: int, reason: str) -> None:
         super().__init__(f"client {client} failed in {stage} of round {round}: {reason}")
         self.stage, self.client, self.round, self.reason = stage, client, round, reason
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # pickled by its parts, so that it may cross from a worker process
+        return type(self), (self.stage, self.client, self.round, self.reason)
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:

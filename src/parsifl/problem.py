@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 from torch import Tensor
 
 from parsifl.keys import Key
-from parsifl.work import Batch, Batches, Rows
+from parsifl.work import Batch, Rows
 
 Params = dict[str, Tensor]
 
@@ -96,34 +96,37 @@ class Scalable(Problem, Protocol):
 
 @dataclass(frozen=True)
 class Selection:
-    """Some rows of pooled data by number, not gathered; padding has weight 0."""
+    """Rows of pooled data for a block of clients, by number and not gathered.
+
+    Attributes
+    ----------
+    x, y
+        The pooled data of everybody.
+    rows, weight
+        [clients, n]: row numbers, and their weights (0 for padding).
+    """
 
     x: Any
     y: Tensor
     rows: Tensor
     weight: Tensor
 
-    @classmethod
-    def of(cls, batches: Batches, step: int) -> Selection:
-        """Return the rows of one mini-batch."""
-        return cls(batches.x, batches.y, batches.index[step], batches.weight[step])
-
 
 @dataclass(frozen=True)
 class Restricted:
-    """A local loss as a function of the few coefficients on a support.
+    """The local losses of a block of clients as functions of few coefficients z on a support.
 
-    The loss is sum_j weight_j l(u_j, targets_j) + ridge/2 |z|^2 with u = columns z; with classes
-    every tensor has a leading class axis, u_jc = columns_c z_c.
+    A client's loss is sum_j weight_j l(u_j, targets_j) + ridge/2 |z|^2 with u = columns z. Every
+    tensor has a leading client axis; with classes, columns, ridge and z have a class axis next.
 
     Attributes
     ----------
     columns
-        [n, k], or [classes, n, k]; zero where the support has fewer than k coefficients.
+        [.., n, k]; zero where a support has fewer than k coefficients.
     targets, weight
-        [n]; the weights of full data sum to 1.
+        [clients, n]; the weights of all rows of a client sum to 1.
     ridge, start
-        Shaped like z: the l2 strength of each coefficient, and the current coefficients.
+        [.., k]: the l2 strength of each coefficient, and the current coefficients.
     loss, slope, curvature
         The function l and its derivatives in u, row by row.
     scale
@@ -153,11 +156,15 @@ class Selective(Problem, Protocol):
 
 @runtime_checkable
 class SupportSolvable(Selective, Protocol):
-    """A problem in one coefficient tensor that can be minimised over a given support."""
+    """A problem in one coefficient tensor that can be minimised over a given support.
+
+    The methods take blocks of clients (`parsifl.problems.eager`): coefficients [clients, d] or
+    [clients, classes, d].
+    """
 
     @property
     def name(self) -> str:
-        """The name of the coefficient tensor, [d] or [classes, d]."""
+        """The name of the coefficient tensor among the parameters."""
         ...
 
     @property
@@ -165,10 +172,12 @@ class SupportSolvable(Selective, Protocol):
         """The inner products [d, d] of the atoms; None: coordinates, which are orthonormal."""
         ...
 
-    def gradient(self, params: Params, data: Selection) -> Params:
-        """Return the gradient of the mean loss over some rows."""
+    def gradients(self, coefficients: Tensor, data: Selection) -> Tensor:
+        """Return the gradients of the mean losses over the selected rows."""
         ...
 
-    def restrict(self, params: Params, data: Selection, index: Tensor, valid: Tensor) -> Restricted:
-        """Return the loss over some rows on the support `index` where `valid`, both [.., k]."""
+    def restrict(
+        self, coefficients: Tensor, data: Selection, index: Tensor, valid: Tensor
+    ) -> Restricted:
+        """Return the losses on the supports `index` where `valid`, both [.., k]."""
         ...

@@ -39,6 +39,15 @@ def test_feature_turns_a_constant_column_into_zero_and_keeps_float64() -> None:
     assert got.dtype == np.float64
 
 
+@pytest.mark.parametrize("name", ["pixel", "feature"])
+@pytest.mark.parametrize("kind", [np.uint8, np.float64])
+def test_what_is_constant_in_training_rows_is_zero_everywhere(name: str, kind: type) -> None:
+    x: Array = np.array([[1, 0], [3, 0], [2, 255]], dtype=kind)
+    got = np.asarray(normalize(name, x, np.arange(2)))
+    assert got[:, 1].tolist() == [0, 0, 0]
+    assert got[2, 0] == 0
+
+
 def test_unit_divides_by_the_largest_value_sparse_or_dense() -> None:
     x = np.array([[0.0, -4.0], [2.0, 0.0]])
     assert np.asarray(normalize("unit", x, np.arange(2))).tolist() == [[0, -1], [0.5, 0]]

@@ -84,8 +84,8 @@ class Attentive(LocalSGD, GatherAlgorithm[Problem, AttentiveServer, Params, Para
         return {name: leaf[info.id] for name, leaf in server.clouds.items()}
 
     def init_client(self, problem: Problem, info: ClientInfo, down: Params, key: Key) -> Params:
-        """Start from the first model received."""
-        return down
+        """Start from the initial model, as the server assumes of a client that has not sent."""
+        return problem.init(key)
 
     def work(self, info: ClientInfo, round: int) -> Work:
         """Read the mini-batches of local SGD."""

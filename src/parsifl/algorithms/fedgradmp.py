@@ -34,6 +34,6 @@ class FedGradMP(Pursuit):
         "Song, Qin, Foucart and Needell, Federated Gradient Matching Pursuit, 2023"
     )
 
-    def solve(self, part: Restricted, key: Tensor, step: int) -> Tensor:
+    def solve(self, part: Restricted, key: Tensor) -> Tensor:
         """Minimise exactly."""
         return minimize(part)

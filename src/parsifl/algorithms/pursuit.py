@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import partial
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -17,7 +18,8 @@ from parsifl.atoms.sparsity import Scope, Sparsity
 from parsifl.config import Count, Size
 from parsifl.keys import Key
 from parsifl.problem import Params, Restricted, Selection, SupportSolvable
-from parsifl.work import Batches, Draw, Shard, Work
+from parsifl.problems.eager import eager
+from parsifl.work import Draw, Shard, Work
 
 
 @dataclass(frozen=True)
@@ -34,67 +36,93 @@ class Pursuit(Sparsity, WeightedMean[SupportSolvable]):
         "row" gives every class its own `tau` coefficients, "all" lets classes compete.
     """
 
-    requires: ClassVar[tuple[type, ...]] = (SupportSolvable,)
+    requires: ClassVar[tuple[type[Any], ...]] = (SupportSolvable,)
 
     steps: Size = 3
     batch: Count | None = 40
     scope: Scope = "row"
 
     @abstractmethod
-    def solve(self, part: Restricted, key: Tensor, step: int) -> Tensor:
-        """Minimise the full local loss over a support, exactly or not."""
+    def solve(self, part: Restricted, key: Tensor) -> Tensor:
+        """Minimise full local losses over supports, exactly or not, for a block of clients."""
 
     def bound(self, coefficients: Tensor) -> Tensor:
         """Project onto a ball, if the method has one."""
         return coefficients
 
     def work(self, info: ClientInfo, round: int) -> Work:
-        """Read mini-batches to select by, and all rows (not gathered) to minimise over."""
-        every = Draw(None, steps=1)
-        return Work({"select": Draw(self.batch, steps=self.steps), "all": every})
+        """Read mini-batches to select by, and all rows to minimise over; none is gathered."""
+        draw = Draw(self.batch, steps=info.profile.get("steps", self.steps))
+        return Work({"select": draw, "all": Draw(None, steps=1)})
 
     def local(
         self, problem: SupportSolvable, down: Params, client: None, shard: Shard
     ) -> Local[None, Params]:
-        """Run K iterations from the received model; its support starts the merged one."""
-        batches, params = shard["select"], dict(down)
-        for step in range(len(batches)):
-            moved = self._iterate(problem, params, batches, step, shard)
-            active = batches.active[step]
-            params = {
-                name: torch.where(active, moved[name], value) if batches.ragged else moved[name]
-                for name, value in params.items()
-            }
-        return Local(None, params)
+        """Run K iterations from the received model."""
+        current = down[problem.name]
+        if current.is_meta:
+            return Local(None, {problem.name: torch.empty_like(current)})
+        batches, full = shard["select"], shard["all"]
+        found = eager(
+            partial(self._pursue, problem, batches.x, batches.y),
+            current,
+            batches.index,
+            batches.weight,
+            batches.active,
+            full.index[0],
+            full.weight[0],
+            shard.key,
+        )
+        return Local(None, {problem.name: found})
+
+    def _pursue(
+        self,
+        problem: SupportSolvable,
+        x: Any,
+        y: Tensor,
+        current: Tensor,
+        *work: Tensor,
+    ) -> Tensor:
+        """Iterate for a block of clients; the support of what was received starts Lambda."""
+        index, weight, active, rows, row_weight, key = work
+        everything = Selection(x, y, rows, row_weight)
+        for step in range(index.shape[1]):
+            batch = Selection(x, y, index[:, step], weight[:, step])
+            seed = key if step == 0 else key ^ step
+            moved = self._iterate(problem, current, batch, everything, seed)
+            going = active[:, step]
+            if not bool(going.all()):
+                moved = torch.where(going.reshape(-1, *(1,) * (moved.ndim - 1)), moved, current)
+            current = moved
+        return current.clone() if not index.shape[1] else current
 
     def _iterate(
         self,
         problem: SupportSolvable,
-        params: Params,
-        batches: Batches,
-        step: int,
-        shard: Shard,
-    ) -> Params:
-        name, current = problem.name, params[problem.name]
-        slope = problem.gradient(params, Selection.of(batches, step))
-        selected = self.masks(problem, slope, 2)[name]
-        merged = selected | (current != 0)
-        places = self.places(problem, name, tuple(current.shape), 3)
-        index, valid = positions(merged, places)
-        rows = Selection.of(shard["all"], 0)
-        part = problem.restrict(params, rows, index, valid)
-        found = self.solve(part, shard.key, step)
-        full = torch.zeros_like(current).scatter(-1, index, found * valid)
-        return {name: self.bound(self.pruned(problem, full))}
+        current: Tensor,
+        batch: Selection,
+        everything: Selection,
+        key: Tensor,
+    ) -> Tensor:
+        slope = problem.gradients(current, batch)
+        merged = self.mask(problem, problem.name, slope, lead=1, multiple=2) | (current != 0)
+        index, valid = positions(merged, int(merged.sum(-1).max()))
+        part = problem.restrict(current, everything, index, valid)
+        found = self.solve(part, key) * valid
+        # unused places point at coefficient 0, whose own value must survive: add, do not set
+        full = torch.zeros_like(current).scatter_add_(-1, index, found)
+        return self.bound(self.pruned(problem, full, lead=1))
 
-    def pruned(self, problem: SupportSolvable, coefficients: Tensor) -> Tensor:
+    def pruned(self, problem: SupportSolvable, coefficients: Tensor, lead: int = 0) -> Tensor:
         """Return P_Lambda(b) for the tau best atoms Lambda."""
-        name, gram = problem.name, problem.gram
+        gram = problem.gram
         if gram is None:
-            return self.project(problem, {name: coefficients})[name]
-        scored = {name: coefficients * dictionary.lengths(gram)}
-        chosen = self.masks(problem, scored)[name]
-        return dictionary.project(gram, coefficients, chosen)
+            chosen = self.mask(problem, problem.name, coefficients, lead=lead)
+            return torch.where(chosen, coefficients, 0.0)
+        scored = coefficients * dictionary.lengths(gram)
+        return dictionary.project(
+            gram, coefficients, self.mask(problem, problem.name, scored, lead=lead)
+        )
 
     def aggregate(self, problem: SupportSolvable, server: Params, total: Mean, key: Key) -> Params:
         """Prune the mean to tau atoms."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,7 +14,7 @@ from parsifl.atoms.coordinates import largest, marked
 from parsifl.atoms.groups import Groups, labels, largest_groups
 from parsifl.config import Count, Fraction
 from parsifl.errors import ConfigError
-from parsifl.problem import Params, Problem, Selective
+from parsifl.problem import Params, Problem
 
 Scope = Literal["all", "layer", "row"]
 
@@ -50,67 +51,56 @@ class Sparsity:
 
     def project(self, problem: Problem, params: Params) -> Params:
         """Return the nearest parameters that are sparse in this sense."""
-        masks = self.masks(problem, params)
+        names = [n for n, value in params.items() if not (self.spare_vectors and value.ndim < 2)]
+        if self.scope == "all" and len(names) > 1:
+            masks = self._joint_masks(problem, {name: params[name] for name in names})
+        else:
+            masks = {name: self.mask(problem, name, params[name]) for name in names}
         return {
             name: torch.where(masks[name], value, 0.0) if name in masks else value
             for name, value in params.items()
         }
 
-    def masks(self, problem: Problem, params: Params, multiple: int = 1) -> Params:
-        """Return which entries are kept, for every parameter that is thresholded at all.
-
-        `multiple` marks so many times the number of entries that may differ from zero.
-        """
-        thresholded = {
-            name: value
-            for name, value in params.items()
-            if not (self.spare_vectors and value.ndim < 2)
-        }
-        kept = exempt(problem, thresholded)
-        if self.scope != "all" or len(thresholded) == 1:
-            return {
-                name: self._mask(value, kept.get(name), multiple)
-                for name, value in thresholded.items()
-            }
-        if kept or self.groups is not None:
+    def _joint_masks(self, problem: Problem, params: Params) -> Params:
+        if kept_places(problem) or self.groups is not None:
             raise ConfigError("groups and always-kept coefficients need scope='layer' or 'row'")
-        flat = torch.cat([value.flatten() for value in thresholded.values()])
-        chosen = largest(flat, self.count(flat.shape[0], multiple))
-        parts = torch.split(chosen, [value.numel() for value in thresholded.values()])
-        pairs = zip(thresholded.items(), parts, strict=True)
+        flat = torch.cat([value.flatten() for value in params.values()])
+        chosen = largest(flat, self.count(flat.shape[0]))
+        parts = torch.split(chosen, [value.numel() for value in params.values()])
+        pairs = zip(params.items(), parts, strict=True)
         return {name: part.reshape(value.shape) for (name, value), part in pairs}
 
-    def _mask(self, value: Tensor, kept: Tensor | None, multiple: int) -> Tensor:
-        rows = value if self.scope == "row" else value.reshape(-1)
+    def mask(
+        self, problem: Problem, name: str, value: Tensor, *, lead: int = 0, multiple: int = 1
+    ) -> Tensor:
+        """Mark the entries of one parameter that are kept.
+
+        Parameters
+        ----------
+        lead
+            How many leading axes are clients, each with a selection of its own.
+        multiple
+            Marks so many times the number of entries that may differ from zero.
+        """
+        rows = value if self.scope == "row" or value.ndim == lead + 1 else value.flatten(lead)
+        always = kept_places(problem).get(name, ())
+        if not always:
+            return self._largest(rows, 0, multiple).reshape(value.shape)
+        kept = marked(always, value.shape[-1]).expand(value.shape).reshape(rows.shape)
+        exempted = len(always) * (rows.shape[-1] // value.shape[-1])
+        chosen = self._largest(torch.where(kept, 0.0, rows), exempted, multiple)
+        return (chosen | kept).reshape(value.shape)
+
+    def _largest(self, rows: Tensor, exempted: int, multiple: int) -> Tensor:
         width = rows.shape[-1]
-        free = None if kept is None else kept.expand(value.shape).reshape(rows.shape)
-        scored = rows if free is None else torch.where(free, 0.0, rows)
-        exempted = 0 if kept is None else int(kept.sum()) * (width // kept.shape[-1])
-        if self.groups is not None:
-            number = labels(self.groups, width).to(value.device)
-            groups = self.count(int(number.max()) + 1, multiple)
-            mask = largest_groups(scored, groups, number)
-        else:
-            mask = largest(scored, self.count(width - exempted, multiple))
-        return (mask if free is None else mask | free).reshape(value.shape)
-
-    def places(self, problem: Problem, name: str, shape: tuple[int, ...], multiple: int) -> int:
-        """Return the most entries along the last axis that `multiple` supports can mark."""
-        width = shape[-1]
-        kept = len(problem.kept.get(name, ())) if isinstance(problem, Selective) else 0
-        rows = width if self.scope == "row" else math.prod(shape)
         if self.groups is None:
-            return min(width, self.count(rows, multiple) + kept)
-        sizes = torch.bincount(labels(self.groups, rows)).sort(descending=True).values
-        return min(width, int(sizes[: self.count(len(sizes), multiple)].sum()) + kept)
+            return largest(rows, self.count(width - exempted, multiple))
+        number = labels(self.groups, width).to(rows.device)
+        return largest_groups(rows, self.count(int(number.max()) + 1, multiple), number)
 
 
-def exempt(problem: Problem, params: Params) -> dict[str, Tensor]:
-    """Return a mask over the last axis of each parameter with always-kept coefficients."""
-    if not isinstance(problem, Selective):
-        return {}
-    return {
-        name: marked(places, params[name].shape[-1])
-        for name, places in problem.kept.items()
-        if places and name in params
-    }
+def kept_places(problem: Problem) -> Mapping[str, tuple[int, ...]]:
+    """Return the coefficients that the problem exempts from sparsity, by parameter."""
+    # isinstance(problem, Selective) would ask the same, a hundred times slower
+    kept: Mapping[str, tuple[int, ...]] = getattr(problem, "kept", {})
+    return {name: places for name, places in kept.items() if places}

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from parsifl.errors import ParsiflError
+from parsifl.cli.friendly import FriendlyGroup
 
 if TYPE_CHECKING:
     from parsifl.data.clients import ClientData
     from parsifl.data.show import Bar
 
-app = typer.Typer(help="Fetch data sets and show how they are divided.", no_args_is_help=True)
+app = typer.Typer(
+    cls=FriendlyGroup, help="Fetch data sets and show how they are divided.", no_args_is_help=True
+)
 
 _NAME = typer.Argument(help="A data set, e.g. mnist or synthetic:alpha=1,beta=1.")
 _FOLDER = typer.Option(
@@ -29,10 +31,7 @@ def fetch(name: str = _NAME, data_dir: Path | None = _FOLDER, as_json: bool = _J
     """Make sure that a data set is on this machine, with the right checksums."""
     from parsifl import data
 
-    try:
-        paths = data.fetch(name.partition(":")[0], data_dir)
-    except ParsiflError as error:
-        raise _failure(error) from error
+    paths = data.fetch(name.partition(":")[0], data_dir)
     if as_json:
         typer.echo(json.dumps({"name": name, "files": [str(path) for path in paths]}))
     elif paths:
@@ -55,13 +54,10 @@ def show(
     """Describe a data set and draw the label distribution of its clients."""
     from parsifl import data
 
-    try:
-        about = data.describe(name.partition(":")[0])
-        prepared = data.prepare(
-            name, clients=clients, partition=partition, seed=seed, data_dir=data_dir
-        )
-    except ParsiflError as error:
-        raise _failure(error) from error
+    about = data.describe(name.partition(":")[0])
+    prepared = data.prepare(
+        name, clients=clients, partition=partition, seed=seed, data_dir=data_dir
+    )
     if as_json:
         typer.echo(json.dumps({**about, **data.summary(prepared)}))
         return
@@ -93,8 +89,3 @@ def _draw(about: dict[str, Any], prepared: ClientData, drawn: list[Bar], partiti
     console.print(table)
     if len(drawn) < len(prepared):
         console.print(f"... and {len(prepared) - len(drawn)} more (--limit shows them)")
-
-
-def _failure(error: ParsiflError) -> typer.Exit:
-    typer.echo(f"error: {error}", err=True)
-    return typer.Exit(2)

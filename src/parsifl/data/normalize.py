@@ -4,9 +4,12 @@
 none     values as they are
 unit     divided by the largest absolute value (255 for images: the range 0 to 1)
 pixel    each feature (x - mean) / (std + 0.001), as pFedMe's generator does
-feature  each feature (x - mean) / std; a constant feature becomes 0
+feature  each feature (x - mean) / std
 channel  each image channel (x - mean) / std
 ======== ==========================================================================
+
+What does not vary in the training rows becomes 0 in all rows: a model cannot have learnt from it,
+and dividing a test row by 0.001 would blow it up.
 """
 
 from __future__ import annotations
@@ -53,28 +56,28 @@ def normalize(name: str, x: Features, rows: Indices) -> Features:
     if name == "channel" and x.ndim != 4:
         raise DataError(f"normalize='channel' needs images, but a sample has shape {x.shape[1:]}")
     mean, deviation = _moments(x, rows, axes=(0, 2, 3) if name == "channel" else (0,))
-    if name == "pixel":
-        return _shifted(x, mean, deviation + 0.001)
-    return _shifted(x, mean, np.where(deviation > 0, deviation, 1.0))
+    scale = deviation + 0.001 if name == "pixel" else deviation
+    return _shifted(x, mean, np.where(deviation > 0, scale, np.inf))
 
 
 def _moments(x: Array, rows: Indices, axes: tuple[int, ...]) -> tuple[Array, Array]:
     """Return mean and standard deviation, added up in chunks."""
     count = len(rows) * int(np.prod([x.shape[axis] for axis in axes if axis]))
 
-    def average(power: Callable[[Array], Array]) -> Array:
+    def mean_of(power: Callable[[Array], Array]) -> Array:
         kind = np.int64 if x.dtype == np.uint8 else np.float64
         total: Any = sum(
             power(part).sum(axis=axes, keepdims=True, dtype=kind) for part in _chunks(x, rows)
         )
-        return np.asarray(total)[0] / count
+        average: Array = np.asarray(total)[0] / count
+        return average
 
-    mean = average(lambda part: part)
+    mean = mean_of(lambda part: part)
     if x.dtype == np.uint8:
         # sums of integers are exact, so the short formula loses nothing
-        squares = average(lambda part: np.square(part, dtype=np.uint16))
+        squares = mean_of(lambda part: np.square(part, dtype=np.uint16))
         return mean, np.sqrt(np.maximum(squares - mean**2, 0))
-    return mean, np.sqrt(average(lambda part: np.square(part - mean)))
+    return mean, np.sqrt(mean_of(lambda part: np.square(part - mean)))
 
 
 def _chunks(x: Features, rows: Indices) -> Iterator[Array]:
@@ -90,9 +93,9 @@ def _shifted(x: Features, mean: Array, scale: Array) -> Features:
         scaled.data = scaled.data / number(scale)
         return scaled
     out = np.empty(x.shape, dtype=number)
-    centre, factor = mean.astype(number), (1 / scale).astype(number)
+    centre, width = mean.astype(number), scale.astype(number)
     for start in range(0, len(x), _CHUNK):
         part = out[start : start + _CHUNK]
         np.subtract(x[start : start + _CHUNK], centre, out=part)
-        part *= factor
+        part /= width
     return out

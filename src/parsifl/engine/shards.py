@@ -40,14 +40,14 @@ class Infos(Sequence[ClientInfo]):
 
 
 class Shards:
-    """Draws the shards of a data set for one problem."""
+    """Draws the shards of a data set for one problem, in the dtype of its parameters."""
 
     def __init__(self, data: ClientData, problem: Problem) -> None:
         self._data = data
         self._problem = problem
-        self._x: Any = as_design(data.x)
-        floating = self._x.dtype.is_floating_point
-        self._weight_dtype: torch.dtype = self._x.dtype if floating else torch.float32
+        self._dtype = next(iter(problem.init(Key(0)).values())).dtype
+        self._x: Any = _cast(as_design(data.x), self._dtype)
+        self._y: Any = _cast(data.y, self._dtype)
 
     def shard(self, client: int, work: Work, key: Key) -> Shard:
         """Draw what `work` asks for from the client's training rows."""
@@ -62,8 +62,8 @@ class Shards:
     def rows(self, rows: np.ndarray[Any, np.dtype[np.int64]]) -> Rows:
         """Gather rows by their numbers, each of weight 1."""
         index = torch.from_numpy(np.ascontiguousarray(rows))
-        weight = torch.ones(len(rows), dtype=self._weight_dtype)
-        return Rows(self._x[index], self._data.y[index], weight)
+        weight = torch.ones(len(rows), dtype=self._dtype)
+        return Rows(self._x[index], self._y[index], weight)
 
     def _batches(self, rows: Any, name: str, draw: Draw, key: Key) -> Batches:
         if (
@@ -79,10 +79,15 @@ class Shards:
         positions, valid = schedule(len(rows), draw, drawn.numpy())
         return Batches(
             x=self._x,
-            y=self._data.y,
+            y=self._y,
             index=torch.from_numpy(rows[positions]),
-            weight=torch.from_numpy(valid).to(self._weight_dtype),
+            weight=torch.from_numpy(valid).to(self._dtype),
             active=torch.ones(len(positions), dtype=torch.bool),
             key=drawn.tensor(),
             augment=self._data.augment,
         )
+
+
+def _cast(values: Any, dtype: torch.dtype) -> Any:
+    """Return real numbers in the given dtype; labels and tokens stay what they are."""
+    return values.to(dtype) if values.dtype.is_floating_point else values

@@ -246,7 +246,7 @@ class _Simulation:
             folder=None if self._folder is None else self._folder.path,
             _judge=self._judge,
             _store=self._store,
-            _key=self._key.at(round=len(self._records)),
+            _key=self._key.at(round=max(0, len(self._records) - 1)),
         )
 
 

@@ -117,6 +117,12 @@ class Instance:
             return f"layer {self.names[bare[0]]} is trained by nobody although a device could"
         return None
 
+    def without(self, layers: NDArray[np.intp]) -> Instance:
+        """Return the instance in which nobody can afford these layers."""
+        add = self.add.copy()
+        add[layers] = 2.0 * float(self.limits.max()) + 1.0
+        return replace(self, add=add)
+
     def take(self, devices: NDArray[np.intp]) -> Instance:
         """Return the instance with only these devices."""
         return replace(self, limits=self.limits[devices], reach=self.reach[devices])
@@ -138,7 +144,8 @@ def bias(sizes: Floats, masks: Masks) -> float:
     2.666667
     """
     covered = float(sizes[masks.any(axis=0)].sum())
-    return float(sizes.sum()) * float(gammas(masks).sum()) - covered
+    # never negative; rounding may leave -1e-9
+    return max(0.0, float(sizes.sum()) * float(gammas(masks).sum()) - covered)
 
 
 def slack(instance: Instance, masks: Masks) -> float:

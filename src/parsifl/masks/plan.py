@@ -102,6 +102,7 @@ def plan_of(
     method: str,
     seconds: float = 0.0,
     devices: Iterable[int] | None = None,
+    told: Iterable[str] = (),
 ) -> MaskPlan:
     """Evaluate masks and wrap them."""
     found, left = bias(instance.sizes, masks), slack(instance, masks)
@@ -116,7 +117,7 @@ def plan_of(
         method=method,
         seconds=seconds,
         devices=tuple(range(instance.devices)) if devices is None else tuple(devices),
-        messages=messages_of(instance),
+        messages=tuple(told) or messages_of(instance),
     )
 
 

@@ -22,9 +22,10 @@ from parsifl.masks.instance import (
     value,
 )
 from parsifl.masks.patterns import Catalogue, Group, groups_of
-from parsifl.masks.plan import MaskPlan, plan_of
+from parsifl.masks.plan import MaskPlan, messages_of, plan_of
 from parsifl.masks.program import Columns, Program, knapsack_columns, set_columns
 from parsifl.masks.search import improve
+from parsifl.masks.widest import widest
 
 _MOST_GROUPS = 24  # distinct budgets that enter one program; more are rounded
 _SMALL_PROGRAM = 400  # columns up to which many buckets at once pay off
@@ -73,10 +74,23 @@ def solve(instance: Instance, objective: Objective, *, seconds: float = 20.0) ->
             f"no device can train any layer: the largest budget is {instance.limits.max():,.0f} "
             f"and the smallest layer costs {cheapest:,.0f}; raise the budgets"
         )
+    told = messages_of(instance)
     state = _Search(instance, objective, begin, begin + seconds)
     state.closed_form()
-    if not state.done():
-        state.starts()
+    state.starts()
+    if not state.feasible():
+        masks, left = widest(instance)
+        if len(left):
+            names = ", ".join(instance.names[layer] for layer in left)
+            told += (
+                f"the layers cannot all be trained at once: {names} stays frozen, because the "
+                "devices that could afford it are needed for others; raise the largest budgets",
+            )
+            instance = instance.without(left)
+            state = _Search(instance, objective, begin, begin + seconds)
+            state.closed_form()
+        state.offer(masks, "widest cover")
+        state.polish(0.15)
     if not state.done():
         state.programs()
     return plan_of(
@@ -86,6 +100,7 @@ def solve(instance: Instance, objective: Objective, *, seconds: float = 20.0) ->
         bound=state.bound,
         method=state.method,
         seconds=time.perf_counter() - begin,
+        told=told,
     )
 
 
@@ -128,7 +143,11 @@ class _Search:
     def done(self) -> bool:
         """Tell whether bound and value have met, or the time is over."""
         met = self.value - self.bound <= 1e-6 * self.instance.total
-        return met or time.perf_counter() > self.end
+        return met or (self.feasible() and time.perf_counter() > self.end)
+
+    def feasible(self) -> bool:
+        """Tell whether any feasible design is known."""
+        return bool(np.isfinite(self.value))
 
     def offer(self, masks: Masks | None, method: str) -> None:
         """Keep these masks if they are feasible and better."""
@@ -169,6 +188,8 @@ class _Search:
 
     def starts(self) -> None:
         """Collect simple designs and improve the best by local search."""
+        if self.done():
+            return
         instance = self.instance
         repaired = heuristics.repaired
         self.offer(repaired(instance, heuristics.sequential(instance)), "sequential")
@@ -176,7 +197,8 @@ class _Search:
         key = Key(0, purpose="masks")
         chosen = heuristics.best_of_random(instance, key, _RANDOM_STARTS, self.objective)
         self.offer(chosen, "random")
-        self.polish(0.15)
+        if self.feasible():
+            self.polish(0.15)
 
     def polish(self, share: float) -> None:
         """Run the local search from the best masks for a share of the time."""

@@ -6,6 +6,7 @@ A module may say which submodules form one maskable layer (`mask_blocks`) and wh
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -36,6 +37,7 @@ __all__ = [
     "resnet8",
     "resnet18",
     "resnet18_tiny",
+    "summary",
 ]
 
 _TABLE: dict[str, Callable[..., nn.Module]] = {
@@ -53,6 +55,15 @@ _TABLE: dict[str, Callable[..., nn.Module]] = {
 def names() -> tuple[str, ...]:
     """Return the names that `build` knows."""
     return tuple(sorted(_TABLE))
+
+
+def summary(name: str) -> str:
+    """Say in a line what a model is.
+
+    >>> summary("mlp").startswith("Linear layers")
+    True
+    """
+    return (inspect.getdoc(_TABLE[name]) or "").partition("\n")[0]
 
 
 def build(name: str, **kwargs: Any) -> nn.Module:

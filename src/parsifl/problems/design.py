@@ -41,6 +41,10 @@ class CsrDesign(Opaque):
         """The dtype of the entries."""
         return torch.from_numpy(self.matrix.data[:0]).dtype
 
+    def to(self, dtype: torch.dtype) -> CsrDesign:
+        """Return the matrix with entries of another dtype (itself if it has it already)."""
+        return CsrDesign(self.matrix.astype(torch.empty(0, dtype=dtype).numpy().dtype, copy=False))
+
     def matvec(self, coefficients: Tensor) -> Tensor:
         """Return X v for v [d], or X W' for W [classes, d]; it can be differentiated."""
         result: Tensor = _CsrProduct.apply(coefficients, self)  # type: ignore[no-untyped-call]  # torch
@@ -142,14 +146,17 @@ def products(x: Design, rows: Tensor, coefficients: Tensor) -> Tensor:
 
     A sparse v reads only the columns of its support.
     """
-    parts = []
-    for chosen, v in zip(rows, coefficients, strict=True):
-        support = v.nonzero()[:, 0] if v.ndim == 1 else None
-        if support is None or 4 * len(support) > len(v):
-            parts.append(matvec(x[chosen], v))
-        else:
-            parts.append(columns(x, chosen[None], support[None])[0] @ v[support])
-    return torch.stack(parts)
+    used = coefficients != 0
+    longest = int(used.sum(-1).max())
+    if coefficients.ndim > 2 or 4 * longest > coefficients.shape[-1]:
+        pairs = zip(rows, coefficients, strict=True)
+        return torch.stack([matvec(x[chosen], v) for chosen, v in pairs])
+    if not longest:
+        return rows.new_zeros(rows.shape, dtype=coefficients.dtype)
+    # zeros fill up the shorter supports: they add nothing to the product
+    index = used.to(torch.uint8).topk(longest).indices
+    values = coefficients.gather(-1, index)
+    return (columns(x, rows, index) @ values[..., None])[..., 0]
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Literal, final
 
 import torch
@@ -13,7 +13,6 @@ from parsifl.errors import ConfigError
 from parsifl.keys import Key
 from parsifl.problem import Params, Restricted, Selection
 from parsifl.problems import datafits
-from parsifl.problems.eager import eager
 from parsifl.problems.predictor import Predictor
 from parsifl.work import Batch, Rows
 
@@ -112,8 +111,10 @@ class GLM:
         """The inner products of the atoms, an intercept being one of its own."""
         if self._psi is None:
             return None
-        inner = self._psi.mT @ self._psi
-        return torch.block_diag(inner, inner.new_ones(1, 1)) if self.intercept else inner
+        inner = torch.eye(self.width, dtype=self.dtype)
+        atoms = self._psi.shape[1]
+        inner[:atoms, :atoms] = self._psi.mT @ self._psi
+        return inner
 
     @property
     def score(self) -> str:
@@ -180,34 +181,31 @@ class GLM:
         right = (u > 0) == (y > 0) if self._single else u.argmax(-1) == y
         return {"accuracy": right.to(u.dtype), "loss": self.datafit.loss(u, y)}
 
-    def gradient(self, params: Params, data: Selection) -> Params:
-        """Return the gradient of the mean loss over some rows, l2 term included."""
-        coefficients = params[NAME]
-        if coefficients.is_meta:
-            return {NAME: torch.empty_like(coefficients)}
-        slope = eager(partial(self._pulled, data.x, data.y), data.rows, data.weight, coefficients)
-        return {NAME: slope + self._ridge * coefficients if self.l2 else slope}
-
-    def _pulled(self, x: Any, y: Tensor, rows: Tensor, weight: Tensor, coef: Tensor) -> Tensor:
-        u = self._predictor.chosen(x, rows, coef)
-        targets, importance = self._targets(y[rows])
-        share = weight * importance / weight.sum(1, keepdim=True).clamp(min=1)
+    def gradients(self, coefficients: Tensor, data: Selection) -> Tensor:
+        """Return the gradients of the mean losses over the selected rows, l2 term included."""
+        u = self._predictor.chosen(data.x, data.rows, coefficients)
+        targets, share = self._shares(data)
         slope = self.datafit.slope(u, targets)
         slope = slope * (share if self._single else share[..., None])
-        return self._predictor.pull(x, rows, slope.to(coef.dtype))
+        pulled = self._predictor.pull(data.x, data.rows, slope.to(self.dtype))
+        return pulled + self._ridge * coefficients if self.l2 else pulled
 
-    def restrict(self, params: Params, data: Selection, index: Tensor, valid: Tensor) -> Restricted:
-        """Return the mean loss over some rows as a function of the coefficients at `index`."""
-        coefficients = params[NAME]
+    def _shares(self, data: Selection) -> tuple[Tensor, Tensor]:
         y, importance = self._targets(data.y[data.rows])
-        weight = (data.weight / data.weight.sum().clamp(min=1)) * importance
-        start = coefficients.gather(-1, index) * valid
+        share = data.weight / data.weight.sum(-1, keepdim=True).clamp(min=1)
+        return y, (share * importance).to(self.dtype)
+
+    def restrict(
+        self, coefficients: Tensor, data: Selection, index: Tensor, valid: Tensor
+    ) -> Restricted:
+        """Return the mean losses over the selected rows in the coefficients at `index`."""
+        targets, weight = self._shares(data)
         return Restricted(
             columns=self._columns(data, index) * valid[..., None, :],
-            targets=y,
-            weight=weight.to(self.dtype),
+            targets=targets,
+            weight=weight,
             ridge=self._ridge[index],
-            start=start,
+            start=coefficients.gather(-1, index) * valid,
             loss=self.datafit.loss,
             slope=self.datafit.slope,
             curvature=self.datafit.curvature,
@@ -215,13 +213,10 @@ class GLM:
         )
 
     def _columns(self, data: Selection, index: Tensor) -> Tensor:
-        if index.is_meta:
-            shape = (*index.shape[:-1], len(data.rows), index.shape[-1])
-            return torch.empty(shape, dtype=self.dtype, device="meta")
-        find = partial(self._predictor.columns, data.x)
         if self._single:
-            return eager(find, data.rows, index)
-        return torch.stack([eager(find, data.rows, some) for some in index])
+            return self._predictor.columns(data.x, data.rows, index)
+        classes = [self._predictor.columns(data.x, data.rows, some) for some in index.unbind(1)]
+        return torch.stack(classes, dim=1)
 
 
 def _checked_keep(keep: Sequence[int], width: int) -> tuple[int, ...]:

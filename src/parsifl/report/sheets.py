@@ -27,8 +27,6 @@ def headline_sheet(section: Section, name: str) -> Grid:
     protocols, marks = _protocols(found)
     columns = [
         [Cell(f"{row.label}{mark}") for row, mark in zip(found, marks, strict=True)],
-        [Cell(str(len(row.seeds)), len(row.seeds)) for row in found],
-        [Cell(_range(row.rounds), max(row.rounds)) for row in found],
     ]
     for model in ("global_model", "personal_model"):
         judged = [getattr(row, model) for row in found]
@@ -41,10 +39,10 @@ def headline_sheet(section: Section, name: str) -> Grid:
     columns.append([_size(row.bytes_up) for row in found])
     columns.append([_size(row.bytes_down) for row in found])
     columns.append([_seconds(row.seconds) for row in found])
+    columns.append([Cell(_range(row.rounds), max(row.rounds)) for row in found])
+    columns.append([Cell(str(len(row.seeds)), len(row.seeds)) for row in found])
     headings = (
         Column("method", numeric=False),
-        Column("seeds"),
-        Column("rounds"),
         Column(f"global {title}", f"global {score}"),
         Column(f"personal {title}", f"personal {score}"),
         Column("std over clients", f"personal {score}, std over clients"),
@@ -52,6 +50,8 @@ def headline_sheet(section: Section, name: str) -> Grid:
         Column("bytes up", "bytes up"),
         Column("bytes down", "bytes down"),
         Column("time", "seconds"),
+        Column("rounds"),
+        Column("seeds"),
     )
     return Grid(name, "Results", headings, _transposed(columns), protocols)
 

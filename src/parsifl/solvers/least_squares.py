@@ -6,25 +6,21 @@ import torch
 from torch import Tensor
 
 from parsifl.problem import Restricted
-from parsifl.problems.eager import eager
 
 _SINE = 1e-4  # columns closer to the span of the others than this take the slower, pivoted way
 
 
 def least_squares(part: Restricted) -> Tensor:
-    """Return the minimiser of a quadratic loss on a support.
+    """Return the minimisers [clients, k] of quadratic losses on supports.
 
-    Where it is not unique (fewer rows than coefficients, equal columns), the one nearest to
+    Where one is not unique (fewer rows than coefficients, equal columns), the one nearest to
     `part.start` is taken: the correction has minimum norm, not the coefficients themselves, which
     would stall.
     """
-    if part.columns.is_meta:
-        return torch.empty_like(part.start)
-    scale = part.scale or 1.0
-    root = (part.weight * scale).sqrt()
-    matrix = part.columns * root[:, None]
-    residual = part.targets * root - matrix @ part.start
-    return part.start + eager(_correction, matrix, residual, part.ridge, part.start)
+    root = (part.weight * (part.scale or 1.0)).sqrt()
+    matrix = part.columns * root[..., None]
+    residual = part.targets * root - (matrix @ part.start[..., None])[..., 0]
+    return part.start + _correction(matrix, residual, part.ridge, part.start)
 
 
 def _correction(matrix: Tensor, residual: Tensor, ridge: Tensor, start: Tensor) -> Tensor:

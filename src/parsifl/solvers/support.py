@@ -1,7 +1,7 @@
-"""Minimising a loss over a support: exactly, or by one of several inner solvers.
+"""Minimising losses over supports: exactly, or by one of several inner solvers.
 
-All of them start at the current coefficients and run under `torch.func.vmap`. The iterative ones
-stop moving once a step would be shorter than `delta`; under vmap a client that has stopped waits.
+They take a block of clients at once (leading axis), start at the current coefficients, and let a
+client rest once its step is shorter than `delta`.
 """
 
 from __future__ import annotations
@@ -20,69 +20,70 @@ _NEWTON_STEPS = 25
 _HALVINGS = 8
 _JITTER = 1e-13
 
+Move = Callable[[Tensor, int], Tensor]
+
 
 def predictor(part: Restricted, z: Tensor) -> Tensor:
-    """Return u: [n], or [n, classes]."""
+    """Return u: [clients, n], or [clients, n, classes]."""
     u = (part.columns @ z[..., None])[..., 0]
-    return u if z.ndim == 1 else u.mT
+    return u if z.ndim == 2 else u.mT
 
 
 def loss(part: Restricted, z: Tensor) -> Tensor:
-    """Return the loss at z."""
-    fit = (part.weight * part.loss(predictor(part, z), part.targets)).sum()
-    return fit + (part.ridge * z.square()).sum() / 2
+    """Return each client's loss at z."""
+    fit = (part.weight * part.loss(predictor(part, z), part.targets)).sum(-1)
+    return fit + (part.ridge * z.square()).flatten(1).sum(-1) / 2
 
 
 def gradient(part: Restricted, z: Tensor) -> Tensor:
-    """Return the gradient at z."""
+    """Return the gradients at z."""
     slope = part.slope(predictor(part, z), part.targets)
-    if z.ndim == 1:
-        return part.columns.mT @ (part.weight * slope) + part.ridge * z
-    weighted = (part.weight[:, None] * slope).mT
+    weighted = part.weight * slope if z.ndim == 2 else (part.weight[..., None] * slope).mT
     return (part.columns.mT @ weighted[..., None])[..., 0] + part.ridge * z
 
 
 def hessian(part: Restricted, z: Tensor) -> Tensor:
-    """Return the Hessian at z as a matrix over all coefficients, classes one after the other."""
+    """Return the Hessians at z as matrices, the coefficients of classes one after the other."""
     curvature = part.curvature(predictor(part, z))
-    if z.ndim == 1:
-        inner = part.columns.mT @ (part.columns * (part.weight * curvature)[:, None])
+    if z.ndim == 2:
+        inner = part.columns.mT @ (part.columns * (part.weight * curvature)[..., None])
     else:
-        weighted = curvature * part.weight[:, None, None]
-        inner = torch.einsum("nab,ank,bnl->akbl", weighted, part.columns, part.columns)
-        inner = inner.reshape(z.numel(), z.numel())
-    return inner + torch.diag(part.ridge.reshape(-1))
+        weighted = curvature * part.weight[..., None, None]
+        inner = torch.einsum("inab,iank,ibnl->iakbl", weighted, part.columns, part.columns)
+        inner = inner.reshape(len(z), z[0].numel(), z[0].numel())
+    return inner + torch.diag_embed(part.ridge.flatten(1))
 
 
 def minimize(part: Restricted) -> Tensor:
-    """Return the exact minimiser: least squares, or Newton to convergence."""
+    """Return the exact minimisers: by least squares, or by Newton until nothing moves."""
     return least_squares(part) if part.scale is not None else newton(part)
 
 
 def newton(part: Restricted, delta: float = 0.0, steps: int = _NEWTON_STEPS) -> Tensor:
-    """Take Newton steps, each cut to the best of a few halvings.
+    """Take Newton steps, each cut to the best of a few halvings (or to none).
 
     Where the loss has no minimiser on the support (separable classes without l2), the steps end
     at a finite point of small loss.
     """
-    fractions = [0.5**power for power in range(_HALVINGS)] + [0.0]
+    fractions = torch.tensor([0.5**power for power in range(_HALVINGS)] + [0.0])
 
     def move(z: Tensor, _: int) -> Tensor:
-        slope = gradient(part, z).reshape(-1)
         curve = hessian(part, z)
-        jitter = _JITTER * (curve.diagonal().sum() + 1e-300)
-        system = curve + torch.diag(jitter + (curve.diagonal() == 0).to(curve.dtype))
-        step = torch.linalg.solve(system, slope).reshape(z.shape)
-        losses = torch.stack([loss(part, z - fraction * step) for fraction in fractions])
-        best = losses.nan_to_num(nan=torch.inf).argmin()
-        return -torch.tensor(fractions, dtype=z.dtype)[best] * step
+        diagonal = curve.diagonal(dim1=1, dim2=2)
+        # unused places get an equation of their own; the jitter prefers short steps
+        extra = _JITTER * diagonal.sum(-1, keepdim=True) + (diagonal == 0).to(z.dtype)
+        system = curve + torch.diag_embed(extra)
+        step = torch.linalg.solve(system, gradient(part, z).flatten(1)).reshape(z.shape)
+        losses = torch.stack([loss(part, z - float(f) * step) for f in fractions])
+        best = fractions[losses.nan_to_num(nan=torch.inf).argmin(0)].to(z.dtype)
+        return -_spread(best, z) * step
 
     return _walk(part.start, move, delta, steps)
 
 
 def gradient_descent(part: Restricted, delta: float = 0.0, steps: int = 50) -> Tensor:
     """Take gradient steps of length 1 / L, L being the largest curvature on the support."""
-    rate = 1 / smoothness(part)
+    rate = _spread(1 / smoothness(part), part.start)
     return _walk(part.start, lambda z, _: -rate * gradient(part, z), delta, steps)
 
 
@@ -100,62 +101,81 @@ def stochastic_gradient(
 def svrg(
     part: Restricted, key: Tensor, batch: int, delta: float = 0.0, steps: int = 50, every: int = 10
 ) -> Tensor:
-    """Take variance-reduced steps of length 1 / (4 L); the full gradient is renewed `every` so many."""
-    rate = 0.25 / row_smoothness(part)
+    """Take variance-reduced steps of length 1 / (4 L), with a new anchor `every` so many."""
+    rate = _spread(0.25 / row_smoothness(part), part.start)
     z = part.start
-    for start in range(0, steps, every):
-        anchor, full = z, gradient(part, z)
-
-        def move(
-            z: Tensor, step: int, anchor: Tensor = anchor, full: Tensor = full, start: int = start
-        ) -> Tensor:
-            some = _sample(part, key, batch, start + step)
-            return -rate * (gradient(some, z) - gradient(some, anchor) + full)
-
-        z = _walk(z, move, delta, min(every, steps - start))
+    for first in range(0, steps, every):
+        move = _reduced(part, key, batch, first, z, rate)
+        z = _walk(z, move, delta, min(every, steps - first))
     return z
 
 
+def _reduced(
+    part: Restricted, key: Tensor, batch: int, first: int, anchor: Tensor, rate: Tensor
+) -> Move:
+    full = gradient(part, anchor)
+
+    def move(z: Tensor, step: int) -> Tensor:
+        some = _sample(part, key, batch, first + step)
+        return -rate * (gradient(some, z) - gradient(some, anchor) + full)
+
+    return move
+
+
 def smoothness(part: Restricted) -> Tensor:
-    """Return the largest curvature on the support (of the smaller of two Gram matrices)."""
-    root = part.columns * part.weight.sqrt()[:, None]
-    tall = root.shape[-2] > root.shape[-1]
-    gram = root.mT @ root if tall else root @ root.mT
-    largest = torch.linalg.eigvalsh(gram)[..., -1].max()
-    return _bound(part) * largest + part.ridge.max() + torch.finfo(root.dtype).tiny
+    """Return each client's largest curvature on its support (by the smaller Gram matrix)."""
+    weight = part.weight if part.columns.ndim == 3 else part.weight[:, None]
+    root = part.columns * weight.sqrt()[..., None]
+    gram = root.mT @ root if root.shape[-2] > root.shape[-1] else root @ root.mT
+    values: Tensor = torch.linalg.eigvalsh(gram)
+    largest = values[..., -1].flatten(1).amax(-1) if values.ndim > 2 else values[:, -1]
+    return _bound(part) * largest + part.ridge.flatten(1).amax(-1) + _tiny(root)
 
 
 def row_smoothness(part: Restricted) -> Tensor:
-    """Return the largest curvature that a single row can have."""
-    squares = part.columns.square().sum(-1)
-    used = (part.weight > 0).to(squares.dtype)
-    return (
-        _bound(part) * (squares * used).max() + part.ridge.max() + torch.finfo(squares.dtype).tiny
-    )
+    """Return the largest curvature that a single row of each client can have."""
+    weight = part.weight if part.columns.ndim == 3 else part.weight[:, None]
+    squares = part.columns.square().sum(-1) * (weight > 0)
+    largest = squares.flatten(1).amax(-1)
+    return _bound(part) * largest + part.ridge.flatten(1).amax(-1) + _tiny(squares)
+
+
+def _tiny(like: Tensor) -> float:
+    return torch.finfo(like.dtype).tiny  # keeps an empty support from dividing by zero
 
 
 def _bound(part: Restricted) -> float:
     # the curvature of the logistic and of the softmax loss is at most 1/4 and 1/2
     if part.scale is not None:
         return part.scale
-    return 0.25 if part.columns.ndim == 2 else 0.5
+    return 0.25 if part.columns.ndim == 3 else 0.5
 
 
 def _sample(part: Restricted, key: Tensor, batch: int, step: int) -> Restricted:
-    """Draw rows with replacement; their weights are those of a mean that is right on average."""
-    total = part.weight.shape[0]
-    draws = keys.uniform(key, (batch,), salt=step)
+    """Draw rows with replacement; their weighted sum is right on average."""
+    total = part.weight.shape[1]
+    draws = torch.stack([keys.uniform(each, (batch,), salt=step) for each in key])
     rows = (draws * total).to(torch.long).clamp(max=total - 1)
-    weight = part.weight[rows] * (total / batch)
+    wide = rows[..., None] if part.columns.ndim == 3 else rows[:, None, :, None]
+    shape = (*part.columns.shape[:-2], batch, part.columns.shape[-1])
     return replace(
-        part, columns=part.columns[..., rows, :], targets=part.targets[rows], weight=weight
+        part,
+        columns=part.columns.gather(-2, wide.expand(shape)),
+        targets=part.targets.gather(1, rows),
+        weight=part.weight.gather(1, rows) * (total / batch),
     )
 
 
-def _walk(z: Tensor, move: Callable[[Tensor, int], Tensor], delta: float, steps: int) -> Tensor:
-    going = torch.ones_like(z.sum(), dtype=torch.bool)
+def _spread(values: Tensor, like: Tensor) -> Tensor:
+    return values.reshape(-1, *(1,) * (like.ndim - 1))
+
+
+def _walk(z: Tensor, move: Move, delta: float, steps: int) -> Tensor:
+    going = torch.ones(len(z), dtype=torch.bool)
     for step in range(steps):
         change = move(z, step)
-        going = going & (change.norm() > delta)
-        z = torch.where(going, z + change, z)
+        going = going & (change.flatten(1).norm(dim=1) > delta)
+        if not bool(going.any()):
+            break
+        z = z + _spread(going, z) * change
     return z

@@ -21,6 +21,7 @@ from parsifl.problem import Params
 Compact = dict[str, Tensor | LowRank]
 """Parameters in which a layer may be a pair of factors."""
 
+_TINY = torch.finfo(torch.float32).tiny
 TRUSTED = 0.02
 """Share of the largest singular value down to which one Gram matrix gives full accuracy."""
 
@@ -86,7 +87,7 @@ def _leading(matrix: Tensor, threshold: float) -> tuple[Tensor, Tensor, Tensor]:
         others = vectors[:, keep].T @ matrix
         # the norm of u^T X is a Rayleigh quotient: its error is of second order in that of u
         values = others.norm(dim=1)
-        found.append((_lift(basis, vectors[:, keep]), values, others / values[:, None]))
+        found.append((_lift(basis, vectors[:, keep]), values, others / values.clamp(min=_TINY)[:, None]))
         if threshold >= trusted or bool(keep.all()) or not bool(keep.any()):
             break
         rest = vectors[:, ~keep]

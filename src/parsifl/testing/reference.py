@@ -8,6 +8,7 @@ writes the golden trajectories, numbers as hexadecimal floats, that the engine i
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -125,22 +126,23 @@ def descend(setting: Setting, params: Params, steps: Steps, extra: Extra) -> Par
 def mean(parts: Sequence[tuple[float, Params]]) -> Params:
     """Return the weighted mean."""
     total = sum(weight for weight, _ in parts)
-    return {n: sum(weight * part[n] for weight, part in parts) / total for n in parts[0][1]}
+    sums = {n: np.sum([weight * part[n] for weight, part in parts], axis=0) for n in parts[0][1]}
+    return {name: value / total for name, value in sums.items()}
 
 
-def _plain(name: str, w: Array) -> Array:
-    return np.zeros_like(w)
+def pull(strength: float, centre: Params) -> Extra:
+    """Return strength * (w - centre), the gradient of a proximal term."""
+    return lambda name, w: strength * (w - centre[name])
 
 
 def fedavg_round(setting: Setting, state: State, round: int) -> None:
     """Train from w, then w <- sum p_i w_i with p_i proportional to the training rows."""
-    _averaged(setting, state, round, "train", lambda w: _plain)
+    _averaged(setting, state, round, "train", 0.0)
 
 
 def fedprox_round(setting: Setting, state: State, round: int) -> None:
     """Train on g + mu (w_i - w), then average."""
-    mu = setting.settings["mu"]
-    _averaged(setting, state, round, "train", lambda w: lambda name, v: mu * (v - w[name]))
+    _averaged(setting, state, round, "train", setting.settings["mu"])
 
 
 def ditto_round(setting: Setting, state: State, round: int) -> None:
@@ -149,9 +151,8 @@ def ditto_round(setting: Setting, state: State, round: int) -> None:
     for client in state.cohort:
         personal = state.clients.get(client, received)
         steps = _drawn(setting, state, round, client, "personal")
-        pull: Extra = lambda name, v: lam * (v - received[name])  # noqa: E731
-        state.clients[client] = descend(setting, personal, steps, pull)
-    _averaged(setting, state, round, "shared", lambda w: _plain)
+        state.clients[client] = descend(setting, personal, steps, pull(lam, received))
+    _averaged(setting, state, round, "shared", 0.0)
 
 
 def local_round(setting: Setting, state: State, round: int) -> None:
@@ -159,7 +160,7 @@ def local_round(setting: Setting, state: State, round: int) -> None:
     for client in state.cohort:
         steps = _drawn(setting, state, round, client, "train")
         personal = state.clients.get(client, setting.initial)
-        state.clients[client] = descend(setting, personal, steps, _plain)
+        state.clients[client] = descend(setting, personal, steps, pull(0.0, personal))
 
 
 def scaffold_round(setting: Setting, state: State, round: int) -> None:
@@ -183,14 +184,12 @@ def scaffold_round(setting: Setting, state: State, round: int) -> None:
     state.server["control"] = {n: c[n] + share * change[n] for n in w}
 
 
-def _averaged(
-    setting: Setting, state: State, round: int, draw: str, pull: Callable[[Params], Extra]
-) -> None:
+def _averaged(setting: Setting, state: State, round: int, draw: str, mu: float) -> None:
     received = state.server[""]
     parts = []
     for client in state.cohort:
         steps = _drawn(setting, state, round, client, draw)
-        trained = descend(setting, received, steps, pull(received))
+        trained = descend(setting, received, steps, pull(mu, received))
         parts.append((float(len(setting.train[client])), trained))
     state.server[""] = mean(parts)
 
@@ -264,7 +263,7 @@ def golden_setting(algorithm: str, case: str) -> Setting:
         initial={name: 0.5 * generator.normal(size=shape) for name, shape in shapes.items()},
         x=x,
         y=y,
-        train=[list(range(a, b)) for a, b in zip(bounds[:-1], bounds[1:], strict=True)],
+        train=[list(range(a, b)) for a, b in itertools.pairwise(bounds)],
         profiles=[{}, {"steps": 2}, {}, {}],
         settings={**_COMMON, **_OWN[algorithm], **changes},
         participation=0.75,

@@ -10,19 +10,20 @@ function barSpec(section, state, visible) {
 function drawBars(spec, width, paper) {
   const wide = paper || width >= 560;
   const longest = Math.min(190, Math.max(40, ...spec.rows.map((row) => textWidth(row.label))));
-  const height = wide ? 56 : 76;
+  const height = wide ? 56 : 104;
   const top = paper ? 44 : 6;
-  const box = { left: wide ? longest + 64 : 52, right: width - (wide ? 190 : 14), top, bottom: top + Math.max(1, spec.rows.length) * height };
+  const box = { left: wide ? longest + 64 : 14, right: width - (wide ? 190 : 24), top, bottom: top + Math.max(1, spec.rows.length) * height };
   const sizes = spec.rows.flatMap((row) => Object.values(row.totals));
-  const x = makeScale(sizes, box.left, box.right, { low: 0, pad: wide ? 0.02 : 0.02, wanted: width < 500 ? 3 : 6 });
+  const x = makeScale(sizes, box.left, box.right, { low: 0, pad: 0.02, wanted: width < 500 ? 3 : 6 });
   const svg = newSvg(width, box.bottom + 52, spec.alt, paper ? spec.title : "");
   drawAxes(svg, x, null, box, { xLabel: "bytes in a whole run", xFormat: FORMATS.bytes });
   spec.rows.forEach((row, at) => {
     const start = box.top + height * at;
     svg.append(wide ? text(box.left - 58, start + height / 2, shorten(row.label, 28), "end", "middle", "name") : text(12, start + 16, shorten(row.label, 44), "start", "auto", "name"));
     ["up", "down"].forEach((way, which) => {
-      const y = start + (wide ? 8 : 24) + which * 21;
-      svg.append(text(box.left - 8, y + 8, way, "end", "middle", "label"), drawBar(row, way, x, y, wide));
+      const y = start + (wide ? 8 + which * 21 : 42 + which * 39);
+      if (wide) svg.append(text(box.left - 8, y + 8, way, "end", "middle", "label"));
+      svg.append(drawBar(row, way, x, y, wide));
     });
   });
   return { svg, box };
@@ -35,8 +36,7 @@ function drawBar(row, way, x, y, wide) {
   group.append(shape("rect", { class: "dense", x: x.from, y, width: x.position(dense) - x.from, height: 16, rx: 2 }));
   group.append(shape("rect", { class: "sent", x: x.from, y: y + 3, width: x.position(sent) - x.from, height: 10, rx: 1 }));
   const words = dense ? `${FORMATS.bytes(sent)} · ${FORMATS.percent(sent / dense)} of dense` : sent ? FORMATS.bytes(sent) : "nothing sent";
-  const end = x.position(Math.max(sent, dense));
-  const fits = wide || end + 8 + textWidth(words) < x.to;
-  group.append(text(fits ? end + 8 : end - 6, y + 8, words, fits ? "start" : "end", "middle", fits ? "value" : "value inside"));
+  if (wide) group.append(text(x.position(Math.max(sent, dense)) + 8, y + 8, words, "start", "middle", "value"));
+  else group.append(text(x.from, y - 5, `${way}: ${words}`, "start", "auto", "value"));
   return group;
 }

@@ -1,0 +1,99 @@
+"""FedDyn: local problems that are regularised dynamically."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+from parsifl import tree
+from parsifl.algorithm import Algorithm, ClientInfo, Local
+from parsifl.algorithms.dual import Pace, server_step, solve
+from parsifl.algorithms.mean import Mean
+from parsifl.algorithms.settings import LocalSGD
+from parsifl.config import Positive
+from parsifl.keys import Key
+from parsifl.problem import Model, Params, Problem
+from parsifl.work import Shard, Work
+
+
+@dataclass(frozen=True)
+class DynServer:
+    """The global model w, the mean h of the clients' duals, and the number of clients N."""
+
+    params: Params
+    dual: Params
+    clients: int
+
+
+@final
+@dataclass(frozen=True)
+class FedDyn(LocalSGD, Algorithm[Problem, DynServer, Params, Params, Params, Mean]):
+    r"""Every client's minimiser is aligned with that of the whole by a linear and a proximal term.
+
+    .. math:: w_i \approx \arg\min_w f_i(w) - \langle h_i, w\rangle
+              + \tfrac{\alpha}{2} \|w - w_t\|^2, \quad
+              h_i \leftarrow h_i - \alpha (w_i - w_t), \quad
+              h \leftarrow h - \tfrac{\alpha}{N} \textstyle\sum_{i \in S} (w_i - w_t), \quad
+              w_{t+1} = \overline{w_i} - \tfrac{1}{\alpha} h
+
+    with alpha = `alpha`, solved by SGD with eta = `lr`. Sent: the model, both ways. Kept: h_i on
+    the client; the server keeps only the mean h.
+
+    Parameters
+    ----------
+    alpha
+        Strength of the proximal term. 1 / alpha is the step of the server.
+    """
+
+    cites: ClassVar[str] = (
+        "Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021"
+    )
+
+    alpha: Positive = 0.1
+
+    def weight(self, info: ClientInfo) -> float:
+        """Count every client once, as in the paper."""
+        return 1.0
+
+    def init_server(self, problem: Problem, clients: Sequence[ClientInfo], key: Key) -> DynServer:
+        """Start with a zero dual."""
+        params = problem.init(key)
+        return DynServer(params, tree.zeros_like(params), len(clients))
+
+    def broadcast(self, problem: Problem, server: DynServer, info: ClientInfo, key: Key) -> Params:
+        """Send the model."""
+        return server.params
+
+    def model(self, problem: Problem, server: DynServer) -> Model:
+        """Return the global model."""
+        return Model(problem, server.params)
+
+    def init_client(self, problem: Problem, info: ClientInfo, down: Params, key: Key) -> Params:
+        """Start with a zero dual."""
+        return tree.zeros_like(down)
+
+    def work(self, info: ClientInfo, round: int) -> Work:
+        """Read the mini-batches of local SGD."""
+        return Work({"train": self.draw(info)})
+
+    def local(
+        self, problem: Problem, down: Params, client: Params, shard: Shard
+    ) -> Local[Params, Params]:
+        """Solve the regularised problem and move the dual."""
+        pace = Pace(self.rate(shard.round), self.momentum, self.decay)
+        trained, dual = solve(problem, down, client, shard["train"], self.alpha, pace)
+        return Local(dual, trained)
+
+    def personalize(self, problem: Problem, down: Params, client: Params, shard: Shard) -> Model:
+        """Judge every client on the global model."""
+        return Model(problem, down)
+
+    def contribute(self, problem: Problem, upload: Params, weight: float) -> Mean:
+        """Sum plainly."""
+        return Mean.of(upload, weight)
+
+    def aggregate(self, problem: Problem, server: DynServer, total: Mean, key: Key) -> DynServer:
+        """Correct the mean of the clients' models by the mean dual."""
+        params, dual = server_step(server.params, server.dual, total, server.clients, self.alpha)
+        return DynServer(params, dual, server.clients)

@@ -1,0 +1,48 @@
+"""`parsifl report`: an HTML page about run folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from parsifl.report import build
+from parsifl.report.load import read_all
+from parsifl.report.tables import headline, render
+from parsifl.report.watch import serve
+
+
+def report(
+    dirs: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Run folders, or folders that contain run folders.", show_default=False
+        ),
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The HTML file to write.")] = Path(
+        "report.html"
+    ),
+    watch: Annotated[
+        bool,
+        typer.Option("--watch", help="Serve the page on this machine while the runs go on."),
+    ] = False,
+    port: Annotated[
+        int,
+        typer.Option(help="With --watch: where to listen; 0 takes a free port.", min=0, max=65535),
+    ] = 0,
+) -> None:
+    """Compare runs on one HTML page that works offline.
+
+    Seeds of the same configuration are grouped, and differences between methods are paired.
+
+    Examples: `parsifl report runs/demo -o demo.html`, `parsifl report --watch runs/long`.
+    """
+    console = Console()
+    if watch:
+        serve(dirs, lambda url: console.print(f"Watching at {url} (Ctrl-C ends it)"), port)
+        return
+    console.print(render(headline(read_all(dirs))))
+    path = build(dirs, output)
+    console.print(f"Wrote {path}", soft_wrap=True, markup=False, highlight=False)

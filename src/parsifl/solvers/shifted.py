@@ -1,0 +1,83 @@
+"""Proximal SGD for a component p that is added to a fixed offset w: minimise f(w + p) + R(p).
+
+The walk is done in z = w + p, so the loss is the problem's own and every executor that knows plain
+SGD knows this one too; only the rule sees the offset, as a constant tree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, final
+
+import torch
+from torch import Tensor
+
+from parsifl import tree
+from parsifl.problem import Params, Problem
+from parsifl.solvers.rules import Aux, Rule
+from parsifl.solvers.sgd import sgd
+from parsifl.solvers.svt import svt_stack
+from parsifl.work import Batches
+
+Penalty = Literal["sparse", "low-rank"]
+
+
+@final
+@dataclass(frozen=True)
+class Proximal(Rule):
+    """z <- w + prox(z - w) after each step, with weight decay on z - w; w = aux[0], or 0.
+
+    "sparse" is the l1 norm (soft thresholding of every entry), "low-rank" the nuclear norm
+    (of matrices and convolutions; other tensors are left alone).
+    """
+
+    penalty: Penalty = "sparse"
+    strength: float = 0.0
+    decay: float = 0.0
+
+    def before_(self, w: Tensor, aux: Aux, lr: float) -> None:
+        """Subtract lr * decay * (z - w)."""
+        if self.decay:
+            w.mul_(1 - lr * self.decay)
+            if aux:
+                w.add_(aux[0], alpha=lr * self.decay)
+
+    def after_(self, w: Tensor, aux: Aux, lr: float) -> None:
+        """Apply the proximal operator of lr * strength * R around the offset."""
+        if not self.strength:
+            return
+        # where the operator gives zero, z is w bit for bit, and z - w is an exact zero again
+        moved = self._prox(w - aux[0] if aux else w, lr * self.strength)
+        w.copy_(aux[0] + moved if aux else moved)
+
+    def _prox(self, component: Tensor, threshold: float) -> Tensor:
+        if self.penalty == "low-rank":
+            return svt_stack(component, threshold)
+        return soft(component, threshold)
+
+
+def soft(values: Tensor, threshold: float) -> Tensor:
+    """Return the values moved towards zero by the threshold: the proximal operator of l1.
+
+    >>> soft(torch.tensor([3.0, -0.5, -2.0]), 1.0).tolist()
+    [2.0, 0.0, -1.0]
+    """
+    return values - values.clamp(min=-threshold, max=threshold)
+
+
+def fit_component(
+    problem: Problem,
+    offset: Params,
+    component: Params,
+    batches: Batches,
+    lr: float,
+    *,
+    rule: Proximal,
+    momentum: float = 0.0,
+) -> Params:
+    """Return the component p after one proximal step of f(offset + p) for each batch."""
+    if len(batches) == 0:
+        return component
+    start = tree.axpy(1.0, component, offset)
+    mixed = sgd(problem, start, batches, lr, rule=rule, aux=(offset,), momentum=momentum)
+    return tree.subtract(mixed, offset)

@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from parsifl import models
+from parsifl.errors import ConfigError
+from parsifl.masks import blocks, from_bytes, from_flops, from_memory, optimal
+from parsifl.masks.costs import flops_costs, memory_costs
+from parsifl.masks.measure import Probe, flop_counter
+
+
+def real_backward(module: nn.Module, sample: Tensor, trained: set[str]) -> int:
+    """Count a real backward pass with torch's own counter."""
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(name in trained)
+    loss = module(sample).sum()
+    with FlopCounterMode(display=False) as counter:
+        loss.backward()
+    return int(counter.get_total_flops())
+
+
+def test_costs_equal_a_real_backward_for_any_mask() -> None:
+    module = models.build("preresnet18", width=0.0625)
+    sample = torch.zeros(2, 3, 32, 32)
+    costs = flops_costs(module, sample)
+    for chosen in ([0], [3], [9], [0, 9], [2, 5, 7], [4, 8], list(range(10))):
+        names = {name for index in chosen for name in costs.blocks[index].parameters}
+        counted = costs.add[chosen].sum() + costs.tail[chosen[0]]
+        assert counted == real_backward(module, sample, names)
+
+
+def test_mlp_flops_are_the_textbook_ones() -> None:
+    module = models.build("mlp", inputs=7, hidden=(5, 4), classes=3)
+    costs = flops_costs(module, torch.zeros(6, 7))
+    first, second, head = 2 * 6 * 7 * 5, 2 * 6 * 5 * 4, 2 * 6 * 4 * 3
+    assert costs.add.tolist() == [first, second]
+    # the head passes its input gradient; the second layer does so only if the first is trained
+    assert costs.tail.tolist() == [second + head, head]
+
+
+def test_depthwise_weight_gradients_are_not_overcounted() -> None:
+    conv = nn.Conv2d(8, 8, 3, padding=1, groups=8, bias=False, device="meta")
+    out = conv(torch.empty(2, 8, 5, 5, device="meta")).sum()
+    with flop_counter() as counter:
+        out.backward()
+    assert counter.get_total_flops() == 2 * 2 * 8 * 9 * 25
+
+
+@pytest.mark.parametrize(("name", "saved"), [("preresnet18", 0.242), ("mobilenet", 0.304)])
+def test_weak_devices_save_backward_flops_with_the_best_masks(name: str, saved: float) -> None:
+    with torch.device("meta"):
+        module = models.build(name)
+    found = blocks(module)
+    total = sum(block.size for block in found)
+    plan = optimal(found, [total / 8] * 5 + [total] * 5)
+    probe = Probe.of(module, torch.empty(4, 3, 32, 32), found)
+    weak = probe.backward_flops(np.flatnonzero(plan.masks[0]).tolist())
+    full = probe.backward_flops(range(len(found)))
+    assert 1 - weak / full == pytest.approx(saved, abs=0.001)
+    assert probe.backward_flops([]) == 0
+
+
+def test_flops_plan_keeps_every_budget_when_counted_again() -> None:
+    module = models.build("vgg", width=0.5)
+    sample = torch.zeros(2, 3, 32, 32)
+    costs = flops_costs(module, sample)
+    full = costs.add.sum() + costs.tail[0]
+    shares = [1.0, 0.8, 0.6, 0.3, 0.2]
+    plan = from_flops(module, sample, [share * full for share in shares], seconds=3.0)
+    assert plan.instance.broken(plan.masks) is None
+    for mask, share in zip(plan.masks, shares, strict=True):
+        names = {
+            name
+            for block, on in zip(costs.blocks, mask, strict=True)
+            if on
+            for name in block.parameters
+        }
+        assert real_backward(module, sample, names) <= share * full
+    assert plan.slack >= 0.0
+
+
+def test_flops_plan_is_the_best_by_enumeration() -> None:
+    import itertools
+
+    from parsifl.masks.instance import value
+
+    module = models.build("mlp", inputs=9, hidden=(6, 5, 4), classes=3)
+    sample = torch.zeros(4, 9)
+    costs = flops_costs(module, sample)
+    full = costs.add.sum() + costs.tail[0]
+    plan = from_flops(module, sample, [full, 0.7 * full, 0.5 * full])
+    subsets = np.array(list(itertools.product([False, True], repeat=3)))
+    designs = (subsets[list(rows)] for rows in itertools.product(range(8), repeat=3))
+    values = [value(plan.instance, m, "J") for m in designs if plan.instance.broken(m) is None]
+    assert plan.proven
+    assert plan.value == pytest.approx(min(values))
+
+
+class Branches(nn.Module):
+    """Two layers side by side: no earliest block exists."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.left = nn.Linear(4, 4), nn.Linear(4, 64)
+        self.middle, self.right = nn.Linear(4, 64), nn.Linear(64, 64)
+        self.head = nn.Linear(64, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        logits: Tensor = self.head(self.left(x) + self.right(self.middle(x)))
+        return logits
+
+
+def test_blocks_are_sorted_by_the_order_in_which_they_run() -> None:
+    class Backwards(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.second, self.first = nn.Linear(3, 3), nn.Linear(2, 3)
+            self.head = nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            logits: Tensor = self.head(self.second(self.first(x)))
+            return logits
+
+    costs = flops_costs(Backwards(), torch.zeros(1, 2))
+    assert [block.name for block in costs.blocks] == ["first", "second"]
+
+
+def test_parallel_branches_are_refused_when_the_count_falls_short() -> None:
+    module = Branches()
+    sample = torch.zeros(2, 4)
+    costs = flops_costs(module, sample)
+    names = [block.name for block in costs.blocks]
+    both = [names.index("left"), names.index("middle")]
+    counted = costs.add[both].sum() + costs.tail[min(both)]
+    trained = {name for index in both for name in costs.blocks[index].parameters}
+    short = real_backward(module, sample, trained) - counted
+    assert short > 0
+    with pytest.raises(ConfigError, match="parallel branches"):
+        from_flops(module, sample, [counted + short / 2])
+
+
+def test_bytes_are_parameters_times_their_width() -> None:
+    module = models.build("vgg", width=0.25)
+    found = blocks(module)
+    total = sum(block.size for block in found)
+    budgets = [total, total / 2, total / 2]
+    plan = from_bytes(module, [4 * budget for budget in budgets])
+    direct = optimal(found, budgets)
+    assert (plan.masks == direct.masks).all()
+    assert plan.bias == pytest.approx(direct.bias)
+    double = from_bytes(module.double(), [8 * budget for budget in budgets])
+    assert (double.masks == plan.masks).all()
+
+
+def test_kept_activations_are_those_that_autograd_saves() -> None:
+    module = nn.Sequential(nn.Linear(4, 8), nn.Sigmoid(), nn.Linear(8, 8), nn.Sigmoid())
+    module.append(nn.Linear(8, 2))
+    probe = Probe.of(module, torch.zeros(3, 4), blocks(module))
+    # training all: the input (3x4) and both sigmoids' outputs (3x8), in float32
+    assert probe.kept_bytes([0, 1]) == 4 * (12 + 24 + 24)
+    # training the second alone: its input, which is the first sigmoid's output, and its own
+    assert probe.kept_bytes([1]) == 4 * (24 + 24)
+
+
+def test_memory_plan_freezes_early_layers_first() -> None:
+    module = models.build("vgg", width=0.5)
+    sample = torch.zeros(16, 3, 32, 32)
+    costs = memory_costs(module, sample, slots=1)
+    assert (np.diff(costs.tail) <= 0).all()
+    full = costs.add.sum() + costs.tail[0]
+    plan = from_memory(module, sample, [full, 0.5 * full], seconds=3.0)
+    assert plan.instance.broken(plan.masks) is None
+    assert plan.masks[0].all()
+    assert not plan.masks[1, 0]
+    assert plan.masks[1, -1]
