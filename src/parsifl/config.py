@@ -69,10 +69,13 @@ def _adapters(kind: type[Any]) -> dict[str, Any]:
 
     hints = typing.get_type_hints(kind, include_extras=True)
     names = [field.name for field in dataclasses.fields(kind) if field.init]
-    return {
-        name: pydantic.TypeAdapter(hints[name], config=pydantic.ConfigDict(allow_inf_nan=False))
-        for name in names
-    }
+    finite = pydantic.ConfigDict(allow_inf_nan=False)
+
+    def adapter(hint: Any) -> Any:
+        nested = dataclasses.is_dataclass(hint)  # checks itself, and takes no configuration
+        return pydantic.TypeAdapter(hint, config=None if nested else finite)
+
+    return {name: adapter(hints[name]) for name in names}
 
 
 def _validated(kind: type, name: str, adapter: Any, value: Any, *, strict: bool) -> Any:

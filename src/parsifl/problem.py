@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 from torch import Tensor
 
 from parsifl.keys import Key
-from parsifl.work import Batch, Rows
+from parsifl.work import Batch, Batches, Rows
 
 Params = dict[str, Tensor]
 
@@ -180,4 +180,19 @@ class SupportSolvable(Selective, Protocol):
         self, coefficients: Tensor, data: Selection, index: Tensor, valid: Tensor
     ) -> Restricted:
         """Return the losses on the supports `index` where `valid`, both [.., k]."""
+        ...
+
+
+@runtime_checkable
+class Compactable(SupportSolvable, Protocol):
+    """A problem whose work on a CSR design can be done on the columns that occur."""
+
+    def compact(
+        self, batches: Batches, coefficients: Tensor
+    ) -> tuple[Compactable, Batches, Tensor] | None:
+        """Return problem and batches on those columns, and their positions; None if dense."""
+        ...
+
+    def row_gradient(self, coefficients: Tensor, batch: Batch) -> Tensor:
+        """Return the gradient of `loss` in closed form."""
         ...

@@ -98,7 +98,8 @@ class Batches:
     """A sequence of mini-batches as positions in pooled data, which no client copies.
 
     Shapes: `index` and `weight` [steps, rows], `active` [steps]. `ragged` says that some client
-    of the block has fewer steps.
+    of the block has fewer steps; `fixed` that rows may not be padded further, because the model
+    takes statistics over them.
     """
 
     x: Any
@@ -109,6 +110,7 @@ class Batches:
     key: Tensor
     ragged: bool = False
     augment: str = ""
+    fixed: bool = False
 
     def __len__(self) -> int:
         return self.index.shape[0]

@@ -18,6 +18,7 @@ from parsifl.engine.shards import Infos, Shards
 from parsifl.engine.simulate import simulate
 from parsifl.keys import Key
 from parsifl.problems.neural import NeuralProblem
+from parsifl.work import Shard
 
 SIZES = (11, 16, 7, 24, 13)
 FEATURES, CLASSES = 4, 3
@@ -57,11 +58,13 @@ def cohorts() -> list[list[int]]:
 def draws(method: AnyMethod, name: str = "train") -> Draws:
     """Return the very mini-batches that the engine draws for `local`."""
 
-    def batches(round: int, client: int) -> list[Rows]:
-        work = method.work(INFOS[client], round)
-        return _rows(Shards(DATA, PROBLEM).shard(client, work, Key(SEED, round=round))[name])
+    return lambda round, client: _rows(shard(method, round, client)[name])
 
-    return batches
+
+def shard(method: AnyMethod, round: int, client: int) -> Shard:
+    """Return what `local` reads."""
+    work = method.work(INFOS[client], round)
+    return Shards(DATA, PROBLEM).shard(client, work, Key(SEED, round=round))
 
 
 def tuning(method: AnyMethod, client: int, name: str) -> list[Rows]:

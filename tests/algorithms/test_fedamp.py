@@ -58,7 +58,7 @@ def test_attention_rows_sum_to_one_and_near_models_weigh_more() -> None:
 
 
 def test_no_pull_and_own_start_is_training_alone() -> None:
-    shared = {"lr": 0.2, "batch": 4, "steps": 5}
+    shared: dict[str, Any] = {"lr": 0.2, "batch": 4, "steps": 5}
     attentive, alone = personal.run(FedAMP(**shared, lam=0.0)), personal.run(Local(**shared))
     for client in range(len(personal.SIZES)):
         left, right = attentive.personal(client).params, alone.personal(client).params

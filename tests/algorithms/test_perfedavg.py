@@ -69,7 +69,8 @@ def test_variants_differ() -> None:
 def test_personal_model_is_adapted_to_training_rows() -> None:
     method = PerFedAvg(**BASE, adapt_steps=2)
     done = personal.run(method)
-    training = {tuple(row) for row in personal.DATA.x[np.asarray(personal.DATA.train[3])].tolist()}
+    pooled = np.asarray(personal.DATA.x)
+    training = {tuple(row) for row in pooled[np.asarray(personal.DATA.train[3])].tolist()}
     w = personal.array(done.server)
     for rows in personal.tuning(method, 3, "adapt"):
         assert {tuple(row) for row in rows.x.tolist()} <= training

@@ -17,10 +17,22 @@ def test_curve_of_figure_3_starts_at_zero_and_keeps_psi() -> None:
     assert rows[0]["parameters_saved"] == rows[0]["flops_saved"] == 0.0
     assert rows[2]["parameters"] == 400_480
     assert all(row["parameters"] <= row["psi"] for row in rows)
-    last = curve(module, sample, [0.0, 0.25, 0.5], design="last")
+
+
+def test_training_the_last_layers_saves_more_flops_the_more_is_masked() -> None:
+    module = models.build("mlp", inputs=8, hidden=(8, 6, 4), classes=2)
+    rates = [0.0, 0.25, 0.5, 0.8]
+    last = curve(module, torch.zeros(2, 8), rates, design="last")
+    assert [row["layers"] for row in last] == [
+        ["body.0", "body.1", "body.2"],
+        ["body.1", "body.2"],
+        ["body.2"],
+        ["body.2"],
+    ]
     saved = [row["flops_saved"] for row in last]
     assert saved == sorted(saved)
-    assert last[1]["flops_saved"] > curve(module, sample, [0.25])[0]["flops_saved"]
+    full = curve(module, torch.zeros(2, 8), rates)
+    assert last[2]["flops_saved"] > full[2]["flops_saved"]
 
 
 def test_a_device_without_room_trains_nothing() -> None:

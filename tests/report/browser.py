@@ -147,8 +147,12 @@ class Page:
         self._call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
         self._session = session
 
-    def screenshot(self, file: Path) -> None:
-        answer = self._call("Page.captureScreenshot", captureBeyondViewport=True)
+    def screenshot(self, file: Path, selector: str = "body") -> None:
+        box = self.run(
+            f"(({{x, y, width, height}}) => ({{x, y: y + scrollY, width, height, scale: 1}}))"
+            f"(document.querySelector({json.dumps(selector)}).getBoundingClientRect())"
+        )
+        answer = self._call("Page.captureScreenshot", captureBeyondViewport=True, clip=box)
         file.write_bytes(base64.b64decode(answer["data"]))
 
 

@@ -24,7 +24,9 @@ class Pace:
 def solve(
     problem: Problem, received: Params, dual: Params, batches: Batches, alpha: float, pace: Pace
 ) -> tuple[Params, Params]:
-    r"""Minimise f_i(w) - <gamma_i, w> + (alpha/2) |w - w_t|^2 by SGD; return w_i and the new gamma_i.
+    r"""Minimise f_i(w) - <gamma_i, w> + (alpha/2) |w - w_t|^2 by SGD.
+
+    Returns w_i and the new dual:
 
     .. math:: \gamma_i \leftarrow \gamma_i + \alpha (w_t - w_i)
     """

@@ -16,6 +16,7 @@ from parsifl.algorithms.dual import Pace, server_step, solve
 from parsifl.algorithms.mean import Mean
 from parsifl.algorithms.settings import LocalSGD
 from parsifl.config import NonNegative, Positive
+from parsifl.errors import ConfigError
 from parsifl.keys import Key
 from parsifl.messages import LowRank, densify
 from parsifl.problem import Model, Params, Problem
@@ -90,6 +91,8 @@ class FedSLR(LocalSGD, Algorithm[Problem, SlrServer, SlrClient, Compact, Params,
         "TMLR 2023"
     )
 
+    trial: ClassVar[dict[str, float]] = {"lam": 0.03}  # conformance runs with real factors
+
     eta_g: Positive = 10.0
     lam: NonNegative = 1e-4
     mu: NonNegative = 1e-3
@@ -98,6 +101,14 @@ class FedSLR(LocalSGD, Algorithm[Problem, SlrServer, SlrClient, Compact, Params,
     solver: Literal["dual", "local", "global"] = "dual"
     global_penalty: Penalty = "low-rank"
     personal_penalty: Penalty = "sparse"
+
+    def check(self) -> None:
+        """Refuse rounds without local steps, in which the proximal step could only shrink."""
+        if self.lam and not (self.steps if self.epochs is None else self.epochs):
+            raise ConfigError(
+                f"FedSLR with lam={self.lam} and no local steps only shrinks its model; give it "
+                "steps or epochs, or set lam to 0"
+            )
 
     def weight(self, info: ClientInfo) -> float:
         """Count every client once, as in the paper."""
@@ -127,9 +138,7 @@ class FedSLR(LocalSGD, Algorithm[Problem, SlrServer, SlrClient, Compact, Params,
         """Return the global model without any personal component."""
         return Model(problem, densify(server.params))
 
-    def init_client(
-        self, problem: Problem, info: ClientInfo, down: Compact, key: Key
-    ) -> SlrClient:
+    def init_client(self, problem: Problem, info: ClientInfo, down: Compact, key: Key) -> SlrClient:
         """Start with a zero dual, and p_i by `p_init`."""
         initial = problem.init(key)
         zero = tree.zeros_like(initial)
@@ -173,9 +182,7 @@ class FedSLR(LocalSGD, Algorithm[Problem, SlrServer, SlrClient, Compact, Params,
         local_step = Proximal(self.global_penalty, self.lam)
         rule = local_step if self.solver == "local" else Rule()
         momentum, decay = self.momentum, self.decay
-        trained = sgd(
-            problem, received, batches, rate, rule=rule, momentum=momentum, decay=decay
-        )
+        trained = sgd(problem, received, batches, rate, rule=rule, momentum=momentum, decay=decay)
         return trained, dual
 
     def personalize(

@@ -46,7 +46,7 @@ class Pursuit(Sparsity, WeightedMean[SupportSolvable]):
     def solve(self, part: Restricted, key: Tensor) -> Tensor:
         """Minimise full local losses over supports, exactly or not, for a block of clients."""
 
-    def bound(self, coefficients: Tensor) -> Tensor:
+    def bound(self, coefficients: Tensor, lead: int = 0) -> Tensor:
         """Project onto a ball, if the method has one."""
         return coefficients
 
@@ -105,24 +105,22 @@ class Pursuit(Sparsity, WeightedMean[SupportSolvable]):
         key: Tensor,
     ) -> Tensor:
         slope = problem.gradients(current, batch)
-        merged = self.mask(problem, problem.name, slope, lead=1, multiple=2) | (current != 0)
+        always = problem.kept.get(problem.name, ())
+        merged = self.mask(slope, always, lead=1, multiple=2) | (current != 0)
         index, valid = positions(merged, int(merged.sum(-1).max()))
         part = problem.restrict(current, everything, index, valid)
         found = self.solve(part, key) * valid
         # unused places point at coefficient 0, whose own value must survive: add, do not set
         full = torch.zeros_like(current).scatter_add_(-1, index, found)
-        return self.bound(self.pruned(problem, full, lead=1))
+        return self.bound(self.pruned(problem, full, lead=1), lead=1)
 
     def pruned(self, problem: SupportSolvable, coefficients: Tensor, lead: int = 0) -> Tensor:
         """Return P_Lambda(b) for the tau best atoms Lambda."""
-        gram = problem.gram
+        gram, always = problem.gram, problem.kept.get(problem.name, ())
         if gram is None:
-            chosen = self.mask(problem, problem.name, coefficients, lead=lead)
-            return torch.where(chosen, coefficients, 0.0)
-        scored = coefficients * dictionary.lengths(gram)
-        return dictionary.project(
-            gram, coefficients, self.mask(problem, problem.name, scored, lead=lead)
-        )
+            return torch.where(self.mask(coefficients, always, lead=lead), coefficients, 0.0)
+        chosen = self.mask(coefficients * dictionary.lengths(gram), always, lead=lead)
+        return dictionary.project(gram, coefficients, chosen)
 
     def aggregate(self, problem: SupportSolvable, server: Params, total: Mean, key: Key) -> Params:
         """Prune the mean to tau atoms."""

@@ -55,7 +55,8 @@ class Sparsity:
         if self.scope == "all" and len(names) > 1:
             masks = self._joint_masks(problem, {name: params[name] for name in names})
         else:
-            masks = {name: self.mask(problem, name, params[name]) for name in names}
+            always = kept_places(problem)
+            masks = {name: self.mask(params[name], always.get(name, ())) for name in names}
         return {
             name: torch.where(masks[name], value, 0.0) if name in masks else value
             for name, value in params.items()
@@ -71,19 +72,20 @@ class Sparsity:
         return {name: part.reshape(value.shape) for (name, value), part in pairs}
 
     def mask(
-        self, problem: Problem, name: str, value: Tensor, *, lead: int = 0, multiple: int = 1
+        self, value: Tensor, always: tuple[int, ...] = (), *, lead: int = 0, multiple: int = 1
     ) -> Tensor:
         """Mark the entries of one parameter that are kept.
 
         Parameters
         ----------
+        always
+            Positions along the last axis that are kept in any case.
         lead
             How many leading axes are clients, each with a selection of its own.
         multiple
             Marks so many times the number of entries that may differ from zero.
         """
         rows = value if self.scope == "row" or value.ndim == lead + 1 else value.flatten(lead)
-        always = kept_places(problem).get(name, ())
         if not always:
             return self._largest(rows, 0, multiple).reshape(value.shape)
         kept = marked(always, value.shape[-1]).expand(value.shape).reshape(rows.shape)

@@ -51,7 +51,9 @@ def _catalog(kind: Kind) -> dict[str, str]:
     from parsifl import data
 
     if kind == "partitions":
-        return {name: data.describe_partition(name)["title"] for name in data.partition_names()}
+        return {
+            name: _first(data.describe_partition(name)["notes"]) for name in data.partition_names()
+        }
     return {name: data.describe(name)["title"] for name in data.names()}
 
 
@@ -122,4 +124,8 @@ def _type_name(kind: Any) -> str:
 
 
 def _first_line(thing: Any) -> str:
-    return (inspect.getdoc(thing) or "").partition("\n")[0]
+    return _first(inspect.getdoc(thing) or "")
+
+
+def _first(text: str) -> str:
+    return text.partition("\n")[0]

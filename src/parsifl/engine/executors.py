@@ -106,7 +106,8 @@ def _flat(task: Task) -> _Flat:
 def _mark(leaf: Any) -> Any:
     """Return what must agree in one leaf; None if it cannot be batched."""
     if isinstance(leaf, Batches) and isinstance(leaf.x, Tensor):
-        return "batches", id(leaf.x), leaf.weight.dtype, leaf.augment
+        width = leaf.index.shape[1] if leaf.fixed else None
+        return "batches", id(leaf.x), leaf.weight.dtype, leaf.augment, width
     if isinstance(leaf, Rows) and isinstance(leaf.x, Tensor):
         return "rows", leaf.x.shape[1:], leaf.x.dtype, leaf.y.shape[1:], leaf.y.dtype
     if isinstance(leaf, Tensor) and leaf.layout == torch.strided:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,21 @@ def identity(
     method: AnyMethod, problem: Problem, data: ClientData, run: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Describe a run by its settings and by checksums of its data and initial parameters."""
+    described = {
+        "name": data.name,
+        "clients": len(data),
+        "rows": len(data.y),
+        "augment": data.augment,
+        "checksum": _checksum(*_arrays(data)),
+        "profiles": profiles_checksum(data.profiles),
+    }
+    return identity_of(method, problem, described, run)
+
+
+def identity_of(
+    method: AnyMethod, problem: Problem, data: Mapping[str, Any], run: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Describe a run whose data are elsewhere, by what is known of them."""
     initial = problem.init(Key(int(run["seed"])))
     parameters = sum(value.numel() for value in initial.values())
     return {
@@ -33,16 +48,14 @@ def identity(
             "layers": _checksum_of_text(repr(getattr(problem, "module", ""))),
             "checksum": _checksum(*(initial[name].numpy() for name in sorted(initial))),
         },
-        "data": {
-            "name": data.name,
-            "clients": len(data),
-            "rows": len(data.y),
-            "augment": data.augment,
-            "checksum": _checksum(*_arrays(data)),
-            "profiles": _checksum_of_text(json.dumps([dict(p) for p in data.profiles])),
-        },
+        "data": dict(data),
         "run": dict(run),
     }
+
+
+def profiles_checksum(profiles: Iterable[Mapping[str, Any]]) -> str:
+    """Return a checksum of what is known of the clients' devices."""
+    return _checksum_of_text(json.dumps([dict(profile) for profile in profiles]))
 
 
 def _arrays(data: ClientData) -> list[Any]:

@@ -55,9 +55,13 @@ class Judge:
     def global_scores(self, server: Any, ids: Sequence[int], split: Split) -> Scores | None:
         """Judge the global model on the rows of each client; None if there is no such model."""
         model = self._method.model(self._problem, server)
+        return None if model is None else self.model_scores(model, ids, split)
+
+    def model_scores(self, model: Model, ids: Sequence[int], split: Split) -> Scores | None:
+        """Judge one model on the rows of each client; None if nobody has any."""
         parts = self._parts(split)
         judged = [client for client in ids if len(parts[client])]
-        if model is None or not judged:
+        if not judged:
             return None
         sizes = np.array([len(parts[client]) for client in judged])
         if model.problem.rows_interact:
@@ -104,6 +108,17 @@ class Judge:
         values = {n: np.array([float(means[i][n]) for i in judged]) for n in means[judged[0]]}
         return Scores(np.array(judged), sizes, values, tuple(fallbacks))
 
+    def own_score(
+        self, down: Any, store: ClientStore, client: int, split: Split, key: Key
+    ) -> dict[str, float] | None:
+        """Judge the personal model of one client that received `down`; None if it has no rows."""
+        part = self._parts(split)[client]
+        if not len(part):
+            return None
+        arguments = self._received_arguments(down, store, client, key)
+        means = self.judge_one(*arguments, self._shards.rows(part))
+        return {name: float(value) for name, value in means.items()}
+
     def personal_model(self, server: Any, store: ClientStore, client: int, key: Key) -> Model:
         """Return one client's personal model."""
         down, state, shard = self._arguments(server, store, client, key)
@@ -129,8 +144,14 @@ class Judge:
         info = self._infos[client]
         method, problem = self._method, self._problem
         sent = method.broadcast(problem, server, info, key.at(client=client, purpose="broadcast"))
-        down = self._received(sent)
-        state = store.load(client, first_state(method, problem, info, down, key))
+        return self._received_arguments(self._received(sent), store, client, key)
+
+    def _received_arguments(
+        self, down: Any, store: ClientStore, client: int, key: Key
+    ) -> tuple[Any, Any, Shard]:
+        info = self._infos[client]
+        first = first_state(self._method, self._problem, info, down, key)
+        state = store.load(client, first)
         shard = self._shards.shard(client, self._work(info), key.at(purpose="tuning"))
         return down, state, shard
 

@@ -4,40 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from parsifl import tree, wire
-from parsifl.algorithm import AnyMethod, ClientInfo, GatherAlgorithm, Local, Received
+from parsifl import wire
+from parsifl.algorithm import AnyMethod, ClientInfo, Local
 from parsifl.engine import executors
 from parsifl.engine.executors import Executor, Task
 from parsifl.engine.flops import FlopCounter
+from parsifl.engine.gather import Arrival, Gathered, Ledger, first_not_finite
 from parsifl.engine.network import Network
 from parsifl.engine.shards import Shards
 from parsifl.engine.store import ClientStore
 from parsifl.keys import Key
 from parsifl.problem import Problem
 from parsifl.wire import Precision
-
-
-@dataclass
-class Ledger:
-    """What a round cost and what happened in it."""
-
-    trained: int = 0
-    bytes_up: int = 0
-    bytes_down: int = 0
-    dense_up: int = 0
-    dense_down: int = 0
-    flops: int | None = 0
-    simulated_seconds: float = 0.0
-    dropped: dict[int, str] = field(default_factory=dict)
-    fallbacks: list[str] = field(default_factory=list)
-    info: dict[str, float] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -70,10 +51,12 @@ def run_round(setting: Setting, server: Any, cohort: Sequence[int], key: Key) ->
     """Return the next server state and the ledger; clients are added up in the order of ids."""
     everyone = setting.method.trains == "everyone"
     training = setting.pool if everyone else cohort
-    gathered = _Gathered(setting, set(cohort))
+    gathered = Gathered(setting.method, setting.problem, setting.infos, setting.network)
+    uploading = set(cohort)
     started = time.perf_counter()
     for at in range(0, len(training), setting.window):
-        _run_window(setting, server, training[at : at + setting.window], key, gathered)
+        prepared = list(_prepare(setting, server, training[at : at + setting.window], key))
+        _run_window(setting, prepared, uploading, gathered)
     trained = time.perf_counter()
     server = gathered.aggregate(server, key.at(purpose="aggregate"))
     ledger = gathered.ledger
@@ -82,9 +65,8 @@ def run_round(setting: Setting, server: Any, cohort: Sequence[int], key: Key) ->
 
 
 def _run_window(
-    setting: Setting, server: Any, ids: Sequence[int], key: Key, gathered: _Gathered
+    setting: Setting, prepared: Sequence[_Prepared], uploading: set[int], gathered: Gathered
 ) -> None:
-    prepared = list(_prepare(setting, server, ids, key))
     method, problem = setting.method, setting.problem
 
     def local(down: Any, client: Any, shard: Any) -> Local[Any, Any]:
@@ -95,10 +77,30 @@ def _run_window(
     gathered.ledger.fallbacks += outcome.fallbacks
     for item in prepared:
         client = item.task.client
-        if client in outcome.failures:
-            gathered.drop(item, outcome.failures[client])
+        reason = outcome.failures.get(client)
+        if reason is None:
+            bad = first_not_finite(outcome.results[client])
+            reason = f"{bad} is not finite" if bad else None
+        if reason is not None:
+            gathered.drop(client, item.bytes_down, reason)
         else:
-            gathered.receive(item, outcome.results[client])
+            result = outcome.results[client]
+            gathered.receive(_arrival(setting, item, result, client in uploading))
+            setting.store.save(client, result.client)
+
+
+def _arrival(setting: Setting, item: _Prepared, result: Local[Any, Any], uploads: bool) -> Arrival:
+    upload, size = _transmit(result.upload, setting.precision) if uploads else (None, 0)
+    return Arrival(
+        client=item.task.client,
+        down=item.task.arguments[0],
+        upload=upload,
+        info=result.info,
+        bytes_down=item.bytes_down,
+        bytes_up=size,
+        flops=item.flops,
+        uploads=uploads,
+    )
 
 
 def _prepare(setting: Setting, server: Any, ids: Sequence[int], key: Key) -> Iterator[_Prepared]:
@@ -129,90 +131,3 @@ def _transmit(message: Any, precision: Precision) -> tuple[Any, int]:
     if message is None:
         return None, 0
     return wire.rounded(message, precision), wire.size(message, precision)
-
-
-class _Gathered:
-    """Collects what clients return, in the order of their ids."""
-
-    def __init__(self, setting: Setting, cohort: set[int]) -> None:
-        self.ledger = Ledger()
-        self._setting, self._cohort = setting, cohort
-        self._total: Any = None
-        self._uploads: list[Received[Any]] = []
-        self._arrived = 0
-        self._info_weight = 0.0
-
-    def drop(self, item: _Prepared, reason: str) -> None:
-        """Leave a client out; its state stays old."""
-        self.ledger.bytes_down += item.bytes_down
-        self.ledger.dropped[item.task.client] = reason
-
-    def receive(self, item: _Prepared, result: Local[Any, Any]) -> None:
-        """Book, check and add up one client's result."""
-        setting, client = self._setting, item.task.client
-        bad = _first_not_finite(result)
-        if bad:
-            self.drop(item, f"{bad} is not finite")
-            return
-        self.ledger.trained += 1
-        self.ledger.bytes_down += item.bytes_down
-        if item.task.arguments[0] is not None:
-            self.ledger.dense_down += wire.dense_size(item.task.arguments[0])
-        up = self._upload(client, result) if client in self._cohort else 0
-        self._count(item, up)
-        setting.store.save(client, result.client)
-
-    def _upload(self, client: int, result: Local[Any, Any]) -> int:
-        setting, info = self._setting, self._setting.infos[client]
-        upload, size = _transmit(result.upload, setting.precision)
-        weight = setting.method.weight(info)
-        if isinstance(setting.method, GatherAlgorithm):
-            self._uploads.append(Received(info, weight, upload))
-        else:
-            method: Any = setting.method
-            part = method.contribute(setting.problem, upload, weight)
-            self._total = tree.accumulate(self._total, part)
-        self._arrived += 1
-        self.ledger.bytes_up += size
-        self.ledger.dense_up += 0 if upload is None else wire.dense_size(upload)
-        self._info_weight += weight
-        for name, value in result.info.items():
-            mean = self.ledger.info.get(name, 0.0)
-            self.ledger.info[name] = mean + (float(value) - mean) * weight / self._info_weight
-        return size
-
-    def _count(self, item: _Prepared, up: int) -> None:
-        ledger, profile = self.ledger, self._setting.infos[item.task.client].profile
-        if ledger.flops is not None:
-            ledger.flops = None if item.flops is None else ledger.flops + item.flops
-        spent = self._setting.network.seconds(up, item.bytes_down, item.flops, profile)
-        ledger.simulated_seconds = max(ledger.simulated_seconds, spent)
-
-    def aggregate(self, server: Any, key: Key) -> Any:
-        """Return the next server state; it stays as it is if nobody is left."""
-        if not self._arrived:
-            return server
-        method: Any = self._setting.method
-        gathers = isinstance(method, GatherAlgorithm)
-        combined = self._uploads if gathers else self._total
-        following = method.aggregate(self._setting.problem, server, combined, key)
-        # as a checkpoint would give it back: the layout of memory may decide the last bit
-        return tree.map(_contiguous, following)
-
-
-def _contiguous(leaf: Any) -> Any:
-    return leaf.contiguous() if isinstance(leaf, Tensor) else leaf
-
-
-def _first_not_finite(result: Local[Any, Any]) -> str:
-    for what, part in (("upload", result.upload), ("state", result.client), ("info", result.info)):
-        leaves, structure = tree.flatten(part)
-        for name, leaf in zip(tree.names(structure), leaves, strict=True):
-            if isinstance(leaf, Tensor) and leaf.is_floating_point() and not _finite(leaf):
-                return f"{what} {name}"
-    return ""
-
-
-def _finite(leaf: Tensor) -> bool:
-    # a finite sum proves finite terms in one pass; only an overflow needs the slow look
-    return bool(torch.isfinite(leaf.sum())) or bool(torch.isfinite(leaf).all())

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
+from parsifl.engine.evaluation import Evaluation
 from parsifl.errors import ConfigError
 from parsifl.keys import Key
 
@@ -26,3 +29,32 @@ def choose(clients: int, participation: float, key: Key) -> list[int]:
         return list(range(clients))
     drawn = key.at(purpose="cohort").numpy().choice(clients, size, replace=False, shuffle=False)
     return [int(client) for client in np.sort(drawn)]
+
+
+def training_pool(clients: int, evaluation: Evaluation, key: Key) -> Sequence[int]:
+    """Return the clients that may be sampled; the unseen ones are drawn once, by the seed."""
+    unseen = round(clients * evaluation.unseen)
+    if evaluation.clients == "unseen" and not unseen:
+        raise ConfigError("clients='unseen' needs Evaluation(unseen=...) above 0")
+    if unseen >= clients:
+        raise ConfigError(f"unseen={evaluation.unseen} leaves no client to train")
+    if not unseen:
+        return range(clients)
+    drawn = key.at(purpose="unseen").numpy().permutation(clients)[unseen:]
+    return [int(client) for client in np.sort(drawn)]
+
+
+def cohort(pool: Sequence[int], participation: float, key: Key) -> list[int]:
+    """Draw the clients of the pool that upload in the round of the key, ascending."""
+    return [pool[position] for position in choose(len(pool), participation, key)]
+
+
+def judged(
+    evaluation: Evaluation, clients: int, pool: Sequence[int], sampled: set[int]
+) -> Sequence[int]:
+    """Return the clients that an evaluation asks for, ascending."""
+    if evaluation.clients == "sampled":
+        return sorted(sampled)
+    if evaluation.clients == "unseen":
+        return sorted(set(range(clients)) - set(pool))
+    return range(clients)

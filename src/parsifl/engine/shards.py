@@ -85,6 +85,7 @@ class Shards:
             active=torch.ones(len(positions), dtype=torch.bool),
             key=drawn.tensor(),
             augment=self._data.augment,
+            fixed=self._problem.rows_interact,
         )
 
 

@@ -8,8 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
 from parsifl import config
 from parsifl.algorithm import AnyMethod, message_types, require
 from parsifl.data.clients import ClientData
@@ -18,10 +16,11 @@ from parsifl.engine.choice import choose_executor
 from parsifl.engine.evaluation import Evaluation, Split
 from parsifl.engine.flops import FlopCounter
 from parsifl.engine.folder import Record, RunFolder
+from parsifl.engine.gather import Ledger
 from parsifl.engine.identity import identity
 from parsifl.engine.judge import Judge
 from parsifl.engine.network import Network
-from parsifl.engine.round import Ledger, Setting, run_round
+from parsifl.engine.round import Setting, run_round
 from parsifl.engine.run import Run
 from parsifl.engine.shards import Infos, Shards
 from parsifl.engine.store import ClientStore
@@ -117,11 +116,15 @@ class _Simulation:
         network: Network,
     ) -> None:
         require(method, problem)
+        if evaluation.select == "best-validation" and not any(map(len, data.validation)):
+            raise ConfigError(
+                "select='best-validation' needs validation rows; hold some out (validation=0.1)"
+            )
         self._data, self._options = data, options
         self._evaluation, self._network = evaluation, network
         self._key = Key(options["seed"])
         self._executor, block = choose_executor(options["engine"], problem)
-        self._pool = _training_pool(len(data), evaluation, self._key)
+        self._pool = sampling.training_pool(len(data), evaluation, self._key)
         infos, shards, self._store = Infos(data), Shards(data, problem), ClientStore()
         self._setting = Setting(
             method=method,
@@ -192,15 +195,15 @@ class _Simulation:
         return record
 
     def _cohort(self, round: int) -> list[int]:
-        key = self._key.at(round=round)
-        drawn = sampling.choose(len(self._pool), self._options["participation"], key)
-        return [self._pool[position] for position in drawn]
+        return sampling.cohort(
+            self._pool, self._options["participation"], self._key.at(round=round)
+        )
 
     def _training(self, round: int) -> Sequence[int]:
         return self._pool if self._setting.method.trains == "everyone" else self._cohort(round)
 
     def _evaluate(self, key: Key, record: Record) -> None:
-        ids = self._judged()
+        ids = sampling.judged(self._evaluation, len(self._data), self._pool, self._sampled)
         detail: Record = {"round": key.round + 1}
         setting = self._setting
         splits: tuple[Split, ...] = ("validation", "test")
@@ -219,13 +222,6 @@ class _Simulation:
                     detail.setdefault(model, {})[split] = score.to_json()
         if self._folder is not None:
             self._folder.write_clients(detail)
-
-    def _judged(self) -> Sequence[int]:
-        if self._evaluation.clients == "sampled":
-            return sorted(self._sampled)
-        if self._evaluation.clients == "unseen":
-            return sorted(set(range(len(self._data))) - set(self._pool))
-        return range(len(self._data))
 
     def _checkpoint(self, *, last: bool) -> None:
         if self._folder is None or not (
@@ -248,19 +244,6 @@ class _Simulation:
             _store=self._store,
             _key=self._key.at(round=max(0, len(self._records) - 1)),
         )
-
-
-def _training_pool(clients: int, evaluation: Evaluation, key: Key) -> Sequence[int]:
-    """Return the clients that may be sampled; the unseen ones are drawn once, by the seed."""
-    unseen = round(clients * evaluation.unseen)
-    if evaluation.clients == "unseen" and not unseen:
-        raise ConfigError("clients='unseen' needs Evaluation(unseen=...) above 0")
-    if unseen >= clients:
-        raise ConfigError(f"unseen={evaluation.unseen} leaves no client to train")
-    if not unseen:
-        return range(clients)
-    drawn = key.at(purpose="unseen").numpy().permutation(clients)[unseen:]
-    return [int(client) for client in np.sort(drawn)]
 
 
 def _refuse_hopeless(ledger: Ledger, round: int) -> None:

@@ -13,7 +13,7 @@ from parsifl.masks.blocks import blocks
 from parsifl.masks.costs import flops_costs
 from parsifl.masks.instance import Instance, instance_of
 from parsifl.masks.measure import Probe
-from parsifl.masks.patterns import Catalogue, fill
+from parsifl.masks.patterns import Catalogue
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -32,7 +32,7 @@ def curve(
     """Return parameters and FLOPs against the masking rate 1 - psi / d_w.
 
     For each rate the device trains the fullest set of blocks within psi, as in the closed form,
-    or (`design="last"`) the last blocks before the head, which saves the most FLOPs. FLOPs are
+    or (`design="last"`) a run of the last blocks that fit, which saves the most FLOPs. FLOPs are
     forward and backward of one batch like `sample`; the percentages saved are those of Figure 3.
     A device that knows its FLOPs reads its psi off this table.
     """
@@ -72,4 +72,11 @@ def _chosen(instance: Instance, psi: float, design: str) -> NDArray[np.bool_]:
         return np.zeros(layers, dtype=bool)
     if design == "fullest":
         return Catalogue(instance).fullest(psi)[1]
-    return fill(instance, np.arange(layers)[::-1], psi)
+    row, spent = np.zeros(layers, dtype=bool), 0.0
+    for layer in range(layers - 1, -1, -1):
+        if spent + instance.sizes[layer] <= psi * (1 + 1e-12):
+            row[layer] = True
+            spent += float(instance.sizes[layer])
+        elif row.any():
+            break  # one more layer towards the input would cost FLOPs and hardly train anything
+    return row

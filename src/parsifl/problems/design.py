@@ -116,6 +116,13 @@ def _flat(x: Tensor, coefficients: Tensor) -> Tensor:
     return x.reshape(len(x), -1) @ coefficients
 
 
+def rmatvec(x: Design, values: Tensor) -> Tensor:
+    """Return X' r for r [n], or R' X for R [n, classes]."""
+    if isinstance(x, CsrDesign):
+        return x.rmatvec(values)
+    return values.mT @ x.reshape(len(x), -1) if values.ndim > 1 else values @ x.reshape(len(x), -1)
+
+
 def combine(x: Design, rows: Tensor, values: Tensor) -> Tensor:
     """Return sum_j values_j X[rows_j] for every client: rows [B, n], values [B, n] or [B, n, c].
 
@@ -167,14 +174,13 @@ class Compact:
     columns: Tensor
 
 
-def compact(batches: Batches) -> Compact | None:
-    """Leave out the columns and rows that these batches never touch; None if x is dense."""
-    if not isinstance(batches.x, CsrDesign):
-        return None
+def compact(batches: Batches, also: Tensor) -> Compact:
+    """Leave out the columns that these batches never touch, but for those in `also`."""
     numbers, places = np.unique(batches.index.numpy(), return_inverse=True)
     part = batches.x.matrix[numbers]
     occurs = np.zeros(part.shape[1], np.bool_)
     occurs[part.indices] = True
+    occurs[also.numpy()] = True
     kept = np.flatnonzero(occurs)
     place = np.empty(part.shape[1], part.indices.dtype)
     place[kept] = np.arange(len(kept), dtype=place.dtype)

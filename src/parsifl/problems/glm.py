@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, Literal, final
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -12,9 +12,10 @@ from torch import Tensor
 from parsifl.errors import ConfigError
 from parsifl.keys import Key
 from parsifl.problem import Params, Restricted, Selection
-from parsifl.problems import datafits
+from parsifl.problems import datafits, design
+from parsifl.problems.design import CsrDesign
 from parsifl.problems.predictor import Predictor
-from parsifl.work import Batch, Rows
+from parsifl.work import Batch, Batches, Rows
 
 NAME = "coef"
 
@@ -57,7 +58,7 @@ class GLM:
     def __init__(
         self,
         features: int,
-        datafit: Literal["squared", "squared-half", "logistic", "softmax"] = "squared",
+        datafit: str = "squared",
         *,
         classes: int | None = None,
         l2: float = 0.0,
@@ -180,6 +181,36 @@ class GLM:
             return {"mse": (u - y).square()}
         right = (u > 0) == (y > 0) if self._single else u.argmax(-1) == y
         return {"accuracy": right.to(u.dtype), "loss": self.datafit.loss(u, y)}
+
+    def compact(self, batches: Batches, coefficients: Tensor) -> tuple[GLM, Batches, Tensor] | None:
+        """Return the same problem on the columns that CSR batches or the coefficients touch.
+
+        Also the batches over these columns, and the positions of their coefficients; None where
+        there is nothing to gain (a dense design).
+        """
+        if not isinstance(batches.x, CsrDesign) or self._psi is not None:
+            return None
+        used = (coefficients != 0).reshape(-1, self.width).any(0)[: self.features]
+        small = design.compact(batches, used.nonzero()[:, 0])
+        problem = GLM(
+            len(small.columns),
+            self.datafit.name,
+            classes=self.classes,
+            l2=self.l2,
+            intercept=self.intercept,
+            weighted=self.weighted,
+            dtype=self.dtype,
+        )
+        last = torch.tensor([self.features] if self.intercept else [], dtype=torch.long)
+        return problem, small.batches, torch.cat([small.columns, last])
+
+    def row_gradient(self, coefficients: Tensor, batch: Batch) -> Tensor:
+        """Return the gradient of `loss` in closed form, for CSR batches too."""
+        y, importance = self._targets(batch.y)
+        share = batch.weight * importance / batch.weight.sum().clamp(min=1)
+        slope = self.datafit.slope(self._predictor.apply(batch.x, coefficients), y)
+        pulled = self._predictor.back(batch.x, slope * (share if self._single else share[:, None]))
+        return pulled + self._ridge * coefficients if self.l2 else pulled
 
     def gradients(self, coefficients: Tensor, data: Selection) -> Tensor:
         """Return the gradients of the mean losses over the selected rows, l2 term included."""

@@ -79,6 +79,7 @@ def _section(data: str, score: str, maximize: bool, runs: Sequence[RunData]) -> 
         f"{run.path.name}: {note}" for group in groups for run in group.runs for note in run.notes
     ]
     notes += [note for group in groups for note in _uneven(group)]
+    notes += _environments(groups)
     return Section(data, score, maximize, groups, tuple(notes))
 
 
@@ -90,6 +91,15 @@ def _uneven(group: Group) -> list[str]:
         f"{group.label}: the seeds have {', '.join(map(str, lengths))} rounds; curves end "
         f"where the shortest does, totals are means of unequal runs"
     ]
+
+
+def _environments(groups: Sequence[Group]) -> list[str]:
+    environments = [flat(run.environment) for group in groups for run in group.runs]
+    changed = differences([environment for environment in environments if environment])
+    shown = [
+        f"{name} ({', '.join(dict.fromkeys(map(str, values)))})" for name, values in changed.items()
+    ]
+    return [f"the runs come from different environments: {'; '.join(shown)}"] if shown else []
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

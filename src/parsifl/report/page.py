@@ -18,7 +18,13 @@ from parsifl.report.figures import figures
 from parsifl.report.grid import Grid
 from parsifl.report.groups import Section, flat, sections
 from parsifl.report.load import RunData, read_all
-from parsifl.report.sheets import difference_sheet, gain_sheets, headline_sheet, ledger_sheet
+from parsifl.report.sheets import (
+    cost_sheet,
+    difference_sheet,
+    gain_sheets,
+    headline_sheet,
+    ledger_sheet,
+)
 
 _SCRIPTS = ("chart.js", "lines.js", "clients.js", "bars.js", "export.js", "page.js")
 
@@ -125,6 +131,7 @@ def _sheets(section: Section, name: str) -> dict[str, Grid]:
     for at, sheet in enumerate(gain_sheets(section, f"{name}-gain")):
         found[f"gain{at}"] = sheet
     found["ledger"] = ledger_sheet(section, f"{name}-ledger")
+    found["cost"] = cost_sheet(section, f"{name}-cost")
     differing = difference_sheet(section, f"{name}-differences")
     return found if differing is None else {**found, "differences": differing}
 
@@ -139,6 +146,7 @@ def _section(section: Section, name: str, sheets: Mapping[str, Grid], *, alone: 
         headline=sheets["headline"].to_html(),
         gains=gains,
         ledger=sheets["ledger"].to_html(),
+        cost=sheets["cost"].to_html(),
         differences=sheets["differences"].to_html() if "differences" in sheets else same,
         details="".join(_details(run) for run in section.runs),
     )

@@ -12,11 +12,6 @@ from parsifl.report.paired import Gain, baselines, gains
 from parsifl.report.tables import Judged, Number, Row, rows
 
 _EMPTY = Cell(units.MISSING)
-_LEDGER = (
-    *("up", "up, dense", "up, share", "down", "down, dense", "down, share"),
-    *("up, per client and round", "FLOPs", "local work", "aggregation", "evaluation"),
-    *("simulated time", "dropped", "fallbacks"),
-)
 
 
 def headline_sheet(section: Section, name: str) -> Grid:
@@ -82,13 +77,11 @@ def _protocols(found: Sequence[Row]) -> tuple[tuple[str, ...], list[str]]:
 
 
 def ledger_sheet(section: Section, name: str) -> Grid:
-    """Return what the runs sent and spent, against sending everything dense."""
-    found = rows(section)
+    """Return what the runs sent, against sending everything dense."""
     body = []
-    for row, group in zip(found, section.groups, strict=True):
+    for row, group in zip(rows(section), section.groups, strict=True):
         visits = sum(r.trained for run in group.runs for r in run.rounds)
         sent = sum(r.bytes_up for run in group.runs for r in run.rounds)
-        flops = _flops(group.runs)
         body.append(
             (
                 Cell(row.label),
@@ -99,20 +92,43 @@ def ledger_sheet(section: Section, name: str) -> Grid:
                 _size(row.dense_down),
                 _share(row.bytes_down, row.dense_down),
                 Cell(units.size(sent / visits), sent / visits) if visits else _EMPTY,
+            )
+        )
+    titles = ("up", "up, dense", "up, share", "down", "down, dense", "down, share", "up per visit")
+    headings = (Column("method", numeric=False), *(Column(title) for title in titles))
+    notes = (
+        "Bytes of a whole run, averaged over seeds. Dense: the entries of the same messages, all "
+        "sent in full; a share slightly above 100 % is the header of a message. A visit is one "
+        "client in one round.",
+    )
+    return Grid(name, "Bytes sent", headings, tuple(body), notes)
+
+
+def cost_sheet(section: Section, name: str) -> Grid:
+    """Return what the runs computed, how long they took and what went wrong."""
+    body = []
+    for row, group in zip(rows(section), section.groups, strict=True):
+        flops = _flops(group.runs)
+        body.append(
+            (
+                Cell(row.label),
                 _EMPTY if flops is None else Cell(units.operations(flops), flops),
                 *_times(group.runs),
                 _seconds(row.simulated_seconds),
                 *_mishaps(group.runs),
             )
         )
-    headings = (Column("method", numeric=False), *(Column(title) for title in _LEDGER))
-    notes = (
-        "Totals of a whole run, averaged over seeds. Dense: the same messages with every entry "
-        "sent in full; a share slightly above 100 % is the header of a message.",
-        "Simulated time: rounds on the configured network and devices, slowest client of each "
-        "round. Dropped: client visits whose result was not usable.",
+    titles = (
+        *("FLOPs", "local work", "aggregation", "evaluation", "simulated time"),
+        *("dropped", "fallbacks"),
     )
-    return Grid(name, "Communication and cost", headings, tuple(body), notes)
+    headings = (Column("method", numeric=False), *(Column(title) for title in titles))
+    notes = (
+        "Totals of a whole run, averaged over seeds; dropped and fallbacks are summed. Simulated "
+        "time: rounds on the configured network and devices, the slowest client of each round. "
+        "Dropped: visits without a usable result.",
+    )
+    return Grid(name, "Time and work", headings, tuple(body), notes)
 
 
 def gain_sheets(section: Section, name: str) -> list[Grid]:

@@ -75,7 +75,8 @@ def significant(value: float, digits: int = 3) -> str:
         return f"{value:g}"
     if not 1e-4 <= abs(value) < 1e6:
         return f"{value:.{digits - 1}e}"
-    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    exponent = int(f"{value:.{digits - 1}e}".partition("e")[2])  # of the rounded number
+    decimals = max(0, digits - 1 - exponent)
     return f"{value:.{decimals}f}"
 
 

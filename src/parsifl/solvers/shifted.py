@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, final
 
-import torch
 from torch import Tensor
 
 from parsifl import tree
@@ -59,6 +58,7 @@ class Proximal(Rule):
 def soft(values: Tensor, threshold: float) -> Tensor:
     """Return the values moved towards zero by the threshold: the proximal operator of l1.
 
+    >>> import torch
     >>> soft(torch.tensor([3.0, -0.5, -2.0]), 1.0).tolist()
     [2.0, 0.0, -1.0]
     """

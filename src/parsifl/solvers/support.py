@@ -73,7 +73,8 @@ def newton(part: Restricted, delta: float = 0.0, steps: int = _NEWTON_STEPS) -> 
         # unused places get an equation of their own; the jitter prefers short steps
         extra = _JITTER * diagonal.sum(-1, keepdim=True) + (diagonal == 0).to(z.dtype)
         system = curve + torch.diag_embed(extra)
-        step = torch.linalg.solve(system, gradient(part, z).flatten(1)).reshape(z.shape)
+        step: Tensor = torch.linalg.solve(system, gradient(part, z).flatten(1))
+        step = step.reshape(z.shape)
         losses = torch.stack([loss(part, z - float(f) * step) for f in fractions])
         best = fractions[losses.nan_to_num(nan=torch.inf).argmin(0)].to(z.dtype)
         return -_spread(best, z) * step

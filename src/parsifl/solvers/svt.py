@@ -1,7 +1,7 @@
-"""Singular value thresholding: the proximal operator of the nuclear norm.
+r"""Singular value thresholding: the proximal operator of the nuclear norm.
 
-.. math:: X = U \\operatorname{diag}(\\sigma) V^T \\;\\mapsto\\;
-          U \\operatorname{diag}(\\max(\\sigma - \\tau, 0)) V^T
+.. math:: X = U \operatorname{diag}(\sigma) V^T \;\mapsto\;
+          U \operatorname{diag}(\max(\sigma - \tau, 0)) V^T
 
 A full decomposition computes both sets of singular vectors for every singular value, most of which
 are thrown away. Here the eigenvectors of the Gram matrix on the thin side are enough: one side
@@ -27,7 +27,7 @@ TRUSTED = 0.02
 
 
 def has_rank(shape: tuple[int, ...]) -> bool:
-    """Tell whether a layer is a matrix or a two-dimensional convolution, so that rank means a thing.
+    """Tell whether a layer is a matrix or a 2-D convolution: only these have a rank.
 
     >>> has_rank((10, 4)), has_rank((8, 4, 3, 3)), has_rank((10,))
     (True, True, False)
@@ -87,7 +87,9 @@ def _leading(matrix: Tensor, threshold: float) -> tuple[Tensor, Tensor, Tensor]:
         others = vectors[:, keep].T @ matrix
         # the norm of u^T X is a Rayleigh quotient: its error is of second order in that of u
         values = others.norm(dim=1)
-        found.append((_lift(basis, vectors[:, keep]), values, others / values.clamp(min=_TINY)[:, None]))
+        found.append(
+            (_lift(basis, vectors[:, keep]), values, others / values.clamp(min=_TINY)[:, None])
+        )
         if threshold >= trusted or bool(keep.all()) or not bool(keep.any()):
             break
         rest = vectors[:, ~keep]

@@ -7,15 +7,16 @@ function picture(draw) {
   const paper = document.getElementById("paper");
   const { svg } = draw(920, true);
   paper.replaceChildren(svg);
-  for (const node of [svg, ...svg.querySelectorAll("*")]) {
+  const nodes = [svg, ...svg.querySelectorAll("*")];
+  for (const node of nodes) {
     const style = getComputedStyle(node);
     for (const name of INLINE) {
       const value = style.getPropertyValue(name);
       if (value && value !== "none") node.setAttribute(name, value);
       else if (name === "fill" && value === "none") node.setAttribute(name, "none");
     }
-    node.removeAttribute("class");
   }
+  for (const node of nodes) node.removeAttribute("class"); // only now: children inherit from it
   svg.insertBefore(shape("rect", { width: "100%", height: "100%", fill: "#ffffff" }), svg.firstChild);
   svg.setAttribute("xmlns", SVG);
   paper.replaceChildren();

@@ -70,7 +70,7 @@ function setUpFigure(node) {
   const section = DATA.sections[id];
   const controls = FIGURES[kind].controls(section);
   if (controls.some((control) => control.options && !control.options.length)) {
-    node.append(element("p", { class: "empty" }, "No scores to draw yet."));
+    node.append(element("p", { class: "empty" }, "Nothing to draw yet."));
     return;
   }
   const state = Object.fromEntries(controls.map((c) => [c.key, restored(`${id}/${kind}/${c.key}`, c)]));

@@ -102,7 +102,9 @@ def _call_all(trial: Trial, watch: Watch) -> None:
 
 def _call_server(trial: Trial, scene: Scene, watch: Watch) -> None:
     method: Any = trial.method
-    problem, key = trial.problem, trial.key.at(round=1, purpose="aggregate")
+    problem, key = trial.problem, trial.key.at(purpose="aggregate")
+    # the state before these uploads, made anew: writing the result into it then shows
+    server = method.init_server(problem, trial.infos, trial.key.at(purpose="server"))
     weighted = [(t.info, method.weight(t.info), t.result.upload) for t in scene.turns]
     if isinstance(method, GatherAlgorithm):
 
@@ -111,13 +113,13 @@ def _call_server(trial: Trial, scene: Scene, watch: Watch) -> None:
             arrived = [Received(info, weight, upload) for (info, weight, _), upload in rows]
             return method.aggregate(problem, server, arrived, key)
 
-        watch("aggregate", gather, scene.server, *(upload for *_, upload in weighted))
+        watch("aggregate", gather, server, *(upload for *_, upload in weighted))
         return
     total: Any = None
     for _, weight, upload in weighted:
         part = watch("contribute", lambda u, w=weight: method.contribute(problem, u, w), upload)
         total = tree.accumulate(total, part)
-    watch("aggregate", lambda s, t: method.aggregate(problem, s, t, key), scene.server, total)
+    watch("aggregate", lambda s, t: method.aggregate(problem, s, t, key), server, total)
 
 
 def _with_arguments_watched(name: str, function: Callable[..., Any], *trees: Any) -> Any:

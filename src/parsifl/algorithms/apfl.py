@@ -1,0 +1,117 @@
+"""APFL: each client mixes a model of its own with the global one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor
+
+from parsifl import tree
+from parsifl.algorithm import ClientInfo, Local
+from parsifl.algorithms.mean import MeanServer
+from parsifl.algorithms.settings import LocalSGD
+from parsifl.config import Fraction
+from parsifl.errors import ConfigError
+from parsifl.keys import Key
+from parsifl.problem import Model, Params, Problem
+from parsifl.work import Batch, Shard, Work
+
+
+@dataclass(frozen=True)
+class ApflClient:
+    """A client's own model v_i and its share alpha_i in the mixture."""
+
+    own: Params
+    alpha: Tensor
+
+
+@final
+@dataclass(frozen=True)
+class APFL(LocalSGD, MeanServer[Problem, ApflClient]):
+    r"""FedAvg for w, and beside it a model v_i that is trained for its share in a mixture.
+
+    .. math:: \bar v_i = \alpha_i v_i + (1 - \alpha_i) w_i, \quad
+              w_i \leftarrow w_i - \eta\, g_i(w_i), \quad
+              v_i \leftarrow v_i - \eta\, \alpha_i\, g_i(\bar v_i)
+
+    .. math:: \alpha_i \leftarrow \alpha_i - \eta \langle g_i(\bar v_i), v_i - w_i \rangle
+              \quad \text{(if adaptive; at the first step of a round, kept within [0, 1])}
+
+    with eta = `lr`; both gradients of a step are taken on the same batch. Sent: w, both ways.
+    Kept: v_i and alpha_i on the client. A client is judged on the mixture with the model that it
+    receives.
+
+    Parameters
+    ----------
+    alpha
+        The share alpha_i, or its first value.
+    adaptive
+        Whether alpha_i is learned.
+    """
+
+    cites: ClassVar[str] = "Deng et al., Adaptive Personalized Federated Learning, 2020"
+
+    alpha: Fraction = 0.5
+    adaptive: bool = False
+
+    def check(self) -> None:
+        """Refuse momentum, which the method does not have."""
+        if self.momentum:
+            raise ConfigError(f"APFL has no momentum, got momentum={self.momentum}; set it to 0")
+
+    def init_client(self, problem: Problem, info: ClientInfo, down: Params, key: Key) -> ApflClient:
+        """Start from the first model received."""
+        return ApflClient(down, next(iter(down.values())).new_tensor(self.alpha))
+
+    def work(self, info: ClientInfo, round: int) -> Work:
+        """Read the mini-batches of local SGD."""
+        return Work({"train": self.draw(info)})
+
+    def local(
+        self, problem: Problem, down: Params, client: ApflClient, shard: Shard
+    ) -> Local[ApflClient, Params]:
+        """Step both models on every batch."""
+        rate = self.rate(shard.round)
+        state = (down, client)
+        for number, batch in enumerate(shard["train"]):
+            moved = self._step(problem, *state, batch, rate, first=number == 0)
+            state = tree.where(batch.active, moved, state)
+        shared, mixed = state
+        return Local(mixed, shared, {"alpha": mixed.alpha})
+
+    def _step(
+        self,
+        problem: Problem,
+        shared: Params,
+        client: ApflClient,
+        batch: Batch,
+        rate: float,
+        *,
+        first: bool,
+    ) -> tuple[Params, ApflClient]:
+        gradient = torch.func.grad(lambda w: problem.loss(w, batch))
+        own, alpha = client.own, client.alpha
+        pull = gradient(mix(alpha, own, shared))
+        if self.adaptive and first:
+            slope = tree.dot(pull, tree.subtract(own, shared))
+            alpha = (alpha - rate * slope).clamp(0.0, 1.0)
+        next_own = self._descend(own, tree.scale(client.alpha, pull), rate)
+        next_shared = self._descend(shared, gradient(shared), rate)
+        return next_shared, ApflClient(next_own, alpha)
+
+    def _descend(self, params: Params, gradient: Params, rate: float) -> Params:
+        decay = self.decay
+        return tree.map(lambda w, g: w - rate * (g + decay * w), params, gradient)
+
+    def personalize(
+        self, problem: Problem, down: Params, client: ApflClient, shard: Shard
+    ) -> Model:
+        """Judge every client on its mixture."""
+        return Model(problem, mix(client.alpha, client.own, down))
+
+
+def mix(alpha: Tensor, own: Params, shared: Params) -> Params:
+    """Return alpha * own + (1 - alpha) * shared."""
+    return tree.map(lambda v, w: alpha * v + (1 - alpha) * w, own, shared)

@@ -1,0 +1,110 @@
+"""FedDualAvg: dual averaging, where means are taken of duals and sparsity survives them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, final
+
+import torch
+from torch import Tensor
+
+from parsifl import tree
+from parsifl.algorithm import Algorithm, ClientInfo, Local
+from parsifl.algorithms.mean import Mean
+from parsifl.algorithms.proximal import Proximal
+from parsifl.keys import Key
+from parsifl.problem import Model, Params, Problem
+from parsifl.work import Shard, Work
+
+
+@dataclass(frozen=True)
+class Dual:
+    """Dual variables z and the sum h of the step sizes taken so far."""
+
+    params: Params
+    elapsed: Tensor
+
+
+@dataclass(frozen=True)
+class DualSum:
+    """Weighted sums of z (with weights) and of h."""
+
+    params: Mean
+    elapsed: Tensor
+    weight: Tensor
+
+
+@final
+@dataclass(frozen=True)
+class FedDualAvg(Proximal, Algorithm[Problem, Dual, None, Dual, Dual, DualSum]):
+    r"""Federated dual averaging with an l1 or a hard-thresholding proximal operator.
+
+    .. math:: w = \mathrm{prox}_{h\psi}(z_i), \quad z_i \leftarrow z_i - \eta g_i(w), \quad
+              h \leftarrow h + \eta \quad (K \text{ times}), \qquad
+              z \leftarrow z + \eta_s \overline{\Delta z}, \quad
+              h \leftarrow h + \eta_s \overline{\Delta h}
+
+    with eta = `lr`, eta_s = `server_lr`, K = `steps` and psi by `prox`; the model is
+    :math:`\mathrm{prox}_{h\psi}(z)`. Momentum is not used. Sent: the dual, both ways.
+    """
+
+    cites: ClassVar[str] = "Yuan, Zaheer and Reddi, Federated Composite Optimization, ICML 2021"
+
+    weighting: Literal["samples", "uniform"] = "samples"
+
+    def weight(self, info: ClientInfo) -> float:
+        """Weigh by training rows or equally."""
+        return float(info.samples) if self.weighting == "samples" else 1.0
+
+    def init_server(self, problem: Problem, clients: Sequence[ClientInfo], key: Key) -> Dual:
+        """Start with the initial parameters as dual."""
+        start = problem.init(key)
+        dtype = next(iter(start.values())).dtype
+        return Dual(start, torch.zeros((), dtype=dtype))
+
+    def broadcast(self, problem: Problem, server: Dual, info: ClientInfo, key: Key) -> Dual:
+        """Send the dual."""
+        return server
+
+    def model(self, problem: Problem, server: Dual) -> Model:
+        """Return the primal model."""
+        return Model(problem, self.proximal(problem, server.params, server.elapsed))
+
+    def init_client(self, problem: Problem, info: ClientInfo, down: Dual, key: Key) -> None:
+        """Keep nothing on the client."""
+        return None
+
+    def work(self, info: ClientInfo, round: int) -> Work:
+        """Read the mini-batches of dual averaging."""
+        return Work({"train": self.draw(info)})
+
+    def local(self, problem: Problem, down: Dual, client: None, shard: Shard) -> Local[None, Dual]:
+        """Move the dual against gradients at the primal point."""
+        rate, batches = self.rate(shard.round), shard["train"]
+        dual, elapsed = down.params, down.elapsed
+        for batch in batches:
+            primal = self.proximal(problem, dual, elapsed)
+            gradient = torch.func.grad(problem.loss)(primal, batch)
+            if self.decay:
+                gradient = tree.axpy(self.decay, primal, gradient)
+            pace = batch.active.to(elapsed.dtype) * rate
+            dual = tree.axpy(-pace, gradient, dual)
+            elapsed = elapsed + pace
+        return Local(None, Dual(dual, elapsed))
+
+    def personalize(self, problem: Problem, down: Dual, client: None, shard: Shard) -> Model:
+        """Judge every client on the primal model that it receives."""
+        return Model(problem, self.proximal(problem, down.params, down.elapsed))
+
+    def contribute(self, problem: Problem, upload: Dual, weight: float) -> DualSum:
+        """Weigh the dual and its time."""
+        mean = Mean.of(upload.params, weight)
+        return DualSum(mean, weight * upload.elapsed, upload.elapsed.new_tensor(weight))
+
+    def aggregate(self, problem: Problem, server: Dual, total: DualSum, key: Key) -> Dual:
+        """Move the dual and the time by their mean changes."""
+        change = tree.subtract(total.params.value(), server.params)
+        params = tree.axpy(self.server_lr, change, server.params)
+        passed = total.elapsed / total.weight - server.elapsed
+        return Dual(params, server.elapsed + self.server_lr * passed)

@@ -1,0 +1,68 @@
+"""FedMid: local proximal SGD, and a proximal step on the server."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+from parsifl import messages, tree
+from parsifl.algorithm import ClientInfo, Local
+from parsifl.algorithms.mean import Mean, WeightedMean
+from parsifl.algorithms.proximal import Proximal
+from parsifl.atoms.sparsity import kept_places
+from parsifl.errors import ConfigError
+from parsifl.keys import Key
+from parsifl.problem import Params, Problem
+from parsifl.solvers.sgd import sgd
+from parsifl.solvers.thresholding import Shrink, Steps, threshold
+from parsifl.work import Shard, Work
+
+
+@final
+@dataclass(frozen=True)
+class FedMid(Proximal, WeightedMean[Problem]):
+    r"""Federated mirror descent: proximal steps on the clients and on the server.
+
+    .. math:: w_i \leftarrow \mathrm{prox}_{\eta\psi}(w_i - \eta g_i(w_i)) \quad (K \text{ times}),
+              \qquad w \leftarrow \mathrm{prox}_{\eta_s \eta K \psi}(w + \eta_s \overline{\Delta w})
+
+    with eta = `lr`, eta_s = `server_lr`, K = `steps` and psi by `prox`. Sent: the model, both
+    ways.
+    """
+
+    cites: ClassVar[str] = "Yuan, Zaheer and Reddi, Federated Composite Optimization, ICML 2021"
+
+    def check(self) -> None:
+        """Refuse epochs: the server's step needs one number K for all clients."""
+        if self.epochs is not None:
+            raise ConfigError("FedMid counts local work in steps; set steps= instead of epochs=")
+
+    def init_server(self, problem: Problem, clients: Sequence[ClientInfo], key: Key) -> Params:
+        """Start from the initial parameters, thresholded if the prox is hard."""
+        start = problem.init(key)
+        return self.project(problem, start) if self.prox == "hard" else start
+
+    def work(self, info: ClientInfo, round: int) -> Work:
+        """Read the mini-batches of local SGD."""
+        return Work({"train": self.draw(info)})
+
+    def local(
+        self, problem: Problem, down: Params, client: None, shard: Shard
+    ) -> Local[None, Params]:
+        """Run proximal SGD."""
+        rate, batches = self.rate(shard.round), shard["train"]
+        pace = Steps(rate, self.momentum, self.decay)
+        if self.prox == "hard":
+            return Local(None, messages.densify(threshold(problem, down, batches, pace, self)))
+        rule = Shrink(self.lam, next(iter(kept_places(problem).values()), ()))
+        trained = sgd(
+            problem, down, batches, rate, rule=rule, momentum=self.momentum, decay=self.decay
+        )
+        return Local(None, trained)
+
+    def aggregate(self, problem: Problem, server: Params, total: Mean, key: Key) -> Params:
+        """Move by the mean change, then apply the proximal operator of K local steps."""
+        change = tree.subtract(total.value(), server)
+        moved = tree.axpy(self.server_lr, change, server)
+        return self.proximal(problem, moved, self.server_lr * self.rate(key.round) * self.steps)

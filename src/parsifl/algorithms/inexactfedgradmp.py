@@ -1,0 +1,76 @@
+"""Inexact FedGradMP: the subproblem is solved only nearly, within a ball if one is given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, final
+
+import torch
+from torch import Tensor
+
+from parsifl.algorithms.pursuit import Pursuit
+from parsifl.config import Count, NonNegative, Positive
+from parsifl.problem import Restricted
+from parsifl.solvers import support
+
+
+@final
+@dataclass(frozen=True)
+class InexactFedGradMP(Pursuit):
+    r"""Algorithm 2: FedGradMP with an inner solver stopped at accuracy delta, for any cohort.
+
+    .. math:: b \approx \arg\min_{\mathrm{span}(A_{\hat\Gamma})} f_i, \quad
+              x = \Pi_R(P_\Lambda b), \qquad
+              x \leftarrow \Pi_R\left(P_{\Lambda_s} \textstyle\sum_{S_t} p_i x_i\right)
+
+    with delta = `delta` and R = `radius`; the rest as in `FedGradMP`. The paper's sum over all N
+    clients is read as one over the cohort, whose p_i add up to 1. Sent: a tau-sparse vector, both ways.
+
+    Parameters
+    ----------
+    solver
+        "least-squares" (exact; Newton if the loss is not quadratic), "gd", "sgd", "svrg" or
+        "newton". All start at the current iterate.
+    inner_steps
+        The most steps of the inner solver.
+    inner_batch, inner_lr
+        Rows a step for "sgd" and "svrg"; the step size of "sgd" (the others find their own).
+    delta
+        The inner solver stops when a step is shorter than this; "sgd" takes all its steps.
+    radius
+        R, the radius of the ball; None: no ball.
+    """
+
+    cites: ClassVar[str] = (
+        "Song, Qin, Foucart and Needell, Federated Gradient Matching Pursuit, 2023"
+    )
+
+    solver: Literal["least-squares", "gd", "sgd", "svrg", "newton"] = "gd"
+    inner_steps: Count = 50
+    inner_batch: Count = 10
+    inner_lr: Positive = 0.01
+    delta: NonNegative = 1e-6
+    radius: Positive | None = None
+
+    def solve(self, part: Restricted, key: Tensor) -> Tensor:
+        """Minimise nearly."""
+        if self.solver == "gd":
+            return support.gradient_descent(part, self.delta, self.inner_steps)
+        if self.solver == "newton":
+            return support.newton(part, self.delta, self.inner_steps)
+        if self.solver == "sgd":
+            return support.stochastic_gradient(
+                part, key, self.inner_batch, self.inner_lr, self.inner_steps
+            )
+        if self.solver == "svrg":
+            return support.svrg(part, key, self.inner_batch, self.delta, self.inner_steps)
+        return support.minimize(part)
+
+    def bound(self, coefficients: Tensor, lead: int = 0) -> Tensor:
+        """Project onto the ball of radius R."""
+        if self.radius is None:
+            return coefficients
+        axes = tuple(range(lead, coefficients.ndim))
+        norm = torch.linalg.vector_norm(coefficients, dim=axes, keepdim=True)
+        ball: Tensor = coefficients * (self.radius / norm.clamp(min=self.radius))
+        return ball

@@ -1,0 +1,142 @@
+"""What a server does with what clients return: every engine books, adds up and aggregates here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from parsifl import tree, wire
+from parsifl.algorithm import AnyMethod, ClientInfo, GatherAlgorithm, Local, Received
+from parsifl.engine.network import Network
+from parsifl.keys import Key
+from parsifl.problem import Problem
+
+
+@dataclass
+class Ledger:
+    """What a round cost and what happened in it."""
+
+    trained: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    dense_up: int = 0
+    dense_down: int = 0
+    flops: int | None = 0
+    simulated_seconds: float = 0.0
+    dropped: dict[int, str] = field(default_factory=dict)
+    fallbacks: list[str] = field(default_factory=list)
+    info: dict[str, float] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A client's result as the server sees it.
+
+    Attributes
+    ----------
+    down, upload
+        What the client was sent, and what it sent: the values after transmission.
+    bytes_down, bytes_up
+        Their lengths on the wire.
+    uploads
+        Whether the client was asked for an upload; the others only train.
+    """
+
+    client: int
+    down: Any
+    upload: Any
+    info: Mapping[str, Any]
+    bytes_down: int
+    bytes_up: int
+    flops: int | None
+    uploads: bool = True
+
+
+class Gathered:
+    """Collects what clients return; call it in the order of their ids."""
+
+    def __init__(
+        self, method: AnyMethod, problem: Problem, infos: Sequence[ClientInfo], network: Network
+    ) -> None:
+        self.ledger = Ledger()
+        self._method, self._problem = method, problem
+        self._infos, self._network = infos, network
+        self._total: Any = None
+        self._uploads: list[Received[Any]] = []
+        self._arrived = 0
+        self._info_weight = 0.0
+
+    def drop(self, client: int, bytes_down: int, reason: str) -> None:
+        """Leave a client out; its state stays old."""
+        self.ledger.bytes_down += bytes_down
+        self.ledger.dropped[client] = reason
+
+    def receive(self, arrival: Arrival) -> None:
+        """Book and add up one client's result."""
+        self.ledger.trained += 1
+        self.ledger.bytes_down += arrival.bytes_down
+        if arrival.down is not None:
+            self.ledger.dense_down += wire.dense_size(arrival.down)
+        if arrival.uploads:
+            self._add(arrival)
+        self._count(arrival)
+
+    def _add(self, arrival: Arrival) -> None:
+        info, upload = self._infos[arrival.client], arrival.upload
+        weight = self._method.weight(info)
+        if isinstance(self._method, GatherAlgorithm):
+            self._uploads.append(Received(info, weight, upload))
+        else:
+            method: Any = self._method
+            part = method.contribute(self._problem, upload, weight)
+            self._total = tree.accumulate(self._total, part)
+        self._arrived += 1
+        self.ledger.bytes_up += arrival.bytes_up
+        self.ledger.dense_up += 0 if upload is None else wire.dense_size(upload)
+        self._info_weight += weight
+        for name, value in arrival.info.items():
+            mean = self.ledger.info.get(name, 0.0)
+            self.ledger.info[name] = mean + (float(value) - mean) * weight / self._info_weight
+
+    def _count(self, arrival: Arrival) -> None:
+        ledger, profile = self.ledger, self._infos[arrival.client].profile
+        if ledger.flops is not None:
+            ledger.flops = None if arrival.flops is None else ledger.flops + arrival.flops
+        up = arrival.bytes_up if arrival.uploads else 0
+        spent = self._network.seconds(up, arrival.bytes_down, arrival.flops, profile)
+        ledger.simulated_seconds = max(ledger.simulated_seconds, spent)
+
+    def aggregate(self, server: Any, key: Key) -> Any:
+        """Return the next server state; it stays as it is if nobody is left."""
+        if not self._arrived:
+            return server
+        method: Any = self._method
+        gathers = isinstance(method, GatherAlgorithm)
+        combined = self._uploads if gathers else self._total
+        following = method.aggregate(self._problem, server, combined, key)
+        # as a checkpoint would give it back: the layout of memory may decide the last bit
+        return tree.map(_contiguous, following)
+
+
+def _contiguous(leaf: Any) -> Any:
+    return leaf.contiguous() if isinstance(leaf, Tensor) else leaf
+
+
+def first_not_finite(result: Local[Any, Any]) -> str:
+    """Name the first leaf of a result that holds NaN or infinity; empty if there is none."""
+    for what, part in (("upload", result.upload), ("state", result.client), ("info", result.info)):
+        leaves, structure = tree.flatten(part)
+        for name, leaf in zip(tree.names(structure), leaves, strict=True):
+            if isinstance(leaf, Tensor) and leaf.is_floating_point() and not _finite(leaf):
+                return f"{what} {name}"
+    return ""
+
+
+def _finite(leaf: Tensor) -> bool:
+    # a finite sum proves finite terms in one pass; only an overflow needs the slow look
+    return bool(torch.isfinite(leaf.sum())) or bool(torch.isfinite(leaf).all())

@@ -1,0 +1,149 @@
+"""Local SGD with thresholding: the rules, and the short way over CSR designs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import final
+
+import torch
+from torch import Tensor
+
+from parsifl import tree
+from parsifl.atoms.coordinates import marked
+from parsifl.atoms.sparsity import Sparsity, kept_places
+from parsifl.messages import Sparse
+from parsifl.problem import Compactable, Params, Problem
+from parsifl.solvers.rules import Aux, Rule
+from parsifl.solvers.sgd import sgd
+from parsifl.work import Batches
+
+SparseParams = dict[str, Tensor | Sparse]
+
+
+@final
+@dataclass(frozen=True)
+class HardThreshold(Rule):
+    """w <- H_tau(w) after each step, tensor by tensor (or row by row)."""
+
+    sparsity: Sparsity = field(default_factory=Sparsity)
+    always: tuple[int, ...] = ()
+
+    def after_(self, w: Tensor, aux: Aux, lr: float) -> None:  # noqa: ARG002 - the contract
+        """Set all but the largest entries of each client to zero."""
+        if self.sparsity.spare_vectors and w.ndim < 3:
+            return
+        w.copy_(torch.where(self.sparsity.mask(w, self.always, lead=1), w, 0.0))
+
+
+@final
+@dataclass(frozen=True)
+class Shrink(Rule):
+    """w <- soft(w, lr * strength) after each step, but for coefficients that are always kept."""
+
+    strength: float = 0.0
+    always: tuple[int, ...] = ()
+
+    def after_(self, w: Tensor, aux: Aux, lr: float) -> None:  # noqa: ARG002 - the contract
+        """Shrink towards zero."""
+        w.copy_(soft(w, lr * self.strength, self.always))
+
+
+def soft(values: Tensor, shrink: float | Tensor, always: tuple[int, ...] = ()) -> Tensor:
+    """Return the proximal operator of shrink * |.|_1, leaving out what is always kept.
+
+    >>> soft(torch.tensor([3.0, -1.0, 0.5]), 1.0).tolist()
+    [2.0, -0.0, 0.0]
+    """
+    shrunk = torch.sign(values) * (values.abs() - shrink).clamp(min=0.0)
+    return torch.where(marked(always, values.shape[-1]), values, shrunk) if always else shrunk
+
+
+@dataclass(frozen=True)
+class Steps:
+    """How local SGD moves: the rate, momentum and weight decay."""
+
+    lr: float
+    momentum: float = 0.0
+    decay: float = 0.0
+
+
+def descend(problem: Problem, params: Params, batches: Batches, steps: Steps) -> SparseParams:
+    """Run plain SGD; over a CSR design only on the columns that occur, the result being sparse."""
+    found = _on_columns(problem, params, batches, steps, None)
+    if found is not None:
+        return found
+    return dict(_sgd(problem, params, batches, steps))
+
+
+def threshold(
+    problem: Problem, params: Params, batches: Batches, steps: Steps, sparsity: Sparsity
+) -> SparseParams:
+    """Run SGD with H_tau after each step."""
+    found = _on_columns(problem, params, batches, steps, sparsity)
+    if found is not None:
+        return found
+    always = kept_places(problem)
+    if len(params) == 1 or sparsity.scope != "all":
+        rule = HardThreshold(sparsity, next(iter(always.values()), ()))
+        return dict(_sgd(problem, params, batches, steps, rule))
+    for step in range(len(batches)):  # one budget for all layers: they meet after each step
+        one = _cut(batches, step)
+        moved = sparsity.project(problem, _sgd(problem, params, one, steps))
+        params = tree.where(one.active[0], moved, params) if batches.ragged else moved
+    return dict(params)
+
+
+def _sgd(
+    problem: Problem, params: Params, batches: Batches, steps: Steps, rule: Rule | None = None
+) -> Params:
+    return sgd(
+        problem,
+        params,
+        batches,
+        steps.lr,
+        rule=rule or Rule(),
+        momentum=steps.momentum,
+        decay=steps.decay,
+    )
+
+
+def _cut(batches: Batches, step: int) -> Batches:
+    here = slice(step, step + 1)
+    return replace(
+        batches,
+        index=batches.index[here],
+        weight=batches.weight[here],
+        active=batches.active[here],
+    )
+
+
+def _on_columns(
+    problem: Problem, params: Params, batches: Batches, steps: Steps, sparsity: Sparsity | None
+) -> SparseParams | None:
+    if isinstance(batches.x, Tensor) or not isinstance(problem, Compactable) or not len(batches):
+        return None
+    whole = params[problem.name]
+    small = problem.compact(batches, whole)
+    if small is None:
+        return None
+    part, few, places = small
+    kept = problem.kept.get(problem.name, ())
+    always = tuple(torch.isin(places, torch.tensor(kept)).nonzero()[:, 0].tolist()) if kept else ()
+    z = whole[..., places]
+    velocity = torch.zeros_like(z)
+    for batch in few:
+        gradient = part.row_gradient(z, batch)
+        if steps.decay:
+            gradient = gradient + steps.decay * z
+        velocity = steps.momentum * velocity + gradient if steps.momentum else gradient
+        z = z - steps.lr * velocity
+        if sparsity is not None:
+            z = torch.where(sparsity.mask(z, always), z, 0.0)
+    return {problem.name: _sparse(z, places, whole)}
+
+
+def _sparse(z: Tensor, places: Tensor, whole: Tensor) -> Sparse:
+    if z.ndim == 1:
+        return Sparse(places, z, tuple(whole.shape))
+    rows = torch.arange(len(z))[:, None] * whole.shape[-1]
+    return Sparse((rows + places).reshape(-1), z.reshape(-1), tuple(whole.shape))

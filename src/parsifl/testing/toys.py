@@ -1,0 +1,85 @@
+"""Small parts for tests: an abstract method of which one piece is replaced, a model, clients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import nn
+
+from parsifl.algorithm import ClientInfo, Local
+from parsifl.algorithms.mean import WeightedMean
+from parsifl.algorithms.settings import LocalSGD
+from parsifl.config import Count, Size
+from parsifl.data.clients import ClientData
+from parsifl.keys import Key
+from parsifl.problem import Params, Problem
+from parsifl.problems.neural import NeuralProblem
+from parsifl.solvers.sgd import sgd
+from parsifl.work import Shard, Work
+
+FEATURES, CLASSES = 4, 3
+
+
+@dataclass(frozen=True)
+class Toy(LocalSGD, WeightedMean[Problem]):
+    """Abstract: FedAvg, for tests that replace one method and look at what happens."""
+
+    cites: ClassVar[str] = "A toy"
+    batch: Count = 4
+    steps: Size = 2
+
+    def work(self, info: ClientInfo, round: int) -> Work:  # noqa: ARG002 - the contract names it
+        """Read the mini-batches of local SGD."""
+        return Work({"train": self.draw(info)})
+
+    def local(
+        self,
+        problem: Problem,
+        down: Params,
+        client: None,  # noqa: ARG002 - the contract names it
+        shard: Shard,
+    ) -> Local[None, Params]:
+        """Run plain SGD from the received model."""
+        return Local(None, sgd(problem, down, shard["train"], self.lr))
+
+
+def classifier(dtype: torch.dtype = torch.float64, hidden: int = 5) -> NeuralProblem:
+    """Return a network with one hidden layer."""
+
+    def build() -> nn.Module:
+        return nn.Sequential(nn.Linear(FEATURES, hidden), nn.ReLU(), nn.Linear(hidden, CLASSES))
+
+    return NeuralProblem(build, dtype=dtype)
+
+
+def clients(
+    sizes: Sequence[int] = (6, 9, 8, 11),
+    *,
+    test: int = 3,
+    validation: int = 0,
+    profiles: Sequence[Mapping[str, Any]] | None = None,
+    dtype: torch.dtype = torch.float64,
+) -> ClientData:
+    """Return clients with this many training rows each; labels follow the largest feature."""
+    generator = Key(0, purpose="testing/toys").numpy()
+    count = sum(sizes) + len(sizes) * (test + validation)
+    x = generator.normal(size=(count, FEATURES))
+    splits: dict[str, list[Any]] = {"train": [], "validation": [], "test": []}
+    at = 0
+    for size in sizes:
+        for name, rows in (("train", size), ("validation", validation), ("test", test)):
+            splits[name].append(np.arange(at, at + rows))
+            at += rows
+    return ClientData(
+        x=torch.from_numpy(x).to(dtype),
+        y=torch.from_numpy(x[:, :CLASSES].argmax(axis=1)),
+        train=splits["train"],
+        validation=splits["validation"],
+        test=splits["test"],
+        profiles=[{}] * len(sizes) if profiles is None else profiles,
+        classes=CLASSES,
+    )

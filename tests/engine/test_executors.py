@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal
+
+import pytest
+import torch
+from torch import Tensor
+
+from parsifl import tree
+from parsifl.engine import executors
+from parsifl.engine.executors import Task
+from parsifl.engine.shards import Shards
+from parsifl.keys import Key
+from parsifl.problem import Problem
+from parsifl.solvers.sgd import sgd
+from parsifl.testing.conformance.examples import restricted
+from parsifl.testing.conformance.trial import difference
+from parsifl.testing.toys import classifier, clients
+from parsifl.tree import Opaque
+from parsifl.work import Batches, Draw, Shard, Work
+
+EXECUTORS: tuple[Literal["vmap", "fused"], ...] = ("vmap", "fused")
+
+
+def tasks(*arguments: tuple[Any, ...]) -> list[Task]:
+    return [Task(client, given) for client, given in enumerate(arguments)]
+
+
+def shards(problem: Problem, sizes: tuple[int, ...], work: Work) -> list[Any]:
+    maker = Shards(clients(sizes), problem)
+    return [maker.shard(client, work, Key(1)) for client in range(len(sizes))]
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+def test_results_belong_to_their_clients(executor: Any) -> None:
+    given = tasks(*((torch.tensor(float(i)),) for i in range(5)))
+    outcome = executors.run(lambda x: 2 * x, given, executor, 3)
+    assert [float(outcome.results[i]) for i in range(5)] == [0, 2, 4, 6, 8]
+    assert not outcome.failures
+    assert not outcome.fallbacks
+
+
+def test_groups_are_derived_from_structure_shape_and_dtype() -> None:
+    given = tasks(
+        ({"a": torch.zeros(2)},),
+        ({"a": torch.zeros(3)},),
+        ({"a": torch.ones(2)},),
+        ({"b": torch.zeros(2)},),
+        ({"a": torch.zeros(2, dtype=torch.float64)},),
+        ({"a": (torch.zeros(2), 1)},),
+        ({"a": (torch.zeros(2), 1)},),
+        ({"a": (torch.zeros(2), 2)},),
+    )
+    outcome = executors.run(lambda x: tree.leaves(x)[0] + 1, given, "vmap", 10)
+    assert sorted(map(sorted, outcome.blocks)) == [[0, 2], [1], [3], [4], [5, 6], [7]]
+    assert len(outcome.results) == 8
+
+
+def test_blocks_are_cut_to_size() -> None:
+    given = tasks(*((torch.zeros(1),) for _ in range(7)))
+    assert [len(b) for b in executors.run(lambda x: x, given, "vmap", 3).blocks] == [3, 3, 1]
+    assert [len(b) for b in executors.run(lambda x: x, given, "loop", 3).blocks] == [1] * 7
+
+
+def test_what_is_no_strided_tensor_runs_alone() -> None:
+    class Matrix(Opaque):
+        pass
+
+    given = tasks((Matrix(), torch.ones(1)), (Matrix(), torch.ones(1)))
+    outcome = executors.run(lambda _, x: x + 1, given, "vmap", 10)
+    assert outcome.blocks == [[0], [1]]
+    sparse = tasks((torch.eye(2).to_sparse(),), (torch.eye(2).to_sparse(),))
+    assert executors.run(lambda x: x.to_dense(), sparse, "vmap", 10).blocks == [[0], [1]]
+
+
+def test_a_leaf_that_all_share_is_not_copied() -> None:
+    shared = torch.ones(3)
+    seen: list[Tensor] = []
+
+    def look(common: Tensor, own: Tensor) -> Tensor:
+        seen.append(common)
+        return common * own
+
+    given = tasks(*((shared, torch.tensor(float(i))) for i in range(3)))
+    outcome = executors.run(look, given, "vmap", 10)
+    assert seen[0] is shared
+    assert outcome.results[2].tolist() == [2, 2, 2]
+
+
+def test_clients_that_share_everything_need_no_batch() -> None:
+    shared = torch.ones(2)
+    outcome = executors.run(lambda x: x + 1, tasks((shared,), (shared,)), "vmap", 10)
+    assert [r.tolist() for r in outcome.results.values()] == [[2, 2], [2, 2]]
+
+
+def test_an_output_that_does_not_depend_on_the_client_is_given_to_all() -> None:
+    given = tasks((torch.zeros(1),), (torch.ones(1),))
+    outcome = executors.run(lambda _: {"c": torch.ones(2), "n": 3}, given, "vmap", 10)
+    assert outcome.results[1]["c"].tolist() == [1, 1]
+    assert outcome.results[1]["n"] == 3
+
+
+def test_a_batch_that_raises_is_run_one_by_one_and_the_culprit_named() -> None:
+    def picky(x: Tensor) -> Tensor:
+        if float(x) == 1:
+            raise ValueError("I do not like ones\nsecond line")
+        return x
+
+    given = tasks(*((torch.tensor(float(i)),) for i in range(3)))
+    outcome = executors.run(picky, given, "vmap", 10)
+    assert outcome.failures == {1: "ValueError: I do not like ones"}
+    assert sorted(outcome.results) == [0, 2]
+    assert not outcome.fallbacks
+
+
+def test_a_rerun_in_which_nobody_raises_is_a_fallback() -> None:
+    outcome = executors.run(
+        lambda x: x * x.item(), tasks((torch.ones(()),), (torch.zeros(()),)), "vmap", 10
+    )
+    assert len(outcome.fallbacks) == 1
+    assert "RuntimeError" in outcome.fallbacks[0]
+    assert sorted(outcome.results) == [0, 1]
+
+
+def test_an_exception_without_text_is_named_by_its_class() -> None:
+    def fail(_: Tensor) -> Tensor:
+        raise KeyError
+
+    outcome = executors.run(fail, tasks((torch.ones(1),)), "loop", 1)
+    assert outcome.failures == {0: "KeyError"}
+
+
+def test_randomness_that_is_not_keyed_cannot_hide_in_a_batch() -> None:
+    given = tasks((torch.ones(1),), (torch.zeros(1),))
+    before = torch.get_rng_state()
+    outcome = executors.run(lambda x: x + torch.rand(1), given, "vmap", 10)
+    assert outcome.fallbacks
+    torch.set_rng_state(before)
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_unequal_steps_and_rows_are_padded_exactly(executor: Any, momentum: float) -> None:
+    problem = classifier()
+    work = Work({"train": Draw(batch=4, epochs=2)})
+    drawn = shards(problem, (3, 4, 9, 17, 6), work)
+    assert len({len(shard["train"]) for shard in drawn}) > 2
+    start = problem.init(Key(0))
+
+    def local(down: Any, shard: Any) -> Any:
+        return sgd(problem, down, shard["train"], 0.3, momentum=momentum, decay=0.01)
+
+    given = tasks(*((start, shard) for shard in drawn))
+    one_by_one = executors.run(local, given, "loop", 10)
+    batched = executors.run(local, given, executor, 10)
+    assert not batched.fallbacks
+    assert batched.blocks == [[3, 2, 4, 0, 1]]  # longest first, then by id
+    assert difference(batched.results, one_by_one.results) < 1e-13
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_a_client_without_steps_stays_as_it_is_in_a_batch(executor: Any) -> None:
+    problem = classifier()
+    maker = Shards(clients((6, 8)), problem)
+    drawn = [maker.shard(i, Work({"train": Draw(4, steps=2 * i)}), Key(1)) for i in range(2)]
+    start = problem.init(Key(0))
+    given = tasks(*((start, shard) for shard in drawn))
+    outcome = executors.run(
+        lambda down, shard: sgd(problem, down, shard["train"], 0.3, momentum=0.5),
+        given,
+        executor,
+        9,
+    )
+    assert not outcome.fallbacks
+    assert tree.same(outcome.results[0], start)
+    assert not tree.same(outcome.results[1], start)
+
+
+def test_full_batches_of_unequal_size_are_padded_exactly() -> None:
+    problem = restricted(classifier(), ())
+    drawn = shards(problem, (3, 7, 5), Work({"train": Draw(None, steps=3)}))
+    start = problem.init(Key(0))
+    given = tasks(*((start, shard) for shard in drawn))
+
+    def local(down: Any, shard: Any) -> Any:
+        return sgd(problem, down, shard["train"], 0.3)
+
+    loop = executors.run(local, given, "loop", 9)
+    batched = executors.run(local, given, "vmap", 9)
+    assert len(batched.blocks) == 1
+    assert difference(batched.results, loop.results) < 1e-13
+
+
+def test_batches_whose_rows_may_not_be_padded_are_kept_apart() -> None:
+    problem = classifier()
+    drawn = shards(problem, (3, 7, 7), Work({"train": Draw(None, steps=1)}))
+    fixed = [replace(s, draws={"train": replace(s["train"], fixed=True)}) for s in drawn]
+    given = tasks(*((shard,) for shard in fixed))
+    outcome = executors.run(lambda shard: shard["train"].weight.sum(), given, "vmap", 9)
+    assert sorted(outcome.blocks) == [[0], [1, 2]]
+
+
+def test_all_rows_are_padded_with_weight_zero() -> None:
+    problem = classifier()
+    drawn = shards(problem, (3, 7, 5), Work(rows=True))
+    given = tasks(*((shard,) for shard in drawn))
+
+    def total(shard: Shard) -> Tensor:
+        rows = shard.all_rows()
+        total: Tensor = (rows.x * rows.weight[:, None]).sum(0) / rows.weight.sum()
+        return total
+
+    batched = executors.run(total, given, "vmap", 9)
+    assert len(batched.blocks) == 1
+    for client, shard in enumerate(drawn):
+        wanted = shard.all_rows().x.mean(0)
+        assert torch.allclose(batched.results[client], wanted, rtol=1e-14, atol=1e-14)
+
+
+def test_other_pooled_data_make_another_group() -> None:
+    problem = classifier()
+    first, second = (shards(problem, (4, 4), Work({"t": Draw(2, steps=1)})) for _ in range(2))
+    given = tasks(*((shard,) for shard in (first[0], second[0], first[1], second[1])))
+
+    def rows(shard: Any) -> Any:
+        batches: Batches = shard["t"]
+        return batches.batch(0).x
+
+    blocks = executors.run(rows, given, "vmap", 9).blocks
+    assert blocks == [[0, 2], [1, 3]]

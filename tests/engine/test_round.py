@@ -1,0 +1,315 @@
+"""Rounds through `simulate`: failures, cohorts, gathering, absent leaves, lossy messages."""
+
+# ruff: noqa: ARG002 - the contract names every argument
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, final
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from parsifl import tree, wire
+from parsifl.algorithm import ClientInfo, GatherAlgorithm, Local, Received
+from parsifl.algorithms.ditto import Ditto
+from parsifl.algorithms.fedavg import FedAvg
+from parsifl.algorithms.local import Local as LocalOnly
+from parsifl.algorithms.mean import WeightedMean
+from parsifl.data.clients import ClientData
+from parsifl.engine import simulate as simulate_module
+from parsifl.engine.network import Network
+from parsifl.engine.simulate import simulate
+from parsifl.errors import ClientError
+from parsifl.keys import Key
+from parsifl.problem import Model, Params, Problem
+from parsifl.testing.conformance.trial import difference, snapshot
+from parsifl.testing.toys import Toy, classifier, clients
+from parsifl.work import Shard, Work
+
+ENGINES: tuple[Any, ...] = ("sequential", "batched")
+
+
+def with_nan(data: ClientData, client: int) -> ClientData:
+    assert isinstance(data.x, Tensor)
+    x = data.x.clone()
+    x[data.train[client]] = torch.nan
+    return replace(data, x=x)
+
+
+# ---------------------------------------------------------------------- failures
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_client_with_bad_data_is_dropped_and_named_and_the_others_go_on(engine: Any) -> None:
+    method, problem = Ditto(lr=0.1, steps=2, batch=4), classifier()
+    data = with_nan(clients((6, 9, 8)), 1)
+    run = simulate(method, problem, data, 2, engine=engine, evaluate_every=0)
+    for record in run.metrics:
+        assert list(record["dropped"]) == [1]
+        assert record["dropped"][1].endswith("is not finite")
+        assert record["trained"] == 2
+    assert sorted(client for client, _ in run._store) == [0, 2]  # its state stays as it was
+    assert tree.is_finite(run.server)
+
+
+def test_the_rest_of_the_round_is_as_if_the_bad_client_had_not_been_there() -> None:
+    method, problem = FedAvg(lr=0.1, steps=2, batch=4), classifier()
+    data = with_nan(clients((6, 9, 8)), 2)
+    healthy = replace(
+        data,
+        train=data.train[:2],
+        validation=data.validation[:2],
+        test=data.test[:2],
+        profiles=data.profiles[:2],
+    )
+    broken = simulate(method, problem, data, 2, engine="sequential", evaluate_every=0)
+    alone = simulate(method, problem, healthy, 2, engine="sequential", evaluate_every=0)
+    assert tree.same(broken.server, alone.server)
+
+
+@final
+@dataclass(frozen=True)
+class Weak(Toy):
+    """Fail on one client from the second round on."""
+
+    @dataclass(frozen=True)
+    class _Down:
+        params: Params
+        weak: Tensor
+
+    def broadcast(  # type: ignore[override]  # a message of its own
+        self, problem: Problem, server: Params, info: ClientInfo, key: Key
+    ) -> Weak._Down:
+        """Tell the weak client."""
+        return Weak._Down(server, torch.tensor(info.id == 1 and key.round > 0))
+
+    def local(  # type: ignore[override]  # a message of its own
+        self, problem: Problem, down: Any, client: None, shard: Shard
+    ) -> Local[None, Params]:
+        """Train, or raise."""
+        if bool(down.weak):
+            raise MemoryError("out of memory")
+        return super().local(problem, down.params, client, shard)
+
+    def personalize(self, problem: Problem, down: Any, client: None, shard: Shard) -> Model:
+        """Judge the model."""
+        return Model(problem, down.params)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_client_that_raises_is_dropped_and_named(engine: Any) -> None:
+    run = simulate(Weak(), classifier(), clients((6, 9, 8)), 2, engine=engine)
+    assert run.metrics[0]["dropped"] == {}
+    assert run.metrics[1]["dropped"] == {1: "MemoryError: out of memory"}
+    assert run.metrics[1]["trained"] == 2
+
+
+def test_if_nobody_can_train_in_the_first_round_the_run_stops_with_the_reason() -> None:
+    data = clients((6, 9), dtype=torch.float32)
+    with pytest.raises(ClientError, match=r"client 0 failed in local work of round 1: .*dtype"):
+        simulate(FedAvg(), classifier(torch.float64), data, 2)
+
+
+def test_if_nobody_is_left_in_a_later_round_the_server_state_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    method, problem, data = FedAvg(lr=0.1, steps=2, batch=4), classifier(), clients((6, 9))
+    real = simulate_module.run_round
+
+    def sabotage(setting: Any, server: Any, cohort: Any, key: Key) -> Any:
+        if key.round == 1:
+            setting.shards._x[:] = torch.nan
+        return real(setting, server, cohort, key)
+
+    monkeypatch.setattr(simulate_module, "run_round", sabotage)
+    run = simulate(method, problem, data, 2, evaluate_every=0)
+    assert sorted(run.metrics[1]["dropped"]) == [0, 1]
+    assert run.metrics[1]["trained"] == 0
+    first = simulate(method, problem, clients((6, 9)), 1, evaluate_every=0)
+    assert tree.same(run.server, first.server)
+
+
+# ---------------------------------------------------------------------- who trains, who uploads
+@final
+@dataclass(frozen=True)
+class AllTrain(GatherAlgorithm[Problem, Params, Params, Params, Params]):
+    """All clients count their rounds; the server keeps the sum of what the cohort sends."""
+
+    trains: ClassVar[Literal["cohort", "everyone"]] = "everyone"
+    cites: ClassVar[str] = "A toy"
+
+    def init_server(self, problem: Problem, clients: Sequence[ClientInfo], key: Key) -> Params:
+        """Start at nothing, with room for every client."""
+        return {"seen": torch.zeros(len(clients))}
+
+    def broadcast(self, problem: Problem, server: Params, info: ClientInfo, key: Key) -> Params:
+        """Tell each client its own number."""
+        return {"id": torch.tensor(float(info.id))}
+
+    def work(self, info: ClientInfo, round: int) -> Work:
+        """Read nothing."""
+        return Work()
+
+    def init_client(self, problem: Problem, info: ClientInfo, down: Params, key: Key) -> Params:
+        """Start counting."""
+        return {"rounds": torch.zeros(())}
+
+    def local(
+        self, problem: Problem, down: Params, client: Params, shard: Shard
+    ) -> Local[Params, Params]:
+        """Count on."""
+        return Local({"rounds": client["rounds"] + 1}, {"id": down["id"]}, {"id": down["id"]})
+
+    def personalize(self, problem: Problem, down: Params, client: Params, shard: Shard) -> Model:
+        """Judge nothing in particular."""
+        return Model(problem, problem.init(Key(0)))
+
+    def aggregate(
+        self, problem: Problem, server: Params, uploads: Sequence[Received[Params]], key: Key
+    ) -> Params:
+        """Mark who has arrived, and check the order."""
+        ids = [received.info.id for received in uploads]
+        assert ids == sorted(ids)
+        assert [float(r.upload["id"]) for r in uploads] == ids
+        seen = server["seen"].clone()
+        seen[ids] += 1
+        return {"seen": seen}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_everyone_trains_and_only_the_cohort_uploads(engine: Any) -> None:
+    run = simulate(
+        AllTrain(), classifier(), clients((4,) * 6), 5, participation=0.5, engine=engine,
+        evaluate_every=0,
+    )  # fmt: skip
+    assert all(record["trained"] == 6 and record["cohort"] == 3 for record in run.metrics)
+    assert [float(state["rounds"]) for _, state in run._store] == [5.0] * 6
+    assert float(run.server["seen"].sum()) == 15
+    assert float(run.server["seen"].max()) < 6
+    upload = wire.size({"id": torch.tensor(0.0)})
+    assert all(r["bytes_up"] <= 3 * upload < r["bytes_down"] for r in run.metrics)
+
+
+def test_messages_differ_by_client_and_info_is_averaged_over_uploads() -> None:
+    run = simulate(AllTrain(), classifier(), clients((2, 6)), 1, evaluate_every=0)
+    assert run.metrics[0]["info"]["id"] == pytest.approx(6 / 8)  # weighted by rows
+
+
+def test_only_the_cohort_trains_otherwise() -> None:
+    run = simulate(Ditto(steps=1, batch=4), classifier(), clients((4,) * 6), 1, participation=0.34)
+    assert run.metrics[0]["trained"] == 2
+    assert len(run._store) == 2
+
+
+def test_windows_do_not_change_a_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    method, problem, data = Ditto(lr=0.1, steps=2, batch=4), classifier(), clients((6, 9, 8, 7, 5))
+    whole = simulate(method, problem, data, 2, engine="sequential")
+    monkeypatch.setattr(simulate_module, "WINDOW", 2)
+    cut = simulate(method, problem, data, 2, engine="sequential")
+    assert tree.same(snapshot(whole), snapshot(cut))
+
+
+# ---------------------------------------------------------------------- absent leaves
+@final
+@dataclass(frozen=True)
+class Halves(WeightedMean[Problem]):
+    """Even clients send one layer, odd ones the other, and the first bias is nobody's."""
+
+    cites: ClassVar[str] = "A toy"
+
+    def work(self, info: ClientInfo, round: int) -> Work:
+        """Read nothing."""
+        return Work()
+
+    def broadcast(self, problem: Problem, server: Params, info: ClientInfo, key: Key) -> Params:
+        """Send one layer."""
+        layer = "0.weight" if info.id % 2 == 0 else "2.weight"
+        return {layer: server[layer]}
+
+    def local(
+        self, problem: Problem, down: Params, client: None, shard: Shard
+    ) -> Local[None, Params]:
+        """Add the number of steps, which is one."""
+        return Local(None, {name: value + 1 for name, value in down.items()})
+
+    def personalize(self, problem: Problem, down: Params, client: None, shard: Shard) -> Model:
+        """Judge the initial model."""
+        return Model(problem, problem.init(Key(0)))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_leaf_is_averaged_over_those_who_sent_it_and_kept_if_nobody_did(engine: Any) -> None:
+    problem = classifier()
+    run = simulate(Halves(), problem, clients((4, 6, 9)), 1, engine=engine, evaluate_every=0)
+    start = problem.init(Key(0))
+    assert difference(run.server["0.weight"], start["0.weight"] + 1) < 1e-14
+    assert difference(run.server["2.weight"], start["2.weight"] + 1) < 1e-14
+    assert tree.same(run.server["0.bias"], start["0.bias"])
+
+
+# ---------------------------------------------------------------------- bytes, seconds, precision
+def test_bytes_are_those_of_the_encoded_messages() -> None:
+    problem, data = classifier(), clients((6, 9, 8))
+    run = simulate(FedAvg(lr=0.1, steps=2, batch=4), problem, data, 1)
+    sent = len(wire.encode(problem.init(Key(0))))
+    assert run.bytes_down == 3 * sent
+    assert run.bytes_up == 3 * sent  # nothing in it is zero: dense, the same shapes
+    numbers = sum(value.numel() for value in problem.init(Key(0)).values())
+    assert run.metrics[0]["dense_up"] == run.metrics[0]["dense_down"] == 3 * 8 * numbers
+
+
+def test_nothing_sent_costs_nothing() -> None:
+    network = Network(latency=1.0, up=1.0, down=1.0)
+    run = simulate(LocalOnly(steps=1, batch=4), classifier(), clients(), 2, network=network)
+    assert run.bytes_up == run.bytes_down == 0
+    assert [record["simulated_seconds"] for record in run.metrics] == [0.0, 0.0]
+
+
+def test_a_round_lasts_as_long_as_its_slowest_client() -> None:
+    profiles = [{"flops_per_second": 1e6}, {"flops_per_second": 1e3}, {}]
+    network = Network(latency=0.5, up=1000.0, down=4000.0)
+    run = simulate(
+        FedAvg(steps=2, batch=4), classifier(), clients((6, 6, 6), profiles=profiles), 1,
+        network=network,
+    )  # fmt: skip
+    record = run.metrics[0]
+    flops, up, down = (record[name] // 3 for name in ("flops", "bytes_up", "bytes_down"))
+    wanted = 1.0 + up / 1000 + down / 4000 + flops / 1e3
+    assert record["simulated_seconds"] == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("precision", ["bfloat16", "int8"])
+def test_with_lossy_messages_everybody_goes_on_with_what_arrived(
+    engine: Any, precision: Any
+) -> None:
+    """The server averages decoded uploads, and clients start from decoded models."""
+    method, problem, data = FedAvg(lr=0.1, steps=0, weighting="uniform"), classifier(), clients()
+    run = simulate(method, problem, data, 1, engine=engine, precision=precision)
+    start = problem.init(Key(0))
+    # without local steps the upload is the decoded downlink, coded once more
+    once = wire.rounded(start, precision)
+    twice = wire.rounded(once, precision)
+    assert difference(run.server, twice) < 1e-14
+    assert difference(run.server, start) > 1e-4
+    exact = simulate(method, problem, data, 1)
+    assert run.bytes_up < 0.5 * exact.bytes_up
+
+
+def test_with_lossy_messages_clients_are_judged_on_what_they_receive() -> None:
+    method, problem, data = FedAvg(lr=0.1, steps=0, weighting="uniform"), classifier(), clients()
+    run = simulate(method, problem, data, 1, precision="int8")
+    assert tree.same(run.personal(0).params, wire.rounded(run.server, "int8"))
+    assert tree.same(run.model.params, run.server)
+
+
+def test_cohorts_follow_the_seed_alone() -> None:
+    method, problem, data = AllTrain(), classifier(), clients((4,) * 6)
+    seen = [
+        simulate(method, problem, data, 3, participation=0.5, seed=seed, evaluate_every=0).server
+        for seed in (0, 0, 1)
+    ]
+    assert tree.same(seen[0], seen[1])
+    assert not np.array_equal(seen[0]["seen"].numpy(), seen[2]["seen"].numpy())

@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from tests.report.folders import make_run
+
+from parsifl.errors import CheckpointError
+from parsifl.report import build
+from parsifl.report.load import read_all
+from parsifl.report.page import render
+
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
+
+
+class Checker(HTMLParser):
+    """Records tags and checks that they are closed in order."""
+
+    VOID = frozenset({"meta", "link", "input", "br", "img"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stack: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.stack.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.stack.pop() == tag
+
+
+def parse(text: str) -> Checker:
+    checker = Checker()
+    checker.feed(text)
+    checker.close()
+    assert checker.stack == []
+    return checker
+
+
+def test_the_page_is_one_well_formed_file_that_loads_nothing(tmp_path: Path) -> None:
+    make_run(tmp_path / "runs" / "a", "local")
+    make_run(tmp_path / "runs" / "b", "fedavg")
+    output = tmp_path / "new" / "report.html"
+    assert build([tmp_path / "runs"], output) == output
+    page = parse(output.read_text(encoding="utf-8"))
+    addresses = [v for _, a in page.tags for n, v in a.items() if n in ("src", "href") and v]
+    assert all(address.startswith(("#", "data:")) for address in addresses)
+    assert output.stat().st_size < 300_000
+    ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+
+
+def test_hostile_names_are_harmless(tmp_path: Path) -> None:
+    for at, name in enumerate((HOSTILE, "fedavg")):
+        make_run(tmp_path / f"<b>{at}", name, data=HOSTILE, settings={HOSTILE: HOSTILE}, seed=at)
+    record = json.dumps({HOSTILE: HOSTILE})
+    (tmp_path / "<b>0" / "environment.json").write_text(record)
+    text = render(read_all([tmp_path]))
+    page = parse(text)
+    assert [tag for tag, _ in page.tags].count("script") == 2
+    assert not [tag for tag, _ in page.tags if tag in ("img", "b")]
+    assert not [a for _, a in page.tags for name in a if name.startswith("on")]
+
+
+def test_the_browser_may_run_only_this_very_program(tmp_path: Path) -> None:
+    text = render(read_all([make_run(tmp_path)]))
+    policy = next(a["content"] for t, a in parse(text).tags if t == "meta" and "http-equiv" in a)
+    script = re.findall(r"<script>(.*?)</script>", text, flags=re.DOTALL)
+    assert len(script) == 1
+    digest = base64.b64encode(hashlib.sha256(script[0].encode()).digest()).decode()
+    assert policy is not None
+    assert f"script-src 'sha256-{digest}'" in policy
+    assert "default-src 'none'" in policy
+    assert "connect-src 'none'" in policy
+
+
+def test_every_kind_of_run_has_a_place(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", "fedavg")
+    make_run(tmp_path / "b", "lasso", score="mse", maximize=False)
+    make_run(tmp_path / "c", "ditto", evaluate=False)
+    make_run(tmp_path / "d", "local", rounds=0)
+    damaged = make_run(tmp_path / "e", "scaffold") / "metrics.jsonl"
+    damaged.write_text(damaged.read_text() + '{"round": 5, "by')
+    text = render(read_all([tmp_path]))
+    parse(text)
+    assert "digits: accuracy (larger is better)" in text
+    assert "digits: mse (smaller is better)" in text
+    assert "c: no round has been evaluated yet" in text
+    assert "d: no round has been finished yet" in text
+    assert "e: metrics.jsonl: damaged line 5 left out" in text
+
+
+def test_a_folder_that_is_no_run_leaves_no_file(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(CheckpointError, match="is not a run folder"):
+        build([tmp_path / "empty"], tmp_path / "report.html")
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_embedded_tables_match_the_shown_ones(tmp_path: Path) -> None:
+    text = render(read_all([make_run(tmp_path / "a"), make_run(tmp_path / "b", "local")]))
+    found = re.search(r'id="data">(.*?)</script>', text, flags=re.DOTALL)
+    assert found is not None
+    data = json.loads(found[1])
+    shown = {a["data-table"] for _, a in parse(text).tags if "data-table" in a}
+    assert set(data["tables"]) == shown
+    assert data["tables"]["s0-results"]["csv"].startswith("method,global accuracy,")
+
+
+def contrast(one: str, other: str) -> float:
+    def luminance(colour: str) -> float:
+        parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+        linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_colours_can_be_seen_in_light_and_dark(tmp_path: Path) -> None:
+    text = render(read_all([make_run(tmp_path)]))
+    themes = re.findall(r"\{([^{}]*--page:[^{}]*)\}", text)
+    assert len(themes) == 3
+    assert themes[1].split() == themes[2].split()  # asked for, and as the system asks
+    for theme in themes:
+        colours = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", theme))
+        for ground in ("page", "card"):
+            assert contrast(colours["ink"], colours[ground]) >= 7
+            assert contrast(colours["soft"], colours[ground]) >= 4.5
+            assert contrast(colours["accent"], colours[ground]) >= 4.5
+        for at in range(8):
+            assert contrast(colours[f"c{at}"], colours["card"]) >= 3

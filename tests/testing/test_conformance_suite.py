@@ -1,0 +1,131 @@
+"""What the suite offers to authors: lists, exemptions, examples, own problems."""
+
+# ruff: noqa: ARG002 - the contract names every argument
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, final
+
+import pytest
+import torch
+
+from parsifl.algorithm import Local
+from parsifl.algorithms.fedavg import FedAvg
+from parsifl.data.clients import ClientData
+from parsifl.errors import CapabilityError, ConfigError
+from parsifl.problem import Layered, Params, Problem
+from parsifl.problems.neural import NeuralProblem
+from parsifl.solvers.sgd import sgd
+from parsifl.testing import conformance
+from parsifl.testing.conformance import ConformanceError, check_algorithm, run_check, trial_for
+from parsifl.testing.conformance.examples import Example, neural
+from parsifl.testing.toys import Toy
+from parsifl.work import Shard
+
+
+@final
+@dataclass(frozen=True)
+class Healthy(Toy):
+    """Do nothing wrong."""
+
+
+@final
+@dataclass(frozen=True)
+class SinglePrecision(Toy):
+    """Upload float32 whatever comes in."""
+
+    def local(
+        self, problem: Problem, down: Params, client: None, shard: Shard
+    ) -> Local[None, Params]:
+        """Train and round."""
+        trained = sgd(problem, down, shard["train"], self.lr)
+        return Local(None, {name: value.float() for name, value in trained.items()})
+
+
+def test_a_healthy_method_passes_everything() -> None:
+    check_algorithm(Healthy(lr=0.1))
+
+
+def test_every_broken_promise_is_listed() -> None:
+    with pytest.raises(
+        ConformanceError, match=r"SinglePrecision breaks \d+ of 19 promises"
+    ) as found:
+        check_algorithm(SinglePrecision())
+    assert "dtype and device kept: " in str(found.value)
+
+
+@final
+@dataclass(frozen=True)
+class Excused(Toy):
+    """Shrink without a step, and say so."""
+
+    exempt: ClassVar[Mapping[str, str]] = {"zero local steps change nothing": "it shrinks"}
+    trial: ClassVar[Mapping[str, Any]] = {"lr": 0.5}
+
+
+def test_an_exemption_is_shown_with_its_reason() -> None:
+    result = run_check("zero local steps change nothing", trial_for(Excused()))
+    assert (result.status, result.reason) == ("exempt", "it shrinks")
+
+
+def test_settings_for_the_trial_are_taken_from_the_class() -> None:
+    method: Any = conformance.small(Excused)
+    assert (method.lr, method.steps, method.batch) == (0.5, 3, 4)
+
+
+@final
+@dataclass(frozen=True)
+class Headed(Toy):
+    """Require a head."""
+
+    requires: ClassVar[tuple[type[Any], ...]] = (Layered,)
+
+
+def test_a_required_capability_that_is_missing_is_named() -> None:
+    assert run_check("a missing capability is named", trial_for(Headed())).status == "passed"
+    assert run_check("nothing more is used", trial_for(Headed())).status == "passed"
+
+
+class Impossible(Problem):
+    """A capability that nobody has."""
+
+    def fly(self) -> None:
+        """Fly."""
+
+
+@final
+@dataclass(frozen=True)
+class Ambitious(Toy):
+    """Require what nobody has."""
+
+    requires: ClassVar[tuple[type[Any], ...]] = (Impossible,)
+
+
+def test_a_method_without_an_example_asks_for_a_problem() -> None:
+    with pytest.raises(CapabilityError, match="Impossible, which Ambitious requires; pass problem"):
+        trial_for(Ambitious())
+
+
+def test_an_example_may_be_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    makers: list[Any] = []
+    monkeypatch.setattr("parsifl.testing.conformance.examples._MAKERS", makers)
+    makers.append(lambda _: None)
+    conformance.register(neural)
+    assert isinstance(trial_for(Healthy()).problem, NeuralProblem)
+
+
+def test_own_problem_and_data_are_used_and_come_together() -> None:
+    example: Example = neural(torch.float64)
+    data: ClientData = example.data
+    trial = trial_for(Healthy(), example.problem, data)
+    assert trial.problem is example.problem
+    assert not trial.own_example
+    with pytest.raises(ConformanceError, match="both"):
+        trial_for(Healthy(), example.problem)
+
+
+def test_an_unknown_check_is_refused() -> None:
+    with pytest.raises(ConfigError, match="unknown check"):
+        run_check("no such promise", trial_for(FedAvg()))
