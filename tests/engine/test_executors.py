@@ -9,8 +9,8 @@ from torch import Tensor
 
 from parsifl import tree
 from parsifl.engine import executors
-from parsifl.engine.executors import Task
 from parsifl.engine.shards import Shards
+from parsifl.engine.tasks import Task
 from parsifl.keys import Key
 from parsifl.problem import Problem
 from parsifl.solvers.sgd import sgd

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, final
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from parsifl import tree, wire
 from parsifl.algorithm import ClientInfo, GatherAlgorithm, Local, Received
@@ -20,12 +20,14 @@ from parsifl.algorithms.fedavg import FedAvg
 from parsifl.algorithms.local import Local as LocalOnly
 from parsifl.algorithms.mean import WeightedMean
 from parsifl.data.clients import ClientData
+from parsifl.engine import round as round_module
 from parsifl.engine import simulate as simulate_module
 from parsifl.engine.network import Network
 from parsifl.engine.simulate import simulate
 from parsifl.errors import ClientError
 from parsifl.keys import Key
 from parsifl.problem import Model, Params, Problem
+from parsifl.problems.neural import NeuralProblem
 from parsifl.testing.conformance.trial import difference, snapshot
 from parsifl.testing.toys import Toy, classifier, clients
 from parsifl.work import Shard, Work
@@ -85,9 +87,7 @@ class Weak(Toy):
         """Tell the weak client."""
         return Weak._Down(server, torch.tensor(info.id == 1 and key.round > 0))
 
-    def local(  # type: ignore[override]  # a message of its own
-        self, problem: Problem, down: Any, client: None, shard: Shard
-    ) -> Local[None, Params]:
+    def local(self, problem: Problem, down: Any, client: None, shard: Shard) -> Local[None, Params]:
         """Train, or raise."""
         if bool(down.weak):
             raise MemoryError("out of memory")
@@ -107,16 +107,21 @@ def test_a_client_that_raises_is_dropped_and_named(engine: Any) -> None:
 
 
 def test_if_nobody_can_train_in_the_first_round_the_run_stops_with_the_reason() -> None:
-    data = clients((6, 9), dtype=torch.float32)
-    with pytest.raises(ClientError, match=r"client 0 failed in local work of round 1: .*dtype"):
-        simulate(FedAvg(), classifier(torch.float64), data, 2)
+    problem = NeuralProblem(nn.Linear(7, 3), dtype=torch.float64)  # the data have four features
+    with pytest.raises(ClientError, match=r"client 0 failed in local work of round 1: .*shapes"):
+        simulate(FedAvg(), problem, clients((6, 9)), 2)
+
+
+def test_data_are_read_in_the_dtype_of_the_parameters() -> None:
+    run = simulate(FedAvg(steps=1), classifier(torch.float64), clients(dtype=torch.float32), 1)
+    assert all(value.dtype == torch.float64 for value in run.server.values())
 
 
 def test_if_nobody_is_left_in_a_later_round_the_server_state_stays(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     method, problem, data = FedAvg(lr=0.1, steps=2, batch=4), classifier(), clients((6, 9))
-    real = simulate_module.run_round
+    real = round_module.run_round
 
     def sabotage(setting: Any, server: Any, cohort: Any, key: Key) -> Any:
         if key.round == 1:
@@ -188,7 +193,7 @@ def test_everyone_trains_and_only_the_cohort_uploads(engine: Any) -> None:
     assert [float(state["rounds"]) for _, state in run._store] == [5.0] * 6
     assert float(run.server["seen"].sum()) == 15
     assert float(run.server["seen"].max()) < 6
-    upload = wire.size({"id": torch.tensor(0.0)})
+    upload = wire.size({"id": torch.tensor(5.0)})
     assert all(r["bytes_up"] <= 3 * upload < r["bytes_down"] for r in run.metrics)
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from parsifl.keys import Key
 from parsifl.masks import heuristics
-from parsifl.masks.instance import instance_of, value
+from parsifl.masks.instance import gammas, instance_of, value
 
 
 def test_sequential_stops_at_the_first_layer_that_does_not_fit() -> None:
@@ -54,6 +54,17 @@ def test_best_of_random_is_the_best_feasible_one() -> None:
 
 def test_best_of_random_says_none_if_no_draw_is_feasible() -> None:
     assert heuristics.best_of_random(instance_of([5, 5], [6]), Key(0), 10) is None
+
+
+def test_topping_up_raises_no_gamma() -> None:
+    instance = instance_of([5, 4, 3, 2, 1], [3, 6, 9, 15, 7])
+    for masks in heuristics.random_family(instance, Key(6), 30):
+        masks &= instance.sizes != 3  # leave room
+        fixed = heuristics.repaired(instance, masks)
+        full = heuristics.topped_up(instance, fixed)
+        assert instance.broken(full) is None
+        assert (full >= fixed).all()
+        assert (gammas(full) <= gammas(fixed) + 1e-12).all()
 
 
 def test_repair_covers_layers_and_wakes_idle_devices() -> None:

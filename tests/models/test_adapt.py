@@ -10,8 +10,9 @@ from parsifl.models import KeyedDropout, adapt, dropout_key
 
 
 def test_batch_norm_uses_its_batch_and_the_original_is_untouched() -> None:
-    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
-    nn.init.normal_(net[1].weight)
+    norm = nn.BatchNorm1d(4)
+    nn.init.normal_(norm.weight)
+    net = nn.Sequential(nn.Linear(3, 4), norm)
     before = {name: value.clone() for name, value in net.state_dict().items()}
     adapted = adapt(net)
     x = torch.randn(6, 3)
@@ -23,13 +24,14 @@ def test_batch_norm_uses_its_batch_and_the_original_is_untouched() -> None:
 
 
 def test_group_norm_keeps_the_affine_parameters() -> None:
-    net = nn.Sequential(nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6))
-    nn.init.normal_(net[1].weight)
+    old = nn.BatchNorm2d(6)
+    nn.init.normal_(old.weight)
+    net = nn.Sequential(nn.Conv2d(1, 6, 3), old)
     adapted = adapt(net, "group", groups=4)
     norm = adapted.get_submodule("1")
     assert isinstance(norm, nn.GroupNorm)
     assert norm.num_groups == 2
-    assert torch.equal(norm.weight, net[1].weight)
+    assert torch.equal(norm.weight, old.weight)
     assert isinstance(adapt(nn.BatchNorm1d(4, affine=False), "group"), nn.GroupNorm)
 
 

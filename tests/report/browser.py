@@ -100,8 +100,11 @@ class Page:
             case "Network.requestWillBeSent":
                 self.requests.append(params["request"]["url"])
 
-    def open(self, url: str) -> None:
+    def leave(self) -> None:
         self._call("Page.navigate", url="about:blank")
+
+    def open(self, url: str) -> None:
+        self.leave()
         self._call("Page.navigate", url=url)
         self.wait("document.documentElement?.classList.contains('ready')")
 

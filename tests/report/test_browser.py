@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
@@ -12,6 +14,7 @@ from tests.report.browser import Page, browse, find_chromium
 from tests.report.folders import make_run
 
 from parsifl.report import build
+from parsifl.report.watch import serve
 
 CURVES = "document.querySelector('[data-figure=curves]')"
 CANVAS = f"{CURVES}.querySelector('.canvas')"
@@ -151,7 +154,7 @@ def test_figures_and_tables_are_saved(page: Page, tmp_path: Path) -> None:
         page.run(f"document.querySelector('[data-export={kind}-save]').click()")
     root = ElementTree.fromstring(wait_for(saved / "s0-curves.svg"))
     strokes = {node.get("stroke") for node in root.iter()}
-    assert "rgb(11, 108, 179)" in strokes
+    assert "rgb(6, 78, 194)" in strokes
     assert not [node for node in root.iter() if node.get("class")]
     assert wait_for(saved / "s0-curves.png").startswith(b"\x89PNG")
     assert wait_for(saved / "s0-results.csv").startswith(b"method,")
@@ -164,3 +167,27 @@ def test_tables_are_sorted_by_a_column(page: Page) -> None:
     names = "[...document.querySelectorAll('[data-table=s0-results] tbody th')]"
     order = page.run(f"{names}.map((cell) => cell.textContent.trim().slice(0, 5))")
     assert order == ["<img ", "local", "fedav"]
+
+
+def test_a_watched_page_follows_the_run_and_keeps_the_choices(page: Page, tmp_path: Path) -> None:
+    make_run(tmp_path / "a", rounds=2)
+    make_run(tmp_path / "b", "ditto", rounds=2)
+    told: queue.Queue[str] = queue.Queue()
+    stop = threading.Event()
+    thread = threading.Thread(target=serve, args=([tmp_path], told.put), kwargs={"stop": stop})
+    thread.start()
+    try:
+        page.problems.clear()
+        page.open(told.get(timeout=10))
+        choose(page, "curves", "Model", "global")
+        page.run("document.querySelector('.chip').click()")
+        make_run(tmp_path / "a", rounds=6)
+        page.wait("document.querySelector('[data-row] td:nth-of-type(8)')?.textContent === '6'")
+        page.wait("document.documentElement.classList.contains('ready')")
+        assert page.run(f"{CURVES}.querySelector('select').value") == "global"
+        assert page.run("document.querySelector('.chip').getAttribute('aria-pressed')") == "false"
+        assert page.problems == []
+    finally:
+        page.leave()
+        stop.set()
+        thread.join(timeout=10)

@@ -78,5 +78,6 @@ def test_the_best_of_a_column_is_marked_with_its_ties() -> None:
 
 
 def test_nothing_is_best_among_equals_or_alone() -> None:
-    assert not any(cell.best for cell in mark_best([Cell("1", 1.0), Cell("1", 1.0)], True))
+    equal = [scored(0.50001, None, "accuracy"), scored(0.50002, 0.1, "accuracy")]
+    assert not any(cell.best for cell in mark_best(equal, True))
     assert not any(cell.best for cell in mark_best([Cell("1", 1.0), Cell(units.MISSING)], True))

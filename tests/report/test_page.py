@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import itertools
 import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.report.folders import make_run
 
@@ -115,26 +117,73 @@ def test_embedded_tables_match_the_shown_ones(tmp_path: Path) -> None:
     assert data["tables"]["s0-results"]["csv"].startswith("method,global accuracy,")
 
 
-def contrast(one: str, other: str) -> float:
-    def luminance(colour: str) -> float:
-        parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-        linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
-        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+Colour = np.ndarray[tuple[int], np.dtype[np.float64]]
 
-    low, high = sorted((luminance(one), luminance(other)))
+# Machado, Oliveira and Fernandes 2009: how people without one kind of cone see linear RGB
+VISIONS = {
+    "all cones": np.eye(3),
+    "deuteranopia": np.array(
+        [
+            [0.367322, 0.860646, -0.227968],
+            [0.280085, 0.672501, 0.047413],
+            [-0.011820, 0.042940, 0.968881],
+        ]
+    ),
+    "protanopia": np.array(
+        [
+            [0.152286, 1.052583, -0.204868],
+            [0.114503, 0.786281, 0.099216],
+            [-0.003882, -0.048116, 1.051998],
+        ]
+    ),
+    "tritanopia": np.array(
+        [
+            [1.255528, -0.076749, -0.178779],
+            [-0.078411, 0.930809, 0.147602],
+            [0.004733, 0.691367, 0.303900],
+        ]
+    ),
+}
+XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+
+
+def linear(colour: str) -> Colour:
+    parts = np.array([int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)])
+    return np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+
+
+def lab(rgb: Colour) -> Colour:
+    scaled = XYZ @ np.clip(rgb, 0, 1) / np.array([0.9505, 1.0, 1.089])
+    f = np.where(scaled > 0.008856, np.cbrt(scaled), 7.787 * scaled + 16 / 116)
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+def contrast(one: str, other: str) -> float:
+    low, high = sorted(float(XYZ[1] @ linear(colour)) for colour in (one, other))
     return (high + 0.05) / (low + 0.05)
 
 
+def themes(folder: Path) -> list[dict[str, str]]:
+    text = render(read_all([make_run(folder)]))
+    found = re.findall(r"\{([^{}]*--page:[^{}]*)\}", text)
+    return [dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", theme)) for theme in found]
+
+
 def test_colours_can_be_seen_in_light_and_dark(tmp_path: Path) -> None:
-    text = render(read_all([make_run(tmp_path)]))
-    themes = re.findall(r"\{([^{}]*--page:[^{}]*)\}", text)
-    assert len(themes) == 3
-    assert themes[1].split() == themes[2].split()  # asked for, and as the system asks
-    for theme in themes:
-        colours = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", theme))
-        for ground in ("page", "card"):
-            assert contrast(colours["ink"], colours[ground]) >= 7
-            assert contrast(colours["soft"], colours[ground]) >= 4.5
-            assert contrast(colours["accent"], colours[ground]) >= 4.5
-        for at in range(8):
-            assert contrast(colours[f"c{at}"], colours["card"]) >= 3
+    light, asked, system = themes(tmp_path)
+    assert asked == system  # dark because the reader, or because the system, asks for it
+    for colours in (light, asked):
+        for ground in (colours["page"], colours["card"]):
+            assert contrast(colours["ink"], ground) >= 7
+            assert contrast(colours["soft"], ground) >= 4.5
+            assert contrast(colours["accent"], ground) >= 4.5
+            for at in range(8):
+                assert contrast(colours[f"c{at}"], ground) >= 3
+
+
+@pytest.mark.parametrize("vision", VISIONS)
+def test_methods_can_be_told_apart_by_everybody(tmp_path: Path, vision: str) -> None:
+    for colours in themes(tmp_path):
+        seen = [lab(VISIONS[vision] @ linear(colours[f"c{at}"])) for at in range(8)]
+        apart = [float(np.linalg.norm(a - b)) for a, b in itertools.combinations(seen, 2)]
+        assert min(apart) > 20

@@ -24,7 +24,8 @@ class InexactFedGradMP(Pursuit):
               x \leftarrow \Pi_R\left(P_{\Lambda_s} \textstyle\sum_{S_t} p_i x_i\right)
 
     with delta = `delta` and R = `radius`; the rest as in `FedGradMP`. The paper's sum over all N
-    clients is read as one over the cohort, whose p_i add up to 1. Sent: a tau-sparse vector, both ways.
+    clients is read as one over the cohort, whose p_i add up to 1. Sent: a tau-sparse
+    vector, both ways.
 
     Parameters
     ----------

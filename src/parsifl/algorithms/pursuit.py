@@ -19,7 +19,7 @@ from parsifl.config import Count, Size
 from parsifl.keys import Key
 from parsifl.problem import Params, Restricted, Selection, SupportSolvable
 from parsifl.problems.eager import eager
-from parsifl.work import Draw, Shard, Work
+from parsifl.work import Batches, Draw, Shard, Work
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,9 @@ class Pursuit(Sparsity, WeightedMean[SupportSolvable]):
     ) -> Local[None, Params]:
         """Run K iterations from the received model."""
         current = down[problem.name]
-        if current.is_meta:
-            return Local(None, {problem.name: torch.empty_like(current)})
         batches, full = shard["select"], shard["all"]
+        if current.is_meta:
+            return Local(None, {problem.name: self._template(current, batches, full)})
         found = eager(
             partial(self._pursue, problem, batches.x, batches.y),
             current,
@@ -74,6 +74,17 @@ class Pursuit(Sparsity, WeightedMean[SupportSolvable]):
             shard.key,
         )
         return Local(None, {problem.name: found})
+
+    def _template(self, current: Tensor, batches: Batches, full: Batches) -> Tensor:
+        """Return an upload without data; the products are those whose operations are counted."""
+        width, support = current.shape[-1], 3 * self.count(current.shape[-1])
+        rows = full.index.shape[1]
+        for _ in range(len(batches)):
+            selected = current.new_empty(batches.index.shape[1], width)
+            columns = current.new_empty(rows, min(support, width))
+            _ = selected.mT @ selected.new_empty(len(selected), current[..., 0].numel())
+            _ = columns.mT @ columns
+        return torch.empty_like(current)
 
     def _pursue(
         self,

@@ -20,8 +20,9 @@ def choose_executor(engine: str, problem: Problem) -> tuple[Executor, int]:
     if engine == "sequential" or not problem.batchable:
         return "loop", BLOCK
     if engine == "auto" and isinstance(problem, NeuralProblem) and _has_convolutions(problem):
-        # batched convolutions are no faster than the loop on a processor
-        return "loop", BLOCK
+        # batched convolutions are no faster than the loop; processes are, and they are safe
+        # where a second thread would have to share a busy core
+        return "forked", BLOCK
     fusible = isinstance(problem, NeuralProblem) and problem.chain is not None
     return "fused" if fusible else "vmap", BLOCK
 

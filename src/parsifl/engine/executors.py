@@ -1,4 +1,4 @@
-"""Runs one function for many clients: in a loop, or batched under `torch.func.vmap`.
+"""Runs one function for many clients: in a loop, in worker processes, or batched under vmap.
 
 Clients share a batch if their arguments have the same structure, shapes and dtypes (the numbers
 of steps and of rows may differ: they are padded). Groups are derived, never declared.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -16,46 +16,32 @@ from torch import Tensor
 from torch.nn import functional
 
 from parsifl import tree
+from parsifl.engine.forked import run_forked, workers
+from parsifl.engine.tasks import Outcome, Task, reason, run_alone
 from parsifl.solvers.fused import fused_steps
 from parsifl.work import Batches, Rows
 
-Executor = Literal["loop", "vmap", "fused"]
+Executor = Literal["loop", "forked", "vmap", "fused"]
 _PADDED = (Batches, Rows)
-
-
-@dataclass(frozen=True)
-class Task:
-    """A client and the trees that the function takes."""
-
-    client: int
-    arguments: tuple[Any, ...]
-
-
-@dataclass
-class Outcome:
-    """What came of the tasks: results and failures by client, and what was noticed on the way."""
-
-    results: dict[int, Any] = field(default_factory=dict)
-    failures: dict[int, str] = field(default_factory=dict)
-    fallbacks: list[str] = field(default_factory=list)
-    blocks: list[list[int]] = field(default_factory=list)
 
 
 def run(
     function: Callable[..., Any], tasks: Sequence[Task], executor: Executor, block: int
 ) -> Outcome:
     """Apply `function(*task.arguments)` to every task; a client that raises is named, not fatal."""
+    if executor == "forked" and len(tasks) > 1:
+        return run_forked(function, tasks, workers())
     outcome = Outcome()
     batched = nullcontext if executor == "vmap" else fused_steps
-    if executor == "loop":
+    if executor in ("loop", "forked"):
         for task in tasks:
             outcome.blocks.append([task.client])
-            _run_alone(function, task, outcome)
+            run_alone(function, task, outcome)
         return outcome
     for members in _blocks(tasks, block):
         outcome.blocks.append([flat.task.client for flat in members])
         if len(members) == 1:
-            _run_alone(function, members[0].task, outcome)
+            run_alone(function, members[0].task, outcome)
             continue
         try:
             with batched():
@@ -63,25 +49,13 @@ def run(
         except Exception as error:  # isolate: whoever raises alone is the culprit
             before = len(outcome.failures)
             for flat in members:
-                _run_alone(function, flat.task, outcome)
+                run_alone(function, flat.task, outcome)
             if len(outcome.failures) == before:
-                outcome.fallbacks.append(_reason(error))
+                outcome.fallbacks.append(reason(error))
         else:
             clients = (flat.task.client for flat in members)
             outcome.results.update(zip(clients, results, strict=True))
     return outcome
-
-
-def _run_alone(function: Callable[..., Any], task: Task, outcome: Outcome) -> None:
-    try:
-        outcome.results[task.client] = function(*task.arguments)
-    except Exception as error:  # one client must not stop the round
-        outcome.failures[task.client] = _reason(error)
-
-
-def _reason(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 @dataclass(frozen=True)

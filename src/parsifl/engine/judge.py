@@ -14,10 +14,11 @@ from parsifl.algorithm import AnyMethod, ClientInfo
 from parsifl.data.clients import ClientData
 from parsifl.engine import executors
 from parsifl.engine.evaluation import Evaluation, Scores, Split
-from parsifl.engine.executors import Executor, Task
+from parsifl.engine.executors import Executor
 from parsifl.engine.round import first_state
 from parsifl.engine.shards import Shards
 from parsifl.engine.store import ClientStore
+from parsifl.engine.tasks import Task
 from parsifl.errors import ClientError
 from parsifl.keys import Key
 from parsifl.problem import Model, Problem

@@ -10,12 +10,13 @@ from typing import Any
 from parsifl import wire
 from parsifl.algorithm import AnyMethod, ClientInfo, Local
 from parsifl.engine import executors
-from parsifl.engine.executors import Executor, Task
+from parsifl.engine.executors import Executor
 from parsifl.engine.flops import FlopCounter
 from parsifl.engine.gather import Arrival, Gathered, Ledger, first_not_finite
 from parsifl.engine.network import Network
 from parsifl.engine.shards import Shards
 from parsifl.engine.store import ClientStore
+from parsifl.engine.tasks import Task
 from parsifl.keys import Key
 from parsifl.problem import Problem
 from parsifl.wire import Precision

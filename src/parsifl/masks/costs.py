@@ -80,7 +80,7 @@ def from_flops(
     *,
     objective: str = "J",
     head: str | None = None,
-    seconds: float = 20.0,
+    seconds: float = 15.0,
 ) -> MaskPlan:
     """Plan for devices that can spend so many backward FLOPs on a batch like `sample`.
 
@@ -100,7 +100,7 @@ def from_bytes(
     *,
     objective: str = "J",
     head: str | None = None,
-    seconds: float = 20.0,
+    seconds: float = 15.0,
 ) -> MaskPlan:
     """Plan for devices that can upload so many bytes of parameter values in a round."""
     goal = read_objective(objective)
@@ -122,7 +122,7 @@ def from_memory(
     objective: str = "J",
     head: str | None = None,
     slots: int = 1,
-    seconds: float = 20.0,
+    seconds: float = 15.0,
 ) -> MaskPlan:
     """Plan for devices with so many bytes of memory for a training step on `sample`."""
     goal = read_objective(objective)

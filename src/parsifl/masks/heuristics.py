@@ -117,6 +117,26 @@ def repaired(instance: Instance, masks: Masks) -> Masks:
     return fixed
 
 
+def topped_up(instance: Instance, masks: Masks) -> Masks:
+    """Let devices train more layers where that raises no gamma: it only raises coverages."""
+    full = masks.copy()
+    coverage = full.sum(axis=0)
+    by_size = np.argsort(-instance.sizes, kind="stable")
+    roof = instance.limits + 1e-9 * np.maximum(1.0, instance.limits)
+    for device in np.flatnonzero(full.any(axis=1)):
+        row = full[device]
+        least, first = coverage[row].min(), int(row.argmax())
+        spent = float(row @ instance.add)
+        for layer in by_size[~row[by_size]]:
+            start = min(first, int(layer))
+            cost = spent + float(instance.add[layer]) + float(instance.tail[start])
+            if coverage[layer] + 1 >= least and cost <= roof[device]:
+                row[layer] = True
+                coverage[layer] += 1
+                spent, first = spent + float(instance.add[layer]), start
+    return full
+
+
 def _cover(instance: Instance, masks: Masks, layer: int, able: np.ndarray) -> None:
     """Let the strongest device train `layer`, dropping well-covered layers to make room."""
     for device in np.argsort(-np.where(able, instance.limits, -1.0), kind="stable"):

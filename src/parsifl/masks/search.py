@@ -13,6 +13,7 @@ from parsifl.masks.patterns import Catalogue, Group, groups_of
 
 _CHUNK = 3_000_000  # numbers that are looked at together
 _LARGEST_POOL = 60  # maximal sets tried per budget
+_WORK = 500_000  # numbers looked at per move: with many different devices fewer sets are tried
 
 
 def improve(
@@ -95,7 +96,14 @@ class _Design:
         same = self.sets[self.group == self.group[row]]
         targets = np.unique(np.concatenate([cut, same]), axis=0)
         limit = np.full(1, self.groups[int(self.group[row])].limit)
-        return targets[targets.any(axis=1) & self.instance.fits(targets, limit)]
+        targets = targets[targets.any(axis=1) & self.instance.fits(targets, limit)]
+        most = max(12, _WORK // self.sets.size)
+        if len(targets) <= most:
+            return targets
+        own = self.instance.total / np.where(targets, coverage, np.inf).min(axis=1)
+        if self.objective == "J":
+            own -= targets @ self.instance.sizes
+        return targets[np.argsort(own, kind="stable")[:most]]
 
     def _scores(self, row: int, moved: float, targets: Masks, coverage: Floats) -> Floats:
         """Return the objective (up to a constant) after moving `moved` devices to each target."""

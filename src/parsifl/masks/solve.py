@@ -37,7 +37,7 @@ def optimal(
     budgets: Iterable[float],
     objective: str = "J",
     *,
-    seconds: float = 20.0,
+    seconds: float = 15.0,
 ) -> MaskPlan:
     """Find which layers each device should train, and prove how good that is.
 
@@ -65,7 +65,7 @@ def optimal(
     return solve(instance_of(layers, budgets), read_objective(objective), seconds=seconds)
 
 
-def solve(instance: Instance, objective: Objective, *, seconds: float = 20.0) -> MaskPlan:
+def solve(instance: Instance, objective: Objective, *, seconds: float = 15.0) -> MaskPlan:
     """Find the best masks of an instance (see `optimal`)."""
     begin = time.perf_counter()
     if not instance.active().any():
@@ -93,6 +93,8 @@ def solve(instance: Instance, objective: Objective, *, seconds: float = 20.0) ->
         state.polish(0.15)
     if not state.done():
         state.programs()
+    if not state.done():
+        state.polish(1.0)
     return plan_of(
         instance,
         state.masks,
@@ -104,7 +106,7 @@ def solve(instance: Instance, objective: Objective, *, seconds: float = 20.0) ->
     )
 
 
-def replan(plan: MaskPlan, leave: Iterable[int], *, seconds: float = 20.0) -> MaskPlan:
+def replan(plan: MaskPlan, leave: Iterable[int], *, seconds: float = 15.0) -> MaskPlan:
     """Plan again after devices left; masks that are still as good as the new ones are kept."""
     gone = set(leave)
     if unknown := gone - set(plan.devices):
@@ -249,7 +251,7 @@ class _Search:
         masks = np.zeros_like(self.masks)
         for group, rows in zip(groups, found, strict=True):
             masks[group.members] = rows
-        masks = heuristics.repaired(self.instance, masks)
+        masks = heuristics.topped_up(self.instance, heuristics.repaired(self.instance, masks))
         before = self.value
         self.offer(masks, method)
         if self.value < before and not self.done():

@@ -2,15 +2,16 @@
 
 A sparse theta is to be found from y = X theta with few rows, by min f(theta) under X theta = y,
 where f is the l1 norm alone, with the correlation -zeta <theta, w>, or with the squared distance
-(zeta / 2) |theta - w|^2 to a prior w. The theorem bounds the rows by the Gaussian complexity of
-the tangent cone; its square is bounded by the Gaussian squared distance of the cone's polar, which
-`predicted_rows` computes.
+(zeta / 2) |theta - w|^2 to a prior w. The theorem bounds the rows by the squared Gaussian
+complexity of the tangent cone, and the lemmas that by a Gaussian squared distance, which
+`predicted_rows` computes: recovery sets in at about that many rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Literal
 
 import numpy as np
@@ -18,7 +19,7 @@ import numpy.typing as npt
 
 from parsifl.keys import Key
 from parsifl.recipes.fedmac_setup import PAPER, by_label, compare
-from parsifl.recipes.recipe import Claim, Context, Job, Recipe, Result, Values, spread
+from parsifl.recipes.recipe import Claim, Context, Job, Recipe, Result, Values, Verdict, spread
 
 Array = npt.NDArray[np.float64]
 Prior = Literal["none", "correlation", "l2"]
@@ -68,7 +69,7 @@ def _proximal(v: Array, kind: Prior, prior: Array, zeta: float) -> Array:
 
 
 def predicted_rows(theta: Array, kind: Prior, prior: Array, zeta: float, draws: int = 400) -> float:
-    """Return min over tau of E dist^2(g, tau df(theta)), an upper bound of the rows needed."""
+    """Return min over tau of E dist^2(g, tau df(theta)): where recovery sets in."""
     g = Key(0, purpose="recovery/width").numpy().normal(size=(draws, theta.size))
     shift = {"none": 0.0 * prior, "correlation": -zeta * prior, "l2": zeta * (theta - prior)}[kind]
     inside = theta != 0
@@ -109,15 +110,18 @@ def rows_for_half(rows: Sequence[int], rates: Sequence[float]) -> float:
 
 
 def _job(kind: Prior, zeta: float | None, seed: int, trials: int) -> Job:
-    def run(folder: Path | None) -> Values:
+    def run(_folder: Path | None) -> Values:
         rates = [recovery_rate(kind, zeta, rows, trials, seed) for rows in ROWS]
-        theta, prior = truth(Key(seed))
-        weight = correlation_weight(prior) if zeta is None else zeta
+        predicted = []
+        for trial in range(min(trials, 10)):
+            theta, prior = truth(Key(seed, round=trial))
+            weight = correlation_weight(prior) if zeta is None else zeta
+            predicted.append(predicted_rows(theta, kind, prior, weight))
         return {
             "rows": list(ROWS),
             "rates": rates,
             "half": rows_for_half(ROWS, rates),
-            "predicted": predicted_rows(theta, kind, prior, weight),
+            "predicted": fmean(predicted),
         }
 
     return Job(kind if zeta is None else f"{kind} zeta={zeta:g}", seed, run)
@@ -136,7 +140,7 @@ def _plan(context: Context) -> list[Job]:
     ]
 
 
-def _conclude(context: Context, results: Sequence[Result]) -> list[Claim]:
+def _conclude(_context: Context, results: Sequence[Result]) -> list[Claim]:
     grouped = by_label(results)
     half = {label: [run["half"] for run in runs] for label, runs in grouped.items()}
     distances = [runs for label, runs in half.items() if label.startswith("l2")]
@@ -147,23 +151,20 @@ def _conclude(context: Context, results: Sequence[Result]) -> list[Claim]:
                 "Theorem 3: v_1 < v_2", best, ours),
         compare("the correlation needs fewer samples than no prior",
                 "Section 2.2", half.get("none"), ours),
-        _prediction("none", grouped),
-        _prediction("correlation", grouped),
+        *(_prediction(label, runs) for label, runs in sorted(grouped.items())),
     ]  # fmt: skip
 
 
-def _prediction(label: str, grouped: dict[str, list[Values]]) -> Claim:
-    statement = f"{label}: the samples for one half do not exceed the Gaussian squared distance"
-    runs = grouped.get(label, [])
-    if not runs:
-        return Claim(statement, "Theorem 2 with Lemmas 7 and 8", "", "not run")
+def _prediction(label: str, runs: Sequence[Values]) -> Claim:
+    statement = f"{label}: the Gaussian squared distance predicts the samples for one half"
     needed, bound = [run["half"] for run in runs], [run["predicted"] for run in runs]
     step = ROWS[1] - ROWS[0]
-    held = all(a <= b + step for a, b in zip(needed, bound, strict=True))
-    ours = f"{spread(needed, 1)} rows, bound {spread(bound, 1)}"
-    note = f"to within the grid of {step} rows"
-    verdict: Literal["held", "did not hold"] = "held" if held else "did not hold"
-    return Claim(statement, "Theorem 2 with Lemmas 7 and 8", ours, verdict, note)
+    verdict: Verdict = "not run"
+    if runs:
+        near = abs(fmean(needed) - fmean(bound)) <= step
+        verdict = "held" if near else "did not hold"
+    ours = f"{spread(needed, 1)} rows, predicted {spread(bound, 1)}" if runs else ""
+    return Claim(statement, "Lemmas 7 to 9", ours, verdict, f"to within {step} rows, the grid")
 
 
 RECIPES = (

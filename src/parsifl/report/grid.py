@@ -6,7 +6,7 @@ import csv
 import html
 import io
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from parsifl.report import units
 
@@ -169,16 +169,16 @@ def _harmless(text: str) -> str:
 
 def mark_best(cells: Sequence[Cell], maximize: bool) -> Iterator[Cell]:
     """Mark the best of a column: only if there is more than one number and they differ."""
-    values = [cell.value for cell in cells if cell.value is not None]
-    if len(set(values)) < 2:
+    # equal when shown means equal: nobody should be crowned by the sixth digit
+    shown = {cell.text.split(" ±")[0] for cell in cells if cell.value is not None}
+    if len(shown) < 2:
         yield from cells
         return
+    values = [cell.value for cell in cells if cell.value is not None]
     top = max(values) if maximize else min(values)
-    # equal when shown means equal: nobody should be crowned by the sixth digit
-    shown = {cell.text.split(" ±")[0] for cell in cells if cell.value == top}
+    best = {cell.text.split(" ±")[0] for cell in cells if cell.value == top}
     for cell in cells:
-        best = cell.value is not None and cell.text.split(" ±")[0] in shown
-        yield Cell(cell.text, cell.value, cell.spread, best, cell.hint)
+        yield replace(cell, best=cell.text.split(" ±")[0] in best)
 
 
 def scored(value: float, spread: float | None, name: str) -> Cell:

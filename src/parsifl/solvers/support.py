@@ -76,10 +76,17 @@ def newton(part: Restricted, delta: float = 0.0, steps: int = _NEWTON_STEPS) -> 
         step: Tensor = torch.linalg.solve(system, gradient(part, z).flatten(1))
         step = step.reshape(z.shape)
         losses = torch.stack([loss(part, z - float(f) * step) for f in fractions])
-        best = fractions[losses.nan_to_num(nan=torch.inf).argmin(0)].to(z.dtype)
-        return -_spread(best, z) * step
+        return -_spread(_longest_good(fractions.to(z.dtype), losses), z) * step
 
     return _walk(part.start, move, delta, steps)
+
+
+def _longest_good(fractions: Tensor, losses: Tensor) -> Tensor:
+    """Return, for each client, the longest step whose loss is the least, up to rounding."""
+    finite = losses.nan_to_num(nan=torch.inf)
+    least = finite.amin(0)
+    good = finite <= least + 1e-13 * (1 + least.abs())
+    return torch.where(good, fractions[:, None], 0.0).amax(0)
 
 
 def gradient_descent(part: Restricted, delta: float = 0.0, steps: int = 50) -> Tensor:

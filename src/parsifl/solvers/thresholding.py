@@ -143,7 +143,6 @@ def _on_columns(
 
 
 def _sparse(z: Tensor, places: Tensor, whole: Tensor) -> Sparse:
-    if z.ndim == 1:
-        return Sparse(places, z, tuple(whole.shape))
-    rows = torch.arange(len(z))[:, None] * whole.shape[-1]
-    return Sparse((rows + places).reshape(-1), z.reshape(-1), tuple(whole.shape))
+    rows, columns = z.reshape(-1, len(places)).nonzero().unbind(1)
+    index = rows * whole.shape[-1] + places[columns]
+    return Sparse(index, z.reshape(-1, len(places))[rows, columns], tuple(whole.shape))

@@ -19,7 +19,7 @@ function drawBars(spec, width, paper) {
   drawAxes(svg, x, null, box, { xLabel: "bytes in a whole run", xFormat: FORMATS.bytes });
   spec.rows.forEach((row, at) => {
     const start = box.top + height * at;
-    svg.append(wide ? text(box.left - 58, start + height / 2, shorten(row.label, 28), "end", "middle", "name") : text(12, start + 16, shorten(row.label, 44), "start", "auto", "name"));
+    svg.append(wide ? nameText(box.left - 58, start + height / 2, row.label, 28, "end", "middle") : nameText(12, start + 16, row.label, 44, "start", "auto"));
     ["up", "down"].forEach((way, which) => {
       const y = start + (wide ? 8 + which * 21 : 42 + which * 39);
       if (wide) svg.append(text(box.left - 8, y + 8, way, "end", "middle", "label"));

@@ -70,8 +70,7 @@ function drawClients(spec, width, paper) {
   const dots = [];
   spec.rows.forEach((row, at) => {
     const middle = box.top + height * (at + (wide ? 0.5 : 0.62));
-    const label = shorten(row.label, wide ? 28 : 44);
-    svg.append(wide ? text(box.left - 12, middle, label, "end", "middle", "name") : text(box.left, box.top + height * at + 16, label, "start", "auto", "name"));
+    svg.append(wide ? nameText(box.left - 12, middle, row.label, 28, "end", "middle") : nameText(box.left, box.top + height * at + 16, row.label, 38, "start", "auto"));
     if (!row.box) {
       svg.append(text(box.left + 8, middle, spec.base ? "no pairs with the baseline" : "no scores", "start", "middle", "label"));
       return;

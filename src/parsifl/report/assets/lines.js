@@ -3,7 +3,7 @@
 function drawLines(spec, width, paper) {
   const shown = spec.series.filter((line) => line.points.length);
   const labelled = paper || width >= 640;
-  const longest = Math.min(150, Math.max(0, ...shown.map((line) => textWidth(line.label))));
+  const longest = Math.min(width >= 900 ? 210 : 150, Math.max(0, ...shown.map((line) => textWidth(line.label))));
   const top = paper ? 68 : 34;
   const box = { left: 62, right: width - (labelled ? longest + 26 : 14), top, bottom: top + (width < 500 ? 250 : 320) };
   const xs = shown.filter((line) => !line.flat).flatMap((line) => line.points.map((p) => p.x));
@@ -16,7 +16,7 @@ function drawLines(spec, width, paper) {
   const placed = shown.map((line) => place(line, x, y, box));
   for (const line of placed) svg.append(drawBand(line));
   for (const line of placed) svg.append(drawLine(line));
-  if (labelled) drawEndLabels(svg, placed, box);
+  if (labelled) drawEndLabels(svg, placed, box, Math.floor(longest / 6.6));
   return { svg, box, lines: placed, keys: sortedKeys(placed) };
 }
 
@@ -61,7 +61,7 @@ function drawLine(line) {
   return group;
 }
 
-function drawEndLabels(svg, lines, box) {
+function drawEndLabels(svg, lines, box, most) {
   const labels = lines.filter((line) => line.dots.length).map((line) => {
     const end = line.dots[line.dots.length - 1];
     return { line, x: end.px, from: end.py, y: end.py };
@@ -75,7 +75,7 @@ function drawEndLabels(svg, lines, box) {
   for (const { line, x, from, y } of labels) {
     const group = shape("g", { class: `series ${line.style.kind}` });
     group.append(shape("path", { class: "leader", d: `M${x + 5} ${from}L${box.right + 12} ${y}` }));
-    group.append(text(box.right + 16, y, shorten(line.label, 22), "start", "middle", "name"));
+    group.append(nameText(box.right + 16, y, line.label, Math.max(most, 6), "start", "middle"));
     svg.append(group);
   }
 }

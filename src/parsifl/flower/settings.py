@@ -1,0 +1,99 @@
+"""A run on Flower as plain values: those of an `Experiment`, and a table `deployment`.
+
+They stand in the app's pyproject.toml under [tool.flwr.app.config]. Flower flattens tables, so
+that `--run-config "deployment.resume=true settings.lr=0.5"` changes single values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, final
+
+from parsifl import config
+from parsifl.config import Count, Fraction, Positive, Size
+from parsifl.errors import ConfigError
+from parsifl.experiment import Experiment
+
+_TABLE = "deployment"
+
+
+@final
+@dataclass(frozen=True)
+class Deployment:
+    """How a run is carried out on Flower.
+
+    Parameters
+    ----------
+    out
+        The run folder, on the server's machine.
+    resume
+        Go on with the run that is in `out`.
+    wait
+        Seconds for all clients to report at the beginning.
+    timeout
+        Seconds for the clients to answer in a round; who is later is left out of it.
+    quorum
+        The fraction of the cohort whose uploads must arrive for a round to count.
+    retries
+        How often those who did not answer are asked again while the quorum is not reached.
+    """
+
+    out: str = "run"
+    resume: bool = False
+    wait: Positive = 300.0
+    timeout: Positive = 600.0
+    quorum: Fraction = 0.5
+    retries: Size = 3
+
+    def __post_init__(self) -> None:
+        config.check(self)
+
+
+@final
+@dataclass(frozen=True)
+class Settings:
+    """Everything that server and clients read from the app's configuration."""
+
+    experiment: Experiment
+    clients: Count
+    deployment: Deployment = field(default_factory=Deployment)
+
+
+def read(values: Mapping[str, Any]) -> Settings:
+    """Read the flat configuration that Flower hands to an app.
+
+    >>> read({"algorithm": "fedavg", "clients": 3, "settings.lr": 0.5}).experiment.settings
+    {'lr': 0.5}
+    """
+    tree: dict[str, Any] = {}
+    for name, value in values.items():
+        place = tree
+        *tables, last = name.split(".")
+        for table in tables:
+            place = place.setdefault(table, {})
+        place[last] = value
+    deployment = config.build(Deployment, tree.pop(_TABLE, {}))
+    experiment = Experiment.read(tree)
+    if experiment.clients is None:
+        raise ConfigError("clients is not set; say how many clients the federation has")
+    return Settings(experiment, experiment.clients, deployment)
+
+
+def to_config(experiment: Experiment, deployment: Deployment) -> dict[str, Any]:
+    """Return the tables for [tool.flwr.app.config]; what is None is left out."""
+    found: dict[str, Any] = {}
+    for item in fields(experiment):
+        value = getattr(experiment, item.name)
+        if item.name in ("evaluation", "network"):
+            value = config.to_json(value)
+        found[item.name] = value
+    found[_TABLE] = config.to_json(deployment)
+    plain: dict[str, Any] = _without_none(found)
+    return plain
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {k: _without_none(v) for k, v in value.items() if v is not None}
+    return value

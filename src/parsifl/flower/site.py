@@ -1,0 +1,247 @@
+"""A client at its own site: it reads its rows, works on them, and keeps its state on its disk."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from parsifl import tree, wire
+from parsifl.algorithm import ClientInfo, Local, message_types, require
+from parsifl.data.clients import ClientData
+from parsifl.data.ragged import Ragged
+from parsifl.engine import executors
+from parsifl.engine.executors import Task
+from parsifl.engine.gather import first_not_finite
+from parsifl.engine.judge import Judge
+from parsifl.engine.round import first_state
+from parsifl.engine.shards import Infos, Shards
+from parsifl.engine.store import ClientStore
+from parsifl.errors import ConfigError, DataError, WireError
+from parsifl.experiment import Experiment, problem_for
+from parsifl.flower.durable import Durable
+from parsifl.flower.facts import Facts
+from parsifl.flower.letter import Letter
+from parsifl.keys import Key
+from parsifl.problem import Model, Problem
+from parsifl.problems.glm import GLM
+
+NodeConfig = Mapping[str, Any]
+Arrays = tuple[Any, Any] | ClientData
+Load = Callable[[NodeConfig], Arrays]
+MakeProblem = Callable[[ClientData], Problem]
+
+STATE_VARIABLE = "PARSIFL_STATE"
+_SPLITS = ("validation", "test")
+
+
+def client_number(node: NodeConfig) -> int:
+    """Return the client's number from the node's configuration (Flower calls it partition-id)."""
+    number = node.get("partition-id")
+    if type(number) is not int or number < 0:
+        raise ConfigError(
+            "the node has no number: start it with --node-config 'partition-id=0', each node with "
+            "another one"
+        )
+    return number
+
+
+def state_root(node: NodeConfig) -> Path:
+    """Return the folder for client state: node config, environment, or the home folder."""
+    chosen = node.get("state-dir") or os.environ.get(STATE_VARIABLE)
+    return Path(str(chosen)) if chosen else Path.home() / ".parsifl" / "state"
+
+
+def placed(arrays: Arrays, client: int, experiment: Experiment) -> ClientData:
+    """Return one client's data under its number, so that keys are the same as in one process."""
+    data = arrays
+    if not isinstance(data, ClientData):
+        share = experiment.test
+        if isinstance(share, str):
+            raise ConfigError(f"test={share!r} needs a named data set; use a fraction such as 0.25")
+        data = ClientData.of(
+            [data], test=share, validation=experiment.validation, seed=experiment.seed
+        )
+    if len(data) != 1:
+        raise DataError(f"load() returned {len(data)} clients; a node is one client")
+    before: list[Any] = [[]] * client
+
+    def at(parts: Any) -> Ragged:
+        return Ragged.of([*before, parts[0]])
+
+    return replace(
+        data,
+        train=at(data.train),
+        validation=at(data.validation),
+        test=at(data.test),
+        profiles=({},) * client + (data.profiles[0],),
+    )
+
+
+def alone(data: ClientData, client: int) -> ClientData:
+    """Return what one client of a partition owns, and nothing of the others."""
+    if not 0 <= client < len(data):
+        raise ConfigError(f"there are clients 0 to {len(data) - 1}, not {client}")
+    parts = [split[client] for split in (data.train, data.validation, data.test)]
+    rows = torch.from_numpy(Ragged.of(parts).values)
+    x = data.x[rows] if isinstance(data.x, torch.Tensor) else data.x[rows.numpy()]
+    ends = torch.tensor([len(part) for part in parts]).cumsum(0).tolist()
+    train, held, tested = (
+        Ragged.of([list(range(end - len(part), end))])
+        for part, end in zip(parts, ends, strict=True)
+    )
+    return replace(
+        data,
+        x=x,
+        y=data.y[rows],
+        train=train,
+        validation=held,
+        test=tested,
+        profiles=(data.profiles[client],),
+    )
+
+
+class Site:
+    """Answers the server's letters for one client.
+
+    Parameters
+    ----------
+    arrays
+        What the user's `load` returned: `(X, y)`, or a `ClientData` of one client.
+    root
+        The folder for client state.
+    make
+        Builds the problem from data of the agreed form; None: the experiment's model.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        client: int,
+        arrays: Arrays,
+        root: Path,
+        make: MakeProblem | None = None,
+    ) -> None:
+        self._experiment, self._client, self._root = experiment, client, root
+        self._method = experiment.method()
+        self._types = message_types(self._method)
+        self._data = placed(arrays, client, experiment)
+        self._make = make or partial(problem_for, experiment.model)
+
+    def hello(self) -> Letter:
+        """Report what the server must know: the number of rows and their form, never a row."""
+        info = Infos(self._data)[self._client]
+        return Letter(
+            {
+                "client": self._client,
+                "samples": info.samples,
+                "profile": dict(info.profile),
+                "facts": Facts.of(self._data).to_json(),
+            }
+        )
+
+    def train(self, letter: Letter) -> Letter:
+        """Do one round of local work; the new state is on disk before this returns."""
+        visit = _Visit(self, letter)
+        shard = visit.shards.shard(
+            self._client, self._method.work(visit.info, visit.key.round), visit.key
+        )
+        store = visit.store()
+        first = first_state(self._method, visit.problem, visit.info, visit.down, visit.key)
+        task = Task(self._client, (visit.down, store.load(self._client, first), shard))
+        outcome = executors.run(partial(self._method.local, visit.problem), [task], "loop", 1)
+        if self._client in outcome.failures:
+            return visit.reply(error=outcome.failures[self._client])
+        result: Local[Any, Any] = outcome.results[self._client]
+        bad = first_not_finite(result)
+        if bad:
+            return visit.reply(error=f"{bad} is not finite")
+        visit.durable.save(visit.key.round + 1, result.client)
+        parts = {}
+        if letter.get("uploads", bool) and result.upload is not None:
+            parts["upload"] = wire.encode(result.upload, self._experiment.precision)
+        info = {name: float(value) for name, value in result.info.items()}
+        return visit.reply(parts, info=info)
+
+    def judge(self, letter: Letter) -> Letter:
+        """Judge the global and the personal model on the client's own rows; metrics travel."""
+        visit = _Visit(self, letter)
+        judge = Judge(
+            self._method,
+            visit.problem,
+            visit.data,
+            visit.infos,
+            visit.shards,
+            self._experiment.evaluation,
+            self._experiment.precision,
+        )
+        store = visit.store()
+        found: dict[str, dict[str, Any]] = {"global": {}, "personal": {}}
+        model = None
+        if "model" in letter.parts:
+            params = tree.map(_copy, wire.decode(letter.parts["model"], dict[str, torch.Tensor]))
+            model = Model(visit.problem, params)
+        for split in _SPLITS:
+            own = judge.own_score(visit.down, store, self._client, split, visit.key)
+            if own is not None:
+                found["personal"][split] = own
+            shared = None if model is None else judge.model_scores(model, [self._client], split)
+            if shared is not None:
+                found["global"][split] = {n: float(v[0]) for n, v in shared.values.items()}
+        samples = {s: len(getattr(visit.data, s)[self._client]) for s in _SPLITS}
+        return visit.reply(scores=found, samples=samples)
+
+
+class _Visit:
+    """One letter from the server, opened: the problem, the downlink, the state that counts."""
+
+    def __init__(self, site: Site, letter: Letter) -> None:
+        self._client = site._client
+        if letter.get("client", int) != self._client:
+            raise WireError(f"client: this is {self._client}, not {letter.meta['client']}")
+        self._experiment, self._ack = letter.get("experiment", str), letter.get("ack", int)
+        facts = Facts.read(letter.meta.get("facts"))
+        # built on the agreed form: this client may lack classes that others have
+        self.problem = site._make(facts.example())
+        require(site._method, self.problem)
+        self.data = replace(site._data, classes=facts.classes)
+        if isinstance(self.problem, GLM):
+            self.data = self.data.flattened()
+        self.key = Key(site._experiment.seed, round=letter.get("round", int))
+        self.infos = Infos(self.data)
+        self.shards = Shards(self.data, self.problem)
+        self.down = None
+        if "down" in letter.parts:
+            self.down = tree.map(_copy, wire.decode(letter.parts["down"], site._types.down))
+        self.durable = Durable(site._root, self._experiment, self._client, site._types.client)
+
+    @property
+    def info(self) -> ClientInfo:
+        """What the server knows of this client."""
+        return self.infos[self._client]
+
+    def store(self) -> ClientStore:
+        """Return a store with the state that the server has acknowledged, if there is one."""
+        store = ClientStore()
+        if self._ack:
+            store.restore({self._client: self.durable.load(self._ack)})
+        return store
+
+    def reply(self, parts: Mapping[str, bytes] | None = None, **meta: Any) -> Letter:
+        """Answer, saying which letter this is the answer to."""
+        head = {
+            "client": self._client,
+            "round": self.key.round,
+            "experiment": self._experiment,
+        }
+        return Letter({**head, **meta}, parts or {})
+
+
+def _copy(leaf: Any) -> Any:
+    # memory that is aligned as in a run in one process gives the same bits
+    return leaf.clone(memory_format=torch.contiguous_format)

@@ -1,0 +1,104 @@
+"""A tiny federation in float64 with a two-layer network, and its mini-batches for NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from tests.reference_lowrank import Draws, Rows, Weights
+from torch import nn
+
+from parsifl.algorithm import AnyMethod
+from parsifl.data.clients import ClientData
+from parsifl.engine import sampling
+from parsifl.engine.run import Run
+from parsifl.engine.shards import Infos, Shards
+from parsifl.engine.simulate import simulate
+from parsifl.keys import Key
+from parsifl.messages import densify
+from parsifl.problems.neural import NeuralProblem
+
+SIZES = (11, 16, 7, 24, 13)
+FEATURES, HIDDEN, CLASSES = 6, 5, 3
+SEED, ROUNDS, PARTICIPATION = 3, 4, 0.6
+Engine = Literal["sequential", "batched"]
+ENGINES: tuple[Engine, ...] = ("sequential", "batched")
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(FEATURES, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, CLASSES))
+
+
+PROBLEM = NeuralProblem(network, dtype=torch.float64)
+
+
+def _clients() -> ClientData:
+    draw = np.random.default_rng(0)
+    rows = [
+        (draw.normal(size=(n, FEATURES)) + draw.normal(), draw.integers(CLASSES, size=n))
+        for n in SIZES
+    ]
+    rows[0][1][:CLASSES] = range(CLASSES)
+    return ClientData.of(rows, test=0.25)
+
+
+DATA = _clients()
+INFOS = Infos(DATA)
+
+
+def run(
+    method: AnyMethod,
+    engine: Engine = "sequential",
+    *,
+    rounds: int = ROUNDS,
+    participation: float = PARTICIPATION,
+) -> Run:
+    done = simulate(
+        method, PROBLEM, DATA, rounds, seed=SEED, participation=participation, engine=engine,
+        evaluate_every=0,
+    )  # fmt: skip
+    assert not any(record["fallbacks"] or record["dropped"] for record in done.metrics)
+    return done
+
+
+def cohorts(rounds: int = ROUNDS) -> list[list[int]]:
+    keys = (Key(SEED, round=round) for round in range(rounds))
+    return [[int(i) for i in sampling.choose(len(SIZES), PARTICIPATION, key)] for key in keys]
+
+
+def draws(method: AnyMethod) -> Draws:
+    """Return the very mini-batches that the engine draws for `local`."""
+    shards = Shards(DATA, PROBLEM)
+
+    def rows(round: int, client: int, name: str) -> list[Rows]:
+        work = method.work(INFOS[client], round)
+        batches = shards.shard(client, work, Key(SEED, round=round))[name]
+        return [(b.x.numpy(), b.y.numpy(), b.weight.numpy()) for b in batches]
+
+    return rows
+
+
+def all_rows(client: int) -> Rows:
+    rows = Shards(DATA, PROBLEM).rows(DATA.train[client])
+    return rows.x.numpy(), rows.y.numpy(), rows.weight.numpy()
+
+
+def sizes() -> list[int]:
+    return [len(part) for part in DATA.train]
+
+
+def start() -> Weights:
+    return arrays(PROBLEM.init(Key(SEED)))
+
+
+def arrays(params: Mapping[str, Any]) -> Weights:
+    return {name: value.double().numpy().copy() for name, value in densify(dict(params)).items()}
+
+
+def assert_same(found: Mapping[str, Any], expected: Weights, tolerance: float = 1e-9) -> None:
+    ours = arrays(found)
+    assert ours.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(ours[name], value, rtol=tolerance, atol=tolerance)

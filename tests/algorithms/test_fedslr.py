@@ -1,0 +1,276 @@
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.algorithms import lowrank
+from tests.algorithms.lowrank import Engine
+from tests.reference_lowrank import Array, Slr, gradient, zeros
+from torch import nn
+
+from parsifl import tree, wire
+from parsifl.algorithms.feddyn import FedDyn
+from parsifl.algorithms.fedslr import FedSLR
+from parsifl.algorithms.mean import Mean
+from parsifl.data.clients import ClientData
+from parsifl.engine.shards import Infos, Shards
+from parsifl.engine.simulate import simulate
+from parsifl.errors import ConfigError
+from parsifl.keys import Key
+from parsifl.messages import LowRank
+from parsifl.problems.neural import NeuralProblem
+
+BASE: dict[str, Any] = {
+    "eta_g": 2.0, "lam": 0.03, "mu": 0.1, "lr": 0.2, "lr_decay": 0.9, "decay": 0.01,
+}  # fmt: skip
+VARIANTS: list[dict[str, Any]] = [
+    {},
+    {"solver": "local"},
+    {"solver": "global"},
+    {"global_penalty": "sparse"},
+    {"global_penalty": "sparse", "personal_penalty": "low-rank"},
+    {"personal_penalty": "low-rank"},
+]
+
+
+@pytest.mark.parametrize("engine", lowrank.ENGINES)
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: "-".join(v.values()) or "fedslr")
+def test_one_mean_dual_gives_the_iterates_of_one_dual_a_client(
+    variant: dict[str, Any], engine: Engine
+) -> None:
+    """Algorithm 3 against Algorithm 2, which is Algorithm 1 under partial participation."""
+    method = FedSLR(**BASE, **variant, batch=4, steps=5, personal_epochs=1.0)
+    w0 = lowrank.start()
+    reference = Slr(**BASE, **variant)
+    expected = reference.rounds(
+        w0, zeros(w0), lowrank.cohorts(), len(lowrank.SIZES), lowrank.draws(method)
+    )
+    done = lowrank.run(method, engine)
+    lowrank.assert_same(done.server.params, expected.w)
+    for client, state in done._store:
+        lowrank.assert_same(state.personal, expected.p[client])
+        mixed = {n: expected.w[n] + expected.p[client][n] for n in w0}
+        lowrank.assert_same(done.personal(client).params, mixed)
+        if method.solver == "dual":
+            lowrank.assert_same(state.dual, expected.gamma[client])
+
+
+def test_a_copied_personal_start_follows_the_same_equations() -> None:
+    method = FedSLR(**BASE, p_init="copy", batch=4, steps=3)
+    w0 = lowrank.start()
+    p0 = {n: v if v.ndim > 1 else np.zeros_like(v) for n, v in w0.items()}
+    expected = Slr(**BASE).rounds(
+        w0, p0, lowrank.cohorts(), len(lowrank.SIZES), lowrank.draws(method)
+    )
+    for client, state in lowrank.run(method)._store:
+        lowrank.assert_same(state.personal, expected.p[client])
+
+
+@pytest.mark.parametrize("participation", [0.6, 1.0])
+def test_without_a_penalty_it_is_feddyn(participation: float) -> None:
+    # the two methods name their mini-batches differently: full batches make them the same rows
+    full: dict[str, Any] = {"lr": 0.1, "batch": 24, "steps": 5}
+    slr, dyn = FedSLR(lam=0.0, eta_g=4.0, **full), FedDyn(alpha=0.25, **full)
+    ours = lowrank.run(slr, rounds=20, participation=participation)
+    theirs = lowrank.run(dyn, rounds=20, participation=participation)
+    lowrank.assert_same(ours.server.params, lowrank.arrays(theirs.server.params))
+    lowrank.assert_same(ours.server.dual, lowrank.arrays(theirs.server.dual))
+
+
+def test_the_personal_component_is_sparse_and_the_global_model_of_low_rank() -> None:
+    done = lowrank.run(FedSLR(**{**BASE, "lam": 0.15}, batch=4, steps=5))
+    w = lowrank.arrays(done.server.params)["0.weight"]
+    kept = done.server.params["0.weight"]
+    assert isinstance(kept, LowRank)
+    assert np.linalg.matrix_rank(w) == kept.left.shape[1] < min(w.shape)
+    for _, state in done._store:
+        flat = torch.cat([value.reshape(-1) for value in state.personal.values()])
+        assert 0 < int((flat != 0).sum()) < flat.numel()
+
+
+# ---------------------------------------------------------------- bytes
+@pytest.mark.parametrize("rank", [1, 5, 40])
+def test_a_layer_of_rank_r_costs_its_factors_and_never_more_than_dense(rank: int) -> None:
+    rows, columns = 384, 192
+    draw = torch.Generator().manual_seed(rank)
+    left = torch.randn(rows, rank, generator=draw)
+    exact = left @ torch.randn(rank, columns, generator=draw)
+    noise = 1e-4 * torch.randn(rows, columns, generator=draw)
+    point = {"conv": (exact + noise).reshape(128, 3, 64, 3).swapaxes(1, 2).contiguous()}
+    sent = FedSLR(lam=1e-2, eta_g=10.0)._prox(point, 10.0)
+    size = wire.size(sent)
+    assert abs(size / (4 * rank * (rows + columns)) - 1) < 0.01 or rank == 1
+    assert size < 4 * rank * (rows + columns) + 64
+    assert size < wire.size(point)
+
+
+def test_a_layer_of_full_rank_is_sent_dense() -> None:
+    point = {"w": torch.randn(40, 30, generator=torch.Generator().manual_seed(0))}
+    sent = FedSLR(lam=1e-6, eta_g=1.0)._prox(point, 1.0)
+    assert isinstance(sent["w"], torch.Tensor)
+    assert wire.size(sent) <= wire.size(point)
+
+
+# ---------------------------------------------------------------- theory
+def test_with_exact_local_solves_the_dual_is_the_local_gradient() -> None:
+    eta_g = 0.2
+    method = FedSLR(eta_g=eta_g, lam=0.02, lr=0.1, batch=24, steps=400, personal_epochs=0.0)
+    before = lowrank.run(method, "batched", rounds=2, participation=1.0)
+    after = lowrank.run(method, "batched", rounds=3, participation=1.0)
+    w_t, old = lowrank.arrays(before.server.params), dict(before._store)
+    for client, state in after._store:
+        dual, previous = lowrank.arrays(state.dual), lowrank.arrays(old[client].dual)
+        w_i = {n: w_t[n] - eta_g * (dual[n] - previous[n]) for n in w_t}  # equation (5)
+        slope = gradient(w_i, lowrank.all_rows(client))
+        for name in slope:
+            np.testing.assert_allclose(dual[name], slope[name], atol=1e-8)
+
+
+class Convex:
+    """A linear regression with several outputs a client: convex, with a known L."""
+
+    outputs, features, clients, rows = 4, 5, 3, 30
+
+    def __init__(self) -> None:
+        draw = np.random.default_rng(1)
+        truth = draw.normal(size=(self.outputs, 2)) @ draw.normal(size=(2, self.features))
+        self.x = [draw.normal(size=(self.rows, self.features)) for _ in range(self.clients)]
+        shifts = [0.3 * draw.normal(size=truth.shape) for _ in range(self.clients)]
+        self.y = [
+            x @ (truth + shift).T + 0.1 * draw.normal(size=(self.rows, self.outputs))
+            for x, shift in zip(self.x, shifts, strict=True)
+        ]
+        hessians = [2 / self.outputs * x.T @ x / self.rows for x in self.x]
+        self.smoothness = max(float(np.linalg.eigvalsh(h)[-1]) for h in hessians)
+        self.problem = NeuralProblem(
+            lambda: nn.Linear(self.features, self.outputs, bias=False), "mse", dtype=torch.float64
+        )
+        self.data = ClientData.of(list(zip(self.x, self.y, strict=True)), test=0.0)
+
+    def value(self, client: int, w: Array) -> float:
+        return float(np.mean((self.x[client] @ w.T - self.y[client]) ** 2))
+
+    def slope(self, client: int, w: Array) -> Array:
+        x, y = self.x[client], self.y[client]
+        found: Array = 2 * (x @ w.T - y).T @ x / y.size
+        return found
+
+    def walk(self, method: FedSLR, rounds: int) -> Iterator[tuple[Array, list[Array]]]:
+        """Give w and every gamma_i after each round, all clients taking part."""
+        infos, shards = Infos(self.data), Shards(self.data, self.problem)
+        server = method.init_server(self.problem, infos, Key(0))
+        down = method.broadcast(self.problem, server, infos[0], Key(0))
+        states = [method.init_client(self.problem, info, down, Key(0)) for info in infos]
+        for round in range(rounds):
+            total: Mean | None = None
+            for info in infos:
+                key = Key(0, round=round)
+                shard = shards.shard(info.id, method.work(info, round), key)
+                done = method.local(self.problem, server.params, states[info.id], shard)
+                states[info.id] = done.client
+                part = method.contribute(self.problem, done.upload, method.weight(info))
+                total = tree.accumulate(total, part)
+            assert total is not None
+            server = method.aggregate(self.problem, server, total, Key(0, round=round))
+            w = lowrank.arrays(server.params)["weight"]
+            yield w, [state.dual["weight"].numpy() for state in states]
+
+
+LAM = 0.1
+
+
+def test_the_potential_of_the_proof_never_rises() -> None:
+    """Definition 1, with exact local solves and eta_g = 1 / (2 L)."""
+    convex = Convex()
+    eta_g = 1 / (2 * convex.smoothness)
+    method = FedSLR(
+        eta_g=eta_g, lam=LAM, lr=1 / (3 * convex.smoothness), batch=convex.rows, steps=30,
+        personal_epochs=0.0,
+    )  # fmt: skip
+    w_t = convex.problem.init(Key(0))["weight"].numpy()
+    old = [np.zeros_like(w_t)] * convex.clients
+    values = []
+    for w, gammas in convex.walk(method, 15):
+        terms = []
+        for i, (new, before) in enumerate(zip(gammas, old, strict=True)):
+            w_i = w_t - eta_g * (new - before)
+            gap = w - w_i
+            terms.append(convex.value(i, w_i) + np.sum(new * gap) + np.sum(gap**2) / (2 * eta_g))
+        nuclear = np.linalg.svd(w, compute_uv=False).sum()
+        values.append(float(np.mean(terms) + LAM * nuclear))
+        w_t, old = w, gammas
+    falls = -np.diff(values)
+    assert (falls >= -1e-10).all()
+    assert falls[0] > 1e-3
+
+
+def test_the_limit_is_that_of_centralised_proximal_gradient() -> None:
+    convex = Convex()
+    step = 1 / (2 * convex.smoothness)
+    method = FedSLR(
+        eta_g=step, lam=LAM, lr=1 / (3 * convex.smoothness), batch=convex.rows, steps=8,
+        personal_epochs=0.0,
+    )  # fmt: skip
+    *_, (found, _) = convex.walk(method, 120)
+    w = np.zeros_like(found)
+    for _ in range(2000):
+        slope = np.mean([convex.slope(i, w) for i in range(convex.clients)], 0)
+        u, s, v = np.linalg.svd(w - step * slope, full_matrices=False)
+        w = (u * np.maximum(s - step * LAM, 0)) @ v
+    assert np.linalg.matrix_rank(w) < min(w.shape)
+    np.testing.assert_allclose(found, w, atol=1e-7)
+
+
+# ---------------------------------------------------------------- bad input
+def test_a_penalty_that_kills_every_layer_is_reported_and_goes_on() -> None:
+    done = lowrank.run(FedSLR(lam=100.0, batch=4, steps=3), rounds=3)
+    assert done.metrics[-1]["info"]["dead_layers"] == 2
+    assert done.metrics[0]["info"]["dead_layers"] == 0
+    assert not lowrank.arrays(done.server.params)["0.weight"].any()
+
+
+def test_a_layer_without_a_rank_stays_dense_and_is_named_once() -> None:
+    problem = NeuralProblem(
+        lambda: nn.Sequential(nn.Conv1d(1, 2, 3), nn.Flatten(), nn.Linear(6, 2))
+    )
+    draw = np.random.default_rng(0)
+    data = [(draw.normal(size=(8, 1, 5)).astype(np.float32), np.arange(8) % 2) for _ in range(2)]
+    with pytest.warns(UserWarning, match="leaves 0.weight dense") as said:
+        done = simulate(FedSLR(lam=0.01, steps=2), problem, data, 3)
+    assert len(said) == 1
+    assert isinstance(done.server.params["0.weight"], torch.Tensor)
+
+
+def test_without_a_low_rank_penalty_nothing_is_said() -> None:
+    method = FedSLR(global_penalty="sparse")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        method.init_server(lowrank.PROBLEM, [], Key(0))
+
+
+def test_a_client_with_broken_data_is_dropped_and_named() -> None:
+    draw = np.random.default_rng(0)
+    data = [(draw.normal(size=(8, 6)), np.arange(8) % 3) for _ in range(3)]
+    method = FedSLR(lam=0.01, steps=2, lr=0.1)
+    clients = ClientData.of(data)
+    clients.x[clients.train[1]] = 1e308
+    done = simulate(method, lowrank.PROBLEM, clients, 2, evaluate_every=0)
+    assert list(done.metrics[-1]["dropped"]) == [1]
+    assert done.metrics[-1]["trained"] == 2
+    assert np.isfinite(lowrank.arrays(done.server.params)["0.weight"]).all()
+
+
+def test_rounds_without_local_steps_are_refused_with_a_penalty() -> None:
+    with pytest.raises(ConfigError, match="only shrinks"):
+        FedSLR(steps=0)
+    assert FedSLR(steps=0, lam=0.0).steps == 0
+
+
+@pytest.mark.parametrize("bad", [{"eta_g": 0.0}, {"lam": -1.0}, {"mu": -1.0}, {"p_init": "x"}])
+def test_settings_that_make_no_sense_are_refused(bad: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(bad))):
+        FedSLR(**bad)

@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import json
+import random
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from parsifl import tree
+from parsifl.algorithm import MessageTypes
+from parsifl.algorithms.scaffold import ScaffoldServer
+from parsifl.engine import checkpoint
+from parsifl.engine.store import ClientStore
+from parsifl.errors import CheckpointError
+from parsifl.testing import strategies
+
+TYPES = MessageTypes(ScaffoldServer, dict[str, Tensor], None, None)
+FILES = ("LATEST", "state.json", "server.safetensors", "clients.safetensors")
+
+
+def server(value: float) -> ScaffoldServer:
+    params = {"b": torch.full((3,), value), "a": torch.arange(6.0).reshape(2, 3).t() * value}
+    return ScaffoldServer(params, {"c": torch.tensor(-0.0)}, 7)
+
+
+def store(value: float) -> ClientStore:
+    states = ClientStore()
+    shared = torch.full((4,), value, dtype=torch.float64)
+    states.save(5, {"v": shared, "w": shared[:2]})  # memory that overlaps
+    states.save(12, {"v": torch.zeros(0), "w": torch.tensor([float("inf")])})
+    return states
+
+
+def place_of(folder: Path, name: str) -> Path:
+    return folder / name if name == "LATEST" else next(folder.glob("round-*")) / name
+
+
+def seal(folder: Path) -> None:
+    """Give a checkpoint that was changed by hand the checksum that belongs to it."""
+    place = next(folder.glob("round-*"))
+    value = 0
+    for name in FILES[1:]:
+        value = zlib.crc32((place / name).read_bytes(), value)
+    (folder / "LATEST").write_text(f"{place.name} {value:08x}")
+
+
+def test_what_is_saved_comes_back_bit_for_bit(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path, 3, server(0.1), store(0.2), {"bytes": 5})
+    found = checkpoint.load(tmp_path, TYPES)
+    assert found is not None
+    assert (found.round, found.totals) == (3, {"bytes": 5})
+    assert tree.same(found.server, server(0.1))
+    assert tree.same(
+        {str(i): s for i, s in found.clients.items()}, {str(i): s for i, s in store(0.2)}
+    )
+    assert sorted(found.clients) == [5, 12]
+
+
+@settings(max_examples=25, deadline=None)
+@given(strategies.params(torch.float32))
+def test_any_parameters_come_back(tmp_path_factory: Any, params: dict[str, Tensor]) -> None:
+    folder = tmp_path_factory.mktemp("checkpoint")
+    checkpoint.save(folder, 1, params, ClientStore(), {})
+    found = checkpoint.load(folder, MessageTypes(dict[str, Tensor], type(None), None, None))
+    assert found is not None
+    assert tree.same(found.server, params)
+
+
+def test_a_state_of_nothing_comes_back(tmp_path: Path) -> None:
+    states = ClientStore()
+    states.save(0, None)
+    checkpoint.save(tmp_path, 1, None, states, {})
+    found = checkpoint.load(tmp_path, MessageTypes(type(None), type(None), None, None))
+    assert found is not None
+    assert found.server is None
+    assert found.clients == {0: None}
+
+
+def test_the_latest_wins_and_older_ones_are_removed(tmp_path: Path) -> None:
+    for number in (1, 2, 3):
+        checkpoint.save(tmp_path, number, server(float(number)), store(1.0), {})
+    found = checkpoint.load(tmp_path, TYPES)
+    assert found is not None
+    assert found.round == 3
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["LATEST", "round-00000003"]
+
+
+def test_an_empty_folder_has_no_checkpoint(tmp_path: Path) -> None:
+    assert checkpoint.load(tmp_path, TYPES) is None
+
+
+def test_what_an_interrupted_save_leaves_behind_does_no_harm(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path, 1, server(1.0), store(1.0), {})
+    half = tmp_path / ".round-00000002.tmp"
+    half.mkdir()
+    (half / "server.safetensors").write_bytes(b"half")
+    whole_but_not_named = tmp_path / "round-00000002"
+    whole_but_not_named.mkdir()
+    found = checkpoint.load(tmp_path, TYPES)
+    assert found is not None
+    assert found.round == 1
+    checkpoint.save(tmp_path, 2, server(2.0), store(1.0), {})
+    again = checkpoint.load(tmp_path, TYPES)
+    assert again is not None
+    assert again.round == 2
+    assert not half.exists()
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("damage", ["missing", "empty", "cut", "not text"])
+def test_a_damaged_file_is_refused(tmp_path: Path, name: str, damage: str) -> None:
+    checkpoint.save(tmp_path, 2, server(1.0), store(1.0), {})
+    path = place_of(tmp_path, name)
+    content = path.read_bytes()
+    path.unlink()
+    if damage != "missing":
+        half = content[: len(content) // 2]
+        path.write_bytes({"empty": b"", "cut": half, "not text": b"\xff" + content}[damage])
+    if (name, damage) == ("LATEST", "missing"):
+        assert checkpoint.load(tmp_path, TYPES) is None
+        return
+    with pytest.raises(CheckpointError, match="delete the run folder"):
+        checkpoint.load(tmp_path, TYPES)
+
+
+def test_a_flipped_bit_anywhere_is_noticed(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path, 2, server(1.0), store(1.0), {})
+    generator = random.Random(0)
+    for name in FILES:
+        path = place_of(tmp_path, name)
+        content = path.read_bytes()
+        for _ in range(20):
+            flipped = bytearray(content)
+            flipped[generator.randrange(len(content))] ^= 1 << generator.randrange(8)
+            path.write_bytes(bytes(flipped))
+            with pytest.raises(CheckpointError):
+                checkpoint.load(tmp_path, TYPES)
+        path.write_bytes(content)
+    assert checkpoint.load(tmp_path, TYPES) is not None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda state: state.pop("round"),
+        lambda state: state.pop("clients"),
+        lambda state: state["clients"].update({"x": state["clients"]["5"]}),
+        lambda state: state["clients"].update({"6": state["clients"]["5"]}),
+        lambda state: state["server"].update({"c": "Other"}),
+    ],
+)
+def test_a_state_that_does_not_fit_is_refused(tmp_path: Path, change: Any) -> None:
+    checkpoint.save(tmp_path, 2, server(1.0), store(1.0), {})
+    path = place_of(tmp_path, "state.json")
+    state = json.loads(path.read_text())
+    change(state)
+    path.write_text(json.dumps(state))
+    seal(tmp_path)
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        checkpoint.load(tmp_path, TYPES)
+
+
+def test_a_checkpoint_of_another_method_is_refused(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path, 2, server(1.0), store(1.0), {})
+    with pytest.raises(CheckpointError, match="does not fit the type"):
+        checkpoint.load(tmp_path, MessageTypes(dict[str, Tensor], dict[str, Tensor], None, None))
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.binary(max_size=50), st.binary(max_size=50))
+def test_a_replaced_file_has_the_new_content(
+    tmp_path_factory: Any, before: bytes, after: bytes
+) -> None:
+    path = tmp_path_factory.mktemp("file") / "f"
+    checkpoint.replace_file(path, before)
+    checkpoint.replace_file(path, after)
+    assert path.read_bytes() == after
+    assert [found.name for found in path.parent.iterdir()] == ["f"]

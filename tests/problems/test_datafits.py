@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from parsifl.errors import ConfigError
+from parsifl.problems import datafits
+
+CASES = [
+    ("squared", torch.tensor([0.3, -1.0]), torch.tensor([1.0, 2.0])),
+    ("squared-half", torch.tensor([0.3, -1.0]), torch.tensor([1.0, 2.0])),
+    ("logistic", torch.tensor([0.3, -1.0, 2.0]), torch.tensor([1, 0, 1])),
+    ("softmax", torch.tensor([[0.3, -1.0, 2.0], [0.0, 1.0, -1.0]]), torch.tensor([2, 0])),
+]
+
+
+@pytest.mark.parametrize(("name", "u", "y"), CASES)
+def test_slopes_and_curvatures_are_derivatives(name: str, u: torch.Tensor, y: torch.Tensor) -> None:
+    fit, u = datafits.find(name), u.double()
+    slope = torch.func.grad(lambda v: fit.loss(v, y).sum())(u)
+    torch.testing.assert_close(fit.slope(u, y), slope)
+    full = torch.func.vmap(torch.func.jacrev(lambda v, t: fit.slope(v[None], t[None])[0]))(u, y)
+    torch.testing.assert_close(fit.curvature(u), full)
+    size = full.abs() if full.ndim == 1 else torch.linalg.matrix_norm(full, 2)
+    assert float(size.max()) <= fit.smoothness + 1e-12
+
+
+def test_losses_have_their_closed_forms() -> None:
+    u, y = torch.tensor([2.0]).double(), torch.tensor([0.5]).double()
+    assert float(datafits.SQUARED.loss(u, y)) == 2.25
+    assert float(datafits.SQUARED_HALF.loss(u, y)) == 1.125
+    expected = np.log1p(np.exp(-2.0))
+    assert float(datafits.LOGISTIC.loss(u, torch.tensor([1]))) == pytest.approx(expected, rel=1e-15)
+
+
+def test_the_logistic_sign_is_the_right_one() -> None:
+    sure = torch.tensor([8.0, -8.0])
+    assert float(datafits.LOGISTIC.loss(sure, torch.tensor([1, 0])).max()) < 1e-3
+    assert float(datafits.LOGISTIC.loss(sure, torch.tensor([0, 1])).min()) > 7
+
+
+def test_labels_may_be_0_and_1_or_signs() -> None:
+    u = torch.tensor([0.4, -0.2])
+    plain = datafits.LOGISTIC.loss(u, torch.tensor([0, 1]))
+    assert torch.equal(plain, datafits.LOGISTIC.loss(u, torch.tensor([-1, 1])))
+
+
+def test_large_predictors_do_not_overflow() -> None:
+    far = torch.tensor([800.0, -800.0]).double()
+    assert torch.isfinite(datafits.LOGISTIC.loss(far, torch.tensor([0, 1]))).all()
+    assert torch.isfinite(datafits.LOGISTIC.slope(far, torch.tensor([0, 1]))).all()
+
+
+def test_an_unknown_datafit_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'logistic'"):
+        datafits.find("logistics")

@@ -1,0 +1,72 @@
+"""Least squares on supports, against NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from parsifl.problem import Restricted
+from parsifl.problems.datafits import SQUARED_HALF
+from parsifl.solvers.least_squares import least_squares
+
+
+def _part(columns: Tensor, targets: Tensor, start: Tensor, ridge: float = 0.0) -> Restricted:
+    clients, rows, _ = columns.shape
+    return Restricted(
+        columns=columns,
+        targets=targets,
+        weight=torch.full((clients, rows), 1 / rows, dtype=torch.float64),
+        ridge=torch.full_like(start, ridge),
+        start=start,
+        loss=SQUARED_HALF.loss,
+        slope=SQUARED_HALF.slope,
+        curvature=SQUARED_HALF.curvature,
+        scale=1.0,
+    )
+
+
+def _random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape))
+
+
+def test_it_agrees_with_numpy_for_every_client_of_a_block() -> None:
+    columns, targets = _random(3, 20, 6), _random(3, 20, seed=1)
+    columns[1, :, 4] = 0.0  # an unused place
+    found = least_squares(_part(columns, targets, torch.zeros(3, 6).double()))
+    for client in range(3):
+        expected = np.linalg.lstsq(columns[client], targets[client], rcond=None)[0]
+        np.testing.assert_allclose(found[client], expected, atol=1e-13)
+
+
+def test_ill_conditioned_columns_are_solved_as_well_as_by_svd() -> None:
+    columns, truth = _random(2, 40, 8), _random(2, 8, seed=2)
+    columns[0, :, 7] = columns[0, :, 6] + 1e-7 * columns[0, :, 5]
+    targets = (columns @ truth[..., None])[..., 0]
+    found = least_squares(_part(columns, targets, torch.zeros(2, 8).double()))
+    residual = (columns @ found[..., None])[..., 0] - targets
+    assert float(residual.abs().max()) < 1e-13
+    np.testing.assert_allclose(found[1], truth[1], atol=1e-13)
+
+
+@pytest.mark.parametrize("rows", [4, 30])
+def test_of_many_minimisers_the_nearest_to_the_start_is_taken(rows: int) -> None:
+    columns, start = _random(2, rows, 6), _random(2, 6, seed=3)
+    columns[:, :, 5] = columns[:, :, 4]  # equal columns: never unique, however many rows
+    targets = _random(2, rows, seed=4)
+    found = least_squares(_part(columns, targets, start))
+    for client in range(2):
+        matrix = columns[client].numpy()
+        residual = targets[client].numpy() - matrix @ start[client].numpy()
+        nearest = start[client].numpy() + np.linalg.pinv(matrix) @ residual
+        np.testing.assert_allclose(found[client], nearest, atol=1e-11)
+
+
+def test_the_ridge_pulls_to_zero_not_to_the_start() -> None:
+    columns, targets, start = _random(1, 10, 3), _random(1, 10, seed=1), _random(1, 3, seed=2)
+    found = least_squares(_part(columns, targets, start, ridge=0.5))[0].numpy()
+    matrix = columns[0].numpy()
+    system = matrix.T @ matrix / 10 + 0.5 * np.eye(3)
+    expected = np.linalg.solve(system, matrix.T @ targets[0].numpy() / 10)
+    np.testing.assert_allclose(found, expected, atol=1e-13)

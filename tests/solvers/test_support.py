@@ -1,0 +1,123 @@
+"""The inner solvers reach the same minimiser."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize as scipy_minimize
+from torch import Tensor
+
+from parsifl.problem import Restricted
+from parsifl.problems import datafits
+from parsifl.solvers import support
+
+
+def _part(name: str, ridge: float = 0.1, clients: int = 2) -> Restricted:
+    draw, fit = np.random.default_rng(5), datafits.find(name)
+    shape = (clients, 3, 40, 4) if name == "softmax" else (clients, 40, 4)
+    columns = torch.from_numpy(draw.standard_normal(shape))
+    labels = draw.integers(0, 3 if name == "softmax" else 2, (clients, 40))
+    targets = labels if fit.classes else draw.standard_normal((clients, 40))
+    start = torch.zeros(*shape[:-2], 4).double()
+    return Restricted(
+        columns=columns,
+        targets=torch.from_numpy(targets),
+        weight=torch.full((clients, 40), 1 / 40).double(),
+        ridge=torch.full_like(start, ridge),
+        start=start,
+        loss=fit.loss,
+        slope=fit.slope,
+        curvature=fit.curvature,
+        scale=fit.smoothness if fit.quadratic else None,
+    )
+
+
+def _one(part: Restricted, client: int) -> Restricted:
+    here = slice(client, client + 1)
+    return replace(
+        part,
+        columns=part.columns[here],
+        targets=part.targets[here],
+        weight=part.weight[here],
+        ridge=part.ridge[here],
+        start=part.start[here],
+    )
+
+
+def _by_scipy(part: Restricted) -> list[Tensor]:
+    found = []
+    for client in range(len(part.start)):
+        alone = _one(part, client)
+        shape = alone.start.shape
+
+        def value(z: np.ndarray, alone: Restricted = alone, shape: torch.Size = shape) -> float:
+            return float(support.loss(alone, torch.from_numpy(z).reshape(shape)))
+
+        best = scipy_minimize(value, alone.start.flatten().numpy(), method="BFGS", tol=1e-9)
+        found.append(torch.from_numpy(best.x).reshape(shape)[0])
+    return found
+
+
+@pytest.mark.parametrize("name", ["squared", "squared-half", "logistic", "softmax"])
+def test_the_exact_minimiser_is_that_of_a_general_optimiser(name: str) -> None:
+    part = _part(name)
+    found = support.minimize(part)
+    torch.testing.assert_close(found, torch.stack(_by_scipy(part)), atol=1e-5, rtol=1e-5)
+    assert float(support.gradient(part, found).abs().max()) < 1e-12
+
+
+@pytest.mark.parametrize("name", ["squared", "logistic", "softmax"])
+def test_gradient_and_hessian_are_derivatives(name: str) -> None:
+    part = _one(_part(name), 0)
+    z = torch.from_numpy(np.random.default_rng(0).standard_normal(part.start.shape))
+    slope = torch.func.grad(lambda v: support.loss(part, v)[0])(z)
+    torch.testing.assert_close(support.gradient(part, z), slope)
+    size = z.numel()
+    curve = torch.func.hessian(lambda v: support.loss(part, v.reshape(z.shape))[0])(z.flatten())
+    torch.testing.assert_close(support.hessian(part, z)[0], curve.reshape(size, size))
+
+
+@pytest.mark.parametrize("name", ["squared-half", "logistic", "softmax"])
+def test_iterative_solvers_approach_it(name: str) -> None:
+    part = _part(name)
+    best = support.minimize(part)
+    key = torch.tensor([3, 4])
+    found = {
+        "gd": support.gradient_descent(part, steps=400),
+        "newton": support.newton(part, 1e-9, 30),
+        "svrg": support.svrg(part, key, batch=5, steps=1500, every=30),
+        "sgd": support.stochastic_gradient(part, key, batch=20, lr=0.05, steps=600),
+    }
+    tolerance = {"gd": 1e-8, "newton": 1e-8, "svrg": 1e-3, "sgd": 0.1}
+    for solver, z in found.items():
+        assert float((z - best).abs().max()) < tolerance[solver], solver
+
+
+def test_delta_stops_a_client_that_hardly_moves() -> None:
+    part = _part("squared-half")
+    settled = replace(part, start=torch.stack([support.minimize(part)[0], part.start[1]]))
+    found = support.gradient_descent(settled, delta=1e-6, steps=50)
+    assert torch.equal(found[0], settled.start[0])
+    assert not torch.equal(found[1], settled.start[1])
+    loose = support.gradient_descent(part, delta=1e-2, steps=500)
+    tight = support.gradient_descent(part, delta=1e-10, steps=500)
+    best = support.minimize(part)
+    assert float((tight - best).norm()) < 1e-6 < float((loose - best).norm()) < 0.5
+
+
+def test_a_client_gets_the_same_numbers_alone_as_in_a_block() -> None:
+    part, key = _part("logistic", clients=3), torch.tensor([7, 8, 9])
+    together = support.svrg(part, key, batch=4, steps=20)
+    alone = [support.svrg(_one(part, i), key[i : i + 1], batch=4, steps=20)[0] for i in range(3)]
+    torch.testing.assert_close(together, torch.stack(alone), rtol=1e-13, atol=1e-13)
+
+
+def test_separable_classes_without_ridge_end_at_a_finite_point() -> None:
+    part = _part("logistic", ridge=0.0)
+    split = replace(part, targets=(part.columns[..., 0] > 0).long())
+    found = support.minimize(split)
+    assert torch.isfinite(found).all()
+    assert float(support.loss(split, found).max()) < 1e-3
