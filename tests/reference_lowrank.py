@@ -106,9 +106,9 @@ class Slr:
 
     def _phase_one(self, w_t: Weights, gamma: Weights, rows: Sequence[Rows], lr: float) -> Weights:
         w = w_t
+        pull = 1 / self.eta_g if self.solver == "dual" else 0.0
         for batch in rows:
             g = gradient(w, batch)
-            pull = 1 / self.eta_g if self.solver == "dual" else 0.0
             w = combine(
                 lambda v, d, c, o: v - lr * (d - c + pull * (v - o) + self.decay * v),
                 w, g, gamma, w_t,
@@ -198,7 +198,8 @@ def apfl_rounds(
 
     A client's own model starts from the first global model that it receives.
     """
-    w, own, shares = start, {}, {i: alpha for i in range(len(sizes))}
+    own: dict[int, Weights] = {}
+    w, shares = start, dict.fromkeys(range(len(sizes)), alpha)
     for t, cohort in enumerate(cohorts):
         models = []
         for i in cohort:

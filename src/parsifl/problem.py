@@ -5,12 +5,13 @@ A problem is a model and a loss, never data. Server and clients both have it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
+from parsifl.blocks import Block
 from parsifl.keys import Key
 from parsifl.work import Batch, Batches, Rows
 
@@ -76,8 +77,8 @@ class Layered(Problem, Protocol):
         ...
 
     @property
-    def blocks(self) -> Mapping[str, tuple[str, ...]]:
-        """The parameters of each block, in forward order, head included."""
+    def blocks(self) -> Sequence[Block]:
+        """The blocks below the head, in forward order."""
         ...
 
 
@@ -125,6 +126,8 @@ class Restricted:
         [.., n, k]; zero where a support has fewer than k coefficients.
     targets, weight
         [clients, n]; the weights of all rows of a client sum to 1.
+    rows
+        [clients]: how many rows come before the padding.
     ridge, start
         [.., k]: the l2 strength of each coefficient, and the current coefficients.
     loss, slope, curvature
@@ -136,6 +139,7 @@ class Restricted:
     columns: Tensor
     targets: Tensor
     weight: Tensor
+    rows: Tensor
     ridge: Tensor
     start: Tensor
     loss: Callable[[Tensor, Tensor], Tensor]
@@ -183,16 +187,23 @@ class SupportSolvable(Selective, Protocol):
         ...
 
 
-@runtime_checkable
-class Compactable(SupportSolvable, Protocol):
-    """A problem whose work on a CSR design can be done on the columns that occur."""
+class CompactSteps(Protocol):
+    """Gradients of mini-batches in the few coefficients that they touch."""
 
-    def compact(
-        self, batches: Batches, coefficients: Tensor
-    ) -> tuple[Compactable, Batches, Tensor] | None:
-        """Return problem and batches on those columns, and their positions; None if dense."""
+    @property
+    def positions(self) -> Tensor:
+        """The positions of these coefficients along the last axis, ascending."""
         ...
 
-    def row_gradient(self, coefficients: Tensor, batch: Batch) -> Tensor:
-        """Return the gradient of `loss` in closed form."""
+    def gradient(self, coefficients: Tensor, step: int) -> Tensor:
+        """Return the gradient of the loss of one mini-batch."""
+        ...
+
+
+@runtime_checkable
+class Compactable(SupportSolvable, Protocol):
+    """A problem whose SGD on a CSR design can be done on the columns that occur."""
+
+    def compact(self, batches: Batches, coefficients: Tensor) -> CompactSteps | None:
+        """Return gradients on those columns; None if the design is dense."""
         ...

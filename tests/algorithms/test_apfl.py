@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from tests.algorithms import lowrank
 from tests.algorithms.lowrank import Engine
@@ -30,7 +32,7 @@ def test_rounds_match_the_papers_equations(adaptive: bool, engine: Engine) -> No
 
 
 def test_without_a_share_of_its_own_every_client_has_the_model_of_fedavg() -> None:
-    shared = {"lr": 0.2, "batch": 4, "steps": 5}
+    shared: dict[str, Any] = {"lr": 0.2, "batch": 4, "steps": 5}
     ours, theirs = lowrank.run(APFL(alpha=0.0, **shared)), lowrank.run(FedAvg(**shared))
     for client in range(len(lowrank.SIZES)):
         lowrank.assert_same(ours.personal(client).params, lowrank.arrays(theirs.server))

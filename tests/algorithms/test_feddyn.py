@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from tests.algorithms import lowrank
 from tests.algorithms.lowrank import Engine
-from tests.reference_lowrank import dyn_rounds
+from tests.reference_lowrank import combine, dyn_rounds
 
 from parsifl.algorithms.feddyn import FedDyn
 from parsifl.errors import ConfigError
@@ -21,7 +21,8 @@ def test_rounds_match_the_papers_equations(engine: Engine) -> None:
 def test_the_server_keeps_the_mean_of_all_duals() -> None:
     done = lowrank.run(FedDyn(alpha=0.3, lr=0.2, batch=4, steps=5))
     duals = [lowrank.arrays(state) for _, state in done._store]
-    mean = {name: sum(d[name] for d in duals) / len(lowrank.SIZES) for name in duals[0]}
+    total = combine(lambda *values: sum(values), *duals)
+    mean = combine(lambda value: value / len(lowrank.SIZES), total)
     lowrank.assert_same(done.server.dual, mean)
 
 

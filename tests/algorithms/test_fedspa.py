@@ -94,9 +94,10 @@ def test_layer_densities_add_up_and_favour_thin_layers(
     assert all(1 <= counts[name] <= sizes[name] for name in shapes)
     assert abs(sum(counts.values()) - density * sum(sizes.values())) <= len(shapes)
     free = [name for name in shapes if counts[name] < sizes[name]]
-    scale = {name: counts[name] / sum(shapes[name]) for name in free if counts[name] > 3}
-    for name, value in scale.items():
-        assert value == pytest.approx(max(scale.values()), abs=1.01 / sum(shapes[name]))
+    # one scale fits all layers that are not full, up to rounding (and a floor of one entry)
+    lower = [(counts[n] - 0.5) / sum(shapes[n]) for n in free if counts[n] > 1]
+    upper = [(counts[n] + 0.5) / sum(shapes[n]) for n in free]
+    assert max(lower, default=0.0) <= min(upper, default=1.0) + 1e-9
 
 
 def test_an_empty_model_is_refused() -> None:

@@ -50,16 +50,17 @@ def test_omp_finds_a_sparse_code() -> None:
 
 
 def test_ksvd_recovers_the_atoms_that_made_the_signals() -> None:
-    atoms = dictionary.gaussian(12, 6, seed=2)
-    draw = np.random.default_rng(0)
-    codes = np.zeros((6, 200))
-    for column in range(200):
-        codes[draw.choice(6, 2, replace=False), column] = draw.choice([-1, 1], 2) * (
-            1 + draw.random(2)
-        )
-    learned = ksvd(atoms @ torch.from_numpy(codes), 6, 2, rounds=15)
+    atoms = dictionary.gaussian(20, 8, seed=2)
+    draw = np.random.default_rng(1)
+    codes = np.zeros((8, 300))
+    for column in range(300):
+        chosen = draw.choice(8, 2, replace=False)
+        codes[chosen, column] = draw.choice([-1, 1], 2) * (1 + draw.random(2))
+    signals = atoms @ torch.from_numpy(codes)
+    starts = [ksvd(signals, 8, 2, rounds=20, seed=seed) for seed in range(3)]
+    learned = min(starts, key=lambda d: float((signals - d @ omp(d, signals, 2)).norm()))
     overlap = (atoms.mT @ learned).abs().amax(1)
-    assert float(overlap.sort().values[1]) > 0.99
+    assert float(overlap.min()) > 0.999  # up to order and sign
 
 
 def test_ksvd_error_falls_with_rounds_in_many_dimensions() -> None:

@@ -23,6 +23,7 @@ def real_backward(module: nn.Module, sample: Tensor, trained: set[str]) -> int:
     return int(counter.get_total_flops())
 
 
+@pytest.mark.slow
 def test_costs_equal_a_real_backward_for_any_mask() -> None:
     module = models.build("preresnet18", width=0.0625)
     sample = torch.zeros(2, 3, 32, 32)

@@ -8,6 +8,7 @@ from parsifl.errors import ConfigError
 from parsifl.masks import curve
 
 
+@pytest.mark.slow
 def test_curve_of_figure_3_starts_at_zero_and_keeps_psi() -> None:
     with torch.device("meta"):
         module = models.build("mobilenet", classes=100)

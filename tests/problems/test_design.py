@@ -80,13 +80,14 @@ def test_compacting_keeps_touched_columns_and_the_products() -> None:
     batches = _batches(CsrDesign(sp.csr_matrix(sparse)), torch.tensor([[2, 0], [0, 1]]))
     small = design.compact(batches, torch.tensor([7]))
     assert small.columns.tolist() == [3, 7, 50]
-    first = small.batches.batch(0)
+    first, second = small.step(0), small.step(1)
     assert first.x.matrix.toarray().tolist() == [[3.0, 0.0, 0.0], [1.0, 0.0, 0.0]]
     assert first.y.tolist() == [2.0, 0.0]
+    assert second.x.matrix.toarray().tolist() == [[1.0, 0.0, 0.0], [0.0, 0.0, 2.0]]
 
 
 def test_a_csr_design_never_becomes_dense() -> None:
     wide = CsrDesign(sp.csr_matrix(([1.0, 2.0], ([0, 5], [0, 10**7])), shape=(6, 10**7 + 1)))
     batches = _batches(wide, torch.tensor([[0, 5]]))
     small = design.compact(batches, torch.zeros(0, dtype=torch.long))
-    assert small.batches.x.shape == (2, 2)
+    assert small.x.shape == (2, 2)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from tests.report.browser import Page, browse, find_chromium
 from tests.report.folders import make_run
+from tests.report.test_anatomy import supports, write
 
 from parsifl.report import build
 from parsifl.report.watch import serve
@@ -36,6 +37,7 @@ def report(page: Page, tmp_path: Path) -> Iterator[str]:
         make_run(runs / f"l{seed}", "local", seed=seed, level=0.7, models=("personal",))
         make_run(runs / f"a{seed}", "fedavg", seed=seed, level=0.6, validation=True)
         make_run(runs / f"d{seed}", "<img src=x onerror=alert(1)>", seed=seed, level=0.8)
+    write(runs / "d0", {"s": None}, {"d": {"v": "*"}}, supports())
     make_run(runs / "m", "lasso", score="mse", maximize=False)
     make_run(runs / "n", "lasso", data="new", rounds=0)
     address = build([runs], tmp_path / "report.html").as_uri()
@@ -65,7 +67,7 @@ def test_every_figure_is_drawn_and_described(page: Page) -> None:
     described = page.run(
         "[...document.querySelectorAll('.canvas svg')].map((s) => s.getAttribute('aria-label'))"
     )
-    assert len(described) == 9  # four in each section with scores, the bars in the one without
+    assert len(described) == 10  # four in each with scores, the bars without, one of states
     assert "At the end: fedavg" in described[0]
     assert page.run(f"{CANVAS}.querySelectorAll('.line').length") == 3
     assert page.run("document.body.textContent.includes('Nothing to draw yet.')")
@@ -85,6 +87,14 @@ def test_controls_change_the_figure(page: Page) -> None:
     text = page.run("document.querySelector('[data-figure=clients] svg').textContent")
     assert "100 % better" in text
     assert "0 % better" in text
+
+
+@pytest.mark.usefixtures("report")
+def test_states_are_pictured(page: Page) -> None:
+    inside = "document.querySelector('[data-figure=inside]')"
+    assert page.run(f"{inside}.querySelectorAll('.cell').length") == 3 + 11  # and the scale
+    choose(page, "inside", "Show", "overlap")
+    assert page.run(f"{inside}.querySelectorAll('.cell').length") == 9 + 11
 
 
 @pytest.mark.usefixtures("report")

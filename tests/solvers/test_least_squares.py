@@ -18,6 +18,7 @@ def _part(columns: Tensor, targets: Tensor, start: Tensor, ridge: float = 0.0) -
         columns=columns,
         targets=targets,
         weight=torch.full((clients, rows), 1 / rows, dtype=torch.float64),
+        rows=torch.full((clients,), rows),
         ridge=torch.full_like(start, ridge),
         start=start,
         loss=SQUARED_HALF.loss,

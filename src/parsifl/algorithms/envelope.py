@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from parsifl import tree
@@ -107,8 +108,7 @@ class Envelope(LocalSGD, WeightedMean[Problem]):
         """Train theta_i with its local global model, and send the latter."""
         _, anchor = self._trained(problem, down, shard)
         upload = sparsify(anchor, self.threshold, self.floor)
-        sent = density(upload)
-        return Local(None, upload, {"density": sent, **self._notes(sent)})
+        return Local(None, upload, self._notes(upload))
 
     def personalize(self, problem: Problem, down: Params, client: None, shard: Shard) -> Model:
         """Judge every client on the theta_i that it makes of the received model."""
@@ -134,6 +134,17 @@ class Envelope(LocalSGD, WeightedMean[Problem]):
             decay=self.decay,
         )
 
-    def _notes(self, like: Tensor) -> dict[str, Tensor]:
-        """Return what the record should say of settings that no theorem covers."""
-        return {}
+    def over_bound(self) -> float:
+        """Return by what factor a setting exceeds what its theorem covers; 0 if not known."""
+        return 0.0
+
+    def _notes(self, upload: Params) -> dict[str, Tensor]:
+        """Return what the record should say: how sparse the upload is, and a step too large."""
+        notes = {}
+        if self.threshold or self.l1 == "proximal":
+            notes["density"] = density(upload)
+        if self.over_bound() > 1:
+            like = next(iter(upload.values()))
+            factor = torch.full((), self.over_bound(), dtype=like.dtype, device=like.device)
+            notes["outer_lr_over_theorem_1"] = factor
+        return notes

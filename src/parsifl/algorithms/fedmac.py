@@ -5,9 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-import torch
-from torch import Tensor
-
 from parsifl.algorithms.envelope import Envelope
 from parsifl.config import NonNegative, Positive
 from parsifl.solvers.coupled import Coupled
@@ -67,11 +64,3 @@ class FedMac(Envelope):
         smoothness = self.lam + self.gamma_w / self.rho
         local_steps = self.steps if self.epochs is None else 1
         return self.outer_lr * self.beta * local_steps * (18 + 256) * smoothness
-
-    def _notes(self, like: Tensor) -> dict[str, Tensor]:
-        over = self.over_bound()
-        if over <= 1:
-            return {}
-        return {
-            "outer_lr_over_theorem_1": torch.full((), over, dtype=like.dtype, device=like.device)
-        }

@@ -6,8 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from parsifl.algorithm import AnyMethod
 from parsifl.engine.evaluation import Evaluation
+from parsifl.engine.export import Export, export
 from parsifl.engine.folder import Record
 from parsifl.engine.judge import Judge
 from parsifl.engine.store import ClientStore
@@ -65,6 +68,20 @@ class Run:
         if not 0 <= client < clients:
             raise ConfigError(f"client must be between 0 and {clients - 1}, got {client}")
         return self._judge.personal_model(self.server, self._store, client, self._key)
+
+    def compact(self, client: int | None = None) -> Export:
+        """Return the global model, or a client's, in its shortest form: to save or to measure."""
+        if client is None:
+            return export(self.model)
+        shared = self.method.model(self.problem, self.server)
+        return export(self.personal(client), shared, client)
+
+    def export(self, client: int | None = None) -> nn.Module:
+        """Return the global model, or a client's, as a plain module to ship.
+
+        Layers of low rank become two thin layers where that is smaller.
+        """
+        return self.compact(client).module()
 
     def summary(self) -> dict[str, Any]:
         """Return the headline numbers, from the round that the evaluation selects."""

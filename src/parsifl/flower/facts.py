@@ -87,7 +87,7 @@ class Facts:
         """Return data of this form with a single row of zeros: enough to build a problem."""
         x: Any = torch.zeros((1, *self.shape), dtype=_DTYPES[self.dtype])
         if self.sparse:
-            x = csr_matrix((1, *self.shape), dtype=np.dtype(self.dtype))
+            x = csr_matrix((1, self.shape[0]), dtype=np.dtype(self.dtype))
         y = torch.zeros((1, *self.target_shape), dtype=_DTYPES[self.target_dtype])
         one, none = Ragged.of([[0]]), Ragged.empty(1)
         return ClientData(x, y, one, none, none, ({},), self.name, self.classes, self.augment)

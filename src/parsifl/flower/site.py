@@ -16,12 +16,13 @@ from parsifl.algorithm import ClientInfo, Local, message_types, require
 from parsifl.data.clients import ClientData
 from parsifl.data.ragged import Ragged
 from parsifl.engine import executors
-from parsifl.engine.executors import Task
+from parsifl.engine.evaluation import Split
 from parsifl.engine.gather import first_not_finite
 from parsifl.engine.judge import Judge
 from parsifl.engine.round import first_state
 from parsifl.engine.shards import Infos, Shards
 from parsifl.engine.store import ClientStore
+from parsifl.engine.tasks import Task
 from parsifl.errors import ConfigError, DataError, WireError
 from parsifl.experiment import Experiment, problem_for
 from parsifl.flower.durable import Durable
@@ -37,7 +38,7 @@ Load = Callable[[NodeConfig], Arrays]
 MakeProblem = Callable[[ClientData], Problem]
 
 STATE_VARIABLE = "PARSIFL_STATE"
-_SPLITS = ("validation", "test")
+_SPLITS: tuple[Split, ...] = ("validation", "test")
 
 
 def client_number(node: NodeConfig) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from parsifl.masks.blocks import Block, blocks
+from parsifl.blocks import Block, blocks
 from parsifl.masks.costs import from_bytes, from_flops, from_memory
 from parsifl.masks.curve import curve
 from parsifl.masks.participation import ExpectedBias, expected_bias

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from parsifl.blocks import Block, blocks
 from parsifl.errors import ConfigError
-from parsifl.masks.blocks import Block, blocks
 from parsifl.masks.instance import Floats, Instance, read_budgets, read_objective
 from parsifl.masks.measure import Probe
 from parsifl.masks.patterns import Catalogue

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from parsifl.blocks import blocks
 from parsifl.errors import ConfigError
-from parsifl.masks.blocks import blocks
 from parsifl.masks.costs import flops_costs
 from parsifl.masks.instance import Instance, instance_of
 from parsifl.masks.measure import Probe

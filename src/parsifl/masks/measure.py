@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parsifl.masks.blocks import Block
+from parsifl.blocks import Block
 from parsifl.masks.instance import Floats
 
 if TYPE_CHECKING:

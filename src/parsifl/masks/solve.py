@@ -141,6 +141,7 @@ class _Search:
         self.masks: Masks = np.zeros((instance.devices, len(instance.sizes)), dtype=bool)
         self.value, self.bound = np.inf, -np.inf
         self.method = ""
+        self.least_slack = 0.0
 
     def done(self) -> bool:
         """Tell whether bound and value have met, or the time is over."""
@@ -173,7 +174,8 @@ class _Search:
         covered = float(self.instance.sizes[trainable].sum())
         bound = self.instance.total * (1.0 + unable / count) - covered
         if self.objective == "J":
-            bound += self._least_slack()
+            self.least_slack = self._least_slack()
+            bound += self.least_slack
         self.bound = max(self.bound, bound)
         masks = heuristics.common(self.instance, self.catalogue)
         self.offer(heuristics.repaired(self.instance, masks), "closed form")
@@ -217,6 +219,11 @@ class _Search:
             self._design(low)
         high = _coarse(self.instance, up=True)
         columns = self._columns(high)
+        if not exact and self.objective == "J":
+            # rounding budgets up blurs the slack: bound bias and slack apart
+            program = Program(high.instance, columns, (1,), "bias")
+            answer = program.solve(0.1 * (self.end - self.begin), integral=False)
+            self.bound = max(self.bound, answer.bound + self.least_slack)
         starts: tuple[int, ...] = (1,)
         while not self.done():
             width = columns.count.shape[1]

@@ -1,7 +1,7 @@
 """Plain torch modules by name, and `adapt` for modules of your own.
 
 A module may say which submodules form one maskable layer (`mask_blocks`) and which is its head
-(`head_name`); without these, `parsifl.masks.blocks` finds them.
+(`head_name`); without these, `parsifl.blocks` finds them.
 """
 
 from __future__ import annotations

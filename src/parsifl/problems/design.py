@@ -6,7 +6,7 @@ clients (see `parsifl.problems.eager`): they read pooled rows by number and neve
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from parsifl.tree import Opaque
-from parsifl.work import Batches
+from parsifl.work import Batches, Rows
 
 
 class CsrDesign(Opaque):
@@ -55,6 +55,15 @@ class CsrDesign(Opaque):
         result: Tensor = _CsrAdjoint.apply(values, self)  # type: ignore[no-untyped-call]  # torch
         return result
 
+    def product(self, coefficients: Tensor) -> Tensor:
+        """Return what `matvec` returns, without the cost of being differentiable."""
+        return torch.from_numpy(np.ascontiguousarray(self.matrix @ coefficients.numpy().T))
+
+    def adjoint(self, values: Tensor) -> Tensor:
+        """Return what `rmatvec` returns, without the cost of being differentiable."""
+        # the transpose of a CSR matrix is a CSC view of the same arrays: nothing is copied
+        return torch.from_numpy(np.ascontiguousarray((self.matrix.T @ values.numpy()).T))
+
     def columns(self, index: Tensor) -> Tensor:
         """Return some columns, dense."""
         return torch.from_numpy(self.matrix[:, index.numpy()].toarray())
@@ -63,8 +72,7 @@ class CsrDesign(Opaque):
 class _CsrProduct(torch.autograd.Function):
     @staticmethod
     def forward(coefficients: Tensor, design: CsrDesign) -> Tensor:
-        values = coefficients.detach().numpy()
-        return torch.from_numpy(np.ascontiguousarray(design.matrix @ values.T))
+        return design.product(coefficients.detach())
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG004
@@ -78,9 +86,7 @@ class _CsrProduct(torch.autograd.Function):
 class _CsrAdjoint(torch.autograd.Function):
     @staticmethod
     def forward(values: Tensor, design: CsrDesign) -> Tensor:
-        # the transpose of a CSR matrix is a CSC view of the same arrays: nothing is copied
-        product = design.matrix.T @ values.detach().numpy()
-        return torch.from_numpy(np.ascontiguousarray(product.T))
+        return design.adjoint(values.detach())
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG004
@@ -130,7 +136,7 @@ def combine(x: Design, rows: Tensor, values: Tensor) -> Tensor:
     """
     if isinstance(x, CsrDesign):
         pairs = zip(rows, values, strict=True)
-        return torch.stack([x[chosen].rmatvec(value) for chosen, value in pairs])
+        return torch.stack([x[chosen].adjoint(value) for chosen, value in pairs])
     flat = x.reshape(len(x), -1)
     if values.ndim == 2:
         return functional.embedding_bag(rows, flat, per_sample_weights=values, mode="sum")
@@ -168,16 +174,34 @@ def products(x: Design, rows: Tensor, coefficients: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Compact:
-    """Mini-batches over only those columns of a CSR design that occur in their rows."""
+    """The rows of CSR mini-batches, one after the other, on only the columns that occur.
 
-    batches: Batches
+    Attributes
+    ----------
+    x, y, weight
+        All rows of all steps; step k has the rows k b .. (k + 1) b - 1.
+    columns
+        The numbers of the columns that are left, ascending.
+    rows
+        b, the rows a step.
+    """
+
+    x: CsrDesign
+    y: Tensor
+    weight: Tensor
     columns: Tensor
+    rows: int
+
+    def step(self, number: int) -> Rows:
+        """Return the rows of one step."""
+        here = slice(number * self.rows, (number + 1) * self.rows)
+        return Rows(self.x[here], self.y[here], self.weight[here])
 
 
 def compact(batches: Batches, also: Tensor) -> Compact:
-    """Leave out the columns that these batches never touch, but for those in `also`."""
-    numbers, places = np.unique(batches.index.numpy(), return_inverse=True)
-    part = batches.x.matrix[numbers]
+    """Gather CSR batches without the columns that they never touch, but for those in `also`."""
+    index = batches.index.reshape(-1)
+    part = batches.x.matrix[index.numpy()]
     occurs = np.zeros(part.shape[1], np.bool_)
     occurs[part.indices] = True
     occurs[also.numpy()] = True
@@ -186,7 +210,10 @@ def compact(batches: Batches, also: Tensor) -> Compact:
     place[kept] = np.arange(len(kept), dtype=place.dtype)
     shape = (part.shape[0], len(kept))
     small = type(part)((part.data, place[part.indices], part.indptr), shape=shape)
-    index = torch.from_numpy(places.reshape(batches.index.shape))
-    y = batches.y[torch.from_numpy(numbers)]
-    moved = replace(batches, x=CsrDesign(small), y=y, index=index)
-    return Compact(moved, torch.from_numpy(kept))
+    return Compact(
+        CsrDesign(small),
+        batches.y[index],
+        batches.weight.reshape(-1),
+        torch.from_numpy(kept),
+        batches.index.shape[1],
+    )

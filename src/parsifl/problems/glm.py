@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, final
 
@@ -13,7 +14,7 @@ from parsifl.errors import ConfigError
 from parsifl.keys import Key
 from parsifl.problem import Params, Restricted, Selection
 from parsifl.problems import datafits, design
-from parsifl.problems.design import CsrDesign
+from parsifl.problems.design import Compact, CsrDesign
 from parsifl.problems.predictor import Predictor
 from parsifl.work import Batch, Batches, Rows
 
@@ -182,35 +183,24 @@ class GLM:
         right = (u > 0) == (y > 0) if self._single else u.argmax(-1) == y
         return {"accuracy": right.to(u.dtype), "loss": self.datafit.loss(u, y)}
 
-    def compact(self, batches: Batches, coefficients: Tensor) -> tuple[GLM, Batches, Tensor] | None:
-        """Return the same problem on the columns that CSR batches or the coefficients touch.
+    def compact(self, batches: Batches, coefficients: Tensor) -> GLMSteps | None:
+        """Return SGD steps on the columns that CSR batches or the coefficients touch.
 
-        Also the batches over these columns, and the positions of their coefficients; None where
-        there is nothing to gain (a dense design).
+        None where there is nothing to gain (a dense design, or a dictionary).
         """
         if not isinstance(batches.x, CsrDesign) or self._psi is not None:
             return None
         used = (coefficients != 0).reshape(-1, self.width).any(0)[: self.features]
         small = design.compact(batches, used.nonzero()[:, 0])
-        problem = GLM(
-            len(small.columns),
-            self.datafit.name,
-            classes=self.classes,
-            l2=self.l2,
-            intercept=self.intercept,
-            weighted=self.weighted,
-            dtype=self.dtype,
-        )
         last = torch.tensor([self.features] if self.intercept else [], dtype=torch.long)
-        return problem, small.batches, torch.cat([small.columns, last])
+        positions = torch.cat([small.columns, last])
+        return GLMSteps(self, small, positions, self._ridge[positions])
 
-    def row_gradient(self, coefficients: Tensor, batch: Batch) -> Tensor:
-        """Return the gradient of `loss` in closed form, for CSR batches too."""
-        y, importance = self._targets(batch.y)
-        share = batch.weight * importance / batch.weight.sum().clamp(min=1)
-        slope = self.datafit.slope(self._predictor.apply(batch.x, coefficients), y)
-        pulled = self._predictor.back(batch.x, slope * (share if self._single else share[:, None]))
-        return pulled + self._ridge * coefficients if self.l2 else pulled
+    def slopes(self, u: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        """Return the derivative of the mean loss in the predictor of every row."""
+        targets, importance = self._targets(y)
+        share = weight * importance / weight.sum().clamp(min=1)
+        return self.datafit.slope(u, targets) * (share if self._single else share[:, None])
 
     def gradients(self, coefficients: Tensor, data: Selection) -> Tensor:
         """Return the gradients of the mean losses over the selected rows, l2 term included."""
@@ -235,6 +225,7 @@ class GLM:
             columns=self._columns(data, index) * valid[..., None, :],
             targets=targets,
             weight=weight,
+            rows=(data.weight > 0).sum(-1),
             ridge=self._ridge[index],
             start=coefficients.gather(-1, index) * valid,
             loss=self.datafit.loss,
@@ -248,6 +239,29 @@ class GLM:
             return self._predictor.columns(data.x, data.rows, index)
         classes = [self._predictor.columns(data.x, data.rows, some) for some in index.unbind(1)]
         return torch.stack(classes, dim=1)
+
+
+@dataclass(frozen=True)
+class GLMSteps:
+    """Gradients of CSR mini-batches in the coefficients at `positions` (see `GLM.compact`)."""
+
+    problem: GLM
+    data: Compact
+    positions: Tensor
+    ridge: Tensor
+
+    def gradient(self, coefficients: Tensor, step: int) -> Tensor:
+        """Return the gradient of the loss of one mini-batch."""
+        rows, intercept = self.data.step(step), self.problem.intercept
+        inner = coefficients[..., :-1] if intercept else coefficients
+        u = rows.x.product(inner)
+        slope = self.problem.slopes(
+            u + coefficients[..., -1] if intercept else u, rows.y, rows.weight
+        )
+        back = rows.x.adjoint(slope)
+        if intercept:
+            back = torch.cat([back, slope.sum(0)[..., None]], dim=-1)
+        return back + self.ridge * coefficients if self.problem.l2 else back
 
 
 def _checked_keep(keep: Sequence[int], width: int) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Any, Literal, final
 
@@ -13,12 +13,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
+from parsifl.blocks import Block, blocks, head_parameters
 from parsifl.errors import CapabilityError, ConfigError
 from parsifl.keys import Key
 from parsifl.models.dropout import dropout_key
 from parsifl.problem import Params
 from parsifl.problems.chain import Chain, find_chain
-from parsifl.problems.inspection import find_head, parameter_blocks, refuse_unbatchable
+from parsifl.problems.inspection import refuse_unbatchable
 from parsifl.work import Batch, Rows
 
 Loss = Literal["cross-entropy", "mse"]
@@ -106,12 +107,12 @@ class NeuralProblem:
     @cached_property
     def head(self) -> tuple[str, ...]:
         """The names of the parameters of the last layer."""
-        return find_head(self._training, self._head_name)
+        return head_parameters(self._training, self._head_name)
 
     @cached_property
-    def blocks(self) -> Mapping[str, tuple[str, ...]]:
-        """The parameters of each block (a weight with its bias and norm), in forward order."""
-        return parameter_blocks(self._training)
+    def blocks(self) -> tuple[Block, ...]:
+        """The blocks below the head: a weight with its bias and norm each, in forward order."""
+        return blocks(self._training, self._head_name)
 
     def init(self, key: Key) -> Params:
         """Return the initial parameters for this seed."""

@@ -45,13 +45,6 @@ class Predictor:
         u = design.matvec(x, self._slopes(coefficients))
         return u + coefficients[..., -1] if self.intercept else u
 
-    def back(self, x: Design, values: Tensor) -> Tensor:
-        """Return the adjoint of `apply`, from [n] or [n, classes] to the coefficients."""
-        pulled = design.rmatvec(x, values)
-        if self.dictionary is not None:
-            pulled = pulled @ self.dictionary
-        return torch.cat([pulled, values.sum(0)[..., None]], dim=-1) if self.intercept else pulled
-
     def chosen(self, x: Design, rows: Tensor, coefficients: Tensor) -> Tensor:
         """Return u [B, n] or [B, n, c] for rows [B, n] and coefficients [B, d] or [B, c, d]."""
         u = design.products(x, rows, self._slopes(coefficients))

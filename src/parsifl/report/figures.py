@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from itertools import accumulate
 from statistics import fmean, stdev
 from typing import Any
 
 from parsifl.report import units
+from parsifl.report.anatomy import read_anatomy
 from parsifl.report.groups import Group, Section
 from parsifl.report.load import MODELS, Round, RunData
 from parsifl.report.paired import baselines
@@ -45,6 +47,7 @@ def _group(group: Group) -> dict[str, Any]:
         "ledger": _ledger(group),
         "clients": {model: _clients(group, model) for model in MODELS},
         "totals": _totals(group),
+        "anatomy": _anatomy(group),
     }
 
 
@@ -153,6 +156,12 @@ def _clients(group: Group, model: str) -> list[dict[str, Any]]:
                 }
             )
     return found
+
+
+def _anatomy(group: Group) -> dict[str, Any] | None:
+    """Return the picture of the first seed's last state, if it is anything but dense."""
+    found = read_anatomy(group.runs[0].path)
+    return asdict(found) if found is not None and found.parsimonious else None
 
 
 def _totals(group: Group) -> dict[str, float]:

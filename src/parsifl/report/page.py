@@ -26,7 +26,7 @@ from parsifl.report.sheets import (
     ledger_sheet,
 )
 
-_SCRIPTS = ("chart.js", "lines.js", "clients.js", "bars.js", "export.js", "page.js")
+_SCRIPTS = ("chart.js", "lines.js", "clients.js", "bars.js", "heat.js", "export.js", "page.js")
 
 
 def build(folders: Sequence[Path], output: Path) -> Path:
@@ -49,9 +49,11 @@ def build(folders: Sequence[Path], output: Path) -> Path:
 def render(runs: Sequence[RunData], version: str = "") -> str:
     """Return the page; with a `version` it asks its server for a newer one and reloads."""
     found = sections(runs)
-    sheets = {f"s{at}": _sheets(section, f"s{at}") for at, section in enumerate(found)}
+    named = {f"s{at}": section for at, section in enumerate(found)}
+    sheets = {name: _sheets(section, name) for name, section in named.items()}
+    drawn = {name: figures(section) for name, section in named.items()}
     data = {
-        "sections": {f"s{at}": figures(section) for at, section in enumerate(found)},
+        "sections": drawn,
         "tables": {
             sheet.name: {"csv": sheet.to_csv(), "latex": sheet.to_latex()}
             for group in sheets.values()
@@ -60,8 +62,10 @@ def render(runs: Sequence[RunData], version: str = "") -> str:
     }
     script = "\n".join(_asset(name) for name in _SCRIPTS)
     bodies = [
-        _section(section, f"s{at}", sheets[f"s{at}"], alone=len(found) == 1)
-        for at, section in enumerate(found)
+        _section(
+            section, name, sheets[name], alone=len(found) == 1, inside=_inside(name, drawn[name])
+        )
+        for name, section in named.items()
     ]
     title = _title(found)
     return Template(_asset("template.html")).substitute(
@@ -136,7 +140,9 @@ def _sheets(section: Section, name: str) -> dict[str, Grid]:
     return found if differing is None else {**found, "differences": differing}
 
 
-def _section(section: Section, name: str, sheets: Mapping[str, Grid], *, alone: bool) -> str:
+def _section(
+    section: Section, name: str, sheets: Mapping[str, Grid], *, alone: bool, inside: str
+) -> str:
     gains = "".join(sheet.to_html() for key, sheet in sheets.items() if key.startswith("gain"))
     same = "<p>All runs share one configuration, apart from the seed.</p>"
     return Template(_asset("section.html")).substitute(
@@ -145,10 +151,22 @@ def _section(section: Section, name: str, sheets: Mapping[str, Grid], *, alone: 
         notes=_notes(section.notes),
         headline=sheets["headline"].to_html(),
         gains=gains,
+        inside=inside,
         ledger=sheets["ledger"].to_html(),
         cost=sheets["cost"].to_html(),
         differences=sheets["differences"].to_html() if "differences" in sheets else same,
         details="".join(_details(run) for run in section.runs),
+    )
+
+
+def _inside(name: str, drawn: Mapping[str, Any]) -> str:
+    """Return the place of the pictures of states, where some state is worth a picture."""
+    if not any(group["anatomy"] for group in drawn["groups"]):
+        return ""
+    return (
+        f'<section class="block" aria-labelledby="{name}-h7">'
+        f'<h{level} class="title" id="{name}-h7">Sparsity, rank and overlap</h{level}>'
+        f'<figure data-figure="inside" data-section="{name}"></figure></section>'
     )
 
 

@@ -137,8 +137,8 @@ def serve(
     with _Server(page, port) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
-        announce(f"http://{_HOST}:{server.server_address[1]}/")
         try:
+            announce(f"http://{_HOST}:{server.server_address[1]}/")
             stop.wait()
         except KeyboardInterrupt:
             pass

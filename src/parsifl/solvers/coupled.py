@@ -113,7 +113,7 @@ def smooth_sign(x: Tensor, rho: float) -> Tensor:
     tensor([-1.,  0.,  1.])
     """
     # by the logistic function, which is four times faster than tanh on a processor
-    return torch.sigmoid(x * (2 / rho)).mul_(2).sub_(1)
+    return (x * (2 / rho)).sigmoid_().mul_(2).sub_(1)
 
 
 def soft_threshold_(x: Tensor, shrink: float) -> None:

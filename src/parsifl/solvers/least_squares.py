@@ -40,17 +40,22 @@ def _correction(matrix: Tensor, residual: Tensor, ridge: Tensor, start: Tensor) 
 
 def _by_normal_equations(matrix: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
     """Solve by Cholesky with one refinement; also say for whom that is as good as QR."""
-    gram = matrix.mT @ matrix
-    squares = gram.diagonal(dim1=1, dim2=2)
-    squares += (squares == 0).to(gram.dtype)  # unused places: an equation of their own, z = 0
-    factor, failed = torch.linalg.cholesky_ex(gram)
-    sines = factor.diagonal(dim1=1, dim2=2) / squares.sqrt()
-    # the negation also catches NaN
-    trusted = (failed == 0) & ~(~(sines > _SINE)).any(1)
+    factor, trusted = _cholesky(matrix.mT @ matrix)
     right = residual[..., None]
     found = torch.cholesky_solve(matrix.mT @ right, factor)
     found += torch.cholesky_solve(matrix.mT @ (right - matrix @ found), factor)
     return found[..., 0], trusted
+
+
+def _cholesky(gram: Tensor) -> tuple[Tensor, Tensor]:
+    """Factor Gram matrices; say which of them are far from singular."""
+    squares = gram.diagonal(dim1=1, dim2=2)
+    # an unused place (a zero row and column) gets an equation of its own, z = 0
+    gram = gram + torch.diag_embed((squares == 0).to(gram.dtype))
+    factor, failed = torch.linalg.cholesky_ex(gram)
+    sines = factor.diagonal(dim1=1, dim2=2) / gram.diagonal(dim1=1, dim2=2).sqrt()
+    trusted = (failed == 0) & (sines > _SINE).all(1)  # a NaN is not trusted
+    return factor, trusted
 
 
 def _pivoted(matrix: Tensor, residual: Tensor) -> Tensor:
@@ -59,3 +64,14 @@ def _pivoted(matrix: Tensor, residual: Tensor) -> Tensor:
     found = torch.linalg.lstsq(matrix, residual[..., None], rcond=limit, driver="gelsy")
     solution: Tensor = found.solution[..., 0]
     return solution
+
+
+def solve_symmetric(system: Tensor, right: Tensor) -> Tensor:
+    """Solve positive semidefinite systems [clients, k, k]; where singular, by minimum norm."""
+    factor, trusted = _cholesky(system)
+    found = torch.cholesky_solve(right[..., None], factor)[..., 0]
+    if not bool(trusted.all()):
+        doubtful = ~trusted
+        inverse = torch.linalg.pinv(system[doubtful], rtol=1e-12, hermitian=True)
+        found[doubtful] = (inverse @ right[doubtful][..., None])[..., 0]
+    return found

@@ -14,11 +14,10 @@ from torch import Tensor
 
 from parsifl import keys
 from parsifl.problem import Restricted
-from parsifl.solvers.least_squares import least_squares
+from parsifl.solvers.least_squares import least_squares, solve_symmetric
 
 _NEWTON_STEPS = 25
 _HALVINGS = 8
-_JITTER = 1e-13
 
 Move = Callable[[Tensor, int], Tensor]
 
@@ -68,13 +67,7 @@ def newton(part: Restricted, delta: float = 0.0, steps: int = _NEWTON_STEPS) -> 
     fractions = torch.tensor([0.5**power for power in range(_HALVINGS)] + [0.0])
 
     def move(z: Tensor, _: int) -> Tensor:
-        curve = hessian(part, z)
-        diagonal = curve.diagonal(dim1=1, dim2=2)
-        # unused places get an equation of their own; the jitter prefers short steps
-        extra = _JITTER * diagonal.sum(-1, keepdim=True) + (diagonal == 0).to(z.dtype)
-        system = curve + torch.diag_embed(extra)
-        step: Tensor = torch.linalg.solve(system, gradient(part, z).flatten(1))
-        step = step.reshape(z.shape)
+        step = solve_symmetric(hessian(part, z), gradient(part, z).flatten(1)).reshape(z.shape)
         losses = torch.stack([loss(part, z - float(f) * step) for f in fractions])
         return -_spread(_longest_good(fractions.to(z.dtype), losses), z) * step
 
@@ -161,9 +154,9 @@ def _bound(part: Restricted) -> float:
 
 def _sample(part: Restricted, key: Tensor, batch: int, step: int) -> Restricted:
     """Draw rows with replacement; their weighted sum is right on average."""
-    total = part.weight.shape[1]
+    total = part.rows[:, None]
     draws = torch.stack([keys.uniform(each, (batch,), salt=step) for each in key])
-    rows = (draws * total).to(torch.long).clamp(max=total - 1)
+    rows = (draws * total).to(torch.long).minimum(total - 1)
     wide = rows[..., None] if part.columns.ndim == 3 else rows[:, None, :, None]
     shape = (*part.columns.shape[:-2], batch, part.columns.shape[-1])
     return replace(

@@ -22,7 +22,7 @@ Compact = dict[str, Tensor | LowRank]
 """Parameters in which a layer may be a pair of factors."""
 
 _TINY = torch.finfo(torch.float32).tiny
-TRUSTED = 0.02
+TRUSTED = 0.1
 """Share of the largest singular value down to which one Gram matrix gives full accuracy."""
 
 

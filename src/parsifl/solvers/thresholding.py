@@ -126,13 +126,13 @@ def _on_columns(
     small = problem.compact(batches, whole)
     if small is None:
         return None
-    part, few, places = small
+    places = small.positions
     kept = problem.kept.get(problem.name, ())
     always = tuple(torch.isin(places, torch.tensor(kept)).nonzero()[:, 0].tolist()) if kept else ()
     z = whole[..., places]
     velocity = torch.zeros_like(z)
-    for batch in few:
-        gradient = part.row_gradient(z, batch)
+    for step in range(len(batches)):
+        gradient = small.gradient(z, step)
         if steps.decay:
             gradient = gradient + steps.decay * z
         velocity = steps.momentum * velocity + gradient if steps.momentum else gradient

@@ -22,6 +22,7 @@ const FIGURES = {
   curves: { controls: curveControls, draw: (section, state, visible) => [curveSpec(section, state, visible), drawLines] },
   clients: { controls: clientControls, draw: (section, state, visible) => [clientSpec(section, state, visible), drawClients] },
   bars: { controls: () => [], draw: (section, state, visible) => [barSpec(section, state, visible), drawBars] },
+  inside: { controls: insideControls, draw: (section, state) => [insideSpec(section, state), drawInside] },
   ledger: { controls: ledgerControls, draw: (section, state, visible) => [ledgerSpec(section, state, visible), drawLines] },
 };
 
@@ -166,6 +167,7 @@ function readCanvas(canvas, x, y, aloud = false) {
   if (!drawn) return;
   if (drawn.lines) readLines(canvas, drawn, x, y, aloud);
   else if (drawn.dots) readDots(canvas, drawn, x, y);
+  else if (drawn.cells) readCells(canvas, drawn, x, y);
 }
 
 function readLines(canvas, drawn, x, y, aloud) {
@@ -202,6 +204,12 @@ function readDots(canvas, drawn, x, y) {
     { kind: near.row.style.kind, name: near.row.label, value: drawn.spec.format(item.value) },
     { kind: "", name: "test rows", value: String(item.rows) },
   ]);
+}
+
+function readCells(canvas, drawn, x, y) {
+  const cell = drawn.cells.find((c) => x >= c.x && x < c.x + c.side && y >= c.y && y < c.y + c.tall);
+  if (!cell) return hideTip();
+  return showTip(canvas, cell.x + cell.side, cell.y, cell.row, [{ kind: drawn.spec.style.kind, name: cell.column, value: FORMATS.percent(cell.value) }]);
 }
 
 function showTip(canvas, x, y, title, rows) {

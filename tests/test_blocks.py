@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from parsifl import models
+from parsifl.blocks import find_head
 from parsifl.errors import ConfigError
 from parsifl.masks import blocks
-from parsifl.masks.blocks import find_head
 
 
 @pytest.mark.parametrize(

@@ -53,17 +53,16 @@ def blocks(
     >>> [(block.name, block.size) for block in blocks(net)]
     [('0', 21)]
     """
-    head_name = find_head(module, head)
-    head_parameters = _below(module, [head_name])
+    own_head = head_parameters(module, head)
     if groups is None and isinstance(module, Grouped):
         groups = module.mask_blocks()
     if groups is None:
-        named = _by_weight(module, set(head_parameters))
+        named = _by_weight(module, set(own_head))
     else:
         named = [(group[0], _below(module, group)) for group in groups]
     sizes = {name: parameter.numel() for name, parameter in module.named_parameters()}
     found = [Block(name, own, sum(sizes[one] for one in own)) for name, own in named if own]
-    _check_partition(found, head_parameters, set(sizes))
+    _check_partition(found, own_head, set(sizes))
     return tuple(found)
 
 
@@ -90,6 +89,11 @@ def find_head(module: nn.Module, head: str | None = None) -> str:
             "a head is a linear layer after the others, or name it with head=..."
         )
     return str(last[0])
+
+
+def head_parameters(module: nn.Module, head: str | None = None) -> tuple[str, ...]:
+    """Return the names of the parameters of the head."""
+    return _below(module, [find_head(module, head)])
 
 
 def _describe(name: str, child: nn.Module) -> str:

@@ -1,0 +1,132 @@
+"""Sparse learning: FedGradMP against a NumPy loop, and a CSR round against its bare products.
+
+Prints ratios. Run it on a quiet machine: ``python benchmarks/bench_sparse.py``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import tracemalloc
+from collections.abc import Callable
+
+import numpy as np
+import scipy.sparse as sp
+
+from parsifl import GLM, ClientData, simulate
+from parsifl.algorithms.fedgradmp import FedGradMP
+from parsifl.algorithms.fedht import FedHT
+from parsifl.data import load
+from parsifl.engine.shards import Infos, Shards
+from parsifl.keys import Key
+
+CLIENTS, ROWS, WIDTH, TAU, BATCH, STEPS, ROUNDS = 30, 100, 1000, 10, 40, 3, 4
+
+
+def alternate(functions: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+    """Return the median seconds of each function, run in turns so that noise hits all alike."""
+    seconds: dict[str, list[float]] = {name: [] for name in functions}
+    for turn in range(repeats + 1):
+        for name, function in functions.items():
+            started = time.perf_counter()
+            function()
+            if turn:
+                seconds[name].append(time.perf_counter() - started)
+    return {name: float(np.median(values)) for name, values in seconds.items()}
+
+
+def numpy_loop(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Run FedGradMP the straightforward way: one client after the other, with lstsq."""
+    model, draw = np.zeros(WIDTH), np.random.default_rng(0)
+    for _ in range(ROUNDS):
+        mean = np.zeros(WIDTH)
+        for i in range(CLIENTS):
+            mine = model.copy()
+            for _ in range(STEPS):
+                rows = draw.permutation(ROWS)[:BATCH]
+                proxy = x[i][rows].T @ (x[i][rows] @ mine - y[i][rows])
+                best = np.argsort(-np.abs(proxy))[: 2 * TAU]
+                merged = np.union1d(best, np.flatnonzero(mine))
+                z = np.linalg.lstsq(x[i][:, merged], y[i], rcond=None)[0]
+                top = np.argsort(-np.abs(z))[:TAU]
+                mine = np.zeros(WIDTH)
+                mine[merged[top]] = z[top]
+            mean += mine / CLIENTS
+        top = np.argsort(-np.abs(mean))[:TAU]
+        model = np.zeros(WIDTH)
+        model[top] = mean[top]
+    return model
+
+
+def pursuit(repeats: int) -> None:
+    """Compare the recovery of section V-C with the NumPy loop."""
+    made = load("fedgradmp", alpha=1.0, clients=CLIENTS)
+    x, y = made.x.reshape(CLIENTS, ROWS, WIDTH), made.y.reshape(CLIENTS, ROWS)
+    data = ClientData.of(list(zip(x, y, strict=True)), test=0.0)
+    problem = GLM(WIDTH, "squared-half")
+
+    def run(steps: int) -> np.ndarray:
+        method = FedGradMP(tau=TAU, steps=steps, batch=BATCH)
+        found = simulate(method, problem, data, ROUNDS, evaluate_every=0)
+        return found.model.params["coef"].numpy()
+
+    error = np.linalg.norm(run(STEPS) - made.truth) / np.linalg.norm(made.truth)
+    seconds = alternate(
+        {"numpy": lambda: numpy_loop(x, y), "ours": lambda: run(STEPS), "idle": lambda: run(0)},
+        repeats,
+    )
+    local = max(seconds["ours"] - seconds["idle"], 1e-9)
+    say(f"FedGradMP: relative error {error:.1e} after {ROUNDS} rounds")
+    say(f"  NumPy loop / whole simulation: {seconds['numpy'] / seconds['ours']:.2f}")
+    say(f"  NumPy loop / local work alone: {seconds['numpy'] / local:.2f}")
+
+
+def text(repeats: int, clients: int = 100, columns: int = 150_360, steps: int = 5) -> None:
+    """Compare a Fed-HT round on CSR data with the sparse products that it contains."""
+    draw = np.random.default_rng(0)
+    made = []
+    for _ in range(clients):
+        # about 1,200 words a document, their frequencies falling as in text
+        words = np.minimum(draw.zipf(1.3, (33, 1200)) * 7 % columns, columns - 1)
+        rows = np.repeat(np.arange(33), 1200)
+        z = sp.csr_matrix((draw.random(33 * 1200), (rows, words.ravel())), (33, columns))
+        made.append((z, draw.standard_normal(33)))
+    data = ClientData.of(made, test=0.0)
+    method, problem = FedHT(lr=1e-5, batch=20, steps=steps, tau=200), GLM(columns)
+    shards, infos = Shards(data, problem), Infos(data)
+    batches = [shards.shard(i.id, method.work(i, 0), Key(0))["train"] for i in infos]
+    matrices = [[b.x.matrix[index.numpy()] for index in b.index] for b in batches]
+    model = np.zeros(columns)
+    model[draw.choice(columns, 200, replace=False)] = 1.0
+
+    def bare() -> None:
+        for client in matrices:
+            for matrix in client:
+                matrix.T @ (matrix @ model)
+
+    def rounds() -> None:
+        simulate(method, problem, data, 2, evaluate_every=0)
+
+    seconds = alternate({"bare": bare, "round": rounds}, repeats)
+    say(f"Fed-HT over {columns:,} CSR columns, {clients} clients, {steps} steps a round")
+    say(f"  round / bare products: {seconds['round'] / 2 / seconds['bare']:.2f}")
+    size = data.x.data.nbytes + data.x.indices.nbytes + data.x.indptr.nbytes  # type: ignore[union-attr]  # CSR
+    tracemalloc.start()
+    rounds()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    say(f"  NumPy memory of a round / data: {peak / size:.2f}")
+
+
+def say(line: str) -> None:
+    """Write a line."""
+    sys.stdout.write(line + "\n")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=9)
+    chosen = parser.parse_args()
+    pursuit(chosen.repeats)
+    text(max(chosen.repeats // 3, 1))

@@ -1,0 +1,106 @@
+"""Singular value thresholding over all layers of ResNet18 against `torch.linalg.svd` of each.
+
+Prints the ratio of the two times (the goal is 0.6 or less) and the largest difference, for a model
+as it is initialised (full rank) and for one whose spectra have decayed. Run it with
+``OMP_NUM_THREADS=1 python benchmarks/bench_svt.py``.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from parsifl.keys import Key
+from parsifl.messages import dematricize, densify, matricize
+from parsifl.problem import Params
+from parsifl.solvers.svt import has_rank, svt_layers
+
+REPEATS = 3
+GOAL = 0.6
+BLOCKS = ((64, 64, 1), (64, 64, 1), (64, 128, 2), (128, 128, 1), (128, 256, 2), (256, 256, 1),
+          (256, 512, 2), (512, 512, 1))  # fmt: skip
+
+
+def shapes() -> list[tuple[int, ...]]:
+    """Return the shapes of the convolutions and of the linear layer of ResNet18 for CIFAR-10."""
+    found: list[tuple[int, ...]] = [(64, 3, 3, 3)]
+    for inner, outer, stride in BLOCKS:
+        found += [(outer, inner, 3, 3), (outer, outer, 3, 3)]
+        if stride > 1:
+            found.append((outer, inner, 1, 1))
+    return [*found, (10, 512)]
+
+
+def initial() -> Params:
+    """Return layers as they are initialised: every singular value is alive."""
+    generator = Key(0, purpose="bench").torch()
+    return {
+        str(number): torch.randn(shape, generator=generator) * (2 * shape[0] / _size(shape)) ** 0.5
+        for number, shape in enumerate(shapes())
+    }
+
+
+def _size(shape: tuple[int, ...]) -> int:
+    return int(torch.tensor(shape).prod())
+
+
+def decayed() -> Params:
+    """Return layers whose singular values fall from 10 over five decades."""
+    layers: Params = {}
+    for name, value in initial().items():
+        left, sizes, right = torch.linalg.svd(matricize(value), full_matrices=False)
+        fallen = torch.logspace(1, -4, len(sizes))
+        layers[name] = dematricize((left * fallen) @ right, tuple(value.shape))
+    return layers
+
+
+def plain(params: Params, threshold: float) -> Params:
+    """Decompose every layer whole."""
+    result: Params = {}
+    for name, value in params.items():
+        if has_rank(tuple(value.shape)):
+            left, sizes, right = torch.linalg.svd(matricize(value), full_matrices=False)
+            kept = (left * (sizes - threshold).clamp(min=0.0)) @ right
+            result[name] = dematricize(kept, tuple(value.shape))
+    return result
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def _difference(ours: dict[str, Tensor], theirs: Params) -> float:
+    gaps = [(ours[n] - v).abs().max() / v.abs().max().clamp(min=1e-9) for n, v in theirs.items()]
+    return float(torch.stack(gaps).max())
+
+
+def main() -> int:
+    """Measure both ways in turn, so that a busy machine hurts them alike."""
+    worst = 0.0
+    for label, params in (("initial", initial()), ("decayed", decayed())):
+        for threshold in (1e-3, 1e-2, 1e-1):
+            ratios = []
+            for _ in range(REPEATS):
+                direct = _seconds(partial(plain, params, threshold))
+                ratios.append(_seconds(partial(svt_layers, params, threshold)) / direct)
+            gap = _difference(densify(svt_layers(params, threshold)), plain(params, threshold))
+            ratio = statistics.median(ratios)
+            worst = max(worst, ratio)
+            sys.stdout.write(
+                f"{label:8} threshold {threshold:g}: {ratio:.2f} of plain "
+                f"({min(ratios):.2f} to {max(ratios):.2f}), largest difference {gap:.1e}\n"
+            )
+    sys.stdout.write(f"worst median {worst:.2f}, goal {GOAL}\n")
+    return int(worst > GOAL)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,32 @@
+"""The same algorithms on Flower: a real, durable, secured deployment (extra `parsifl[flower]`).
+
+An app needs two lines and a function that reads a client's data::
+
+    app = parsifl.flower.client_app(load)     # client_app.py, on every node
+    app = parsifl.flower.server_app()         # server_app.py, on the server
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from parsifl.flower.clientapp import client_app
+    from parsifl.flower.serverapp import server_app
+
+__all__ = ["client_app", "server_app"]
+
+
+def __getattr__(name: str) -> Any:
+    # flwr is an extra: it is imported when an app is made, not before
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        import flwr  # noqa: F401
+    except ImportError:
+        from parsifl.errors import ConfigError
+
+        raise ConfigError("flwr is not installed; install the extra: parsifl[flower]") from None
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{name.replace('_', '')}"), name)

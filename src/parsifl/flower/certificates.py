@@ -1,0 +1,158 @@
+"""A test certificate authority, a server certificate, and keys for nodes.
+
+Enough for a trial and for a closed network. For anything else take certificates from your own
+authority; node keys made here are as good as any (ECDSA on P-384, in OpenSSH's format).
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from parsifl.errors import ConfigError
+
+_CURVE = ec.SECP384R1()
+
+
+@final
+@dataclass(frozen=True)
+class KeyFolder:
+    """Where the files are: `ca.crt` goes to every machine, private keys to one machine each."""
+
+    path: Path
+
+    @property
+    def authority(self) -> Path:
+        """The authority's certificate."""
+        return self.path / "ca.crt"
+
+    @property
+    def certificate(self) -> Path:
+        """The server's certificate."""
+        return self.path / "server.crt"
+
+    @property
+    def key(self) -> Path:
+        """The server's private key."""
+        return self.path / "server.key"
+
+    def node(self, number: int) -> Path:
+        """Return a node's private key; its public key has the suffix .pub."""
+        return self.path / f"node{number}"
+
+    def public(self, number: int) -> Path:
+        """Return a node's public key, which the server must be told."""
+        return self.path / f"node{number}.pub"
+
+
+def make_keys(
+    folder: Path,
+    nodes: int,
+    hosts: Sequence[str] = ("127.0.0.1", "localhost"),
+    days: int = 30,
+) -> KeyFolder:
+    """Write an authority, a server certificate for `hosts`, and one key pair a node."""
+    found = KeyFolder(folder)
+    if found.authority.exists():
+        raise ConfigError(f"{folder} already holds keys; choose another folder or delete them")
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)
+    authority = ec.generate_private_key(_CURVE)
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "parsifl test authority")])
+    root = _certificate(name, name, authority, authority, days, hosts=())
+    server = ec.generate_private_key(_CURVE)
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0])])
+    signed = _certificate(subject, name, server, authority, days, hosts)
+    _write(folder / "ca.key", _private(authority, serialization.PrivateFormat.PKCS8), 0o600)
+    _write(found.key, _private(server, serialization.PrivateFormat.PKCS8), 0o600)
+    _write(found.certificate, signed.public_bytes(serialization.Encoding.PEM), 0o644)
+    for number in range(nodes):
+        add_node(found, number)
+    # last: it says that the folder is complete
+    _write(found.authority, root.public_bytes(serialization.Encoding.PEM), 0o644)
+    return found
+
+
+def add_node(folder: KeyFolder, number: int) -> None:
+    """Write one node's key pair."""
+    key = ec.generate_private_key(_CURVE)
+    public = key.public_key().public_bytes(
+        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    )
+    _write(folder.node(number), _private(key, serialization.PrivateFormat.OpenSSH), 0o600)
+    _write(folder.public(number), public + b"\n", 0o644)
+
+
+def _private(key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat) -> bytes:
+    return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
+
+
+def _certificate(
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePrivateKey,
+    signer: ec.EllipticCurvePrivateKey,
+    days: int,
+    hosts: Sequence[str],
+) -> x509.Certificate:
+    """Sign a certificate: for hosts, or for an authority where there are none."""
+    now = datetime.datetime.now(datetime.UTC)
+    is_authority = not hosts
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(minutes=5))
+        .not_valid_after(now + datetime.timedelta(days=days))
+        .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
+        .add_extension(_usage(is_authority), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False
+        )
+    )
+    if hosts:
+        names = x509.SubjectAlternativeName([_host(host) for host in hosts])
+        server = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
+        builder = builder.add_extension(names, critical=False)
+        builder = builder.add_extension(server, critical=False)
+    return builder.sign(signer, hashes.SHA384())
+
+
+def _usage(is_authority: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not is_authority,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=is_authority,
+        crl_sign=is_authority,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _host(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _write(path: Path, content: bytes, mode: int) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)

@@ -1,0 +1,292 @@
+"""A Flower deployment on loopback: SuperLink and SuperNodes as children of this process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from parsifl.errors import ConfigError, ParsiflError
+from parsifl.flower.certificates import KeyFolder, make_keys
+from parsifl.flower.site import STATE_VARIABLE
+
+HOST = "127.0.0.1"
+NAME = "loopback"
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+}
+"""What keeps Flower from calling home and from installing packages; for every process."""
+
+_START_SECONDS = 90.0
+_STOP_SECONDS = 15.0
+_CLI_SECONDS = 180.0
+
+
+class Cluster:
+    """SuperLink and SuperNodes for a trial; ends its own children and no other process.
+
+    Parameters
+    ----------
+    folder
+        Logs, keys, client state and Flower's own files go here.
+    clients
+        How many nodes.
+    secure
+        TLS and authenticated nodes; False sends everything in the clear, over loopback alone.
+    simulation
+        Flower's simulation runtime (Ray) instead of nodes.
+    """
+
+    def __init__(
+        self, folder: Path, clients: int, *, secure: bool = True, simulation: bool = False
+    ) -> None:
+        self.folder, self.clients = folder.resolve(), clients
+        self._secure, self._simulation = secure and not simulation, simulation
+        self._port = free_port()
+        self._link: subprocess.Popen[bytes] | None = None
+        self._nodes: dict[int, subprocess.Popen[bytes]] = {}
+        self._home = self.folder / "flwr"
+        self._home.mkdir(parents=True, exist_ok=True)
+        self.keys: KeyFolder | None = None
+        if self._secure:
+            place = KeyFolder(self.folder / "keys")
+            self.keys = place if place.authority.exists() else make_keys(place.path, clients)
+        self.environment = {
+            **os.environ,
+            **QUIET,
+            "FLWR_HOME": str(self._home),
+            STATE_VARIABLE: str(self.folder / "state"),
+            "PYTHONUNBUFFERED": "1",
+            "NO_COLOR": "1",
+            "COLUMNS": "200",
+            # nodes share this machine: more threads would only fight
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+        }
+        self._write_connection()
+
+    @property
+    def address(self) -> str:
+        """Where the SuperLink listens."""
+        return f"{HOST}:{self._port}"
+
+    @property
+    def home(self) -> Path:
+        """The folder that FLWR_HOME must name for the `flwr` command to find this SuperLink."""
+        return self._home
+
+    def _write_connection(self) -> None:
+        security = "insecure = true"
+        if self.keys is not None:
+            security = f"root-certificates = {json.dumps(str(self.keys.authority))}"
+        text = (
+            f'[superlink]\ndefault = "{NAME}"\n\n[superlink.{NAME}]\n'
+            f'address = "{self.address}"\n{security}\n'
+        )
+        (self._home / "config.toml").write_text(text)
+
+    # ------------------------------------------------------------------ processes
+    def start(self) -> None:
+        """Start everything; nodes are registered first where they must prove who they are."""
+        self.start_link()
+        if self._simulation:
+            return
+        if self.keys is not None:
+            self.register(range(self.clients))
+        for number in range(self.clients):
+            self.start_node(number)
+
+    def start_link(self) -> None:
+        """Start the SuperLink and wait until it listens."""
+        options = ["--insecure"]
+        if self.keys is not None:
+            options = [
+                *("--ssl-ca-certfile", str(self.keys.authority)),
+                *("--ssl-certfile", str(self.keys.certificate)),
+                *("--ssl-keyfile", str(self.keys.key)),
+                "--enable-supernode-auth",
+            ]
+        if self._simulation:
+            options.append("--simulation")
+        self._link = self._popen(
+            "superlink",
+            "flower-superlink",
+            *(*options, "--host", HOST, "--port", str(self._port)),
+            *("--database", str(self.folder / "superlink.db")),
+        )
+        end = time.monotonic() + _START_SECONDS
+        while time.monotonic() < end:
+            if self._link.poll() is not None:
+                raise ParsiflError(f"the SuperLink ended at once:\n{self.log_tail('superlink')}")
+            try:
+                with socket.create_connection((HOST, self._port), 0.5):
+                    return
+            except OSError:
+                time.sleep(0.2)
+        raise ParsiflError(f"the SuperLink does not listen after {_START_SECONDS:g} s")
+
+    def register(self, numbers: Sequence[int]) -> None:
+        """Tell the SuperLink the public keys of nodes."""
+        keys = self._need_keys()
+        pending = [
+            (n, self._cli_process("supernode", "register", str(keys.public(n)), NAME))
+            for n in numbers
+        ]
+        for number, process in pending:
+            out, _ = process.communicate(timeout=_CLI_SECONDS)
+            if process.returncode:
+                raise ParsiflError(f"node {number} could not be registered:\n{out[-2000:]}")
+
+    def start_node(self, number: int, key: Path | None = None, *, plain: bool = False) -> None:
+        """Start a SuperNode; with another key, or with none, to see that it is refused."""
+        options = ["--insecure"]
+        if self.keys is not None:
+            options = ["--root-certificates", str(self.keys.authority)]
+            if not plain:
+                private = key or self.keys.node(number)
+                options += ["--auth-supernode-private-key", str(private)]
+        self.spawn_node(number, options)
+
+    def spawn_node(self, number: int, options: Sequence[str]) -> None:
+        """Start a SuperNode with these security options."""
+        config = f"partition-id={number} num-partitions={self.clients}"
+        self._nodes[number] = self._popen(
+            f"node{number}",
+            "flower-supernode",
+            *(*options, "--superlink", self.address),
+            *("--host", HOST, "--port", str(free_port()), "--node-config", config),
+        )
+
+    def kill_node(self, number: int) -> None:
+        """End a SuperNode without warning, and the ClientApp that it runs."""
+        process = self._nodes.pop(number)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(_STOP_SECONDS)
+
+    def node_exit(self, number: int) -> int | None:
+        """Return the exit code of a SuperNode; None while it runs."""
+        return self._nodes[number].poll()
+
+    def log_tail(self, name: str, characters: int = 3000) -> str:
+        """Return the end of a process's log: "superlink", "node0", ..."""
+        path = self.folder / f"{name}.log"
+        return path.read_text(errors="replace")[-characters:] if path.exists() else ""
+
+    def stop(self) -> None:
+        """End the children, politely and then firmly."""
+        children = [*self._nodes.values(), *([self._link] if self._link else [])]
+        running = [child for child in children if child.poll() is None]
+        for child in running:
+            child.terminate()
+        end = time.monotonic() + _STOP_SECONDS
+        for child in running:
+            try:
+                child.wait(max(end - time.monotonic(), 0.1))
+            except subprocess.TimeoutExpired:
+                os.killpg(child.pid, signal.SIGKILL)
+                child.wait(_STOP_SECONDS)
+        self._nodes, self._link = {}, None
+
+    def __enter__(self) -> Cluster:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    # ------------------------------------------------------------------ runs
+    def submit(self, app: Path, **changes: Any) -> str:
+        """Start a run of an app and return its number."""
+        arguments = ["run", str(app), NAME, "--format", "json"]
+        if changes:
+            texts = (f"{name}={json.dumps(value)}" for name, value in changes.items())
+            arguments += ["--run-config", " ".join(texts)]
+        if self._simulation:
+            amount = f"num-supernodes={self.clients} client-resources-num-cpus=1"
+            arguments += ["--federation-config", amount]
+        return str(self._cli(*arguments)["run-id"])
+
+    def status(self, run: str) -> str:
+        """Return "running", "finished:completed", "finished:failed" ..."""
+        return str(
+            self._cli("list", NAME, "--run-id", run, "--format", "json")["runs"][0]["status"]
+        )
+
+    def wait(self, run: str, seconds: float) -> str:
+        """Wait until a run is finished and return its status."""
+        end = time.monotonic() + seconds
+        while not (status := self.status(run)).startswith("finished"):
+            if time.monotonic() > end:
+                raise ParsiflError(f"the run is still {status} after {seconds:g} s")
+            time.sleep(0.5)
+        return status
+
+    def _cli(self, *arguments: str) -> Any:
+        process = self._cli_process(*arguments)
+        out, _ = process.communicate(timeout=_CLI_SECONDS)
+        try:
+            return json.loads(out[out.index("{") :])
+        except ValueError:
+            raise ParsiflError(f"flwr {arguments[0]} failed:\n{out[-3000:]}") from None
+
+    def _cli_process(self, *arguments: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [program("flwr"), *arguments],
+            env=self.environment,
+            cwd=self.folder,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+
+    def _popen(self, log: str, name: str, *arguments: str) -> subprocess.Popen[bytes]:
+        with (self.folder / f"{log}.log").open("ab") as file:
+            return subprocess.Popen(
+                [program(name), *arguments],
+                env=self.environment,
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,  # a group of its own: its children end with it
+            )
+
+    def _need_keys(self) -> KeyFolder:
+        if self.keys is None:
+            raise ConfigError("this cluster has no keys: it was made with secure=False")
+        return self.keys
+
+
+def free_port() -> int:
+    """Return a port on loopback that nobody uses at this moment."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+def program(name: str) -> str:
+    """Return the path of a program of Flower in this environment."""
+    path = Path(sys.executable).parent / name
+    if not path.exists():
+        raise ConfigError(f"{name} is not installed; install the extra: parsifl[flower]")
+    return str(path)

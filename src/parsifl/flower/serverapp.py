@@ -1,0 +1,82 @@
+"""The Flower ServerApp: a `Federation` over Flower's grid."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from flwr.app import Context, Message
+from flwr.serverapp import Grid, ServerApp
+
+from parsifl.engine.checkpoint import replace_file
+from parsifl.errors import ParsiflError, WireError
+from parsifl.flower import settings
+from parsifl.flower.federation import Federation
+from parsifl.flower.letter import Letter
+from parsifl.flower.link import Kind
+from parsifl.flower.payload import pack, unpack
+from parsifl.flower.site import MakeProblem
+
+ERROR_FILE = "error.txt"
+_TYPES: dict[Kind, str] = {"hello": "query", "train": "train", "judge": "evaluate"}
+_logger = logging.getLogger("flwr")
+
+
+def server_app(problem: MakeProblem | None = None) -> ServerApp:
+    """Make a ServerApp that runs any registered algorithm; `problem` as in `client_app`."""
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        chosen = settings.read(context.run_config)
+        place = Path(chosen.deployment.out) / ERROR_FILE
+        place.unlink(missing_ok=True)
+        try:
+            Federation(chosen, GridLink(grid), _logger.info, problem).run()
+        except ParsiflError as error:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(place, f"{error}\n".encode())
+            raise
+
+    return app
+
+
+class GridLink:
+    """Flower's grid as a `Link`."""
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+
+    def nodes(self) -> list[int]:
+        """Return the connected nodes."""
+        return sorted(self._grid.get_node_ids())
+
+    def ask(
+        self, kind: Kind, letters: Mapping[int, Letter], timeout: float
+    ) -> dict[int, Letter | str]:
+        """Send one message to each node and take the first answer of each."""
+        messages = [
+            Message(pack(letter), dst_node_id=node, message_type=_TYPES[kind], ttl=timeout)
+            for node, letter in letters.items()
+        ]
+        found: dict[int, Letter | str] = {}
+        for reply in self._grid.send_and_receive(messages, timeout=timeout):
+            node = reply.metadata.src_node_id
+            if node in letters and node not in found:
+                found[node] = _read(reply)
+        return found
+
+    def pause(self, seconds: float) -> None:
+        """Wait."""
+        time.sleep(seconds)
+
+
+def _read(reply: Message) -> Letter | str:
+    if reply.has_error():
+        return f"Flower error {reply.error.code}: {reply.error.reason}"
+    try:
+        return unpack(reply.content)
+    except WireError as error:
+        return str(error)

@@ -1,0 +1,163 @@
+"""What a run's last state looks like inside: density and rank by layer, overlap between clients."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Leaf = npt.NDArray[Any]
+SERVER = "server"
+_MOST_BYTES = 256_000_000  # of a file of states
+_MOST_CLIENTS = 40
+_MOST_LEAVES = 24
+_MOST_ENTRIES = 65_536  # of a matrix whose rank is computed
+_RANK_TOLERANCE = 1e-3  # singular values below this fraction of the largest count as zero
+_DENSE = 0.995
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """Fractions for every holder of state (the server, then clients) and every leaf.
+
+    Attributes
+    ----------
+    density
+        The fraction of entries that are not zero; None where a holder has no such leaf.
+    rank
+        The numerical rank over the full rank of a matrix; None for vectors and large matrices.
+    overlap
+        The Jaccard index of the supports of each two clients; empty if nothing is sparse.
+    """
+
+    round: int
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    density: tuple[tuple[float | None, ...], ...]
+    rank: tuple[tuple[float | None, ...], ...]
+    overlap: tuple[tuple[float, ...], ...]
+
+    @property
+    def parsimonious(self) -> bool:
+        """Whether anything is sparse, of low rank or absent."""
+        cells = [value for row in (*self.density, *self.rank) for value in row]
+        return any(value is not None and value < _DENSE for value in cells)
+
+
+def read_anatomy(path: Path) -> Anatomy | None:
+    """Look into the latest checkpoint of a run folder; None if it cannot be read."""
+    try:
+        folder = path / "checkpoint"
+        place = folder / (folder / "LATEST").read_text().split()[0]
+        state = json.loads((place / "state.json").read_text(encoding="utf-8"))
+        holders = _holders(place, state)
+        return _anatomy(int(state["round"]), holders)
+    # a running engine may replace the checkpoint while it is read: then the next look succeeds
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return None
+
+
+def _holders(place: Path, state: Mapping[str, Any]) -> dict[str, dict[str, Leaf]]:
+    """Return the named leaves of the server and of each client."""
+    server = _tensors(place / "server.safetensors")
+    holders: dict[str, dict[str, Leaf]] = {SERVER: {}}
+    for at, (name, client) in enumerate(_names(state["server"], "", "")):
+        holders.setdefault(client or SERVER, {})[name] = server[str(at)]
+    clients = _tensors(place / "clients.safetensors")
+    for client in sorted(state["clients"], key=int):
+        for at, (name, _) in enumerate(_names(state["clients"][client], "", "")):
+            holders.setdefault(client, {})[name] = clients[f"{client}/{at}"]
+    return holders
+
+
+def _tensors(file: Path) -> dict[str, Leaf]:
+    # the reader of tensors takes a moment to load, and most of this package does without
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    if file.stat().st_size > _MOST_BYTES:
+        raise ValueError(f"{file} is too large to be pictured")
+    try:
+        return dict(load_file(file))
+    except SafetensorError as error:
+        raise ValueError(str(error)) from error
+
+
+def _names(node: Any, prefix: str, client: str) -> Iterator[tuple[str, str]]:
+    """Yield the name of each leaf, and the client that it belongs to if it is kept by client."""
+    if isinstance(node, str):
+        yield prefix or "state", client
+        return
+    if "s" in node:
+        return
+    parts = node.get("d") or node.get("f") or dict(enumerate(node.get("u", ())))
+    by_client = "d" in node and len(parts) > 1 and all(key.isdigit() for key in parts)
+    for key, part in parts.items():
+        if by_client:
+            yield from _names(part, prefix, key)
+        else:
+            yield from _names(part, f"{prefix} {key}".strip(), client)
+
+
+def _anatomy(round: int, holders: Mapping[str, Mapping[str, Leaf]]) -> Anatomy | None:
+    clients = sorted((name for name in holders if name != SERVER), key=int)[:_MOST_CLIENTS]
+    rows = [name for name in (SERVER, *clients) if holders[name]]
+    leaves = dict.fromkeys(
+        name for row in rows for name, leaf in holders[row].items() if leaf.size > 1
+    )
+    columns = list(leaves)[:_MOST_LEAVES]
+    if not columns:
+        return None
+    return Anatomy(
+        round=round,
+        rows=tuple(rows),
+        columns=tuple(columns),
+        density=tuple(tuple(_density(holders[r].get(c)) for c in columns) for r in rows),
+        rank=tuple(tuple(_rank(holders[r].get(c)) for c in columns) for r in rows),
+        overlap=_overlap([holders[client] for client in clients if holders[client]]),
+    )
+
+
+def _density(leaf: Leaf | None) -> float | None:
+    return None if leaf is None else round(int(np.count_nonzero(leaf)) / leaf.size, 4)
+
+
+def _rank(leaf: Leaf | None) -> float | None:
+    if leaf is None or leaf.ndim < 2 or leaf.size > _MOST_ENTRIES or leaf.dtype.kind != "f":
+        return None
+    matrix = leaf.reshape(len(leaf), -1).astype(np.float64)
+    if min(matrix.shape) < 2 or not np.isfinite(matrix).all():
+        return None
+    values = np.linalg.svd(matrix, compute_uv=False)
+    return round(float(np.sum(values > _RANK_TOLERANCE * values[0])) / min(matrix.shape), 4)
+
+
+def _overlap(clients: list[Mapping[str, Leaf]]) -> tuple[tuple[float, ...], ...]:
+    """Compare the supports of clients over the leaves that all have and that are sparse."""
+    if len(clients) < 2:
+        return ()
+    shared = [
+        name
+        for name, leaf in clients[0].items()
+        if all(name in other and other[name].shape == leaf.shape for other in clients)
+        and any(_sparse(other[name]) for other in clients)
+    ]
+    if not shared:
+        return ()
+    supports = np.stack(
+        [np.concatenate([(c[name] != 0).ravel() for name in shared]) for c in clients]
+    ).astype(np.float32)
+    both = supports @ supports.T
+    sizes = supports.sum(axis=1)
+    either = sizes[:, None] + sizes[None, :] - both
+    index = np.divide(both, either, out=np.ones_like(both), where=either > 0)
+    return tuple(tuple(round(float(value), 4) for value in row) for row in index)
+
+
+def _sparse(leaf: Leaf) -> bool:
+    return leaf.size > 1 and bool(np.count_nonzero(leaf) < _DENSE * leaf.size)

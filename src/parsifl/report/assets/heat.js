@@ -1,0 +1,71 @@
+/* Inside the models: who holds what, how densely, of what rank, and how alike. */
+
+const INSIDES = {
+  density: ["density", "Fraction of entries that are not zero"],
+  rank: ["rank", "Numerical rank over full rank (singular values above a thousandth of the largest)"],
+  overlap: ["overlap", "Jaccard index of the supports of each two clients: shared entries over entries of either"],
+};
+
+function insideControls(section) {
+  const groups = section.groups.filter((group) => group.anatomy);
+  const has = (name) => groups.some((group) => group.anatomy[name].some((row) => row.some((value) => value !== null)));
+  return [
+    choice("method", "Method", groups.map((group) => group.label), groups[0]?.label),
+    choice("show", "Show", Object.keys(INSIDES).filter(has), "density", { density: "density by layer", rank: "rank by layer", overlap: "overlap of supports" }),
+  ];
+}
+
+function insideSpec(section, state) {
+  const group = section.groups.find((each) => each.label === state.method);
+  const inside = group.anatomy;
+  const clients = inside.rows.filter((row) => row !== "server").map((row) => `client ${row}`);
+  const overlap = state.show === "overlap";
+  const rows = overlap ? clients : inside.rows.map((row) => (row === "server" ? row : `client ${row}`));
+  const columns = overlap ? clients : inside.columns;
+  const caption = `${group.label}, seed ${group.seeds[0]}, state after round ${inside.round}. ${INSIDES[state.show][1]}.`
+    + (overlap ? "" : " A row is the server or a client that keeps a state; a column is a part of the state. Blank: not there, or not defined.");
+  const cells = inside[state.show];
+  const known = cells.flat().filter((value) => value !== null);
+  const mean = known.length ? known.reduce((a, b) => a + b, 0) / known.length : null;
+  const spoken = mean === null ? "Nothing to show for this method." : `The mean of all cells is ${FORMATS.percent(mean)}.`;
+  return { rows, columns, cells, caption, title: `${group.label}: ${INSIDES[state.show][0]}`, alt: `Heat map. ${caption} ${spoken}`, style: styleOf(0) };
+}
+
+function drawInside(spec, width, paper) {
+  const top = paper ? 44 : 8;
+  const left = 78;
+  const longest = Math.max(...spec.columns.map((name) => Math.min(18, name.length)));
+  const below = 16 + longest * 5.2;
+  const right = width - (paper || width > 600 ? 90 : 16);
+  const side = Math.min((right - left) / Math.max(1, spec.columns.length), 90);
+  const tall = Math.max(7, Math.min(22, 520 / Math.max(1, spec.rows.length)));
+  const bottom = top + tall * spec.rows.length;
+  const svg = newSvg(width, bottom + below + 40, spec.alt, paper ? spec.title : "");
+  const cells = [];
+  if (!spec.cells.length) svg.append(text(left, top + 12, "Nothing to show for this method", "start", "auto", "label"));
+  spec.cells.forEach((row, at) => row.forEach((value, column) => {
+    if (value === null) return;
+    const x = left + side * column;
+    const y = top + tall * at;
+    const cell = shape("rect", { class: `cell ${spec.style.kind}`, x: x + 0.5, y: y + 0.5, width: Math.max(1, side - 1), height: Math.max(1, tall - 1), "fill-opacity": (0.04 + 0.96 * value).toFixed(3) });
+    svg.append(cell);
+    cells.push({ x, y, side, tall, value, row: spec.rows[at], column: spec.columns[column] });
+  }));
+  const everyRow = Math.ceil(13 / tall);
+  spec.rows.forEach((name, at) => { if (at % everyRow === 0) svg.append(text(left - 8, top + tall * (at + 0.5), name, "end", "middle")); });
+  const everyColumn = Math.ceil(13 / side);
+  spec.columns.forEach((name, at) => {
+    if (at % everyColumn) return;
+    const x = left + side * (at + 0.5);
+    const label = text(x, bottom + 14, shorten(name, 18), "end");
+    label.setAttribute("transform", `rotate(-40 ${x} ${bottom + 14})`);
+    svg.append(label);
+  });
+  drawScale(svg, left, bottom + below + 20, spec.style.kind);
+  return { svg, cells, box: { left, right, top, bottom } };
+}
+
+function drawScale(svg, x, y, kind) {
+  for (let at = 0; at <= 10; at += 1) svg.append(shape("rect", { class: `cell ${kind}`, x: x + 14 * at, y, width: 14, height: 9, "fill-opacity": (0.04 + 0.096 * at).toFixed(3) }));
+  svg.append(text(x - 6, y + 5, "0 %", "end", "middle"), text(x + 160, y + 5, "100 %", "start", "middle"));
+}

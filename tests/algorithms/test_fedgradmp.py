@@ -1,0 +1,188 @@
+"""FedGradMP against NumPy and CoSaMP, and its inexact version against it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+from tests.algorithms import sparse
+from tests.reference_sparse import cosamp, fed_grad_mp
+
+from parsifl.algorithms.fedgradmp import FedGradMP
+from parsifl.algorithms.inexactfedgradmp import InexactFedGradMP
+from parsifl.atoms import dictionary
+from parsifl.data.clients import ClientData
+from parsifl.engine.simulate import simulate
+from parsifl.errors import CapabilityError
+from parsifl.problems.glm import GLM
+from parsifl.problems.neural import NeuralProblem
+
+
+def test_it_follows_the_paper() -> None:
+    pooled = sparse.data(sparse.clients(noise=0.3))
+    method = FedGradMP(tau=2, steps=2, batch=5)
+    drawn = sparse.draws(method, GLM(sparse.WIDTH), pooled, 3, "select")
+    expected = fed_grad_mp(sparse.rows_of(pooled), drawn, tau=2)
+    found = sparse.trained(method, pooled, 3)
+    np.testing.assert_allclose(found, expected, atol=1e-12)
+
+
+def test_one_client_with_full_batches_is_cosamp_step_by_step() -> None:
+    draw = np.random.default_rng(3)
+    z = draw.standard_normal((40, 60))
+    truth = np.zeros(60)
+    truth[[3, 30, 59]] = [1.0, -2.0, 0.5]
+    y = z @ truth + 0.1 * draw.standard_normal(40)
+    iterates = cosamp(z, y, 3, 4)
+    pooled = ClientData.of([(z, y)], test=0.0)
+    for round, expected in enumerate(iterates, start=1):
+        method = FedGradMP(tau=3, steps=1, batch=None)
+        found = sparse.trained(method, pooled, round, problem=GLM(60, "squared-half"))
+        np.testing.assert_allclose(found, expected, atol=1e-12)
+    deep = sparse.trained(
+        FedGradMP(tau=3, steps=4, batch=None), pooled, 1, problem=GLM(60, "squared-half")
+    )
+    np.testing.assert_allclose(deep, iterates[-1], atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        FedGradMP(tau=2, steps=2, batch=5),
+        InexactFedGradMP(tau=2, steps=2, batch=5, solver="gd"),
+        InexactFedGradMP(tau=2, steps=2, batch=5, solver="svrg", inner_steps=20),
+        InexactFedGradMP(tau=2, steps=2, batch=5, solver="sgd", inner_steps=9, radius=1.0),
+        InexactFedGradMP(tau=2, steps=2, batch=5, solver="newton"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["squared", "logistic", "softmax"])
+def test_batched_is_sequential_and_csr_is_dense(
+    method: FedGradMP | InexactFedGradMP, kind: str
+) -> None:
+    draw = np.random.default_rng(0)
+    made = []
+    for rows in (14, 20, 17):
+        z = draw.standard_normal((rows, 12)) * (draw.random((rows, 12)) < 0.7)
+        y = z[:, 0] if kind == "squared" else draw.integers(0, 3 if kind == "softmax" else 2, rows)
+        made.append((z, y))
+    problem = GLM(12, kind, classes=3 if kind == "softmax" else None, l2=0.05, intercept=True)
+    dense = ClientData.of(made, test=0.0)
+    sparse.same_batched(method, dense, 2, problem=problem)
+    csr = ClientData.of([(sp.csr_matrix(z), y) for z, y in made], test=0.0)
+    found = sparse.trained(method, csr, 2, problem=problem)
+    expected = sparse.trained(method, dense, 2, problem=problem)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+    assert int((found[..., :-1] != 0).sum(-1).max()) <= 2
+
+
+def test_the_paper_s_recovery_reaches_machine_precision() -> None:
+    draw = np.random.default_rng(0)
+    truth = np.zeros(200)
+    truth[draw.choice(200, 5, replace=False)] = draw.standard_normal(5)
+    truth /= np.linalg.norm(truth)
+    made = []
+    for client in range(1, 11):
+        z = draw.normal(draw.standard_normal(), client**-0.55, (50, 200))
+        made.append((z, z @ truth))
+    found = sparse.trained(
+        FedGradMP(tau=5, batch=20), sparse.data(made), 4, problem=GLM(200, "squared-half")
+    )
+    assert np.linalg.norm(found.numpy() - truth) < 1e-14
+
+
+def test_nearly_exact_inner_solvers_give_the_exact_method() -> None:
+    pooled = sparse.data(sparse.clients(noise=0.3))
+    exact = sparse.trained(FedGradMP(tau=2, steps=2, batch=5), pooled, 3)
+    settings: list[tuple[Any, int]] = [("gd", 20000), ("newton", 5), ("least-squares", 1)]
+    for solver, steps in settings:
+        method = InexactFedGradMP(
+            tau=2, steps=2, batch=5, solver=solver, inner_steps=steps, delta=1e-14
+        )
+        found = sparse.trained(method, pooled, 3)
+        torch.testing.assert_close(found, exact, atol=1e-8, rtol=0)
+
+
+def test_the_ball_holds_the_model() -> None:
+    pooled = sparse.data(sparse.clients())
+    found = sparse.trained(InexactFedGradMP(tau=3, radius=0.5, batch=5), pooled, 3)
+    assert float(found.norm()) <= 0.5 + 1e-12
+    assert float(found.norm()) > 0.4
+
+
+def test_fewer_rows_than_coefficients_take_the_minimiser_nearest_to_the_iterate() -> None:
+    draw = np.random.default_rng(0)
+    truth = np.zeros(60)
+    truth[:20] = draw.standard_normal(20)
+    made = [(z, z @ truth) for z in (draw.standard_normal((15, 60)) for _ in range(12))]
+    problem, pooled = GLM(60, "squared-half"), sparse.data(made)
+    method = FedGradMP(tau=20, batch=10)
+    errors = [
+        float(np.linalg.norm(sparse.trained(method, pooled, t, problem=problem).numpy() - truth))
+        for t in (1, 12)
+    ]
+    assert errors[1] < 0.5 * errors[0]
+
+
+def test_an_orthonormal_dictionary_is_a_rotation() -> None:
+    psi = dictionary.orthonormal(sparse.WIDTH, sparse.WIDTH, seed=2)
+    made = sparse.clients(noise=0.3)
+    rotated = [(z @ psi.numpy(), y) for z, y in made]
+    method = FedGradMP(tau=3, batch=5)
+    plain = sparse.trained(method, sparse.data(rotated), 2)
+    found = sparse.trained(
+        method, sparse.data(made), 2, problem=GLM(sparse.WIDTH, "squared", dictionary=psi)
+    )
+    torch.testing.assert_close(found, plain, atol=1e-9, rtol=0)
+
+
+def test_a_redundant_dictionary_recovers_what_is_sparse_in_it() -> None:
+    psi = dictionary.gaussian(20, 40, seed=1)
+    truth = psi[:, [3, 31]] @ torch.tensor([1.0, -1.0]).double()
+    draw = np.random.default_rng(0)
+    made = [(z, z @ truth.numpy()) for z in (draw.standard_normal((30, 20)) for _ in range(4))]
+    problem = GLM(20, "squared-half", dictionary=psi)
+    found = sparse.trained(FedGradMP(tau=2, batch=20), sparse.data(made), 6, problem=problem)
+    assert float((psi @ found - truth).norm()) < 1e-12
+
+
+def test_groups_are_selected_together() -> None:
+    found = sparse.trained(FedGradMP(tau=1, groups=3, batch=None), sparse.data(sparse.clients()), 2)
+    assert found.nonzero()[:, 0].tolist() in [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+
+
+def test_no_local_steps_change_nothing() -> None:
+    found = sparse.trained(FedGradMP(tau=2, steps=0), sparse.data(sparse.clients()), 2)
+    assert not found.any()
+
+
+def test_tau_beyond_the_dimension_is_least_squares() -> None:
+    made = [sparse.clients(noise=0.3)[1]]
+    found = sparse.trained(FedGradMP(tau=100, batch=None), sparse.data(made), 1)
+    expected = np.linalg.lstsq(*made[0], rcond=None)[0]
+    np.testing.assert_allclose(found, expected, atol=1e-11)
+
+
+def test_a_client_with_one_class_only_still_ends_finite() -> None:
+    draw = np.random.default_rng(0)
+    made = [(draw.standard_normal((20, 5)), np.full(20, label)) for label in (0, 1)]
+    pooled = ClientData.of(made, test=0.0)
+    found = sparse.trained(FedGradMP(tau=2), pooled, 3, problem=GLM(5, "logistic", l2=0.01))
+    assert torch.isfinite(found).all()
+
+
+def test_a_neural_problem_is_refused_by_what_it_lacks() -> None:
+    problem = NeuralProblem(lambda: torch.nn.Linear(sparse.WIDTH, 1), loss="mse")
+    with pytest.raises(CapabilityError, match="SupportSolvable"):
+        simulate(FedGradMP(), problem, sparse.data(sparse.clients()), 1)
+
+
+def test_operations_are_counted() -> None:
+    run = simulate(
+        FedGradMP(tau=1, steps=2, batch=5), GLM(sparse.WIDTH), sparse.data(sparse.clients()), 1
+    )
+    rows = [9, 14, 11]
+    expected = sum(2 * (2 * 5 * sparse.WIDTH + 2 * n * 3 * 3) for n in rows)
+    assert run.metrics[0]["flops"] in (expected, None)

@@ -1,0 +1,118 @@
+"""Fed-HT against NumPy, on dense, CSR and neural problems."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+from tests.algorithms import sparse
+from tests.reference_sparse import fed_ht
+from torch import nn
+
+from parsifl.algorithm import ClientInfo
+from parsifl.algorithms.distributediht import DistributedIHT
+from parsifl.algorithms.fedht import FedHT
+from parsifl.algorithms.fediterht import FedIterHT
+from parsifl.data.clients import ClientData
+from parsifl.engine.simulate import simulate
+from parsifl.errors import ConfigError
+from parsifl.problems.glm import GLM
+from parsifl.problems.neural import NeuralProblem
+
+BOTH = [FedHT(lr=0.05, batch=4, steps=3, tau=3), FedIterHT(lr=0.05, batch=4, steps=3, tau=3)]
+
+
+@pytest.mark.parametrize("method", BOTH, ids=lambda m: type(m).__name__)
+def test_it_follows_the_paper(method: FedHT | FedIterHT) -> None:
+    pooled = sparse.data(sparse.clients())
+    drawn = sparse.draws(method, GLM(sparse.WIDTH), pooled, 4, "train")
+    local = isinstance(method, FedIterHT)
+    expected = fed_ht(sparse.rows_of(pooled), drawn, tau=3, lr=0.05, local=local)
+    found = sparse.trained(method, pooled, 4)
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-13)
+    assert int((found != 0).sum()) == 3
+
+
+@pytest.mark.parametrize("method", BOTH, ids=lambda m: type(m).__name__)
+def test_batched_is_sequential(method: FedHT | FedIterHT) -> None:
+    sparse.same_batched(method, sparse.data(sparse.clients()), 3)
+
+
+@pytest.mark.parametrize("method", BOTH, ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize("kind", ["squared", "logistic", "softmax"])
+def test_csr_is_dense(method: FedHT | FedIterHT, kind: str) -> None:
+    draw = np.random.default_rng(0)
+    made = []
+    for _ in range(3):
+        z = draw.standard_normal((10, 30)) * (draw.random((10, 30)) < 0.1)
+        y = z[:, 0] if kind == "squared" else draw.integers(0, 3 if kind == "softmax" else 2, 10)
+        made.append((z, y))
+    classes = 3 if kind == "softmax" else None
+    problem = GLM(30, kind, classes=classes, l2=0.1, intercept=True, keep=(5,))
+    dense = ClientData.of(made, test=0.0)
+    csr = ClientData.of([(sp.csr_matrix(z), y) for z, y in made], test=0.0)
+    expected = sparse.trained(method, dense, 4, problem=problem)
+    found = sparse.trained(method, csr, 4, problem=problem)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)
+
+
+def test_csr_uploads_only_columns_that_occur() -> None:
+    z = sp.csr_matrix(([1.0] * 8, (range(8), [3, 3, 9, 9, 9, 2, 2, 2])), shape=(8, 100_000))
+    pooled = ClientData.of([(z, np.arange(8.0))], test=0.0)
+    run = simulate(FedHT(lr=0.1, tau=2), GLM(100_000), pooled, 1, evaluate_every=0)
+    assert run.bytes_up < 200
+    assert run.model.params["coef"].nonzero()[:, 0].tolist() == [2, 9]
+
+
+def test_distributed_iht_is_fed_ht_with_one_step() -> None:
+    pooled = sparse.data(sparse.clients())
+    one = sparse.trained(DistributedIHT(lr=0.05, batch=4, tau=3), pooled, 5)
+    other = sparse.trained(FedHT(lr=0.05, batch=4, steps=1, tau=3), pooled, 5)
+    assert torch.equal(one, other)
+    with pytest.raises(ConfigError, match="steps"):
+        DistributedIHT(steps=2)
+
+
+@pytest.mark.parametrize("kind", [FedHT, FedIterHT, DistributedIHT])
+def test_no_local_steps_change_nothing(kind: type[FedHT]) -> None:
+    pooled = sparse.data(sparse.clients())
+    problem = NeuralProblem(lambda: nn.Linear(sparse.WIDTH, 1), loss="mse", dtype=torch.float64)
+    method = kind(steps=0, tau=4)
+    start = simulate(method, problem, pooled, 1, evaluate_every=0).server
+    later = simulate(method, problem, pooled, 3, evaluate_every=0).server
+    for name in start:
+        torch.testing.assert_close(start[name], later[name], rtol=1e-15, atol=0)
+
+
+@pytest.mark.parametrize("scope", ["all", "layer", "row"])
+@pytest.mark.parametrize("kind", [FedHT, FedIterHT])
+def test_neural_problems_are_thresholded_too(kind: type[FedHT], scope: Any) -> None:
+    draw = np.random.default_rng(0)
+    made = [(draw.standard_normal((12, 6)), draw.integers(0, 2, 12)) for _ in range(3)]
+    problem = NeuralProblem(
+        lambda: nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 2)), dtype=torch.float64
+    )
+    method = kind(lr=0.1, batch=4, steps=3, density=0.5, scope=scope)
+    runs = [
+        simulate(method, problem, made, 2, engine=engine) for engine in ("sequential", "batched")
+    ]
+    assert not runs[1].metrics[-1]["fallbacks"]
+    for name, value in runs[0].server.items():
+        torch.testing.assert_close(value, runs[1].server[name], rtol=1e-12, atol=1e-12)
+    total = sum(v.numel() for v in runs[0].server.values())
+    kept = sum(int((v != 0).sum()) for v in runs[0].server.values())
+    if scope == "all":
+        assert kept == -(-total // 2)
+    else:
+        assert int((runs[0].server["0.weight"] != 0).sum()) == 15
+
+
+def test_batches_grow_until_they_hold_everything() -> None:
+    info = ClientInfo(0, 40)
+    method = FedHT(batch=10, batch_growth=2.0)
+    sizes = [method.work(info, round).draws["train"].rows(40) for round in range(4)]
+    assert sizes == [10, 20, 40, 40]
+    assert FedHT(full_batch=True).work(info, 0).draws["train"].rows(40) == 40

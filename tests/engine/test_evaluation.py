@@ -1,0 +1,296 @@
+from __future__ import annotations
+
+# ruff: noqa: ARG002 - the contract names every argument
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, final
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from parsifl import tree
+from parsifl.algorithm import ClientInfo
+from parsifl.algorithms.ditto import Ditto
+from parsifl.algorithms.fedavg import FedAvg
+from parsifl.algorithms.local import Local as LocalOnly
+from parsifl.engine.evaluation import Evaluation, Scores
+from parsifl.engine.judge import FINE_TUNE
+from parsifl.engine.shards import Shards
+from parsifl.engine.simulate import simulate
+from parsifl.engine.summary import headline
+from parsifl.errors import CapabilityError, ClientError, ConfigError
+from parsifl.keys import Key
+from parsifl.problem import Model, Params, Problem
+from parsifl.problems.neural import NeuralProblem
+from parsifl.solvers.sgd import sgd
+from parsifl.testing.conformance.trial import difference
+from parsifl.testing.toys import Toy, classifier, clients
+from parsifl.work import Draw, Shard, Work
+
+METHOD = Ditto(lr=0.1, steps=2, batch=4)
+ENGINES: tuple[Any, ...] = ("sequential", "batched")
+
+
+def accuracy(model: Model, data: Any, client: int, split: str = "test") -> float:
+    rows = getattr(data, split)[client]
+    output = model.problem.predict(model.params, data.x[rows])
+    return float((output.argmax(-1) == data.y[rows]).double().mean())
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_scores_are_those_of_each_clients_own_test_rows(engine: Any) -> None:
+    data = clients((6, 9, 8, 11), test=5, validation=2)
+    run = simulate(METHOD, classifier(), data, 2, engine=engine)
+    record = run.metrics[-1]
+    for split in ("test", "validation"):
+        own = [accuracy(run.personal(i), data, i, split) for i in range(4)]
+        shared = [accuracy(run.model, data, i, split) for i in range(4)]
+        found = record["personal"][split]["accuracy"]
+        assert found["mean"] == pytest.approx(np.mean(own))
+        assert found["std"] == pytest.approx(np.std(own))
+        assert found["worst_decile"] == pytest.approx(min(own))
+        assert record["global"][split]["accuracy"]["mean"] == pytest.approx(np.mean(shared))
+
+
+def test_a_method_without_a_global_model_has_no_global_score() -> None:
+    run = simulate(LocalOnly(steps=1, batch=4), classifier(), clients(), 1)
+    assert "global" not in run.metrics[0]
+    assert run.summary()["global"] is None
+    with pytest.raises(CapabilityError, match="Local has no global model; use personal"):
+        _ = run.model
+
+
+def test_judging_changes_nothing_that_the_run_keeps() -> None:
+    judged = simulate(METHOD, classifier(), clients(), 3, evaluation=Evaluation(fine_tune_steps=3))
+    silent = simulate(METHOD, classifier(), clients(), 3, evaluate_every=0)
+    assert tree.same(judged.server, silent.server)
+    assert all(tree.same(a, b) for (_, a), (_, b) in zip(judged._store, silent._store, strict=True))
+    assert all("personal" not in record for record in silent.metrics)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("method", [METHOD, FedAvg(lr=0.1, steps=2, batch=4)])
+def test_fine_tuning_takes_its_steps_from_the_personal_model(engine: Any, method: Any) -> None:
+    problem, data = classifier(), clients()
+    tuned = Evaluation(fine_tune_steps=3, fine_tune_lr=0.5, fine_tune_batch=4)
+    plain = simulate(method, problem, data, 2, engine=engine)
+    fine = simulate(method, problem, data, 2, engine=engine, evaluation=tuned)
+    work = Work({FINE_TUNE: Draw(4, steps=3)})
+    shard = Shards(data, problem).shard(1, work, Key(0, 1, purpose="tuning"))
+    wanted = sgd(problem, plain.personal(1).params, shard[FINE_TUNE], 0.5)
+    assert difference(fine.personal(1).params, wanted) < 1e-13
+    assert fine.metrics[-1]["personal"] != plain.metrics[-1]["personal"]
+    assert fine.metrics[-1]["global"] == plain.metrics[-1]["global"]
+    assert not any(record["fallbacks"] for record in fine.metrics)
+
+
+def test_models_are_judged_every_so_many_rounds_and_after_the_last() -> None:
+    run = simulate(METHOD, classifier(), clients(), 5, evaluate_every=2)
+    assert [r["round"] for r in run.metrics if "personal" in r] == [2, 4, 5]
+
+
+def test_sampled_clients_are_those_that_have_trained() -> None:
+    run = simulate(
+        METHOD, classifier(), clients((4,) * 8), 2, participation=0.25,
+        evaluation=Evaluation(clients="sampled"),
+    )  # fmt: skip
+    trained = [client for client, _ in run._store]
+    scores = run._judge.personal_scores(
+        run.server, run._store, trained, "test", run._key, "loop", 9
+    )
+    assert scores is not None
+    wanted = scores.summary(run.evaluation, run.problem)["loss"]["mean"]
+    assert run.metrics[-1]["personal"]["test"]["loss"]["mean"] == pytest.approx(wanted, rel=1e-12)
+    assert len(trained) < 8
+
+
+@final
+@dataclass(frozen=True)
+class AllTrain(Toy):
+    """Let everybody train."""
+
+    trains: ClassVar[Literal["cohort", "everyone"]] = "everyone"
+
+
+@pytest.mark.parametrize("method", [METHOD, AllTrain()])
+def test_unseen_clients_never_train_and_may_be_judged(method: Any) -> None:
+    evaluation = Evaluation(clients="unseen", unseen=0.5)
+    run = simulate(method, classifier(), clients((4,) * 6), 4, evaluation=evaluation)
+    trained = {client for client, _ in run._store}
+    assert len(trained) == 3
+    assert all(record["trained"] == 3 for record in run.metrics)
+    other = simulate(method, classifier(), clients((4,) * 6), 1, evaluation=evaluation, seed=5)
+    assert len({client for client, _ in other._store}) == 3
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "message"),
+    [
+        (Evaluation(clients="unseen"), r"needs Evaluation\(unseen=...\) above 0"),
+        (Evaluation(unseen=0.95), "leaves no client to train"),
+    ],
+)
+def test_impossible_choices_of_clients_are_refused(evaluation: Evaluation, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        simulate(METHOD, classifier(), clients(), 1, evaluation=evaluation)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("fine_tune_steps", -1), ("select", "best"), ("unseen", 1.5)]
+)
+def test_impossible_settings_are_refused_by_name(field: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"Evaluation.{field} = "):
+        Evaluation(**{field: value})
+
+
+def test_clients_without_test_rows_are_left_out() -> None:
+    data = clients((6, 9, 8), test=4)
+    partly = replace(data, test=[data.test[0], data.test[1][:0], data.test[2]])
+    run = simulate(METHOD, classifier(), partly, 1)
+    own = [accuracy(run.personal(i), partly, i) for i in (0, 2)]
+    assert run.metrics[0]["personal"]["test"]["accuracy"]["mean"] == pytest.approx(np.mean(own))
+    nobody = replace(data, test=[part[:0] for part in data.test])
+    assert "personal" not in simulate(METHOD, classifier(), nobody, 1).metrics[0]
+
+
+# ---------------------------------------------------------------------- numbers over clients
+def scores(values: list[float], samples: list[int]) -> Scores:
+    ids = np.arange(len(values))
+    return Scores(ids, np.array(samples), {"accuracy": np.array(values), "loss": np.array(values)})
+
+
+def test_the_mean_weighs_by_rows_or_equally() -> None:
+    found = scores([1.0, 0.0], [3, 1])
+    problem = classifier()
+    by_rows = found.summary(Evaluation(), problem)
+    equally = found.summary(Evaluation(weighting="uniform"), problem)
+    assert by_rows["accuracy"]["mean"] == 0.75
+    assert equally["accuracy"]["mean"] == 0.5
+    assert by_rows["accuracy"]["std"] == 0.5
+
+
+def test_the_worst_tenth_is_low_accuracy_and_high_loss() -> None:
+    values = [float(i) for i in range(20)]
+    found = scores(values, [1] * 20).summary(Evaluation(), classifier())
+    assert found["accuracy"]["worst_decile"] == 0.5
+    assert found["loss"]["worst_decile"] == 18.5
+
+
+def record(number: int, validation: float, test: float) -> dict[str, Any]:
+    def split(value: float) -> dict[str, Any]:
+        return {"accuracy": {"mean": value, "std": 0.0, "worst_decile": value}}
+
+    costs = {"bytes_up": 1, "bytes_down": 2, "dense_up": 3, "dense_down": 4}
+    return {
+        "round": number,
+        "personal": {"validation": split(validation), "test": split(test)},
+        **costs,
+        "simulated_seconds": 0.5,
+        "seconds": {"local": 1.0, "aggregate": 0.5},
+        "dropped": {},
+    }
+
+
+@pytest.mark.parametrize(
+    ("select", "maximize", "round"),
+    [
+        ("last", True, 3),
+        ("best-validation", True, 1),
+        ("best-test", True, 2),
+        ("best-validation", False, 3),
+        ("best-test", False, 1),
+    ],
+)
+def test_the_headline_comes_from_the_round_that_is_selected(
+    select: Any, maximize: bool, round: int
+) -> None:
+    records = [record(1, 0.9, 0.1), record(2, 0.5, 0.8), record(3, 0.2, 0.4)]
+    row = headline(records, "accuracy", maximize, Evaluation(select=select))
+    assert row["personal_round"] == round
+    assert row["personal"] == records[round - 1]["personal"]["test"]["accuracy"]
+    assert (row["bytes_up"], row["bytes_down"], row["seconds"]) == (3, 6, 4.5)
+    assert row["global"] is None
+
+
+def test_the_best_on_validation_needs_validation_rows() -> None:
+    evaluation = Evaluation(select="best-validation")
+    with pytest.raises(ConfigError, match="needs validation rows"):
+        simulate(METHOD, classifier(), clients(), 1, evaluation=evaluation)
+    bare = record(1, 0.1, 0.2)
+    del bare["personal"]["validation"]
+    with pytest.raises(ConfigError, match="needs validation rows"):
+        headline([bare], "accuracy", True, evaluation)
+
+
+# ---------------------------------------------------------------------- odd models and methods
+@final
+@dataclass(frozen=True)
+class BadJudge(Toy):
+    """Raise when judged."""
+
+    def personalize(self, problem: Problem, down: Params, client: None, shard: Shard) -> Model:
+        """Fail."""
+        raise ValueError("no model today")
+
+
+def test_a_model_that_cannot_be_judged_names_the_client() -> None:
+    with pytest.raises(ClientError, match="client 0 failed in judging of round 1: ValueError: no"):
+        simulate(BadJudge(), classifier(), clients(), 1)
+
+
+@final
+@dataclass(frozen=True)
+class Branching(Toy):
+    """Look at a value when judged."""
+
+    def tuning(self, info: ClientInfo) -> Work:
+        """Read a batch."""
+        return self.work(info, 0)
+
+    def personalize(self, problem: Problem, down: Params, client: None, shard: Shard) -> Model:
+        """Branch on the data."""
+        weight = shard["train"].weight.sum()
+        return Model(problem, down if float(weight) > 0 else {})
+
+
+def test_a_fallback_in_judging_is_recorded() -> None:
+    run = simulate(Branching(), classifier(), clients(), 1, engine="batched")
+    assert run.metrics[0]["fallbacks"]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_models_with_batch_statistics_are_judged_client_by_client(engine: Any) -> None:
+    def build() -> nn.Module:
+        norm = nn.BatchNorm1d(5, track_running_stats=False)
+        return nn.Sequential(nn.Linear(4, 5), norm, nn.ReLU(), nn.Linear(5, 3))
+
+    problem, data = NeuralProblem(build, dtype=torch.float64), clients((8, 8, 12), test=4)
+    method = FedAvg(lr=0.1, steps=2, batch=4)
+    evaluation = Evaluation(fine_tune_steps=1, fine_tune_batch=3)
+    run = simulate(method, problem, data, 2, engine=engine, evaluation=evaluation)
+    shared = [accuracy(run.model, data, i) for i in range(3)]
+    own = [accuracy(run.personal(i), data, i) for i in range(3)]
+    found = run.metrics[-1]
+    assert found["global"]["test"]["accuracy"]["mean"] == pytest.approx(np.mean(shared))
+    assert found["personal"]["test"]["accuracy"]["mean"] == pytest.approx(np.mean(own))
+
+
+def test_batch_statistics_over_whole_clients_do_not_see_padding() -> None:
+    def build() -> nn.Module:
+        return nn.Sequential(nn.BatchNorm1d(4, track_running_stats=False), nn.Linear(4, 3))
+
+    problem, data = NeuralProblem(build, dtype=torch.float64), clients((5, 9, 9))
+    method = WholeClients(lr=0.5)
+    runs = [simulate(method, problem, data, 2, engine=e, evaluate_every=0) for e in ENGINES]
+    assert difference(runs[1].server, runs[0].server) < 1e-13
+
+
+@final
+@dataclass(frozen=True)
+class WholeClients(Toy):
+    """Take steps on all rows at once."""
+
+    def work(self, info: ClientInfo, round: int) -> Work:
+        """Read everything."""
+        return Work({"train": Draw(None, steps=2)})

@@ -1,0 +1,149 @@
+"""A run that is killed with SIGKILL, again and again, ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from parsifl import tree
+from parsifl.algorithms.ditto import Ditto
+from parsifl.engine import simulate as simulate_module
+from parsifl.engine.evaluation import Evaluation
+from parsifl.engine.folder import read_metrics
+from parsifl.engine.simulate import simulate
+from parsifl.testing.conformance.trial import snapshot
+from parsifl.testing.toys import classifier, clients
+
+# The driver forks a child for each attempt, so that everything is imported once; with one thread
+# torch may be used before a fork.
+DRIVER = """
+import hashlib, json, os, random, signal, sys, time
+from pathlib import Path
+from parsifl import tree
+from parsifl.algorithms.ditto import Ditto
+from parsifl.engine import simulate as module
+from parsifl.testing.conformance.trial import snapshot
+from parsifl.testing.toys import classifier, clients
+
+folder, engine, seed, every = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
+module.CHECKPOINT_SECONDS = every
+module.simulate(Ditto(steps=1), classifier(), clients(), 1, engine=engine)  # imports what is lazy
+
+
+def digest(run):
+    leaves, structure = tree.flatten(snapshot(run))
+    value = hashlib.sha256(repr(tree.names(structure)).encode())
+    for leaf in leaves:
+        value.update(leaf.contiguous().numpy().tobytes())
+    return value.hexdigest()
+
+
+def attempt(name):
+    child = os.fork()
+    if child:
+        return child
+    try:
+        method = Ditto(lr=0.1, steps=3, batch=4, momentum=0.5)
+        data = clients((6, 9, 8, 11, 7, 5))
+        run = module.simulate(
+            method, classifier(), data, 25, participation=0.5, engine=engine, seed=4,
+            folder=folder / name, resume=True, evaluate_every=5,
+        )
+        (folder / f"{name}.txt").write_text(digest(run))
+    finally:
+        os._exit(0)
+
+
+def lines():
+    metrics = folder / "killed" / "metrics.jsonl"
+    return len(metrics.read_bytes().splitlines()) if metrics.exists() else 0
+
+
+os.waitpid(attempt("whole"), 0)
+generator = random.Random(seed)
+kills = []
+while not (folder / "killed.txt").exists():
+    child = attempt("killed")
+    target, ended = lines() + generator.randint(0, 8), False
+    while not ended and (lines() < target or len(kills) >= 6):
+        ended = os.waitpid(child, os.WNOHANG)[0] == child
+        time.sleep(0.001)
+    if not ended:
+        time.sleep(generator.uniform(0.0, 0.03))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        kills.append(lines())
+print(json.dumps(kills))
+"""
+
+
+def timeless(record: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in record.items() if name != "seconds"}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize(
+    ("engine", "seed", "every"),
+    [("sequential", 0, 0.0), ("batched", 1, 0.0), ("batched", 2, 0.05)],
+)
+def test_a_killed_run_ends_with_the_same_bits(
+    tmp_path: Path, engine: str, seed: int, every: float
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", DRIVER, str(tmp_path), engine, str(seed), str(every)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    kills = json.loads(done.stdout)
+    assert kills
+    assert any(0 < lines < 25 for lines in kills)  # at least one in the middle of the run
+    assert (tmp_path / "killed.txt").read_text() == (tmp_path / "whole.txt").read_text()
+    whole, killed = read_metrics(tmp_path / "whole"), read_metrics(tmp_path / "killed")
+    assert [timeless(record) for record in killed] == [timeless(record) for record in whole]
+    assert len(killed) == 25
+    scores = [(tmp_path / name / "clients.json").read_text() for name in ("whole", "killed")]
+    assert scores[0] == scores[1]
+
+
+class Stop(BaseException):
+    """Like a kill, but at a known place."""
+
+
+@pytest.mark.parametrize("stop", [1, 3, 4])
+@pytest.mark.parametrize("every", [0.0, 1e9])
+def test_a_run_that_stops_after_any_round_goes_on_from_its_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: int, every: float
+) -> None:
+    monkeypatch.setattr(simulate_module, "CHECKPOINT_SECONDS", every)
+    method, problem, data = Ditto(lr=0.1, steps=2, batch=4), classifier(), clients()
+    options: dict[str, Any] = {
+        "participation": 0.5,
+        "evaluation": Evaluation(clients="sampled"),
+        "precision": "bfloat16",
+    }
+
+    def interrupt(record: dict[str, Any]) -> None:
+        if record["round"] == stop:
+            raise Stop
+
+    with pytest.raises(Stop):
+        simulate(method, problem, data, 5, folder=tmp_path, progress=interrupt, **options)
+    seen: list[int] = []
+    resumed = simulate(
+        method, problem, data, 5, folder=tmp_path, resume=True,
+        progress=lambda record: seen.append(record["round"]), **options,
+    )  # fmt: skip
+    assert seen == list(range((stop if every == 0 else 0) + 1, 6))
+    whole = simulate(method, problem, data, 5, **options)
+    assert tree.same(snapshot(resumed), snapshot(whole))
+    assert [timeless(r) for r in resumed.metrics] == [timeless(r) for r in whole.metrics]

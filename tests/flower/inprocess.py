@@ -1,0 +1,103 @@
+"""A federation in one process: letters are handed over, nothing is sent; faults can be planted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from parsifl.engine.run import Run
+from parsifl.engine.simulate import simulate
+from parsifl.experiment import Experiment, problem_for
+from parsifl.flower.federation import Federation
+from parsifl.flower.letter import Letter, from_text, to_text
+from parsifl.flower.link import Kind
+from parsifl.flower.settings import Deployment, Settings
+from parsifl.flower.site import Site, alone
+from parsifl.problems.glm import GLM
+
+Answer = Letter | str | None
+Fault = Callable[[Kind, int, Letter, Callable[[], Letter]], Answer]
+
+
+def honest(kind: Kind, client: int, letter: Letter, answer: Callable[[], Letter]) -> Answer:
+    """Answer as a client does."""
+    return answer()
+
+
+@dataclass
+class InProcess:
+    """A `Link` to sites in this process; node 100 + i is client i."""
+
+    experiment: Experiment
+    root: Path
+    fault: Fault = honest
+    clients: dict[int, int] = field(default_factory=dict)
+    asked: list[tuple[Kind, int]] = field(default_factory=list)
+    log: list[str] = field(default_factory=list)
+    waited: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._data = self.experiment.load()
+        if not self.clients:
+            self.clients = {100 + i: i for i in range(len(self._data))}
+
+    def nodes(self) -> list[int]:
+        return sorted(self.clients)
+
+    def ask(
+        self, kind: Kind, letters: Mapping[int, Letter], timeout: float
+    ) -> dict[int, Letter | str]:
+        found: dict[int, Letter | str] = {}
+        # the reverse of the order of clients: replies come as they like
+        for node, letter in sorted(letters.items(), reverse=True):
+            client = self.clients[node]
+            self.asked.append((kind, client))
+            arrived = Letter(from_text(to_text(letter.meta)), letter.parts)
+            answer = self.fault(kind, client, arrived, lambda: self.site(client)(kind, arrived))
+            if isinstance(answer, Letter):
+                answer = Letter(from_text(to_text(answer.meta)), answer.parts)
+            if answer is not None:
+                found[node] = answer
+        return found
+
+    def pause(self, seconds: float) -> None:
+        self.waited += seconds
+
+    def site(self, client: int) -> Callable[[Kind, Letter], Letter]:
+        # a new one for every letter, as Flower starts a new process
+        site = Site(self.experiment, client, alone(self._data, client), self.root)
+
+        def answer(kind: Kind, letter: Letter) -> Letter:
+            if kind == "hello":
+                return site.hello()
+            return site.train(letter) if kind == "train" else site.judge(letter)
+
+        return answer
+
+    def federation(self, out: Path, **deployment: Any) -> Federation:
+        count = len(self._data)
+        settings = Settings(
+            self.experiment, count, Deployment(out=str(out), **{"wait": 1.0, **deployment})
+        )
+        return Federation(settings, self, self.log.append)
+
+
+def simulated(experiment: Experiment, folder: Path | None = None) -> Run:
+    """Run the same experiment in the engine that clients are compared with."""
+    data = experiment.load()
+    problem = problem_for(experiment.model, data)
+    return simulate(
+        experiment.method(),
+        problem,
+        data.flattened() if isinstance(problem, GLM) else data,
+        experiment.rounds,
+        seed=experiment.seed,
+        participation=experiment.participation,
+        engine="sequential",
+        folder=folder,
+        evaluate_every=experiment.evaluate_every,
+        evaluation=experiment.evaluation,
+        precision=experiment.precision,
+    )

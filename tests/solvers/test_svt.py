@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from parsifl.messages import LowRank, densify, matricize
+from parsifl.solvers.svt import svt, svt_layers, svt_stack
+
+
+def reference(matrix: torch.Tensor, threshold: float) -> np.ndarray:
+    u, s, v = np.linalg.svd(matrix.double().numpy(), full_matrices=False)
+    result: np.ndarray = (u * np.maximum(s - threshold, 0)) @ v
+    return result
+
+
+def with_spectrum(rows: int, columns: int, values: torch.Tensor, seed: int = 0) -> torch.Tensor:
+    draw = torch.Generator().manual_seed(seed)
+    left = torch.linalg.qr(torch.randn(rows, len(values), generator=draw, dtype=torch.float64))[0]
+    right = torch.linalg.qr(torch.randn(columns, len(values), generator=draw, dtype=torch.float64))[
+        0
+    ]
+    product: torch.Tensor = (left * values) @ right.T
+    return product
+
+
+@given(
+    st.integers(1, 12), st.integers(1, 12), st.floats(0.01, 4.0), st.integers(0, 99), st.booleans()
+)
+def test_any_matrix_is_thresholded_as_its_definition_says(
+    rows: int, columns: int, threshold: float, seed: int, double: bool
+) -> None:
+    dtype = torch.float64 if double else torch.float32
+    matrix = torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+    left, right = svt(matrix, threshold)
+    assert left.dtype == right.dtype == dtype
+    tolerance = 1e-12 if double else 2e-5
+    np.testing.assert_allclose((left @ right).numpy(), reference(matrix, threshold), atol=tolerance)
+
+
+@pytest.mark.parametrize("shape", [(120, 80), (80, 120), (100, 100)])
+@pytest.mark.parametrize("threshold", [1e-4, 1e-2, 0.3])
+def test_a_spectrum_over_six_decades_is_as_exact_as_a_direct_decomposition(
+    shape: tuple[int, int], threshold: float
+) -> None:
+    values = torch.logspace(1, -5, 80, dtype=torch.float64)
+    exact = with_spectrum(*shape, values)
+    left, right = svt(exact.float(), threshold)
+    expected = reference(exact, threshold)
+    u, s, v = torch.linalg.svd(exact.float(), full_matrices=False)
+    direct = (u * (s - threshold).clamp(min=0.0)) @ v
+    errors = [
+        np.linalg.norm(found.double().numpy() - expected, 2) for found in (left @ right, direct)
+    ]
+    assert errors[0] < 2 * errors[1] + 1e-6
+    assert abs(left.shape[1] - int((values > threshold).sum())) <= 1
+
+
+def test_nothing_survives_a_threshold_above_the_norm() -> None:
+    left, right = svt(torch.ones(3, 5), 100.0)
+    assert left.shape == (3, 0)
+    assert right.shape == (0, 5)
+    assert (left @ right).shape == (3, 5)
+
+
+def test_a_threshold_of_zero_changes_no_bit() -> None:
+    params = {"w": torch.randn(4, 3), "b": torch.randn(4)}
+    kept = svt_layers(params, 0.0)
+    assert all(kept[name] is params[name] for name in params)
+
+
+def test_only_layers_with_a_rank_are_touched_and_factors_come_where_shorter() -> None:
+    low = with_spectrum(48, 24, torch.tensor([5.0, 3.0], dtype=torch.float64)).float()
+    params = {
+        "conv": low.reshape(16, 3, 8, 3).swapaxes(1, 2).contiguous(),
+        "full": torch.eye(6) * 4,
+        "bias": torch.ones(6),
+        "conv1d": torch.ones(2, 2, 3),
+    }
+    thin = svt_layers(params, 1.0)
+    assert isinstance(thin["conv"], LowRank)
+    assert thin["conv"].left.shape == (48, 2)
+    assert thin["bias"] is params["bias"]
+    assert thin["conv1d"] is params["conv1d"]
+    torch.testing.assert_close(thin["full"], torch.eye(6) * 3)
+    dense = densify(thin)["conv"]
+    np.testing.assert_allclose(matricize(dense).numpy(), reference(low, 1.0), atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(5, 4), (4, 3, 2, 3), (7,)])
+def test_a_stack_is_thresholded_layer_by_layer_and_under_vmap(shape: tuple[int, ...]) -> None:
+    stack = torch.randn(3, *shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found = svt_stack(stack, 0.5)
+    for layer, result in zip(stack, found, strict=True):
+        if len(shape) == 1:
+            assert torch.equal(layer, result)
+        else:
+            expected = reference(matricize(layer), 0.5)
+            np.testing.assert_allclose(matricize(result).numpy(), expected, atol=1e-12)
+    batched = torch.func.vmap(lambda layer: svt_stack(layer[None], 0.5)[0])(stack)
+    torch.testing.assert_close(batched, found)
