@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup check test demo format clean
+.PHONY: help setup check test bench demo format clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -24,6 +24,9 @@ check: setup  ## ruff, mypy --strict, import contracts
 
 test: setup  ## the whole test suite, doctests and slow tests included
 	$(BIN)/pytest -n 2 --dist worksteal --cov --cov-report=term:skip-covered --cov-fail-under=95
+
+bench: setup  ## ratios against plain PyTorch and the hardware; wants a quiet machine
+	for file in benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
 demo: setup  ## several methods on the digits data, with a report
 	$(BIN)/parsifl demo --out runs/demo

@@ -7,7 +7,6 @@ as it is initialised (full rank) and for one whose spectra have decayed. Run it 
 
 from __future__ import annotations
 
-import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -83,22 +82,21 @@ def _difference(ours: dict[str, Tensor], theirs: Params) -> float:
 
 
 def main() -> int:
-    """Measure both ways in turn, so that a busy machine hurts them alike."""
+    """Measure both ways in turn and compare the best times: other work only adds."""
     worst = 0.0
     for label, params in (("initial", initial()), ("decayed", decayed())):
         for threshold in (1e-3, 1e-2, 1e-1):
-            ratios = []
-            for _ in range(REPEATS):
-                direct = _seconds(partial(plain, params, threshold))
-                ratios.append(_seconds(partial(svt_layers, params, threshold)) / direct)
+            works = (partial(svt_layers, params, threshold), partial(plain, params, threshold))
+            pairs = [[_seconds(work) for work in works] for _ in range(REPEATS)]
+            ours, direct = (min(times) for times in zip(*pairs, strict=True))
+            ratios = [pair[0] / pair[1] for pair in pairs]
             gap = _difference(densify(svt_layers(params, threshold)), plain(params, threshold))
-            ratio = statistics.median(ratios)
-            worst = max(worst, ratio)
+            worst = max(worst, ours / direct)
             sys.stdout.write(
-                f"{label:8} threshold {threshold:g}: {ratio:.2f} of plain "
-                f"({min(ratios):.2f} to {max(ratios):.2f}), largest difference {gap:.1e}\n"
+                f"{label:8} threshold {threshold:g}: {ours / direct:.2f} of plain at best "
+                f"(pairs {min(ratios):.2f} to {max(ratios):.2f}), largest difference {gap:.1e}\n"
             )
-    sys.stdout.write(f"worst median {worst:.2f}, goal {GOAL}\n")
+    sys.stdout.write(f"worst {worst:.2f}, goal {GOAL}\n")
     return int(worst > GOAL)
 
 

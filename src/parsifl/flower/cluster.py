@@ -56,6 +56,7 @@ class Cluster:
         self._link: subprocess.Popen[bytes] | None = None
         self._nodes: dict[int, subprocess.Popen[bytes]] = {}
         self._home = self.folder / "flwr"
+        self._database = self.folder / "superlink.db"
         self._home.mkdir(parents=True, exist_ok=True)
         self.keys: KeyFolder | None = None
         if self._secure:
@@ -98,6 +99,7 @@ class Cluster:
     # ------------------------------------------------------------------ processes
     def start(self) -> None:
         """Start everything; nodes are registered first where they must prove who they are."""
+        self._database.unlink(missing_ok=True)  # of an earlier trial; client state is elsewhere
         self.start_link()
         if self._simulation:
             return
@@ -122,7 +124,7 @@ class Cluster:
             "superlink",
             "flower-superlink",
             *(*options, "--host", HOST, "--port", str(self._port)),
-            *("--database", str(self.folder / "superlink.db")),
+            *("--database", str(self._database)),
         )
         end = time.monotonic() + _START_SECONDS
         while time.monotonic() < end:

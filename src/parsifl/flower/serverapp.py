@@ -17,9 +17,9 @@ from parsifl.flower.federation import Federation
 from parsifl.flower.letter import Letter
 from parsifl.flower.link import Kind
 from parsifl.flower.payload import pack, unpack
+from parsifl.flower.settings import ERROR_FILE
 from parsifl.flower.site import MakeProblem
 
-ERROR_FILE = "error.txt"
 _TYPES: dict[Kind, str] = {"hello": "query", "train": "train", "judge": "evaluate"}
 _logger = logging.getLogger("flwr")
 

@@ -15,6 +15,9 @@ from parsifl.config import Count, Fraction, Positive, Size
 from parsifl.errors import ConfigError
 from parsifl.experiment import Experiment
 
+ERROR_FILE = "error.txt"
+"""In the run folder: why the last attempt ended."""
+
 _TABLE = "deployment"
 
 

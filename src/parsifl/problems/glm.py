@@ -258,7 +258,7 @@ class GLMSteps:
         slope = self.problem.slopes(
             u + coefficients[..., -1] if intercept else u, rows.y, rows.weight
         )
-        back = rows.x.adjoint(slope)
+        back: Tensor = rows.x.adjoint(slope)
         if intercept:
             back = torch.cat([back, slope.sum(0)[..., None]], dim=-1)
         return back + self.ridge * coefficients if self.problem.l2 else back

@@ -24,6 +24,8 @@ Compact = dict[str, Tensor | LowRank]
 _TINY = torch.finfo(torch.float32).tiny
 TRUSTED = 0.1
 """Share of the largest singular value down to which one Gram matrix gives full accuracy."""
+DIRECT = 200
+"""Up to this many rows a direct decomposition is as fast."""
 
 
 def has_rank(shape: tuple[int, ...]) -> bool:
@@ -62,7 +64,7 @@ def svt(matrix: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
 
 def _thin(matrix: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
     """Threshold a matrix with no more rows than columns."""
-    if matrix.dtype == torch.float64:
+    if matrix.dtype == torch.float64 or len(matrix) <= DIRECT:
         vectors, values, others = torch.linalg.svd(matrix, full_matrices=False)
     else:
         vectors, values, others = _leading(matrix, threshold)

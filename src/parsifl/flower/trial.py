@@ -1,0 +1,122 @@
+"""A whole experiment on Flower on this machine: what `parsifl run --engine flower` does."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, final
+
+from parsifl.algorithm import message_types
+from parsifl.engine import checkpoint
+from parsifl.engine.folder import Record, read_metrics
+from parsifl.engine.summary import headline
+from parsifl.errors import ParsiflError
+from parsifl.experiment import Experiment, problem_for
+from parsifl.flower.cluster import Cluster
+from parsifl.flower.scaffold import write_app
+from parsifl.flower.settings import ERROR_FILE, Deployment, to_config
+
+_POLL = 0.5
+_STATUS_SECONDS = 30.0
+
+
+@final
+@dataclass(frozen=True)
+class FlowerRun:
+    """A finished run on Flower.
+
+    Attributes
+    ----------
+    metrics
+        A record for every round.
+    server
+        The server's last state.
+    """
+
+    experiment: Experiment
+    folder: Path
+    metrics: list[Record]
+    server: Any
+    score: str
+    maximize: bool
+
+    def summary(self) -> dict[str, Any]:
+        """Return the headline numbers, from the round that the evaluation selects."""
+        return headline(self.metrics, self.score, self.maximize, self.experiment.evaluation)
+
+
+def run_on_flower(
+    experiment: Experiment,
+    folder: str | Path,
+    *,
+    resume: bool = False,
+    secure: bool = True,
+    simulation: bool = False,
+    deployment: Deployment | None = None,
+    progress: Callable[[Record], None] | None = None,
+) -> FlowerRun:
+    """Run an experiment on Flower with every process on this machine, over loopback.
+
+    Parameters
+    ----------
+    folder
+        The run folder; logs, keys and client state are in its subfolder `flower`.
+    secure
+        TLS and authenticated nodes.
+    simulation
+        Flower's simulation runtime (Ray) instead of a SuperLink with SuperNodes.
+    deployment
+        Quorum and time limits; `out` and `resume` are set here.
+    """
+    out = Path(folder).resolve()
+    data = experiment.load()
+    chosen = replace(experiment, clients=len(data))
+    plan = replace(deployment or Deployment(), out=str(out), resume=resume)
+    place = out / "flower"
+    app = place / "app"
+    shutil.rmtree(app, ignore_errors=True)
+    write_app(app, "partition", to_config(chosen, plan), "trial")
+    with Cluster(place, len(data), secure=secure, simulation=simulation) as cluster:
+        run = cluster.submit(app)
+        follow(cluster, run, out, chosen.rounds, progress)
+    problem = problem_for(chosen.model, data)
+    found = checkpoint.load(out / "checkpoint", message_types(chosen.method()))
+    server = None if found is None else found.server
+    metrics = read_metrics(out)
+    return FlowerRun(chosen, out, metrics, server, problem.score, problem.maximize)
+
+
+def follow(
+    cluster: Cluster,
+    run: str,
+    out: Path,
+    rounds: int,
+    progress: Callable[[Record], None] | None = None,
+) -> None:
+    """Wait for a run, reporting its rounds; raise ParsiflError if it fails.
+
+    The run folder is looked at, not Flower: asking Flower costs seconds of computing each time.
+    """
+    latest, told, asked = out / "checkpoint" / "LATEST", 0, time.monotonic()
+    last = f"round-{rounds:08d}"
+    while True:
+        # LATEST first: what it names is in the records
+        finished = latest.exists() and latest.read_text().split()[0] == last
+        records = read_metrics(out)
+        for record in records[told:] if progress is not None else ():
+            progress(record)
+        told = len(records)
+        if (out / ERROR_FILE).exists():
+            raise ParsiflError((out / ERROR_FILE).read_text().strip())
+        if finished:
+            return
+        if time.monotonic() - asked > _STATUS_SECONDS:
+            status, asked = cluster.status(run), time.monotonic()
+            if status.startswith("finished") and not latest.exists():
+                raise ParsiflError(f"the run is {status}:\n{cluster.log_tail('superlink')}")
+            if status.startswith("finished:") and not status.endswith("completed"):
+                raise ParsiflError(f"the run is {status}; it can be resumed")
+        time.sleep(_POLL)

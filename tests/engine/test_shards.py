@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.sparse import csr_matrix
+from torch import nn
+
+from parsifl import tree
+from parsifl.algorithm import ClientInfo
+from parsifl.algorithms.fedavg import FedAvg
+from parsifl.engine.shards import Infos, Shards
+from parsifl.engine.simulate import simulate
+from parsifl.errors import CapabilityError, ConfigError, DataError
+from parsifl.keys import Key
+from parsifl.problems.neural import NeuralProblem
+from parsifl.testing.toys import classifier, clients
+from parsifl.work import Draw, Work
+
+
+def test_infos_are_made_on_demand() -> None:
+    infos = Infos(clients((6, 9), profiles=[{"width": 0.5}, {}]))
+    assert len(infos) == 2
+    assert infos[0] == ClientInfo(0, 6, {"width": 0.5})
+    assert list(infos) == list(infos[0:2]) == [infos[0], infos[1]]
+
+
+def test_a_shard_reads_training_rows_only_and_follows_its_key() -> None:
+    data, work = clients((6, 9)), Work({"a": Draw(4, steps=5), "b": Draw(4, steps=5)}, rows=True)
+    shards = Shards(data, classifier())
+    first, same = (shards.shard(1, work, Key(3, round=2)) for _ in range(2))
+    assert tree.same(first, same)
+    assert set(first["a"].index.flatten().tolist()) <= set(data.train[1].tolist())
+    assert not torch.equal(first["a"].index, first["b"].index)
+    assert torch.equal(first.all_rows().x, torch.as_tensor(data.x)[data.train[1]])
+    assert first.round == 2
+    for other in (Key(4, round=2), Key(3, round=1)):
+        assert not torch.equal(shards.shard(1, work, other)["a"].index, first["a"].index)
+
+
+def test_all_rows_must_be_asked_for() -> None:
+    shard = Shards(clients(), classifier()).shard(0, Work(), Key(0))
+    with pytest.raises(ConfigError, match="rows=True"):
+        shard.all_rows()
+
+
+def test_a_client_without_training_rows_is_named() -> None:
+    data = clients((6, 9))
+    empty = replace(data, train=[data.train[0], data.train[1][:0]])
+    with pytest.raises(DataError, match="client 1 has no training rows"):
+        simulate(FedAvg(), classifier(), empty, 1)
+
+
+def test_integer_features_stay_integers() -> None:
+    data = replace(clients(), x=torch.arange(46 * 4).reshape(46, 4)[: len(clients().y)])
+    shard = Shards(data, classifier()).shard(0, Work({"t": Draw(2, steps=1)}), Key(0))
+    assert shard["t"].batch(0).x.dtype == torch.int64
+    assert shard["t"].weight.dtype == torch.float64
+
+
+def test_a_csr_matrix_is_read_row_by_row() -> None:
+    dense = np.eye(12)[:, :4]
+    data = replace(clients((3, 3), test=3), x=csr_matrix(dense))
+    rows = Shards(data, classifier()).rows(np.array([2, 0]))
+    assert np.array_equal(rows.x.matrix.toarray(), dense[[2, 0]])
+
+
+def batch_norm() -> NeuralProblem:
+    norm = nn.BatchNorm1d(4, track_running_stats=False)
+    return NeuralProblem(nn.Sequential(norm, nn.Linear(4, 3)), dtype=torch.float64)
+
+
+def test_padding_is_refused_where_rows_interact() -> None:
+    with pytest.raises(CapabilityError, match="set partial to 'wrap' or 'drop'"):
+        simulate(FedAvg(batch=4, steps=1), batch_norm(), clients((6, 9)), 1)
+
+
+@pytest.mark.parametrize("partial", ["wrap", "drop"])
+def test_whole_batches_are_fine_where_rows_interact(partial: Any) -> None:
+    method = FedAvg(batch=4, steps=2, partial=partial)
+    run = simulate(method, batch_norm(), clients((6, 9)), 1)
+    assert not run.metrics[0]["dropped"]
