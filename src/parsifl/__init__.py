@@ -6,7 +6,13 @@ The public names are loaded when first used, so that `import parsifl` costs noth
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
+
+# Threads that spin while they wait for each other make a small product twenty times slower when
+# another program uses one of the cores; sleeping threads do not (docs/adr/0004). OpenMP reads this
+# once, when torch is first imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 if TYPE_CHECKING:
     from parsifl.data.clients import ClientData

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ Answer = Letter | str | None
 Fault = Callable[[Kind, int, Letter, Callable[[], Letter]], Answer]
 
 
-def honest(kind: Kind, client: int, letter: Letter, answer: Callable[[], Letter]) -> Answer:
+def honest(_kind: Kind, _client: int, _letter: Letter, answer: Callable[[], Letter]) -> Answer:
     """Answer as a client does."""
     return answer()
 
@@ -47,7 +48,10 @@ class InProcess:
         return sorted(self.clients)
 
     def ask(
-        self, kind: Kind, letters: Mapping[int, Letter], timeout: float
+        self,
+        kind: Kind,
+        letters: Mapping[int, Letter],
+        timeout: float,  # noqa: ARG002 - a Link
     ) -> dict[int, Letter | str]:
         found: dict[int, Letter | str] = {}
         # the reverse of the order of clients: replies come as they like
@@ -55,7 +59,7 @@ class InProcess:
             client = self.clients[node]
             self.asked.append((kind, client))
             arrived = Letter(from_text(to_text(letter.meta)), letter.parts)
-            answer = self.fault(kind, client, arrived, lambda: self.site(client)(kind, arrived))
+            answer = self.fault(kind, client, arrived, partial(self.site(client), kind, arrived))
             if isinstance(answer, Letter):
                 answer = Letter(from_text(to_text(answer.meta)), answer.parts)
             if answer is not None:

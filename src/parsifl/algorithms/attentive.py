@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -47,6 +47,10 @@ class Attentive(LocalSGD, GatherAlgorithm[Problem, AttentiveServer, Params, Para
     start
         Where a client begins: at its "own" last model, or at the "cloud" model it receives.
     """
+
+    exempt: ClassVar[Mapping[str, str]] = {
+        "personal state stays at home": "the server mixes the clients' own models, so they are sent"
+    }
 
     lr: Positive = 0.05
     lam: NonNegative = 1.0

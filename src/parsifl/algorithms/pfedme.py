@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import Any, ClassVar, final
 
 from parsifl.algorithms.envelope import Envelope
 from parsifl.config import Count, NonNegative, Positive
@@ -35,6 +36,8 @@ class PFedMe(Envelope):
     cites: ClassVar[str] = (
         "Dinh et al., Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020"
     )
+
+    trial: ClassVar[Mapping[str, Any]] = {"inner": 2}
 
     lr: Positive = 0.09
     outer_lr: Positive = 0.005

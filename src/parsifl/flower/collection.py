@@ -18,7 +18,7 @@ from parsifl.flower.link import Kind, Link
 from parsifl.flower.roster import Roster
 from parsifl.flower.settings import Deployment
 
-SILENT = "no answer in time"
+_SILENT = "no answer in time"
 _LONGEST_REASON = 500
 _MOST_INFO = 1000
 
@@ -54,23 +54,21 @@ class Collection:
         self._note_untyped(questions)
         needed = max(1, math.ceil(self._deployment.quorum * cohort))
         answers: dict[int, Arrival | str] = {}
+        silent = dict(questions)
         for _ in range(1 + self._deployment.retries):
-            open_questions = {
-                client: question
-                for client, question in questions.items()
-                if answers.get(client, SILENT) == SILENT
-            }
-            for client, reply in self._ask("train", open_questions).items():
-                answers[client] = self._believed(client, questions[client], reply)
-            arrived = sum(
-                isinstance(answer, Arrival) and answer.uploads for answer in answers.values()
-            )
+            for client, reply in self._ask("train", silent).items():
+                if isinstance(reply, Letter):
+                    del silent[client]
+                    answers[client] = self._believed(client, questions[client], reply)
+                else:
+                    answers[client] = reply
+            found = answers.values()
+            arrived = sum(isinstance(answer, Arrival) and answer.uploads for answer in found)
             if arrived >= needed:
                 return answers
-            if SILENT not in answers.values():
+            if not silent:
                 break
-        self._refuse(answers, arrived, needed, questions)
-        return answers
+        raise self._shortage(answers, arrived, needed, questions)
 
     def judge(self, questions: Mapping[int, Question]) -> dict[int, Letter | str]:
         """Return each client's scores as it sent them, or why there are none."""
@@ -95,13 +93,11 @@ class Collection:
         if not letters:
             self._link.pause(min(timeout, 5.0))
         return {
-            client: replies.get(online[client], SILENT) if client in online else SILENT
+            client: replies.get(online[client], _SILENT) if client in online else "not connected"
             for client in questions
         }
 
-    def _believed(self, client: int, question: Question, reply: Letter | str) -> Arrival | str:
-        if reply == SILENT:
-            return SILENT
+    def _believed(self, client: int, question: Question, reply: Letter) -> Arrival | str:
         try:
             letter = _addressed(question.letter, reply)
             upload, size = self._upload(question, letter)
@@ -138,16 +134,16 @@ class Collection:
         notes = {q.expected.note for q in questions.values() if q.expected and q.expected.note}
         self.notes += sorted(notes)
 
-    def _refuse(
+    def _shortage(
         self,
         answers: Mapping[int, Arrival | str],
         arrived: int,
         needed: int,
         questions: Mapping[int, Question],
-    ) -> None:
+    ) -> ParsiflError:
         round = next(iter(questions.values())).letter.meta["round"] + 1
         reasons = [f"client {c}: {a}" for c, a in sorted(answers.items()) if isinstance(a, str)]
-        raise ParsiflError(
+        return ParsiflError(
             f"round {round}: {arrived} uploads arrived and {needed} are needed; nothing is lost, "
             "the run can be resumed (deployment.resume=true)\n  " + "\n  ".join(reasons[:20])
         )

@@ -64,6 +64,11 @@ class Federation:
 
     def run(self) -> list[Record]:
         """Run until all rounds are done; return their records."""
+        if (self._folder.path / "config.toml").exists() and not self._settings.deployment.resume:
+            raise CheckpointError(
+                f"{self._folder.path} already holds a run; resume it (--resume, "
+                "deployment.resume=true), or choose another folder"
+            )
         found = checkpoint.load(self._folder.checkpoints, self._types)
         if found is not None:
             self._restore(found.totals)

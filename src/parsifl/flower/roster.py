@@ -15,6 +15,8 @@ from parsifl.flower.letter import Letter
 from parsifl.flower.link import Link
 
 _PAUSE = 1.0
+_HELLO_SECONDS = 90.0
+_ATTEMPTS = 3
 _LONGEST_PROFILE = 10_000
 _MOST_SAMPLES = 1 << 40
 Log = Callable[[str], None]
@@ -77,11 +79,13 @@ class Roster:
         fresh = [
             node
             for node in self._connected
-            if node not in self._claims and self._failed.get(node, 0) < 3
+            if node not in self._claims and self._failed.get(node, 0) < _ATTEMPTS
         ]
         if not fresh:
             return
-        answers = self._link.ask("hello", {node: Letter({}) for node in fresh}, timeout)
+        letters = {node: Letter({}) for node in fresh}
+        # not longer: one of them may be dead and not yet missed
+        answers = self._link.ask("hello", letters, min(timeout, _HELLO_SECONDS))
         for node in fresh:
             try:
                 self._admit(node, answers.get(node, "no answer"))

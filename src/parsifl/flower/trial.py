@@ -106,8 +106,9 @@ def follow(
         # LATEST first: what it names is in the records
         finished = latest.exists() and latest.read_text().split()[0] == last
         records = read_metrics(out)
-        for record in records[told:] if progress is not None else ():
-            progress(record)
+        if progress is not None:
+            for record in records[told:]:
+                progress(record)
         told = len(records)
         if (out / ERROR_FILE).exists():
             raise ParsiflError((out / ERROR_FILE).read_text().strip())

@@ -27,6 +27,11 @@ def refuse_unbatchable(module: nn.Module) -> None:
             )
         if isinstance(layer, _DROPOUT) and layer.p > 0:
             raise CapabilityError(f"{place} draws unkeyed random numbers; {_REMEDY}")
+        inner = getattr(layer, "dropout", 0.0)  # of attention and recurrent layers, a number
+        if isinstance(layer, nn.RReLU) or (isinstance(inner, float) and inner > 0):
+            raise CapabilityError(
+                f"{place} draws unkeyed random numbers; set its dropout to 0, or replace it"
+            )
         buffers = [buffer for buffer, _ in layer.named_buffers(recurse=False)]
         if buffers:
             raise CapabilityError(f"{place} keeps buffers ({', '.join(buffers)}); {_REMEDY}")

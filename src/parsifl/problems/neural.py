@@ -68,6 +68,10 @@ class NeuralProblem:
         self._source = module
         with torch.random.fork_rng(devices=[]):
             built = module if isinstance(module, nn.Module) else module()
+            if not isinstance(built, nn.Module):
+                raise ConfigError(
+                    f"expected an nn.Module or a factory of one, got {type(built).__name__}"
+                )
             refuse_unbatchable(built)
             self._training = copy.deepcopy(built).to("meta").train().requires_grad_(False)
         self._judging = copy.deepcopy(self._training).eval()

@@ -61,10 +61,9 @@ def render(runs: Sequence[RunData], version: str = "") -> str:
         },
     }
     script = "\n".join(_asset(name) for name in _SCRIPTS)
+    level = 2 if len(found) == 1 else 3  # of headings: a single section needs none of its own
     bodies = [
-        _section(
-            section, name, sheets[name], alone=len(found) == 1, inside=_inside(name, drawn[name])
-        )
+        _section(section, name, sheets[name], inside=_inside(name, level, drawn[name]), level=level)
         for name, section in named.items()
     ]
     title = _title(found)
@@ -141,13 +140,14 @@ def _sheets(section: Section, name: str) -> dict[str, Grid]:
 
 
 def _section(
-    section: Section, name: str, sheets: Mapping[str, Grid], *, alone: bool, inside: str
+    section: Section, name: str, sheets: Mapping[str, Grid], *, inside: str, level: int
 ) -> str:
     gains = "".join(sheet.to_html() for key, sheet in sheets.items() if key.startswith("gain"))
-    same = "<p>All runs share one configuration, apart from the seed.</p>"
+    same = "<p>There is one configuration here, apart from seeds.</p>"
     return Template(_asset("section.html")).substitute(
         name=name,
-        heading="" if alone else f"<h2>{html.escape(_heading(section))}</h2>",
+        level=level,
+        heading="" if level == 2 else f"<h2>{html.escape(_heading(section))}</h2>",
         notes=_notes(section.notes),
         headline=sheets["headline"].to_html(),
         gains=gains,
@@ -159,7 +159,7 @@ def _section(
     )
 
 
-def _inside(name: str, drawn: Mapping[str, Any]) -> str:
+def _inside(name: str, level: int, drawn: Mapping[str, Any]) -> str:
     """Return the place of the pictures of states, where some state is worth a picture."""
     if not any(group["anatomy"] for group in drawn["groups"]):
         return ""

@@ -64,7 +64,8 @@ def _protocols(found: Sequence[Row]) -> tuple[tuple[str, ...], list[str]]:
             kinds[text.partition(":")[0]].add(text)
     closing = [
         "Spread and worst decile are those of the personal models; "
-        "the worst decile is the mean over the worst tenth of clients."
+        "the worst decile is the mean over the worst tenth of clients. Bytes and time are totals "
+        "of a run; time is that of its machine, evaluation included."
     ]
     if any(len(row.seeds) > 1 for row in found):
         closing.append("± is the standard deviation over seeds; costs are means over seeds.")

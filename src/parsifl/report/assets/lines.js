@@ -101,7 +101,7 @@ const AXES = {
   up: ["bytes up, all clients together", "bytes"],
   down: ["bytes down, all clients together", "bytes"],
   total: ["bytes up and down, all clients together", "bytes"],
-  seconds: ["seconds on this machine", "seconds"],
+  seconds: ["seconds on the machine of the run, evaluation included", "seconds"],
   simulated: ["simulated seconds on the configured network", "seconds"],
   flops: ["floating-point operations of the clients", "flops"],
 };

@@ -1,0 +1,178 @@
+"""What the estimators share: clients from groups, standardisation, training, original units."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+from scipy import sparse
+from sklearn.base import BaseEstimator
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import _check_sample_weight
+
+from parsifl import registry, wire
+from parsifl.algorithm import AnyMethod
+from parsifl.data.clients import ClientData
+from parsifl.data.ragged import Ragged
+from parsifl.engine.run import Run
+from parsifl.engine.simulate import simulate
+from parsifl.errors import ConfigError, unknown
+from parsifl.estimators.moments import Array, Indices, Moments, smoothness
+from parsifl.problems.glm import GLM
+
+PURSUIT = ("fedgradmp", "inexactfedgradmp")
+SOLVERS = (*PURSUIT, "fedht", "fediterht", "distributediht", "fedmid", "feddualavg")
+
+
+class FederatedSparse(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+    """Abstract base of the estimators."""
+
+    def __init__(
+        self,
+        n_nonzero_coefs: int | None = None,
+        *,
+        solver: str = "fedgradmp",
+        rounds: int = 20,
+        local_steps: int = 3,
+        batch: int | None = None,
+        lr: float | None = None,
+        l2: float = 0.0,
+        fit_intercept: bool = True,
+        standardize: bool = True,
+        keep: Any = (),
+        dictionary: Any = None,
+        participation: float = 1.0,
+        random_state: Any = None,
+    ) -> None:
+        self.n_nonzero_coefs = n_nonzero_coefs
+        self.solver = solver
+        self.rounds = rounds
+        self.local_steps = local_steps
+        self.batch = batch
+        self.lr = lr
+        self.l2 = l2
+        self.fit_intercept = fit_intercept
+        self.standardize = standardize
+        self.keep = keep
+        self.dictionary = dictionary
+        self.participation = participation
+        self.random_state = random_state
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+    def _clients(self, groups: Any, rows: int) -> tuple[np.ndarray[Any, Any], list[Indices]]:
+        """Return the names of the clients and the rows of each; without groups there is one."""
+        if groups is None:
+            return np.array([0]), [np.arange(rows)]
+        ids = np.asarray(groups)
+        if ids.shape != (rows,):
+            raise ValueError(
+                f"groups must name the client of each of the {rows} rows, got shape {ids.shape}"
+            )
+        names, owner = np.unique(ids, return_inverse=True)
+        order = np.argsort(owner, kind="stable")
+        return names, np.split(order, np.cumsum(np.bincount(owner))[:-1])
+
+    def _weights(self, sample_weight: Any, x: Any, parts: list[Indices]) -> Array:
+        """Return weights that are 1 on average; no client may weigh nothing."""
+        weight = np.asarray(_check_sample_weight(sample_weight, x, dtype=np.float64))
+        if (weight < 0).any():
+            raise ValueError("sample_weight must not be negative")
+        if weight.sum() == 0:
+            raise ValueError("sample_weight is zero for every row")
+        return np.asarray(weight * (len(weight) / weight.sum()))
+
+    def _sparsity(self, width: int, parts: list[Indices]) -> int:
+        """Return tau, and say which clients have too few rows to determine their subproblem."""
+        tau = self.n_nonzero_coefs
+        if tau is None:
+            tau = max(int(0.1 * width), 1)
+        if not 1 <= tau <= width:
+            raise ValueError(f"n_nonzero_coefs must be between 1 and {width} features, got {tau}")
+        few = sum(len(rows) < min(3 * tau, width) for rows in parts)
+        if few and self.solver in PURSUIT and len(parts) > 1:
+            warnings.warn(
+                f"{few} of {len(parts)} clients have fewer rows than 3 x {tau} coefficients: they "
+                "take the minimiser nearest to the model that they received",
+                UserWarning,
+                stacklevel=3,
+            )
+        return int(tau)
+
+    def _method(self, tau: int, rate: float) -> AnyMethod:
+        if self.solver not in SOLVERS:
+            raise ConfigError(unknown("solver", str(self.solver), SOLVERS))
+        settings: dict[str, Any] = {"tau": tau, "scope": "row"}
+        if self.solver != "distributediht":
+            settings["steps"] = self.local_steps
+        if self.solver in PURSUIT:
+            return registry.get(self.solver, batch=self.batch, **settings)
+        settings["lr"] = rate
+        if self.solver in ("fedmid", "feddualavg"):
+            return registry.get(self.solver, prox="hard", batch=self.batch or 10**9, **settings)
+        if self.batch is None:
+            return registry.get(self.solver, full_batch=True, **settings)
+        return registry.get(self.solver, batch=self.batch, **settings)
+
+    def _train(
+        self, problem: GLM, x: Any, y: torch.Tensor, parts: list[Indices], moments: Moments
+    ) -> np.ndarray[Any, Any]:
+        """Run the rounds; return the coefficients of the problem and keep the books."""
+        free = problem.width - len(problem.kept["coef"])
+        tau = min(self._sparsity(x.shape[1], parts), free) or 1
+        rate = self.lr
+        if rate is None and self.solver not in PURSUIT:
+            curvature = problem.datafit.smoothness * (smoothness(x, parts) + self.fit_intercept)
+            rate = 1 / (curvature + problem.l2) if curvature + problem.l2 > 0 else 1.0
+        method = self._method(tau, rate or 1.0)
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        run = simulate(
+            method,
+            problem,
+            _client_data(x, y, parts),
+            self.rounds,
+            seed=seed,
+            participation=self.participation,
+            evaluate_every=0,
+        )
+        self._book(run, moments, len(parts))
+        return run.model.params["coef"].numpy().copy()
+
+    def _book(self, run: Run, moments: Moments, clients: int) -> None:
+        names = ("round", "trained", "bytes_up", "bytes_down", "dropped", "info")
+        self.history_ = [{name: record[name] for name in names} for record in run.metrics]
+        self.n_iter_ = len(run.metrics)
+        self.bytes_up_ = run.bytes_up + moments.bytes_up
+        self.bytes_down_ = run.bytes_down + moments.bytes_down
+        atoms = self._atoms()
+        if atoms is not None:  # broadcast once
+            self.bytes_down_ += clients * wire.size({"dictionary": atoms})
+
+    def _atoms(self) -> torch.Tensor | None:
+        if self.dictionary is None:
+            return None
+        return torch.from_numpy(np.array(self.dictionary, dtype=np.float64))
+
+    def _kept(self, width: int) -> tuple[int, ...]:
+        keep = np.asarray(self.keep)
+        if keep.dtype == bool:
+            keep = np.flatnonzero(keep)
+        places = tuple(int(position) for position in keep.astype(int))
+        outside = [position for position in places if not 0 <= position < width]
+        if outside:
+            raise ValueError(f"keep names feature {outside[0]}, but there are 0 .. {width - 1}")
+        if places and self.dictionary is not None:
+            raise ValueError("keep names features, but with a dictionary atoms are selected")
+        return places
+
+
+def _client_data(x: Any, y: torch.Tensor, parts: list[Indices]) -> ClientData:
+    nobody = Ragged.from_sizes(np.zeros(0, np.int64), np.zeros(len(parts), np.int64))
+    design = x if sparse.issparse(x) else torch.from_numpy(np.ascontiguousarray(x))
+    profiles = ({},) * len(parts)
+    return ClientData(design, y, Ragged.of(parts), nobody, nobody, profiles, name="estimator")

@@ -1,0 +1,83 @@
+"""Means and scales of the features from sums that clients send: one round, booked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from scipy import sparse
+
+from parsifl import wire
+
+Array = npt.NDArray[np.float64]
+Indices = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Global means and standard deviations, and what it cost to find them."""
+
+    mean: Array
+    scale: Array
+    target: float
+    bytes_up: int
+    bytes_down: int
+
+
+def gather(x: Any, y: Array, weight: Array, parts: list[Indices], *, standardize: bool) -> Moments:
+    """Add up n, sum x, sum x^2 and sum y over clients; constant columns keep the scale 1."""
+    total, first, second, target, up = 0.0, 0.0, 0.0, 0.0, 0
+    for rows in parts:
+        part, w = x[rows], weight[rows]
+        squares = part.multiply(part) if sparse.issparse(part) else part * part
+        sums = np.asarray(part.T @ w).ravel(), np.asarray(squares.T @ w).ravel()
+        message = {
+            "n": torch.tensor([w.sum(), w @ y[rows]]),
+            "x": torch.from_numpy(sums[0]),
+            "xx": torch.from_numpy(sums[1]),
+        }
+        up += wire.size(message)
+        total, target = total + w.sum(), target + w @ y[rows]
+        first, second = first + sums[0], second + sums[1]
+    mean = np.asarray(first / total)
+    variance = np.asarray(second / total) - mean**2
+    # what is left of a constant column after cancellation counts as no variance
+    constant = variance <= 1e-12 * np.asarray(second / total)
+    scale = np.where(constant, 1.0, np.sqrt(np.maximum(variance, 0.0))) if standardize else None
+    found = scale if scale is not None else np.ones_like(mean)
+    answer = {"mean": torch.from_numpy(mean), "scale": torch.from_numpy(found)}
+    return Moments(mean, found, float(target / total), up, len(parts) * wire.size(answer))
+
+
+def centred_by_client(
+    x: Array, y: Array, weight: Array, parts: list[Indices]
+) -> tuple[Array, Array]:
+    """Subtract every client's own means: what remains has no site effects."""
+    x, y = x.copy(), y.copy()
+    for rows in parts:
+        if weight[rows].sum() > 0:
+            x[rows] -= np.average(x[rows], axis=0, weights=weight[rows])
+            y[rows] -= np.average(y[rows], weights=weight[rows])
+    return x, y
+
+
+def smoothness(x: Any, parts: list[Indices]) -> float:
+    """Return the largest squared singular value of a client's rows, over its number of rows.
+
+    Each client reports one number; found by power iteration and rounded up.
+    """
+    found = 0.0
+    for rows in parts:
+        part = x[rows]
+        v = np.random.default_rng(0).standard_normal(part.shape[1])
+        value = 0.0
+        for _ in range(50):
+            v = np.asarray(part.T @ (part @ (v / np.linalg.norm(v)))).ravel()
+            value = float(np.linalg.norm(v))
+            if value == 0.0:
+                break
+        found = max(found, 1.1 * value / len(rows))
+    return found

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from parsifl import tree
+from parsifl.algorithms.ditto import Ditto
+from parsifl.algorithms.local import Local
+from parsifl.engine.shards import Shards
+from parsifl.engine.simulate import simulate
+from parsifl.keys import Key
+from parsifl.solvers.sgd import sgd
+from parsifl.testing.conformance.trial import difference
+from parsifl.testing.toys import classifier, clients
+from parsifl.work import Draw, Work
+
+SETTINGS: dict[str, Any] = {"lr": 0.2, "steps": 3, "batch": 4}
+
+
+@pytest.mark.parametrize("engine", ["sequential", "batched"])
+def test_every_client_trains_alone_from_the_same_start(engine: Any) -> None:
+    problem, data = classifier(), clients()
+    run = simulate(Local(**SETTINGS), problem, data, 3, engine=engine)
+    shards = Shards(data, problem)
+    for client in range(len(data)):
+        params = problem.init(Key(0))
+        for number in range(3):
+            shard = shards.shard(client, Work({"train": Draw(4, steps=3)}), Key(0, number))
+            params = sgd(problem, params, shard["train"], 0.2)
+        assert difference(run.personal(client).params, params) < 1e-13
+
+
+def test_nothing_is_sent_and_there_is_no_global_model() -> None:
+    run = simulate(Local(**SETTINGS), classifier(), clients(), 2)
+    assert run.bytes_up == run.bytes_down == 0
+    assert run.server is None
+    assert run.summary()["global"] is None
+    assert run.summary()["personal"]["mean"] >= 0
+
+
+def test_other_clients_do_not_matter() -> None:
+    problem = classifier()
+    few = simulate(Local(**SETTINGS), problem, clients((6, 9)), 2, engine="sequential")
+    many = simulate(
+        Local(**SETTINGS), problem, clients((6, 9)), 2, engine="sequential", participation=0.5
+    )
+    trained = {client for client, _ in many._store}
+    for client in trained:
+        assert few.personal(client).problem is problem
+    assert tree.same(problem.init(Key(0)), problem.init(Key(0, client=4)))
+
+
+def test_ditto_without_a_pull_has_as_many_steps_as_local() -> None:
+    problem, data = classifier(), clients()
+    ditto = simulate(Ditto(lam=0.0, **SETTINGS), problem, data, 2)
+    local = simulate(Local(**SETTINGS), problem, data, 2)
+    assert ditto.metrics[0]["flops"] == 2 * local.metrics[0]["flops"]
