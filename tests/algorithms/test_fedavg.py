@@ -3,24 +3,23 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from parsifl import tree
 from parsifl.algorithm import ClientInfo
 from parsifl.algorithms.fedavg import FedAvg
 from parsifl.algorithms.mean import Mean
 from parsifl.algorithms.settings import LocalSGD
+from parsifl.engine.shards import Shards
 from parsifl.engine.simulate import simulate
 from parsifl.keys import Key
+from parsifl.solvers.sgd import sgd
 from parsifl.testing.conformance.trial import difference
 from parsifl.testing.toys import classifier, clients
-from parsifl.work import Draw
+from parsifl.work import Draw, Work
 
 
 def test_one_client_is_plain_sgd() -> None:
-    from parsifl.engine.shards import Shards
-    from parsifl.solvers.sgd import sgd
-    from parsifl.work import Work
-
     problem, data = classifier(), clients((9,))
     run = simulate(FedAvg(lr=0.2, steps=3, batch=4), problem, data, 2, engine="sequential")
     params, shards = problem.init(Key(0)), Shards(data, problem)
@@ -40,35 +39,22 @@ def test_one_full_step_is_a_gradient_step_on_all_rows() -> None:
     assert difference(federated.server, together.server) < 1e-13
 
 
-@pytest.mark.parametrize("weighting", ["samples", "uniform"])
-def test_the_mean_weighs_as_asked(weighting: Any) -> None:
+@pytest.mark.parametrize("engine", ["sequential", "batched"])
+@pytest.mark.parametrize(
+    ("weighting", "shares"), [("samples", (0.25, 0.75)), ("uniform", (0.5, 0.5))]
+)
+def test_the_mean_weighs_as_asked(weighting: Any, shares: tuple[float, float], engine: Any) -> None:
     problem, data = classifier(), clients((4, 12))
     method = FedAvg(lr=0.2, steps=2, batch=4, weighting=weighting)
-    run = simulate(method, problem, data, 1, evaluate_every=0)
-    single = [
-        simulate(method, problem, _only(data, i), 1, evaluate_every=0).server for i in range(2)
-    ]
-    shares = (0.25, 0.75) if weighting == "samples" else (0.5, 0.5)
-    # client 1 alone has the id 0, so its batches differ: compare with the right keys instead
-    assert difference(run.server, single[0]) > 1e-6
-    assert method.weight(ClientInfo(0, 4)) / method.weight(ClientInfo(1, 12)) == pytest.approx(
-        shares[0] / shares[1]
-    )
-
-
-def _only(data: Any, client: int) -> Any:
-    from dataclasses import replace
-
-    part = slice(client, client + 1)
-    return replace(
-        data, train=data.train[part], validation=data.validation[part], test=data.test[part],
-        profiles=data.profiles[part],
-    )  # fmt: skip
+    run = simulate(method, problem, data, 1, engine=engine, evaluate_every=0)
+    shards, work = Shards(data, problem), Work({"train": Draw(4, steps=2)})
+    start = problem.init(Key(0))
+    one, two = (sgd(problem, start, shards.shard(i, work, Key(0))["train"], 0.2) for i in (0, 1))
+    wanted = {name: shares[0] * one[name] + shares[1] * two[name] for name in one}
+    assert difference(run.server, wanted) < 1e-14
 
 
 def test_a_mean_of_parts_divides_each_leaf_by_what_arrived() -> None:
-    import torch
-
     one, two = {"a": torch.tensor([1.0]), "b": torch.tensor([2.0])}, {"a": torch.tensor([4.0])}
     total = tree.accumulate(tree.accumulate(None, Mean.of(one, 1.0)), Mean.of(two, 2.0))
     assert total is not None

@@ -41,14 +41,11 @@ def test_nothing_is_sent_and_there_is_no_global_model() -> None:
 
 def test_other_clients_do_not_matter() -> None:
     problem = classifier()
-    few = simulate(Local(**SETTINGS), problem, clients((6, 9)), 2, engine="sequential")
-    many = simulate(
-        Local(**SETTINGS), problem, clients((6, 9)), 2, engine="sequential", participation=0.5
+    alone, among = (
+        simulate(Local(**SETTINGS), problem, clients(sizes), 2, engine="sequential")
+        for sizes in ((6,), (6, 9))  # the first client has the same rows in both
     )
-    trained = {client for client, _ in many._store}
-    for client in trained:
-        assert few.personal(client).problem is problem
-    assert tree.same(problem.init(Key(0)), problem.init(Key(0, client=4)))
+    assert tree.same(alone.personal(0).params, among.personal(0).params)
 
 
 def test_ditto_without_a_pull_has_as_many_steps_as_local() -> None:

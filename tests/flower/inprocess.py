@@ -15,7 +15,7 @@ from parsifl.flower.federation import Federation
 from parsifl.flower.letter import Letter, from_text, to_text
 from parsifl.flower.link import Kind
 from parsifl.flower.settings import Deployment, Settings
-from parsifl.flower.site import Site, alone
+from parsifl.flower.site import Site, alone, told
 from parsifl.problems.glm import GLM
 
 Answer = Letter | str | None
@@ -71,14 +71,11 @@ class InProcess:
 
     def site(self, client: int) -> Callable[[Kind, Letter], Letter]:
         # a new one for every letter, as Flower starts a new process
-        site = Site(self.experiment, client, alone(self._data, client), self.root)
-
         def answer(kind: Kind, letter: Letter) -> Letter:
-            if kind == "hello":
-                return site.hello()
-            return site.train(letter) if kind == "train" else site.judge(letter)
+            site = Site(self.experiment, client, alone(self._data, client), self.root)
+            return site.answer(kind, letter)
 
-        return answer
+        return lambda kind, letter: told(lambda: answer(kind, letter))
 
     def federation(self, out: Path, **deployment: Any) -> Federation:
         count = len(self._data)

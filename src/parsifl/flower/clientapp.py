@@ -8,14 +8,12 @@ from typing import Any
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from parsifl.errors import ParsiflError
 from parsifl.flower import settings
 from parsifl.flower.letter import Letter
+from parsifl.flower.link import Kind
 from parsifl.flower.payload import pack, unpack
 from parsifl.flower.privacy import check_mods
-from parsifl.flower.site import Load, MakeProblem, Site, alone, client_number, state_root
-
-_LONGEST_REASON = 500
+from parsifl.flower.site import Load, MakeProblem, Site, alone, client_number, state_root, told
 
 
 def client_app(
@@ -37,33 +35,24 @@ def client_app(
     check_mods(mods)
     app = ClientApp(mods=list(mods))
 
-    def answer(name: str) -> Callable[[Message, Context], Message]:
-        def handler(message: Message, context: Context) -> Message:
-            letter = _answer(name, message, context, load, problem)
+    def handler(kind: Kind) -> Callable[[Message, Context], Message]:
+        def handle(message: Message, context: Context) -> Message:
+            letter = told(lambda: _answer(kind, message, context, load, problem))
             return Message(pack(letter), reply_to=message)
 
-        return handler
+        return handle
 
-    app.query()(answer("hello"))
-    app.train()(answer("train"))
-    app.evaluate()(answer("judge"))
+    app.query()(handler("hello"))
+    app.train()(handler("train"))
+    app.evaluate()(handler("judge"))
     return app
 
 
 def _answer(
-    name: str, message: Message, context: Context, load: Load | None, make: MakeProblem | None
+    kind: Kind, message: Message, context: Context, load: Load | None, make: MakeProblem | None
 ) -> Letter:
-    """Answer one message; a failure is told to the server by its name and first line."""
-    try:
-        experiment = settings.read(context.run_config).experiment
-        node = context.node_config
-        client = client_number(node)
-        arrays = alone(experiment.load(), client) if load is None else load(dict(node))
-        site = Site(experiment, client, arrays, state_root(node), make)
-        if name == "hello":
-            return site.hello()
-        return getattr(site, name)(unpack(message.content))  # type: ignore[no-any-return]  # by name
-    except ParsiflError as error:
-        return Letter({"error": str(error)[:_LONGEST_REASON]})
-    except Exception as error:  # the user's load may fail in any way; its text may hold data
-        return Letter({"error": f"{type(error).__name__} (the text stays on the node)"})
+    experiment, node = settings.read(context.run_config).experiment, context.node_config
+    client = client_number(node)
+    arrays = alone(experiment.load(), client) if load is None else load(dict(node))
+    site = Site(experiment, client, arrays, state_root(node), make)
+    return site.answer(kind, unpack(message.content))

@@ -23,11 +23,12 @@ from parsifl.engine.round import first_state
 from parsifl.engine.shards import Infos, Shards
 from parsifl.engine.store import ClientStore
 from parsifl.engine.tasks import Task
-from parsifl.errors import ConfigError, DataError, WireError
+from parsifl.errors import ConfigError, DataError, ParsiflError, WireError
 from parsifl.experiment import Experiment, problem_for
 from parsifl.flower.durable import Durable
 from parsifl.flower.facts import Facts
 from parsifl.flower.letter import Letter
+from parsifl.flower.link import Kind
 from parsifl.keys import Key
 from parsifl.problem import Model, Problem
 from parsifl.problems.glm import GLM
@@ -38,6 +39,7 @@ Load = Callable[[NodeConfig], Arrays]
 MakeProblem = Callable[[ClientData], Problem]
 
 STATE_VARIABLE = "PARSIFL_STATE"
+_LONGEST_REASON = 500
 _SPLITS: tuple[Split, ...] = ("validation", "test")
 
 
@@ -134,6 +136,12 @@ class Site:
         self._data = placed(arrays, client, experiment)
         self._make = make or partial(problem_for, experiment.model)
 
+    def answer(self, kind: Kind, letter: Letter) -> Letter:
+        """Answer a letter of this kind."""
+        if kind == "hello":
+            return self.hello()
+        return self.train(letter) if kind == "train" else self.judge(letter)
+
     def hello(self) -> Letter:
         """Report what the server must know: the number of rows and their form, never a row."""
         info = Infos(self._data)[self._client]
@@ -196,6 +204,16 @@ class Site:
                 found["global"][split] = {n: float(v[0]) for n, v in shared.values.items()}
         samples = {s: len(getattr(visit.data, s)[self._client]) for s in _SPLITS}
         return visit.reply(scores=found, samples=samples)
+
+
+def told(answer: Callable[[], Letter]) -> Letter:
+    """Answer; a failure becomes a letter that tells the server its reason."""
+    try:
+        return answer()
+    except ParsiflError as error:
+        return Letter({"error": str(error)[:_LONGEST_REASON]})
+    except Exception as error:  # the user's load may fail in any way, and its text may hold data
+        return Letter({"error": f"{type(error).__name__} (its text stays on the node)"})
 
 
 class _Visit:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from parsifl.report import units
@@ -174,14 +175,14 @@ def _rule(run: RunData, model: str, chosen: Iterable[int]) -> str:
 def render(rows: Sequence[Row]) -> Table:
     """Return the rows as a table for the terminal."""
     scores = list(dict.fromkeys(row.score for row in rows)) or ["score"]
-    name = scores[0] if len(scores) == 1 else "score"
+    title = scores[0] if len(scores) == 1 else None
     several = any(len(row.seeds) > 1 for row in rows)
-    table = Table(caption=_caption(rows, several), caption_justify="left")
+    caption = _caption(rows, several)
+    table = Table(title=title, caption=caption, caption_justify="left", box=SIMPLE_HEAD)
     table.add_column("algorithm", no_wrap=True)
-    columns = [f"global {name}", f"personal {name}", "std over clients", "worst decile"]
-    columns += ["up", "down", "seconds"]
+    columns = ["global", "personal", "std", "worst 10th", "up", "down", "seconds"]
     for column in [*(["seeds"] if several else []), *(["score"] * (len(scores) > 1)), *columns]:
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
         seeds = [str(len(row.seeds))] if several else []
         which = [row.score] * (len(scores) > 1)
@@ -220,6 +221,8 @@ def number(value: Number, score: str) -> str:
 def _caption(rows: Sequence[Row], several: bool) -> str:
     judged = [judged for row in rows for judged in (row.global_model, row.personal_model) if judged]
     lines = list(dict.fromkeys(each.protocol for each in judged))
+    if any(row.personal_model for row in rows):
+        lines.append("std and worst tenth are over clients, of the personal models")
     if several:
         lines.append("± is the standard deviation over seeds; costs are means over seeds.")
     return _plain("\n".join(lines))
