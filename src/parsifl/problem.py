@@ -86,8 +86,11 @@ class Layered(Problem, Protocol):
 class Scalable(Problem, Protocol):
     """A model that exists in several widths, a narrower one being a corner of the full one."""
 
-    def narrow(self, width: float) -> Problem:
-        """Return the problem at a fraction of the full width."""
+    def narrow(self, width: float, *, scaled: bool = True) -> Scalable:
+        """Return the problem at a fraction of the full width.
+
+        With `scaled`, training makes up for the missing channels (HeteroFL's scaler).
+        """
         ...
 
     def shapes(self) -> dict[str, tuple[int, ...]]:

@@ -125,6 +125,32 @@ def test_vanishing_lambda_is_local_sgd_with_a_moving_average() -> None:
     assert errors[0] / errors[1] == pytest.approx(1000, rel=0.01)  # first order in lambda
 
 
+class Gate(nn.Module):
+    """No chain of layers, so that the steps cannot be fused."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(personal.FEATURES, personal.CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.linear(x) * torch.sigmoid(self.linear(x))
+        return logits
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [SPARSE, PROXIMAL, {**SPARSE, "inner": 2}, {**SPARSE, "inner": 3, "accuracy": 0.1}],
+)
+def test_batched_equals_one_by_one_where_nothing_can_be_fused(settings: dict[str, Any]) -> None:
+    problem = NeuralProblem(Gate, dtype=torch.float64)
+    method = FedMac(**settings, epochs=1.5, threshold=0.1)
+    runs = [simulate(method, problem, personal.DATA, 2, engine=e) for e in personal.ENGINES]
+    assert [run.metrics[0]["executor"] for run in runs] == ["loop", "vmap"]
+    assert not any(record["fallbacks"] for record in runs[1].metrics)
+    for name, leaf in runs[0].server.items():
+        torch.testing.assert_close(runs[1].server[name], leaf, rtol=1e-12, atol=1e-13)
+
+
 def test_floor_and_threshold_bound_what_travels() -> None:
     sparse = personal.run(FedMac(**{**SPARSE, "threshold": 100.0, "floor": 0.5}))
     size = personal.FEATURES * personal.CLASSES + personal.CLASSES

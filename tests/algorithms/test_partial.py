@@ -43,6 +43,6 @@ def test_there_is_no_global_model(name: str) -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_model_that_is_all_head_is_refused(name: str) -> None:
-    alone = NeuralProblem(lambda: nn.Linear(6, 3), dtype=torch.float64)
+    alone = NeuralProblem(lambda: nn.Sequential(nn.Linear(6, 3)), head="0", dtype=torch.float64)
     with pytest.raises(CapabilityError, match="body and a head"):
         simulate(registry.get(name), alone, lowrank.DATA, 1)

@@ -192,6 +192,26 @@ def test_full_batches_of_unequal_size_are_padded_exactly() -> None:
     assert difference(batched.results, loop.results) < 1e-13
 
 
+def test_padding_reads_no_rows_of_other_clients() -> None:
+    """Row 0 belongs to a client with bad data: 0 * NaN would spread to all who are padded."""
+    problem = restricted(classifier(), ())
+    data = clients((3, 7, 5))
+    assert isinstance(data.x, Tensor)
+    data.x[data.train[0]] = torch.nan
+    maker, start = Shards(data, problem), problem.init(Key(0))
+    work = Work({"train": Draw(None, steps=2)})
+    given = tasks(*((start, maker.shard(client, work, Key(1))) for client in range(3)))
+
+    def local(down: Any, shard: Any) -> Any:
+        return sgd(problem, down, shard["train"], 0.3)
+
+    loop, batched = (executors.run(local, given, e, 9) for e in ("loop", "vmap"))
+    assert len(batched.blocks) == 1
+    for client in (1, 2):
+        assert difference(batched.results[client], loop.results[client]) < 1e-13
+    assert not tree.is_finite(batched.results[0])
+
+
 def test_batches_whose_rows_may_not_be_padded_are_kept_apart() -> None:
     problem = classifier()
     drawn = shards(problem, (3, 7, 7), Work({"train": Draw(None, steps=1)}))

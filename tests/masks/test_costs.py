@@ -10,7 +10,8 @@ from parsifl import models
 from parsifl.errors import ConfigError
 from parsifl.masks import blocks, from_bytes, from_flops, from_memory, optimal
 from parsifl.masks.costs import flops_costs, memory_costs
-from parsifl.masks.measure import Probe, flop_counter
+from parsifl.masks.measure import Probe
+from parsifl.models.flops import flop_counter
 
 
 def real_backward(module: nn.Module, sample: Tensor, trained: set[str]) -> int:

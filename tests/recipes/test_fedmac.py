@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from scipy.optimize import linprog
 from torch import nn
 
@@ -27,10 +28,11 @@ RECIPES = (
     *fedmac_sparse.RECIPES,
     *fedmac_recovery.RECIPES,
 )
+BY_NAME = {recipe.name: recipe for recipe in RECIPES}
 
 
 def plan(name: str, **context: Any) -> list[Job]:
-    return list(find(name).plan(Context(**context)))
+    return list(BY_NAME[name].plan(Context(**context)))
 
 
 def fake(**values: Any) -> dict[str, Any]:
@@ -52,8 +54,7 @@ def claim(claims: Any, *words: str, row: str = "") -> Claim:
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
-def test_recipe_is_found_and_plans_distinct_jobs_for_every_seed(recipe: Recipe) -> None:
-    assert find(recipe.name) is recipe
+def test_recipe_plans_distinct_jobs_for_every_seed(recipe: Recipe) -> None:
     for scale in ("small", "full"):
         jobs = recipe.plan(Context(scale=scale, seeds=2))
         marks = [(job.label, job.seed) for job in jobs]
@@ -66,6 +67,10 @@ def test_recipe_without_results_claims_nothing(recipe: Recipe) -> None:
     assert {c.verdict for c in recipe.conclude(Context(), [])} <= {"not run"}
 
 
+def test_recipes_are_found_by_name() -> None:
+    assert all(find(name) is recipe for name, recipe in BY_NAME.items())
+
+
 def test_full_table_has_every_row_and_method() -> None:
     labels = {job.label for job in plan("fedmac-table1", scale="full", seeds=1)}
     rows = {"MNIST", "FMNIST", "CIFAR", "Synthetic"}
@@ -73,7 +78,8 @@ def test_full_table_has_every_row_and_method() -> None:
 
 
 def test_settings_are_those_of_tables_2_and_3() -> None:
-    assert fedmac_setup.TABLE_2["fedmac"] == {"lr": 0.05, "outer_lr": 3000.0, "lam": 1e-4}
+    ours = fedmac_setup.TABLE_2["fedmac"]
+    assert (ours["lr"], ours["outer_lr"], ours["lam"]) == (0.05, 3000.0, 1e-4)
     assert fedmac_setup.TABLE_3["fedmac"]["lr"] == 0.03
     assert fedmac_setup.TABLE_3["heurfedamp"]["lam"] == 1.0
     products = [
@@ -89,12 +95,28 @@ def test_every_setting_builds_its_method_with_the_papers_batches(table: Any) -> 
     for name, options in table.items():
         method: Any = get(name, **options)
         assert (method.batch, method.steps) == (20, 20)
+        assert getattr(method, "weighting", "samples") == "samples"  # the same mean for everybody
 
 
 def test_every_tuned_setting_builds_its_method() -> None:
     for name, changes in fedmac_table1.GRID.items():
         for change in changes:
             assert get(name, **{**fedmac_setup.TABLE_2[name], **change})
+
+
+@pytest.mark.parametrize(
+    ("row", "shape", "parameters"),
+    [
+        ("MNIST", (1, 28, 28), 79510),
+        ("FMNIST", (1, 28, 28), 79510),
+        ("CIFAR", (3, 32, 32), 246314),
+        ("Synthetic", (60,), 1430),
+    ],
+)
+def test_networks_are_the_papers(row: str, shape: tuple[int, ...], parameters: int) -> None:
+    module = fedmac_setup.FEDERATIONS[row].module()
+    assert module(torch.zeros(2, *shape)).shape == (2, 10)
+    assert sum(leaf.numel() for leaf in module.parameters()) == parameters
 
 
 def test_cost_formula_is_the_papers() -> None:
@@ -114,7 +136,7 @@ def test_order_of_table_1_is_judged_claim_by_claim() -> None:
         for seed in range(2)
         for method, best in (("fedmac", 96.0 + seed), ("pfedme", 95.0), ("fedavg", 97.5))
     ]
-    claims = find("fedmac-table1").conclude(Context(scale="full"), results)
+    claims = BY_NAME["fedmac-table1"].conclude(Context(scale="full"), results)
     assert claim(claims, "global", "pFedMe", row="MNIST").verdict == "held"
     assert claim(claims, "global", "FedAvg", row="MNIST").verdict == "did not hold"
     assert claim(claims, "global", "FedProx", row="MNIST").verdict == "not run"
@@ -122,7 +144,7 @@ def test_order_of_table_1_is_judged_claim_by_claim() -> None:
     assert claim(claims, "reaches 96.2").verdict == "held"  # the mean over seeds is 96.5
     assert claim(claims, "reaches 98.3").verdict == "held"
     assert claim(claims, "by 1.5 points").verdict == "held"
-    small = find("fedmac-table1").conclude(Context(scale="small"), results)
+    small = BY_NAME["fedmac-table1"].conclude(Context(scale="small"), results)
     assert claim(small, "reaches 96.2").verdict == "not run"
 
 
@@ -132,7 +154,7 @@ def test_tuned_table_takes_the_best_setting_of_each_method() -> None:
         Result("MNIST fedmac lr=0.1", 0, fake(personal=98.5)),
         Result("MNIST pfedme", 0, fake(personal=98.0)),
     ]
-    claims = find("fedmac-table1-tuned").conclude(Context(), results)
+    claims = BY_NAME["fedmac-table1-tuned"].conclude(Context(), results)
     assert claim(claims, "personal", "pFedMe", row="MNIST").verdict == "held"
 
 
@@ -149,7 +171,7 @@ def test_sparse_claims_follow_density_and_bytes() -> None:
     ours = fake(density_by_round=dense_then_sparse, personal_curve=[[5, 99.0], [250, 98.0]])
     theirs = fake(personal=96.2, density_by_round=[0.86] * 250)
     results = [Result("fedmac", 0, ours), Result("pfedme", 0, theirs)]
-    claims = find("fedmac-figure4").conclude(Context(), results)
+    claims = BY_NAME["fedmac-figure4"].conclude(Context(), results)
     better = claim(claims, "personal", "by 1.5 points")
     assert better.verdict == "held"
     assert "98.00 against 96.20" in better.ours  # not the 99.00 of a round with 90 % non-zeros
@@ -157,7 +179,7 @@ def test_sparse_claims_follow_density_and_bytes() -> None:
     assert claim(claims, "real bytes").verdict == "held"
     assert claim(claims, "fewer rounds").ours.startswith("250.00 against 11.00")
     costly = fake(bytes_by_round=[600] * 250)
-    again = find("fedmac-figure4").conclude(Context(), [Result("fedmac", 0, costly)])
+    again = BY_NAME["fedmac-figure4"].conclude(Context(), [Result("fedmac", 0, costly)])
     assert claim(again, "real bytes").verdict == "did not hold"
 
 
@@ -167,7 +189,7 @@ def test_gamma_w_is_judged_by_speed_and_accuracy() -> None:
         Result("gamma_w=0", 0, fake(density_by_round=late)),
         Result("gamma_w=1e-05", 0, fake(density_by_round=early, personal=97.0)),
     ]
-    claims = find("fedmac-figure6").conclude(Context(), results)
+    claims = BY_NAME["fedmac-figure6"].conclude(Context(), results)
     assert claim(claims, "sparse in fewer rounds").verdict == "held"
     assert claim(claims, "does not cost accuracy").verdict == "did not hold"
 

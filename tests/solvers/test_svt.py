@@ -101,3 +101,34 @@ def test_a_stack_is_thresholded_layer_by_layer_and_under_vmap(shape: tuple[int, 
             np.testing.assert_allclose(matricize(result).numpy(), expected, atol=1e-12)
     batched = torch.func.vmap(lambda layer: svt_stack(layer[None], 0.5)[0])(stack)
     torch.testing.assert_close(batched, found)
+
+
+def _low_rank_and_noise(seed: int = 0) -> torch.Tensor:
+    low = with_spectrum(400, 300, torch.logspace(1, -1, 30, dtype=torch.float64), seed)
+    draw = torch.Generator().manual_seed(seed)
+    return (low + 1e-4 * torch.randn(400, 300, generator=draw, dtype=torch.float64)).float()
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_guess_saves_work_and_changes_nothing(transposed: bool) -> None:
+    matrix = _low_rank_and_noise().T if transposed else _low_rank_and_noise()
+    guess = svt(matrix + 1e-3, 0.05)
+    left, right = svt(matrix, 0.05, guess)
+    expected = reference(matrix, 0.05)
+    assert np.linalg.norm((left @ right).numpy() - expected, 2) < 3e-5
+    assert left.shape[1] == np.linalg.matrix_rank(expected, tol=1e-6)
+
+
+@pytest.mark.parametrize("kept", [1, 5])
+def test_a_guess_that_misses_survivors_is_not_believed(kept: int) -> None:
+    matrix = with_spectrum(300, 300, torch.logspace(1, -2, 290, dtype=torch.float64)).float()
+    left, right = svt(matrix, 0.05)
+    found = svt(matrix, 0.05, (left[:, :kept], right[:kept]))
+    np.testing.assert_allclose((found[0] @ found[1]).numpy(), reference(matrix, 0.05), atol=2e-5)
+
+
+def test_a_guess_of_rank_zero_finds_what_came_back() -> None:
+    matrix = _low_rank_and_noise()
+    nothing = matrix.new_zeros(400, 0), matrix.new_zeros(0, 300)
+    left, right = svt(matrix, 0.05, nothing)
+    np.testing.assert_allclose((left @ right).numpy(), reference(matrix, 0.05), atol=2e-5)

@@ -201,13 +201,13 @@ class FedSLR(LocalSGD, Algorithm[Problem, SlrServer, SlrClient, Compact, Params,
         if self.solver == "dual":
             received: Params = densify(server.params)
             point, dual = server_step(received, server.dual, total, clients, 1 / self.eta_g)
-            return SlrServer(self._prox(point, self.eta_g), dual, clients)
+            return SlrServer(self._prox(point, self.eta_g, server.params), dual, clients)
         step = self.rate(key.round) if self.solver == "global" else 0.0
-        return SlrServer(self._prox(total.value(), step), server.dual, clients)
+        return SlrServer(self._prox(total.value(), step, server.params), server.dual, clients)
 
-    def _prox(self, point: Params, step: float) -> Compact:
+    def _prox(self, point: Params, step: float, near: Compact | None = None) -> Compact:
         if self.global_penalty == "low-rank":
-            return svt_layers(point, step * self.lam)
+            return svt_layers(point, step * self.lam, near)
         return {name: soft(value, step * self.lam) for name, value in point.items()}
 
 

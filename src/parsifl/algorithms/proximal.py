@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from torch import Tensor
 
+from parsifl.algorithm import ClientInfo
 from parsifl.algorithms.settings import LocalSGD
 from parsifl.atoms.sparsity import Sparsity, kept_places
 from parsifl.config import NonNegative, Positive
 from parsifl.problem import Params, Problem
 from parsifl.solvers.thresholding import soft
+from parsifl.work import Draw
 
 
 @dataclass(frozen=True)
@@ -27,11 +29,19 @@ class Proximal(Sparsity, LocalSGD):
         The strength of the l1 norm.
     server_lr
         The server's step size.
+    full_batch
+        Every step reads all rows of the client, whatever `batch` says.
     """
 
     prox: Literal["l1", "hard"] = "l1"
     lam: NonNegative = 1e-3
     server_lr: Positive = 1.0
+    full_batch: bool = False
+
+    def draw(self, info: ClientInfo) -> Draw:
+        """Return the mini-batches of a round, or full batches."""
+        drawn = super().draw(info)
+        return replace(drawn, batch=None) if self.full_batch else drawn
 
     def proximal(self, problem: Problem, params: Params, step: float | Tensor) -> Params:
         """Apply the proximal operator of step * psi."""

@@ -2,16 +2,47 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
-from typing import Any
+from typing import Any, final
 
+import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from parsifl import tree
 from parsifl.algorithm import AnyMethod
+from parsifl.models.flops import flop_counter, noting_trained
 from parsifl.problem import Problem
 from parsifl.work import Batches, Shard
+
+
+@final
+class Cost(int):
+    """The operations of a round of local work: a number that knows what it is made of.
+
+    Attributes
+    ----------
+    backward
+        Operations inside backward passes; the rest is `forward`.
+    trainable
+        How many parameters a loss was differentiated by; None if that is not known.
+    """
+
+    backward: int
+    trainable: int | None
+
+    def __new__(cls, forward: int, backward: int, trainable: int | None) -> Cost:
+        """Make the sum of both passes."""
+        cost = super().__new__(cls, forward + backward)
+        cost.backward, cost.trainable = backward, trainable
+        return cost
+
+    @property
+    def forward(self) -> int:
+        """Operations outside of backward passes."""
+        return int(self) - self.backward
 
 
 class FlopCounter:
@@ -23,18 +54,15 @@ class FlopCounter:
 
     def __init__(self, method: AnyMethod, problem: Problem) -> None:
         self._method, self._problem = method, problem
-        self._known: dict[Any, tuple[int, dict[str, int]] | None] = {}
+        self._known: dict[Any, _Measured | None] = {}
 
-    def count(self, down: Any, client: Any, shard: Shard) -> int | None:
+    def count(self, down: Any, client: Any, shard: Shard) -> Cost | None:
         """Return the operations of one round of local work."""
         mark = self._mark(down, client, shard)
         if mark not in self._known:
             self._known[mark] = self._measure(down, client, shard)
         measured = self._known[mark]
-        if measured is None:
-            return None
-        base, steps = measured
-        return base + sum(len(shard.draws[name]) * each for name, each in steps.items())
+        return None if measured is None else measured.cost(shard)
 
     def _mark(self, down: Any, client: Any, shard: Shard) -> Any:
         leaves, structure = tree.flatten((down, client))
@@ -42,27 +70,74 @@ class FlopCounter:
         rows = None if shard.rows is None else len(shard.rows.y)
         return structure, tuple(leaf.shape for leaf in leaves), draws, rows
 
-    def _measure(self, down: Any, client: Any, shard: Shard) -> tuple[int, dict[str, int]] | None:
+    def _measure(self, down: Any, client: Any, shard: Shard) -> _Measured | None:
         if not _has_tensors_only((down, client, shard)):
             return None
         idle = {name: _cut(batches, 0) for name, batches in shard.draws.items()}
         try:
-            base = self._run(down, client, replace(shard, draws=idle))
-            steps = {
-                name: self._run(down, client, replace(shard, draws={**idle, name: _cut(b, 1)}))
-                - base
-                for name, b in shard.draws.items()
-                if len(b)
-            }
+            with noting_trained() as noted:
+                base = self._run(down, client, replace(shard, draws=idle))
+                steps = {
+                    name: self._run(down, client, replace(shard, draws={**idle, name: _cut(b, 1)}))
+                    for name, b in shard.draws.items()
+                    if len(b)
+                }
         except Exception:  # work that needs values cannot be counted; the record says None
             return None
-        return base, steps
+        return _Measured(base, steps, sum(noted.values()))
 
-    def _run(self, down: Any, client: Any, shard: Shard) -> int:
+    def _run(self, down: Any, client: Any, shard: Shard) -> _Passes:
         arguments = tree.to_meta((down, client, shard))
-        with FlopCounterMode(display=False) as counter:
+        with flop_counter() as counter, _Passes(counter) as passes:
             self._method.local(self._problem, *arguments)
-        return int(counter.get_total_flops())
+        return passes
+
+
+@final
+class _Passes(TorchDispatchMode):
+    """Tells which of the counted operations run inside a backward pass."""
+
+    def __init__(self, counter: FlopCounterMode) -> None:
+        super().__init__()
+        self._counter = counter
+        self.forward = self.backward = 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        before = self._counter.get_total_flops()
+        result = function(*args, **(kwargs or {}))
+        spent = int(self._counter.get_total_flops() - before)
+        if torch._C._current_graph_task_id() == -1:  # no backward pass is running
+            self.forward += spent
+        else:
+            self.backward += spent
+        return result
+
+
+@final
+class _Measured:
+    """What local work takes without any step, and what each step of a sequence adds."""
+
+    def __init__(self, base: _Passes, steps: dict[str, _Passes], trained: int) -> None:
+        self._base = Counter(forward=base.forward, backward=base.backward)
+        self._steps = {
+            name: Counter(
+                forward=one.forward - base.forward, backward=one.backward - base.backward
+            )
+            for name, one in steps.items()
+        }
+        self._trained = trained
+
+    def cost(self, shard: Shard) -> Cost:
+        """Return the operations for a shard with its numbers of steps."""
+        total = dict(self._base)
+        for name, each in self._steps.items():
+            for part, operations in each.items():
+                total[part] += len(shard.draws[name]) * operations
+        idle = not sum(total.values())
+        trainable = self._trained if self._trained or idle else None
+        return Cost(total["forward"], total["backward"], trainable)
 
 
 def _cut(batches: Batches, steps: int) -> Batches:

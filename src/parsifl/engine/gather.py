@@ -11,6 +11,7 @@ from torch import Tensor
 
 from parsifl import tree, wire
 from parsifl.algorithm import AnyMethod, ClientInfo, GatherAlgorithm, Local, Received
+from parsifl.engine.flops import Cost
 from parsifl.engine.network import Network
 from parsifl.keys import Key
 from parsifl.problem import Problem
@@ -18,14 +19,23 @@ from parsifl.problem import Problem
 
 @dataclass
 class Ledger:
-    """What a round cost and what happened in it."""
+    """What a round cost and what happened in it.
+
+    `flops` is the sum of both passes of all clients, `parameters_up` and `parameters_down` the
+    numbers of values in their messages. `devices` tells it device by device: how many `clients`
+    spent so many operations `forward` and `backward`, had so many `trainable` parameters, and
+    `sent` so many (the last two None where they are not known, or nothing was asked for).
+    """
 
     trained: int = 0
     bytes_up: int = 0
     bytes_down: int = 0
     dense_up: int = 0
     dense_down: int = 0
+    parameters_up: int = 0
+    parameters_down: int = 0
     flops: int | None = 0
+    devices: list[dict[str, int | None]] = field(default_factory=list)
     simulated_seconds: float = 0.0
     dropped: dict[int, str] = field(default_factory=dict)
     fallbacks: list[str] = field(default_factory=list)
@@ -82,6 +92,7 @@ class Gathered:
         self.ledger.bytes_down += arrival.bytes_down
         if arrival.down is not None:
             self.ledger.dense_down += wire.dense_size(arrival.down)
+            self.ledger.parameters_down += entries(arrival.down)
         if arrival.uploads:
             self._add(arrival)
         self._count(arrival)
@@ -98,6 +109,7 @@ class Gathered:
         self._arrived += 1
         self.ledger.bytes_up += arrival.bytes_up
         self.ledger.dense_up += 0 if upload is None else wire.dense_size(upload)
+        self.ledger.parameters_up += entries(upload)
         self._info_weight += weight
         for name, value in arrival.info.items():
             mean = self.ledger.info.get(name, 0.0)
@@ -106,10 +118,26 @@ class Gathered:
     def _count(self, arrival: Arrival) -> None:
         ledger, profile = self.ledger, self._infos[arrival.client].profile
         if ledger.flops is not None:
-            ledger.flops = None if arrival.flops is None else ledger.flops + arrival.flops
+            # int(): a sum of costs is a plain number again
+            ledger.flops = None if arrival.flops is None else ledger.flops + int(arrival.flops)
+        if isinstance(arrival.flops, Cost):
+            self._note_device(arrival.flops, entries(arrival.upload) if arrival.uploads else None)
         up = arrival.bytes_up if arrival.uploads else 0
         spent = self._network.seconds(up, arrival.bytes_down, arrival.flops, profile)
         ledger.simulated_seconds = max(ledger.simulated_seconds, spent)
+
+    def _note_device(self, cost: Cost, sent: int | None) -> None:
+        found: dict[str, int | None] = {
+            "forward": cost.forward,
+            "backward": cost.backward,
+            "trainable": cost.trainable,
+            "sent": sent,
+        }
+        for known in self.ledger.devices:
+            if known == {"clients": known["clients"], **found}:
+                known["clients"] = (known["clients"] or 0) + 1
+                return
+        self.ledger.devices.append({"clients": 1, **found})
 
     def aggregate(self, server: Any, key: Key) -> Any:
         """Return the next server state; it stays as it is if nobody is left."""
@@ -121,6 +149,11 @@ class Gathered:
         following = method.aggregate(self._problem, server, combined, key)
         # as a checkpoint would give it back: the layout of memory may decide the last bit
         return tree.map(_contiguous, following)
+
+
+def entries(message: Any) -> int:
+    """Return the number of values in a message, as the paper of PerFedMask counts them."""
+    return sum(leaf.numel() for leaf in tree.leaves(message) if isinstance(leaf, Tensor))
 
 
 def _contiguous(leaf: Any) -> Any:

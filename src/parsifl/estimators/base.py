@@ -29,7 +29,7 @@ SOLVERS = (*PURSUIT, "fedht", "fediterht", "distributediht", "fedmid", "fedduala
 class FederatedSparse(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """Abstract base of the estimators."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - scikit-learn reads the parameters from the signature
         self,
         n_nonzero_coefs: int | None = None,
         *,
@@ -38,7 +38,7 @@ class FederatedSparse(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         local_steps: int = 3,
         batch: int | None = None,
         lr: float | None = None,
-        l2: float = 0.0,
+        l2: float = 1e-3,
         fit_intercept: bool = True,
         standardize: bool = True,
         keep: Any = (),
@@ -78,8 +78,8 @@ class FederatedSparse(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         order = np.argsort(owner, kind="stable")
         return names, np.split(order, np.cumsum(np.bincount(owner))[:-1])
 
-    def _weights(self, sample_weight: Any, x: Any, parts: list[Indices]) -> Array:
-        """Return weights that are 1 on average; no client may weigh nothing."""
+    def _weights(self, sample_weight: Any, x: Any) -> Array:
+        """Return weights that are 1 on average."""
         weight = np.asarray(_check_sample_weight(sample_weight, x, dtype=np.float64))
         if (weight < 0).any():
             raise ValueError("sample_weight must not be negative")
@@ -114,7 +114,7 @@ class FederatedSparse(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
             return registry.get(self.solver, batch=self.batch, **settings)
         settings["lr"] = rate
         if self.solver in ("fedmid", "feddualavg"):
-            return registry.get(self.solver, prox="hard", batch=self.batch or 10**9, **settings)
+            settings["prox"] = "hard"
         if self.batch is None:
             return registry.get(self.solver, full_batch=True, **settings)
         return registry.get(self.solver, batch=self.batch, **settings)
@@ -173,6 +173,6 @@ class FederatedSparse(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
 
 def _client_data(x: Any, y: torch.Tensor, parts: list[Indices]) -> ClientData:
     nobody = Ragged.from_sizes(np.zeros(0, np.int64), np.zeros(len(parts), np.int64))
-    design = x if sparse.issparse(x) else torch.from_numpy(np.ascontiguousarray(x))
-    profiles = ({},) * len(parts)
+    design: Any = x if sparse.issparse(x) else torch.from_numpy(np.ascontiguousarray(x))
+    profiles: tuple[dict[str, Any], ...] = ({},) * len(parts)
     return ClientData(design, y, Ragged.of(parts), nobody, nobody, profiles, name="estimator")

@@ -13,7 +13,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from parsifl.estimators.base import FederatedSparse
-from parsifl.estimators.moments import Array, gather
+from parsifl.estimators.moments import Array, gather, scaled
 from parsifl.problems.glm import GLM
 
 
@@ -41,39 +41,6 @@ class FederatedSparseClassifier(ClassifierMixin, FederatedSparse):  # type: igno
     ([4], True)
     """
 
-    def __init__(
-        self,
-        n_nonzero_coefs: int | None = None,
-        *,
-        solver: str = "fedgradmp",
-        rounds: int = 20,
-        local_steps: int = 3,
-        batch: int | None = None,
-        lr: float | None = None,
-        l2: float = 1e-3,
-        fit_intercept: bool = True,
-        standardize: bool = True,
-        keep: Any = (),
-        dictionary: Any = None,
-        participation: float = 1.0,
-        random_state: Any = None,
-    ) -> None:
-        super().__init__(
-            n_nonzero_coefs,
-            solver=solver,
-            rounds=rounds,
-            local_steps=local_steps,
-            batch=batch,
-            lr=lr,
-            l2=l2,
-            fit_intercept=fit_intercept,
-            standardize=standardize,
-            keep=keep,
-            dictionary=dictionary,
-            participation=participation,
-            random_state=random_state,
-        )
-
     def fit(
         self, X: Any, y: Any, groups: Any = None, sample_weight: Any = None
     ) -> FederatedSparseClassifier:
@@ -82,15 +49,12 @@ class FederatedSparseClassifier(ClassifierMixin, FederatedSparse):  # type: igno
         check_classification_targets(y)
         self.classes_, labels = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
-            raise ValueError(f"there is only one class, {self.classes_[0]!r}; at least 2 are needed")
+            raise ValueError(f"there is only one class, {self.classes_[0]!r}; 2 are needed")
         self.clients_, parts = self._clients(groups, len(labels))
-        weight = self._weights(sample_weight, X, parts)
-        moments = gather(X, labels * 1.0, weight, parts, standardize=self.standardize)
+        weight = self._weights(sample_weight, X)
+        moments = gather(X, labels.astype(np.float64), weight, parts, standardize=self.standardize)
         centre = moments.mean if self.fit_intercept and not sparse.issparse(X) else 0.0
-        if sparse.issparse(X):
-            x = (X @ sparse.diags(1 / moments.scale)).tocsr()
-        else:
-            x = (X - centre) / moments.scale
+        x = scaled(X, moments.scale) if sparse.issparse(X) else (X - centre) / moments.scale
         binary = len(self.classes_) == 2
         problem = GLM(
             X.shape[1],
@@ -102,7 +66,7 @@ class FederatedSparseClassifier(ClassifierMixin, FederatedSparse):  # type: igno
             dictionary=self._atoms(),
             weighted=True,
         )
-        targets = torch.from_numpy(np.stack([labels * 1.0, weight], axis=1))
+        targets = torch.from_numpy(np.stack([labels.astype(np.float64), weight], axis=1))
         found = np.atleast_2d(self._train(problem, x, targets, parts, moments))
         slopes = found[:, :-1] if problem.intercept else found
         self.support_ = np.flatnonzero((slopes != 0).any(axis=0))
@@ -118,7 +82,7 @@ class FederatedSparseClassifier(ClassifierMixin, FederatedSparse):  # type: igno
         """Return the log-odds of the second class, or one score a class."""
         check_is_fitted(self)
         X = validate_data(self, X, accept_sparse="csr", dtype=np.float64, reset=False)
-        scores = np.asarray(X @ self.coef_.T) + self.intercept_
+        scores: Array = np.asarray(X @ self.coef_.T) + self.intercept_
         return scores[:, 0] if len(self.classes_) == 2 else scores
 
     def predict_proba(self, X: Any) -> Array:

@@ -29,10 +29,11 @@ class Moments:
 
 def gather(x: Any, y: Array, weight: Array, parts: list[Indices], *, standardize: bool) -> Moments:
     """Add up n, sum x, sum x^2 and sum y over clients; constant columns keep the scale 1."""
-    total, first, second, target, up = 0.0, 0.0, 0.0, 0.0, 0
+    total, target, up = 0.0, 0.0, 0
+    first, second = np.zeros(x.shape[1]), np.zeros(x.shape[1])
     for rows in parts:
-        part, w = x[rows], weight[rows]
-        squares = part.multiply(part) if sparse.issparse(part) else part * part
+        w, part = weight[rows], x[rows]
+        squares: Any = part.multiply(part) if sparse.issparse(x) else part * part
         sums = np.asarray(part.T @ w).ravel(), np.asarray(squares.T @ w).ravel()
         message = {
             "n": torch.tensor([w.sum(), w @ y[rows]]),
@@ -40,7 +41,7 @@ def gather(x: Any, y: Array, weight: Array, parts: list[Indices], *, standardize
             "xx": torch.from_numpy(sums[1]),
         }
         up += wire.size(message)
-        total, target = total + w.sum(), target + w @ y[rows]
+        total, target = total + float(w.sum()), target + float(w @ y[rows])
         first, second = first + sums[0], second + sums[1]
     mean = np.asarray(first / total)
     variance = np.asarray(second / total) - mean**2
@@ -50,6 +51,11 @@ def gather(x: Any, y: Array, weight: Array, parts: list[Indices], *, standardize
     found = scale if scale is not None else np.ones_like(mean)
     answer = {"mean": torch.from_numpy(mean), "scale": torch.from_numpy(found)}
     return Moments(mean, found, float(target / total), up, len(parts) * wire.size(answer))
+
+
+def scaled(x: Any, scale: Array) -> Any:
+    """Divide the columns of a CSR matrix by their scales; zeros stay zeros."""
+    return x.multiply(1 / scale[None, :]).tocsr()
 
 
 def centred_by_client(
@@ -62,6 +68,20 @@ def centred_by_client(
             x[rows] -= np.average(x[rows], axis=0, weights=weight[rows])
             y[rows] -= np.average(y[rows], weights=weight[rows])
     return x, y
+
+
+def refit(x: Any, y: Array, weight: Array, parts: list[Indices], ridge: Array) -> tuple[Array, int]:
+    """Return pooled least squares from sums of products that clients send, and the bytes sent.
+
+    `x` has only the columns of the support; every client sends x'Wx and x'Wy.
+    """
+    system, right, up = np.diag(ridge * weight.sum()), np.zeros(x.shape[1]), 0
+    for rows in parts:
+        part, w = x[rows], weight[rows]
+        products, targets = part.T @ (part * w[:, None]), part.T @ (w * y[rows])
+        up += wire.size({"xx": torch.from_numpy(products), "xy": torch.from_numpy(targets)})
+        system, right = system + products, right + targets
+    return np.asarray(np.linalg.lstsq(system, right, rcond=1e-14)[0]), up
 
 
 def smoothness(x: Any, parts: list[Indices]) -> float:

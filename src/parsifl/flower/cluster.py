@@ -45,14 +45,22 @@ class Cluster:
         TLS and authenticated nodes; False sends everything in the clear, over loopback alone.
     simulation
         Flower's simulation runtime (Ray) instead of nodes.
+    node_config
+        What every node's configuration has besides its number; {id} stands for that number.
     """
 
     def __init__(
-        self, folder: Path, clients: int, *, secure: bool = True, simulation: bool = False
+        self,
+        folder: Path,
+        clients: int,
+        *,
+        secure: bool = True,
+        simulation: bool = False,
+        node_config: str = "",
     ) -> None:
         self.folder, self.clients = folder.resolve(), clients
         self._secure, self._simulation = secure and not simulation, simulation
-        self._port = free_port()
+        self._port, self._node_config = free_port(), node_config
         self._link: subprocess.Popen[bytes] | None = None
         self._nodes: dict[int, subprocess.Popen[bytes]] = {}
         self._home = self.folder / "flwr"
@@ -161,7 +169,8 @@ class Cluster:
 
     def spawn_node(self, number: int, options: Sequence[str]) -> None:
         """Start a SuperNode with these security options."""
-        config = f"partition-id={number} num-partitions={self.clients}"
+        own = self._node_config.replace("{id}", str(number))
+        config = f"partition-id={number} num-partitions={self.clients} {own}".strip()
         self._nodes[number] = self._popen(
             f"node{number}",
             "flower-supernode",
@@ -178,6 +187,10 @@ class Cluster:
     def node_exit(self, number: int) -> int | None:
         """Return the exit code of a SuperNode; None while it runs."""
         return self._nodes[number].poll()
+
+    def alive(self) -> bool:
+        """Tell whether the SuperLink runs."""
+        return self._link is not None and self._link.poll() is None
 
     def log_tail(self, name: str, characters: int = 3000) -> str:
         """Return the end of a process's log: "superlink", "node0", ..."""
@@ -214,6 +227,10 @@ class Cluster:
         trace: TracebackType | None,
     ) -> None:
         self.stop()
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """Return the nodes that the SuperLink knows, each with its status."""
+        return list(self._cli("supernode", "list", NAME, "--format", "json")["nodes"])
 
     # ------------------------------------------------------------------ runs
     def submit(self, app: Path, **changes: Any) -> str:

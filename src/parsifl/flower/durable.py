@@ -43,7 +43,7 @@ class Durable:
         self._stateless = kind is type(None)
 
     def load(self, version: int) -> Any:
-        """Return a version of the state, and forget the older ones; version 0 is no state yet."""
+        """Return a version of the state; version 0 is no state yet."""
         if self._stateless or version == 0:
             return None
         path = self._path(version)
@@ -56,7 +56,6 @@ class Durable:
             ) from None
         except (OSError, WireError) as error:
             raise CheckpointError(f"the client state {path} cannot be read ({error})") from error
-        self._forget_before(version)
         # a copy: memory that is aligned as in a run in one process gives the same bits
         return tree.map(_copy, state)
 
@@ -82,7 +81,8 @@ class Durable:
         found = (_NAME.fullmatch(path.name) for path in self._folder.iterdir())
         return sorted(int(match[1]) for match in found if match)
 
-    def _forget_before(self, version: int) -> None:
+    def forget_before(self, version: int) -> None:
+        """Delete older versions; only when the server can no longer fall back to them."""
         for old in self.versions():
             if old < version:
                 self._path(old).unlink(missing_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +18,7 @@ from parsifl.flower.federation import Federation
 from parsifl.flower.letter import Letter
 from parsifl.flower.link import Kind
 from parsifl.flower.payload import pack, unpack
-from parsifl.flower.settings import ERROR_FILE
+from parsifl.flower.settings import ERROR_FILE, PROCESS_FILE
 from parsifl.flower.site import MakeProblem
 
 _TYPES: dict[Kind, str] = {"hello": "query", "train": "train", "judge": "evaluate"}
@@ -31,13 +32,14 @@ def server_app(problem: MakeProblem | None = None) -> ServerApp:
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         chosen = settings.read(context.run_config)
-        place = Path(chosen.deployment.out) / ERROR_FILE
-        place.unlink(missing_ok=True)
+        out = Path(chosen.deployment.out)
+        out.mkdir(parents=True, exist_ok=True)
+        replace_file(out / PROCESS_FILE, str(os.getpid()).encode())
+        (out / ERROR_FILE).unlink(missing_ok=True)
         try:
             Federation(chosen, GridLink(grid), _logger.info, problem).run()
         except ParsiflError as error:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(place, f"{error}\n".encode())
+            replace_file(out / ERROR_FILE, f"{error}\n".encode())
             raise
 
     return app

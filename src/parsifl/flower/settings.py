@@ -17,6 +17,8 @@ from parsifl.experiment import Experiment
 
 ERROR_FILE = "error.txt"
 """In the run folder: why the last attempt ended."""
+PROCESS_FILE = "server.pid"
+"""In the run folder: the number of the server's process."""
 
 _TABLE = "deployment"
 

@@ -171,6 +171,8 @@ class Site:
         if bad:
             return visit.reply(error=f"{bad} is not finite")
         visit.durable.save(visit.key.round + 1, result.client)
+        # the server stores its checkpoint between rounds: it never goes back behind this one
+        visit.durable.forget_before(visit.ack)
         parts = {}
         if letter.get("uploads", bool) and result.upload is not None:
             parts["upload"] = wire.encode(result.upload, self._experiment.precision)
@@ -223,7 +225,7 @@ class _Visit:
         self._client = site._client
         if letter.get("client", int) != self._client:
             raise WireError(f"client: this is {self._client}, not {letter.meta['client']}")
-        self._experiment, self._ack = letter.get("experiment", str), letter.get("ack", int)
+        self._experiment, self.ack = letter.get("experiment", str), letter.get("ack", int)
         facts = Facts.read(letter.meta.get("facts"))
         # built on the agreed form: this client may lack classes that others have
         self.problem = site._make(facts.example())
@@ -247,8 +249,8 @@ class _Visit:
     def store(self) -> ClientStore:
         """Return a store with the state that the server has acknowledged, if there is one."""
         store = ClientStore()
-        if self._ack:
-            store.restore({self._client: self.durable.load(self._ack)})
+        if self.ack:
+            store.restore({self._client: self.durable.load(self.ack)})
         return store
 
     def reply(self, parts: Mapping[str, bytes] | None = None, **meta: Any) -> Letter:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,34 +14,6 @@ from parsifl.masks.instance import Floats
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-    from torch.utils.flop_counter import FlopCounterMode
-
-
-def flop_counter() -> FlopCounterMode:
-    """Return torch's counter with a backward formula for convolutions that knows about groups.
-
-    torch counts the weight gradient of a depthwise convolution as if every input channel met
-    every output channel, which makes MobileNet's backward pass look five times dearer.
-    """
-    import torch
-    from torch.utils.flop_counter import FlopCounterMode
-
-    target: Any = torch.ops.aten.convolution_backward
-    return FlopCounterMode(display=False, custom_mapping={target: _convolution_backward})
-
-
-def _convolution_backward(
-    grad_shape: Sequence[int],
-    x_shape: Sequence[int],
-    weight_shape: Sequence[int],
-    *rest: Any,
-    **_: Any,
-) -> int:
-    # rest: bias sizes, stride, padding, dilation, transposed, output padding, groups, mask
-    transposed, wanted = rest[4], rest[7]
-    spatial = (x_shape if transposed else grad_shape)[2:]
-    once = 2 * x_shape[0] * math.prod(spatial) * math.prod(weight_shape)
-    return once * (int(wanted[0]) + int(wanted[1]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,12 +36,16 @@ class Probe:
 
     def forward_flops(self) -> int:
         """Return the FLOPs of a forward pass on the sample."""
+        from parsifl.models.flops import flop_counter
+
         with flop_counter() as counter:
             self.module(self.sample)
         return int(counter.get_total_flops())
 
     def backward_flops(self, trained: Iterable[int], *, to_input: bool = False) -> int:
         """Return the FLOPs of a backward pass that trains these blocks; the head is frozen."""
+        from parsifl.models.flops import flop_counter
+
         loss = self._loss(trained, to_input)
         if not loss.requires_grad:
             return 0

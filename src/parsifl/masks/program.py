@@ -95,8 +95,9 @@ class Program:
         self._bucket_rows()
         self._gamma_rows()
 
-    def solve(self, seconds: float, *, integral: bool) -> Answer:
+    def solve(self, seconds: float, nodes: int | None = None, *, integral: bool) -> Answer:
         """Run HiGHS and return its certified bound and, if integral, the design."""
+        limit = {"time_limit": max(seconds, 0.05)} if nodes is None else {"node_limit": nodes}
         levels, layers = len(self.starts), len(self.layers)
         columns, labels = levels * self.level_columns, levels * layers
         cost = np.zeros(columns + 2 * labels + 1)
@@ -118,7 +119,7 @@ class Program:
             integrality=kinds,
             bounds=Bounds(lower, upper),
             constraints=[LinearConstraint(*row) for row in self.rows],
-            options={"time_limit": max(seconds, 0.05), "mip_rel_gap": 1e-9},
+            options={**limit, "mip_rel_gap": 1e-9},
         )
         return Answer(self._bound(found), self._masks(found) if integral else None)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -30,6 +32,7 @@ from parsifl.masks.widest import widest
 _MOST_GROUPS = 24  # distinct budgets that enter one program; more are rounded
 _SMALL_PROGRAM = 400  # columns up to which many buckets at once pay off
 _RANDOM_STARTS = 1000  # as many as the paper's initialisation draws
+_REFINEMENTS = 1  # under a limit of nodes: the first program finds the masks, more prove more
 
 
 def optimal(
@@ -38,6 +41,7 @@ def optimal(
     objective: str = "J",
     *,
     seconds: float = 15.0,
+    nodes: int | None = None,
 ) -> MaskPlan:
     """Find which layers each device should train, and prove how good that is.
 
@@ -55,6 +59,9 @@ def optimal(
         "J", the paper's objective (9): bias + sum of slacks; or "bias" alone.
     seconds
         When to stop looking for better masks or a better bound.
+    nodes
+        Stop after so many branch-and-bound nodes of each program instead, and never look at the
+        clock: the same input then gives the same plan on every run.
 
     Examples
     --------
@@ -62,12 +69,16 @@ def optimal(
     >>> round(plan.J, 4), plan.proven
     (2.6667, True)
     """
-    return solve(instance_of(layers, budgets), read_objective(objective), seconds=seconds)
+    instance, goal = instance_of(layers, budgets), read_objective(objective)
+    return solve(instance, goal, seconds=seconds, nodes=nodes)
 
 
-def solve(instance: Instance, objective: Objective, *, seconds: float = 15.0) -> MaskPlan:
+def solve(
+    instance: Instance, objective: Objective, *, seconds: float = 15.0, nodes: int | None = None
+) -> MaskPlan:
     """Find the best masks of an instance (see `optimal`)."""
     begin = time.perf_counter()
+    end = begin + seconds if nodes is None else math.inf
     if not instance.active().any():
         cheapest = float((instance.add + instance.tail).min())
         raise ConfigError(
@@ -75,7 +86,7 @@ def solve(instance: Instance, objective: Objective, *, seconds: float = 15.0) ->
             f"and the smallest layer costs {cheapest:,.0f}; raise the budgets"
         )
     told = messages_of(instance)
-    state = _Search(instance, objective, begin, begin + seconds)
+    state = _Search(instance, objective, begin, end, nodes)
     state.closed_form()
     state.starts()
     if not state.feasible():
@@ -87,7 +98,7 @@ def solve(instance: Instance, objective: Objective, *, seconds: float = 15.0) ->
                 "devices that could afford it are needed for others; raise the largest budgets",
             )
             instance = instance.without(left)
-            state = _Search(instance, objective, begin, begin + seconds)
+            state = _Search(instance, objective, begin, end, nodes)
             state.closed_form()
         state.offer(masks, "widest cover")
         state.polish(0.15)
@@ -134,9 +145,16 @@ def replan(plan: MaskPlan, leave: Iterable[int], *, seconds: float = 15.0) -> Ma
 class _Search:
     """Best masks and best bound so far, and the steps that improve them."""
 
-    def __init__(self, instance: Instance, objective: Objective, begin: float, end: float) -> None:
+    def __init__(
+        self,
+        instance: Instance,
+        objective: Objective,
+        begin: float,
+        end: float,
+        nodes: int | None,
+    ) -> None:
         self.instance, self.objective = instance, objective
-        self.begin, self.end = begin, end
+        self.begin, self.end, self.nodes = begin, end, nodes
         self.catalogue = Catalogue(instance)
         self.masks: Masks = np.zeros((instance.devices, len(instance.sizes)), dtype=bool)
         self.value, self.bound = np.inf, -np.inf
@@ -222,16 +240,19 @@ class _Search:
         if not exact and self.objective == "J":
             # rounding budgets up blurs the slack: bound bias and slack apart
             program = Program(high.instance, columns, (1,), "bias")
-            answer = program.solve(0.1 * (self.end - self.begin), integral=False)
+            answer = program.solve(0.1 * (self.end - self.begin), self.nodes, integral=False)
             self.bound = max(self.bound, answer.bound + self.least_slack)
         starts: tuple[int, ...] = (1,)
-        while not self.done():
+        rounds = itertools.count() if self.nodes is None else range(_REFINEMENTS)
+        for _ in rounds:
+            if self.done():
+                return
             width = columns.count.shape[1]
             integral = exact and (width * len(starts) <= 6 * _SMALL_PROGRAM or len(starts) == 1)
             left = self.end - time.perf_counter()
             share = 0.25 if len(starts) == 1 else 1.0
             program = Program(high.instance, columns, starts, self.objective)
-            answer = program.solve(left * share, integral=integral)
+            answer = program.solve(left * share, self.nodes, integral=integral)
             self.bound = max(self.bound, answer.bound)
             levels = self._take(high.groups, answer.masks, "program")
             finer = self._finer(starts, levels, width)
@@ -248,7 +269,7 @@ class _Search:
         """Choose among listed sets with rounded-down budgets: a design, not a bound."""
         columns = set_columns(low.groups, self.catalogue)
         program = Program(low.instance, columns, (1,), self.objective)
-        answer = program.solve(0.25 * (self.end - self.begin), integral=True)
+        answer = program.solve(0.25 * (self.end - self.begin), self.nodes, integral=True)
         self._take(low.groups, answer.masks, "program")
 
     def _take(self, groups: Sequence[Group], found: list[Masks] | None, method: str) -> list[int]:

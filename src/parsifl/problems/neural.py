@@ -6,23 +6,24 @@ import copy
 import inspect
 from collections.abc import Callable
 from functools import cached_property, partial
-from typing import Any, Literal, final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn import functional
 
 from parsifl.blocks import Block, blocks, head_parameters
 from parsifl.errors import CapabilityError, ConfigError
 from parsifl.keys import Key
 from parsifl.models.dropout import dropout_key
+from parsifl.models.flops import note_trained
+from parsifl.models.scaler import add_scalers
 from parsifl.problem import Params
 from parsifl.problems.chain import Chain, find_chain
 from parsifl.problems.inspection import refuse_unbatchable
+from parsifl.problems.scoring import Loss, row_loss, row_metrics
 from parsifl.work import Batch, Rows
 
-Loss = Literal["cross-entropy", "mse"]
 Factory = Callable[..., nn.Module]
 _CHUNK = 1024
 
@@ -43,6 +44,8 @@ class NeuralProblem:
         The name of the last layer; found if not given.
     dtype, device
         Of the parameters.
+    scale
+        The width that HeteroFL's scaler makes up for in training (see `narrow`); 1 for none.
 
     Examples
     --------
@@ -59,6 +62,7 @@ class NeuralProblem:
         head: str | None = None,
         dtype: torch.dtype = torch.float32,
         device: str = "cpu",
+        scale: float = 1.0,
     ) -> None:
         if loss not in ("cross-entropy", "mse"):
             raise ConfigError(f"loss must be 'cross-entropy' or 'mse', got {loss!r}")
@@ -66,6 +70,7 @@ class NeuralProblem:
         self.dtype, self.device = dtype, torch.device(device)
         self._head_name = head
         self._source = module
+        self._scale = scale
         with torch.random.fork_rng(devices=[]):
             built = module if isinstance(module, nn.Module) else module()
             if not isinstance(built, nn.Module):
@@ -74,8 +79,10 @@ class NeuralProblem:
                 )
             refuse_unbatchable(built)
             self._training = copy.deepcopy(built).to("meta").train().requires_grad_(False)
+        if scale != 1.0:
+            add_scalers(self._training, scale, head)
         self._judging = copy.deepcopy(self._training).eval()
-        self._narrow: dict[float, NeuralProblem] = {}
+        self._narrow: dict[tuple[float, bool], NeuralProblem] = {}
 
     @property
     def score(self) -> str:
@@ -106,7 +113,7 @@ class NeuralProblem:
     @cached_property
     def chain(self) -> Chain | None:
         """The module as a plain chain of layers, if it is one."""
-        return find_chain(self._training)
+        return find_chain(self._training) if self._scale == 1.0 else None
 
     @cached_property
     def head(self) -> tuple[str, ...]:
@@ -137,9 +144,10 @@ class NeuralProblem:
 
     def loss(self, params: Params, batch: Batch) -> Tensor:
         """Return the weighted mean loss of a batch, in training mode."""
+        note_trained(params)
         with dropout_key(batch.key):
             output = functional_call(self._training, params, (batch.x,))
-        losses = self._row_loss(output, batch.y)
+        losses = row_loss(self.kind, output, batch.y)
         return (losses * batch.weight).sum() / batch.weight.sum().clamp(min=1)
 
     def metrics(self, params: Params, rows: Rows) -> dict[str, Tensor]:
@@ -154,35 +162,31 @@ class NeuralProblem:
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
     def _row_metrics(self, params: Params, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        output = self.predict(params, x)
-        losses = self._row_loss(output, y)
-        if self.kind == "mse":
-            return {"mse": losses}
-        return {"accuracy": (output.argmax(-1) == y).to(losses.dtype), "loss": losses}
-
-    def _row_loss(self, output: Tensor, y: Tensor) -> Tensor:
-        if self.kind == "cross-entropy":
-            return functional.cross_entropy(output, y, reduction="none")
-        return (output.reshape(y.shape) - y).square().reshape(len(y), -1).mean(-1)
+        return row_metrics(self.kind, self.predict(params, x), y)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of every parameter."""
         return {name: tuple(value.shape) for name, value in self._training.named_parameters()}
 
-    def narrow(self, width: float) -> NeuralProblem:
-        """Return the same model at a fraction of its width, built once."""
-        if width not in self._narrow:
+    def narrow(self, width: float, *, scaled: bool = True) -> NeuralProblem:
+        """Return the same model at a fraction of its width, built once.
+
+        `scaled` puts HeteroFL's scaler into it: in training, the outputs of all layers but the
+        head are divided by the width.
+        """
+        if (width, scaled) not in self._narrow:
             source: Any = self._source
             if isinstance(source, nn.Module) or "width" not in inspect.signature(source).parameters:
                 raise CapabilityError(
                     "this problem has one width only; build NeuralProblem with a factory that "
                     "takes width=, for example lambda width=1.0: models.build('vgg', width=width)"
                 )
-            self._narrow[width] = NeuralProblem(
+            self._narrow[width, scaled] = NeuralProblem(
                 partial(source, width=width),
                 self.kind,
                 head=self._head_name,
                 dtype=self.dtype,
                 device=str(self.device),
+                scale=width if scaled else 1.0,
             )
-        return self._narrow[width]
+        return self._narrow[width, scaled]

@@ -20,10 +20,12 @@ from parsifl.recipes.fedmac_setup import (
 )
 from parsifl.recipes.recipe import Claim, Context, Job, Recipe, Result, Values, Verdict, spread
 
-ZEROS: Values = {"rho": 1e-2, "threshold": 1e-3, "floor": 0.5}
+COMMON: Values = {
+    "weighting": "samples", "lr": 0.08, "gamma": 1e-3, "rho": 1e-2, "threshold": 1e-3, "floor": 0.5,
+}  # fmt: skip
 SPARSE: dict[str, Values] = {
-    "fedmac": {"lr": 0.08, "outer_lr": 2000.0, "lam": 1e-4, "gamma": 1e-3, **ZEROS},
-    "pfedme": {"lr": 0.08, "outer_lr": 0.02, "lam": 15.0, "inner": 1, "gamma": 1e-3, **ZEROS},
+    "fedmac": {**COMMON, "outer_lr": 2000.0, "lam": 1e-4},
+    "pfedme": {**COMMON, "outer_lr": 0.02, "lam": 15.0, "inner": 1},
 }
 GAMMA_W = (0.0, 1e-7, 1e-6, 1e-5)
 ENTROPY_LIMIT = 0.5 + 1 / 32  # half of the 32-bit values, and one bit an entry for the support

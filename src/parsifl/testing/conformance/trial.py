@@ -17,7 +17,7 @@ from parsifl.engine.round import first_state
 from parsifl.engine.run import Run
 from parsifl.engine.shards import Infos, Shards
 from parsifl.engine.simulate import simulate
-from parsifl.errors import ParsiflError
+from parsifl.errors import ConfigError, ParsiflError
 from parsifl.keys import Key
 from parsifl.messages import densify
 from parsifl.problem import Model, Problem
@@ -190,8 +190,15 @@ def trial_for(
 def small(kind: type[AnyMethod]) -> AnyMethod:
     """Build a method with few local steps; its ClassVar `trial` may hold further settings."""
     known = {item.name for item in fields(kind)}  # type: ignore[arg-type]  # methods are dataclasses
-    settings = {name: value for name, value in SMALL.items() if name in known}
-    return kind(**{**settings, **getattr(kind, "trial", {})})
+    own = dict(getattr(kind, "trial", {}))
+    method = kind(**own)
+    for name, value in SMALL.items():
+        if name in known - own.keys():
+            try:
+                method = replace(method, **{name: value})  # type: ignore[type-var]  # see above
+            except ConfigError:  # a method may allow fewer values; its own default is then kept
+                continue
+    return method
 
 
 def snapshot(run: Run) -> dict[str, Any]:

@@ -1,0 +1,43 @@
+"""HeteroFL: weak devices train narrow slices of the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, final
+
+from parsifl.algorithm import ClientInfo
+from parsifl.algorithms.heterofl_slices import width_of
+from parsifl.algorithms.perfedmask_forms import Fleet, Form, FormedMean
+from parsifl.keys import Key
+from parsifl.problem import Scalable
+
+
+@final
+@dataclass(frozen=True)
+class HeteroFL(FormedMean):
+    r"""A device of width r trains the first ceil(r C) channels of every layer.
+
+    .. math:: w_i \leftarrow w_i - \eta \nabla f_i(w_i; r_i), \qquad
+              w[e] \leftarrow \frac{\sum_{i \ni e} p_i w_i[e]}{\sum_{i \ni e} p_i}
+
+    with eta = `lr`, p_i by `weighting`, and the sum over the devices whose slice has the entry e;
+    an entry that no device has keeps its value. r_i is the "width" of the device's profile (1 if
+    there is none). In training a narrow network divides the outputs of its hidden layers by r
+    (the scaler of the paper); normalisation uses the statistics of the batch, so that nothing
+    but parameters is shared. The paper's mask on the logits of classes that a device lacks is
+    left out. Sent: the slice, both ways. A device is judged on its slice.
+    """
+
+    cites: ClassVar[str] = (
+        "Diao et al., HeteroFL: Computation and Communication Efficient Federated Learning for "
+        "Heterogeneous Clients, ICLR 2021"
+    )
+    requires: ClassVar[tuple[type[Any], ...]] = (Scalable,)
+
+    def slices(self) -> bool:
+        """Average slices of unequal size."""
+        return True
+
+    def form(self, server: Fleet, info: ClientInfo, key: Key) -> Form:
+        """Give a device the width of its profile."""
+        return Form(width_of(info))

@@ -1,0 +1,48 @@
+"""Split-Mix: several narrow networks, of which each device trains as many as it can afford."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, final
+
+from parsifl.algorithm import ClientInfo
+from parsifl.algorithms.perfedmask_forms import Fleet, Form, FormedMean
+from parsifl.algorithms.splitmix_members import members_for
+from parsifl.config import Count
+from parsifl.keys import Key
+from parsifl.problem import Scalable
+
+
+@final
+@dataclass(frozen=True)
+class SplitMix(FormedMean):
+    r"""k base networks of width 1/k are trained apart and predict together.
+
+    .. math:: w^b_i \leftarrow w^b_i - \eta \nabla f_i(w^b_i) \quad (b \in B_i), \qquad
+              w^b \leftarrow \frac{\sum_{i: b \in B_i} p_i w^b_i}{\sum_{i: b \in B_i} p_i},
+              \qquad \hat y(x) = \frac{1}{k} \sum_b h(w^b, x)
+
+    with k = `bases`, eta = `lr` and p_i by `weighting`. B_i are max(1, floor(r_i k)) networks,
+    dealt out cyclically from a deck that is shuffled every round; r_i is the "width" of the
+    device's profile (1 if there is none). A base network starts as a corner of a full one, and
+    in training divides the outputs of its hidden layers by 1/k. Sent down: all base networks,
+    which together have about 1/k of the parameters of the full one; up: those that were trained.
+    A device is judged on all of them.
+    """
+
+    cites: ClassVar[str] = (
+        "Hong et al., Efficient Split-Mix Federated Learning for On-Demand and In-Situ "
+        "Customization, ICLR 2022"
+    )
+    requires: ClassVar[tuple[type[Any], ...]] = (Scalable,)
+    trial: ClassVar[dict[str, Any]] = {"bases": 2}
+
+    bases: Count = 8
+
+    def networks(self) -> int:
+        """Return k."""
+        return self.bases
+
+    def form(self, server: Fleet, info: ClientInfo, key: Key) -> Form:
+        """Deal out this round's networks."""
+        return Form(1 / self.bases, members_for(info, self.bases, key))

@@ -1,0 +1,178 @@
+"""`parsifl flower`: keys, a ready app, and a deployment on this machine for a trial."""
+
+from __future__ import annotations
+
+import time
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from parsifl.cli import options
+from parsifl.cli.progress import follow as progress_of
+from parsifl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from parsifl.experiment import Experiment
+    from parsifl.flower.cluster import Cluster
+    from parsifl.flower.trial import FlowerRun
+
+app = typer.Typer(help="Run the same algorithms on Flower, across machines.", no_args_is_help=True)
+
+ENGINES = ("flower", "flower-sim")
+
+
+def execute(
+    chosen: Experiment, engine: str, out: Path, *, resume: bool = False, quiet: bool = False
+) -> FlowerRun:
+    """Run an experiment on Flower on this machine, with its progress on standard error."""
+    _need_flower()
+    from parsifl.flower.trial import run_on_flower
+
+    with progress_of(chosen.algorithm, chosen.rounds, quiet=quiet) as progress:
+        return run_on_flower(
+            chosen, out, resume=resume, simulation=engine == "flower-sim", progress=progress
+        )
+
+
+@app.command()
+def keys(
+    folder: Path = typer.Argument(help="Where the keys go; it becomes private (0700)."),
+    nodes: int = typer.Option(3, min=1, help="How many nodes get a key pair."),
+    host: list[str] = typer.Option(
+        ["127.0.0.1", "localhost"], help="A name or address of the server; repeatable."
+    ),
+    days: int = typer.Option(30, min=1, help="How long the certificates are valid."),
+) -> None:
+    """Make a test authority, a server certificate and node keys.
+
+    Examples:
+
+      parsifl flower keys keys --nodes 3 --host server.example.org --days 365
+    """
+    _need_flower()
+    from parsifl.flower.certificates import make_keys
+
+    found = make_keys(folder, nodes, host, days)
+    typer.echo(f"{found.authority}: give it to every machine (it is public).")
+    typer.echo(f"{found.certificate}, {found.key}: the server alone.")
+    typer.echo(f"{found.node(0)} ...: one private key a node; {found.public(0)} ...: the server.")
+
+
+@app.command()
+def init(
+    folder: Path = typer.Argument(help="Where the app goes."),
+    template: str = typer.Option("csv", help="csv (each node reads a file) or partition."),
+    algorithm: str = typer.Option("fedavg", help="An algorithm; see `parsifl list algorithms`."),
+    clients: int = typer.Option(3, min=1, help="How many clients the federation has."),
+    data: str | None = options.DATA,
+    partition: str | None = options.PARTITION,
+    model: str | None = options.MODEL,
+    rounds: int | None = options.ROUNDS,
+    seed: int | None = options.SEED,
+    evaluate_every: int | None = options.EVERY,
+    settings: list[str] = options.SET,
+) -> None:
+    """Write a ready Flower app: pyproject.toml, server, client, README.
+
+    Examples:
+
+      parsifl flower init hospitals --template csv --algorithm fedgradmp --set tau=5
+
+      parsifl flower init trial --template partition --data digits --algorithm ditto
+    """
+    from parsifl.flower.scaffold import write_app
+    from parsifl.flower.settings import Deployment, to_config
+
+    given = {
+        "clients": clients,
+        "data": data,
+        "partition": partition,
+        "model": model,
+        "rounds": rounds,
+        "seed": seed,
+        "evaluate_every": evaluate_every,
+    }
+    chosen = options.experiment(algorithm, given, settings, None)
+    chosen.method()  # a mistake in the settings shows here, not on the nodes
+    plan = Deployment(out=str((folder / "run").resolve()))
+    write_app(folder, template, to_config(chosen, plan), "federation")
+    typer.echo(f"{folder} is ready; {folder / 'README.md'} says how to run it.")
+
+
+@app.command()
+def up(
+    clients: int = typer.Option(3, min=1, help="How many nodes."),
+    target: Path | None = typer.Option(
+        None, "--app", help="Run this app and stop; without it the nodes stay until Ctrl-C."
+    ),
+    folder: Path = typer.Option(Path("flower-trial"), help="Logs, keys and client state."),
+    insecure: bool = typer.Option(
+        False, "--insecure", help="No TLS and no node keys; everything in the clear, on loopback."
+    ),
+    node_config: str = typer.Option(
+        "", help="More node configuration; {id} is the node's number, {folder} where we are."
+    ),
+    resume: bool = options.RESUME,
+) -> None:
+    """Start a SuperLink and SuperNodes on this machine, for a trial.
+
+    Examples:
+
+      parsifl flower up --clients 3 --app trial
+
+      parsifl flower up --clients 3 --app hospitals --node-config 'data="{folder}/h{id}.csv"'
+    """
+    _need_flower()
+    from parsifl.flower.cluster import Cluster
+
+    config = node_config.replace("{folder}", str(Path.cwd()))
+    cluster = Cluster(folder, clients, secure=not insecure, node_config=config)
+    typer.echo(f"starting a SuperLink and {clients} SuperNodes on {cluster.address}", err=True)
+    with cluster:
+        if target is None:
+            _stay(cluster)
+        else:
+            _run(cluster, target, resume=resume)
+
+
+def _run(cluster: Cluster, target: Path, *, resume: bool) -> None:
+    from parsifl.flower.trial import follow
+
+    config = _config(target)
+    out, rounds = Path(config["deployment"]["out"]), int(config["rounds"])
+    changes = {"deployment.resume": True} if resume else {}
+    run = cluster.submit(target.resolve(), **changes)
+    with progress_of(str(config["algorithm"]), rounds) as progress:
+        follow(cluster, run, out, rounds, progress)
+    typer.echo(f"the run is in {out}; `parsifl report {out}` shows it")
+
+
+def _stay(cluster: Cluster) -> None:
+    typer.echo(f"ready. Start a run:  FLWR_HOME={cluster.home} flwr run APP", err=True)
+    typer.echo("Ctrl-C ends everything.", err=True)
+    try:
+        while cluster.alive():
+            time.sleep(1.0)
+    except KeyboardInterrupt:
+        return
+    raise ConfigError(f"the SuperLink has ended:\n{cluster.log_tail('superlink')}")
+
+
+def _config(target: Path) -> dict[str, Any]:
+    try:
+        found = tomllib.loads((target / "pyproject.toml").read_text())
+        config: dict[str, Any] = found["tool"]["flwr"]["app"]["config"]
+    except (OSError, KeyError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{target} holds no Flower app ({error})") from None
+    if "algorithm" not in config or "out" not in config.get("deployment", {}):
+        raise ConfigError(f"{target} is no app of parsifl; `parsifl flower init` writes one")
+    return {"rounds": 50, **config}
+
+
+def _need_flower() -> None:
+    try:
+        import flwr  # noqa: F401
+    except ImportError:
+        raise ConfigError("flwr is not installed; install the extra: parsifl[flower]") from None

@@ -1,0 +1,151 @@
+"""What the theory of FedGradMP says about given data, and where it is silent."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from parsifl.algorithms.fedgradmp import FedGradMP
+from parsifl.data.clients import ClientData
+from parsifl.engine.simulate import simulate
+from parsifl.errors import CapabilityError
+from parsifl.keys import Key
+from parsifl.problem import Selection
+from parsifl.problems.design import as_design
+from parsifl.problems.glm import GLM
+from parsifl.solvers.support import hessian
+
+Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Restricted constants on the supports that were visited, and what follows from them.
+
+    Attributes
+    ----------
+    convexity, smoothness
+        For every client the smallest and largest curvature over visited supports of 4 tau
+        coefficients. The theorem's constants are extremes over all supports: these are bounds for
+        them from one side only, rho- from above and rho+ from below.
+    kappa
+        The rate of Theorem 5 for full batches and exact projections (eta = 1, theta = infinity),
+        4 sum_i p_i [4 beta_1(i) beta_2(i)]^K; None where the theorem is silent. The true rate is
+        at least this.
+    silent
+        Clients with 2 rho- <= rho+, for which the theorem says nothing.
+    stable_rank, needed_rank
+        |A|_F^2 / |A|_2^2 of each client, and tau log(n / tau), which it should exceed up to a
+        constant.
+    words
+        The same in words.
+    """
+
+    convexity: Array
+    smoothness: Array
+    kappa: float | None
+    silent: tuple[int, ...]
+    stable_rank: Array
+    needed_rank: float
+    words: str
+
+
+def diagnose(
+    problem: GLM, data: ClientData, tau: int, *, steps: int = 3, rounds: int = 4, seed: int = 0
+) -> Diagnosis:
+    """Run FedGradMP for some rounds and measure the restricted constants where it went.
+
+    Parameters
+    ----------
+    tau, steps
+        The sparsity level and the number K of local iterations.
+    rounds
+        How many server supports are visited; each is filled up to 4 tau at random.
+    """
+    if not problem.datafit.quadratic or problem.dictionary is not None:
+        raise CapabilityError("diagnose() needs a squared loss in plain coordinates")
+    visited = _visited(problem, data, tau, steps, rounds, seed)
+    low, high, rank = [], [], []
+    for rows in data.train:
+        curves = np.concatenate([_curvatures(problem, data, rows, index) for index in visited])
+        low.append(max(float(curves.min()), 0.0))
+        high.append(float(curves.max()))
+        rank.append(_stable_rank(data.x, rows))
+    sizes = np.array([len(rows) for rows in data.train], dtype=np.float64)
+    convexity, smoothness = np.array(low), np.array(high)
+    silent = tuple(np.flatnonzero(2 * convexity <= smoothness).tolist())
+    kappa = None if silent else _kappa(convexity, smoothness, sizes / sizes.sum(), steps)
+    needed = tau * math.log(problem.features / tau)
+    words = _words(kappa, silent, len(sizes), np.array(rank), needed)
+    return Diagnosis(convexity, smoothness, kappa, silent, np.array(rank), needed, words)
+
+
+def _visited(
+    problem: GLM, data: ClientData, tau: int, steps: int, rounds: int, seed: int
+) -> list[torch.Tensor]:
+    size = min(4 * tau, problem.width)
+    found = []
+    for round in range(1, rounds + 1):
+        run = simulate(
+            FedGradMP(tau=tau, steps=steps, batch=None),
+            problem,
+            data,
+            round,
+            seed=seed,
+            evaluate_every=0,
+        )
+        support = run.model.params["coef"].nonzero()[:, 0].numpy()
+        others = np.setdiff1d(np.arange(problem.width), support)
+        more = Key(seed, round, purpose="diagnosis").numpy().permutation(others)
+        chosen = np.sort(np.concatenate([support, more[: size - len(support)]]))
+        found.append(torch.from_numpy(chosen))
+    return found
+
+
+def _curvatures(problem: GLM, data: ClientData, rows: Any, index: torch.Tensor) -> Array:
+    numbers = torch.from_numpy(np.ascontiguousarray(rows))[None]
+    weight = torch.ones(numbers.shape, dtype=problem.dtype)
+    selection = Selection(as_design(data.x), data.y, numbers, weight)
+    valid = torch.ones(1, len(index), dtype=torch.bool)
+    zero = torch.zeros(1, problem.width, dtype=problem.dtype)
+    part = problem.restrict(zero, selection, index[None], valid)
+    values: Array = torch.linalg.eigvalsh(hessian(part, part.start))[0].numpy()
+    return values
+
+
+def _stable_rank(x: Any, rows: Any) -> float:
+    if isinstance(x, torch.Tensor):
+        part = x[torch.from_numpy(np.ascontiguousarray(rows))]
+        gram = (part @ part.mT).numpy()
+    else:
+        gram = (x[rows] @ x[rows].T).toarray()
+    return float(np.trace(gram) / max(np.linalg.eigvalsh(gram)[-1], 1e-300))
+
+
+def _kappa(convexity: Array, smoothness: Array, share: Array, steps: int) -> float:
+    first = smoothness / (2 * convexity - smoothness)
+    second = 2 * (smoothness - convexity) / convexity
+    return float(4 * (share * (4 * first * second) ** steps).sum())
+
+
+def _words(
+    kappa: float | None, silent: tuple[int, ...], clients: int, rank: Array, needed: float
+) -> str:
+    if kappa is None:
+        rate = (
+            f"Theorem 5 is silent: 2 rho- <= rho+ on {len(silent)} of {clients} clients. That says "
+            "nothing against the method, which may well converge."
+        )
+    elif kappa < 1:
+        rate = f"On the visited supports kappa = {kappa:.3g} < 1: linear convergence is plausible."
+    else:
+        rate = f"kappa = {kappa:.3g} >= 1 already on the visited supports: the theorem is silent."
+    return (
+        f"{rate} The smallest stable rank of a client is {rank.min():.1f}; tau log(n / tau) is "
+        f"{needed:.1f}."
+    )

@@ -1,0 +1,89 @@
+"""Stability selection: how often a feature is selected when half of the clients are left out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.base import clone
+
+from parsifl.errors import ConfigError
+from parsifl.keys import Key
+
+
+@dataclass(frozen=True)
+class Stability:
+    """The outcome of stability selection.
+
+    Attributes
+    ----------
+    frequency
+        How often each feature was selected.
+    support
+        The features that were selected at least as often as the threshold says.
+    selected
+        The mean number of features in a subsample's model, q.
+    false_bound
+        q^2 / ((2 threshold - 1) p): a bound on the expected number of false selections, valid if
+        false features are exchangeable and the method is no worse than guessing (Meinshausen and
+        Bühlmann, 2010). It is no p-value.
+    """
+
+    frequency: npt.NDArray[np.float64]
+    support: npt.NDArray[np.int64]
+    selected: float
+    false_bound: float
+
+
+def stability_selection(
+    estimator: Any,
+    X: Any,
+    y: Any,
+    groups: Any,
+    *,
+    subsamples: int = 50,
+    threshold: float = 0.7,
+    by: Literal["clients", "rows"] = "clients",
+    seed: int = 0,
+) -> Stability:
+    """Fit an estimator to many halves of the federation and count what it selects.
+
+    Parameters
+    ----------
+    estimator
+        A `FederatedSparseRegressor` or `FederatedSparseClassifier`; it is cloned.
+    by
+        A subsample is half of the "clients", or half of the "rows" of every client.
+    threshold
+        Above one half.
+    """
+    if not 0.5 < threshold <= 1:
+        raise ConfigError(f"threshold must be above 0.5 and at most 1, got {threshold}")
+    owners = np.unique(np.asarray(groups), return_inverse=True)[1]
+    if by == "clients" and owners.max() < 1:
+        raise ConfigError("half of one client is none: use by='rows', or give at least 2 clients")
+    y, count = np.asarray(y), 0
+    frequency = np.zeros(X.shape[1])
+    for number in range(subsamples):
+        rows = _half(owners, by, Key(seed, round=number, purpose="stability"))
+        model = clone(estimator).fit(X[rows], y[rows], groups=owners[rows])
+        chosen = np.atleast_2d(model.coef_ != 0).any(axis=0)
+        frequency += chosen
+        count += int(chosen.sum())
+    frequency /= subsamples
+    selected = count / subsamples
+    bound = selected**2 / ((2 * threshold - 1) * X.shape[1])
+    support = np.flatnonzero(frequency >= threshold)
+    return Stability(frequency, support, selected, bound)
+
+
+def _half(owners: npt.NDArray[np.int64], by: str, key: Key) -> npt.NDArray[np.int64]:
+    draw = key.numpy()
+    clients = int(owners.max()) + 1
+    if by == "clients":
+        chosen = draw.permutation(clients)[: max(clients // 2, 1)]
+        return np.flatnonzero(np.isin(owners, chosen))
+    parts = [draw.permutation(np.flatnonzero(owners == client)) for client in range(clients)]
+    return np.sort(np.concatenate([part[: max(len(part) // 2, 1)] for part in parts]))

@@ -1,0 +1,45 @@
+"""The constants of the theory on matrices where they are known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+from parsifl.data.clients import ClientData
+from parsifl.errors import CapabilityError
+from parsifl.estimators import diagnose
+from parsifl.problems.glm import GLM
+
+
+def _data(matrices: list[np.ndarray], csr: bool = False) -> ClientData:
+    made = [(sp.csr_matrix(z) if csr else z, z[:, 0]) for z in matrices]
+    return ClientData.of(made, test=0.0)
+
+
+@pytest.mark.parametrize("csr", [False, True])
+def test_orthogonal_columns_are_ideal(csr: bool) -> None:
+    z = np.eye(20) * np.sqrt(20)
+    found = diagnose(GLM(20, "squared-half"), _data([z, z], csr), tau=2)
+    np.testing.assert_allclose(found.convexity, 1.0)
+    np.testing.assert_allclose(found.smoothness, 1.0)
+    assert found.kappa == pytest.approx(0.0, abs=1e-12)
+    np.testing.assert_allclose(found.stable_rank, 20.0)
+    assert found.needed_rank == pytest.approx(2 * np.log(10))
+    assert "linear convergence is plausible" in found.words
+
+
+def test_the_theorem_is_silent_where_columns_are_alike() -> None:
+    draw = np.random.default_rng(0)
+    alike = np.ones((30, 12)) + 0.1 * draw.standard_normal((30, 12))
+    ideal = np.linalg.qr(draw.standard_normal((30, 12)))[0] * np.sqrt(30)
+    found = diagnose(GLM(12, "squared"), _data([alike, ideal]), tau=2)
+    assert found.silent == (0,)
+    assert found.kappa is None
+    assert "silent: 2 rho- <= rho+ on 1 of 2 clients" in found.words
+    assert found.stable_rank[0] < 1.1
+
+
+def test_only_squared_losses_are_diagnosed() -> None:
+    with pytest.raises(CapabilityError, match="squared loss"):
+        diagnose(GLM(4, "logistic"), _data([np.eye(4)]), tau=1)

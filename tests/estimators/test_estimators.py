@@ -1,0 +1,238 @@
+"""The estimators as scikit-learn sees them, and as a statistician does."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import sklearn
+from sklearn.linear_model import LinearRegression
+from sklearn.model_selection import GridSearchCV, GroupKFold
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer
+from sklearn.utils.estimator_checks import check_estimator
+
+from parsifl.atoms import dictionary
+from parsifl.errors import ConfigError
+from parsifl.estimators import (
+    FederatedSparseClassifier,
+    FederatedSparseRegressor,
+    FederatedSparseRegressorCV,
+    stability_selection,
+)
+
+TRUTH = np.array([0.0, 3.0, 0.0, 0.0, -2.0, 0.0, 0.0, 0.0, 1.0, 0.0])
+
+
+def _regression(noise: float = 0.1, seed: int = 0) -> tuple[Any, Any, Any]:
+    draw = np.random.default_rng(seed)
+    x = draw.standard_normal((120, 10)) * np.arange(1, 11) + 5.0
+    return x, x @ TRUTH + 4.0 + noise * draw.standard_normal(120), np.arange(120) % 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        FederatedSparseRegressor(rounds=5),
+        FederatedSparseClassifier(rounds=5),
+        FederatedSparseRegressorCV(cv=2, estimator=FederatedSparseRegressor(rounds=3)),
+    ],
+    ids=lambda e: type(e).__name__,
+)
+def test_scikit_learn_s_own_checks(estimator: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        results = check_estimator(estimator, on_fail=None)
+    failed = {r["check_name"]: r["exception"] for r in results if r["status"] == "failed"}
+    assert not failed
+
+
+def test_it_finds_the_coefficients_in_original_units() -> None:
+    x, y, clients = _regression()
+    model = FederatedSparseRegressor(3, rounds=5).fit(x, y, groups=clients)
+    assert model.support_.tolist() == [1, 4, 8]
+    pooled = LinearRegression().fit(x[:, [1, 4, 8]], y)
+    np.testing.assert_allclose(model.coef_[[1, 4, 8]], pooled.coef_, rtol=1e-10)
+    assert model.intercept_ == pytest.approx(pooled.intercept_, rel=1e-10)
+    raw = FederatedSparseRegressor(3, rounds=5, refit=False).fit(x, y, groups=clients)
+    np.testing.assert_allclose(raw.coef_[[1, 4, 8]], pooled.coef_, rtol=2e-2)
+    assert raw.bytes_up_ < model.bytes_up_
+    assert model.bytes_up_ > 0
+    assert model.bytes_down_ > 0
+    assert [record["round"] for record in model.history_] == [1, 2, 3, 4, 5]
+    assert model.n_iter_ == 5
+
+
+def test_one_client_is_least_squares_on_the_support() -> None:
+    x, y, _ = _regression()
+    model = FederatedSparseRegressor(3, rounds=4).fit(x, y)
+    pooled = LinearRegression().fit(x[:, [1, 4, 8]], y)
+    np.testing.assert_allclose(model.coef_[[1, 4, 8]], pooled.coef_, rtol=1e-10)
+    np.testing.assert_allclose(model.predict(x), pooled.predict(x[:, [1, 4, 8]]), rtol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "solver", ["fedht", "fediterht", "distributediht", "fedmid", "feddualavg", "inexactfedgradmp"]
+)
+def test_every_solver_finds_the_support(solver: str) -> None:
+    x, y, clients = _regression()
+    model = FederatedSparseRegressor(3, solver=solver, rounds=60, local_steps=5)
+    assert model.fit(x, y, groups=clients).support_.tolist() == [1, 4, 8]
+    assert model.score(x, y) > 0.99
+
+
+def test_sparse_matrices_give_what_dense_ones_do_without_centring() -> None:
+    x, y, clients = _regression()
+    x = x * (np.random.default_rng(1).random(x.shape) < 0.5)
+    y = x @ TRUTH + 4.0
+    dense = FederatedSparseRegressor(3, rounds=6).fit(x, y, groups=clients)
+    csr = FederatedSparseRegressor(3, rounds=6).fit(sp.csr_matrix(x), y, groups=clients)
+    np.testing.assert_allclose(csr.coef_, dense.coef_, atol=1e-9)
+    assert csr.intercept_ == pytest.approx(4.0)
+
+
+def test_site_effects_vanish_when_clients_are_centred_by_themselves() -> None:
+    x, y, clients = _regression(noise=0.0)
+    shifted = y + 50.0 * clients
+    plain = FederatedSparseRegressor(3, rounds=5).fit(x, shifted, groups=clients)
+    sites = FederatedSparseRegressor(3, rounds=5, center="client").fit(x, shifted, groups=clients)
+    np.testing.assert_allclose(sites.coef_, TRUTH, atol=1e-9)
+    assert np.abs(plain.coef_ - TRUTH).max() > 1e-3
+
+
+def test_kept_covariates_come_on_top() -> None:
+    x, y, clients = _regression()
+    model = FederatedSparseRegressor(1, rounds=5, keep=[0, 4]).fit(x, y, groups=clients)
+    assert {0, 4} <= set(model.support_)
+    assert len(model.support_) == 3
+    mask = np.arange(10) == 4
+    assert 4 in FederatedSparseRegressor(1, rounds=5, keep=mask).fit(x, y, clients).support_
+
+
+def test_weights_repeat_rows() -> None:
+    x, y, _ = _regression(noise=1.0)
+    weight = np.random.default_rng(0).integers(0, 3, 120)
+    weighted = FederatedSparseRegressor(3, rounds=4).fit(x, y, sample_weight=weight)
+    repeated = FederatedSparseRegressor(3, rounds=4).fit(
+        np.repeat(x, weight, axis=0), np.repeat(y, weight)
+    )
+    np.testing.assert_allclose(weighted.coef_, repeated.coef_, rtol=1e-8, atol=1e-10)
+
+
+def test_a_dictionary_selects_atoms_and_is_booked() -> None:
+    psi = dictionary.orthonormal(10, 10, seed=0).numpy()
+    draw = np.random.default_rng(0)
+    x = draw.standard_normal((200, 10))
+    y = x @ (psi[:, 3] * 2.0)
+    plain = FederatedSparseRegressor(1, rounds=3, standardize=False)
+    model = FederatedSparseRegressor(1, rounds=3, standardize=False, dictionary=psi)
+    model.fit(x, y, groups=np.arange(200) % 4)
+    assert model.support_.tolist() == [3]
+    np.testing.assert_allclose(model.coef_, 2 * psi[:, 3], atol=1e-9)
+    assert model.bytes_down_ > plain.fit(x, y, np.arange(200) % 4).bytes_down_ + 4 * 800
+
+
+@pytest.mark.parametrize("labels", [2, 3])
+def test_classes_are_found_even_where_a_client_has_one_only(labels: int) -> None:
+    draw = np.random.default_rng(0)
+    x = draw.standard_normal((240, 8)) * 3 + 1
+    names = np.array(["a", "b", "c"])[:labels]
+    scores = np.stack([x[:, 2], -x[:, 5], x[:, 7]], 1)[:, :labels]
+    y = names[scores.argmax(1)]
+    clients = np.where(y == "a", 0, 1 + np.arange(240) % 3)
+    model = FederatedSparseClassifier(3, rounds=40, solver="fediterht", local_steps=2)
+    model.fit(x, y, groups=clients)
+    assert model.score(x, y) > 0.85
+    np.testing.assert_allclose(model.predict_proba(x).sum(1), 1.0)
+    assert (model.classes_[model.predict_proba(x).argmax(1)] == model.predict(x)).all()
+    assert model.coef_.shape == (1 if labels == 2 else 3, 8)
+    assert int((model.coef_ != 0).sum(1).max()) <= 3
+
+
+def test_grid_search_with_clients_through_metadata_routing() -> None:
+    x, y, clients = _regression()
+    with sklearn.config_context(enable_metadata_routing=True):
+        model = FederatedSparseRegressor(rounds=3).set_fit_request(groups=True)
+        search = GridSearchCV(model, {"n_nonzero_coefs": [1, 3]}, cv=GroupKFold(2))
+        search.fit(x, y, groups=clients)
+    assert search.best_params_ == {"n_nonzero_coefs": 3}
+
+
+def test_it_works_in_a_pipeline() -> None:
+    x, y, clients = _regression()
+    pipeline = make_pipeline(FunctionTransformer(), FederatedSparseRegressor(3, rounds=3))
+    pipeline.fit(x, y, federatedsparseregressor__groups=clients)
+    assert pipeline.score(x, y) > 0.99
+
+
+def test_the_path_chooses_the_right_number_by_clients_left_out() -> None:
+    x, y, clients = _regression(noise=2.0)
+    base = FederatedSparseRegressor(rounds=4)
+    model = FederatedSparseRegressorCV([1, 2, 3, 5], cv=4, estimator=base)
+    model.fit(x, y, groups=clients)
+    assert model.n_nonzero_coefs_ == 3
+    assert model.mse_path_.shape == (4, 4)
+    assert model.support_.tolist() == [1, 4, 8]
+    assert model.bytes_up_ > 16 * model.best_estimator_.bytes_up_ / 2
+
+
+@pytest.mark.parametrize("by", ["clients", "rows"])
+def test_stable_features_are_selected_nearly_always(by: Any) -> None:
+    x, y, clients = _regression()
+    found = stability_selection(
+        FederatedSparseRegressor(4, rounds=3), x, y, clients, subsamples=10, by=by
+    )
+    assert {1, 4, 8} <= set(found.support)
+    assert (found.frequency[[1, 4, 8]] == 1.0).all()
+    assert found.selected <= 4
+    with pytest.raises(ConfigError, match="threshold"):
+        stability_selection(FederatedSparseRegressor(), x, y, clients, threshold=0.5)
+
+
+def test_few_rows_are_said_aloud() -> None:
+    x, y, clients = _regression()
+    with pytest.warns(UserWarning, match="2 of 2 clients have fewer rows"):
+        FederatedSparseRegressor(8, rounds=1).fit(x[:12], y[:12], groups=clients[:12] % 2)
+
+
+def test_constant_columns_get_no_coefficient() -> None:
+    x, y, clients = _regression()
+    x[:, 3] = 7.0
+    model = FederatedSparseRegressor(10, rounds=3).fit(x, y, groups=clients)
+    assert model.coef_[3] == 0.0
+    assert np.isfinite(model.coef_).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"n_nonzero_coefs": 11}, "between 1 and 10 features"),
+        ({"n_nonzero_coefs": 0}, "between 1 and 10 features"),
+        ({"solver": "lasso"}, "unknown solver"),
+        ({"center": "nobody"}, "center must be"),
+        ({"keep": [10]}, "keep names feature 10"),
+    ],
+)
+def test_impossible_settings_are_refused(change: dict[str, Any], message: str) -> None:
+    x, y, clients = _regression()
+    with pytest.raises((ValueError, ConfigError), match=message):
+        FederatedSparseRegressor(**change).fit(x, y, groups=clients)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_bad_data_are_refused(bad: float) -> None:
+    x, y, clients = _regression()
+    broken = x.copy()
+    broken[3, 3] = bad
+    with pytest.raises(ValueError, match=r"NaN|infinity"):
+        FederatedSparseRegressor().fit(broken, y, groups=clients)
+    with pytest.raises(ValueError, match="groups must name"):
+        FederatedSparseRegressor().fit(x, y, groups=clients[:-1])
+    with pytest.raises(ValueError, match="only one class"):
+        FederatedSparseClassifier().fit(x, np.zeros(120), groups=clients)
+    with pytest.raises(ValueError, match="negative"):
+        FederatedSparseRegressor().fit(x, y, sample_weight=np.full(120, -1.0))

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("cryptography", reason="needs flwr: install the extra parsifl[flower]")
+
+from cryptography.hazmat.primitives import serialization
+
+from parsifl.errors import ConfigError
+from parsifl.flower.certificates import make_keys
+
+
+def handshake(server: ssl.SSLContext, client: ssl.SSLContext, host: str) -> None:
+    """Shake hands in memory; raises if the client does not trust the server."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = (
+        client.wrap_bio(to_client, to_server, server_hostname=host),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    )
+    open_ends = list(ends)
+    for _ in range(10):
+        for end in list(open_ends):
+            try:
+                end.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+            open_ends.remove(end)
+        if not open_ends:
+            return
+    raise AssertionError("no end of the handshake")
+
+
+def contexts(server: Path, authority: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    here = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    here.load_cert_chain(server / "server.crt", server / "server.key")
+    return here, ssl.create_default_context(cafile=str(authority))
+
+
+def test_clients_trust_the_server_by_its_names_and_no_other(tmp_path: Path) -> None:
+    keys = make_keys(tmp_path / "a", 1, ["10.0.0.1", "server.example.org"])
+    here, there = contexts(keys.path, keys.authority)
+    handshake(here, there, "10.0.0.1")
+    handshake(here, there, "server.example.org")
+    with pytest.raises(ssl.SSLCertVerificationError):
+        handshake(here, there, "other.example.org")
+
+
+def test_another_authority_is_not_trusted(tmp_path: Path) -> None:
+    ours, others = make_keys(tmp_path / "a", 1), make_keys(tmp_path / "b", 1)
+    here, there = contexts(ours.path, others.authority)
+    with pytest.raises(ssl.SSLCertVerificationError):
+        handshake(here, there, "localhost")
+
+
+def test_nodes_get_pairs_of_their_own(tmp_path: Path) -> None:
+    keys = make_keys(tmp_path / "a", 2)
+    publics = []
+    for number in range(2):
+        private = serialization.load_ssh_private_key(keys.node(number).read_bytes(), None)
+        form = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+        publics.append(private.public_key().public_bytes(*form))
+        assert keys.public(number).read_bytes().strip() == publics[-1]
+    assert publics[0] != publics[1]
+
+
+def test_private_files_are_private_and_kept(tmp_path: Path) -> None:
+    keys = make_keys(tmp_path / "a", 1)
+    assert keys.path.stat().st_mode & 0o777 == 0o700
+    for path in (keys.key, keys.node(0), keys.path / "ca.key"):
+        assert path.stat().st_mode & 0o777 == 0o600
+    with pytest.raises(ConfigError, match="already holds keys"):
+        make_keys(tmp_path / "a", 1)

@@ -1,0 +1,68 @@
+"""FedGradMP's recipes: the protocols, and verdicts that can fail."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from parsifl.algorithms.fedgradmp import FedGradMP
+from parsifl.algorithms.fediterht import FedIterHT
+from parsifl.recipes import fedgradmp_baselines, fedgradmp_recovery
+from parsifl.recipes.fedgradmp_setup import Recovery, final, rounds_until
+from parsifl.recipes.recipe import Context, Result, find
+
+NAMES = [f"fedgradmp-figure{number}" for number in (1, 3, 4, 5, 8, 10, 11)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_recipe_plans_jobs_with_distinct_labels(name: str) -> None:
+    jobs = find(name).plan(Context(seeds=2))
+    pairs = {(job.label, job.seed) for job in jobs}
+    assert len(pairs) == len(jobs) > 2
+
+
+def test_measurements_are_those_of_the_paper() -> None:
+    data, truth = Recovery(1.0, clients=30).data(0)
+    assert len(data) == 30
+    assert [len(rows) for rows in data.train] == [100] * 30
+    assert np.linalg.norm(truth) == pytest.approx(1.0)
+    assert int((truth != 0).sum()) == 10
+
+
+def test_errors_by_round_end_at_machine_precision() -> None:
+    values = Recovery(0.2, clients=30).errors(FedGradMP(tau=10, batch=40), 4, seed=1)
+    assert len(values["errors"]) == 4
+    assert values["errors"][0] > 0.01
+    assert values["errors"][-1] < 1e-14
+    assert (rounds_until(values, 1e-14) or 99) <= 4
+    assert not values["diverged"]
+
+
+def test_a_large_learning_rate_diverges_and_is_said_to() -> None:
+    values = Recovery(1.0, clients=30).errors(FedIterHT(tau=10, lr=0.02, steps=3, batch=40), 6, 0)
+    assert values["errors"][-1] > 1.0
+
+
+def test_verdicts_follow_the_numbers() -> None:
+    def results(error: float) -> list[Result]:
+        values = {"errors": [1.0, error], "seconds": 1.0, "diverged": False}
+        return [Result(label, 0, values) for label in fedgradmp_recovery.CASES]
+
+    conclude = find("fedgradmp-figure1").conclude
+    assert {c.verdict for c in conclude(Context(), results(1e-15))} == {"held"}
+    assert {c.verdict for c in conclude(Context(), results(1e-3))} == {"did not hold"}
+
+
+def test_a_diverged_baseline_counts_as_infinitely_far() -> None:
+    values = {"errors": [math.inf], "seconds": 1.0, "diverged": True}
+    assert final([Result("a", 0, values)], "a") == [math.inf]
+    claims = find("fedgradmp-figure8").conclude(
+        Context(),
+        [
+            Result(f"lr={rate}", 0, {"errors": [0.5 if rate < 0.003 else 3.0], "diverged": False})
+            for rate in fedgradmp_baselines.RATES
+        ],
+    )
+    assert [claim.verdict for claim in claims] == ["held", "held"]

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from parsifl.keys import Key
+from parsifl.models import build
+from parsifl.problems.neural import NeuralProblem
+from parsifl.recipes import fedslr_setup as setup
+from parsifl.recipes.fedslr_figures import representations, separation
+from parsifl.recipes.fedslr_tables import dense_total
+from parsifl.recipes.recipe import Context, find, recipes, reproduce
+
+NAMES = sorted(name for name in recipes() if name.startswith("fedslr-"))
+
+
+def test_every_table_and_figure_has_a_recipe() -> None:
+    tables = {f"fedslr-table{number}" for number in range(1, 10)}
+    assert set(NAMES) == tables | {f"fedslr-figure{number}" for number in range(2, 6)}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("scale", ["small", "full"])
+def test_plans_name_every_job_once_and_conclude_without_results(name: str, scale: str) -> None:
+    context = Context("small" if scale == "small" else "full", seeds=2)
+    recipe = find(name)
+    jobs = recipe.plan(context)
+    assert jobs
+    assert len({(job.label, job.seed) for job in jobs}) == len(jobs)
+    claims = recipe.conclude(context, [])
+    assert claims
+    verdicts = {claim.verdict for claim in claims}
+    assert verdicts <= ({"not run", "held"} if name == "fedslr-table2" else {"not run"})
+
+
+def test_the_dense_total_of_table_2_is_exact() -> None:
+    assert f"{dense_total():.2f}" == "893.92"
+    # the appendix: LG-FedAvg sends the head alone; its share of the same total on CIFAR-10
+    assert round(setup.gigabytes(512 * 10, 512 * 10, 10_000), 2) == 0.41
+
+
+def test_settings_are_the_papers_at_full_scale() -> None:
+    found = setup.settings("fedslr", Context("full"))
+    assert found == {
+        "lr": 0.1, "lr_decay": 0.998, "decay": 1e-3, "batch": 20, "epochs": 2.0,
+        "eta_g": 10.0, "lam": 1e-4, "mu": 1e-3, "personal_epochs": 1.0,
+    }  # fmt: skip
+    assert setup.settings("fedslr", Context("small"), mu=0.5)["mu"] == 0.5
+
+
+def test_claims_are_judged_by_means_over_seeds() -> None:
+    held = setup.ahead("a leads b", "", [3.0, 5.0], [1.0, 2.0], least=2.0)
+    assert held.verdict == "held"
+    assert setup.ahead("a leads b", "", [3.0, 1.0], [1.0, 2.0], least=2.0).verdict == "did not hold"
+    assert "disagree" in setup.ahead("a leads b", "", [9.0, 1.0], [1.0, 2.0]).note
+    assert setup.falling("x", "", {"a": [3.0], "b": [2.0], "c": [1.0]}).verdict == "held"
+    assert setup.falling("x", "", {"a": [3.0], "b": [4.0], "c": [1.0]}).verdict == "did not hold"
+
+
+def test_representations_are_what_the_head_reads() -> None:
+    problem = NeuralProblem(lambda: build("mlp", inputs=6, hidden=(5,), classes=3))
+    params = problem.init(Key(0))
+    x = torch.randn(4, 6)
+    hidden = representations(problem, params, x)
+    weight, bias = (params[name] for name in problem.head)
+    torch.testing.assert_close(hidden @ weight.T + bias, problem.predict(params, x))
+
+
+def test_separation_tells_apart_from_mixed() -> None:
+    draw, labels = np.random.default_rng(0), np.arange(40) % 2
+    apart = draw.normal(size=(40, 3)) + 20 * labels[:, None]
+    assert separation(apart, labels) > 0.8 > separation(draw.normal(size=(40, 3)), labels) + 0.5
+
+
+def test_missing_data_are_said_and_not_fatal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(setup, "prepare", _no_data)
+    setup._prepared.cache_clear()
+    results, claims = reproduce(find("fedslr-table6"), Context(seeds=1))
+    assert all(setup.SKIPPED in result.values for result in results)
+    assert {claim.verdict for claim in claims} == {"not run"}
+
+
+def _no_data(*_: object, **__: object) -> None:
+    from parsifl.errors import DataError
+
+    raise DataError("the data set is not here")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_every_recipe_runs_end_to_end(
+    name: str, data_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = replace(setup.SMALL["Fashion-MNIST"], clients=5, cohort=3, rounds=3)
+    monkeypatch.setattr(setup, "SMALL", {"Fashion-MNIST": small})
+    context = Context(seeds=1, data_dir=str(data_folder))
+    results, claims = reproduce(find(name), context, tmp_path)
+    assert not any(setup.SKIPPED in result.values for result in results)
+    assert {claim.verdict for claim in claims} <= {"held", "did not hold"}
+    again, _ = reproduce(find(name), context, tmp_path)
+    assert [r.values for r in again] == [r.values for r in results]
