@@ -11,7 +11,8 @@ from torch import nn
 
 from parsifl import registry
 from parsifl.engine.simulate import simulate
-from parsifl.errors import CapabilityError
+from parsifl.errors import CapabilityError, ParsiflError
+from parsifl.keys import Key
 from parsifl.problems.neural import NeuralProblem
 
 METHODS = ("fedper", "fedrep", "lgfedavg")
@@ -44,5 +45,7 @@ def test_there_is_no_global_model(name: str) -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_a_model_that_is_all_head_is_refused(name: str) -> None:
     alone = NeuralProblem(lambda: nn.Sequential(nn.Linear(6, 3)), head="0", dtype=torch.float64)
-    with pytest.raises(CapabilityError, match="body and a head"):
+    with pytest.raises(ParsiflError, match="head"):
         simulate(registry.get(name), alone, lowrank.DATA, 1)
+    with pytest.raises(CapabilityError, match="body and a head"):
+        registry.get(name).init_server(alone, lowrank.INFOS, Key(0))

@@ -28,7 +28,8 @@ def expected(data: ClientData, algorithm: str, **settings: Any) -> tuple[Expecta
 
 
 def test_a_very_wide_sparse_matrix_is_never_made_dense() -> None:
-    wide = csr_matrix((40, 150_360), dtype=np.float32)
+    ones, place = np.ones(40, np.float32), np.arange(40)
+    wide = csr_matrix((ones, (place, place)), shape=(40, 150_360))
     data = ClientData.of([(wide, np.arange(40) % 2)])
     _, form, _ = expected(data, "fedgradmp", tau=5)
     assert form.known

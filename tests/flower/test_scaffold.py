@@ -47,6 +47,6 @@ def test_the_csv_template_reads_a_file(tmp_path: Path, monkeypatch: pytest.Monke
     names: dict[str, Any] = {}
     exec((tmp_path / "app" / "federation" / "client_app.py").read_text(), names)
     x, y = names["app"]({"data": str(tmp_path / "a.csv")})
-    assert np.array_equal(x, [[30, 70.5], [40, 80]])
+    assert x.tolist() == [[30.0, 70.5], [40.0, 80.0]]
     assert y.tolist() == [1, 0]
     assert y.dtype == np.int64

@@ -16,21 +16,20 @@ def omp(dictionary: Tensor, signals: Tensor, sparsity: int) -> Tensor:
     >>> omp(torch.eye(3), torch.tensor([[0.0], [2.0], [1.0]]), 1)[:, 0].tolist()
     [0.0, 2.0, 0.0]
     """
-    codes = signals.new_zeros(dictionary.shape[1], signals.shape[1])
-    for column in range(signals.shape[1]):
-        signal = signals[:, column]
-        residual, chosen = signal, torch.zeros(0, dtype=torch.long)
-        weights = signal.new_zeros(0)
-        for _ in range(sparsity):
-            scores = (dictionary.mT @ residual).abs()
-            scores[chosen] = -1.0
-            chosen = torch.cat([chosen, scores.argmax()[None]])
-            part = dictionary[:, chosen]
-            weights = torch.linalg.lstsq(part, signal[:, None], driver="gelsd").solution[:, 0]
-            residual = signal - part @ weights
-            if float(residual.norm()) <= 1e-12 * float(signal.norm()):
-                break
-        codes[chosen, column] = weights
+    count = signals.shape[1]
+    codes = signals.new_zeros(dictionary.shape[1], count)
+    residual, scale = signals, signals.norm(dim=0)
+    chosen = torch.zeros(count, 0, dtype=torch.long)
+    for _ in range(sparsity):
+        scores = (dictionary.mT @ residual).abs().mT.scatter(1, chosen, -1.0)
+        chosen = torch.cat([chosen, scores.argmax(1, keepdim=True)], dim=1)
+        parts = dictionary.mT[chosen].mT
+        weights = torch.linalg.lstsq(parts, signals.mT[..., None], driver="gelsd").solution[..., 0]
+        found = torch.zeros_like(codes).scatter(0, chosen.mT, weights.mT)
+        # a signal that is represented already takes no more atoms
+        going = residual.norm(dim=0) > 1e-12 * scale
+        codes = torch.where(going, found, codes)
+        residual = signals - dictionary @ codes
     return codes
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,8 +64,10 @@ def keys(
 @app.command()
 def init(
     folder: Path = typer.Argument(help="Where the app goes."),
-    template: str = typer.Option("csv", help="csv (each node reads a file) or partition."),
-    algorithm: str = typer.Option("fedavg", help="An algorithm; see `parsifl list algorithms`."),
+    template: str = typer.Option("csv", help="csv, sparse-regression or partition."),
+    algorithm: str | None = typer.Option(
+        None, help="An algorithm; else fedgradmp for a sparse regression, and fedavg."
+    ),
     clients: int = typer.Option(3, min=1, help="How many clients the federation has."),
     data: str | None = options.DATA,
     partition: str | None = options.PARTITION,
@@ -80,10 +83,12 @@ def init(
 
       parsifl flower init hospitals --template csv --algorithm fedgradmp --set tau=5
 
+      parsifl flower init study --template sparse-regression --set tau=4
+
       parsifl flower init trial --template partition --data digits --algorithm ditto
     """
-    from parsifl.flower.scaffold import write_app
-    from parsifl.flower.settings import Deployment, to_config
+    from parsifl.flower.scaffold import REGRESSION, write_app
+    from parsifl.flower.settings import NONE, Deployment, to_config
 
     given = {
         "clients": clients,
@@ -94,7 +99,15 @@ def init(
         "seed": seed,
         "evaluate_every": evaluate_every,
     }
-    chosen = options.experiment(algorithm, given, settings, None)
+    regression = template == REGRESSION
+    if regression:  # every iteration reads all rows: no mini-batches, no randomness
+        settings = ["batch=none", "tau=5", *settings]
+        given = {**given, "evaluate_every": 0, "rounds": rounds or 10}
+    name = algorithm or ("fedgradmp" if regression else "fedavg")
+    chosen = options.experiment(name, given, settings, None)
+    if regression:
+        plain = {k: None if v == NONE else v for k, v in chosen.settings.items()}
+        chosen = replace(chosen, settings=plain)
     chosen.method()  # a mistake in the settings shows here, not on the nodes
     plan = Deployment(out=str((folder / "run").resolve()))
     write_app(folder, template, to_config(chosen, plan), "federation")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -58,6 +58,7 @@ class Federation:
         self._records: list[Record] = []
         self._server: Any = None
         self._sampled: set[int] = set()
+        self._common: dict[str, Any] = {}
         self._pool = sampling.training_pool(
             settings.clients, self._experiment.evaluation, self._key
         )
@@ -72,6 +73,7 @@ class Federation:
         found = checkpoint.load(self._folder.checkpoints, self._types)
         if found is not None:
             self._restore(found.totals)
+        self._prepare(None if found is None else found.totals)
         self._meet(resumed=found is not None)
         self._open()
         if found is not None:
@@ -87,12 +89,20 @@ class Federation:
                 "experiment": self._name,
                 "acks": self._acks,
                 "roster": self._roster.to_json(),
+                "common": self._common,
             }
             checkpoint.save(
                 self._folder.checkpoints, round + 1, self._server, ClientStore(), totals
             )
             self._log(f"round {round + 1} of {self._experiment.rounds} is done")
+        self._finish()
         return self._records
+
+    def _prepare(self, totals: Mapping[str, Any] | None) -> None:
+        """Settle what every letter says (`self._common`) before the clients report."""
+
+    def _finish(self) -> None:
+        """Do what is left when all rounds are done; again after every resumption."""
 
     def _restore(self, totals: dict[str, Any]) -> None:
         if "acks" not in totals:
@@ -106,6 +116,7 @@ class Federation:
         """Wait for the clients: all of them at first, a quorum when a run goes on."""
         deployment, clients = self._settings.deployment, self._settings.clients
         needed = max(1, round(deployment.quorum * clients)) if resumed else clients
+        self._roster.greeting = Letter(self._common)
         self._roster.gather(lambda: len(self._roster.online()) >= needed, deployment.wait)
         self._infos: list[ClientInfo] = [self._roster.infos[i] for i in range(clients)]
         facts = agree([self._roster.facts[i] for i in range(clients)])
@@ -218,7 +229,7 @@ class Federation:
             "ack": self._acks[client],
             "facts": self._agreed,
         }
-        return Letter({**meta, **more}, parts)
+        return Letter({**meta, **self._common, **more}, parts)
 
     # ------------------------------------------------------------------ judging
     def _evaluate(self, key: Key, record: Record) -> None:

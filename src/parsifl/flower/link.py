@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 
 from parsifl.flower.letter import Letter
 
-Kind = Literal["hello", "train", "judge"]
+Kind = Literal["hello", "train", "judge", "agree", "products"]
 
 
 class Link(Protocol):

@@ -33,6 +33,7 @@ class Roster:
         self._claims: dict[int, int] = {}
         self._failed: dict[int, int] = {}
         self._connected: list[int] = []
+        self.greeting = Letter({})
         self.infos: dict[int, ClientInfo] = {}
         self.facts: dict[int, Facts] = {}
 
@@ -83,7 +84,7 @@ class Roster:
         ]
         if not fresh:
             return
-        letters = {node: Letter({}) for node in fresh}
+        letters = dict.fromkeys(fresh, self.greeting)
         # not longer: one of them may be dead and not yet missed
         answers = self._link.ask("hello", letters, min(timeout, _HELLO_SECONDS))
         for node in fresh:

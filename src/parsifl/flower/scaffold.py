@@ -10,8 +10,10 @@ from typing import Any
 import tomli_w
 
 from parsifl.errors import ConfigError, unknown
+from parsifl.keys import Key
 
 PACKAGE = "federation"
+REGRESSION = "sparse-regression"
 _SUFFIX = ".tmpl"
 
 
@@ -32,7 +34,33 @@ def write_app(folder: Path, template: str, config: Mapping[str, Any], name: str)
         target = place.name.removesuffix(_SUFFIX)
         inside = folder / PACKAGE / target if target.endswith(".py") else folder / target
         inside.write_text(place.read_text())
+    if template == REGRESSION:
+        _write_examples(folder / "examples")
     (folder / "pyproject.toml").write_text(tomli_w.dumps(_project(name, config)))
+
+
+def _write_examples(folder: Path) -> None:
+    """Write made-up tables of three hospitals of unequal size, with words and missing values."""
+    folder.mkdir()
+    for hospital, rows in enumerate((120, 80, 200)):
+        draw = Key(0, client=hospital, purpose="flower/example").numpy()
+        age, pulse = draw.normal(55 + 3 * hospital, 12, rows), draw.normal(75, 9, rows)
+        noise = draw.normal(size=(rows, 12))
+        ward = draw.choice(["general", "heart", "surgery"], rows)
+        days = 2 + 0.08 * age + 1.5 * (ward == "surgery") - 0.9 * noise[:, 3]
+        days += 0.2 * draw.normal(size=rows)
+        lost = draw.random((rows, 2)) < 0.05
+        names = ["age", "pulse", "ward", *(f"marker{i}" for i in range(12)), "days"]
+        lines = [",".join(names)]
+        for i in range(rows):
+            known = [
+                "" if lost[i, 0] else f"{age[i]:.1f}",
+                f"{pulse[i]:.1f}",
+                "NA" if lost[i, 1] else str(ward[i]),
+            ]
+            numbers = [f"{value:.4f}" for value in (*noise[i], days[i])]
+            lines.append(",".join([*known, *numbers]))
+        (folder / f"hospital{hospital}.csv").write_text("\n".join(lines) + "\n")
 
 
 def _root() -> Any:

@@ -21,7 +21,13 @@ from parsifl.flower.payload import pack, unpack
 from parsifl.flower.settings import ERROR_FILE, PROCESS_FILE
 from parsifl.flower.site import MakeProblem
 
-_TYPES: dict[Kind, str] = {"hello": "query", "train": "train", "judge": "evaluate"}
+_TYPES: dict[Kind, str] = {
+    "hello": "query",
+    "train": "train",
+    "judge": "evaluate",
+    "agree": "query.agree",
+    "products": "query.products",
+}
 _logger = logging.getLogger("flwr")
 
 

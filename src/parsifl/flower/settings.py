@@ -20,6 +20,9 @@ ERROR_FILE = "error.txt"
 PROCESS_FILE = "server.pid"
 """In the run folder: the number of the server's process."""
 
+NONE = "none"
+"""Stands for None in `settings`: TOML has no word for it."""
+
 _TABLE = "deployment"
 
 
@@ -79,6 +82,8 @@ def read(values: Mapping[str, Any]) -> Settings:
             place = place.setdefault(table, {})
         place[last] = value
     deployment = config.build(Deployment, tree.pop(_TABLE, {}))
+    given = tree.get("settings", {})
+    tree["settings"] = {name: None if value == NONE else value for name, value in given.items()}
     experiment = Experiment.read(tree)
     if experiment.clients is None:
         raise ConfigError("clients is not set; say how many clients the federation has")
@@ -92,6 +97,8 @@ def to_config(experiment: Experiment, deployment: Deployment) -> dict[str, Any]:
         value = getattr(experiment, item.name)
         if item.name in ("evaluation", "network"):
             value = config.to_json(value)
+        if item.name == "settings":  # None is a choice here, not an omission
+            value = {name: NONE if chosen is None else chosen for name, chosen in value.items()}
         found[item.name] = value
     found[_TABLE] = config.to_json(deployment)
     plain: dict[str, Any] = _without_none(found)

@@ -112,8 +112,7 @@ def smooth_sign(x: Tensor, rho: float) -> Tensor:
     >>> smooth_sign(torch.tensor([-1.0, 0.0, 1.0]), 0.01)
     tensor([-1.,  0.,  1.])
     """
-    # by the logistic function, which is four times faster than tanh on a processor
-    return (x * (2 / rho)).sigmoid_().mul_(2).sub_(1)
+    return (x / rho).tanh_()
 
 
 def soft_threshold_(x: Tensor, shrink: float) -> None:

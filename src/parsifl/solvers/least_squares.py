@@ -7,7 +7,7 @@ from torch import Tensor
 
 from parsifl.problem import Restricted
 
-_SINE = 1e-4  # columns closer to the span of the others than this take the slower, pivoted way
+_SINE = 1e-4  # columns closer to the span of the others than this take the slower way
 
 
 def least_squares(part: Restricted) -> Tensor:
@@ -30,11 +30,11 @@ def _correction(matrix: Tensor, residual: Tensor, ridge: Tensor, start: Tensor) 
         matrix = torch.cat([matrix, torch.diag_embed(penalty)], dim=1)
         residual = torch.cat([residual, -penalty * start], dim=1)
     if matrix.shape[1] < matrix.shape[2]:
-        return _pivoted(matrix, residual)
+        return _shortest(matrix, residual)
     found, trusted = _by_normal_equations(matrix, residual)
     if not bool(trusted.all()):
         doubtful = ~trusted
-        found[doubtful] = _pivoted(matrix[doubtful], residual[doubtful])
+        found[doubtful] = _shortest(matrix[doubtful], residual[doubtful])
     return found
 
 
@@ -58,10 +58,14 @@ def _cholesky(gram: Tensor) -> tuple[Tensor, Tensor]:
     return factor, trusted
 
 
-def _pivoted(matrix: Tensor, residual: Tensor) -> Tensor:
-    """Return the solution of minimum norm by QR with column pivoting."""
+def _shortest(matrix: Tensor, residual: Tensor) -> Tensor:
+    """Return the solution of minimum norm by SVD.
+
+    QR with pivoting (driver "gelsy") would be faster, but with torch 2.13 the same input gave
+    other bits from call to call.
+    """
     limit = matrix.shape[1] * torch.finfo(matrix.dtype).eps
-    found = torch.linalg.lstsq(matrix, residual[..., None], rcond=limit, driver="gelsy")
+    found = torch.linalg.lstsq(matrix, residual[..., None], rcond=limit, driver="gelsd")
     solution: Tensor = found.solution[..., 0]
     return solution
 

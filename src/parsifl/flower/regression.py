@@ -1,0 +1,212 @@
+"""Sparse regression across sites: one round agrees on columns, one ends in exact least squares."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from parsifl import wire
+from parsifl.data.clients import ClientData
+from parsifl.data.ragged import Ragged
+from parsifl.engine.checkpoint import replace_file
+from parsifl.errors import ConfigError, ParsiflError, WireError
+from parsifl.experiment import Experiment
+from parsifl.flower.federation import Federation
+from parsifl.flower.letter import Letter
+from parsifl.flower.link import Kind, Link
+from parsifl.flower.roster import Log
+from parsifl.flower.settings import Settings
+from parsifl.flower.site import NodeConfig, Site
+from parsifl.flower.tables import Agreement, Array, Table, summarise
+from parsifl.keys import Key
+from parsifl.problem import Problem
+from parsifl.problems.glm import GLM
+
+MODEL_FILE = "model.json"
+LoadTable = Callable[[NodeConfig], Table]
+_SUMS = dict[str, Tensor]
+
+
+def least_squares(data: ClientData) -> Problem:
+    """Return the problem of the rounds: centred data, so no intercept; one weight a row."""
+    return GLM(int(data.x.shape[1]), "squared-half", intercept=False, weighted=True)
+
+
+class TableSite:
+    """A site with a table: it tells sums, trains on its encoded rows, and tells products."""
+
+    def __init__(
+        self, experiment: Experiment, client: int, table: Table, root: Path, target: str
+    ) -> None:
+        self._experiment, self._client, self._root = experiment, client, root
+        self._table, self._target = table, target
+
+    def answer(self, kind: Kind, letter: Letter) -> Letter:
+        """Answer a letter of this kind."""
+        if kind == "agree":
+            summary = summarise(self._table, self._target)
+            return Letter({"client": self._client, "summary": summary})
+        x, y = Agreement.read(letter.meta.get("agreement")).encode(self._table)
+        if kind == "products":
+            return self._products(letter, x, y)
+        site = Site(self._experiment, self._client, _data(x, y), self._root, least_squares)
+        return site.answer(kind, letter)
+
+    def _products(self, letter: Letter, x: Array, y: Array) -> Letter:
+        """Return x'x and x'y of the selected columns."""
+        support = letter.get("support", list)
+        if not all(type(p) is int and 0 <= p < x.shape[1] for p in support):
+            raise WireError("support: expected positions of columns")
+        part = x[:, support][np.arange(len(x))]
+        weight = np.ones(len(x))
+        sums = {
+            "xx": torch.from_numpy(part.T @ (part * weight[:, None])),
+            "xy": torch.from_numpy(part.T @ (weight * y)),
+        }
+        return Letter({"client": self._client}, {"sums": wire.encode(sums)})
+
+
+def _data(x: Array, y: Array) -> ClientData:
+    targets = torch.from_numpy(np.stack([y, np.ones(len(y))], axis=1))
+    rows, none = Ragged.of([range(len(y))]), Ragged.empty(1)
+    return ClientData(torch.from_numpy(x), targets, rows, none, none, ({},), name="own")
+
+
+class Regression(Federation):
+    """The server of a sparse regression; ends with `model.json` in the run folder."""
+
+    def __init__(self, settings: Settings, link: Link, log: Log, target: str) -> None:
+        super().__init__(settings, link, log, least_squares)
+        self._target = target
+        self.bytes_sums = 0
+
+    def _prepare(self, totals: Mapping[str, Any] | None) -> None:
+        """Agree on columns, levels, missing values and scales, in one round of sums."""
+        if totals is not None:
+            self._common = dict(totals["common"])
+            return
+        found: dict[int, dict[str, Any]] = {}
+        end = time.monotonic() + self._settings.deployment.wait
+        reasons: dict[int, str] = {}
+        while len(found) < self._settings.clients:
+            fresh = [node for node in self._link.nodes() if node not in reasons]
+            for node, reply in self._link.ask(
+                "agree", dict.fromkeys(fresh, Letter({})), 90
+            ).items():
+                reasons[node] = self._take(reply, found)
+            if time.monotonic() > end:
+                raise ParsiflError(
+                    f"{len(found)} of {self._settings.clients} clients have told of their tables; "
+                    + "; ".join(sorted({reason for reason in reasons.values() if reason}))
+                )
+            if not fresh:
+                self._link.pause(1.0)
+        summaries = [found[client] for client in sorted(found)]
+        self._common = {"agreement": Agreement.of(summaries, self._target).to_json()}
+
+    def _take(self, reply: Letter | str, found: dict[int, dict[str, Any]]) -> str:
+        try:
+            if isinstance(reply, str) or "error" in reply.meta:
+                return str(reply if isinstance(reply, str) else reply.meta["error"])[:500]
+            client = reply.get("client", int)
+            if not 0 <= client < self._settings.clients:
+                return f"there is no client {client}"
+            found.setdefault(client, reply.get("summary", dict))
+        except WireError as error:
+            return str(error)
+        return ""
+
+    def _finish(self) -> None:
+        """Replace the coefficients on the support by pooled least squares, and save the model."""
+        agreement = Agreement.read(self._common["agreement"])
+        params = self._method.model(self._problem, self._server)
+        if params is None:
+            raise ConfigError(f"{type(self._method).__name__} has no global model to save")
+        found = params.params["coef"].numpy()
+        support = np.flatnonzero(found)
+        exact = np.zeros_like(found)
+        exact[support] = self._refitted([int(position) for position in support])
+        coef, intercept = agreement.original(exact)
+        model = LinearModel(agreement, coef, intercept)
+        replace_file(self._folder.path / MODEL_FILE, model.to_text().encode())
+        self._log(f"{len(support)} of {len(coef)} coefficients differ from zero")
+
+    def _refitted(self, support: list[int]) -> Array:
+        size = len(support)
+        online = self._roster.online()
+        wanted = {online[c]: c for c in range(self._settings.clients) if c in online}
+        letters = {
+            node: self._letter(client, Key(0), {}, support=support)
+            for node, client in wanted.items()
+        }
+        replies = self._link.ask("products", letters, self._settings.deployment.timeout)
+        sums = {
+            client: self._sums(client, replies.get(node), size) for node, client in wanted.items()
+        }
+        system, right = np.diag(np.zeros(size)), np.zeros(size)
+        for client in range(self._settings.clients):
+            if client not in sums:
+                raise ParsiflError(f"client {client} is not connected for the last step; resume")
+            system, right = system + sums[client]["xx"], right + sums[client]["xy"]
+        return np.asarray(np.linalg.lstsq(system, right, rcond=1e-14)[0])
+
+    def _sums(self, client: int, reply: Letter | str | None, size: int) -> dict[str, Array]:
+        if not isinstance(reply, Letter) or "sums" not in reply.parts:
+            raise ParsiflError(f"client {client} has not told its products; resume the run")
+        if reply.get("client", int) != client:
+            raise WireError(f"client: an answer of {reply.meta['client']}, not {client}")
+        data = reply.parts["sums"]
+        message = wire.decode(data, _SUMS, limit=16 * (size + 2) ** 2 + 4096)
+        form = {"xx": torch.empty(size, size, dtype=torch.float64, device="meta"),
+                "xy": torch.empty(size, dtype=torch.float64, device="meta")}  # fmt: skip
+        wire.check(message, form)
+        self.bytes_sums += len(data)
+        return {name: value.numpy().copy() for name, value in message.items()}
+
+
+@final
+@dataclass(frozen=True)
+class LinearModel:
+    """A fitted regression in the units of the tables.
+
+    Attributes
+    ----------
+    coef_, intercept_
+        One coefficient for each of `agreement.names`, and the intercept.
+    """
+
+    agreement: Agreement
+    coef_: Array
+    intercept_: float
+
+    @classmethod
+    def load(cls, path: str | Path) -> LinearModel:
+        """Read a saved model."""
+        values = json.loads(Path(path).read_text())
+        agreement = Agreement.read(values["agreement"])
+        return cls(agreement, np.array(values["coef"]), float(values["intercept"]))
+
+    def to_text(self) -> str:
+        """Return the model as JSON; floats come back bit for bit."""
+        values = {
+            "coef": self.coef_.tolist(),
+            "intercept": self.intercept_,
+            "names": self.agreement.names,
+            "agreement": self.agreement.to_json(),
+        }
+        return json.dumps(values, indent=1)
+
+    def predict(self, table: Table) -> Array:
+        """Predict the target for the rows of a table (its target column is not read)."""
+        known = {**table, self.agreement.target: ["0"] * len(next(iter(table.values())))}
+        x, _ = self.agreement.encode(known)
+        scale = np.array([v for column in self.agreement.columns for v in column.scale])
+        return np.asarray(x @ (self.coef_ * scale) + self.agreement.target_mean)
