@@ -165,7 +165,7 @@ class Selective(Problem, Protocol):
 class SupportSolvable(Selective, Protocol):
     """A problem in one coefficient tensor that can be minimised over a given support.
 
-    The methods take blocks of clients (`parsifl.problems.eager`): coefficients [clients, d] or
+    The methods take blocks of clients (`parsifl.solvers.eager`): coefficients [clients, d] or
     [clients, classes, d].
     """
 

@@ -96,7 +96,11 @@ def test_every_recipe_runs_end_to_end(
     name: str, data_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = replace(setup.SMALL["Fashion-MNIST"], clients=5, cohort=3, rounds=3)
-    monkeypatch.setattr(setup, "SMALL", {"Fashion-MNIST": small})
+    less = replace(setup.SMALL["Fashion-MNIST Dir(0.2)"], clients=5, cohort=3, rounds=2)
+    rows = {"Fashion-MNIST": small, "Fashion-MNIST Dir(0.2)": less}
+    monkeypatch.setattr(
+        setup, "SMALL", rows if name == "fedslr-table1" else {"Fashion-MNIST": small}
+    )
     context = Context(seeds=1, data_dir=str(data_folder))
     results, claims = reproduce(find(name), context, tmp_path)
     assert not any(setup.SKIPPED in result.values for result in results)

@@ -18,7 +18,7 @@ from parsifl.atoms.sparsity import Scope, Sparsity
 from parsifl.config import Count, Size
 from parsifl.keys import Key
 from parsifl.problem import Params, Restricted, Selection, SupportSolvable
-from parsifl.problems.eager import eager
+from parsifl.solvers.eager import eager
 from parsifl.work import Batches, Draw, Shard, Work
 
 

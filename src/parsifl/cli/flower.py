@@ -104,7 +104,7 @@ def init(
         settings = ["batch=none", "tau=5", *settings]
         given = {**given, "evaluate_every": 0, "rounds": rounds or 10}
     name = algorithm or ("fedgradmp" if regression else "fedavg")
-    chosen = options.experiment(name, given, settings, None)
+    chosen = options.experiment({**given, "algorithm": name, "settings": settings})
     if regression:
         plain = {k: None if v == NONE else v for k, v in chosen.settings.items()}
         chosen = replace(chosen, settings=plain)
@@ -151,14 +151,16 @@ def up(
 
 
 def _run(cluster: Cluster, target: Path, *, resume: bool) -> None:
+    from parsifl.flower.settings import DONE_FILE
     from parsifl.flower.trial import follow
 
     config = _config(target)
     out, rounds = Path(config["deployment"]["out"]), int(config["rounds"])
     changes = {"deployment.resume": True} if resume else {}
+    (out / DONE_FILE).unlink(missing_ok=True)
     run = cluster.submit(target.resolve(), **changes)
     with progress_of(str(config["algorithm"]), rounds) as progress:
-        follow(cluster, run, out, rounds, progress)
+        follow(cluster, run, out, progress)
     typer.echo(f"the run is in {out}; `parsifl report {out}` shows it")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,28 +40,28 @@ RESUME = typer.Option(False, "--resume", help="Go on with what is in the folder.
 JSON = typer.Option(False, "--json", help="Print JSON for machines.")
 
 
-def experiment(
-    algorithm: str | None, given: dict[str, Any], settings: list[str], file: Path | None
-) -> Experiment:
-    """Merge a TOML file, options and --set fields into an experiment."""
+_EVALUATION = ("fine_tune_steps", "select")
+_PLAIN = (
+    "algorithm", "data", "clients", "partition", "model", "rounds", "seed", "participation",
+    "engine", "evaluate_every", "precision", "validation", "test",
+)  # fmt: skip
+
+
+def experiment(params: Mapping[str, Any]) -> Experiment:
+    """Merge the TOML file, the options and the --set fields of a command into an experiment."""
     from parsifl.experiment import Experiment
 
-    values = {} if file is None else read_toml(file)
-    evaluation = dict(values.get("evaluation", {}))
-    for option, name in (("fine_tune_steps", "fine_tune_steps"), ("select", "select")):
-        if given.get(option) is not None:
-            evaluation[name] = given[option]
-    plain = {k: v for k, v in given.items() if v is not None}
-    values.update({k: v for k, v in plain.items() if k not in ("fine_tune_steps", "select")})
+    given = {name: value for name, value in params.items() if value is not None}
+    values = read_toml(Path(given["config"])) if "config" in given else {}
+    values.update({name: given[name] for name in _PLAIN if name in given})
+    evaluation = {name: given[name] for name in _EVALUATION if name in given}
     if evaluation:
-        values["evaluation"] = evaluation
-    if algorithm is not None:
-        values["algorithm"] = algorithm
-    values["settings"] = {**values.get("settings", {}), **assignments(settings)}
+        values["evaluation"] = {**values.get("evaluation", {}), **evaluation}
+    values["settings"] = {**values.get("settings", {}), **assignments(given["settings"])}
     return Experiment.read(values)
 
 
-def assignments(texts: list[str]) -> dict[str, Any]:
+def assignments(texts: Sequence[str]) -> dict[str, Any]:
     """Read `field=value` texts.
 
     >>> assignments(["lr=0.1"])

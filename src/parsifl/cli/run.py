@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 DEMO = ("local", "fedavg", "fedprox", "scaffold", "ditto")
 
 
-def run(
+def run(  # typer reads the options from the signature; `context` holds their values
+    context: typer.Context,
     algorithm: str = options.ALGORITHM,
     data: str | None = options.DATA,
     clients: int | None = options.CLIENTS,
@@ -55,23 +56,7 @@ def run(
 
       parsifl run fedavg --config experiment.toml --resume --out runs/fedavg
     """
-    given = {
-        "data": data,
-        "clients": clients,
-        "partition": partition,
-        "model": model,
-        "rounds": rounds,
-        "seed": seed,
-        "participation": participation,
-        "engine": engine,
-        "evaluate_every": evaluate_every,
-        "precision": precision,
-        "validation": validation,
-        "test": test,
-        "fine_tune_steps": fine_tune_steps,
-        "select": select,
-    }
-    chosen = options.experiment(algorithm, given, settings, config)
+    chosen = options.experiment(context.params)
     with _kept(out) as folder:
         finished = execute(chosen, folder, resume=resume, data_dir=data_dir, quiet=as_json)
         if as_json:

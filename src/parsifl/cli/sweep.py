@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from parsifl.sweeps import Outcome
 
 
-def sweep(
+def sweep(  # typer reads the options from the signature; `context` holds their values
+    context: typer.Context,
     algorithm: str = options.ALGORITHM,
     grid: list[str] = typer.Option(..., "--grid", help="field=a,b,c; repeatable."),
     seeds: int = typer.Option(1, help="Repetitions of every combination."),
@@ -52,19 +53,7 @@ def sweep(
     """
     from parsifl import sweeps
 
-    given = {
-        "data": data,
-        "clients": clients,
-        "partition": partition,
-        "model": model,
-        "rounds": rounds,
-        "seed": seed,
-        "participation": participation,
-        "evaluate_every": evaluate_every,
-        "validation": validation,
-        "select": select,
-    }
-    base = options.experiment(algorithm, given, settings, config)
+    base = options.experiment(context.params)
     values = {name: text.split(",") for name, text in options.assignments(grid).items()}
     if out.exists() and any(out.iterdir()) and not resume:
         raise ConfigError(f"{out} is not empty; go on with --resume or choose another --out")

@@ -11,10 +11,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from parsifl.flower.clientapp import client_app
-    from parsifl.flower.serverapp import server_app
+    from parsifl.flower.clientapp import client_app, regression_client_app
+    from parsifl.flower.serverapp import regression_server_app, server_app
 
-__all__ = ["client_app", "server_app"]
+__all__ = ["client_app", "regression_client_app", "regression_server_app", "server_app"]
 
 
 def __getattr__(name: str) -> Any:
@@ -29,4 +29,5 @@ def __getattr__(name: str) -> Any:
         raise ConfigError("flwr is not installed; install the extra: parsifl[flower]") from None
     from importlib import import_module
 
-    return getattr(import_module(f"{__name__}.{name.replace('_', '')}"), name)
+    side = "clientapp" if "client" in name else "serverapp"
+    return getattr(import_module(f"{__name__}.{side}"), name)

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol, get_args
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
+from parsifl.experiment import Experiment
 from parsifl.flower import settings
 from parsifl.flower.letter import Letter
 from parsifl.flower.link import Kind
-from parsifl.flower.payload import pack, unpack
+from parsifl.flower.payload import MESSAGE_TYPES, pack, unpack
 from parsifl.flower.privacy import check_mods
-from parsifl.flower.site import Load, MakeProblem, Site, alone, client_number, state_root, told
+from parsifl.flower.regression import LoadTable, TableSite
+from parsifl.flower.site import (
+    Load,
+    MakeProblem,
+    NodeConfig,
+    Site,
+    alone,
+    client_number,
+    state_root,
+    told,
+)
 
 
 def client_app(
@@ -32,27 +43,58 @@ def client_app(
     mods
         Flower mods that do not look into arrays; others are refused.
     """
+
+    def site(experiment: Experiment, client: int, node: NodeConfig) -> Site:
+        arrays = alone(experiment.load(), client) if load is None else load(node)
+        return Site(experiment, client, arrays, state_root(node), problem)
+
+    return _app(site, ("hello", "train", "judge"), mods)
+
+
+def regression_client_app(load: LoadTable, target: str) -> ClientApp:
+    """Make a ClientApp for a sparse regression over tables (see `regression_server_app`).
+
+    Parameters
+    ----------
+    load
+        Takes the node's configuration and returns this client's table: columns of text by name,
+        such as `tables.read_csv` gives.
+    target
+        The column that is predicted.
+    """
+
+    def site(experiment: Experiment, client: int, node: NodeConfig) -> TableSite:
+        return TableSite(experiment, client, load(node), state_root(node), target)
+
+    return _app(site, get_args(Kind))
+
+
+class _Answering(Protocol):
+    def answer(self, kind: Kind, letter: Letter) -> Letter: ...
+
+
+def _app(
+    make: Callable[[Experiment, int, NodeConfig], _Answering],
+    kinds: Sequence[Kind],
+    mods: Sequence[Any] = (),
+) -> ClientApp:
     check_mods(mods)
     app = ClientApp(mods=list(mods))
 
+    def answer(kind: Kind, message: Message, context: Context) -> Letter:
+        experiment, node = settings.read(context.run_config).experiment, dict(context.node_config)
+        site = make(experiment, client_number(node), node)
+        return site.answer(kind, unpack(message.content))
+
     def handler(kind: Kind) -> Callable[[Message, Context], Message]:
         def handle(message: Message, context: Context) -> Message:
-            letter = told(lambda: _answer(kind, message, context, load, problem))
+            letter = told(lambda: answer(kind, message, context))
             return Message(pack(letter), reply_to=message)
 
         return handle
 
-    app.query()(handler("hello"))
-    app.train()(handler("train"))
-    app.evaluate()(handler("judge"))
+    for kind in kinds:
+        family, _, action = MESSAGE_TYPES[kind].partition(".")
+        register = {"query": app.query, "train": app.train, "evaluate": app.evaluate}[family]
+        register(action or "default")(handler(kind))
     return app
-
-
-def _answer(
-    kind: Kind, message: Message, context: Context, load: Load | None, make: MakeProblem | None
-) -> Letter:
-    experiment, node = settings.read(context.run_config).experiment, context.node_config
-    client = client_number(node)
-    arrays = alone(experiment.load(), client) if load is None else load(dict(node))
-    site = Site(experiment, client, arrays, state_root(node), make)
-    return site.answer(kind, unpack(message.content))

@@ -6,8 +6,18 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from parsifl.errors import WireError
 from parsifl.flower.letter import Letter, from_text, to_text
+from parsifl.flower.link import Kind
 
 STYPE = "parsifl.wire.v1"
+MESSAGE_TYPES: dict[Kind, str] = {
+    "hello": "query",
+    "train": "train",
+    "judge": "evaluate",
+    "agree": "query.agree",
+    "products": "query.products",
+}
+"""Flower's type of message for each kind of letter."""
+
 _META, _PARTS, _TEXT = "parsifl", "parsifl.parts", "meta"
 
 

@@ -33,6 +33,7 @@ from parsifl.problems.glm import GLM
 MODEL_FILE = "model.json"
 LoadTable = Callable[[NodeConfig], Table]
 _SUMS = dict[str, Tensor]
+_AGREE_SECONDS = 90.0
 
 
 def least_squares(data: ClientData) -> Problem:
@@ -98,9 +99,8 @@ class Regression(Federation):
         reasons: dict[int, str] = {}
         while len(found) < self._settings.clients:
             fresh = [node for node in self._link.nodes() if node not in reasons]
-            for node, reply in self._link.ask(
-                "agree", dict.fromkeys(fresh, Letter({})), 90
-            ).items():
+            letters = dict.fromkeys(fresh, Letter({}))
+            for node, reply in self._link.ask("agree", letters, _AGREE_SECONDS).items():
                 reasons[node] = self._take(reply, found)
             if time.monotonic() > end:
                 raise ParsiflError(

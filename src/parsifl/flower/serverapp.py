@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from flwr.app import Context, Message
@@ -16,23 +16,31 @@ from parsifl.errors import ParsiflError, WireError
 from parsifl.flower import settings
 from parsifl.flower.federation import Federation
 from parsifl.flower.letter import Letter
-from parsifl.flower.link import Kind
-from parsifl.flower.payload import pack, unpack
-from parsifl.flower.settings import ERROR_FILE, PROCESS_FILE
+from parsifl.flower.link import Kind, Link
+from parsifl.flower.payload import MESSAGE_TYPES, pack, unpack
+from parsifl.flower.regression import Regression
+from parsifl.flower.settings import DONE_FILE, ERROR_FILE, PROCESS_FILE, Settings
 from parsifl.flower.site import MakeProblem
 
-_TYPES: dict[Kind, str] = {
-    "hello": "query",
-    "train": "train",
-    "judge": "evaluate",
-    "agree": "query.agree",
-    "products": "query.products",
-}
 _logger = logging.getLogger("flwr")
 
 
 def server_app(problem: MakeProblem | None = None) -> ServerApp:
     """Make a ServerApp that runs any registered algorithm; `problem` as in `client_app`."""
+    return _app(lambda chosen, link: Federation(chosen, link, _logger.info, problem))
+
+
+def regression_server_app(target: str) -> ServerApp:
+    """Make a ServerApp for a sparse regression over tables.
+
+    One round of sums agrees on columns, levels, missing values and scales; then the rounds of
+    the algorithm select columns; a last round of products gives exact least squares on them. The
+    model is saved as `model.json` in the run folder (`regression.LinearModel.load` reads it).
+    """
+    return _app(lambda chosen, link: Regression(chosen, link, _logger.info, target))
+
+
+def _app(make: Callable[[Settings, Link], Federation]) -> ServerApp:
     app = ServerApp()
 
     @app.main()
@@ -41,12 +49,14 @@ def server_app(problem: MakeProblem | None = None) -> ServerApp:
         out = Path(chosen.deployment.out)
         out.mkdir(parents=True, exist_ok=True)
         replace_file(out / PROCESS_FILE, str(os.getpid()).encode())
-        (out / ERROR_FILE).unlink(missing_ok=True)
+        for old in (ERROR_FILE, DONE_FILE):
+            (out / old).unlink(missing_ok=True)
         try:
-            Federation(chosen, GridLink(grid), _logger.info, problem).run()
+            make(chosen, GridLink(grid)).run()
         except ParsiflError as error:
             replace_file(out / ERROR_FILE, f"{error}\n".encode())
             raise
+        replace_file(out / DONE_FILE, b"")
 
     return app
 
@@ -66,7 +76,7 @@ class GridLink:
     ) -> dict[int, Letter | str]:
         """Send one message to each node and take the first answer of each."""
         messages = [
-            Message(pack(letter), dst_node_id=node, message_type=_TYPES[kind], ttl=timeout)
+            Message(pack(letter), dst_node_id=node, message_type=MESSAGE_TYPES[kind], ttl=timeout)
             for node, letter in letters.items()
         ]
         found: dict[int, Letter | str] = {}

@@ -17,6 +17,8 @@ from parsifl.experiment import Experiment
 
 ERROR_FILE = "error.txt"
 """In the run folder: why the last attempt ended."""
+DONE_FILE = "done"
+"""In the run folder: the server has finished everything."""
 PROCESS_FILE = "server.pid"
 """In the run folder: the number of the server's process."""
 

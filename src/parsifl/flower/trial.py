@@ -17,7 +17,7 @@ from parsifl.errors import ParsiflError
 from parsifl.experiment import Experiment, problem_for
 from parsifl.flower.cluster import Cluster
 from parsifl.flower.scaffold import write_app
-from parsifl.flower.settings import ERROR_FILE, Deployment, to_config
+from parsifl.flower.settings import DONE_FILE, ERROR_FILE, Deployment, to_config
 
 _POLL = 0.5
 _STATUS_SECONDS = 30.0
@@ -79,9 +79,10 @@ def run_on_flower(
     app = place / "app"
     shutil.rmtree(app, ignore_errors=True)
     write_app(app, "partition", to_config(chosen, plan), "trial")
+    (out / DONE_FILE).unlink(missing_ok=True)
     with Cluster(place, len(data), secure=secure, simulation=simulation) as cluster:
         run = cluster.submit(app)
-        follow(cluster, run, out, chosen.rounds, progress)
+        follow(cluster, run, out, progress)
     problem = problem_for(chosen.model, data)
     found = checkpoint.load(out / "checkpoint", message_types(chosen.method()))
     server = None if found is None else found.server
@@ -93,18 +94,15 @@ def follow(
     cluster: Cluster,
     run: str,
     out: Path,
-    rounds: int,
     progress: Callable[[Record], None] | None = None,
 ) -> None:
     """Wait for a run, reporting its rounds; raise ParsiflError if it fails.
 
     The run folder is looked at, not Flower: asking Flower costs seconds of computing each time.
     """
-    latest, told, asked = out / "checkpoint" / "LATEST", 0, time.monotonic()
-    last = f"round-{rounds:08d}"
+    told, asked = 0, time.monotonic()
     while True:
-        # LATEST first: what it names is in the records
-        finished = latest.exists() and latest.read_text().split()[0] == last
+        finished = (out / DONE_FILE).exists()  # looked for first: then all records are there
         records = read_metrics(out)
         if progress is not None:
             for record in records[told:]:
@@ -116,8 +114,7 @@ def follow(
             return
         if time.monotonic() - asked > _STATUS_SECONDS:
             status, asked = cluster.status(run), time.monotonic()
-            if status.startswith("finished") and not latest.exists():
-                raise ParsiflError(f"the run is {status}:\n{cluster.log_tail('superlink')}")
-            if status.startswith("finished:") and not status.endswith("completed"):
-                raise ParsiflError(f"the run is {status}; it can be resumed")
+            if status.startswith("finished") and not (out / DONE_FILE).exists():
+                tail = cluster.log_tail("superlink")
+                raise ParsiflError(f"the run is {status}; it can be resumed. The log:\n{tail}")
         time.sleep(_POLL)

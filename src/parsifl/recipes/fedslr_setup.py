@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -36,6 +36,7 @@ class Federation:
     clients: int
     cohort: int
     rounds: int
+    splits: tuple[str, ...] = ("Non-IID", "IID")
 
     def prepare(self, split: str, seed: int, data_dir: str | None) -> ClientData:
         """Load and divide the data; test rows follow the label shares of the training rows."""
@@ -61,18 +62,24 @@ FULL: Mapping[str, Federation] = {
     "CIFAR-100": _full("cifar-100", "resnet18"),
     "Tiny ImageNet": _full("tiny-imagenet", "resnet18_tiny"),
 }
+_PERCEPTRON = Federation(
+    "fashion-mnist",
+    "inner-dirichlet:alpha=0.1,size=100",
+    # the prior of Dir(1000) is uniform but for noise: clients of the same size as in the other
+    "inner-dirichlet:alpha=1000,size=100",
+    "mlp",
+    clients=50,
+    cohort=10,
+    rounds=60,
+)
+_LESS_SKEWED = replace(
+    _PERCEPTRON, skewed="inner-dirichlet:alpha=0.2,size=100", splits=("Non-IID",)
+)
 SMALL: Mapping[str, Federation] = {
-    # 60 rows a client, as scarce beside a perceptron as 500 are beside ResNet18; the prior of
-    # Dir(1000) is uniform but for noise, so that both splits have clients of the same size
-    "Fashion-MNIST": Federation(
-        "fashion-mnist",
-        "inner-dirichlet:alpha=0.1,size=60",
-        "inner-dirichlet:alpha=1000,size=60",
-        "mlp",
-        clients=50,
-        cohort=10,
-        rounds=60,
-    )
+    # on these easier pictures Dir(0.1) leaves little to gain (training alone reaches 93 %, not
+    # 82 % as in the paper): Dir(0.2) is shown beside it
+    "Fashion-MNIST": _PERCEPTRON,
+    "Fashion-MNIST Dir(0.2)": _LESS_SKEWED,
 }
 SWEPT = {"full": "CIFAR-100", "small": "Fashion-MNIST"}
 """The data set of Tables 3 to 9 and of the figures, by scale."""

@@ -50,8 +50,8 @@ def plan_table1(context: Context) -> list[Job]:
     return [
         job(f"{row} {split} {name}", row, split, name, settings(name, context), seed, context)
         for seed in range(context.seeds)
-        for row in federations(context)
-        for split in SPLITS
+        for row, federation in federations(context).items()
+        for split in federation.splits
         for name in METHODS
     ]
 
@@ -64,8 +64,8 @@ def _numbers(split: str, left: str, right: str) -> str:
 def _conclude_table1(context: Context, results: Sequence[Result]) -> list[Claim]:
     grouped = by_label(results)
     claims: list[Claim] = []
-    for row in federations(context):
-        for split in SPLITS:
+    for row, federation in federations(context).items():
+        for split in federation.splits:
             mixed = column(grouped, f"{row} {split} fedslr", "personal")
             gkr = column(grouped, f"{row} {split} fedslr", "global")
             claims += [

@@ -45,14 +45,15 @@ class Proximal(Rule):
         """Apply the proximal operator of lr * strength * R around the offset."""
         if not self.strength:
             return
-        # where the operator gives zero, z is w bit for bit, and z - w is an exact zero again
-        moved = self._prox(w - aux[0] if aux else w, lr * self.strength)
-        w.copy_(aux[0] + moved if aux else moved)
-
-    def _prox(self, component: Tensor, threshold: float) -> Tensor:
+        if aux:
+            w.sub_(aux[0])
         if self.penalty == "low-rank":
-            return svt_stack(component, threshold)
-        return soft(component, threshold)
+            w.copy_(svt_stack(w, lr * self.strength))
+        else:
+            w.sub_(w.clamp(min=-lr * self.strength, max=lr * self.strength))
+        # where the operator gave zero, z is now w bit for bit, and z - w an exact zero again
+        if aux:
+            w.add_(aux[0])
 
 
 def soft(values: Tensor, threshold: float) -> Tensor:

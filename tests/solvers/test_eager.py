@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from parsifl.problems.eager import eager
+from parsifl.solvers.eager import eager
 
 
 def test_a_block_comes_whole_and_a_single_client_as_a_block_of_one() -> None:
