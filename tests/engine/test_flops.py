@@ -1,54 +1,109 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, final
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
-from parsifl.algorithm import Local
-from parsifl.algorithms.ditto import Ditto
-from parsifl.algorithms.fedavg import FedAvg
+from parsifl import models, registry
+from parsifl.algorithms.perfedmask import PerFedMask
+from parsifl.data.clients import ClientData
+from parsifl.engine.flops import Cost, FlopCounter
+from parsifl.engine.shards import Infos, Shards
 from parsifl.engine.simulate import simulate
-from parsifl.problem import Params, Problem
-from parsifl.testing.toys import Toy, classifier, clients
-from parsifl.work import Shard
+from parsifl.keys import Key
+from parsifl.problem import Problem
+from parsifl.problems.neural import NeuralProblem
+from parsifl.testing import toys
 
 
-def per_step(batch: int) -> int:
-    """4-5-3: forward and weight gradients of both layers, input gradient of the second."""
-    first, second = 4 * 5, 5 * 3
-    return 2 * batch * (2 * first + 3 * second)
+def device_costs(factory: Callable[[], nn.Module], nu: float, devices: int = 10) -> list[Cost]:
+    """Return what a weak and a strong device spend on a step of 50 pictures, by the engine."""
+    problem = NeuralProblem(factory)
+    picture = (torch.zeros(50, 3, 32, 32), torch.arange(50) % 10)
+    data = ClientData.of([picture] * 2, test=0.0)
+    strong = round(nu * devices)
+    profiles: list[dict[str, Any]] = [{"budget": 0.125}] * (devices - strong) + [{}] * strong
+    both = replace(data, profiles=(profiles[0], profiles[-1]))
+    method = PerFedMask(batch=50, steps=1, partial="wrap")
+    infos = [replace(Infos(both)[0], id=n, profile=profiles[n]) for n in range(devices)]
+    server = method.init_server(problem, infos, Key(0))
+    counter, found = FlopCounter(method, problem), []
+    for info in (infos[0], infos[-1]):
+        down = method.broadcast(problem, server, info, Key(0))
+        state = method.init_client(problem, info, down, Key(0))
+        shard = Shards(both, problem).shard(0, method.work(info, 0), Key(0))
+        cost = counter.count(down, state, shard)
+        assert cost is not None
+        found.append(cost)
+    return found
 
 
-@pytest.mark.parametrize("engine", ["sequential", "batched"])
-def test_operations_agree_with_a_count_by_hand(engine: Any) -> None:
-    profiles: Sequence[dict[str, int]] = [{"steps": 0}, {}, {"steps": 5}]
-    data = clients((6, 9, 8), profiles=profiles)
-    run = simulate(FedAvg(batch=4, steps=3), classifier(), data, 1, engine=engine)
-    assert run.metrics[0]["flops"] == (0 + 3 + 5) * per_step(4)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "saved", "body"),
+    [("preresnet18", 0.24, 11_167_040), ("mobilenet", 0.30, 3_206_976)],
+)
+def test_optimal_masks_save_weak_devices_backward_operations(
+    name: str, saved: float, body: int
+) -> None:
+    weak, strong = device_costs(lambda: models.build(name, classes=10), 0.5)
+    assert strong.trainable == body
+    assert weak.trainable is not None
+    assert weak.trainable <= body / 8
+    assert weak.forward == strong.forward
+    assert 1 - weak.backward / strong.backward == pytest.approx(saved, abs=0.01)
 
 
-def test_both_models_of_ditto_are_counted() -> None:
-    method = Ditto(batch=3, steps=2, personal_epochs=1.0)
-    run = simulate(method, classifier(), clients((6, 9)), 1)
-    assert run.metrics[0]["flops"] == (2 * 2 + 2 + 3) * per_step(3)
+def linear_costs(rows: int) -> tuple[int, int]:
+    """Count the products of 4-5-3: forward; backward without the input gradient of layer one."""
+    return 2 * rows * (4 * 5 + 5 * 3), 2 * rows * (4 * 5 + 2 * 5 * 3)
 
 
-@final
-@dataclass(frozen=True)
-class ReadsValues(Toy):
-    """Look at a value, so that work without data is impossible."""
+def test_both_passes_trainable_and_sent_parameters_are_in_every_record() -> None:
+    data = toys.clients((6, 9, 8), profiles=[{"steps": 1}, {}, {}])
+    run = simulate(registry.get("fedavg", batch=3, steps=2), toys.classifier(), data, 2)
+    forward, backward = linear_costs(3)
+    everything = 4 * 5 + 5 + 5 * 3 + 3
+    for record in run.metrics:
+        assert record["flops"] == 5 * (forward + backward)
+        assert (record["parameters_up"], record["parameters_down"]) == (3 * everything,) * 2
+        assert record["devices"] == [
+            {"clients": 1, "forward": forward, "backward": backward,
+             "trainable": everything, "sent": everything},
+            {"clients": 2, "forward": 2 * forward, "backward": 2 * backward,
+             "trainable": everything, "sent": everything},
+        ]  # fmt: skip
 
-    def local(
-        self, problem: Problem, down: Params, client: None, shard: Shard
-    ) -> Local[None, Params]:
-        """Branch on the first weight."""
-        assert float(next(iter(down.values())).sum()) < 1e9
-        return super().local(problem, down, client, shard)
+
+@pytest.mark.parametrize("name", ["perfedavg", "fedper", "ditto", "apfl"])
+def test_gradients_by_other_ways_are_counted_too(name: str) -> None:
+    method = registry.get(name, batch=3, steps=1)
+    run = simulate(method, toys.classifier(), toys.clients((6, 6)), 1)
+    (row,) = run.metrics[0]["devices"]
+    assert row["backward"] > row["forward"] > 0
+    assert row["trainable"] == 43
 
 
-def test_work_that_needs_values_is_not_counted() -> None:
-    run = simulate(ReadsValues(), classifier(), clients((6, 9)), 1, engine="sequential")
-    assert run.metrics[0]["flops"] is None
-    assert run.metrics[0]["trained"] == 2
+def test_idle_work_costs_nothing() -> None:
+    run = simulate(registry.get("fedavg", steps=0), toys.classifier(), toys.clients((6, 6)), 1)
+    (row,) = run.metrics[0]["devices"]
+    assert (row["forward"], row["backward"], row["trainable"]) == (0, 0, 0)
+
+
+def test_a_cost_is_a_number_with_parts() -> None:
+    cost = Cost(3, 4, 2)
+    assert (cost + 1, cost.forward, cost.backward, cost.trainable) == (8, 3, 4, 2)
+
+
+def test_work_that_is_no_tensor_is_not_counted() -> None:
+    problem: Problem = toys.classifier()
+    shards = Shards(toys.clients(), problem)
+    method = registry.get("fedavg", batch=3, steps=1)
+    info = Infos(toys.clients())[0]
+    shard = shards.shard(0, method.work(info, 0), Key(0))
+    counter = FlopCounter(method, problem)
+    assert counter.count({"x": None}, None, shard) is None

@@ -20,6 +20,7 @@ from parsifl.engine.network import Network
 from parsifl.engine.simulate import simulate
 from parsifl.errors import CheckpointError, ConfigError
 from parsifl.problem import Problem
+from parsifl.problems.glm import GLM
 from parsifl.problems.neural import NeuralProblem
 from parsifl.testing.toys import classifier, clients
 
@@ -176,3 +177,9 @@ def test_no_run_folder_and_a_damaged_config_are_told(tmp_path: Path) -> None:
 def test_packages_that_are_not_installed_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("parsifl.engine.folder._PACKAGES", ("torch", "no-such-package"))
     assert sorted(environment()) == ["machine", "python", "torch"]
+
+
+def test_other_losses_of_a_linear_model_are_another_problem() -> None:
+    first = described(problem=GLM(4, "softmax", classes=3))["problem"]
+    assert first != described(problem=GLM(4, "softmax", classes=3, l2=0.1))["problem"]
+    assert first == described(problem=GLM(4, "softmax", classes=3))["problem"]

@@ -291,3 +291,23 @@ def test_instance_says_what_is_broken() -> None:
     half = np.array([[True, False], [True, False]])
     assert "trained by nobody" in str(instance.broken(half))
     assert "shape" in str(instance.broken(half[:1]))
+
+
+def test_a_limit_of_nodes_gives_the_same_plan_whatever_the_clock_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sizes, budgets = [5, 3, 8, 2, 7, 6], [9, 9, 12, 31, 20, 14, 9]
+    plain = optimal(sizes, budgets, nodes=20)
+    clock = itertools.count(0, 1000)  # every look at the clock is a quarter of an hour later
+    monkeypatch.setattr("time.perf_counter", lambda: float(next(clock)))
+    hurried = optimal(sizes, budgets, nodes=20)
+    assert np.array_equal(plain.masks, hurried.masks)
+    assert plain.bound == hurried.bound
+
+
+@pytest.mark.slow
+def test_a_limit_of_nodes_finds_masks_as_good_as_time_does() -> None:
+    body = [block.size for block in masks.blocks(models.build("mobilenet"))]
+    total = sum(body)
+    plan = optimal(body, [0.75 * total] * 80 + [total] * 20, nodes=50)
+    assert plan.J <= 1_560_000

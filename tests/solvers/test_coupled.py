@@ -17,9 +17,9 @@ from parsifl.solvers.coupled import (
     Held,
     density,
     smooth_sign,
-    soft_threshold_,
     sparsify,
 )
+from parsifl.solvers.rules import soften_
 
 Array = npt.NDArray[np.float64]
 RULES = [
@@ -55,7 +55,7 @@ def test_soft_threshold_is_the_proximal_operator_of_the_absolute_value(
     x: Array, shrink: float
 ) -> None:
     found = torch.from_numpy(x.copy())
-    soft_threshold_(found, shrink)
+    soften_(found, shrink)
     grid = np.linspace(-3, 3, 1201)
     for value, got in zip(x, found.tolist(), strict=True):
         costs = 0.5 * (grid - value) ** 2 + shrink * np.abs(grid)

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from parsifl.solvers.rules import Affine, Rule, SoftThreshold
+from parsifl.solvers.rules import Affine, Rule
+from parsifl.solvers.thresholding import SoftThreshold
 
 SEEDS = st.integers(0, 99)
 

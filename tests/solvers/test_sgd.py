@@ -12,8 +12,9 @@ from parsifl import tree
 from parsifl.engine.shards import Shards
 from parsifl.keys import Key
 from parsifl.problem import Params
-from parsifl.solvers.rules import Affine, Rule, SoftThreshold
+from parsifl.solvers.rules import Affine, Rule
 from parsifl.solvers.sgd import sgd, sgd_pair
+from parsifl.solvers.thresholding import SoftThreshold
 from parsifl.testing.conformance.trial import difference
 from parsifl.testing.toys import classifier, clients
 from parsifl.work import Batches, Draw, Work

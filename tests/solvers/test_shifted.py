@@ -11,7 +11,8 @@ from tests.reference_lowrank import Slr, zeros
 from parsifl.algorithms.fedslr import FedSLR
 from parsifl.engine.shards import Shards
 from parsifl.keys import Key
-from parsifl.solvers.shifted import Proximal, fit_component, soft
+from parsifl.solvers.rules import soft
+from parsifl.solvers.shifted import Proximal, fit_component
 
 
 @given(st.floats(-5, 5), st.floats(0, 5))

@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 
 from parsifl.atoms.sparsity import Sparsity
-from parsifl.solvers.thresholding import HardThreshold, Shrink
+from parsifl.solvers.thresholding import HardThreshold, SoftThreshold
 
 
 def test_the_hard_rule_works_client_by_client_and_in_place() -> None:
@@ -20,5 +20,5 @@ def test_the_hard_rule_can_spare_vectors() -> None:
 
 def test_the_soft_rule_leaves_kept_coefficients_alone() -> None:
     w = torch.tensor([[3.0, -0.5, 2.0]])
-    Shrink(strength=10.0, always=(2,)).after_(w, (), 0.1)
+    SoftThreshold(strength=10.0, always=(2,)).after_(w, (), 0.1)
     assert w.tolist() == [[2.0, 0.0, 2.0]]

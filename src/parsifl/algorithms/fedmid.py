@@ -15,7 +15,7 @@ from parsifl.errors import ConfigError
 from parsifl.keys import Key
 from parsifl.problem import Params, Problem
 from parsifl.solvers.sgd import sgd
-from parsifl.solvers.thresholding import Shrink, Steps, threshold
+from parsifl.solvers.thresholding import SoftThreshold, Steps, threshold
 from parsifl.work import Shard, Work
 
 
@@ -55,7 +55,7 @@ class FedMid(Proximal, WeightedMean[Problem]):
         pace = Steps(rate, self.momentum, self.decay)
         if self.prox == "hard":
             return Local(None, messages.densify(threshold(problem, down, batches, pace, self)))
-        rule = Shrink(self.lam, next(iter(kept_places(problem).values()), ()))
+        rule = SoftThreshold(self.lam, next(iter(kept_places(problem).values()), ()))
         trained = sgd(
             problem, down, batches, rate, rule=rule, momentum=self.momentum, decay=self.decay
         )

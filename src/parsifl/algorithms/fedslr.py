@@ -20,9 +20,9 @@ from parsifl.errors import ConfigError
 from parsifl.keys import Key
 from parsifl.messages import LowRank, densify
 from parsifl.problem import Model, Params, Problem
-from parsifl.solvers.rules import Rule
+from parsifl.solvers.rules import Rule, soft
 from parsifl.solvers.sgd import sgd
-from parsifl.solvers.shifted import Penalty, Proximal, fit_component, soft
+from parsifl.solvers.shifted import Penalty, Proximal, fit_component
 from parsifl.solvers.svt import Compact, has_rank, svt_layers
 from parsifl.work import Draw, Shard, Work
 

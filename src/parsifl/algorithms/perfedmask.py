@@ -11,7 +11,14 @@ import numpy as np
 from parsifl.algorithm import ClientInfo
 from parsifl.algorithms.heterofl_slices import layered, narrowed, width_of
 from parsifl.algorithms.perfedmask_forms import Fleet, Form, FormedMean
-from parsifl.algorithms.perfedmask_plan import Design, Masks, Objective, compressed, design_masks
+from parsifl.algorithms.perfedmask_plan import (
+    Design,
+    Masks,
+    Objective,
+    compressed,
+    design_masks,
+    tell_gaps,
+)
 from parsifl.algorithms.splitmix_members import members_for
 from parsifl.config import Count, NonNegative
 from parsifl.keys import Key
@@ -102,6 +109,7 @@ class PerFedMask(FormedMean):
         masks = np.zeros((len(clients), parts[0][1].shape[1]), dtype=np.bool_)
         for members, found in parts:
             masks[members] = found
+        tell_gaps(masks, clients, [block.name for block in layered(problem).blocks])
         return masks
 
     def _width(self, info: ClientInfo) -> float:

@@ -109,9 +109,7 @@ class FormedMean(LocalSGD, Algorithm[Problem, Fleet, Params, FormMessage, Params
         whole = self._judged(problem, Form(1 / count, (0,)) if count else Form())
         return Model(whole, server.params)
 
-    def broadcast(
-        self, problem: Problem, server: Fleet, info: ClientInfo, key: Key
-    ) -> FormMessage:
+    def broadcast(self, problem: Problem, server: Fleet, info: ClientInfo, key: Key) -> FormMessage:
         """Send the device's part of the model."""
         form = self.form(server, info, key)
         head = self._head(problem, form)

@@ -16,7 +16,6 @@ from parsifl.errors import ConfigError
 from parsifl.keys import Key
 from parsifl.masks import heuristics, optimal
 from parsifl.masks.instance import instance_of
-from parsifl.masks.plan import messages_of
 
 Design = Literal["optimal", "sequential", "random"]
 Objective = Literal["J", "bias"]
@@ -54,24 +53,42 @@ def design_masks(
     objective: Objective,
     key: Key,
 ) -> Masks:
-    """Return which blocks each device trains [N, L]; tell who and what is left out."""
+    """Return which blocks each device trains [N, L], within its budget."""
     total = sum(block.size for block in blocks)
     budgets = [budget_of(info, total) for info in clients]
+    everything = np.ones((len(budgets), len(blocks)), dtype=np.bool_)
     if min(budgets) >= total:
-        return np.ones((len(budgets), len(blocks)), dtype=np.bool_)
-    if design == "optimal":
-        plan = optimal(blocks, budgets, objective, nodes=_NODES)
-        masks, told = plan.masks, plan.messages
-    else:
-        instance = instance_of(blocks, budgets)
-        sequential = design == "sequential"
-        masks = (
-            heuristics.sequential(instance) if sequential else heuristics.random(instance, key)
+        return everything
+    instance = instance_of(blocks, budgets)
+    if not instance.active().any():
+        return ~everything
+    if design == "sequential":
+        return heuristics.sequential(instance)
+    if design == "random":
+        return heuristics.random(instance, key)
+    return optimal(blocks, budgets, objective, nodes=_NODES).masks
+
+
+def tell_gaps(masks: Masks, clients: Sequence[ClientInfo], names: Sequence[str]) -> None:
+    """Warn of devices without a layer and of layers without a device; refuse an idle fleet."""
+    if not masks.any():
+        raise ConfigError(
+            "no device can train any layer: all budgets are below the smallest layer; raise them"
         )
-        told = messages_of(instance)
-    for message in told:
-        warnings.warn(f"PerFedMask: {message}", stacklevel=2)
-    return masks
+    idle = [str(clients[int(row)].id) for row in np.flatnonzero(~masks.any(axis=1))]
+    if idle:
+        warnings.warn(
+            f"client {', '.join(idle[:10])}{' and others' if len(idle) > 10 else ''} can train no "
+            "layer: the budget is below the smallest; raise it, or the client only fine-tunes",
+            stacklevel=2,
+        )
+    bare = [names[int(column)] for column in np.flatnonzero(~masks.any(axis=0))]
+    if bare:
+        warnings.warn(
+            f"no device trains layer {', '.join(bare)}: it keeps its initial value; raise the "
+            "largest budgets",
+            stacklevel=2,
+        )
 
 
 def compressed(masks: Masks) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:

@@ -12,7 +12,7 @@ from parsifl.algorithms.settings import LocalSGD
 from parsifl.atoms.sparsity import Sparsity, kept_places
 from parsifl.config import NonNegative, Positive
 from parsifl.problem import Params, Problem
-from parsifl.solvers.thresholding import soft
+from parsifl.solvers.thresholding import shrunk
 from parsifl.work import Draw
 
 
@@ -49,6 +49,6 @@ class Proximal(Sparsity, LocalSGD):
             return self.project(problem, params)
         always = kept_places(problem)
         return {
-            name: soft(value, self.lam * step, always.get(name, ()))
+            name: shrunk(value, self.lam * step, always.get(name, ()))
             for name, value in params.items()
         }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 import tomllib
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,27 +86,26 @@ def init(
 
       parsifl flower init trial --template partition --data digits --algorithm ditto
     """
+    from parsifl.experiment import Experiment
     from parsifl.flower.scaffold import REGRESSION, write_app
     from parsifl.flower.settings import NONE, Deployment, to_config
 
-    given = {
+    regression = template == REGRESSION
+    given: dict[str, Any] = {
+        "algorithm": algorithm or ("fedgradmp" if regression else "fedavg"),
         "clients": clients,
         "data": data,
         "partition": partition,
         "model": model,
-        "rounds": rounds,
+        "rounds": rounds or (10 if regression else None),
         "seed": seed,
-        "evaluate_every": evaluate_every,
+        "evaluate_every": 0 if regression else evaluate_every,
     }
-    regression = template == REGRESSION
-    if regression:  # every iteration reads all rows: no mini-batches, no randomness
-        settings = ["batch=none", "tau=5", *settings]
-        given = {**given, "evaluate_every": 0, "rounds": rounds or 10}
-    name = algorithm or ("fedgradmp" if regression else "fedavg")
-    chosen = options.experiment({**given, "algorithm": name, "settings": settings})
-    if regression:
-        plain = {k: None if v == NONE else v for k, v in chosen.settings.items()}
-        chosen = replace(chosen, settings=plain)
+    # a regression: every iteration reads all rows, so that nothing is random
+    fields = ["batch=none", "tau=5", *settings] if regression else settings
+    texts = options.assignments(fields)
+    given["settings"] = {name: None if text == NONE else text for name, text in texts.items()}
+    chosen = Experiment.read({name: value for name, value in given.items() if value is not None})
     chosen.method()  # a mistake in the settings shows here, not on the nodes
     plan = Deployment(out=str((folder / "run").resolve()))
     write_app(folder, template, to_config(chosen, plan), "federation")

@@ -9,14 +9,16 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from parsifl.errors import ParsiflError
+from parsifl.cli.friendly import FriendlyGroup
 
 if TYPE_CHECKING:
     from torch import nn
 
     from parsifl.masks import MaskPlan
 
-app = typer.Typer(help="Plan which layers each device trains.", no_args_is_help=False)
+app = typer.Typer(
+    cls=FriendlyGroup, help="Plan which layers each device trains.", no_args_is_help=False
+)
 
 _IMAGE = {"alexnet": (3, 224, 224), "mlp": (784,), "resnet18_tiny": (3, 64, 64)}
 
@@ -52,15 +54,12 @@ def plan(
         return
     from parsifl import masks
 
-    try:
-        found = masks.blocks(_module(model, classes))
-        total = sum(block.size for block in found)
-        budgets = _budgets(devices, strong, budget or [0.125], total)
-        best = masks.optimal(found, budgets, objective, seconds=seconds)
-        table = masks.compare(best, draws=draws, sca=sca)
-        mean = masks.expected_bias(best, participation) if participation < 1.0 else None
-    except ParsiflError as error:
-        raise _failed(error) from error
+    found = masks.blocks(_module(model, classes))
+    total = sum(block.size for block in found)
+    budgets = _budgets(devices, strong, budget or [0.125], total)
+    best = masks.optimal(found, budgets, objective, seconds=seconds)
+    table = masks.compare(best, draws=draws, sca=sca)
+    mean = masks.expected_bias(best, participation) if participation < 1.0 else None
     if as_json:
         data = best.to_dict() | {"comparison": table, "model": model, "total": total}
         if mean is not None:
@@ -92,12 +91,8 @@ def curve(
     from parsifl import masks
 
     rates = [step / steps for step in range(steps)]
-    try:
-        module = _module(model, classes)
-        sample = torch.empty(batch, *_IMAGE.get(model, (3, 32, 32)), device="meta")
-        rows = masks.curve(module, sample, rates, design=design)
-    except ParsiflError as error:
-        raise _failed(error) from error
+    sample = torch.empty(batch, *_IMAGE.get(model, (3, 32, 32)), device="meta")
+    rows = masks.curve(_module(model, classes), sample, rates, design=design)
     if as_json:
         typer.echo(json.dumps(rows))
         return
@@ -155,8 +150,3 @@ def _cell(value: Any) -> str:
     if abs(value) >= 1_000_000:
         return f"{value / 1_000_000:,.3f} M"
     return f"{value:,.2f}" if isinstance(value, float) and abs(value) < 1000 else f"{value:,.0f}"
-
-
-def _failed(error: ParsiflError) -> typer.Exit:
-    typer.echo(f"error: {error}", err=True)
-    return typer.Exit(2)

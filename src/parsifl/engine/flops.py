@@ -122,9 +122,7 @@ class _Measured:
     def __init__(self, base: _Passes, steps: dict[str, _Passes], trained: int) -> None:
         self._base = Counter(forward=base.forward, backward=base.backward)
         self._steps = {
-            name: Counter(
-                forward=one.forward - base.forward, backward=one.backward - base.backward
-            )
+            name: Counter(forward=one.forward - base.forward, backward=one.backward - base.backward)
             for name, one in steps.items()
         }
         self._trained = trained

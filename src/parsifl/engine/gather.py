@@ -152,8 +152,9 @@ class Gathered:
 
 
 def entries(message: Any) -> int:
-    """Return the number of values in a message, as the paper of PerFedMask counts them."""
-    return sum(leaf.numel() for leaf in tree.leaves(message) if isinstance(leaf, Tensor))
+    """Return the number of real values in a message (positions of non-zeros are none)."""
+    leaves = (leaf for leaf in tree.leaves(message) if isinstance(leaf, Tensor))
+    return sum(leaf.numel() for leaf in leaves if leaf.is_floating_point())
 
 
 def _contiguous(leaf: Any) -> Any:

@@ -45,12 +45,18 @@ def identity_of(
             "score": problem.score,
             "maximize": problem.maximize,
             "parameters": parameters,
-            "layers": _checksum_of_text(repr(getattr(problem, "module", ""))),
+            "form": _checksum_of_text(_form(problem)),
             "checksum": _checksum(*(initial[name].numpy() for name in sorted(initial))),
         },
         "data": dict(data),
         "run": dict(run),
     }
+
+
+def _form(problem: Problem) -> str:
+    """Return what a problem says of itself; the default repr names an address and says nothing."""
+    told = getattr(problem, "module", problem)
+    return "" if type(told).__repr__ is object.__repr__ else repr(told)
 
 
 def profiles_checksum(profiles: Iterable[Mapping[str, Any]]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -40,6 +41,7 @@ MakeProblem = Callable[[ClientData], Problem]
 
 STATE_VARIABLE = "PARSIFL_STATE"
 _LONGEST_REASON = 500
+_logger = logging.getLogger("parsifl")
 _SPLITS: tuple[Split, ...] = ("validation", "test")
 
 
@@ -215,6 +217,7 @@ def told(answer: Callable[[], Letter]) -> Letter:
     except ParsiflError as error:
         return Letter({"error": str(error)[:_LONGEST_REASON]})
     except Exception as error:  # the user's load may fail in any way, and its text may hold data
+        _logger.exception("a letter could not be answered")
         return Letter({"error": f"{type(error).__name__} (its text stays on the node)"})
 
 

@@ -93,6 +93,15 @@ class GLM:
                 f"the dictionary has {dictionary.shape[0]} rows, but there are {features} features"
             )
 
+    def __repr__(self) -> str:
+        """Tell problems apart (their dictionaries by a sum of their entries)."""
+        atoms = None if self._psi is None else (tuple(self._psi.shape), float(self._psi.sum()))
+        return (
+            f"GLM({self.features}, {self.datafit.name!r}, classes={self.classes}, l2={self.l2}, "
+            f"intercept={self.intercept}, keep={self._keep}, dictionary={atoms}, "
+            f"weighted={self.weighted}, dtype={self.dtype})"
+        )
+
     @property
     def name(self) -> str:
         """The name of the coefficient tensor."""

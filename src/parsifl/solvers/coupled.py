@@ -21,7 +21,7 @@ from torch import Tensor
 
 from parsifl import keys, tree
 from parsifl.problem import Params, Problem
-from parsifl.solvers.rules import Aux, Rule
+from parsifl.solvers.rules import Aux, Rule, soften_
 from parsifl.solvers.sgd import sgd, sgd_pair
 from parsifl.work import Batch, Batches
 
@@ -75,7 +75,7 @@ class Coupled(Rule):
     def shrink_(self, w: Tensor, lr: float) -> None:
         """Take the proximal step of gamma |theta|_1."""
         if self.proximal and self.gamma:
-            soft_threshold_(w, lr * self.gamma)
+            soften_(w, lr * self.gamma)
 
     def follow_(self, anchor: Tensor, w: Tensor) -> None:
         """Move the anchor by eta (lam (w_i - theta) + gamma_w tanh(w_i / rho)), or its prox."""
@@ -84,7 +84,7 @@ class Coupled(Rule):
         if smooth is not None:
             anchor.sub_(smooth, alpha=self.rate * self.gamma_w)
         elif self.gamma_w:
-            soft_threshold_(anchor, self.rate * self.gamma_w)
+            soften_(anchor, self.rate * self.gamma_w)
 
     def _smooth(self, strength: float) -> bool:
         return strength > 0 and not self.proximal
@@ -113,11 +113,6 @@ def smooth_sign(x: Tensor, rho: float) -> Tensor:
     tensor([-1.,  0.,  1.])
     """
     return (x / rho).tanh_()
-
-
-def soft_threshold_(x: Tensor, shrink: float) -> None:
-    """Move every entry towards zero by `shrink` in place; what is nearer becomes exactly +0."""
-    x.sub_(x.clamp(-shrink, shrink))
 
 
 def alternate(

@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-import torch
 from torch import Tensor
 
 Aux = tuple[Tensor, ...]
@@ -44,14 +43,18 @@ class Affine(Rule):
         w.sub_(aux[0], alpha=lr)
 
 
-@final
-@dataclass(frozen=True)
-class SoftThreshold(Rule):
-    """w <- soft(w, lr * strength) after each step: the proximal operator of strength * |w|_1."""
+def soft(values: Tensor, shrink: float | Tensor) -> Tensor:
+    """Return the values moved towards zero by `shrink`: the proximal operator of shrink * |.|_1.
 
-    strength: float = 0.0
+    A difference, not a product with the sign: that would leave -0, which is not a zero on the wire.
 
-    def after_(self, w: Tensor, aux: Aux, lr: float) -> None:
-        """Shrink towards zero; what is nearer than lr * strength becomes exactly zero."""
-        shrink = lr * self.strength
-        w.copy_(torch.sign(w) * (w.abs() - shrink).clamp(min=0.0))
+    >>> import torch
+    >>> soft(torch.tensor([3.0, -0.5, -2.0]), 1.0).tolist()
+    [2.0, 0.0, -1.0]
+    """
+    return values - values.clamp(-shrink, shrink)
+
+
+def soften_(values: Tensor, shrink: float) -> None:
+    """Do the same in place."""
+    values.sub_(values.clamp(-shrink, shrink))

@@ -56,16 +56,6 @@ class Proximal(Rule):
             w.add_(aux[0])
 
 
-def soft(values: Tensor, threshold: float) -> Tensor:
-    """Return the values moved towards zero by the threshold: the proximal operator of l1.
-
-    >>> import torch
-    >>> soft(torch.tensor([3.0, -0.5, -2.0]), 1.0).tolist()
-    [2.0, 0.0, -1.0]
-    """
-    return values - values.clamp(min=-threshold, max=threshold)
-
-
 def fit_component(
     problem: Problem,
     offset: Params,

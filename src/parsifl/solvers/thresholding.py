@@ -13,7 +13,7 @@ from parsifl.atoms.coordinates import marked
 from parsifl.atoms.sparsity import Sparsity, kept_places
 from parsifl.messages import Sparse
 from parsifl.problem import Compactable, Params, Problem
-from parsifl.solvers.rules import Aux, Rule
+from parsifl.solvers.rules import Aux, Rule, soft
 from parsifl.solvers.sgd import sgd
 from parsifl.work import Batches
 
@@ -37,7 +37,7 @@ class HardThreshold(Rule):
 
 @final
 @dataclass(frozen=True)
-class Shrink(Rule):
+class SoftThreshold(Rule):
     """w <- soft(w, lr * strength) after each step, but for coefficients that are always kept."""
 
     strength: float = 0.0
@@ -45,17 +45,17 @@ class Shrink(Rule):
 
     def after_(self, w: Tensor, aux: Aux, lr: float) -> None:  # noqa: ARG002 - the contract
         """Shrink towards zero."""
-        w.copy_(soft(w, lr * self.strength, self.always))
+        w.copy_(shrunk(w, lr * self.strength, self.always))
 
 
-def soft(values: Tensor, shrink: float | Tensor, always: tuple[int, ...] = ()) -> Tensor:
-    """Return the proximal operator of shrink * |.|_1, leaving out what is always kept.
+def shrunk(values: Tensor, shrink: float | Tensor, always: tuple[int, ...] = ()) -> Tensor:
+    """Return the soft-thresholded values, leaving out what is always kept.
 
-    >>> soft(torch.tensor([3.0, -1.0, 0.5]), 1.0).tolist()
-    [2.0, -0.0, 0.0]
+    >>> shrunk(torch.tensor([3.0, -1.0, 0.5]), 1.0, always=(1,)).tolist()
+    [2.0, -1.0, 0.0]
     """
-    shrunk = torch.sign(values) * (values.abs() - shrink).clamp(min=0.0)
-    return torch.where(marked(always, values.shape[-1]), values, shrunk) if always else shrunk
+    moved = soft(values, shrink)
+    return torch.where(marked(always, values.shape[-1]), values, moved) if always else moved
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,209 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.algorithms import unequal
+from tests.algorithms.test_heterofl import shapes
+from tests.algorithms.unequal import DATA, PROBLEM, SEED, Engine
+from tests.reference_unequal import BODY, HEAD, descend, masked_rounds, sliced_rounds
+from torch import nn
+
+from parsifl import tree
+from parsifl.algorithm import ClientInfo
+from parsifl.algorithms.fedbabu import FedBABU
+from parsifl.algorithms.perfedmask import PerFedMask
+from parsifl.algorithms.perfedmask_plan import budget_of, design_masks
+from parsifl.engine.simulate import simulate
+from parsifl.errors import ConfigError
+from parsifl.keys import Key
+from parsifl.problems.neural import NeuralProblem
+
+FIRST, SECOND = (block.size for block in PROBLEM.blocks)  # 56 and 36 parameters
+BUDGETS: tuple[Any, ...] = (0.4, 1.0, 0.4, FIRST, None)
+PROFILES = [{} if budget is None else {"budget": budget} for budget in BUDGETS]
+SETTINGS: dict[str, Any] = {"lr": 0.1, "batch": 4, "steps": 3, "momentum": 0.5, "decay": 0.01}
+
+
+def names(server: Any, client: int) -> list[str]:
+    return [name for block in server.masks[server.chosen[client]] for name in BODY[block]]
+
+
+@pytest.mark.parametrize("engine", unequal.ENGINES)
+@pytest.mark.parametrize("head", ["frozen", "trained"])
+def test_rounds_match_the_papers_equations(head: Any, engine: Engine) -> None:
+    method = PerFedMask(**SETTINGS, head=head, tune_epochs=2.0)
+    done = unequal.run(method, PROFILES, engine)
+    more = list(HEAD) if head == "trained" else []
+    masks = [names(done.server, n) + more for n in range(len(BUDGETS))]
+    expected = masked_rounds(
+        unequal.start(), masks, unequal.cohorts(), unequal.sizes(),
+        unequal.draws(method, PROFILES), 0.1, momentum=0.5, decay=0.01,
+    )  # fmt: skip
+    unequal.assert_same(done.server.params, expected)
+    for client in range(len(BUDGETS)):
+        tuned = descend(expected, unequal.tuning(method, client), 0.1, momentum=0.5, decay=0.01)
+        unequal.assert_same(done.personal(client).params, tuned)
+
+
+@pytest.mark.parametrize("profiles", [None, [{"budget": 1}, {"budget": 92}, {}, {}, {}]])
+def test_with_full_budgets_it_is_fedbabu_bit_for_bit(profiles: Any) -> None:
+    babu = unequal.run(FedBABU(**SETTINGS), profiles, evaluate=True)
+    masked = unequal.run(PerFedMask(**SETTINGS), profiles, evaluate=True)
+    assert tree.same(masked.server.params, babu.server.params)
+    for client in range(len(BUDGETS)):
+        assert tree.same(masked.personal(client).params, babu.personal(client).params)
+    for ours, theirs in zip(masked.metrics, babu.metrics, strict=True):
+        for what in ("global", "personal", "flops", "parameters_up", "parameters_down"):
+            assert ours[what] == theirs[what]
+
+
+def test_fedbabu_leaves_the_head_as_it_was_drawn_and_never_sends_it() -> None:
+    done = unequal.run(FedBABU(**SETTINGS), participation=1.0)
+    first = PROBLEM.init(Key(SEED))
+    for name in PROBLEM.head:
+        assert torch.equal(done.server.params[name], first[name])
+        assert not torch.equal(done.personal(0).params[name], first[name])
+    body = FIRST + SECOND
+    record = done.metrics[0]
+    assert (record["parameters_up"], record["parameters_down"]) == (5 * body, 5 * body)
+
+
+def test_masks_keep_the_budgets_and_give_everybody_something() -> None:
+    done = unequal.run(PerFedMask(**SETTINGS), PROFILES, rounds=1)
+    sizes = (FIRST, SECOND)
+    for client, budget in enumerate((0.4 * 92, 92, 0.4 * 92, 56, 92)):
+        mask = done.server.masks[done.server.chosen[client]]
+        assert 0 < sum(sizes[block] for block in mask) <= budget
+
+
+def test_weak_devices_spend_fewer_operations_and_send_less() -> None:
+    done = unequal.run(PerFedMask(**SETTINGS), PROFILES, participation=1.0)
+    (full,) = [row for row in done.metrics[0]["devices"] if row["trainable"] == 92]
+    weak = [row for row in done.metrics[0]["devices"] if row["trainable"] != 92]
+    assert weak
+    for row in weak:
+        assert row["sent"] == row["trainable"]
+        assert row["forward"] == full["forward"]
+        assert row["backward"] < full["backward"]
+    assert full["sent"] == 92
+
+
+def test_backward_operations_are_weight_gradients_and_input_gradients_down_to_the_mask() -> None:
+    """Batches of 4 rows, one step: 2 * 4 * (products), by hand."""
+    expected = {
+        FIRST: 8 * (unequal.FIRST * 6 + unequal.SECOND * 8 + 3 * 4),  # W0; inputs of W2 and W4
+        SECOND: 8 * (unequal.SECOND * 8 + 3 * 4),  # W2; inputs of W4
+    }
+    for size, operations in expected.items():
+        profiles = [{"budget": size}] + [{}] * 4
+        method = PerFedMask(batch=4, steps=1, design="sequential")
+        if size == SECOND:
+            method = PerFedMask(batch=4, steps=1)
+        done = unequal.run(method, profiles, rounds=1, participation=1.0)
+        found = {row["trainable"]: row["backward"] for row in done.metrics[0]["devices"]}
+        assert found[size] == operations
+
+
+@pytest.mark.parametrize("engine", unequal.ENGINES)
+def test_on_heterofl_slices_are_masked(engine: Engine) -> None:
+    widths = (0.5, 1.0, 0.5, 0.5, 1.0)
+    profiles = [{"width": width, "budget": 0.5 if n < 3 else 1} for n, width in enumerate(widths)]
+    method = PerFedMask(lr=0.05, batch=4, steps=3, base="heterofl", tune_epochs=0)
+    done = unequal.run(method, profiles, engine)
+    masks = [names(done.server, n) for n in range(5)]
+    expected = sliced_rounds(
+        unequal.start(), widths, shapes, unequal.cohorts(), unequal.sizes(),
+        unequal.draws(method, profiles), 0.05, masks,
+    )  # fmt: skip
+    unequal.assert_same(done.server.params, expected)
+
+
+@pytest.mark.parametrize("engine", unequal.ENGINES)
+def test_on_splitmix_every_network_of_a_device_has_its_mask(engine: Engine) -> None:
+    profiles = [{"width": 0.5, "budget": 0.5}, {"budget": 1}, {"width": 0.5}, {}, {"width": 0.5}]
+    method = PerFedMask(lr=0.05, batch=4, steps=2, base="splitmix", bases=2)
+    done = unequal.run(method, profiles, engine, participation=1.0, evaluate=True)
+    blocks = [block.size for block in PROBLEM.narrow(0.5).blocks]
+    sent = sorted(row["sent"] for row in done.metrics[0]["devices"] for _ in range(row["clients"]))
+    mask = done.server.masks[done.server.chosen[0]]
+    masked = sum(blocks[index] for index in mask)
+    assert 0 < masked <= sum(blocks) / 2
+    assert sent == [masked, sum(blocks), sum(blocks), 2 * sum(blocks), 2 * sum(blocks)]
+    other = unequal.run(method, profiles, "sequential", participation=1.0)
+    unequal.assert_same(done.server.params, unequal.arrays(other.server.params))
+
+
+def test_combinations_without_masks_or_narrow_devices_are_fedbabu() -> None:
+    babu = unequal.run(FedBABU(**SETTINGS))
+    hetero = unequal.run(PerFedMask(**SETTINGS, base="heterofl"))
+    split = unequal.run(PerFedMask(**SETTINGS, base="splitmix", bases=1))
+    assert tree.same(hetero.server.params, babu.server.params)
+    assert tree.same({f"0/{n}": v for n, v in babu.server.params.items()}, split.server.params)
+
+
+def infos(budgets: Sequence[Any]) -> list[ClientInfo]:
+    return [ClientInfo(n, 10, {"budget": budget}) for n, budget in enumerate(budgets)]
+
+
+@pytest.mark.parametrize("design", ["optimal", "sequential", "random"])
+def test_every_design_keeps_budgets_and_repeats(design: Any) -> None:
+    blocks = NeuralProblem(lambda: nn.Sequential(*[nn.Linear(3, 3) for _ in range(6)])).blocks
+    clients = infos([0.2, 0.5, 0.7, 1, 25, 0.5])
+    first = design_masks(blocks, clients, design, "J", Key(1))
+    again = design_masks(blocks, clients, design, "J", Key(1))
+    assert np.array_equal(first, again)
+    total = sum(block.size for block in blocks)
+    spent = first @ np.array([block.size for block in blocks])
+    assert all(cost <= budget_of(info, total) for cost, info in zip(spent, clients, strict=True))
+    if design == "sequential":
+        assert all((np.diff(row.astype(int)) <= 0).all() for row in first)
+    if design == "random":
+        assert not np.array_equal(first, design_masks(blocks, clients, design, "J", Key(2)))
+
+
+@pytest.mark.parametrize("budget", [-1, -0.1, "much", True, float("nan"), [1]])
+def test_a_budget_that_is_none_is_refused_with_its_client(budget: Any) -> None:
+    profiles = [{}, {"budget": budget}, {}, {}, {}]
+    with pytest.raises(ConfigError, match="budget of client 1"):
+        unequal.run(PerFedMask(), profiles)
+
+
+def test_a_device_below_the_smallest_layer_is_told_and_left_alone() -> None:
+    profiles = [{"budget": 0.1}] + [{}] * 4
+    with pytest.warns(UserWarning, match="client 0 can train no layer"):
+        done = unequal.run(PerFedMask(**SETTINGS), profiles, participation=1.0)
+    row = next(row for row in done.metrics[0]["devices"] if row["trainable"] == 0)
+    assert (row["clients"], row["forward"], row["sent"]) == (1, 0, 0)
+    assert done.personal(0).params.keys() == done.server.params.keys()
+
+
+def test_a_layer_that_nobody_can_train_is_named_and_keeps_its_value() -> None:
+    profiles = [{"budget": SECOND}] * 5
+    with pytest.warns(UserWarning, match="no device trains layer 0"):
+        done = unequal.run(PerFedMask(**SETTINGS), profiles)
+    first = PROBLEM.init(Key(SEED))
+    assert torch.equal(done.server.params["0.weight"], first["0.weight"])
+    assert not torch.equal(done.server.params["2.weight"], first["2.weight"])
+
+
+def test_idle_devices_of_one_width_do_not_stop_the_others() -> None:
+    profiles = [{"width": 0.5, "budget": 0.1}] * 2 + [{}] * 3
+    method = PerFedMask(**SETTINGS, base="heterofl")
+    with pytest.warns(UserWarning, match="client 0, 1 can train no layer"):
+        unequal.run(method, profiles)
+
+
+def test_no_device_with_any_layer_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no device can train any layer"):
+        unequal.run(PerFedMask(), [{"budget": 0}] * 5)
+
+
+@pytest.mark.parametrize("method", [PerFedMask(), FedBABU()])
+def test_a_model_without_a_head_is_refused(method: Any) -> None:
+    alone = NeuralProblem(lambda: nn.Linear(6, 3), dtype=torch.float64)
+    with pytest.raises(ConfigError, match="no head"):
+        simulate(method, alone, DATA, 1)

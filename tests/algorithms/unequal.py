@@ -1,0 +1,119 @@
+"""A tiny federation in float64 of devices with budgets, widths and speeds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from tests.reference_unequal import Draws, Rows, Weights
+from torch import nn
+
+from parsifl.algorithm import AnyMethod
+from parsifl.data.clients import ClientData
+from parsifl.engine import sampling
+from parsifl.engine.run import Run
+from parsifl.engine.shards import Infos, Shards
+from parsifl.engine.simulate import simulate
+from parsifl.keys import Key
+from parsifl.models.width import scaled
+from parsifl.problems.neural import NeuralProblem
+
+SIZES = (11, 16, 7, 24, 13)
+FEATURES, FIRST, SECOND, CLASSES = 6, 8, 4, 3
+SEED, ROUNDS, PARTICIPATION = 3, 3, 0.8
+Engine = Literal["sequential", "batched"]
+ENGINES: tuple[Engine, ...] = ("sequential", "batched")
+Profiles = Sequence[Mapping[str, Any]]
+
+
+def network(width: float = 1.0) -> nn.Module:
+    first, second = scaled(FIRST, width), scaled(SECOND, width)
+    layers = nn.Linear(FEATURES, first), nn.Linear(first, second), nn.Linear(second, CLASSES)
+    return nn.Sequential(layers[0], nn.Tanh(), layers[1], nn.Tanh(), layers[2])
+
+
+PROBLEM = NeuralProblem(network, dtype=torch.float64)
+
+
+def _clients() -> ClientData:
+    draw = np.random.default_rng(0)
+    rows = [
+        (draw.normal(size=(n, FEATURES)) + draw.normal(), draw.integers(CLASSES, size=n))
+        for n in SIZES
+    ]
+    rows[0][1][:CLASSES] = range(CLASSES)
+    return ClientData.of(rows, test=0.25)
+
+
+DATA = _clients()
+
+
+def with_profiles(profiles: Profiles | None) -> ClientData:
+    return DATA if profiles is None else replace(DATA, profiles=tuple(profiles))
+
+
+def run(
+    method: AnyMethod,
+    profiles: Profiles | None = None,
+    engine: Engine = "sequential",
+    *,
+    rounds: int = ROUNDS,
+    participation: float = PARTICIPATION,
+    evaluate: bool = False,
+) -> Run:
+    done = simulate(
+        method, PROBLEM, with_profiles(profiles), rounds, seed=SEED, participation=participation,
+        engine=engine, evaluate_every=int(evaluate),
+    )  # fmt: skip
+    assert not any(record["fallbacks"] or record["dropped"] for record in done.metrics)
+    return done
+
+
+def cohorts(rounds: int = ROUNDS) -> list[list[int]]:
+    keys = (Key(SEED, round=round) for round in range(rounds))
+    return [[int(i) for i in sampling.choose(len(SIZES), PARTICIPATION, key)] for key in keys]
+
+
+def draws(method: AnyMethod, profiles: Profiles | None = None) -> Draws:
+    """Return the very mini-batches that the engine draws for `local`."""
+    data = with_profiles(profiles)
+    shards, infos = Shards(data, PROBLEM), Infos(data)
+
+    def rows(round: int, client: int) -> list[Rows]:
+        work = method.work(infos[client], round)
+        return _rows(shards.shard(client, work, Key(SEED, round=round))["train"])
+
+    return rows
+
+
+def tuning(method: AnyMethod, client: int) -> list[Rows]:
+    """Return the mini-batches that fine-tune a client when a run has ended."""
+    key = Key(SEED, round=ROUNDS - 1, purpose="tuning")
+    work = method.tuning(Infos(DATA)[client])
+    return _rows(Shards(DATA, PROBLEM).shard(client, work, key)["tune"])
+
+
+def _rows(batches: Any) -> list[Rows]:
+    return [(b.x.numpy(), b.y.numpy(), b.weight.numpy()) for b in batches]
+
+
+def sizes() -> list[float]:
+    return [float(len(part)) for part in DATA.train]
+
+
+def start(key: Key | None = None) -> Weights:
+    return arrays(PROBLEM.init(key or Key(SEED)))
+
+
+def arrays(params: Mapping[str, Any]) -> Weights:
+    return {name: value.numpy().copy() for name, value in params.items()}
+
+
+def assert_same(found: Mapping[str, Any], expected: Weights, tolerance: float = 1e-10) -> None:
+    ours = arrays(found)
+    assert ours.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(ours[name], value, rtol=tolerance, atol=tolerance)

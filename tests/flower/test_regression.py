@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from parsifl.errors import ParsiflError
+from parsifl.estimators import FederatedSparseRegressor
+from parsifl.experiment import Experiment
+from parsifl.flower.letter import Letter, from_text, to_text
+from parsifl.flower.link import Kind
+from parsifl.flower.regression import MODEL_FILE, LinearModel, Regression, TableSite
+from parsifl.flower.scaffold import write_app
+from parsifl.flower.settings import Deployment, Settings
+from parsifl.flower.site import told
+from parsifl.flower.tables import Agreement, read_csv, summarise
+
+EXPERIMENT = Experiment(
+    "fedgradmp", {"tau": 4, "batch": None}, clients=3, rounds=4, evaluate_every=0
+)
+
+
+def hospitals(folder: Path) -> list[dict[str, list[str]]]:
+    write_app(folder, "sparse-regression", {}, "study")
+    return [read_csv(folder / "examples" / f"hospital{i}.csv") for i in range(3)]
+
+
+def in_process(tables: list[dict[str, list[str]]]) -> tuple[Any, float]:
+    """Fit the estimator to the same columns; return coefficients and intercept."""
+    agreed = Agreement.of([summarise(table, "days") for table in tables], "days")
+    parts = [agreed.encode(table) for table in tables]
+    groups = np.repeat(np.arange(len(parts)), [len(y) for _, y in parts])
+    model = FederatedSparseRegressor(4, rounds=4, standardize=False, fit_intercept=False)
+    model.fit(np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts]), groups)
+    return agreed.original(model.coef_)
+
+
+@dataclass
+class Sites:
+    """A `Link` to three sites with tables."""
+
+    tables: list[dict[str, list[str]]]
+    root: Path
+    asked: list[Kind] = field(default_factory=list)
+    sent: list[Letter] = field(default_factory=list)
+    refuse: tuple[Kind, ...] = ()
+
+    def nodes(self) -> list[int]:
+        return [12, 11, 10]
+
+    def ask(
+        self,
+        kind: Kind,
+        letters: Mapping[int, Letter],
+        timeout: float,  # noqa: ARG002 - a Link
+    ) -> dict[int, Letter | str]:
+        self.asked.append(kind)
+        return {
+            node: self._answer(kind, node - 10, letter)
+            for node, letter in letters.items()
+            if kind not in self.refuse
+        }
+
+    def _answer(self, kind: Kind, client: int, letter: Letter) -> Letter:
+        site = TableSite(EXPERIMENT, client, self.tables[client], self.root, "days")
+        arrived = Letter(from_text(to_text(letter.meta)), letter.parts)
+        reply = told(lambda: site.answer(kind, arrived))
+        self.sent.append(reply)
+        return Letter(from_text(to_text(reply.meta)), reply.parts)
+
+    def pause(self, seconds: float) -> None:
+        """Wait for nothing."""
+
+
+def study(sites: Sites, out: Path, **deployment: Any) -> Regression:
+    plan = Deployment(out=str(out), **deployment)
+    return Regression(Settings(EXPERIMENT, 3, plan), sites, lambda _: None, "days")
+
+
+def test_the_fit_across_sites_is_the_fit_in_process_bit_for_bit(tmp_path: Path) -> None:
+    tables = hospitals(tmp_path / "app")
+    sites = Sites(tables, tmp_path / "state")
+    study(sites, tmp_path / "run").run()
+    model = LinearModel.load(tmp_path / "run" / MODEL_FILE)
+    coef, intercept = in_process(tables)
+    assert np.array_equal(model.coef_, coef)
+    assert model.intercept_ == intercept
+    found = dict(zip(model.agreement.names, model.coef_, strict=True))
+    assert np.count_nonzero(model.coef_) == 4
+    assert found["age"] == pytest.approx(0.08, abs=0.01)
+    assert found["marker3"] == pytest.approx(-0.9, abs=0.05)
+    assert sites.asked == ["agree", "hello", *["train"] * 4, "products"]
+
+
+def test_no_answer_is_as_long_as_the_rows(tmp_path: Path) -> None:
+    sites = Sites(hospitals(tmp_path / "app"), tmp_path / "state")
+    study(sites, tmp_path / "run").run()
+    longest = max(sum(map(len, letter.parts.values())) for letter in sites.sent)
+    assert longest < 300  # the tables have 80 to 200 rows of 16 columns
+
+
+def test_a_run_goes_on_with_the_columns_that_it_began_with(tmp_path: Path) -> None:
+    tables = hospitals(tmp_path / "app")
+    sites = Sites(tables, tmp_path / "state", refuse=("products",))
+    with pytest.raises(ParsiflError, match="has not told its products"):
+        study(sites, tmp_path / "run").run()
+    sites.refuse, sites.asked = (), []
+    study(sites, tmp_path / "run", resume=True).run()
+    assert sites.asked == ["hello", "products"]
+    model = LinearModel.load(tmp_path / "run" / MODEL_FILE)
+    assert np.array_equal(model.coef_, in_process(tables)[0])
+
+
+def test_predictions_are_in_the_units_of_the_tables(tmp_path: Path) -> None:
+    tables = hospitals(tmp_path / "app")
+    study(Sites(tables, tmp_path / "state"), tmp_path / "run").run()
+    model = LinearModel.load(tmp_path / "run" / MODEL_FILE)
+    days = np.array([float(value) for value in tables[2]["days"]])
+    without = {name: values for name, values in tables[2].items() if name != "days"}
+    assert np.sqrt(np.mean((model.predict(without) - days) ** 2)) < 0.5
+
+
+def test_sites_that_cannot_tell_are_named(tmp_path: Path) -> None:
+    tables = hospitals(tmp_path / "app")
+    del tables[1]["days"]
+    with pytest.raises(ParsiflError, match=r"2 of 3 clients have told.*no column 'days'"):
+        study(Sites(tables, tmp_path / "state"), tmp_path / "run", wait=0.01).run()
