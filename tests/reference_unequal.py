@@ -124,7 +124,7 @@ def sliced_rounds(
 
 
 def nova_length(steps: int, rho: float) -> float:
-    """||a||_1 by summing the momentum's accumulation vector a = [(1 - rho^(tau - s)) / (1 - rho)]."""
+    """Sum the accumulation vector of momentum, a_s = (1 - rho^(tau - s)) / (1 - rho)."""
     return sum((1 - rho ** (steps - s)) / (1 - rho) for s in range(steps))
 
 

@@ -14,6 +14,7 @@ from parsifl.algorithms.fedavg import FedAvg
 from parsifl.algorithms.heterofl import HeteroFL
 from parsifl.algorithms.heterofl_slices import merged, padded
 from parsifl.errors import ConfigError
+from parsifl.keys import Key
 
 WIDTHS = (0.5, 1.0, 0.25, 0.5, 0.25)
 PROFILES = [{"width": width} for width in WIDTHS]
@@ -46,7 +47,7 @@ def test_with_full_width_it_is_fedavg_bit_for_bit() -> None:
 def test_an_entry_that_no_device_has_keeps_its_value() -> None:
     narrow = [{"width": 0.5}] * 5
     done = unequal.run(HeteroFL(lr=0.1, batch=4, steps=3), narrow)
-    old, new = PROBLEM.init(unequal.Key(unequal.SEED)), done.server.params
+    old, new = PROBLEM.init(Key(unequal.SEED)), done.server.params
     assert torch.equal(new["2.weight"][2:], old["2.weight"][2:])
     assert not torch.equal(new["2.weight"][:2, :4], old["2.weight"][:2, :4])
 
@@ -63,7 +64,7 @@ def test_weak_devices_send_and_spend_less() -> None:
 
 def test_predictions_are_not_scaled() -> None:
     narrow = PROBLEM.narrow(0.5)
-    params = narrow.init(unequal.Key(0))
+    params = narrow.init(Key(0))
     module = unequal.network(0.5).double()
     module.load_state_dict(params)
     x = torch.randn(5, unequal.FEATURES, dtype=torch.float64)

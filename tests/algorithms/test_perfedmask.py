@@ -124,7 +124,13 @@ def test_on_heterofl_slices_are_masked(engine: Engine) -> None:
 
 @pytest.mark.parametrize("engine", unequal.ENGINES)
 def test_on_splitmix_every_network_of_a_device_has_its_mask(engine: Engine) -> None:
-    profiles = [{"width": 0.5, "budget": 0.5}, {"budget": 1}, {"width": 0.5}, {}, {"width": 0.5}]
+    profiles: list[Any] = [
+        {"width": 0.5, "budget": 0.5},
+        {"budget": 1},
+        {"width": 0.5},
+        {},
+        {"width": 0.5},
+    ]
     method = PerFedMask(lr=0.05, batch=4, steps=2, base="splitmix", bases=2)
     done = unequal.run(method, profiles, engine, participation=1.0, evaluate=True)
     blocks = [block.size for block in PROBLEM.narrow(0.5).blocks]
@@ -173,7 +179,7 @@ def test_a_budget_that_is_none_is_refused_with_its_client(budget: Any) -> None:
 
 
 def test_a_device_below_the_smallest_layer_is_told_and_left_alone() -> None:
-    profiles = [{"budget": 0.1}] + [{}] * 4
+    profiles: list[Any] = [{"budget": 0.1}] + [{}] * 4
     with pytest.warns(UserWarning, match="client 0 can train no layer"):
         done = unequal.run(PerFedMask(**SETTINGS), profiles, participation=1.0)
     row = next(row for row in done.metrics[0]["devices"] if row["trainable"] == 0)
@@ -191,7 +197,7 @@ def test_a_layer_that_nobody_can_train_is_named_and_keeps_its_value() -> None:
 
 
 def test_idle_devices_of_one_width_do_not_stop_the_others() -> None:
-    profiles = [{"width": 0.5, "budget": 0.1}] * 2 + [{}] * 3
+    profiles: list[Any] = [{"width": 0.5, "budget": 0.1}] * 2 + [{}] * 3
     method = PerFedMask(**SETTINGS, base="heterofl")
     with pytest.warns(UserWarning, match="client 0, 1 can train no layer"):
         unequal.run(method, profiles)

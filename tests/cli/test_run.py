@@ -104,7 +104,7 @@ def test_mistakes_are_named_without_a_traceback(words: list[str], message: str) 
 def test_demo_runs_every_method_and_writes_the_report(tmp_path: Path) -> None:
     code, out, err = invoke("demo", "--out", str(tmp_path), "--rounds", "2")
     assert code == 0, err
-    for name in ("local", "fedavg", "fedprox", "scaffold", "ditto"):
+    for name in ("local", "fedavg", "scaffold", "ditto", "fedmac", "fedslr"):
         assert name in out
     assert "<html" in (tmp_path / "report.html").read_text()
     # a second demo goes on from the finished runs

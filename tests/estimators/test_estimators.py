@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import sklearn
+from sklearn.base import clone
 from sklearn.linear_model import LinearRegression
 from sklearn.model_selection import GridSearchCV, GroupKFold
 from sklearn.pipeline import make_pipeline
@@ -134,6 +135,41 @@ def test_a_dictionary_selects_atoms_and_is_booked() -> None:
     assert model.support_.tolist() == [3]
     np.testing.assert_allclose(model.coef_, 2 * psi[:, 3], atol=1e-9)
     assert model.bytes_down_ > plain.fit(x, y, np.arange(200) % 4).bytes_down_ + 4 * 800
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "orthonormal"])
+def test_a_random_dictionary_travels_as_a_seed(kind: Any) -> None:
+    recipe = dictionary.Recipe(kind, 10, 10, seed=3)
+    atoms, x = recipe.draw().numpy(), np.random.default_rng(0).standard_normal((200, 10))
+    y, clients = x @ (atoms[:, 3] * 2.0), np.arange(200) % 4
+    model = FederatedSparseRegressor(1, rounds=4, standardize=False, dictionary=recipe)
+    seeded = clone(model).fit(x, y, groups=clients)
+    sent = clone(model).set_params(dictionary=atoms).fit(x, y, groups=clients)
+    assert seeded.support_.tolist() == [3]
+    np.testing.assert_array_equal(seeded.coef_, sent.coef_)
+    assert seeded.dictionary_bytes_ < 4 * 100
+    assert sent.dictionary_bytes_ > 4 * 800
+    difference = sent.dictionary_bytes_ - seeded.dictionary_bytes_
+    assert sent.bytes_down_ - seeded.bytes_down_ == difference
+    classifier = FederatedSparseClassifier(1, rounds=4, standardize=False, dictionary=recipe)
+    assert classifier.fit(x, y > 0, groups=clients).dictionary_bytes_ == seeded.dictionary_bytes_
+
+
+def test_a_dictionary_that_is_no_matrix_is_refused() -> None:
+    x, y, clients = _regression()
+    with pytest.raises(ValueError, match="finite matrix"):
+        FederatedSparseRegressor(1, dictionary=[1.0, np.nan]).fit(x, y, groups=clients)
+    with pytest.raises(ConfigError, match="3 rows"):
+        recipe = dictionary.Recipe("gaussian", 3, 3)
+        FederatedSparseRegressor(1, dictionary=recipe).fit(x, y, groups=clients)
+
+
+def test_the_step_of_the_theory_is_a_sixth_of_the_usual_one() -> None:
+    x, y, clients = _regression()
+    model = FederatedSparseRegressor(3, solver="fedht", rounds=1, local_steps=1, refit=False)
+    usual = clone(model).fit(x, y, groups=clients)
+    careful = clone(model).set_params(lr="theory").fit(x, y, groups=clients)
+    np.testing.assert_allclose(careful.coef_, usual.coef_ / 6, rtol=1e-12)
 
 
 @pytest.mark.parametrize("labels", [2, 3])

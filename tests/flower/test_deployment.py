@@ -9,8 +9,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.flower.inprocess import simulated
+from tests.flower.test_regression import in_process
 
 from parsifl import tree
 from parsifl.algorithm import message_types
@@ -22,11 +24,17 @@ pytest.importorskip("flwr", reason="needs flwr: install the extra parsifl[flower
 
 from parsifl.flower.certificates import KeyFolder, add_node, make_keys
 from parsifl.flower.cluster import NAME, Cluster
+from parsifl.flower.regression import MODEL_FILE, LinearModel
 from parsifl.flower.scaffold import write_app
 from parsifl.flower.settings import PROCESS_FILE, Deployment, to_config
+from parsifl.flower.tables import read_csv
 from parsifl.flower.trial import follow, run_on_flower
 
 pytestmark = pytest.mark.slow
+on_demand = pytest.mark.skipif(
+    "PARSIFL_DEPLOY" not in os.environ,
+    reason="deploys for minutes: set PARSIFL_DEPLOY=1, as CI does",
+)
 
 
 def until(condition: Callable[[], bool], seconds: float, what: str) -> None:
@@ -63,6 +71,7 @@ def test_a_deployment_gives_the_same_bits_as_one_process(tmp_path: Path) -> None
         assert folder.stat().st_mode & 0o777 == 0o700
 
 
+@on_demand
 def test_killed_processes_and_a_resumed_run_give_the_same_bits(tmp_path: Path) -> None:
     chosen = Experiment("ditto", data="digits", clients=3, rounds=3, evaluate_every=0)
     out, app = tmp_path / "run", tmp_path / "app"
@@ -83,6 +92,7 @@ def test_killed_processes_and_a_resumed_run_give_the_same_bits(tmp_path: Path) -
     assert tree.same(server_state(out, chosen), simulated(chosen).server)
 
 
+@on_demand
 def test_nodes_without_a_registered_key_or_with_another_authority_are_refused(
     tmp_path: Path,
 ) -> None:
@@ -118,10 +128,34 @@ def test_nodes_without_a_registered_key_or_with_another_authority_are_refused(
         cluster.stop()
 
 
-def test_a_secured_trial_runs(tmp_path: Path) -> None:
+@on_demand
+def test_a_secured_regression_over_tables_is_the_fit_in_process(tmp_path: Path) -> None:
+    app, out = tmp_path / "app", tmp_path / "app" / "run"
+    chosen = Experiment(
+        "fedgradmp", {"tau": 4, "batch": None}, clients=3, rounds=4, evaluate_every=0
+    )
+    plan = Deployment(out=str(out))
+    write_app(app, "sparse-regression", to_config(chosen, plan), "study")
+    files = f'data="{app}/examples/hospital{{id}}.csv"'
+    with Cluster(tmp_path / "cluster", 3, node_config=files) as cluster:
+        follow(cluster, cluster.submit(app), out)
+    model = LinearModel.load(out / MODEL_FILE)
+    tables = [read_csv(app / "examples" / f"hospital{i}.csv") for i in range(3)]
+    coef, intercept = in_process(tables)
+    assert np.array_equal(model.coef_, coef)
+    assert model.intercept_ == intercept
+
+
+@on_demand
+@pytest.mark.parametrize("simulation", [False, True])
+def test_a_secured_or_simulated_trial_runs(simulation: bool, tmp_path: Path) -> None:
+    if simulation:
+        pytest.importorskip("ray", reason="needs flwr[simulation]")
     chosen = Experiment("fedavg", data="digits", clients=2, rounds=1, evaluate_every=0)
-    deployed = run_on_flower(chosen, tmp_path / "run", secure=True)
+    deployed = run_on_flower(chosen, tmp_path / "run", simulation=simulation)
     assert tree.same(deployed.server, simulated(chosen).server)
+    if simulation:
+        return
     keys = KeyFolder(tmp_path / "run" / "flower" / "keys")
     assert keys.key.stat().st_mode & 0o777 == 0o600
     config = (tmp_path / "run" / "flower" / "flwr" / "config.toml").read_text()

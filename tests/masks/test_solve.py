@@ -307,7 +307,5 @@ def test_a_limit_of_nodes_gives_the_same_plan_whatever_the_clock_says(
 
 @pytest.mark.slow
 def test_a_limit_of_nodes_finds_masks_as_good_as_time_does() -> None:
-    body = [block.size for block in masks.blocks(models.build("mobilenet"))]
-    total = sum(body)
-    plan = optimal(body, [0.75 * total] * 80 + [total] * 20, nodes=50)
+    plan = optimal(MOBILENET, fleet(MOBILENET, 0.75, 20), nodes=50)
     assert plan.J <= 1_560_000

@@ -11,7 +11,7 @@ def test_depthwise_weight_gradients_are_counted_by_their_groups() -> None:
     x = torch.empty(2, 8, 5, 5, device="meta", requires_grad=True)
     out = conv(x).sum()
     with flop_counter() as counter:
-        out.backward()  # type: ignore[no-untyped-call]  # torch does not annotate it
+        out.backward()
     once = 2 * 2 * 25 * 8 * 9
     assert counter.get_total_flops() == 2 * once
 

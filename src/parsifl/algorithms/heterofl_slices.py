@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from numbers import Real
 from typing import Any
 
 import torch
@@ -34,7 +33,7 @@ def width_of(info: ClientInfo) -> float:
 
 def is_number(thing: Any) -> bool:
     """Tell whether something is a real number; True is none, nor is NaN."""
-    return isinstance(thing, Real) and not isinstance(thing, bool) and not math.isnan(thing)
+    return isinstance(thing, int | float) and not isinstance(thing, bool) and not math.isnan(thing)
 
 
 def corner(params: Params, shapes: Shapes | None) -> Params:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
+import typing
 from typing import Any, Literal
 
 import typer
@@ -120,7 +122,10 @@ def describe(name: str) -> dict[str, Any]:
 def _type_name(kind: Any) -> str:
     if kind is None or kind is type(None):
         return "nothing"
-    return kind if isinstance(kind, str) else getattr(kind, "__name__", str(kind))
+    if isinstance(kind, str):
+        return kind
+    whole = str(kind) if typing.get_args(kind) else getattr(kind, "__name__", str(kind))
+    return re.sub(r"\b(?:\w+\.)+(\w)", r"\1", whole)
 
 
 def _first_line(thing: Any) -> str:

@@ -6,7 +6,6 @@ import json
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,14 @@ if TYPE_CHECKING:
     from parsifl.engine.run import Run
     from parsifl.experiment import Experiment
 
-DEMO = ("local", "fedavg", "fedprox", "scaffold", "ditto")
+DEMO: dict[str, dict[str, float]] = {
+    "local": {"lr": 0.1},
+    "fedavg": {"lr": 0.1},
+    "scaffold": {"lr": 0.1},
+    "ditto": {"lr": 0.1},
+    "fedmac": {"lr": 0.1, "gamma": 1e-3, "threshold": 0.01},
+    "fedslr": {"lr": 0.1, "lam": 2e-3},
+}
 
 
 def run(  # typer reads the options from the signature; `context` holds their values
@@ -86,13 +92,18 @@ def demo(
     from parsifl.experiment import Experiment
     from parsifl.report import build
 
-    base = Experiment(
-        "local", data="digits", clients=20, partition="pathological", rounds=rounds,
-        participation=0.5, settings={"lr": 0.1},
-    )  # fmt: skip
     folders = [out / name for name in DEMO]
-    for name, folder in zip(DEMO, folders, strict=True):
-        execute(replace(base, algorithm=name), folder, resume=True)
+    for (name, settings), folder in zip(DEMO.items(), folders, strict=True):
+        chosen = Experiment(
+            name,
+            settings,
+            data="digits",
+            clients=20,
+            partition="pathological",
+            rounds=rounds,
+            participation=0.5,
+        )
+        execute(chosen, folder, resume=True)
     show(folders)
     report = build(folders, out / "report.html")
     typer.echo(f"\nThe report is in {report}: open it in a browser.")

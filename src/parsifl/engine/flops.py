@@ -88,17 +88,19 @@ class FlopCounter:
 
     def _run(self, down: Any, client: Any, shard: Shard) -> _Passes:
         arguments = tree.to_meta((down, client, shard))
-        with flop_counter() as counter, _Passes(counter) as passes:
-            self._method.local(self._problem, *arguments)
+        with flop_counter() as counter:
+            passes = _Passes(counter)
+            with passes:
+                self._method.local(self._problem, *arguments)
         return passes
 
 
 @final
-class _Passes(TorchDispatchMode):
+class _Passes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not annotate it
     """Tells which of the counted operations run inside a backward pass."""
 
     def __init__(self, counter: FlopCounterMode) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # as above
         self._counter = counter
         self.forward = self.backward = 0
 

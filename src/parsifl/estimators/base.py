@@ -14,6 +14,7 @@ from sklearn.utils.validation import _check_sample_weight
 
 from parsifl import registry, wire
 from parsifl.algorithm import AnyMethod
+from parsifl.atoms.dictionary import Recipe
 from parsifl.data.clients import ClientData
 from parsifl.data.ragged import Ragged
 from parsifl.engine.run import Run
@@ -37,7 +38,7 @@ class FederatedSparse(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         rounds: int = 20,
         local_steps: int = 3,
         batch: int | None = None,
-        lr: float | None = None,
+        lr: float | str | None = None,
         l2: float = 1e-3,
         fit_intercept: bool = True,
         standardize: bool = True,
@@ -125,11 +126,7 @@ class FederatedSparse(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         """Run the rounds; return the coefficients of the problem and keep the books."""
         free = problem.width - len(problem.kept["coef"])
         tau = min(self._sparsity(x.shape[1], parts), free) or 1
-        rate = self.lr
-        if rate is None and self.solver not in PURSUIT:
-            curvature = problem.datafit.smoothness * (smoothness(x, parts) + self.fit_intercept)
-            rate = 1 / (curvature + problem.l2) if curvature + problem.l2 > 0 else 1.0
-        method = self._method(tau, rate or 1.0)
+        method = self._method(tau, self._rate(problem, x, parts))
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         run = simulate(
             method,
@@ -143,20 +140,38 @@ class FederatedSparse(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         self._book(run, moments, len(parts))
         return run.model.params["coef"].numpy().copy()
 
+    def _rate(self, problem: GLM, x: Any, parts: list[Indices]) -> float:
+        """Return the step size: as given, 1 / L, or the 1 / (6 l) of Fed-HT's theory."""
+        if self.solver in PURSUIT:
+            return 1.0  # matching pursuit has no step size
+        if self.lr is not None and self.lr != "theory":
+            return float(self.lr)
+        curvature = problem.datafit.smoothness * (smoothness(x, parts) + self.fit_intercept)
+        steepest = (curvature + problem.l2) * (6 if self.lr == "theory" else 1)
+        return 1 / steepest if steepest > 0 else 1.0
+
     def _book(self, run: Run, moments: Moments, clients: int) -> None:
         names = ("round", "trained", "bytes_up", "bytes_down", "dropped", "info")
         self.history_ = [{name: record[name] for name in names} for record in run.metrics]
         self.n_iter_ = len(run.metrics)
         self.bytes_up_ = run.bytes_up + moments.bytes_up
         self.bytes_down_ = run.bytes_down + moments.bytes_down
-        atoms = self._atoms()
-        if atoms is not None:  # broadcast once
-            self.bytes_down_ += clients * wire.size({"dictionary": atoms})
+        if self.dictionary is not None:  # every client learns it once, before the first round
+            self.dictionary_bytes_ = clients * wire.size(self._announcement(self.dictionary))
+            self.bytes_down_ += self.dictionary_bytes_
+
+    def _announcement(self, dictionary: Any) -> dict[str, torch.Tensor]:
+        """Return the message that tells a client the dictionary: atoms, or how to draw them."""
+        if isinstance(dictionary, Recipe):
+            kind = 0 if dictionary.kind == "orthonormal" else 1
+            numbers = [kind, dictionary.features, dictionary.atoms, dictionary.seed]
+            return {"dictionary": torch.tensor(numbers)}
+        return {"dictionary": _matrix(dictionary)}
 
     def _atoms(self) -> torch.Tensor | None:
-        if self.dictionary is None:
-            return None
-        return torch.from_numpy(np.array(self.dictionary, dtype=np.float64))
+        if isinstance(self.dictionary, Recipe):
+            return self.dictionary.draw()
+        return None if self.dictionary is None else _matrix(self.dictionary)
 
     def _kept(self, width: int) -> tuple[int, ...]:
         keep = np.asarray(self.keep)
@@ -169,6 +184,16 @@ class FederatedSparse(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         if places and self.dictionary is not None:
             raise ValueError("keep names features, but with a dictionary atoms are selected")
         return places
+
+
+def _matrix(dictionary: Any) -> torch.Tensor:
+    atoms = np.array(dictionary, dtype=np.float64)
+    if atoms.ndim != 2 or not np.isfinite(atoms).all():
+        raise ValueError(
+            "dictionary must be a finite matrix [features, atoms] or a "
+            f"parsifl.atoms.dictionary.Recipe, got an array of shape {atoms.shape}"
+        )
+    return torch.from_numpy(atoms)
 
 
 def _client_data(x: Any, y: torch.Tensor, parts: list[Indices]) -> ClientData:

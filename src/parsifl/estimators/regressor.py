@@ -32,7 +32,8 @@ class FederatedSparseRegressor(RegressorMixin, FederatedSparse):  # type: ignore
     rounds, local_steps, batch
         Rounds of communication, local iterations in each, and rows a mini-batch (None: all).
     lr
-        Step size of the gradient methods; None takes 1 / L.
+        Step size of the gradient methods; None takes 1 / L, "theory" the 1 / (6 L) of Fed-HT's
+        theorems.
     l2
         Ridge strength, in standardised units.
     fit_intercept, standardize
@@ -45,6 +46,8 @@ class FederatedSparseRegressor(RegressorMixin, FederatedSparse):  # type: ignore
         Features that are always in the model, on top of `n_nonzero_coefs`: positions or a mask.
     dictionary
         Atoms as columns [features, atoms]; then atoms are selected, for standardised features.
+        A matrix (learned by K-SVD, say) is sent to every client once, and booked; a
+        `parsifl.atoms.dictionary.Recipe` (Gaussian or orthonormal atoms) travels as its seed.
     refit
         Ends with pooled least squares on the selected support, from products x'x and x'y of the
         support's columns that every client sends once. Without it the coefficients are those of
@@ -65,7 +68,9 @@ class FederatedSparseRegressor(RegressorMixin, FederatedSparse):  # type: ignore
     n_iter_, history_
         Rounds, and the record of each.
     bytes_up_, bytes_down_
-        All bytes that clients sent and received, the moments included.
+        All bytes that clients sent and received, the moments and the dictionary included.
+    dictionary_bytes_
+        What the dictionary cost of that, if there is one.
 
     Examples
     --------
@@ -84,7 +89,7 @@ class FederatedSparseRegressor(RegressorMixin, FederatedSparse):  # type: ignore
         rounds: int = 20,
         local_steps: int = 3,
         batch: int | None = None,
-        lr: float | None = None,
+        lr: float | str | None = None,
         l2: float = 0.0,
         fit_intercept: bool = True,
         standardize: bool = True,

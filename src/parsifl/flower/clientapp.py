@@ -22,6 +22,7 @@ from parsifl.flower.site import (
     Site,
     alone,
     client_number,
+    profile_of,
     state_root,
     told,
 )
@@ -46,7 +47,8 @@ def client_app(
 
     def site(experiment: Experiment, client: int, node: NodeConfig) -> Site:
         arrays = alone(experiment.load(), client) if load is None else load(node)
-        return Site(experiment, client, arrays, state_root(node), problem)
+        root, profile = state_root(node), profile_of(node)
+        return Site(experiment, client, arrays, root, problem, profile)
 
     return _app(site, ("hello", "train", "judge"), mods)
 

@@ -62,7 +62,22 @@ def state_root(node: NodeConfig) -> Path:
     return Path(str(chosen)) if chosen else Path.home() / ".parsifl" / "state"
 
 
-def placed(arrays: Arrays, client: int, experiment: Experiment) -> ClientData:
+def profile_of(node: NodeConfig) -> dict[str, Any]:
+    """Return what a node says of its device: `profile-width=0.5` is the entry `width`.
+
+    >>> profile_of({"partition-id": 0, "profile-width": 0.5})
+    {'width': 0.5}
+    """
+    start = "profile-"
+    return {name.removeprefix(start): node[name] for name in node if name.startswith(start)}
+
+
+def placed(
+    arrays: Arrays,
+    client: int,
+    experiment: Experiment,
+    profile: Mapping[str, Any] | None = None,
+) -> ClientData:
     """Return one client's data under its number, so that keys are the same as in one process."""
     data = arrays
     if not isinstance(data, ClientData):
@@ -84,7 +99,7 @@ def placed(arrays: Arrays, client: int, experiment: Experiment) -> ClientData:
         train=at(data.train),
         validation=at(data.validation),
         test=at(data.test),
-        profiles=({},) * client + (data.profiles[0],),
+        profiles=({},) * client + ({**data.profiles[0], **(profile or {})},),
     )
 
 
@@ -122,6 +137,8 @@ class Site:
         The folder for client state.
     make
         Builds the problem from data of the agreed form; None: the experiment's model.
+    profile
+        What is known of the device, besides what the data say.
     """
 
     def __init__(
@@ -131,11 +148,12 @@ class Site:
         arrays: Arrays,
         root: Path,
         make: MakeProblem | None = None,
+        profile: Mapping[str, Any] | None = None,
     ) -> None:
         self._experiment, self._client, self._root = experiment, client, root
         self._method = experiment.method()
         self._types = message_types(self._method)
-        self._data = placed(arrays, client, experiment)
+        self._data = placed(arrays, client, experiment, profile)
         self._make = make or partial(problem_for, experiment.model)
 
     def answer(self, kind: Kind, letter: Letter) -> Letter:

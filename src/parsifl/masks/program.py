@@ -97,7 +97,9 @@ class Program:
 
     def solve(self, seconds: float, nodes: int | None = None, *, integral: bool) -> Answer:
         """Run HiGHS and return its certified bound and, if integral, the design."""
-        limit = {"time_limit": max(seconds, 0.05)} if nodes is None else {"node_limit": nodes}
+        limit: Any = {"time_limit": max(seconds, 0.05)}
+        if nodes is not None:
+            limit = {"node_limit": nodes}
         levels, layers = len(self.starts), len(self.layers)
         columns, labels = levels * self.level_columns, levels * layers
         cost = np.zeros(columns + 2 * labels + 1)

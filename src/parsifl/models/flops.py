@@ -62,7 +62,7 @@ def named(prefix: str) -> Iterator[None]:
 
 
 def note_trained(params: Mapping[str, Tensor]) -> None:
-    """Called by a loss with its parameters; does nothing unless `noting_trained` listens."""
+    """Note what a loss is differentiated by, if `noting_trained` listens."""
     noted = _NOTED.get()
     if noted is not None:
         prefix = _PREFIX.get()

@@ -1,0 +1,157 @@
+"""The Flower apps themselves, with a grid that hands messages over in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs flwr: install the extra parsifl[flower]")
+
+import numpy as np
+import torch
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+from flwr.supercore.task_identity import TaskIdentity
+from tests.flower.inprocess import simulated
+from tests.flower.test_settings import flat
+
+import parsifl.flower
+from parsifl import tree
+from parsifl.algorithm import message_types
+from parsifl.engine import checkpoint
+from parsifl.errors import CapabilityError, ParsiflError
+from parsifl.experiment import Experiment
+from parsifl.flower.regression import MODEL_FILE, LinearModel
+from parsifl.flower.scaffold import write_app
+from parsifl.flower.settings import DONE_FILE, ERROR_FILE, Deployment, to_config
+from parsifl.flower.tables import read_csv
+from parsifl.problem import Problem
+from parsifl.problems.neural import NeuralProblem
+
+
+class HandOver:
+    """A grid whose nodes are calls of a ClientApp."""
+
+    def __init__(
+        self, app: ClientApp, nodes: dict[int, dict[str, Any]], config: dict[str, Any]
+    ) -> None:
+        self._app, self._nodes, self._config = app, nodes, config
+        self.broken: set[int] = set()
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self._nodes)
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        assert timeout is not None
+        return [self._reply(message) for message in reversed(list(messages))]
+
+    def _reply(self, message: Message) -> Message:
+        node = message.metadata.dst_node_id
+        if node in self.broken:
+            return Message(Error(5, "gone"), reply_to=message)
+        context = Context(1, node, self._nodes[node], RecordDict(), self._config)
+        return self._app(message, context)
+
+
+@pytest.fixture
+def identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let messages be made outside a Flower process."""
+    for name in ("_task_id", "_run_id", "_node_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+
+
+def run(
+    server: ServerApp,
+    client: ClientApp,
+    config: dict[str, Any],
+    nodes: list[dict[str, Any]],
+    broken: tuple[int, ...] = (),
+) -> None:
+    numbered = {70 + number: node for number, node in enumerate(nodes)}
+    grid: Any = HandOver(client, numbered, flat(config))
+    grid.broken = set(broken)
+    server(grid, Context(1, 1, {}, RecordDict(), flat(config)))
+
+
+def nodes(root: Path) -> list[dict[str, Any]]:
+    return [{"partition-id": i, "state-dir": str(root)} for i in range(3)]
+
+
+@pytest.mark.usefixtures("identity")
+def test_the_apps_give_the_bits_of_the_simulation(tmp_path: Path) -> None:
+    chosen = Experiment("ditto", data="digits", clients=3, rounds=2)
+    config = to_config(chosen, Deployment(out=str(tmp_path / "run")))
+    apps = parsifl.flower.server_app(), parsifl.flower.client_app()
+    run(*apps, config, nodes(tmp_path / "state"))
+    found = checkpoint.load(tmp_path / "run" / "checkpoint", message_types(chosen.method()))
+    assert found is not None
+    assert tree.same(found.server, simulated(chosen).server)
+    assert (tmp_path / "run" / DONE_FILE).exists()
+
+
+@pytest.mark.usefixtures("identity")
+def test_own_data_and_an_own_problem(tmp_path: Path) -> None:
+    seen: list[Any] = []
+
+    def load(node: Any) -> tuple[Any, Any]:
+        seen.append(node["partition-id"])
+        draw = np.random.default_rng(node["partition-id"])
+        return draw.standard_normal((20, 3)).astype(np.float32), draw.integers(0, 2, 20)
+
+    def problem(data: Any) -> Problem:
+        return NeuralProblem(lambda: torch.nn.Linear(data.x.shape[1], data.classes))
+
+    chosen = Experiment("fedavg", clients=3, rounds=1)
+    config = to_config(chosen, Deployment(out=str(tmp_path / "run")))
+    server, client = parsifl.flower.server_app(problem), parsifl.flower.client_app(load, problem)
+    strong = {"profile-flops_per_second": 1e9}
+    run(server, client, config, [{**node, **strong} for node in nodes(tmp_path / "state")])
+    assert set(seen) == {0, 1, 2}
+    found = checkpoint.load(tmp_path / "run" / "checkpoint", message_types(chosen.method()))
+    assert found is not None
+    assert found.server["weight"].shape == (2, 3)
+    told = found.totals["roster"]["clients"][1]
+    assert told["profile"] == {"flops_per_second": 1e9}
+
+
+@pytest.mark.usefixtures("identity")
+def test_why_a_run_failed_is_in_its_folder(tmp_path: Path) -> None:
+    chosen = Experiment("fedavg", data="digits", clients=3, rounds=1)
+    config = to_config(chosen, Deployment(out=str(tmp_path / "run"), wait=0.01))
+    apps = parsifl.flower.server_app(), parsifl.flower.client_app()
+    with pytest.raises(ParsiflError):
+        run(*apps, config, nodes(tmp_path / "state"), broken=(71,))
+    assert "the clients 1 of 3 have not reported" in (tmp_path / "run" / ERROR_FILE).read_text()
+    assert not (tmp_path / "run" / DONE_FILE).exists()
+
+
+@pytest.mark.usefixtures("identity")
+def test_a_regression_over_tables(tmp_path: Path) -> None:
+    write_app(tmp_path / "app", "sparse-regression", {}, "study")
+    chosen = Experiment(
+        "fedgradmp", {"tau": 4, "batch": None}, clients=3, rounds=2, evaluate_every=0
+    )
+    config = to_config(chosen, Deployment(out=str(tmp_path / "run")))
+    places = [
+        {**node, "data": str(tmp_path / "app" / "examples" / f"hospital{i}.csv")}
+        for i, node in enumerate(nodes(tmp_path / "state"))
+    ]
+    client = parsifl.flower.regression_client_app(lambda node: read_csv(node["data"]), "days")
+    run(parsifl.flower.regression_server_app("days"), client, config, places)
+    model = LinearModel.load(tmp_path / "run" / MODEL_FILE)
+    assert model.agreement.rows == 400
+    assert np.count_nonzero(model.coef_) == 4
+
+
+def test_mods_that_cannot_read_our_messages_are_refused() -> None:
+    from flwr.clientapp.mod import fixedclipping_mod, message_size_mod
+
+    assert parsifl.flower.client_app(mods=[message_size_mod])
+    with pytest.raises(CapabilityError, match="fixedclipping_mod"):
+        parsifl.flower.client_app(mods=[fixedclipping_mod])
