@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
+from pathlib import Path
 from typing import Any
 
 from latex2mathml.converter import convert
@@ -22,12 +23,16 @@ _FIELD = re.compile(r"^(\w+(?:, \w+)*)\n((?:    .*\n?|\n)+)", re.MULTILINE)
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Put the algorithms into the navigation, before the reference."""
+    """Put the algorithms into the navigation, and what is in the folders of pages."""
     pages = [{find(name).__name__: f"algorithms/{name}.md"} for name in algorithms()]
     navigation = config.nav or []
     titles = [next(iter(entry)) for entry in navigation]
     place = titles.index("Reference")
     navigation.insert(place, {"Algorithms": [{"All": "algorithms/index.md"}, *pages]})
+    for title, folder in {"Reproduction": "reproduction", "Decisions": "adr"}.items():
+        found = sorted(Path(config.docs_dir, folder).glob("*.md"))
+        if found:
+            navigation.append({title: [f"{folder}/{path.name}" for path in found]})
     config.nav = navigation
     return config
 

@@ -5,14 +5,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, final
 
+from torch import Tensor
+
 from parsifl.algorithm import ClientInfo, Local
 from parsifl.algorithms.mean import WeightedMean
 from parsifl.algorithms.settings import LocalSGD
 from parsifl.config import NonNegative
 from parsifl.problem import Params, Problem
-from parsifl.solvers.rules import SoftThreshold
+from parsifl.solvers.rules import Aux, Rule
 from parsifl.solvers.sgd import sgd
 from parsifl.work import Shard, Work
+
+
+@final
+@dataclass(frozen=True)
+class Shrink(Rule):
+    """What is added to SGD: after each step weights move towards zero by lr * strength."""
+
+    strength: float = 0.0
+
+    def after_(self, w: Tensor, aux: Aux, lr: float) -> None:
+        """Shrink in place; `w` may hold many clients, one a row."""
+        w.sub_(w.clamp(-lr * self.strength, lr * self.strength))
 
 
 @final
@@ -39,6 +53,13 @@ class FedShrink(LocalSGD, WeightedMean[Problem]):
         self, problem: Problem, down: Params, client: None, shard: Shard
     ) -> Local[None, Params]:
         """Shrink after every step."""
-        rule = SoftThreshold(self.lam)
-        trained = sgd(problem, down, shard["train"], self.rate(shard.round), rule=rule)
+        trained = sgd(
+            problem,
+            down,
+            shard["train"],
+            self.rate(shard.round),
+            rule=Shrink(self.lam),
+            momentum=self.momentum,
+            decay=self.decay,
+        )
         return Local(None, trained)

@@ -61,17 +61,6 @@ def test_with_full_budgets_it_is_fedbabu_bit_for_bit(profiles: Any) -> None:
             assert ours[what] == theirs[what]
 
 
-def test_fedbabu_leaves_the_head_as_it_was_drawn_and_never_sends_it() -> None:
-    done = unequal.run(FedBABU(**SETTINGS), participation=1.0)
-    first = PROBLEM.init(Key(SEED))
-    for name in PROBLEM.head:
-        assert torch.equal(done.server.params[name], first[name])
-        assert not torch.equal(done.personal(0).params[name], first[name])
-    body = FIRST + SECOND
-    record = done.metrics[0]
-    assert (record["parameters_up"], record["parameters_down"]) == (5 * body, 5 * body)
-
-
 def test_masks_keep_the_budgets_and_give_everybody_something() -> None:
     done = unequal.run(PerFedMask(**SETTINGS), PROFILES, rounds=1)
     sizes = (FIRST, SECOND)

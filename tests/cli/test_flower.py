@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import typer
@@ -57,3 +58,77 @@ def test_up_refuses_a_folder_that_is_no_app(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match="no Flower app"):
         _config(tmp_path)
+
+
+class Pretended:
+    """Stands in for a cluster: the run is done as soon as it is submitted."""
+
+    address, home = "127.0.0.1:1", Path("home")
+    made: ClassVar[list[dict[str, Any]]] = []
+
+    def __init__(self, folder: Path, clients: int, **more: Any) -> None:
+        self.made.append({"folder": folder, "clients": clients, **more})
+
+    def __enter__(self) -> Pretended:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.made[-1]["stopped"] = True
+
+    def submit(self, target: Path, **changes: Any) -> str:
+        self.made[-1]["changes"] = changes
+        (target / "run").mkdir()
+        (target / "run" / "done").touch()
+        return "1"
+
+    def alive(self) -> bool:
+        return False
+
+    def log_tail(self, _: str) -> str:
+        return "the end"
+
+
+@pytest.fixture
+def pretended(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    pytest.importorskip("flwr", reason="needs flwr: install the extra parsifl[flower]")
+    monkeypatch.setattr("parsifl.flower.cluster.Cluster", Pretended)
+    monkeypatch.setattr(Pretended, "made", [])
+    return Pretended.made
+
+
+def test_up_runs_an_app_and_ends_the_nodes(tmp_path: Path, pretended: list[dict[str, Any]]) -> None:
+    assert invoke("init", str(tmp_path / "app"), "--template", "partition")[0] == 0
+    code, out, err = invoke(
+        "up", "--app", str(tmp_path / "app"), "--resume", "--node-config", 'data="{folder}/{id}"'
+    )
+    assert code == 0, err
+    assert "parsifl report" in out
+    (made,) = pretended
+    assert made["secure"] is True
+    assert made["changes"] == {"deployment.resume": True}
+    assert made["node_config"] == f'data="{Path.cwd()}/{{id}}"'
+    assert made["stopped"]
+
+
+def test_up_without_an_app_stays_and_plain_connections_must_be_asked_for(
+    pretended: list[dict[str, Any]],
+) -> None:
+    code, _, err = invoke("up", "--clients", "2", "--insecure")
+    assert code == 2
+    assert "flwr run APP" in err
+    assert "the SuperLink has ended" in err
+    assert pretended[0]["secure"] is False
+
+
+def test_an_experiment_is_handed_to_flower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("flwr", reason="needs flwr: install the extra parsifl[flower]")
+    from parsifl.cli.flower import execute
+    from parsifl.experiment import Experiment
+
+    def run_on_flower(chosen: Experiment, out: Path, **more: Any) -> tuple[Any, ...]:
+        return chosen, out, more["simulation"], more["resume"]
+
+    monkeypatch.setattr("parsifl.flower.trial.run_on_flower", run_on_flower)
+    chosen: Any = Experiment("fedavg")
+    result: Any = execute(chosen, "flower-sim", tmp_path, resume=True, quiet=True)
+    assert result == (chosen, tmp_path, True, True)

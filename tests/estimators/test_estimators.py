@@ -159,8 +159,8 @@ def test_a_dictionary_that_is_no_matrix_is_refused() -> None:
     x, y, clients = _regression()
     with pytest.raises(ValueError, match="finite matrix"):
         FederatedSparseRegressor(1, dictionary=[1.0, np.nan]).fit(x, y, groups=clients)
+    recipe = dictionary.Recipe("gaussian", 3, 3)
     with pytest.raises(ConfigError, match="3 rows"):
-        recipe = dictionary.Recipe("gaussian", 3, 3)
         FederatedSparseRegressor(1, dictionary=recipe).fit(x, y, groups=clients)
 
 

@@ -48,6 +48,9 @@ def test_every_algorithm_gives_the_bits_and_books_of_the_simulation(
     for ours, theirs in zip(records, expected.metrics, strict=True):
         assert {k: ours[k] for k in SAME} == {k: theirs[k] for k in SAME}
         assert ours.get("personal") == theirs.get("personal")
+        for split, scores in theirs.get("global", {}).items():  # in one process all rows at once
+            for metric, summary in scores.items():
+                assert ours["global"][split][metric] == pytest.approx(summary, rel=1e-5)
         assert ours["fallbacks"] == theirs["fallbacks"] == []
 
 

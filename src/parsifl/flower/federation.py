@@ -238,7 +238,7 @@ class Federation:
         ids = sampling.judged(
             self._experiment.evaluation, len(self._infos), self._pool, self._sampled
         )
-        parts = self._model_part(record)
+        parts = self._model_part()
         questions = {}
         for client in ids:
             sent = self._broadcast(self._infos[client], key)
@@ -253,11 +253,11 @@ class Federation:
         self._folder.write_clients(detail)
         record["seconds"]["evaluate"] = time.perf_counter() - started
 
-    def _model_part(self, record: Record) -> dict[str, bytes]:
+    def _model_part(self) -> dict[str, bytes]:
         model = self._method.model(self._problem, self._server)
         if model is None:
             return {}
         if model.problem is not self._problem:
-            record["fallbacks"].append("the global model has a form of its own: not judged")
-            return {}
+            # an ensemble, say: its parameters alone do not tell how to read them
+            return {"server": wire.encode(self._server)}
         return {"model": wire.encode(model.params)}

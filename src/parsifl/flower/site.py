@@ -213,10 +213,7 @@ class Site:
         )
         store = visit.store()
         found: dict[str, dict[str, Any]] = {"global": {}, "personal": {}}
-        model = None
-        if "model" in letter.parts:
-            params = tree.map(_copy, wire.decode(letter.parts["model"], dict[str, torch.Tensor]))
-            model = Model(visit.problem, params)
+        model = self._global_model(letter, visit.problem)
         for split in _SPLITS:
             own = judge.own_score(visit.down, store, self._client, split, visit.key)
             if own is not None:
@@ -226,6 +223,15 @@ class Site:
                 found["global"][split] = {n: float(v[0]) for n, v in shared.values.items()}
         samples = {s: len(getattr(visit.data, s)[self._client]) for s in _SPLITS}
         return visit.reply(scores=found, samples=samples)
+
+    def _global_model(self, letter: Letter, problem: Problem) -> Model | None:
+        if "model" in letter.parts:
+            params = wire.decode(letter.parts["model"], dict[str, torch.Tensor])
+            return Model(problem, tree.map(_copy, params))
+        if "server" in letter.parts:
+            server = tree.map(_copy, wire.decode(letter.parts["server"], self._types.server))
+            return self._method.model(problem, server)
+        return None
 
 
 def told(answer: Callable[[], Letter]) -> Letter:

@@ -97,9 +97,11 @@ class Program:
 
     def solve(self, seconds: float, nodes: int | None = None, *, integral: bool) -> Answer:
         """Run HiGHS and return its certified bound and, if integral, the design."""
-        limit: Any = {"time_limit": max(seconds, 0.05)}
-        if nodes is not None:
-            limit = {"node_limit": nodes}
+        options: Any = {"mip_rel_gap": 1e-9}
+        if nodes is None:
+            options["time_limit"] = max(seconds, 0.05)
+        else:
+            options["node_limit"] = nodes
         levels, layers = len(self.starts), len(self.layers)
         columns, labels = levels * self.level_columns, levels * layers
         cost = np.zeros(columns + 2 * labels + 1)
@@ -121,7 +123,7 @@ class Program:
             integrality=kinds,
             bounds=Bounds(lower, upper),
             constraints=[LinearConstraint(*row) for row in self.rows],
-            options={**limit, "mip_rel_gap": 1e-9},
+            options=options,
         )
         return Answer(self._bound(found), self._masks(found) if integral else None)
 

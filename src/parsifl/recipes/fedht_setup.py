@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from parsifl.algorithm import AnyMethod
 from parsifl.algorithms.distributediht import DistributedIHT
@@ -24,22 +25,26 @@ METHODS = ("Fed-HT", "FedIter-HT", "Distributed-IHT")
 STEPS = (3, 5, 8, 10)
 RATES = (10.0, 1.0, 0.6, 0.3, 0.1, 0.06, 0.03, 0.01, 0.001)
 EVERY = 5
+GROWTH = 1.1
+"""The theory's 1 / omega: how fast batches grow from round to round, if they do."""
 DIVERGED = 1e9
 """An objective beyond this counts as infinite."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One point of the paper's grid."""
+    """One point of the paper's grid; a steady one has the theory's step and growing batches."""
 
     method: str
     steps: int
     lr: float
+    steady: bool = False
 
     @property
     def label(self) -> str:
         """The name of its jobs."""
-        return f"{self.method} K={self.steps} lr={self.lr:g}"
+        rate = "1/(6l)" if self.steady else f"{self.lr:g}"
+        return f"{self.method} K={self.steps} lr={rate}"
 
     def build(self, tau: int, batch: int) -> AnyMethod:
         """Return the algorithm."""
@@ -48,6 +53,7 @@ class Setting:
             "lr": self.lr,
             "batch": batch,
             "scope": "row",
+            "batch_growth": GROWTH if self.steady else 1.0,
             "weighting": "uniform",  # the objective is the mean over clients of their mean losses
         }
         if self.method == "Distributed-IHT":
@@ -97,6 +103,25 @@ def objectives(
         values.append(math.inf)
     missing = rounds // EVERY - len(values)
     return {"objective": [_json(v) for v in values + [math.inf] * missing]}
+
+
+def steepest(data: ClientData) -> float:
+    """Return the largest |Z_i|^2 / n_i over clients: times the loss's own curvature, it is l."""
+    return max(_spectral(data.x[np.asarray(part)]) ** 2 / len(part) for part in data.train)
+
+
+def _spectral(rows: Any) -> float:
+    """Return the largest singular value, by 30 power iterations (a lower bound, nearly tight)."""
+    matrix = rows.numpy() if isinstance(rows, torch.Tensor) else rows
+    vector = np.asarray(matrix.T @ (matrix @ np.ones(matrix.shape[1]))).ravel()
+    size = 0.0
+    for _ in range(30):
+        length = float(np.linalg.norm(vector))
+        if length == 0.0:
+            return 0.0
+        vector = np.asarray(matrix.T @ (matrix @ (vector / length))).ravel()
+        size = math.sqrt(float(np.linalg.norm(vector)))
+    return size
 
 
 def _json(value: float) -> float | None:

@@ -1,0 +1,67 @@
+"""Violent crime by state: one sparse model, and a personal level for each state.
+
+All states share few coefficients. The personal part is a level: the mean error of a state on its own
+training rows, shrunk towards zero where a state has few of them. No row leaves a state.
+
+    PARSIFL_DATA=folder python examples/crime_by_state.py
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from parsifl import data
+from parsifl.estimators import FederatedSparseRegressor
+from parsifl.keys import Key
+
+COEFFICIENTS = (2, 4, 16)
+SHRINKAGE = 5.0  # a state with this many communities gets half of its mean error
+
+
+def main() -> None:
+    """Hold a quarter of each state's communities out and compare."""
+    crime = data.load("communities-crime")
+    x, y, state = np.asarray(crime.x), crime.y, crime.groups
+    assert state is not None
+    test = held_out(state)
+    train = ~test
+    print(
+        f"{len(y)} communities in {state.max() + 1} states; mean squared error on a held-out quarter\n"
+    )
+    print(f"{'mean of all':<20} {np.mean((y[test] - y[train].mean()) ** 2):.4f}")
+    own = levels(y - y[train].mean(), state, train)
+    print(
+        f"{'mean of the state':<20} {np.mean((y[test] - y[train].mean() - own[state[test]]) ** 2):.4f}\n"
+    )
+
+    print("coefficients  shared  with levels   bytes up")
+    for count in COEFFICIENTS:
+        model = FederatedSparseRegressor(count, rounds=8, random_state=0)
+        model.fit(x[train], y[train], groups=state[train])
+        errors = y - model.predict(x)
+        personal = errors - levels(errors, state, train)[state]
+        shared, local = np.mean(errors[test] ** 2), np.mean(personal[test] ** 2)
+        print(f"{count:>12}  {shared:.4f}       {local:.4f}   {model.bytes_up_:>8}")
+        chosen = [crime.feature_names[i] for i in model.support_]
+        print(f"{'':>14}{', '.join(chosen[:8])}{' ...' if len(chosen) > 8 else ''}")
+
+
+def held_out(state: np.ndarray) -> np.ndarray:
+    """Mark a quarter of each state's rows; states with fewer than four keep all for training."""
+    chosen = np.zeros(len(state), dtype=bool)
+    draw = Key(0, purpose="example/split").numpy()
+    for number in range(state.max() + 1):
+        rows = draw.permutation(np.flatnonzero(state == number))
+        chosen[rows[: len(rows) // 4]] = True
+    return chosen
+
+
+def levels(errors: np.ndarray, state: np.ndarray, train: np.ndarray) -> np.ndarray:
+    """Return each state's shrunken mean error on its own training rows."""
+    count = np.bincount(state[train], minlength=state.max() + 1)
+    total = np.bincount(state[train], weights=errors[train], minlength=state.max() + 1)
+    return np.asarray(total / (count + SHRINKAGE))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""How results are set beside the numbers of PerFedMask's paper."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean
+from typing import Any
+
+from parsifl.recipes.perfedmask_setup import SKIPPED, TITLES, Cell
+from parsifl.recipes.recipe import Claim, Context, Result, Values, Verdict, spread
+
+Published = Mapping[Cell, float]
+
+
+def in_order(
+    context: Context, results: Sequence[Result], published: Published, lead: str, key: str
+) -> list[Claim]:
+    """Judge, for each cell beside the one of `lead`, whether the paper's order is ours."""
+    grouped = by_label(results)
+    claims: dict[str, Claim] = {}
+    for cell, theirs in published.items():
+        first = replace(cell, method=lead)
+        if cell.method == lead or first not in published:
+            continue
+        above = published[first] > theirs
+        statement = (
+            f"{cell.at(context).federation}, c = {cell.at(context).participation:g}: "
+            f"{TITLES[lead]} is {'above' if above else 'below'} {TITLES[cell.method]} ({key} "
+            "fine-tuning)"
+        )
+        paper = f"{published[first]:g} against {theirs:g} on {cell.federation}"
+        ours = [column(grouped, one.at(context).label, key) for one in (first, cell)]
+        claims.setdefault(statement, ordered(statement, paper, ours[0], ours[1], above))
+    return list(claims.values())
+
+
+def ordered(
+    statement: str,
+    paper: str,
+    left: Sequence[float] | None,
+    right: Sequence[float] | None,
+    above: bool,
+) -> Claim:
+    """Judge whether `left` is above (or below) `right` in the mean over seeds."""
+    if not left or not right:
+        return Claim(statement, paper, "", "not run", "no data, or not asked for")
+    gaps = [a - b for a, b in zip(left, right, strict=False)]
+    held = (fmean(gaps) > 0) == above
+    agreed = len(gaps) > 1 and len({gap > 0 for gap in gaps}) == 1
+    note = "the same sign in every seed" if agreed else "the sign is not sure over the seeds"
+    ours = f"{spread(left)} against {spread(right)}, difference {spread(gaps)}"
+    return Claim(statement, paper, ours, verdict(held), note)
+
+
+def by_label(results: Sequence[Result]) -> dict[str, list[Values]]:
+    """Group what ran by label, seeds in order."""
+    grouped: dict[str, list[Values]] = {}
+    for result in sorted(results, key=lambda r: r.seed):
+        if SKIPPED not in result.values:
+            grouped.setdefault(result.label, []).append(result.values)
+    return grouped
+
+
+def column(grouped: Mapping[str, list[Values]], label: str, key: str) -> list[Any] | None:
+    """Return one value of every seed of a label; None if it did not run."""
+    found = [values[key] for values in grouped.get(label, ()) if key in values]
+    return found or None
+
+
+def verdict(held: bool) -> Verdict:
+    """Return the word for the outcome of a comparison."""
+    return "held" if held else "did not hold"

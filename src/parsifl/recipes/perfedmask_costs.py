@@ -1,0 +1,169 @@
+"""Tables 2 and 8: PerFedMask combined with HeteroFL and Split-Mix, with what devices compute."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from parsifl.algorithm import AnyMethod, ClientInfo
+from parsifl.engine.flops import Cost, FlopCounter
+from parsifl.errors import CapabilityError
+from parsifl.keys import Key
+from parsifl.problems.neural import NeuralProblem
+from parsifl.recipes.perfedmask_claims import Published, by_label, column, in_order
+from parsifl.recipes.perfedmask_setup import FEDERATIONS, PAPER, TITLES, Cell, configured, plan
+from parsifl.recipes.recipe import Claim, Context, Job, Recipe, Result, Values
+from parsifl.work import Batches, Shard
+
+_METHODS = (
+    "perfedmask+splitmix",
+    "perfedmask+heterofl",
+    "perfedmask",
+    "splitmix",
+    "heterofl",
+    "fedbabu",
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of Table 2 or 8: accuracies, trainable parameters and operations in millions."""
+
+    before: float
+    after: float
+    trainable: float
+    forward: float
+    backward: float
+
+
+TABLES: dict[str, tuple[Row, ...]] = {
+    "CIFAR-10": (
+        Row(51.88, 87.74, 0.691, 178, 514),
+        Row(69.44, 87.79, 5.473, 1111, 1721),
+        Row(70.14, 88.43, 6.138, 2182, 2697),
+        Row(57.96, 85.56, 0.793, 178, 541),
+        Row(62.58, 87.33, 5.674, 1111, 1749),
+        Row(69.27, 88.20, 11.167, 2182, 3466),
+    ),
+    "CIFAR-100": (
+        Row(29.66, 70.78, 0.204, 17.182, 122),
+        Row(30.94, 71.56, 1.611, 122, 464),
+        Row(32.04, 72.40, 1.803, 220, 711),
+        Row(23.09, 65.95, 0.223, 17.182, 127),
+        Row(30.13, 68.65, 1.774, 122, 473),
+        Row(29.70, 69.01, 3.207, 220, 863),
+    ),
+}
+
+
+def step_costs(method: AnyMethod, problem: NeuralProblem, profiles: Sequence[Values]) -> Values:
+    """Count one local step of 50 pictures: means over the devices, and the weakest device's."""
+    infos = [
+        ClientInfo(i, 50, {**profile, "steps": 1, "epochs": None})
+        for i, profile in enumerate(profiles)
+    ]
+    server = method.init_server(problem, infos, Key(0))
+    counter = FlopCounter(method, problem)
+    costs = [_step_cost(counter, method, problem, server, info) for info in infos]
+    return {
+        "forward": sum(cost.forward for cost in costs) / len(costs),
+        "backward": sum(cost.backward for cost in costs) / len(costs),
+        "trainable": sum(cost.trainable or 0 for cost in costs) / len(costs),
+        "weak_backward": costs[0].backward,
+        "strong_backward": costs[-1].backward,
+    }
+
+
+def _step_cost(
+    counter: FlopCounter,
+    method: AnyMethod,
+    problem: NeuralProblem,
+    server: object,
+    info: ClientInfo,
+) -> Cost:
+    down = method.broadcast(problem, server, info, Key(0))
+    state = method.init_client(problem, info, down, Key(0))
+    pictures = Batches(
+        x=torch.empty(1, 3, 32, 32, device="meta"),
+        y=torch.zeros(1, dtype=torch.int64, device="meta"),
+        index=torch.zeros((1, 50), dtype=torch.int64, device="meta"),
+        weight=torch.ones((1, 50), device="meta"),
+        active=torch.ones(1, dtype=torch.bool, device="meta"),
+        key=Key(0).tensor(),
+        fixed=True,
+    )
+    cost = counter.count(down, state, Shard({"train": pictures}, None, Key(0).tensor(), 0))
+    if cost is None:
+        raise CapabilityError(f"the work of {type(method).__name__} cannot be counted")
+    return cost
+
+
+def _cost_label(data: str, method: str) -> str:
+    return f"{data} {method} cost"
+
+
+def _cost_job(data: str, name: str) -> Job:
+    def run(folder: Path | None) -> Values:
+        del folder  # it takes seconds
+        federation = FEDERATIONS[data]
+        method, strong, weak = configured(name, federation)
+        half = federation.clients // 2
+        return step_costs(method, NeuralProblem(federation.module), [weak] * half + [strong] * half)
+
+    return Job(_cost_label(data, name), 0, run)
+
+
+def _published(data: str, key: str) -> Published:
+    rows = zip(_METHODS, TABLES[data], strict=True)
+    return {Cell(data, method): float(getattr(row, key)) for method, row in rows}
+
+
+def _plan(data: str, context: Context) -> list[Job]:
+    costs = [_cost_job(data, method) for method in _METHODS]
+    return costs + plan(list(_published(data, "after")), context)
+
+
+def _conclude(data: str, context: Context, results: Sequence[Result]) -> list[Claim]:
+    grouped = by_label(results)
+    claims = []
+    for method, row in zip(_METHODS, TABLES[data], strict=True):
+        for key, paper in (("trainable", row.trainable), ("backward", row.backward)):
+            found = column(grouped, _cost_label(data, method), key)
+            claims.append(_number(f"{data}, {TITLES[method]}", key, paper, found))
+    for key in ("before", "after"):
+        claims += in_order(context, results, _published(data, key), "perfedmask", key)
+    return claims
+
+
+def _number(who: str, key: str, paper: float, found: Sequence[float] | None) -> Claim:
+    what = "trainable parameters a device" if key == "trainable" else "backward operations"
+    statement, theirs = f"{who}: {what}, in millions", f"{paper:g}"
+    if not found:
+        return Claim(statement, theirs, "", "not run")
+    ours = found[0] / 1e6
+    held = abs(ours - paper) <= 0.01 * paper
+    note = (
+        ""
+        if key == "trainable"
+        else (
+            "a step of 50 pictures by formula; the paper reads a processor's counters and does not "
+            "say for how many pictures"
+        )
+    )
+    return Claim(statement, theirs, f"{ours:.3f}", "held" if held else "did not hold", note)
+
+
+RECIPES = tuple(
+    Recipe(
+        f"perfedmask-{name}",
+        f"PerFedMask combined with HeteroFL and Split-Mix on {data}",
+        PAPER,
+        partial(_plan, data),
+        partial(_conclude, data),
+    )
+    for name, data in (("table2", "CIFAR-10"), ("table8", "CIFAR-100"))
+)

@@ -1,0 +1,162 @@
+"""What the documentation says is run: code, commands, links, the skeleton, the site."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from parsifl.cli.app import app
+from parsifl.testing.conformance import check_algorithm
+
+ROOT = Path(__file__).parents[1]
+PAGES = [
+    path
+    for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]
+    if "reproduction" not in path.parts
+]
+NEEDS_DATA = "# needs PARSIFL_DATA"
+FRAGMENTS = {"docs/flower.md": "a fragment of a Flower app; tests/flower deploys whole ones"}
+_FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_SNIPPET = re.compile(r'^--8<-- "(.*)"$', re.MULTILINE)
+_LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def blocks(path: Path, language: str) -> list[str]:
+    """Return the code blocks of a page, with included files in the place of their names."""
+    found = [code for kind, code in _FENCE.findall(path.read_text()) if kind == language]
+    return [_SNIPPET.sub(lambda part: (ROOT / part[1]).read_text(), code) for code in found]
+
+
+def commands(path: Path) -> list[list[str]]:
+    """Return the `parsifl` commands of a page, without the folder that a command is found in."""
+    lines = [
+        shlex.split(line, comments=True)
+        for code in blocks(path, "sh")
+        for line in code.replace("\\\n", " ").splitlines()
+    ]
+    return [words[1:] for words in lines if words and Path(words[0]).name == "parsifl"]
+
+
+def with_code(language: str) -> list[Path]:
+    return [path for path in PAGES if blocks(path, language)]
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_there_is_something_to_run() -> None:
+    assert len(with_code("python")) >= 8
+    assert sum(len(commands(path)) for path in PAGES) >= 12
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.parametrize("path", with_code("python"), ids=name)
+def test_python_blocks_run(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The blocks of a page are one program; messages for people may be printed, nothing raised."""
+    if name(path) in FRAGMENTS:
+        pytest.skip(FRAGMENTS[name(path)])
+    page = ModuleType("page")  # a dataclass looks its module up by name
+    monkeypatch.setitem(sys.modules, "page", page)
+    for number, code in enumerate(blocks(path, "python")):
+        if code.startswith(NEEDS_DATA) and not os.environ.get("PARSIFL_DATA"):
+            continue
+        with contextlib.redirect_stdout(io.StringIO()):
+            exec(compile(code, f"{name(path)}, block {number}", "exec"), vars(page))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.parametrize("path", [path for path in PAGES if commands(path)], ids=name)
+def test_commands_run(path: Path) -> None:
+    """The commands of a page work one after the other; long runs are cut short."""
+    for words in commands(path):
+        result = CliRunner().invoke(app, shortened(words))
+        assert result.exit_code == 0, f"parsifl {shlex.join(words)}\n{result.output}"
+
+
+def shortened(words: list[str]) -> list[str]:
+    """Return a command with at most three rounds."""
+    words = list(words)
+    if "--rounds" in words:
+        place = words.index("--rounds") + 1
+        words[place] = str(min(int(words[place]), 3))
+    return words
+
+
+def test_long_commands_are_cut_short() -> None:
+    assert shortened(["run", "x", "--rounds", "50"]) == ["run", "x", "--rounds", "3"]
+    assert shortened(["list", "models"]) == ["list", "models"]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name)
+def test_links_lead_somewhere(path: Path) -> None:
+    text = _FENCE.sub("", path.read_text())
+    for target in _LINK.findall(text):
+        if re.match(r"[a-z]+:", target):
+            continue
+        file, _, anchor = target.partition("#")
+        there = (path.parent / file) if file else path
+        assert there.exists(), f"{name(path)} links to {target}"
+        if anchor:
+            titles = re.findall(r"^#+ (.*)$", there.read_text(), re.MULTILINE)
+            slugs = {re.sub(r"[^\w\- ]", "", title).lower().replace(" ", "-") for title in titles}
+            assert anchor in slugs, f"{name(path)} links to {target}"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name)
+def test_commands_that_are_named_exist(path: Path) -> None:
+    known = set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]  # a group
+    named = set(re.findall(r"`parsifl ([a-z]+)", path.read_text()))
+    assert named <= known
+
+
+def test_the_skeleton_keeps_every_promise() -> None:
+    spec = importlib.util.spec_from_file_location("skeleton", ROOT / "docs/skeleton.py")
+    assert spec is not None
+    assert spec.loader is not None
+    skeleton = importlib.util.module_from_spec(spec)
+    sys.modules["skeleton"] = skeleton  # dataclasses look their module up by name
+    try:
+        spec.loader.exec_module(skeleton)
+        check_algorithm(skeleton.FedShrink(lr=0.1, steps=2, batch=4))
+    finally:
+        del sys.modules["skeleton"]
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_warnings_and_needs_no_network(tmp_path: Path) -> None:
+    for tool in ("mkdocs", "material", "mkdocstrings", "latex2mathml"):
+        if importlib.util.find_spec(tool) is None:
+            pytest.skip(f"needs {tool}: pip install 'parsifl[docs]'")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    pages = list(tmp_path.rglob("*.html"))
+    assert len(pages) > 35
+    for page in pages:
+        loaded = re.findall(
+            r'<(?:script|img|link)[^>]*(?:src|href)="(https?:[^"]*)"', page.read_text()
+        )
+        assert not loaded, f"{page.name} loads {loaded}"
+    equation = (tmp_path / "algorithms/scaffold/index.html").read_text()
+    assert "<math" in equation
+    assert "\\leftarrow" not in equation
