@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import inspect
 import re
 from pathlib import Path
@@ -19,6 +20,7 @@ from parsifl.registry import algorithms, find
 
 _BLOCK = re.compile(r"^\.\. math::(.*?)(?=\n\s*\n|\Z)", re.DOTALL | re.MULTILINE)
 _INLINE = re.compile(r":math:`([^`]*)`")
+_FILE = re.compile(r"^<!-- file: (\S+) -->$", re.MULTILINE)
 _FIELD = re.compile(r"^(\w+(?:, \w+)*)\n((?:    .*\n?|\n)+)", re.MULTILINE)
 
 
@@ -43,6 +45,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for name in algorithms():
         files.append(File.generated(config, f"algorithms/{name}.md", content=page(name)))
     return files
+
+
+def on_page_markdown(markdown: str, config: MkDocsConfig, **_: Any) -> str:
+    """Put files into the places that name them."""
+    root = Path(config.docs_dir).parent
+    return _FILE.sub(lambda found: f"```python\n{(root / found[1]).read_text()}```", markdown)
 
 
 def index() -> str:
@@ -82,7 +90,8 @@ def _prose(text: str) -> str:
     def shown(found: re.Match[str]) -> str:
         return f'<div class="equation">{_mathml(found[1], "block")}</div>'
 
-    return _INLINE.sub(lambda found: _mathml(found[1], "inline"), _BLOCK.sub(shown, text))
+    joined = text.replace("\n:math:", " :math:")  # markup that begins a line would be a block
+    return _INLINE.sub(lambda found: _mathml(found[1], "inline"), _BLOCK.sub(shown, joined))
 
 
 def _mathml(latex: str, display: str) -> str:
@@ -98,9 +107,9 @@ def _fields(name: str, fields: list[dict[str, Any]]) -> str:
     meanings = _meanings(find(name))
     lines = ["| field | type | default | |", "|-|-|-|-|"]
     for field in fields:
-        kind, default = _cell(field["type"]), _cell(repr(field["default"]))
+        kind, default = _code(field["type"]), _code(repr(field["default"]))
         meaning = _cell(meanings.get(field["name"], ""))
-        lines.append(f"| `{field['name']}` | `{kind}` | `{default}` | {meaning} |")
+        lines.append(f"| `{field['name']}` | {kind} | {default} | {meaning} |")
     return "\n".join(lines)
 
 
@@ -136,7 +145,7 @@ def _type(kind: Any) -> str:
         names = ", ".join(f"`{field.name}`" for field in dataclasses.fields(kind))
         return f"`{kind.__name__}` with {names}"
     plain = str(kind).replace("torch.", "").replace("parsifl.messages.", "")
-    return f"`{_cell(plain)}`"
+    return _code(plain)
 
 
 def _limits(name: str, requires: list[str]) -> str:
@@ -151,3 +160,8 @@ def _limits(name: str, requires: list[str]) -> str:
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|")
+
+
+def _code(text: str) -> str:
+    """Return code for a table; a bar would end the cell, even in backticks."""
+    return f"<code>{html.escape(text).replace('|', '&#124;')}</code>"

@@ -1,8 +1,9 @@
-"""Four hospitals fit one sparse model of heart disease: what does each gain, and what not?
+"""Four hospitals fit one sparse model of heart disease; who gains by it, and who does not.
 
-Each hospital could also fit a model by itself. Both kinds are judged on patients that were left out,
-of the same hospital and of the others, by the area under the ROC curve (AUC: a model for several
-hospitals should rank patients well; how many are ill differs from hospital to hospital).
+Each hospital could also fit a model by itself. Both kinds are judged on patients that were left
+out, of the same hospital and of the others, by the area under the ROC curve (AUC): a model for
+several hospitals should rank patients well, for how many are ill differs from one to the other.
+Only 8 of 123 Swiss patients are healthy, so the Swiss column rests on two or three in each split.
 
     PARSIFL_DATA=folder python examples/four_hospitals.py
 """
@@ -23,8 +24,7 @@ SPLITS = 3
 def main() -> None:
     """Compare, over several splits, and print two tables."""
     heart = data.load("heart-disease")
-    x, y, owner = np.asarray(heart.x), heart.y, heart.groups
-    assert owner is not None
+    x, y, owner = np.asarray(heart.x), heart.y, np.asarray(heart.groups)
     names = [str(name) for name in heart.group_names] or [str(n) for n in np.unique(owner)]
     strata = owner * 2 + y
     scores = np.zeros((SPLITS, len(names) + 1, len(names)))

@@ -1,7 +1,7 @@
 """A plan for phones of three strengths that train MobileNet together.
 
-Ten phones may train a tenth of the parameters, ten of them 40 %, ten everything. Which layers should
-each phone train? Compares the plan with simple designs. Needs no data.
+Ten phones may train a tenth of the parameters, ten of them 40 %, ten everything. Which layers
+should each phone train? Compares the plan with simple designs. Needs no data.
 
     python examples/phones.py
 """

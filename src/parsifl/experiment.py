@@ -138,6 +138,8 @@ def problem_for(model: str, clients: ClientData) -> Problem:
         raise DataError(f"'{clients.name}' is sparse: use --model glm")
     inputs = clients.x[0].numel() if name == "mlp" else clients.x.shape[1]
     chosen = {key: _literal(value) for key, value in options.items()}
+    if isinstance(chosen.get("hidden"), int):
+        chosen["hidden"] = (chosen["hidden"],)
     factory = partial(_build, name, {"inputs": int(inputs), "classes": clients.classes, **chosen})
     return NeuralProblem(factory, dtype=clients.x.dtype)
 

@@ -101,6 +101,12 @@ def test_mistakes_are_named_without_a_traceback(words: list[str], message: str) 
     assert err.startswith("error: ")
 
 
+def test_a_model_takes_options() -> None:
+    code, out, err = invoke("run", "fedavg", *QUICK, "--model", "mlp:hidden=16", "--json")
+    assert code == 0, err
+    assert json.loads(out)["bytes_up"] < 5 * 2 * 4 * 1400  # 64 x 16 x 10: 1210 parameters
+
+
 def test_demo_runs_every_method_and_writes_the_report(tmp_path: Path) -> None:
     code, out, err = invoke("demo", "--out", str(tmp_path), "--rounds", "2")
     assert code == 0, err

@@ -10,7 +10,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import lru_cache
+from typing import Any, Literal
 
 from parsifl.algorithm import Algorithm, ClientInfo, Local
 from parsifl.algorithms.heterofl_slices import corner, layered, merged, narrowed, padded, scalable
@@ -131,11 +132,8 @@ class FormedMean(LocalSGD, Algorithm[Problem, Fleet, Params, FormMessage, Params
         self, problem: Problem, info: ClientInfo, down: FormMessage, key: Key
     ) -> Params:
         """Draw the frozen head, which is the same for everybody and never sent."""
-        head = self._head(problem, down.form)
-        if not head:
-            return {}
-        part = self._part(problem, self._start(problem, key), down.form)
-        return {name: part[name] for name in head}
+        hashable: Any = problem
+        return dict(_frozen_head(self, hashable, down.form.width, key.seed))
 
     def work(self, info: ClientInfo, round: int) -> Work:
         """Read the mini-batches of local SGD."""
@@ -212,6 +210,16 @@ class FormedMean(LocalSGD, Algorithm[Problem, Fleet, Params, FormMessage, Params
             return frozenset()
         return frozenset(layered(self._judged(problem, form)).head)
 
+    def drawn_head(self, problem: Problem, width: float, key: Key) -> Params:
+        """Return the head that a device of this width freezes; empty if it is trained."""
+        form = Form(width)
+        head = self._head(problem, form)
+        if not head:
+            return {}
+        start = self._start(problem, key)
+        part = start if self.networks() else self._part(problem, start, form)
+        return {name: part[name].clone() for name in sorted(head)}
+
     def _trained(self, problem: Problem, down: FormMessage) -> list[str]:
         """Return the names of the parameters that the device trains."""
         form = down.form
@@ -223,3 +231,9 @@ class FormedMean(LocalSGD, Algorithm[Problem, Fleet, Params, FormMessage, Params
         own |= set(() if self.freezes_head() else one.head)
         wanted = {start + name for start in starts for name in own}
         return [name for name in down.params if name in wanted]
+
+
+@lru_cache(maxsize=8)
+def _frozen_head(method: FormedMean, problem: Problem, width: float, seed: int) -> Params:
+    """Draw a head once for all devices: it follows from the seed, and nobody ever changes it."""
+    return method.drawn_head(problem, width, Key(seed))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 import parsifl
-from parsifl.cli import catalog, data, masks, report, reproduce, run, sweep
+from parsifl.cli import catalog, data, flower, masks, report, reproduce, run, sweep
 from parsifl.cli.friendly import FriendlyGroup
 
 app = typer.Typer(
@@ -48,3 +48,4 @@ app.command()(catalog.show)
 app.command()(report.report)
 app.add_typer(data.app, name="data")
 app.add_typer(masks.app, name="masks")
+app.add_typer(flower.app, name="flower")

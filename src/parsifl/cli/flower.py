@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from parsifl.cli import options
+from parsifl.cli.friendly import FriendlyGroup
 from parsifl.cli.progress import follow as progress_of
 from parsifl.errors import ConfigError
 
@@ -18,7 +19,11 @@ if TYPE_CHECKING:
     from parsifl.flower.cluster import Cluster
     from parsifl.flower.trial import FlowerRun
 
-app = typer.Typer(help="Run the same algorithms on Flower, across machines.", no_args_is_help=True)
+app = typer.Typer(
+    cls=FriendlyGroup,
+    help="Run the same algorithms on Flower, across machines.",
+    no_args_is_help=True,
+)
 
 ENGINES = ("flower", "flower-sim")
 

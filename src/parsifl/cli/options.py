@@ -22,7 +22,9 @@ MODEL = typer.Option(None, help="A model, e.g. mlp:hidden=100, vgg, glm; else on
 ROUNDS = typer.Option(None, help="How many rounds.")
 SEED = typer.Option(None, help="Everything random follows from it.")
 PARTICIPATION = typer.Option(None, help="The fraction of clients in a round.")
-ENGINE = typer.Option(None, help="auto, sequential or batched.")
+ENGINE = typer.Option(
+    None, help="auto, sequential, batched; flower or flower-sim: on Flower, on this machine."
+)
 EVERY = typer.Option(None, "--evaluate-every", help="Judge every so many rounds; 0: never.")
 PRECISION = typer.Option(None, help="How values travel: exact, bfloat16, float16 or int8.")
 VALIDATION = typer.Option(None, help="The fraction of each client's rows held out for tuning.")

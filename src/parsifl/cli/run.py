@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from parsifl.cli import options
+from parsifl.cli import flower, options
 from parsifl.cli.progress import follow
 
 if TYPE_CHECKING:
     from parsifl.engine.run import Run
     from parsifl.experiment import Experiment
+    from parsifl.flower.trial import FlowerRun
 
 DEMO: dict[str, dict[str, float]] = {
     "local": {"lr": 0.1},
@@ -61,10 +62,19 @@ def run(  # typer reads the options from the signature; `context` holds their va
       parsifl run ditto --data mnist --partition dirichlet:alpha=0.1 --participation 0.5
 
       parsifl run fedavg --config experiment.toml --resume --out runs/fedavg
+
+      parsifl run ditto --clients 3 --rounds 2 --engine flower --out runs/deployed
     """
-    chosen = options.experiment(context.params)
+    params = context.params
+    if engine in flower.ENGINES:
+        params = {**params, "engine": None}
+    chosen = options.experiment(params)
     with _kept(out) as folder:
-        finished = execute(chosen, folder, resume=resume, data_dir=data_dir, quiet=as_json)
+        finished: Run | FlowerRun
+        if engine in flower.ENGINES:
+            finished = flower.execute(chosen, engine, folder, resume=resume, quiet=as_json)
+        else:
+            finished = execute(chosen, folder, resume=resume, data_dir=data_dir, quiet=as_json)
         if as_json:
             typer.echo(json.dumps({"algorithm": chosen.algorithm, **finished.summary()}))
         else:

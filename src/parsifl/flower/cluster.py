@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -62,6 +63,7 @@ class Cluster:
         self._secure, self._simulation = secure and not simulation, simulation
         self._port, self._node_config = free_port(), node_config
         self._link: subprocess.Popen[bytes] | None = None
+        self._before: Any = None
         self._nodes: dict[int, subprocess.Popen[bytes]] = {}
         self._home = self.folder / "flwr"
         self._database = self.folder / "superlink.db"
@@ -213,6 +215,9 @@ class Cluster:
         self._nodes, self._link = {}, None
 
     def __enter__(self) -> Cluster:
+        if threading.current_thread() is threading.main_thread():
+            # a polite end of this process ends the children too
+            self._before = signal.signal(signal.SIGTERM, _leave)
         try:
             self.start()
         except BaseException:
@@ -227,6 +232,8 @@ class Cluster:
         trace: TracebackType | None,
     ) -> None:
         self.stop()
+        if self._before is not None:
+            signal.signal(signal.SIGTERM, self._before)
 
     def nodes(self) -> list[dict[str, Any]]:
         """Return the nodes that the SuperLink knows, each with its status."""
@@ -294,6 +301,10 @@ class Cluster:
         if self.keys is None:
             raise ConfigError("this cluster has no keys: it was made with secure=False")
         return self.keys
+
+
+def _leave(number: int, _: object) -> None:
+    raise SystemExit(128 + number)
 
 
 def free_port() -> int:

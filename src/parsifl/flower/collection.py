@@ -19,6 +19,7 @@ from parsifl.flower.roster import Roster
 from parsifl.flower.settings import Deployment
 
 _SILENT = "no answer in time"
+NOT_CONNECTED = "not connected"
 _LONGEST_REASON = 500
 _MOST_INFO = 1000
 
@@ -93,7 +94,7 @@ class Collection:
         if not letters:
             self._link.pause(min(timeout, 5.0))
         return {
-            client: replies.get(online[client], _SILENT) if client in online else "not connected"
+            client: replies.get(online[client], _SILENT) if client in online else NOT_CONNECTED
             for client in questions
         }
 

@@ -19,7 +19,7 @@ from parsifl.engine.identity import identity_of, profiles_checksum
 from parsifl.engine.store import ClientStore
 from parsifl.errors import CheckpointError
 from parsifl.experiment import problem_for
-from parsifl.flower.collection import Collection, Question
+from parsifl.flower.collection import NOT_CONNECTED, Collection, Question
 from parsifl.flower.expectation import Expectations
 from parsifl.flower.facts import agree
 from parsifl.flower.letter import Letter
@@ -30,6 +30,7 @@ from parsifl.flower.settings import Settings
 from parsifl.flower.site import MakeProblem
 from parsifl.keys import Key
 from parsifl.problems.glm import GLM
+from parsifl.wire import Precision
 
 EXECUTOR = "flower"
 
@@ -180,7 +181,8 @@ class Federation:
         for client in sorted(questions):
             answer = answers[client]
             if isinstance(answer, str):
-                gathered.drop(client, questions[client].bytes_down, answer)
+                sent = 0 if answer == NOT_CONNECTED else questions[client].bytes_down
+                gathered.drop(client, sent, answer)
             else:
                 gathered.receive(answer)
                 self._acks[client] = round + 1
@@ -202,19 +204,15 @@ class Federation:
         self, clients: Sequence[int], uploading: set[int], key: Key
     ) -> dict[int, Question]:
         found: dict[int, Question] = {}
-        encoded: dict[int, tuple[Any, bytes, Any]] = {}  # sent to many, encoded once
-        precision = self._experiment.precision
+        send = _Encoder(self._experiment.precision)
         for client in clients:
             info = self._infos[client]
-            sent = self._broadcast(info, key)
-            if sent is not None and id(sent) not in encoded:
-                data = wire.encode(sent, precision)
-                encoded[id(sent)] = (sent, data, wire.rounded(sent, precision))
-            _, data, down = encoded[id(sent)] if sent is not None else (None, b"", None)
-            parts = {"down": data} if sent is not None else {}
+            data, down = send(self._broadcast(info, key))
+            parts = {} if data is None else {"down": data}
             letter = self._letter(client, key, parts, uploads=client in uploading)
             expected = self._expectations.of(down, info, key)
-            found[client] = Question(letter, down, len(data), expected, client in uploading)
+            size = 0 if data is None else len(data)
+            found[client] = Question(letter, down, size, expected, client in uploading)
         return found
 
     def _broadcast(self, info: ClientInfo, key: Key) -> Any:
@@ -240,9 +238,10 @@ class Federation:
         )
         parts = self._model_part()
         questions = {}
+        send = _Encoder(self._experiment.precision)
         for client in ids:
-            sent = self._broadcast(self._infos[client], key)
-            down = {} if sent is None else {"down": wire.encode(sent, self._experiment.precision)}
+            data, _ = send(self._broadcast(self._infos[client], key))
+            down = {} if data is None else {"down": data}
             letter = self._letter(client, key, {**parts, **down})
             questions[client] = Question(letter, None, 0, None, uploads=False)
         collection = Collection(
@@ -261,3 +260,22 @@ class Federation:
             # an ensemble, say: its parameters alone do not tell how to read them
             return {"server": wire.encode(self._server)}
         return {"model": wire.encode(model.params)}
+
+
+class _Encoder:
+    """Encodes what is sent; one object that goes to many is encoded once."""
+
+    def __init__(self, precision: Precision) -> None:
+        self._precision: Precision = precision
+        self._known: dict[int, tuple[Any, bytes, Any]] = {}
+
+    def __call__(self, sent: Any) -> tuple[bytes | None, Any]:
+        """Return the bytes, and what the receiver sees; None is not sent at all."""
+        if sent is None:
+            return None, None
+        if id(sent) not in self._known:
+            data = wire.encode(sent, self._precision)
+            # kept with the object itself, so that its id stays its own
+            self._known[id(sent)] = (sent, data, wire.rounded(sent, self._precision))
+        _, data, seen = self._known[id(sent)]
+        return data, seen

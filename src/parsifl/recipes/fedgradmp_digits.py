@@ -61,9 +61,7 @@ def digits(context: Context, seed: int) -> Digits:
     parts = Ragged.from_sizes(np.arange(cut), np.full(clients, EXAMPLES))
     nobody = Ragged.from_sizes(np.zeros(0, np.int64), np.zeros(clients, np.int64))
     profiles: tuple[dict[str, Any], ...] = ({},) * clients
-    train = ClientData(
-        x[:cut], y[:cut], parts, nobody, nobody, profiles, "mnist-writers", CLASSES
-    )
+    train = ClientData(x[:cut], y[:cut], parts, nobody, nobody, profiles, "mnist-writers", CLASSES)
     return Digits(train, x[cut:], y[cut:])
 
 
@@ -124,27 +122,26 @@ def _plan(names: Sequence[str], context: Context) -> list[Job]:
     ]
 
 
-def best(results: Sequence[Result], name: str) -> tuple[str, list[float], list[float]]:
-    """Return the best rate of a method by training accuracy, and both accuracies over seeds."""
+def best(results: Sequence[Result], name: str) -> tuple[str, dict[str, list[float]]]:
+    """Return the best rate of a method by training accuracy, and its accuracies over seeds."""
     labels = {r.label for r in results if r.label.startswith(f"{name} lr=")}
     scores = {
         split: {label: [r.values[split] for r in results if r.label == label] for label in labels}
         for split in ("train", "test")
     }
     chosen = max(sorted(labels), key=lambda label: mean(scores["train"][label]))
-    return chosen, scores["train"][chosen], scores["test"][chosen]
+    return chosen, {split: found[chosen] for split, found in scores.items()}
 
 
 def _compare(
     results: Sequence[Result], first: str, second: str, split: str, figure: str, note: str
 ) -> Claim:
-    position = 1 if split == "training" else 2
-    ours, theirs = best(results, first), best(results, second)
-    mine, other = list(ours[position]), list(theirs[position])
+    (label, ours), (other_label, theirs) = best(results, first), best(results, second)
+    mine, other = (scores[split.removesuffix("ing")] for scores in (ours, theirs))
     return Claim(
         f"{first} has a higher {split} accuracy than {second}, each at its best step size",
         f"its curve is above (Figure {figure})",
-        f"{spread(mine)} ({ours[0]}) against {spread(other)} ({theirs[0]})",
+        f"{spread(mine)} ({label}) against {spread(other)} ({other_label})",
         "held" if mean(mine) > mean(other) else "did not hold",
         note,
     )

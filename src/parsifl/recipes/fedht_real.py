@@ -9,7 +9,6 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from parsifl.data.arrays import Dataset
@@ -37,7 +36,6 @@ from parsifl.recipes.fedht_setup import (
 from parsifl.recipes.recipe import Claim, Context, Job, Recipe, Result, Values
 
 BATCH, L2, CLIENTS = 50, 1e-4, 100
-STEADY = "step 1/(6l)"
 
 
 @dataclass(frozen=True)
@@ -139,9 +137,7 @@ def _data(real: Real, context: Context, seed: int) -> ClientData:
     return real.data(context, seed)
 
 
-def _run(
-    real: Real, setting: Setting, context: Context, seed: int, _folder: Path | None
-) -> Values:
+def _run(real: Real, setting: Setting, context: Context, seed: int, _folder: Path | None) -> Values:
     data = _data(real, context, seed)
     problem = real.problem(int(data.x.shape[1]))
     if setting.steady:  # the theory's step size and its growing batches
@@ -195,19 +191,6 @@ def _conclude(real: Real, context: Context, results: Sequence[Result]) -> list[C
         )
     )
     return claims
-
-
-def partition_sizes(real: Real, context: Context, seed: int) -> Values:
-    """Return the rows a client has: the last columns of Table II."""
-    made = real.load(context, seed)
-    sizes = real.parts(made, context, seed).sizes
-    columns = int(np.prod(made.shape))
-    return {
-        "rows": len(made),
-        "columns": columns,
-        "mean": float(np.mean(sizes)),
-        "std": float(np.std(sizes, ddof=1)),
-    }
 
 
 RECIPES = tuple(

@@ -41,6 +41,7 @@ class Federation:
     options: Values
     rounds: int
     lr: float
+    batch: int
     part: float
     strong: Values
     weak: Values
@@ -71,6 +72,7 @@ _PAPER_SIZE: Values = {
     "clients": 100,
     "rounds": 80,
     "lr": 0.1,
+    "batch": 50,
     "part": 1 / 8,
     "strong": {"epochs": 4},
     "weak": {"epochs": 2},
@@ -109,6 +111,7 @@ FEDERATIONS: Mapping[str, Federation] = {
         options={"classes": 10, "norm": "batch"},
         rounds=20,
         lr=0.05,
+        batch=25,
         part=1 / 4,
         strong={"steps": 8},
         weak={"steps": 4},
@@ -168,7 +171,7 @@ def configured(name: str, federation: Federation) -> tuple[AnyMethod, Values, Va
     """
     same: Values = {
         "lr": federation.lr,
-        "batch": 50,
+        "batch": federation.batch,
         "momentum": 0.9,
         "decay": 5e-4,
         "partial": "wrap",
@@ -220,7 +223,7 @@ def _run(cell: Cell, seed: int, context: Context, folder: Path | None) -> Values
         evaluation=Evaluation(
             fine_tune_steps=steps,
             fine_tune_lr=federation.tune_lr,
-            fine_tune_batch=50,
+            fine_tune_batch=federation.batch,
             select="best-validation" if federation.validation else "last",
             weighting="uniform",
         ),
