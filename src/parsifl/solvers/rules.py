@@ -8,7 +8,7 @@ reduce over the axes behind the first; the same rule serves the generic and the 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import Any, ClassVar, final
 
 from torch import Tensor
 
@@ -52,7 +52,8 @@ def soft(values: Tensor, shrink: float | Tensor) -> Tensor:
     >>> soft(torch.tensor([3.0, -0.5, -2.0]), 1.0).tolist()
     [2.0, 0.0, -1.0]
     """
-    return values - values.clamp(-shrink, shrink)
+    limit: Any = shrink  # torch types numbers and tensors apart
+    return values - values.clamp(-limit, limit)
 
 
 def soften_(values: Tensor, shrink: float) -> None:
