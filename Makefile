@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup check test bench demo format clean
+.PHONY: help setup check test docs bench demo format clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -24,6 +24,10 @@ check: setup  ## ruff, mypy --strict, import contracts
 
 test: setup  ## the whole test suite, doctests and slow tests included
 	$(BIN)/pytest -n 2 --dist worksteal --cov --cov-report=term:skip-covered --cov-fail-under=95
+
+docs: setup  ## the documentation site in site/, warnings are errors
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 bench: setup  ## ratios against plain PyTorch and the hardware; wants a quiet machine
 	for file in benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python $$file; done

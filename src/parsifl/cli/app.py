@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 import parsifl
-from parsifl.cli import catalog, data, flower, masks, report, reproduce, run, sweep
+from parsifl.cli import catalog, data, doctor, flower, masks, report, reproduce, run, sweep
 from parsifl.cli.friendly import FriendlyGroup
 
 app = typer.Typer(
@@ -23,6 +23,7 @@ _START = """Parsifl: parsimonious federated learning.
   parsifl show fedavg              equations, fields and messages of a method
   parsifl run fedavg --data digits --rounds 50 --out runs/first
   parsifl report runs/* -o report.html
+  parsifl doctor                   check this installation
 
   parsifl COMMAND --help           every command has examples"""
 
@@ -46,6 +47,7 @@ app.command()(reproduce.reproduce)
 app.command("list")(catalog.list_)
 app.command()(catalog.show)
 app.command()(report.report)
+app.command()(doctor.doctor)
 app.add_typer(data.app, name="data")
 app.add_typer(masks.app, name="masks")
 app.add_typer(flower.app, name="flower")

@@ -121,7 +121,7 @@ def _show_plan(console: Console, best: MaskPlan, model: str, total: int) -> None
     from parsifl import masks
 
     console.print(f"[bold]{model}[/bold]: {len(best.layers)} layers, {total:,} parameters to mask")
-    state = "proven optimal" if best.proven else f"at most {best.gap:.1%} above the optimum"
+    state = "proven optimal" if best.proven else f"the optimum is at most {best.gap:.1%} below"
     console.print(
         f"{best.objective} = {best.value:,.1f}, {state} (lower bound {best.bound:,.1f}), "
         f"by {best.method} in {best.seconds:.2f} s"
