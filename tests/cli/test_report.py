@@ -42,14 +42,19 @@ def test_watch_serves_until_interrupted(tmp_path: Path) -> None:
         stderr=subprocess.PIPE,
         text=True,
         env=environment,
+        # a suite that runs in the background ignores Ctrl-C, and children inherit that
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        address = next(word for word in line.split() if word.startswith("http://127.0.0.1:"))
-        with urllib.request.urlopen(address, timeout=10) as answer:
-            assert b"fedavg" in answer.read()
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=20)
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            address = next(word for word in line.split() if word.startswith("http://127.0.0.1:"))
+            with urllib.request.urlopen(address, timeout=10) as answer:
+                assert b"fedavg" in answer.read()
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=20)
+        finally:
+            process.kill()
     assert process.returncode == 0
     assert "Traceback" not in errors
 

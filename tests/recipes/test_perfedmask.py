@@ -10,8 +10,10 @@ import pytest
 import torch
 from torch import nn
 
+from parsifl.algorithm import ClientInfo
 from parsifl.data import ClientData
 from parsifl.errors import DataError
+from parsifl.keys import Key
 from parsifl.masks.instance import bias
 from parsifl.problems.neural import NeuralProblem
 from parsifl.recipes import perfedmask_costs, perfedmask_masks, perfedmask_setup, perfedmask_tables
@@ -123,6 +125,24 @@ def test_order_of_a_table_is_judged_by_its_sign() -> None:
     assert claim(claims, "CIFAR-10, c = 1", "FedBABU").verdict == "did not hold"
     assert claim(claims, "CIFAR-10, c = 1", "FedProx").verdict == "not run"
     assert claim(claims, "CIFAR-10, c = 0.1", "FedBABU").statement.count("below") == 1
+
+
+def test_designs_of_masks_differ_at_small_scale() -> None:
+    federation = FEDERATIONS["small"]
+    problem = NeuralProblem(federation.module)
+    _, strong, weak = configured("perfedmask", federation)
+    infos = [ClientInfo(n, 50, weak if n < 5 else strong) for n in range(10)]
+    found = set()
+    for design in ("perfedmask", "perfedmask sequential", "perfedmask random"):
+        method: Any = configured(design, federation)[0]
+        server = method.init_server(problem, infos, Key(0))
+        found.add((server.masks, server.chosen))
+    assert len(found) == 3
+
+
+def test_at_small_scale_every_method_is_judged_once() -> None:
+    claims = find("perfedmask-table1").conclude(SMALL, [])
+    assert len(claims) == len(SEVEN) - 1
 
 
 def test_fine_tuning_and_strength_are_judged() -> None:

@@ -106,7 +106,8 @@ class Files:
     def _download(self, remote: Remote) -> Path:
         import pooch
 
-        target = next(root for root in self.roots() if _writable(root)) / remote.path
+        # $PARSIFL_DATA may be shared by many and is only read; a folder named in the call is ours
+        target = Path(self.data_dir or _cache()).expanduser() / remote.path
         reasons = []
         for url in remote.urls:
             try:
@@ -134,12 +135,6 @@ def _cache() -> Path:
     import pooch
 
     return Path(pooch.os_cache("parsifl"))
-
-
-def _writable(folder: Path) -> bool:
-    while not folder.exists():
-        folder = folder.parent
-    return os.access(folder, os.W_OK)
 
 
 def _short(error: Exception) -> str:

@@ -18,7 +18,7 @@ def in_order(
 ) -> list[Claim]:
     """Judge, for each cell beside the one of `lead`, whether the paper's order is ours."""
     grouped = by_label(results)
-    claims: dict[str, Claim] = {}
+    claims: dict[Cell, Claim] = {}
     for cell, theirs in published.items():
         first = replace(cell, method=lead)
         if cell.method == lead or first not in published:
@@ -31,7 +31,8 @@ def in_order(
         )
         paper = f"{published[first]:g} against {theirs:g} on {cell.federation}"
         ours = [column(grouped, one.at(context).label, key) for one in (first, cell)]
-        claims.setdefault(statement, ordered(statement, paper, ours[0], ours[1], above))
+        # cells that are one at this scale are judged by the first of them
+        claims.setdefault(cell.at(context), ordered(statement, paper, ours[0], ours[1], above))
     return list(claims.values())
 
 

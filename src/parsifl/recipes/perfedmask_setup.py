@@ -30,8 +30,8 @@ class Federation:
     """A data set, how it is divided, the network, and how long it is trained.
 
     Weak devices (the first of them, a share 1 - nu) run `weak` in place of `strong` under the
-    methods that know no other way, and have a fraction `part` of the channels or of the
-    parameters under the others.
+    methods that know no other way. Under the others they have a fraction `part` of the channels,
+    or train a fraction `budget` of the parameters.
     """
 
     data: str
@@ -43,6 +43,7 @@ class Federation:
     lr: float
     batch: int
     part: float
+    budget: float
     strong: Values
     weak: Values
     tune_steps: int
@@ -74,6 +75,7 @@ _PAPER_SIZE: Values = {
     "lr": 0.1,
     "batch": 50,
     "part": 1 / 8,
+    "budget": 1 / 8,
     "strong": {"epochs": 4},
     "weak": {"epochs": 2},
     "tune_steps": 5 * TUNE_STEPS_PER_EPOCH,
@@ -113,6 +115,7 @@ FEDERATIONS: Mapping[str, Federation] = {
         lr=0.05,
         batch=25,
         part=1 / 4,
+        budget=0.325,  # below it only one set of layers fits, and all designs would be the same
         strong={"steps": 8},
         weak={"steps": 4},
         tune_steps=20,
@@ -193,7 +196,7 @@ def configured(name: str, federation: Federation) -> tuple[AnyMethod, Values, Va
         options |= {"base": extra, "bases": round(1 / part)}
         return registry.get(kind, **same, **options), strong, {**narrow, "budget": 0.5}
     options |= {"head": "trained"} if design == "head" else {"design": design or "optimal"}
-    return registry.get(kind, **same, **options), strong, {**strong, "budget": part}
+    return registry.get(kind, **same, **options), strong, {**strong, "budget": federation.budget}
 
 
 def job(cell: Cell, seed: int, context: Context) -> Job:
