@@ -12,6 +12,8 @@ from pathlib import Path
 
 import torch
 
+import parsifl  # noqa: F401 - first: it tells OpenMP's threads to sleep while they wait
+
 
 @dataclass(frozen=True)
 class Timing:

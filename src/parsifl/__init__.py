@@ -9,10 +9,11 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
-# Threads that spin while they wait for each other make a small product twenty times slower when
-# another program uses one of the cores; sleeping threads do not (docs/adr/0004). OpenMP reads this
-# once, when torch is first imported.
+# Threads that spin long while they wait for each other make small products many times slower when
+# another program uses one of the cores (docs/adr/0004). OpenMP reads this once, when torch is first
+# imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
 if TYPE_CHECKING:
     from parsifl.data.clients import ClientData

@@ -19,7 +19,7 @@ from parsifl.recipes import (
     fedmac_sparse,
     fedmac_table1,
 )
-from parsifl.recipes.recipe import Claim, Context, Job, Recipe, Result, find
+from parsifl.recipes.recipe import Claim, Context, Job, Recipe, Result, by_label, find
 from parsifl.registry import get
 
 RECIPES = (
@@ -221,7 +221,7 @@ def test_missing_data_are_skipped_with_the_reason(monkeypatch: pytest.MonkeyPatc
     made = fedmac_setup.job("CIFAR fedmac", "CIFAR", "fedmac", {}, 0, 1, Context())
     values = made.run(None)
     assert values == {"skipped": "not on this machine"}
-    assert fedmac_setup.by_label([Result("CIFAR fedmac", 0, values)]) == {}
+    assert by_label([Result("CIFAR fedmac", 0, values)]) == {}
 
 
 def test_splitting_solves_the_linear_program() -> None:

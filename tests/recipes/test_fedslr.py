@@ -13,7 +13,7 @@ from parsifl.problems.neural import NeuralProblem
 from parsifl.recipes import fedslr_setup as setup
 from parsifl.recipes.fedslr_figures import representations, separation
 from parsifl.recipes.fedslr_tables import dense_total
-from parsifl.recipes.recipe import Context, find, recipes, reproduce
+from parsifl.recipes.recipe import SKIPPED, Context, find, recipes, reproduce
 
 NAMES = sorted(name for name in recipes() if name.startswith("fedslr-"))
 
@@ -80,7 +80,7 @@ def test_missing_data_are_said_and_not_fatal(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(setup, "prepare", _no_data)
     setup._prepared.cache_clear()
     results, claims = reproduce(find("fedslr-table6"), Context(seeds=1))
-    assert all(setup.SKIPPED in result.values for result in results)
+    assert all(SKIPPED in result.values for result in results)
     assert {claim.verdict for claim in claims} == {"not run"}
 
 
@@ -103,7 +103,7 @@ def test_every_recipe_runs_end_to_end(
     )
     context = Context(seeds=1, data_dir=str(data_folder))
     results, claims = reproduce(find(name), context, tmp_path)
-    assert not any(setup.SKIPPED in result.values for result in results)
+    assert not any(SKIPPED in result.values for result in results)
     assert {claim.verdict for claim in claims} <= {"held", "did not hold"}
     again, _ = reproduce(find(name), context, tmp_path)
     assert [r.values for r in again] == [r.values for r in results]

@@ -116,12 +116,13 @@ def test_table_5_cannot_be_what_the_paper_says() -> None:
 def test_order_of_a_table_is_judged_by_its_sign() -> None:
     cells = {method: Cell("CIFAR-10", method) for method in ("perfedmask", "fedavg", "fedbabu")}
     results = [
-        result(cells["perfedmask"], after=80.0),
-        result(cells["fedavg"], after=79.0),
+        result(cells["perfedmask"], after=80.0, forward=2e9, backward=3e9),
+        result(cells["fedavg"], after=79.0, forward=1e9, backward=1.5e9),
         result(cells["fedbabu"], after=81.0),
     ]
     claims = find("perfedmask-table1").conclude(FULL, results)
     assert claim(claims, "CIFAR-10, c = 1", "FedAvg").verdict == "held"
+    assert "5.00 against 2.50 GFLOP" in claim(claims, "CIFAR-10, c = 1", "FedAvg").note
     assert claim(claims, "CIFAR-10, c = 1", "FedBABU").verdict == "did not hold"
     assert claim(claims, "CIFAR-10, c = 1", "FedProx").verdict == "not run"
     assert claim(claims, "CIFAR-10, c = 0.1", "FedBABU").statement.count("below") == 1

@@ -10,12 +10,11 @@ from parsifl.recipes.fedmac_setup import (
     TABLE_2,
     TABLE_3,
     TITLES,
-    by_label,
     column,
     compare,
     job,
 )
-from parsifl.recipes.recipe import Claim, Context, Job, Recipe, Result, Values, spread
+from parsifl.recipes.recipe import Claim, Context, Job, Recipe, Result, Values, by_label, spread
 
 LOCAL_STEPS = (5, 10, 20, 40)
 BETAS = (1.0, 2.0, 4.0)

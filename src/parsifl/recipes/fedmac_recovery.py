@@ -18,8 +18,18 @@ import numpy as np
 import numpy.typing as npt
 
 from parsifl.keys import Key
-from parsifl.recipes.fedmac_setup import PAPER, by_label, compare
-from parsifl.recipes.recipe import Claim, Context, Job, Recipe, Result, Values, Verdict, spread
+from parsifl.recipes.fedmac_setup import PAPER, compare
+from parsifl.recipes.recipe import (
+    Claim,
+    Context,
+    Job,
+    Recipe,
+    Result,
+    Values,
+    Verdict,
+    by_label,
+    spread,
+)
 
 Array = npt.NDArray[np.float64]
 Prior = Literal["none", "correlation", "l2"]

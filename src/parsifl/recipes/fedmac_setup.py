@@ -19,10 +19,9 @@ from parsifl.engine.simulate import simulate
 from parsifl.errors import DataError
 from parsifl.models import build
 from parsifl.problems.neural import NeuralProblem
-from parsifl.recipes.recipe import Claim, Context, Job, Result, Values, spread
+from parsifl.recipes.recipe import SKIPPED, Claim, Context, Job, Values, spread
 
 PAPER = "Sparse Personalized Federated Learning via Maximizing Correlation (FedMac)"
-SKIPPED = "skipped"
 EVALUATE_EVERY = 10
 
 
@@ -169,15 +168,6 @@ def paper_ratio(result: Values) -> float:
     count = result["parameters"]
     spent = sum(paper_bits(density, count) for density in result["density_by_round"])
     return spent / (paper_bits(1.0, count) * len(result["density_by_round"]))
-
-
-def by_label(results: Sequence[Result]) -> dict[str, list[Values]]:
-    """Group what ran by label, seeds in order."""
-    grouped: dict[str, list[Values]] = {}
-    for result in sorted(results, key=lambda r: r.seed):
-        if SKIPPED not in result.values:
-            grouped.setdefault(result.label, []).append(result.values)
-    return grouped
 
 
 def compare(

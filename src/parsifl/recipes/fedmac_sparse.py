@@ -12,13 +12,22 @@ from statistics import fmean
 
 from parsifl.recipes.fedmac_setup import (
     PAPER,
-    by_label,
     column,
     compare,
     job,
     paper_ratio,
 )
-from parsifl.recipes.recipe import Claim, Context, Job, Recipe, Result, Values, Verdict, spread
+from parsifl.recipes.recipe import (
+    Claim,
+    Context,
+    Job,
+    Recipe,
+    Result,
+    Values,
+    Verdict,
+    by_label,
+    spread,
+)
 
 COMMON: Values = {
     "weighting": "samples", "lr": 0.08, "gamma": 1e-3, "rho": 1e-2, "threshold": 1e-3, "floor": 0.5,

@@ -13,12 +13,11 @@ from parsifl.recipes.fedmac_setup import (
     TABLE_3,
     TITLES,
     at_least,
-    by_label,
     column,
     compare,
     job,
 )
-from parsifl.recipes.recipe import Claim, Context, Job, Recipe, Result, Values
+from parsifl.recipes.recipe import Claim, Context, Job, Recipe, Result, Values, by_label
 
 FULL_ROUNDS, SMALL_ROUNDS = 800, 100
 

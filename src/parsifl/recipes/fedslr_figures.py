@@ -19,7 +19,7 @@ from parsifl.problems.neural import NeuralProblem
 from parsifl.recipes import fedslr_setup as setup
 from parsifl.recipes.fedslr_sweeps import RANKS
 from parsifl.recipes.fedslr_tables import SPLITS
-from parsifl.recipes.recipe import Claim, Context, Job, Recipe, Result, Values
+from parsifl.recipes.recipe import SKIPPED, Claim, Context, Job, Recipe, Result, Values, by_label
 
 LATENCY_BATCH = 20  # rows, as in Table 9
 FIGURE_3 = ("fedavg", "feddyn", "ditto", "fedrep", "fedspa", "local", "fedslr")
@@ -42,7 +42,7 @@ def _plan_figure2(context: Context) -> list[Job]:
 
 def _conclude_figure2(_: Context, results: Sequence[Result]) -> list[Claim]:
     """Compare the curves where a quarter of the rounds is done."""
-    grouped = setup.by_label(results)
+    grouped = by_label(results)
     early: dict[str, list[float]] = {
         label: [_at(found["personal_curve"], 0.25) for found in runs]
         for label, runs in grouped.items()
@@ -70,7 +70,7 @@ def _plan_figure3(context: Context) -> list[Job]:
 
 def _conclude_figure3(_: Context, results: Sequence[Result]) -> list[Claim]:
     """Compare each client with FedAvg: the median of the relative accuracies."""
-    grouped = setup.by_label(results)
+    grouped = by_label(results)
     base = [found["clients"] for found in grouped.get("Non-IID fedavg", ())]
     medians: dict[str, list[float]] = {}
     for name in FIGURE_3[1:]:
@@ -138,7 +138,7 @@ def _plan_figure4(context: Context) -> list[Job]:
         try:
             run, data = setup.train(row, "Non-IID", "fedslr", options, seed, context, folder)
         except DataError as error:
-            return {setup.SKIPPED: str(error).splitlines()[0]}
+            return {SKIPPED: str(error).splitlines()[0]}
         return _visible(run, data)
 
     return [
@@ -148,7 +148,7 @@ def _plan_figure4(context: Context) -> list[Job]:
 
 
 def _conclude_figure4(_: Context, results: Sequence[Result]) -> list[Claim]:
-    grouped = setup.by_label(results)
+    grouped = by_label(results)
     return [
         setup.ahead(
             "the personal extractor separates a client's classes better than the global one",
@@ -166,7 +166,7 @@ def _plan_figure5(context: Context) -> list[Job]:
 
 def _conclude_figure5(context: Context, results: Sequence[Result]) -> list[Claim]:
     """Compare bytes a round: on a given network, time is in proportion to them."""
-    grouped = setup.by_label(results)
+    grouped = by_label(results)
 
     def down(name: str, end: slice) -> list[float]:
         return [fmean(v["down_by_round"][end]) for v in grouped.get(f"Non-IID {name}", ())]
@@ -194,7 +194,7 @@ def _plan_table9(context: Context) -> list[Job]:
         try:
             run, data = setup.train(row, "Non-IID", "fedslr", options, seed, context, folder)
         except DataError as error:
-            return {setup.SKIPPED: str(error).splitlines()[0]}
+            return {SKIPPED: str(error).splitlines()[0]}
         rows = Shards(data, run.problem).rows(data.test[0][:LATENCY_BATCH])
         path = None if folder is None else folder / "global.safetensors"
         return run.compact().report(rows.x, path)
@@ -207,7 +207,7 @@ def _plan_table9(context: Context) -> list[Job]:
 
 
 def _conclude_table9(context: Context, results: Sequence[Result]) -> list[Claim]:
-    grouped = setup.by_label(results)
+    grouped = by_label(results)
     labels = [RANKS.label(lam) for lam in RANKS.steps(context)]
     strongest = labels[-1]
     return [

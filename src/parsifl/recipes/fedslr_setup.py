@@ -17,10 +17,9 @@ from parsifl.engine.run import Run
 from parsifl.engine.simulate import simulate
 from parsifl.errors import DataError
 from parsifl.experiment import problem_for
-from parsifl.recipes.recipe import Claim, Context, Job, Result, Values, spread
+from parsifl.recipes.recipe import SKIPPED, Claim, Context, Job, Values, spread
 
 PAPER = "Fusion of Global and Local Knowledge for Personalized Federated Learning (FedSLR)"
-SKIPPED = "skipped"
 EVALUATIONS = 10
 FLOAT_BYTES = 4
 
@@ -226,15 +225,6 @@ def paper_gigabytes(run: Run, dense: int) -> float:
         else:
             total += gigabytes(numbers, dense, record["trained"])
     return total
-
-
-def by_label(results: Sequence[Result]) -> dict[str, list[Values]]:
-    """Group what ran by label, seeds in order."""
-    grouped: dict[str, list[Values]] = {}
-    for result in sorted(results, key=lambda r: r.seed):
-        if SKIPPED not in result.values:
-            grouped.setdefault(result.label, []).append(result.values)
-    return grouped
 
 
 def column(grouped: Mapping[str, list[Values]], label: str, key: str) -> list[float]:

@@ -9,14 +9,13 @@ from functools import partial
 from parsifl.recipes.fedslr_setup import (
     PAPER,
     ahead,
-    by_label,
     column,
     falling,
     job,
     settings,
     swept,
 )
-from parsifl.recipes.recipe import Claim, Context, Job, Recipe, Result, Values
+from parsifl.recipes.recipe import Claim, Context, Job, Recipe, Result, Values, by_label
 
 HUGE = 10.0  # the paper's way to switch a component off
 

@@ -9,14 +9,13 @@ from parsifl.recipes.fedslr_setup import (
     METHODS,
     PAPER,
     ahead,
-    by_label,
     column,
     federations,
     gigabytes,
     job,
     settings,
 )
-from parsifl.recipes.recipe import Claim, Context, Job, Recipe, Result, spread
+from parsifl.recipes.recipe import Claim, Context, Job, Recipe, Result, by_label, spread
 
 SPLITS = ("Non-IID", "IID")
 GLOBAL = ("scaffold", "feddyn", "fedavg")

@@ -7,8 +7,8 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
-from parsifl.recipes.perfedmask_setup import SKIPPED, TITLES, Cell
-from parsifl.recipes.recipe import Claim, Context, Result, Values, Verdict, spread
+from parsifl.recipes.perfedmask_setup import TITLES, Cell
+from parsifl.recipes.recipe import Claim, Context, Result, Values, Verdict, by_label, spread
 
 Published = Mapping[Cell, float]
 
@@ -31,9 +31,25 @@ def in_order(
         )
         paper = f"{published[first]:g} against {theirs:g} on {cell.federation}"
         ours = [column(grouped, one.at(context).label, key) for one in (first, cell)]
+        found = ordered(statement, paper, ours[0], ours[1], above)
+        spent = _spent(grouped, first.at(context).label, cell.at(context).label)
         # cells that are one at this scale are judged by the first of them
-        claims.setdefault(cell.at(context), ordered(statement, paper, ours[0], ours[1], above))
+        claims.setdefault(cell.at(context), replace(found, note=found.note + spent))
     return list(claims.values())
+
+
+def _spent(grouped: Mapping[str, list[Values]], *labels: str) -> str:
+    """Tell how much both sides compute: a method that computes more has it easier."""
+    costs = [
+        [a + b for a, b in zip(forward, backward, strict=True)]
+        for label in labels
+        if (forward := column(grouped, label, "forward"))
+        and (backward := column(grouped, label, "backward"))
+    ]
+    if len(costs) < 2:
+        return ""
+    left, right = (f"{fmean(part) / 1e9:.2f}" for part in costs)
+    return f"; a device computes {left} against {right} GFLOP a round"
 
 
 def ordered(
@@ -52,15 +68,6 @@ def ordered(
     note = "the same sign in every seed" if agreed else "the sign is not sure over the seeds"
     ours = f"{spread(left)} against {spread(right)}, difference {spread(gaps)}"
     return Claim(statement, paper, ours, verdict(held), note)
-
-
-def by_label(results: Sequence[Result]) -> dict[str, list[Values]]:
-    """Group what ran by label, seeds in order."""
-    grouped: dict[str, list[Values]] = {}
-    for result in sorted(results, key=lambda r: r.seed):
-        if SKIPPED not in result.values:
-            grouped.setdefault(result.label, []).append(result.values)
-    return grouped
 
 
 def column(grouped: Mapping[str, list[Values]], label: str, key: str) -> list[Any] | None:

@@ -14,9 +14,9 @@ from parsifl.engine.flops import Cost, FlopCounter
 from parsifl.errors import CapabilityError
 from parsifl.keys import Key
 from parsifl.problems.neural import NeuralProblem
-from parsifl.recipes.perfedmask_claims import Published, by_label, column, in_order, verdict
+from parsifl.recipes.perfedmask_claims import Published, column, in_order, verdict
 from parsifl.recipes.perfedmask_setup import FEDERATIONS, PAPER, TITLES, Cell, configured, plan
-from parsifl.recipes.recipe import Claim, Context, Job, Recipe, Result, Values
+from parsifl.recipes.recipe import Claim, Context, Job, Recipe, Result, Values, by_label
 from parsifl.work import Batches, Shard
 
 _METHODS = (

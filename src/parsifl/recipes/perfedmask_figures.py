@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from parsifl.recipes.perfedmask_claims import by_label, column, in_order, ordered, verdict
+from parsifl.recipes.perfedmask_claims import column, in_order, ordered, verdict
 from parsifl.recipes.perfedmask_masks import TABLE_5
 from parsifl.recipes.perfedmask_setup import PAPER, SEVEN, TITLES, Cell, plan
 from parsifl.recipes.perfedmask_tables import TABLE_1
-from parsifl.recipes.recipe import Claim, Context, Job, Recipe, Result, spread
+from parsifl.recipes.recipe import Claim, Context, Job, Recipe, Result, by_label, spread
 
 FIGURE_4 = tuple(Cell(data, method) for data in ("CIFAR-100", "DomainNet") for method in SEVEN)
 FIGURE_5 = tuple(

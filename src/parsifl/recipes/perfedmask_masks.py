@@ -14,9 +14,9 @@ from parsifl import masks, models
 from parsifl.keys import Key
 from parsifl.masks import heuristics
 from parsifl.masks.instance import Instance, Masks, bias, instance_of, slack
-from parsifl.recipes.perfedmask_claims import by_label, in_order, verdict
+from parsifl.recipes.perfedmask_claims import in_order, verdict
 from parsifl.recipes.perfedmask_setup import PAPER, Cell, plan
-from parsifl.recipes.recipe import Claim, Context, Job, Recipe, Result, Values
+from parsifl.recipes.recipe import Claim, Context, Job, Recipe, Result, Values, by_label
 
 _MASKS, _DRAWS, _NODES = "masks", 20, 50
 

@@ -18,10 +18,9 @@ from parsifl.engine.simulate import simulate
 from parsifl.errors import ParsiflError
 from parsifl.models import build
 from parsifl.problems.neural import NeuralProblem
-from parsifl.recipes.recipe import Context, Job, Values
+from parsifl.recipes.recipe import SKIPPED, Context, Job, Values
 
 PAPER = "PerFedMask: Personalized Federated Learning with Optimized Masking Vectors"
-SKIPPED = "skipped"
 TUNE_STEPS_PER_EPOCH = 9
 
 

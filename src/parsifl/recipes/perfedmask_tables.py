@@ -7,9 +7,9 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
-from parsifl.recipes.perfedmask_claims import Published, by_label, column, in_order, verdict
+from parsifl.recipes.perfedmask_claims import Published, column, in_order, verdict
 from parsifl.recipes.perfedmask_setup import PAPER, SEVEN, Cell, plan
-from parsifl.recipes.recipe import Claim, Context, Job, Recipe, Result, spread
+from parsifl.recipes.recipe import Claim, Context, Job, Recipe, Result, by_label, spread
 
 _ACCURACY_1 = {
     ("CIFAR-10", 1.0): (88.43, 88.20, 84.96, 84.26, 87.33, 85.56, 84.99),

@@ -22,6 +22,8 @@ from parsifl.errors import ConfigError, unknown
 Scale = Literal["small", "full"]
 Verdict = Literal["held", "did not hold", "not run"]
 Values = dict[str, Any]
+SKIPPED = "skipped"
+"""The key under which a job that could not run (data that are missing, say) tells why."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,15 @@ def _run_job(job: Job, context: Context, folder: Path | None) -> Result:
     values = job.run(place)
     replace_file(done, json.dumps(values).encode())
     return Result(job.label, job.seed, values)
+
+
+def by_label(results: Sequence[Result]) -> dict[str, list[Values]]:
+    """Group the values of the jobs that ran by label, seeds in order."""
+    grouped: dict[str, list[Values]] = {}
+    for result in sorted(results, key=lambda found: found.seed):
+        if SKIPPED not in result.values:
+            grouped.setdefault(result.label, []).append(result.values)
+    return grouped
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:

@@ -179,10 +179,14 @@ class _Block:
             index, weight = index[self.order], weight[self.order]
         scale = weight / weight.sum(-1, keepdim=True).clamp(min=1)
         alive = self.active.sum(0).tolist()
+        # one buffer for the rows of every step: fresh memory would cost a page fault each 4 kB
+        buffer = x.new_empty(index.shape[0] * index.shape[2], *x.shape[1:])
         for step, count in enumerate(alive):
             if count:
                 rows = index[:count, step]
-                inputs = x.index_select(0, rows.reshape(-1)).view(*rows.shape, *x.shape[1:])
+                gathered = buffer[: rows.numel()]
+                torch.index_select(x, 0, rows.reshape(-1), out=gathered)
+                inputs = gathered.view(*rows.shape, *x.shape[1:])
                 self._step(inputs, y[rows], scale[:count, step], count)
 
     def _step(self, x: Tensor, y: Tensor, scale: Tensor, count: int) -> None:
