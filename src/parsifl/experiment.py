@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, final
@@ -44,6 +44,9 @@ class Experiment:
         A model of `parsifl.models` with options ("mlp:hidden=100"), "glm", or "auto": a linear
         model for regression and for sparse or double-precision data, the VGG for colour pictures
         of 32 pixels and more, a perceptron otherwise.
+    devices
+        Profiles of unequal devices, such as "budget=0.125+1,epochs=1+4": the values of each entry
+        are given to consecutive groups of clients of equal size.
     rounds, seed, participation, engine, evaluate_every, precision, evaluation, network
         As in `parsifl.simulate`.
     """
@@ -56,6 +59,7 @@ class Experiment:
     test: Fraction | str = 0.25
     validation: Fraction = 0.0
     model: str = "auto"
+    devices: str = ""
     rounds: Count = 50
     seed: Size = 0
     participation: Positive = 1.0
@@ -86,7 +90,7 @@ class Experiment:
 
     def load(self, data_dir: str | Path | None = None) -> ClientData:
         """Return the data of the clients."""
-        return data.prepare(
+        prepared = data.prepare(
             self.data,
             clients=self.clients,
             partition=self.partition,
@@ -95,6 +99,7 @@ class Experiment:
             test=self.test,
             validation=self.validation,
         )
+        return replace(prepared, profiles=profiles(self.devices, len(prepared)))
 
     def run(
         self,
@@ -123,6 +128,21 @@ class Experiment:
             resume=resume,
             progress=progress,
         )
+
+
+def profiles(devices: str, count: int) -> tuple[dict[str, Any], ...]:
+    """Return the profile of each of `count` devices.
+
+    >>> profiles("budget=0.125+1", 4)
+    ({'budget': 0.125}, {'budget': 0.125}, {'budget': 1}, {'budget': 1})
+    """
+    _, entries = parse(f"devices:{devices}")
+    values = {name: _literal(text) for name, text in entries.items()}
+    groups = {name: v if isinstance(v, tuple) else (v,) for name, v in values.items()}
+    return tuple(
+        {name: group[len(group) * device // count] for name, group in groups.items()}
+        for device in range(count)
+    )
 
 
 def problem_for(model: str, clients: ClientData) -> Problem:

@@ -19,6 +19,9 @@ DATA = typer.Option(None, help="A data set, e.g. digits or mnist:normalize=unit.
 CLIENTS = typer.Option(None, help="How many clients.")
 PARTITION = typer.Option(None, help="How the data are divided, e.g. dirichlet:alpha=0.1.")
 MODEL = typer.Option(None, help="A model, e.g. mlp:hidden=100, vgg, glm; else one that fits.")
+DEVICES = typer.Option(
+    None, help="Unequal devices, dealt to groups of clients, e.g. budget=0.125+1,epochs=2+4."
+)
 ROUNDS = typer.Option(None, help="How many rounds.")
 SEED = typer.Option(None, help="Everything random follows from it.")
 PARTICIPATION = typer.Option(None, help="The fraction of clients in a round.")
@@ -44,8 +47,8 @@ JSON = typer.Option(False, "--json", help="Print JSON for machines.")
 
 _EVALUATION = ("fine_tune_steps", "select")
 _PLAIN = (
-    "algorithm", "data", "clients", "partition", "model", "rounds", "seed", "participation",
-    "engine", "evaluate_every", "precision", "validation", "test",
+    "algorithm", "data", "clients", "partition", "model", "devices", "rounds", "seed",
+    "participation", "engine", "evaluate_every", "precision", "validation", "test",
 )  # fmt: skip
 
 

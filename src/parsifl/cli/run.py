@@ -36,6 +36,7 @@ def run(  # typer reads the options from the signature; `context` holds their va
     clients: int | None = options.CLIENTS,
     partition: str | None = options.PARTITION,
     model: str | None = options.MODEL,
+    devices: str | None = options.DEVICES,
     rounds: int | None = options.ROUNDS,
     seed: int | None = options.SEED,
     participation: float | None = options.PARTICIPATION,
@@ -60,6 +61,8 @@ def run(  # typer reads the options from the signature; `context` holds their va
       parsifl run fedavg --data digits --clients 20 --rounds 50 --set lr=0.1 --out runs/fedavg
 
       parsifl run ditto --data mnist --partition dirichlet:alpha=0.1 --participation 0.5
+
+      parsifl run perfedmask --devices budget=0.25+1 --model mlp:hidden=64+32
 
       parsifl run fedavg --config experiment.toml --resume --out runs/fedavg
 

@@ -30,6 +30,7 @@ def sweep(  # typer reads the options from the signature; `context` holds their 
     clients: int | None = options.CLIENTS,
     partition: str | None = options.PARTITION,
     model: str | None = options.MODEL,
+    devices: str | None = options.DEVICES,
     rounds: int | None = options.ROUNDS,
     seed: int | None = options.SEED,
     participation: float | None = options.PARTICIPATION,

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from parsifl import data
+from parsifl.data.clients import ClientData
+from parsifl.errors import ConfigError, DataError
+from parsifl.experiment import Experiment, problem_for, profiles
+from parsifl.problems.glm import GLM
+from parsifl.problems.neural import NeuralProblem
+
+QUICK = Experiment("fedavg", {"steps": 1}, clients=4, rounds=1)
+
+
+def test_values_from_a_file_become_an_experiment() -> None:
+    found = Experiment.read(
+        {"algorithm": "ditto", "rounds": 3, "evaluation": {"select": "best-test"}, "settings": {}}
+    )
+    assert (found.algorithm, found.rounds, found.evaluation.select) == ("ditto", 3, "best-test")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"rounds": 3}, "no algorithm is named"),
+        ({"algorithm": "fedavg", "round": 3}, "did you mean 'rounds'"),
+        ({"algorithm": "fedavg", "rounds": "many"}, "Experiment.rounds"),
+        ({"algorithm": "fedavg", "evaluation": {"selct": "last"}}, "did you mean 'select'"),
+    ],
+)
+def test_mistakes_in_values_are_named(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Experiment.read(values)
+
+
+def test_the_same_experiment_gives_the_same_bits() -> None:
+    first, second = QUICK.run().server, QUICK.run().server
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    other = replace(QUICK, seed=1).run().server
+    assert any(not torch.equal(first[name], other[name]) for name in first)
+
+
+def test_the_model_fits_the_data() -> None:
+    digits = data.prepare("digits", clients=4)
+    assert isinstance(problem_for("auto", digits), NeuralProblem)
+    assert isinstance(problem_for("glm", digits), GLM)
+    rows = np.zeros((8, 3))
+    real = ClientData.of([(rows, np.linspace(0, 1, 8))])
+    regression = problem_for("auto", real)
+    assert isinstance(regression, GLM)
+    assert regression.score == "mse"
+    with pytest.raises(DataError, match="--model glm"):
+        problem_for("mlp", real)
+    with pytest.raises(ConfigError, match="cannot be built"):
+        problem_for("glm:l3=1", real)
+
+
+def test_a_linear_model_runs_on_pictures() -> None:
+    run = replace(QUICK, model="glm:l2=0.01").run()
+    assert run.server["coef"].shape == (10, 64)
+
+
+def test_devices_are_dealt_in_groups() -> None:
+    assert profiles("", 2) == ({}, {})
+    dealt = profiles("budget=0.125+1,epochs=2", 3)
+    assert [profile["budget"] for profile in dealt] == [0.125, 0.125, 1]
+    assert {profile["epochs"] for profile in dealt} == {2}
+
+
+def test_unequal_devices_do_unequal_work() -> None:
+    equal = replace(QUICK, settings={"steps": 4}).run().metrics[0]["flops"]
+    unequal = replace(QUICK, settings={"steps": 4}, devices="steps=2+4").run().metrics[0]["flops"]
+    assert unequal == pytest.approx(0.75 * equal)
+
+
+def test_budgets_reach_the_masks() -> None:
+    masked = replace(
+        QUICK, algorithm="perfedmask", model="mlp:hidden=16+16", devices="budget=0.4+1"
+    )
+    free = replace(masked, devices="")
+    assert masked.run().bytes_up < free.run().bytes_up
