@@ -72,6 +72,15 @@ def test_devices_are_dealt_in_groups() -> None:
     assert {profile["epochs"] for profile in dealt} == {2}
 
 
+@pytest.mark.parametrize(
+    ("devices", "message"),
+    [("bugdet=0.5", "did you mean 'budget'"), ("steps=1.5", "whole"), ("epochs=inf", "finite")],
+)
+def test_bad_profiles_are_named(devices: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        replace(QUICK, devices=devices).run()
+
+
 def test_unequal_devices_do_unequal_work() -> None:
     equal = replace(QUICK, settings={"steps": 4}).run().metrics[0]["flops"]
     unequal = replace(QUICK, settings={"steps": 4}, devices="steps=2+4").run().metrics[0]["flops"]

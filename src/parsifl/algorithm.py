@@ -38,7 +38,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 from torch import Tensor
 
 from parsifl import config
-from parsifl.errors import CapabilityError
+from parsifl.errors import CapabilityError, ConfigError
 from parsifl.keys import Key
 from parsifl.problem import Model, Problem
 from parsifl.work import Shard, Work
@@ -202,7 +202,13 @@ def message_types(method: AnyMethod) -> MessageTypes:
     kind = type(method)
 
     def returned(function: str) -> Any:
-        return typing.get_type_hints(getattr(kind, function))["return"]
+        hints = typing.get_type_hints(getattr(kind, function))
+        if "return" not in hints:
+            raise ConfigError(
+                f"{kind.__name__}.{function} needs a return annotation, for example "
+                "-> Local[None, Params]: messages and checkpoints are read by it"
+            )
+        return hints["return"]
 
     client, upload = typing.get_args(returned("local"))
     return MessageTypes(returned("init_server"), client, returned("broadcast"), upload)

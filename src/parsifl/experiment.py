@@ -26,6 +26,8 @@ from parsifl.problems.glm import GLM
 from parsifl.problems.neural import NeuralProblem
 from parsifl.wire import Precision
 
+PROFILE = ("budget", "epochs", "flops_per_second", "steps", "width")
+"""What a device profile may say; the method decides what it reads."""
 _NESTED: dict[str, type[Any]] = {"evaluation": Evaluation, "network": Network}
 
 
@@ -137,6 +139,9 @@ def profiles(devices: str, count: int) -> tuple[dict[str, Any], ...]:
     ({'budget': 0.125}, {'budget': 0.125}, {'budget': 1}, {'budget': 1})
     """
     _, entries = parse(f"devices:{devices}")
+    for name in entries:
+        if name not in PROFILE:
+            raise ConfigError(unknown("entry of a device profile", name, PROFILE))
     values = {name: _literal(text) for name, text in entries.items()}
     groups = {name: v if isinstance(v, tuple) else (v,) for name, v in values.items()}
     return tuple(

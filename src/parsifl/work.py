@@ -48,6 +48,12 @@ class Draw:
             raise ConfigError("a Draw needs either steps= or epochs=, not both and not neither")
         if self.batch is not None and self.batch < 1:
             raise ConfigError(f"batch must be at least 1, got {self.batch}")
+        whole = self.steps is None or type(self.steps) is int
+        if not whole or not _is_number(self.epochs):
+            raise ConfigError(
+                "steps must be a whole number and epochs a finite one (also in a device profile), "
+                f"got steps={self.steps!r}, epochs={self.epochs!r}"
+            )
         if (self.steps or 0) < 0 or (self.epochs or 0) < 0:
             given = f"steps={self.steps}" if self.epochs is None else f"epochs={self.epochs}"
             raise ConfigError(f"a Draw cannot have fewer than zero steps, got {given}")
@@ -63,6 +69,10 @@ class Draw:
         batch = self.rows(samples)
         per_epoch = samples // batch if self.partial == "drop" else math.ceil(samples / batch)
         return round((self.epochs or 0.0) * per_epoch)
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or (isinstance(value, int | float) and math.isfinite(value))
 
 
 @dataclass(frozen=True)

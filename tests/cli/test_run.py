@@ -91,6 +91,8 @@ def test_a_config_file_gives_values_and_options_win(tmp_path: Path) -> None:
         (["fedavg", "--config", "missing.toml"], "missing.toml"),
         (["fedavg", "--select", "best-validation"], "validation"),
         (["fedavg", "--precision", "int4"], "precision"),
+        (["fedavg", "--config", "/"], "directory"),
+        (["fedavg", "--resume"], "--out"),
     ],
 )
 def test_mistakes_are_named_without_a_traceback(words: list[str], message: str) -> None:

@@ -13,12 +13,12 @@ EXIT_MISTAKE = 2
 
 
 class FriendlyGroup(TyperGroup):
-    """A group of commands in which a `ParsiflError` is told and ends the program with code 2."""
+    """Tells errors that a user can mend (files that cannot be read included); exit code 2."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
         try:
             return super().invoke(ctx)
-        except ParsiflError as error:
+        except (ParsiflError, OSError, UnicodeDecodeError) as error:
             typer.echo(f"error: {error}", err=True)
             raise typer.Exit(EXIT_MISTAKE) from None

@@ -58,6 +58,9 @@ def experiment(params: Mapping[str, Any]) -> Experiment:
 
     given = {name: value for name, value in params.items() if value is not None}
     values = read_toml(Path(given["config"])) if "config" in given else {}
+    for name in ("settings", "evaluation", "network"):
+        if not isinstance(values.get(name, {}), Mapping):
+            raise ConfigError(f"{name} must be a table of the configuration file, as [{name}]")
     values.update({name: given[name] for name in _PLAIN if name in given})
     evaluation = {name: given[name] for name in _EVALUATION if name in given}
     if evaluation:

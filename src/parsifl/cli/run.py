@@ -13,6 +13,7 @@ import typer
 
 from parsifl.cli import flower, options
 from parsifl.cli.progress import follow
+from parsifl.errors import ConfigError
 
 if TYPE_CHECKING:
     from parsifl.engine.run import Run
@@ -68,6 +69,8 @@ def run(  # typer reads the options from the signature; `context` holds their va
 
       parsifl run ditto --clients 3 --rounds 2 --engine flower --out runs/deployed
     """
+    if resume and out is None:
+        raise ConfigError("--resume needs the folder of the run: --out DIR")
     params = context.params
     if engine in flower.ENGINES:
         params = {**params, "engine": None}

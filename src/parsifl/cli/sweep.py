@@ -55,7 +55,10 @@ def sweep(  # typer reads the options from the signature; `context` holds their 
     from parsifl import sweeps
 
     base = options.experiment(context.params)
-    values = {name: text.split(",") for name, text in options.assignments(grid).items()}
+    values = {
+        name: list(dict.fromkeys(text.split(",")))
+        for name, text in options.assignments(grid).items()
+    }
     if out.exists() and any(out.iterdir()) and not resume:
         raise ConfigError(f"{out} is not empty; go on with --resume or choose another --out")
     maximize = True

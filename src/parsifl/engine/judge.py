@@ -18,8 +18,8 @@ from parsifl.engine.executors import Executor
 from parsifl.engine.round import first_state
 from parsifl.engine.shards import Shards
 from parsifl.engine.store import ClientStore
-from parsifl.engine.tasks import Task
-from parsifl.errors import ClientError
+from parsifl.engine.tasks import Task, reason
+from parsifl.errors import ClientError, DataError
 from parsifl.keys import Key
 from parsifl.problem import Model, Problem
 from parsifl.solvers.sgd import sgd
@@ -71,7 +71,13 @@ class Judge:
             return Scores(np.array(judged), sizes, values)
         rows = self._shards.rows(np.concatenate([parts[client] for client in judged]))
         starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-        metrics = model.problem.metrics(model.params, rows)
+        try:
+            metrics = model.problem.metrics(model.params, rows)
+        except (IndexError, RuntimeError, ValueError) as error:
+            raise DataError(
+                f"the global model cannot be judged on the {split} rows ({reason(error)}); do its "
+                "inputs and outputs fit the data, and are all labels below its outputs?"
+            ) from error
         values = {
             name: np.add.reduceat(column.double().numpy(), starts) / sizes
             for name, column in metrics.items()
@@ -101,8 +107,8 @@ class Judge:
             window = judged[at : at + block]
             tasks = [self._task(server, store, i, self._shards.rows(parts[i]), key) for i in window]
             outcome = executors.run(self.judge_one, tasks, executor, block)
-            for client, reason in outcome.failures.items():
-                raise ClientError("judging", client, key.round + 1, reason)
+            for client, failure in outcome.failures.items():
+                raise ClientError("judging", client, key.round + 1, failure)
             means.update(outcome.results)
             fallbacks += outcome.fallbacks
         sizes = np.array([len(parts[client]) for client in judged])

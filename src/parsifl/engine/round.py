@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from parsifl import wire
 from parsifl.algorithm import AnyMethod, ClientInfo, Local
 from parsifl.engine import executors
@@ -17,6 +19,7 @@ from parsifl.engine.network import Network
 from parsifl.engine.shards import Shards
 from parsifl.engine.store import ClientStore
 from parsifl.engine.tasks import Task
+from parsifl.errors import CapabilityError
 from parsifl.keys import Key
 from parsifl.problem import Problem
 from parsifl.wire import Precision
@@ -74,7 +77,15 @@ def _run_window(
         return method.local(problem, down, client, shard)
 
     tasks = [item.task for item in prepared]
+    before = torch.get_rng_state()
     outcome = executors.run(local, tasks, setting.executor, setting.block)
+    if not torch.equal(before, torch.get_rng_state()):
+        torch.set_rng_state(before)
+        raise CapabilityError(
+            "the model or the method draws random numbers of its own, so that the same seed would "
+            "give other results: use parsifl.models.KeyedDropout (adapt puts it in place of "
+            "nn.Dropout), or parsifl.keys.uniform"
+        )
     gathered.ledger.fallbacks += outcome.fallbacks
     for item in prepared:
         client = item.task.client

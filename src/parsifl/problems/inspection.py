@@ -6,6 +6,7 @@ from torch import nn
 
 from parsifl.errors import CapabilityError
 
+_CONSTANT = "keep what is constant as a plain attribute of the module"
 _REMEDY = "parsifl.models.adapt(module) returns a copy without it"
 _DROPOUT = (
     nn.Dropout,
@@ -34,7 +35,16 @@ def refuse_unbatchable(module: nn.Module) -> None:
             )
         buffers = [buffer for buffer, _ in layer.named_buffers(recurse=False)]
         if buffers:
-            raise CapabilityError(f"{place} keeps buffers ({', '.join(buffers)}); {_REMEDY}")
+            statistics = isinstance(layer, nn.modules.batchnorm._NormBase)
+            remedy = f"{_REMEDY} (norm='group' suits every batch)" if statistics else _CONSTANT
+            raise CapabilityError(f"{place} keeps buffers ({', '.join(buffers)}); {remedy}")
+    for name, value in module.named_parameters():
+        if not value.requires_grad:
+            raise CapabilityError(
+                f"parameter '{name}' is frozen (requires_grad=False), but methods train all "
+                "parameters: make it a constant of the module, or choose a method that freezes "
+                "layers (perfedmask, fedbabu)"
+            )
     _refuse_tied(module)
 
 

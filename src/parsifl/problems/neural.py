@@ -137,8 +137,11 @@ class NeuralProblem:
             for name, value in module.named_parameters()
         }
 
-    def predict(self, params: Params, x: Tensor) -> Tensor:
-        """Return the module's output, in evaluation mode."""
+    def predict(self, params: Params, x: Any) -> Tensor:
+        """Return the module's output, in evaluation mode; arrays are taken too."""
+        if not isinstance(x, Tensor):
+            given = torch.as_tensor(x)
+            x = given.to(self.dtype) if given.is_floating_point() else given
         output: Tensor = functional_call(self._judging, params, (x,))
         return output
 
