@@ -309,3 +309,11 @@ def test_a_limit_of_nodes_gives_the_same_plan_whatever_the_clock_says(
 def test_a_limit_of_nodes_finds_masks_as_good_as_time_does() -> None:
     plan = optimal(MOBILENET, fleet(MOBILENET, 0.75, 20), nodes=50)
     assert plan.J <= 1_560_000
+
+
+def test_a_replan_names_devices_by_their_own_numbers() -> None:
+    plan = optimal([10, 20, 30], [60, 60, 5])
+    assert any("device 2 can train no layer" in told for told in plan.messages)
+    again = replan(plan, [0])
+    assert again.devices == (1, 2)
+    assert any("device 2 can train no layer" in told for told in again.messages)

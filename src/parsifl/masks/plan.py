@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,6 +107,7 @@ def plan_of(
     """Evaluate masks and wrap them."""
     found, left = bias(instance.sizes, masks), slack(instance, masks)
     reached = found + left if objective == "J" else found
+    numbers = tuple(range(instance.devices)) if devices is None else tuple(devices)
     return MaskPlan(
         instance=instance,
         masks=masks,
@@ -116,19 +117,21 @@ def plan_of(
         bound=min(bound, reached),  # rounding in the bound must not claim the impossible
         method=method,
         seconds=seconds,
-        devices=tuple(range(instance.devices)) if devices is None else tuple(devices),
-        messages=tuple(told) or messages_of(instance),
+        devices=numbers,
+        messages=tuple(told) or messages_of(instance, numbers),
     )
 
 
-def messages_of(instance: Instance) -> tuple[str, ...]:
+def messages_of(instance: Instance, devices: Sequence[int] | None = None) -> tuple[str, ...]:
     """Name the devices that can train nothing and the layers that nobody can train."""
+    numbers = range(instance.devices) if devices is None else devices
     told = []
     dearest = (instance.add + instance.tail).min()
     idle = np.flatnonzero(~instance.active())
     if len(idle):
+        named = _list([numbers[int(row)] for row in idle])
         told.append(
-            f"{_list(idle)} can train no layer: the budget is below the smallest layer, "
+            f"{named} can train no layer: the budget is below the smallest layer, "
             f"which costs {dearest:,.0f}; raise the budget or leave the device out"
         )
     bare = np.flatnonzero(~instance.trainable())
@@ -138,7 +141,7 @@ def messages_of(instance: Instance) -> tuple[str, ...]:
     return tuple(told)
 
 
-def _list(devices: np.ndarray) -> str:
+def _list(devices: Sequence[int]) -> str:
     shown = ", ".join(str(device) for device in devices[:10])
     more = f" and {len(devices) - 10} more" if len(devices) > 10 else ""
     return f"device {shown}{more}"

@@ -139,7 +139,9 @@ def replan(plan: MaskPlan, leave: Iterable[int], *, seconds: float = 15.0) -> Ma
             seconds=fresh.seconds,
             devices=devices,
         )
-    return replace(fresh, devices=devices)
+    # what the plan tells goes by rows; the devices that are left have numbers of their own
+    more = fresh.messages[len(messages_of(rest)) :]
+    return replace(fresh, devices=devices, messages=(*messages_of(rest, devices), *more))
 
 
 class _Search:
