@@ -93,3 +93,10 @@ def test_groups_must_be_a_partition() -> None:
         blocks(net, groups=[["0"], ["0", "1"]])
     with pytest.raises(ConfigError, match="unknown submodule"):
         blocks(net, groups=[["nine"]])
+
+
+def test_tied_parameters_are_named() -> None:
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2))
+    net[1].weight = net[0].weight
+    with pytest.raises(ConfigError, match=r"'1\.weight' is tied"):
+        blocks(net)

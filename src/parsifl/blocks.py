@@ -61,6 +61,11 @@ def blocks(
     else:
         named = [(group[0], _below(module, group)) for group in groups]
     sizes = {name: parameter.numel() for name, parameter in module.named_parameters()}
+    if tied := [one for _, own in named for one in own if one not in sizes]:
+        raise ConfigError(
+            f"parameter '{tied[0]}' is tied to another one, so it belongs to two layers; untie it "
+            "(parsifl.models.adapt does)"
+        )
     found = [Block(name, own, sum(sizes[one] for one in own)) for name, own in named if own]
     _check_partition(found, own_head, set(sizes))
     return tuple(found)
