@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from parsifl.algorithm import Algorithm, ClientInfo
+from parsifl.algorithm import Algorithm, ClientInfo, Local
 from parsifl.algorithms.mean import Mean
+from parsifl.algorithms.settings import LocalSGD
 from parsifl.errors import CapabilityError
 from parsifl.keys import Key
 from parsifl.problem import Layered, Model, Params
-from parsifl.work import Shard
+from parsifl.solvers.sgd import sgd
+from parsifl.work import Shard, Work
 
 
 @dataclass(frozen=True)
@@ -69,3 +71,24 @@ class PartialMean(Algorithm[Layered, Params, Params, Params, Params, Mean]):
     def aggregate(self, problem: Layered, server: Params, total: Mean, key: Key) -> Params:
         """Replace the shared layers by their mean."""
         return {**server, **total.value()}
+
+
+@dataclass(frozen=True)
+class JointMean(LocalSGD, PartialMean):
+    """Abstract base: shared and own layers are trained together."""
+
+    def work(self, info: ClientInfo, round: int) -> Work:
+        """Read the mini-batches of local SGD."""
+        return Work({"train": self.draw(info)})
+
+    def local(
+        self, problem: Layered, down: Params, client: Params, shard: Shard
+    ) -> Local[Params, Params]:
+        """Train all layers, send the shared ones and keep the others."""
+        rate = self.rate(shard.round)
+        start = {**down, **client}
+        trained = sgd(
+            problem, start, shard["train"], rate, momentum=self.momentum, decay=self.decay
+        )
+        shared, own = self.split(problem, trained)
+        return Local(own, shared)
