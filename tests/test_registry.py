@@ -100,3 +100,9 @@ def test_a_package_that_cannot_be_imported_is_named(outside: list[Any]) -> None:
     outside.append(SimpleNamespace(value="no_such_package_at_all"))
     with pytest.raises(ConfigError, match=r"'no_such_package_at_all'.*ModuleNotFoundError"):
         registry.algorithms()
+
+
+def test_a_name_that_is_no_string_is_refused() -> None:
+    unfit: Any = 3
+    with pytest.raises(ConfigError, match="named by a string"):
+        registry.get(unfit)

@@ -43,6 +43,8 @@ def find(name: str) -> type[AnyMethod]:
     >>> find("Fed-Avg").__name__
     'FedAvg'
     """
+    if not isinstance(name, str):
+        raise ConfigError(f"an algorithm is named by a string such as 'fedavg', got {name!r}")
     plain = name.lower().replace("-", "").replace("_", "")
     known = algorithms()
     if plain not in known:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -96,3 +98,10 @@ def test_vgg_with_norm_has_blocks_of_convolution_and_norm() -> None:
     module = models.VGG(norm="batch", width=0.25)
     assert module(torch.rand(2, 3, 32, 32)).shape == (2, 10)
     assert module.mask_blocks()[0] == ("convs.0", "norms.0")
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element")
+@pytest.mark.parametrize("settings", [{"hidden": (0,)}, {"hidden": (-3,)}, {"classes": 0}])
+def test_a_layer_without_units_is_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="at least one|negative"):
+        models.build("mlp", **settings)

@@ -75,6 +75,14 @@ def build(name: str, **kwargs: Any) -> nn.Module:
     if name not in _TABLE:
         raise ConfigError(unknown("model", name, _TABLE))
     try:
-        return _TABLE[name](**kwargs)
-    except TypeError as error:
+        module = _TABLE[name](**kwargs)
+    except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(f"model '{name}' cannot be built: {error}") from error
+    for parameter, value in module.named_parameters():
+        if value.numel() == 0:
+            shape = " x ".join(map(str, value.shape))
+            raise ConfigError(
+                f"model '{name}' cannot be built: {parameter} would be {shape}; every layer needs "
+                "at least one unit"
+            )
+    return module
