@@ -103,5 +103,5 @@ def test_vgg_with_norm_has_blocks_of_convolution_and_norm() -> None:
 @pytest.mark.filterwarnings("ignore:Initializing zero-element")
 @pytest.mark.parametrize("settings", [{"hidden": (0,)}, {"hidden": (-3,)}, {"classes": 0}])
 def test_a_layer_without_units_is_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="at least one|negative"):
+    with pytest.raises(ConfigError, match=r"at least one|negative"):
         models.build("mlp", **settings)
