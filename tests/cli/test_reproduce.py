@@ -42,3 +42,30 @@ def test_mistakes_are_named() -> None:
     code, _, err = invoke("perfedmask-table6", "--scale", "huge")
     assert code == 2
     assert "small or full" in err
+
+
+def test_outcomes_are_recorded_and_collected(tmp_path: Path) -> None:
+    place, kept = str(tmp_path / "run"), tmp_path / "kept"
+    words = ["perfedmask-table6", "--seeds", "1", "--out", place, "--record", str(kept)]
+    code, _, err = invoke(*words)
+    assert code == 0, err
+    first = json.loads((kept / "perfedmask-table6.json").read_text())
+    assert first["seeds"] == [0]
+    code, _, err = invoke(*words, "--collect")
+    assert code == 0, err
+    assert "[1/1]" not in err
+    assert json.loads((kept / "perfedmask-table6.json").read_text()) == first
+    (kept / "index.md").unlink()
+    code, out, _ = invoke("--record", str(kept))
+    assert code == 0
+    assert "index.md" in out
+    assert "7 held" in (kept / "index.md").read_text()
+
+
+def test_a_reason_not_to_run_is_recorded(tmp_path: Path) -> None:
+    why = ["--not-run", "DomainNet is not here"]
+    code, _, err = invoke("perfedmask-table7", *why)
+    assert code == 2
+    assert "--record DIR" in err
+    assert invoke("perfedmask-table7", *why, "--record", str(tmp_path))[0] == 0
+    assert "Not run here: DomainNet is not here." in (tmp_path / "perfedmask.md").read_text()

@@ -21,6 +21,13 @@ def reproduce(
     out: Path | None = typer.Option(None, help="Where results are kept; else runs/NAME."),
     data_dir: Path | None = typer.Option(None, help="A folder with data that is looked at first."),
     list_all: bool = typer.Option(False, "--list", help="List the recipes."),
+    record: Path | None = typer.Option(
+        None, help="A folder that keeps the outcome as NAME.json, with pages; no NAME: only pages."
+    ),
+    collect: bool = typer.Option(False, "--collect", help="Judge finished jobs; run nothing."),
+    not_run: str | None = typer.Option(
+        None, "--not-run", help="With --record: keep why this recipe is not run here."
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print JSON for machines."),
 ) -> None:
     """Reproduce a table or figure: the claim, the paper's number, ours, and whether it held.
@@ -32,15 +39,28 @@ def reproduce(
       parsifl reproduce --list
 
       parsifl reproduce fedmac-table1 --seeds 3
+
+      parsifl reproduce fedmac-theorem3 --seeds 3 --record docs/reproduction
+
+      parsifl reproduce perfedmask-table7 --record docs/reproduction --not-run "no DomainNet here"
     """
+    from parsifl.recipes import record as records
+    from parsifl.recipes.pages import write_pages
     from parsifl.recipes.recipe import Context, find, recipes
+    from parsifl.recipes.recipe import collect as collect_results
     from parsifl.recipes.recipe import reproduce as run_recipe
 
+    if name is None and record is not None and not list_all:
+        for page in write_pages(record):
+            typer.echo(f"Wrote {page}")
+        return
     if list_all or name is None:
         _list(
             {key: f"{recipe.title} ({recipe.paper})" for key, recipe in recipes().items()}, as_json
         )
         return
+    if not_run is not None and record is None:
+        raise ConfigError("--not-run needs the folder that keeps the reason: --record DIR")
     if scale not in ("small", "full"):
         raise ConfigError(f"scale must be small or full, got '{scale}'")
     context = Context("small" if scale == "small" else "full", seeds, _text(data_dir))
@@ -49,8 +69,21 @@ def reproduce(
     def progress(job: Job, number: int, total: int) -> None:
         typer.echo(f"[{number + 1}/{total}] {job.label}, seed {job.seed}", err=True)
 
-    _, claims = run_recipe(find(name), context, place, progress)
-    _print(claims, as_json)
+    recipe = find(name)
+    if not_run is not None and record is not None:
+        records.write(record, records.not_run(recipe, context, not_run))
+    else:
+        results, claims = (
+            collect_results(recipe, context, place)
+            if collect
+            else run_recipe(recipe, context, place, progress)
+        )
+        _print(claims, as_json)
+        if record is not None:
+            records.write(record, records.record(recipe, context, results, claims))
+    if record is not None:
+        write_pages(record)
+        typer.echo(f"Wrote {record / name}.json and the pages beside it", err=True)
 
 
 def _text(path: Path | None) -> str | None:

@@ -11,13 +11,16 @@ import importlib
 import json
 import pkgutil
 import re
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from parsifl.engine.checkpoint import replace_file
-from parsifl.errors import ConfigError, unknown
+from parsifl.errors import CheckpointError, ConfigError, unknown
+from parsifl.recipes.machine import machine
 
 Scale = Literal["small", "full"]
 Verdict = Literal["held", "did not hold", "not run"]
@@ -56,11 +59,12 @@ class Job:
 
 @dataclass(frozen=True)
 class Result:
-    """The values that a job returned."""
+    """The values that a job returned; `made` tells when, how long and on which machine."""
 
     label: str
     seed: int
     values: Values
+    made: Values | None = None
 
 
 @dataclass(frozen=True)
@@ -117,25 +121,80 @@ def reproduce(
     for number, job in enumerate(jobs):
         if progress is not None:
             progress(job, number, len(jobs))
-        results.append(_run_job(job, context, folder))
+        found = _finished(job, context, folder)
+        if found is None or SKIPPED in found.values:  # what was missing may be there by now
+            found = _run_job(job, context, folder)
+        results.append(found)
+    return results, _judge(recipe, context, results, folder)
+
+
+def collect(recipe: Recipe, context: Context, folder: Path) -> tuple[list[Result], list[Claim]]:
+    """Judge the claims by the jobs that a folder has the results of; nothing is run."""
+    jobs = recipe.plan(context)
+    found = [_finished(job, context, folder) for job in jobs]
+    results = [result for result in found if result is not None]
+    if not results:
+        raise ConfigError(f"{folder} holds no finished job of {recipe.name} at this scale")
+    try:
+        return results, _judge(recipe, context, results, folder)
+    except (LookupError, ValueError, ArithmeticError) as error:
+        if len(results) == len(jobs):
+            raise
+        raise ConfigError(
+            f"{folder} has {len(results)} of {len(jobs)} jobs of {recipe.name}, too few to judge "
+            "its claims; finish them with `parsifl reproduce`, or ask for fewer --seeds"
+        ) from error
+
+
+def _judge(
+    recipe: Recipe, context: Context, results: Sequence[Result], folder: Path | None
+) -> list[Claim]:
     claims = list(recipe.conclude(context, results))
     if folder is not None:
         summary = {"recipe": recipe.name, **asdict(context), "claims": [asdict(c) for c in claims]}
         replace_file(folder / "claims.json", json.dumps(summary, indent=1).encode())
-    return results, claims
+    return claims
+
+
+def _place(job: Job, folder: Path) -> Path:
+    return folder / re.sub(r"[^\w.=-]+", "_", f"{job.label}-seed{job.seed}")
+
+
+def _finished(job: Job, context: Context, folder: Path | None) -> Result | None:
+    """Return the result that a folder holds; None: the job has not ended yet."""
+    if folder is None:
+        return None
+    place = _place(job, folder)
+    done, made = (place / f"{kind}-{context.scale}.json" for kind in ("result", "made"))
+    if not done.exists():
+        return None
+    try:
+        values = json.loads(done.read_text())
+        about = json.loads(made.read_text()) if made.exists() else {"finished": _date(done)}
+    except ValueError as error:
+        raise CheckpointError(
+            f"{done} is damaged: {error}; delete it to run the job anew"
+        ) from None
+    return Result(job.label, job.seed, values, about)
 
 
 def _run_job(job: Job, context: Context, folder: Path | None) -> Result:
     if folder is None:
         return Result(job.label, job.seed, job.run(None))
-    place = folder / re.sub(r"[^\w.=-]+", "_", f"{job.label}-seed{job.seed}")
-    done = place / f"result-{context.scale}.json"
-    if done.exists():
-        return Result(job.label, job.seed, json.loads(done.read_text()))
+    place = _place(job, folder)
     place.mkdir(parents=True, exist_ok=True)
+    start = time.monotonic()
     values = job.run(place)
-    replace_file(done, json.dumps(values).encode())
-    return Result(job.label, job.seed, values)
+    seconds = round(time.monotonic() - start, 3)
+    made = {"finished": datetime.now(UTC).isoformat(), "seconds": seconds, **machine()}
+    # the result comes last: it says that the job has ended
+    replace_file(place / f"made-{context.scale}.json", json.dumps(made).encode())
+    replace_file(place / f"result-{context.scale}.json", json.dumps(values).encode())
+    return Result(job.label, job.seed, values, made)
+
+
+def _date(file: Path) -> str:
+    return datetime.fromtimestamp(file.stat().st_mtime, UTC).isoformat()
 
 
 def by_label(results: Sequence[Result]) -> dict[str, list[Values]]:
