@@ -21,7 +21,8 @@ from parsifl.errors import CheckpointError
 from parsifl.testing import strategies
 
 TYPES = MessageTypes(ScaffoldServer, dict[str, Tensor], None, None)
-FILES = ("LATEST", "state.json", "server.safetensors", "clients.safetensors")
+PART = "part-00000001.safetensors"
+FILES = ("LATEST", "state.json", "server.safetensors", PART)
 
 
 def server(value: float) -> ScaffoldServer:
@@ -38,6 +39,8 @@ def store(value: float) -> ClientStore:
 
 
 def place_of(folder: Path, name: str) -> Path:
+    if name == PART:
+        return folder / "clients" / name
     return folder / name if name == "LATEST" else next(folder.glob("round-*")) / name
 
 
@@ -45,7 +48,7 @@ def seal(folder: Path) -> None:
     """Give a checkpoint that was changed by hand the checksum that belongs to it."""
     place = next(folder.glob("round-*"))
     value = 0
-    for name in FILES[1:]:
+    for name in FILES[1:3]:
         value = zlib.crc32((place / name).read_bytes(), value)
     (folder / "LATEST").write_text(f"{place.name} {value:08x}")
 
@@ -88,7 +91,41 @@ def test_the_latest_wins_and_older_ones_are_removed(tmp_path: Path) -> None:
     found = checkpoint.load(tmp_path, TYPES)
     assert found is not None
     assert found.round == 3
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["LATEST", "round-00000003"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "LATEST",
+        "clients",
+        "round-00000003",
+    ]
+    assert len(list((tmp_path / "clients").iterdir())) == 1
+
+
+def test_only_what_has_changed_is_written(tmp_path: Path) -> None:
+    states = ClientStore()
+    for client in range(6):
+        states.save(client, {"w": torch.full((3,), float(client))})
+    checkpoint.save(tmp_path, 1, server(1.0), states, {})
+    first = (tmp_path / "clients" / PART).stat()
+    states.save(4, {"w": torch.full((3,), 9.0)})
+    checkpoint.save(tmp_path, 2, server(1.0), states, {})
+    assert (tmp_path / "clients" / PART).stat().st_mtime_ns == first.st_mtime_ns
+    assert sum(path.stat().st_size for path in (tmp_path / "clients").iterdir()) < 2 * first.st_size
+    found = checkpoint.load(tmp_path, TYPES)
+    assert found is not None
+    assert [float(found.clients[i]["w"][0]) for i in range(6)] == [0, 1, 2, 3, 9, 5]
+
+
+def test_files_out_of_date_are_removed(tmp_path: Path) -> None:
+    states = ClientStore()
+    for round in range(1, 41):
+        for client in range(round % 3, 8, 3):
+            states.save(client, {"w": torch.full((3,), float(100 * round + client))})
+        checkpoint.save(tmp_path, round, server(1.0), states, {})
+        assert len(list((tmp_path / "clients").iterdir())) <= 8
+        found = checkpoint.load(tmp_path, TYPES)
+        assert found is not None
+        assert tree.same(
+            {str(i): s for i, s in found.clients.items()}, {str(i): s for i, s in states}
+        )
 
 
 def test_an_empty_folder_has_no_checkpoint(tmp_path: Path) -> None:
@@ -150,8 +187,9 @@ def test_a_flipped_bit_anywhere_is_noticed(tmp_path: Path) -> None:
     [
         lambda state: state.pop("round"),
         lambda state: state.pop("clients"),
-        lambda state: state["clients"].update({"x": state["clients"]["5"]}),
-        lambda state: state["clients"].update({"6": state["clients"]["5"]}),
+        lambda state: state["clients"].append(["absent", "00000000", 1]),
+        lambda state: state["clients"][0].pop(),
+        lambda state: state.update({"clients": 3}),
         lambda state: state["server"].update({"c": "Other"}),
     ],
 )

@@ -22,11 +22,13 @@ def write(folder: Path, server: Any, client_form: Any, tensors: dict[str, Any]) 
     place = folder / "checkpoint" / "round-00000007"
     place.mkdir(parents=True)
     (place.parent / "LATEST").write_text(f"{place.name} 00000000")
-    clients = {str(client): client_form for client in range(3)}
-    state = {"round": 7, "server": server, "clients": clients, "totals": {}}
+    part = place.parent / "clients" / "part-00000001.safetensors"
+    part.parent.mkdir()
+    told = {"forms": [client_form], "clients": {str(client): 0 for client in range(3)}}
+    state = {"round": 7, "server": server, "clients": [[part.name, "0", 3]], "totals": {}}
     (place / "state.json").write_text(json.dumps(state))
     save_file({k: v for k, v in tensors.items() if "/" not in k}, place / "server.safetensors")
-    save_file({k: v for k, v in tensors.items() if "/" in k}, place / "clients.safetensors")
+    save_file({k: v for k, v in tensors.items() if "/" in k}, part, {"parsifl": json.dumps(told)})
 
 
 def supports() -> dict[str, Any]:
@@ -61,6 +63,19 @@ def test_what_the_server_keeps_for_each_client_is_shown_with_the_client(tmp_path
     assert found.rows == ("0", "1", "2")
     assert found.columns == ("masks w",)
     assert len(found.overlap) == 3
+
+
+def test_a_plan_of_masks_is_a_picture_of_devices_and_blocks(tmp_path: Path) -> None:
+    def static(*numbers: int) -> dict[str, Any]:
+        return {"u": [{"s": number} for number in numbers]}
+
+    plan = {"masks": {"u": [static(), static(0, 2)]}, "chosen": static(0, 1, 1)}
+    server = {"c": "Fleet", "f": {"params": {"d": {"w": "*"}}, **plan}}
+    write(tmp_path, server, {"s": None}, {"0": np.ones(4, np.float32)})
+    found = read_anatomy(tmp_path)
+    assert found is not None
+    assert np.array(found.masks).tolist() == [[0, 0, 0], [1, 0, 1], [1, 0, 1]]
+    assert found.parsimonious
 
 
 def test_dense_states_are_no_picture(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 A checkpoint is a folder that is written under a temporary name, synced, and renamed; then the file
 LATEST is replaced to name it, with a checksum. Whenever the process is killed, LATEST names a
-whole checkpoint; one that was damaged afterwards is refused.
+whole checkpoint; one that was damaged afterwards is refused. The states of clients are in files
+beside it (see `engine.shelf`), which it names with their checksums: only what has changed since
+the checkpoint before is written.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,11 +22,13 @@ from safetensors.torch import load_file, save_file
 
 from parsifl import tree
 from parsifl.algorithm import MessageTypes
+from parsifl.engine.shelf import Shelf, checksum, write_synced
 from parsifl.engine.store import ClientStore
 from parsifl.errors import CheckpointError
 
 _LATEST = "LATEST"
-_FILES = ("state.json", "server.safetensors", "clients.safetensors")
+_CLIENTS = "clients"
+_FILES = ("state.json", "server.safetensors")
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,7 @@ class Checkpoint:
 
     round: int
     server: Any
-    clients: dict[int, Any]
+    clients: Mapping[int, Any]
     totals: dict[str, Any]
 
 
@@ -45,26 +49,26 @@ def save(folder: Path, round: int, server: Any, store: ClientStore, totals: dict
     temporary.mkdir(parents=True)
     leaves, structure = tree.flatten(server)
     _write_tensors(temporary / "server.safetensors", {str(i): v for i, v in enumerate(leaves)})
-    structures: dict[str, Any] = {}
-    tensors: dict[str, Any] = {}
-    for client, state in store:
-        parts, form = tree.flatten(state)
-        structures[str(client)] = tree.to_json(form)
-        tensors.update({f"{client}/{i}": value for i, value in enumerate(parts)})
-    _write_tensors(temporary / "clients.safetensors", tensors)
+    shelf = store.settle(folder / _CLIENTS)
     state = {
         "round": round,
         "server": tree.to_json(structure),
-        "clients": structures,
+        "clients": shelf.parts,
         "totals": totals,
     }
-    _write_synced(temporary / "state.json", json.dumps(state).encode())
+    write_synced(temporary / "state.json", json.dumps(state).encode())
     shutil.rmtree(final, ignore_errors=True)
     temporary.rename(final)
     replace_file(folder / _LATEST, f"{name} {_checksum(final)}".encode())
     for old in folder.iterdir():
-        if old.name not in (name, _LATEST):
+        if old.name not in (name, _LATEST, _CLIENTS):
             shutil.rmtree(old, ignore_errors=True)
+    shelf.sweep()
+
+
+def clients_folder(folder: Path) -> Path:
+    """Return where the client states of a folder of checkpoints are."""
+    return folder / _CLIENTS
 
 
 def load(folder: Path, types: MessageTypes) -> Checkpoint | None:
@@ -79,14 +83,10 @@ def load(folder: Path, types: MessageTypes) -> Checkpoint | None:
             raise ValueError("its checksum does not agree")
         state = json.loads((place / "state.json").read_text())
         server_leaves = load_file(place / "server.safetensors")
-        client_leaves = load_file(place / "clients.safetensors")
-        server = _rebuild(state["server"], types.server, server_leaves, "")
-        clients = {
-            int(client): _rebuild(form, types.client, client_leaves, f"{client}/")
-            for client, form in state["clients"].items()
-        }
+        server = _rebuild(state["server"], types.server, server_leaves)
+        clients = Shelf.open(folder / _CLIENTS, state["clients"], types.client)
         return Checkpoint(state["round"], server, clients, state["totals"])
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+    except (OSError, ValueError, LookupError, TypeError, SafetensorError) as error:
         raise CheckpointError(
             f"the checkpoint {place} cannot be read ({error}); delete the run folder to start anew"
         ) from error
@@ -95,15 +95,15 @@ def load(folder: Path, types: MessageTypes) -> Checkpoint | None:
 def replace_file(path: Path, content: bytes) -> None:
     """Replace a file so that a reader sees the old or the new content, never a part."""
     temporary = path.with_name(f".{path.name}.tmp")
-    _write_synced(temporary, content)
+    write_synced(temporary, content)
     temporary.replace(path)
 
 
-def _rebuild(description: Any, hint: Any, leaves: dict[str, Any], prefix: str) -> Any:
+def _rebuild(description: Any, hint: Any, leaves: Mapping[str, Any]) -> Any:
     structure = tree.from_json(description, hint)
     count = len(tree.names(structure))
     # copies: memory that is aligned as in a run that was not interrupted gives the same bits
-    return tree.unflatten([leaves[f"{prefix}{i}"].clone() for i in range(count)], structure)
+    return tree.unflatten([leaves[str(i)].clone() for i in range(count)], structure)
 
 
 def _write_tensors(path: Path, tensors: dict[str, Any]) -> None:
@@ -114,16 +114,4 @@ def _write_tensors(path: Path, tensors: dict[str, Any]) -> None:
 
 
 def _checksum(place: Path) -> str:
-    value = 0
-    for name in _FILES:
-        with (place / name).open("rb") as file:
-            while part := file.read(1 << 20):
-                value = zlib.crc32(part, value)
-    return f"{value:08x}"
-
-
-def _write_synced(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+    return checksum(*(place / name for name in _FILES))

@@ -11,8 +11,8 @@ from typing import Any, Literal
 from parsifl import config
 from parsifl.algorithm import AnyMethod, message_types, require
 from parsifl.data.clients import ClientData
-from parsifl.engine import checkpoint, sampling
-from parsifl.engine.choice import choose_executor
+from parsifl.engine import arguments, checkpoint, sampling
+from parsifl.engine.choice import BLOCK, choose_executor
 from parsifl.engine.evaluation import Evaluation, Split
 from parsifl.engine.flops import FlopCounter
 from parsifl.engine.folder import Record, RunFolder
@@ -23,7 +23,7 @@ from parsifl.engine.network import Network
 from parsifl.engine.round import Setting, run_round
 from parsifl.engine.run import Run
 from parsifl.engine.shards import Infos, Shards
-from parsifl.engine.store import ClientStore
+from parsifl.engine.store import LIMIT, ClientStore
 from parsifl.errors import ClientError, ConfigError
 from parsifl.keys import Key
 from parsifl.problem import Problem
@@ -32,6 +32,7 @@ from parsifl.wire import Precision
 Clients = ClientData | Sequence[tuple[Any, Any]]
 CHECKPOINT_SECONDS = 5.0
 WINDOW = 200
+WINDOW_BYTES = 1 << 30
 
 
 def simulate(  # noqa: PLR0913 - every argument but four has a default
@@ -50,6 +51,7 @@ def simulate(  # noqa: PLR0913 - every argument but four has a default
     precision: Precision = "exact",
     resume: bool = False,
     progress: Callable[[Record], None] | None = None,
+    state_limit: int = LIMIT,
 ) -> Run:
     """Train a federation in this process and judge its models.
 
@@ -63,7 +65,8 @@ def simulate(  # noqa: PLR0913 - every argument but four has a default
         A list with one ``(X, y)`` a client (a quarter of the rows is held out for testing), or a
         `ClientData`.
     rounds
-        How many rounds in all; a resumed run goes on until it has this many.
+        How many rounds in all; a resumed run goes on until it has this many, and may not have
+        more already.
     participation
         The fraction of clients in a cohort.
     engine
@@ -77,16 +80,15 @@ def simulate(  # noqa: PLR0913 - every argument but four has a default
     resume
         Go on with the run that is in `folder`.
     progress
-        Called with the record of every finished round.
+        Called with the record of every finished round; `seconds` in it tells the time by phase
+        ("checkpoint" is the one after the round before).
+    state_limit
+        Most bytes of client state that are kept in memory; the rest is in the run folder, or in a
+        temporary one.
     """
-    if rounds < 1 or evaluate_every < 0:
-        raise ConfigError(
-            f"rounds must be at least 1 and evaluate_every at least 0, got {rounds} and "
-            f"{evaluate_every}"
-        )
+    arguments.check_parts(algorithm, problem, clients)
     if resume and folder is None:
         raise ConfigError("resume=True needs the folder of the run that is to go on")
-    data = clients if isinstance(clients, ClientData) else ClientData.of(clients)
     options: dict[str, Any] = {
         "seed": seed,
         "participation": participation,
@@ -94,11 +96,20 @@ def simulate(  # noqa: PLR0913 - every argument but four has a default
         "precision": precision,
         "evaluate_every": evaluate_every,
     }
+    arguments.check_options({**options, "rounds": rounds}, evaluation, network, folder)
+    arguments.check_learnable(problem)
+    data = clients if isinstance(clients, ClientData) else ClientData.of(clients)
     simulation = _Simulation(
-        algorithm, problem, data, options, evaluation or Evaluation(), network or Network()
+        algorithm,
+        problem,
+        data,
+        options,
+        evaluation or Evaluation(),
+        network or Network(),
+        ClientStore(state_limit),
     )
     if folder is not None:
-        simulation.attach(RunFolder(Path(folder)), resume=resume)
+        simulation.attach(RunFolder(Path(folder)), rounds, resume=resume)
     simulation.run(rounds, progress)
     return simulation.result()
 
@@ -114,6 +125,7 @@ class _Simulation:
         options: dict[str, Any],
         evaluation: Evaluation,
         network: Network,
+        store: ClientStore,
     ) -> None:
         require(method, problem)
         if evaluation.select == "best-validation" and not any(map(len, data.validation)):
@@ -125,7 +137,7 @@ class _Simulation:
         self._key = Key(options["seed"])
         self._executor, block = choose_executor(options["engine"], problem)
         self._pool = sampling.training_pool(len(data), evaluation, self._key)
-        infos, shards, self._store = Infos(data), Shards(data, problem), ClientStore()
+        infos, shards, self._store = Infos(data), Shards(data, problem), store
         self._setting = Setting(
             method=method,
             problem=problem,
@@ -135,7 +147,7 @@ class _Simulation:
             store=self._store,
             executor=self._executor,
             block=block,
-            window=WINDOW,
+            window=_window(problem),
             precision=options["precision"],
             network=network,
             flops=FlopCounter(method, problem),
@@ -146,15 +158,24 @@ class _Simulation:
         self._sampled: set[int] = set()
         self._folder: RunFolder | None = None
         self._saved_at = time.monotonic()
+        self._saving: float | None = None
 
-    def attach(self, folder: RunFolder, *, resume: bool) -> None:
+    def attach(self, folder: RunFolder, rounds: int, *, resume: bool) -> None:
         """Record into a folder, and go on from its checkpoint if there is one."""
         described = identity(self._setting.method, self._setting.problem, self._data, self._run())
         folder.open(described, resume=resume)
         self._folder = folder
         found = checkpoint.load(folder.checkpoints, message_types(self._setting.method))
+        if found is not None and found.round > rounds:
+            raise ConfigError(
+                f"{folder.path} already has {found.round} rounds, more than the {rounds} asked "
+                f"for; ask for {found.round} or more, or choose another folder"
+            )
         self._records = folder.rewind(0 if found is None else found.round)
-        if found is not None:
+        folder.aim(rounds)
+        if found is None:
+            self._store.settle(checkpoint.clients_folder(folder.checkpoints))
+        else:
             self._server = found.server
             self._store.restore(found.clients)
             for round in range(found.round):
@@ -187,6 +208,8 @@ class _Simulation:
         _refuse_hopeless(ledger, round)
         record: Record = {"round": round + 1, "cohort": len(cohort), **asdict(ledger)}
         record["executor"] = self._executor
+        if self._saving is not None:
+            record["seconds"]["checkpoint"], self._saving = self._saving, None
         every = self._options["evaluate_every"]
         if every and (last or (round + 1) % every == 0):
             started = time.perf_counter()
@@ -228,7 +251,9 @@ class _Simulation:
             last or time.monotonic() - self._saved_at >= CHECKPOINT_SECONDS
         ):
             return
+        started = time.perf_counter()
         checkpoint.save(self._folder.checkpoints, len(self._records), self._server, self._store, {})
+        self._saving = time.perf_counter() - started
         self._saved_at = time.monotonic()
 
     def result(self) -> Run:
@@ -244,6 +269,12 @@ class _Simulation:
             _store=self._store,
             _key=self._key.at(round=max(0, len(self._records) - 1)),
         )
+
+
+def _window(problem: Problem) -> int:
+    """Return how many clients are prepared at once: what they send and keep is to fit in memory."""
+    each = sum(value.nbytes for value in problem.init(Key(0)).values())
+    return max(BLOCK, min(WINDOW, WINDOW_BYTES // max(1, 4 * each)))
 
 
 def _refuse_hopeless(ledger: Ledger, round: int) -> None:

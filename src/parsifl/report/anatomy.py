@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,8 @@ class Anatomy:
         The numerical rank over the full rank of a matrix; None for vectors and large matrices.
     overlap
         The Jaccard index of the supports of each two clients; empty if nothing is sparse.
+    masks
+        For every device 1 for a block that it trains, 0 for a frozen one; empty without a plan.
     """
 
     round: int
@@ -41,11 +43,12 @@ class Anatomy:
     density: tuple[tuple[float | None, ...], ...]
     rank: tuple[tuple[float | None, ...], ...]
     overlap: tuple[tuple[float, ...], ...]
+    masks: tuple[tuple[float, ...], ...] = ()
 
     @property
     def parsimonious(self) -> bool:
         """Whether anything is sparse, of low rank or absent."""
-        cells = [value for row in (*self.density, *self.rank) for value in row]
+        cells = [value for row in (*self.density, *self.rank, *self.masks) for value in row]
         return any(value is not None and value < _DENSE for value in cells)
 
 
@@ -56,7 +59,8 @@ def read_anatomy(path: Path) -> Anatomy | None:
         place = folder / (folder / "LATEST").read_text().split()[0]
         state = json.loads((place / "state.json").read_text(encoding="utf-8"))
         holders = _holders(place, state)
-        return _anatomy(int(state["round"]), holders)
+        found = _anatomy(int(state["round"]), holders)
+        return None if found is None else replace(found, masks=_masks(state["server"]))
     # a running engine may replace the checkpoint while it is read: then the next look succeeds
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return None
@@ -68,11 +72,30 @@ def _holders(place: Path, state: Mapping[str, Any]) -> dict[str, dict[str, Leaf]
     holders: dict[str, dict[str, Leaf]] = {SERVER: {}}
     for at, (name, client) in enumerate(_names(state["server"], "", "")):
         holders.setdefault(client or SERVER, {})[name] = server[str(at)]
-    clients = _tensors(place / "clients.safetensors")
-    for client in sorted(state["clients"], key=int):
-        for at, (name, _) in enumerate(_names(state["clients"][client], "", "")):
-            holders.setdefault(client, {})[name] = clients[f"{client}/{at}"]
+    kept: dict[str, dict[str, Leaf]] = {}
+    files = [place.parent / "clients" / part for part, *_ in state["clients"]]
+    if sum(file.stat().st_size for file in files) > _MOST_BYTES:
+        raise ValueError(f"the states in {place.parent} are too large to be pictured")
+    for file in files:  # the oldest first: a later file replaces a client's state
+        tensors, told = _tensors(file), _metadata(file)
+        for client, form in told["clients"].items():
+            names = [name for name, _ in _names(told["forms"][form], "", "")]
+            kept[client] = {n: tensors[f"{client}/{at}"] for at, n in enumerate(names)}
+    for client, leaves in kept.items():
+        holders.setdefault(client, {}).update(leaves)
     return holders
+
+
+def _masks(server: Any) -> tuple[tuple[float, ...], ...]:
+    """Return which blocks each device trains, where the server keeps a plan of that."""
+    fields = server.get("f", {}) if isinstance(server, Mapping) else {}
+    if not {"masks", "chosen"} <= set(fields):
+        return ()
+    plans = [{int(b["s"]) for b in mask["u"]} for mask in fields["masks"]["u"]]
+    chosen = [plans[int(device["s"])] for device in fields["chosen"]["u"]]
+    count = max((block for plan in plans for block in plan), default=-1) + 1
+    rows = chosen[:_MOST_CLIENTS]
+    return tuple(tuple(float(block in plan) for block in range(count)) for plan in rows)
 
 
 def _tensors(file: Path) -> dict[str, Leaf]:
@@ -86,6 +109,13 @@ def _tensors(file: Path) -> dict[str, Leaf]:
         return dict(load_file(file))
     except SafetensorError as error:
         raise ValueError(str(error)) from error
+
+
+def _metadata(file: Path) -> dict[str, Any]:
+    from safetensors import safe_open
+
+    with safe_open(file, "numpy") as opened:
+        return dict(json.loads(opened.metadata()["parsifl"]))
 
 
 def _names(node: Any, prefix: str, client: str) -> Iterator[tuple[str, str]]:
