@@ -25,6 +25,17 @@ def test_report_prints_the_table_and_writes_the_page(tmp_path: Path) -> None:
     assert "2 methods on digits" in output.read_text(encoding="utf-8")
 
 
+def test_a_damaged_folder_is_named_in_the_terminal_and_on_the_page(tmp_path: Path) -> None:
+    make_run(tmp_path / "runs" / "a")
+    (make_run(tmp_path / "runs" / "b") / "config.toml").write_text("algorithm = = 3")
+    output = tmp_path / "page.html"
+    result = CliRunner().invoke(app, ["report", str(tmp_path / "runs"), "-o", str(output)])
+    assert result.exit_code == 0, result.output
+    assert "note: left out" in result.stderr
+    assert "config.toml cannot be read" in result.stderr
+    assert "config.toml cannot be read" in output.read_text(encoding="utf-8")
+
+
 def test_a_folder_that_is_no_run_is_a_message(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["report", str(tmp_path)])
     assert result.exit_code == 2

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, final
@@ -262,7 +263,10 @@ def test_bytes_are_those_of_the_encoded_messages() -> None:
     assert run.bytes_down == 3 * sent
     assert run.bytes_up == 3 * sent  # nothing in it is zero: dense, the same shapes
     numbers = sum(value.numel() for value in problem.init(Key(0)).values())
-    assert run.metrics[0]["dense_up"] == run.metrics[0]["dense_down"] == 3 * 8 * numbers
+    record = run.metrics[0]
+    assert record["dense_up"] == record["dense_down"] == 3 * 8 * numbers
+    assert record["entropy_down"] == 3 * math.ceil(wire.entropy_size(problem.init(Key(0))))
+    assert record["entropy_up"] <= record["bytes_up"]
 
 
 def test_nothing_sent_costs_nothing() -> None:

@@ -103,9 +103,12 @@ class Page:
     def leave(self) -> None:
         self._call("Page.navigate", url="about:blank")
 
-    def open(self, url: str) -> None:
+    def visit(self, url: str) -> None:
         self.leave()
         self._call("Page.navigate", url=url)
+
+    def open(self, url: str) -> None:
+        self.visit(url)
         self.wait("document.documentElement?.classList.contains('ready')")
 
     def run(self, script: str) -> Any:

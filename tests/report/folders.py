@@ -78,6 +78,8 @@ def costs(number: int) -> dict[str, Any]:
         "bytes_down": 2000,
         "dense_up": 4000,
         "dense_down": 2000,
+        "entropy_up": 800,
+        "entropy_down": 2000,
         "flops": 10_000,
         "simulated_seconds": 0.5,
         "dropped": {"3": "loss is not finite"} if number == 1 else {},

@@ -172,6 +172,35 @@ def test_figures_and_tables_are_saved(page: Page, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("report")
+def test_cells_and_clients_are_read_by_the_keyboard(page: Page) -> None:
+    spoken = "document.getElementById('live').textContent"
+    page.run("document.querySelector('[data-figure=inside] .canvas').focus()")
+    page.press("ArrowRight")
+    assert page.run("document.querySelectorAll('[data-figure=inside] .frame').length") == 1
+    page.wait(f"{spoken}.startsWith('client 0, v: 50')")
+    page.press("ArrowDown")
+    page.wait(f"{spoken}.startsWith('client 1, v')")
+    page.press("End")
+    page.wait(f"{spoken}.startsWith('client 2, v')")
+    page.run("document.querySelector('[data-figure=clients] .canvas').focus()")
+    assert page.run("document.querySelectorAll('.frame').length") == 0
+    page.press("Home")
+    page.wait(f"{spoken}.includes('client 0, seed 0: ')")
+    page.press("ArrowRight")
+    page.wait(f"{spoken}.includes('client 0, seed 1: ')")  # the next better one
+    page.press("Escape")
+    assert page.run("document.getElementById('tip').hidden")
+
+
+@pytest.mark.usefixtures("report")
+def test_the_bars_show_the_bound(page: Page) -> None:
+    alone = "document.querySelector('[data-figure=bars] .canvas')"
+    assert page.run(f"{alone}.querySelectorAll('.bound').length") == 6
+    words = page.run(f"{alone}.querySelector('svg').getAttribute('aria-label')")
+    assert "125 % of the bound" in words or "125.0 % of the bound" in words
+
+
+@pytest.mark.usefixtures("report")
 def test_tables_are_sorted_by_a_column(page: Page) -> None:
     page.run("document.querySelectorAll('[data-table=s0-results] .sort')[1].click()")
     names = "[...document.querySelectorAll('[data-table=s0-results] tbody th')]"

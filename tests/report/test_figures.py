@@ -65,7 +65,18 @@ def test_the_ledger_has_shares_of_dense_and_what_the_method_reports(tmp_path: Pa
     assert ledger["up, share of dense"] == [0.25] * 4
     assert ledger["bytes down per client"] == [400] * 4
     assert ledger["reported: density"] == pytest.approx([1, 1 / 2, 1 / 3, 1 / 4], rel=1e-5)
-    assert group["totals"] == {"up": 4000, "down": 8000, "dense_up": 16000, "dense_down": 8000}
+    assert ledger["up, over the entropy bound"] == [1.25] * 4
+    assert ledger["seconds: aggregate"] == [0.125] * 4
+    sent = {"up": 4000, "down": 8000, "dense_up": 16000, "dense_down": 8000}
+    assert group["totals"] == {**sent, "entropy_up": 3200, "entropy_down": 8000}
+
+
+def test_a_bound_that_some_round_does_not_tell_is_unknown(tmp_path: Path) -> None:
+    file = make_run(tmp_path) / "metrics.jsonl"
+    file.write_text(file.read_text().replace('"entropy_up": 800, ', "", 1))
+    (group,) = drawn(tmp_path)["groups"]
+    assert group["totals"]["entropy_up"] is None
+    assert group["ledger"]["y"]["up, over the entropy bound"] == [None] + [1.25] * 3
 
 
 def test_only_runs_on_the_same_rows_share_a_pair(tmp_path: Path) -> None:

@@ -96,6 +96,27 @@ def test_a_folder_of_run_folders_stands_for_them(tmp_path: Path) -> None:
     assert [run.path for run in load.read_all([tmp_path / "runs"])] == [first, second]
 
 
+def test_run_folders_are_found_below_folders(tmp_path: Path) -> None:
+    deep = make_run(tmp_path / "sweep" / "lr=0.1" / "seed-0")
+    assert load.find([tmp_path]) == [deep]
+
+
+def test_a_damaged_folder_among_others_is_named(tmp_path: Path) -> None:
+    good = make_run(tmp_path / "a")
+    (make_run(tmp_path / "b") / "config.toml").write_text("algorithm = = 3")
+    (make_run(tmp_path / "c") / "config.toml").unlink()
+    left_out: list[str] = []
+    assert [run.path for run in load.read_all([tmp_path], left_out)] == [good]
+    assert all(str(tmp_path / name) in note for name, note in zip("bc", left_out, strict=True))
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        load.read_all([tmp_path])
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        load.read_all([good, tmp_path / "b"], left_out)
+    (good / "config.toml").write_text("")
+    with pytest.raises(CheckpointError, match="no run folder can be read"):
+        load.read_all([tmp_path], left_out)
+
+
 def test_reading_does_not_load_torch() -> None:
     code = "import sys, parsifl.report, parsifl.report.watch; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

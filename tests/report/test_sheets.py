@@ -48,12 +48,25 @@ def test_different_protocols_are_marked_row_by_row(tmp_path: Path) -> None:
     assert "last evaluated round (3)" in grid.notes[1]
 
 
+def test_a_run_that_goes_on_tells_how_far_it_is(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a", rounds=4)
+    assert texts(headline_sheet(section(tmp_path), "t"))["rounds"] == "4"
+    (run / "target.json").write_text('{"rounds": 60}')
+    assert texts(headline_sheet(section(tmp_path), "t"))["rounds"] == "4 of 60"
+    assert "a: 4 of 60 rounds are finished" in section(tmp_path).notes
+    (run / "target.json").write_text('{"rounds": 4}')
+    assert texts(headline_sheet(section(tmp_path), "t"))["rounds"] == "4"
+
+
 def test_the_ledger_compares_with_dense(tmp_path: Path) -> None:
     make_run(tmp_path / "a")
     row = texts(ledger_sheet(section(tmp_path), "t"))
     assert row["up"] == "4.00 kB"
     assert row["up, share"] == "25.0 %"
     assert row["down, share"] == "100.0 %"
+    assert row["up, bound"] == "3.20 kB"
+    assert row["up, over bound"] == "+25.0 %"
+    assert row["down, over bound"] == "+0.0 %"
     assert row["up per visit"] == "200 B"
 
 
@@ -62,6 +75,7 @@ def test_costs_add_up_and_mishaps_are_counted(tmp_path: Path) -> None:
     row = texts(cost_sheet(section(tmp_path), "t"))
     assert row["FLOPs"] == "40.0 k"
     assert row["local work"] == "1.00 s"
+    assert row["aggregation"] == row["evaluation"] == "500 ms"
     assert row["simulated time"] == "2.00 s"
     assert row["dropped"] == "1"
 

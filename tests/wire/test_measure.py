@@ -99,3 +99,14 @@ def test_entropy_size_is_the_bound_of_the_shorter_form() -> None:
     assert wire.entropy_size(tensor != 0) == pytest.approx(support)
     assert wire.entropy_size(torch.ones(100)) == 400
     assert wire.entropy_size(LowRank(torch.ones(6, 1), torch.ones(1, 6), (6, 6))) == 48
+
+
+def test_narrow_values_lower_the_bound() -> None:
+    tensor = torch.zeros(1000)
+    tensor[:50] = torch.rand(50) + 0.5
+    support = math.log2(math.comb(1000, 50)) / 8
+    assert wire.entropy_size(tensor, "bfloat16") == pytest.approx(support + 100)
+    assert wire.entropy_size(torch.ones(100), "int8") == 100
+    for precision in wire.PRECISIONS:
+        bound = wire.entropy_size(wire.rounded(tensor, precision), precision)
+        assert bound <= wire.size(tensor, precision) <= bound + 60

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from parsifl.report import build
+from parsifl.report.groups import sections
 from parsifl.report.load import read_all
 from parsifl.report.tables import headline, render
 from parsifl.report.watch import serve
@@ -37,12 +38,22 @@ def report(
 
     Seeds of the same configuration are grouped, and differences between methods are paired.
 
-    Examples: `parsifl report runs/demo -o demo.html`, `parsifl report --watch runs/long`.
+    A folder below DIRS that cannot be read is named and left out.
+
+    Examples:
+
+      parsifl report runs/demo -o demo.html
+
+      parsifl report --watch runs/long
     """
     console = Console()
     if watch:
         serve(dirs, lambda url: console.print(f"Watching at {url} (Ctrl-C ends it)"), port)
         return
-    console.print(render(headline(read_all(dirs))))
+    left_out: list[str] = []
+    runs = read_all(dirs, left_out)
+    console.print(render(headline(runs)))
+    for note in (*left_out, *(note for section in sections(runs) for note in section.notes)):
+        typer.echo(f"note: {note}", err=True)
     path = build(dirs, output)
     console.print(f"Wrote {path}", soft_wrap=True, markup=False, highlight=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,7 @@ from parsifl.engine.flops import Cost
 from parsifl.engine.network import Network
 from parsifl.keys import Key
 from parsifl.problem import Problem
+from parsifl.wire import Precision
 
 
 @dataclass
@@ -22,9 +24,11 @@ class Ledger:
     """What a round cost and what happened in it.
 
     `flops` is the sum of both passes of all clients, `parameters_up` and `parameters_down` the
-    numbers of values in their messages. `devices` tells it device by device: how many `clients`
-    spent so many operations `forward` and `backward`, had so many `trainable` parameters, and
-    `sent` so many (the last two None where they are not known, or nothing was asked for).
+    numbers of values in their messages. `dense_*` are the bytes of the same messages sent dense,
+    `entropy_*` what information theory asks for at least. `devices` tells it device by device:
+    how many `clients` spent so many operations `forward` and `backward`, had so many `trainable`
+    parameters, and `sent` so many (the last two None where they are not known, or nothing was
+    asked for).
     """
 
     trained: int = 0
@@ -32,6 +36,8 @@ class Ledger:
     bytes_down: int = 0
     dense_up: int = 0
     dense_down: int = 0
+    entropy_up: int = 0
+    entropy_down: int = 0
     parameters_up: int = 0
     parameters_down: int = 0
     flops: int | None = 0
@@ -71,9 +77,16 @@ class Gathered:
     """Collects what clients return; call it in the order of their ids."""
 
     def __init__(
-        self, method: AnyMethod, problem: Problem, infos: Sequence[ClientInfo], network: Network
+        self,
+        method: AnyMethod,
+        problem: Problem,
+        infos: Sequence[ClientInfo],
+        network: Network,
+        precision: Precision = "exact",
     ) -> None:
         self.ledger = Ledger()
+        self._precision: Precision = precision
+        self._known: dict[int, tuple[Any, tuple[int, int, int]]] = {}  # of messages sent to many
         self._method, self._problem = method, problem
         self._infos, self._network = infos, network
         self._total: Any = None
@@ -91,8 +104,10 @@ class Gathered:
         self.ledger.trained += 1
         self.ledger.bytes_down += arrival.bytes_down
         if arrival.down is not None:
-            self.ledger.dense_down += wire.dense_size(arrival.down)
-            self.ledger.parameters_down += entries(arrival.down)
+            dense, bound, parameters = self._sizes_down(arrival.down)
+            self.ledger.dense_down += dense
+            self.ledger.entropy_down += bound
+            self.ledger.parameters_down += parameters
         if arrival.uploads:
             self._add(arrival)
         self._count(arrival)
@@ -108,12 +123,23 @@ class Gathered:
             self._total = tree.accumulate(self._total, part)
         self._arrived += 1
         self.ledger.bytes_up += arrival.bytes_up
-        self.ledger.dense_up += 0 if upload is None else wire.dense_size(upload)
+        if upload is not None:
+            self.ledger.dense_up += wire.dense_size(upload)
+            self.ledger.entropy_up += self._bound(upload)
         self.ledger.parameters_up += entries(upload)
         self._info_weight += weight
         for name, value in arrival.info.items():
             mean = self.ledger.info.get(name, 0.0)
             self.ledger.info[name] = mean + (float(value) - mean) * weight / self._info_weight
+
+    def _bound(self, message: Any) -> int:
+        return math.ceil(wire.entropy_size(message, self._precision))
+
+    def _sizes_down(self, down: Any) -> tuple[int, int, int]:
+        if id(down) not in self._known:
+            sizes = wire.dense_size(down), self._bound(down), entries(down)
+            self._known[id(down)] = (down, sizes)
+        return self._known[id(down)][1]
 
     def _count(self, arrival: Arrival) -> None:
         ledger, profile = self.ledger, self._infos[arrival.client].profile

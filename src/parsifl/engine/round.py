@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ from parsifl.engine import executors
 from parsifl.engine.executors import Executor
 from parsifl.engine.flops import FlopCounter
 from parsifl.engine.gather import Arrival, Gathered, Ledger, first_not_finite
+from parsifl.engine.laps import Laps
 from parsifl.engine.network import Network
 from parsifl.engine.shards import Shards
 from parsifl.engine.store import ClientStore
@@ -55,21 +55,26 @@ def run_round(setting: Setting, server: Any, cohort: Sequence[int], key: Key) ->
     """Return the next server state and the ledger; clients are added up in the order of ids."""
     everyone = setting.method.trains == "everyone"
     training = setting.pool if everyone else cohort
-    gathered = Gathered(setting.method, setting.problem, setting.infos, setting.network)
+    gathered = Gathered(
+        setting.method, setting.problem, setting.infos, setting.network, setting.precision
+    )
     uploading = set(cohort)
-    started = time.perf_counter()
+    laps = Laps()
     for at in range(0, len(training), setting.window):
-        prepared = list(_prepare(setting, server, training[at : at + setting.window], key))
-        _run_window(setting, prepared, uploading, gathered)
-    trained = time.perf_counter()
+        prepared = list(_prepare(setting, server, training[at : at + setting.window], key, laps))
+        _run_window(setting, prepared, uploading, gathered, laps)
     server = gathered.aggregate(server, key.at(purpose="aggregate"))
-    ledger = gathered.ledger
-    ledger.seconds = {"local": trained - started, "aggregate": time.perf_counter() - trained}
-    return server, ledger
+    laps.lap("aggregate")
+    gathered.ledger.seconds = laps.seconds
+    return server, gathered.ledger
 
 
 def _run_window(
-    setting: Setting, prepared: Sequence[_Prepared], uploading: set[int], gathered: Gathered
+    setting: Setting,
+    prepared: Sequence[_Prepared],
+    uploading: set[int],
+    gathered: Gathered,
+    laps: Laps,
 ) -> None:
     method, problem = setting.method, setting.problem
 
@@ -87,18 +92,24 @@ def _run_window(
             "nn.Dropout), or parsifl.keys.uniform"
         )
     gathered.ledger.fallbacks += outcome.fallbacks
+    laps.lap("local")
     for item in prepared:
         client = item.task.client
         reason = outcome.failures.get(client)
-        if reason is None:
+        if reason is None and client not in outcome.finite:
             bad = first_not_finite(outcome.results[client])
             reason = f"{bad} is not finite" if bad else None
         if reason is not None:
             gathered.drop(client, item.bytes_down, reason)
         else:
             result = outcome.results[client]
-            gathered.receive(_arrival(setting, item, result, client in uploading))
+            laps.lap("check")
+            arrival = _arrival(setting, item, result, client in uploading)
+            laps.lap("encode")
+            gathered.receive(arrival)
+            laps.lap("aggregate")
             setting.store.save(client, result.client)
+            laps.lap("state")
 
 
 def _arrival(setting: Setting, item: _Prepared, result: Local[Any, Any], uploads: bool) -> Arrival:
@@ -115,7 +126,9 @@ def _arrival(setting: Setting, item: _Prepared, result: Local[Any, Any], uploads
     )
 
 
-def _prepare(setting: Setting, server: Any, ids: Sequence[int], key: Key) -> Iterator[_Prepared]:
+def _prepare(
+    setting: Setting, server: Any, ids: Sequence[int], key: Key, laps: Laps
+) -> Iterator[_Prepared]:
     method, problem = setting.method, setting.problem
     known: dict[int, tuple[Any, Any, int]] = {}  # a message shared by many is measured once
     for client in ids:
@@ -124,9 +137,13 @@ def _prepare(setting: Setting, server: Any, ids: Sequence[int], key: Key) -> Ite
         if id(sent) not in known:
             known[id(sent)] = (sent, *_transmit(sent, setting.precision))
         _, down, size = known[id(sent)]
+        laps.lap("encode")
         state = setting.store.load(client, first_state(method, problem, info, down, key))
+        laps.lap("state")
         shard = setting.shards.shard(client, method.work(info, key.round), key)
+        laps.lap("draw")
         flops = setting.flops.count(down, state, shard)
+        laps.lap("count")
         yield _Prepared(Task(client, (down, state, shard)), size, flops)
 
 

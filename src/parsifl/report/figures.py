@@ -15,6 +15,7 @@ from parsifl.report.anatomy import read_anatomy
 from parsifl.report.groups import Group, Section
 from parsifl.report.load import MODELS, Round, RunData
 from parsifl.report.paired import baselines
+from parsifl.report.tables import total
 
 MOST_POINTS = 400  # more cannot be told apart on a screen
 _COSTS: Mapping[str, Callable[[Round], float]] = {
@@ -115,10 +116,17 @@ def _ledger(group: Group) -> dict[str, Any]:
     series: dict[str, Callable[[Round], float | None]] = {
         "up, share of dense": lambda r: r.bytes_up / r.dense_up if r.dense_up else None,
         "down, share of dense": lambda r: r.bytes_down / r.dense_down if r.dense_down else None,
+        "up, over the entropy bound": lambda r: r.bytes_up / r.entropy_up if r.entropy_up else None,
+        "down, over the entropy bound": lambda r: (
+            r.bytes_down / r.entropy_down if r.entropy_down else None
+        ),
         "bytes up per client": lambda r: r.bytes_up / r.trained if r.trained else None,
         "bytes down per client": lambda r: r.bytes_down / r.trained if r.trained else None,
-        "seconds of local work": lambda r: r.seconds.get("local"),
     }
+    for phase in dict.fromkeys(
+        name for seed in rounds for r in seed.values() for name in r.seconds
+    ):
+        series[f"seconds: {phase}"] = partial(_phase, phase)
     for name in info:
         series[f"reported: {name}"] = partial(_reported, name)
     return {
@@ -128,6 +136,10 @@ def _ledger(group: Group) -> dict[str, Any]:
             for name, value in series.items()
         },
     }
+
+
+def _phase(name: str, round: Round) -> float | None:
+    return round.seconds.get(name, 0.0)
 
 
 def _reported(name: str, round: Round) -> float | None:
@@ -164,17 +176,16 @@ def _anatomy(group: Group) -> dict[str, Any] | None:
     return asdict(found) if found is not None and found.parsimonious else None
 
 
-def _totals(group: Group) -> dict[str, float]:
-    costs: dict[str, Callable[[Round], float]] = {
+def _totals(group: Group) -> dict[str, float | None]:
+    costs: dict[str, Callable[[Round], float | None]] = {
         "up": lambda r: r.bytes_up,
         "down": lambda r: r.bytes_down,
         "dense_up": lambda r: r.dense_up,
         "dense_down": lambda r: r.dense_down,
+        "entropy_up": lambda r: r.entropy_up,
+        "entropy_down": lambda r: r.entropy_down,
     }
-    return {
-        name: fmean(sum(map(cost, run.rounds)) for run in group.runs)
-        for name, cost in costs.items()
-    }
+    return {name: total(group, cost) for name, cost in costs.items()}
 
 
 def _shared_rounds(group: Group, wanted: Callable[[Round], bool]) -> list[int]:

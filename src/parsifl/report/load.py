@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from parsifl.errors import CheckpointError
 
 MODELS = ("global", "personal")
 SPLITS = ("test", "validation")
+_DEEPEST = 4  # levels of folders in which run folders are looked for
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,8 @@ class Round:
     bytes_down: int
     dense_up: int
     dense_down: int
+    entropy_up: int | None
+    entropy_down: int | None
     flops: int | None
     simulated_seconds: float
     seconds: Mapping[str, float]
@@ -67,6 +70,8 @@ class RunData:
         The scores of each client, by (model, split), in the round `clients_round`.
     notes
         What a reader should know: damaged lines, missing files.
+    target
+        How many rounds the run is to have; None if its folder does not tell.
     """
 
     path: Path
@@ -76,6 +81,7 @@ class RunData:
     clients_round: int | None = None
     environment: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    target: int | None = None
 
     @property
     def algorithm(self) -> str:
@@ -119,22 +125,48 @@ class RunData:
 
 
 def find(paths: Iterable[Path]) -> list[Path]:
-    """Return run folders: each path itself, or the run folders directly inside it."""
+    """Return run folders: each path itself, or all run folders below it, damaged ones included."""
     found: list[Path] = []
     for path in paths:
         if (path / "config.toml").exists() or not path.is_dir():
             found.append(path)
-            continue
-        inside = sorted(child for child in path.iterdir() if (child / "config.toml").is_file())
-        found.extend(inside or [path])
+        else:
+            found.extend(list(_below(path, _DEEPEST)) or [path])
     return list(dict.fromkeys(found))
 
 
-def read_all(paths: Sequence[Path]) -> list[RunData]:
-    """Read every run folder that the paths name or contain."""
+def _below(path: Path, levels: int) -> Iterator[Path]:
+    for child in sorted(child for child in path.iterdir() if child.is_dir()):
+        if any((child / name).is_file() for name in ("config.toml", "metrics.jsonl")):
+            yield child
+        elif levels > 1:
+            yield from _below(child, levels - 1)
+
+
+def read_all(paths: Sequence[Path], left_out: list[str] | None = None) -> list[RunData]:
+    """Read every run folder that the paths name or contain.
+
+    Parameters
+    ----------
+    paths
+        Run folders, or folders that contain run folders.
+    left_out
+        Gets the reason for every folder below a path that cannot be read; None: that raises, as
+        it always does for a folder that was named itself.
+    """
     if not paths:
         raise CheckpointError("no run folder was named; give at least one")
-    return [read(path) for path in find(paths)]
+    found: list[RunData] = []
+    for path in find(paths):
+        try:
+            found.append(read(path))
+        except CheckpointError as error:
+            if left_out is None or path in paths:
+                raise
+            left_out.append(f"left out: {error}")
+    if not found:
+        raise CheckpointError(f"no run folder can be read:\n  {'; '.join(left_out or ())}")
+    return found
 
 
 def read(path: Path) -> RunData:
@@ -146,7 +178,15 @@ def read(path: Path) -> RunData:
     environment = _json(path / "environment.json", notes)
     if rounds and not any(round.scores for round in rounds):
         notes.append("no round has been evaluated yet")
-    return RunData(path, config, rounds, clients, clients_round, environment, tuple(notes))
+    target = _target(path / "target.json", notes)
+    if rounds and target is not None and len(rounds) < target:
+        notes.append(f"{len(rounds)} of {target} rounds are finished")
+    return RunData(path, config, rounds, clients, clients_round, environment, tuple(notes), target)
+
+
+def _target(file: Path, notes: list[str]) -> int | None:
+    rounds = _json(file, notes).get("rounds")
+    return rounds if isinstance(rounds, int) else None
 
 
 def _config(path: Path) -> dict[str, Any]:
@@ -201,8 +241,11 @@ def _rounds(file: Path, notes: list[str]) -> tuple[Round, ...]:
     return tuple(found[number] for number in sorted(found))
 
 
+def _whole(value: Any) -> int | None:
+    return None if value is None else int(value)
+
+
 def _round(record: Mapping[str, Any]) -> Round:
-    flops = record.get("flops")
     models = {name: _scores(record[name]) for name in MODELS if record.get(name)}
     return Round(
         round=int(record["round"]),
@@ -212,7 +255,9 @@ def _round(record: Mapping[str, Any]) -> Round:
         bytes_down=int(record["bytes_down"]),
         dense_up=int(record.get("dense_up", 0)),
         dense_down=int(record.get("dense_down", 0)),
-        flops=None if flops is None else int(flops),
+        entropy_up=_whole(record.get("entropy_up")),
+        entropy_down=_whole(record.get("entropy_down")),
+        flops=_whole(record.get("flops")),
         simulated_seconds=float(record.get("simulated_seconds", 0.0)),
         seconds={str(k): float(v) for k, v in record.get("seconds", {}).items()},
         dropped=len(record.get("dropped", ())),

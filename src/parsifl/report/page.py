@@ -39,14 +39,16 @@ def build(folders: Sequence[Path], output: Path) -> Path:
     output
         The HTML file to write; its folder is made if need be.
     """
-    text = render(read_all([Path(folder) for folder in folders]))
+    left_out: list[str] = []
+    runs = read_all([Path(folder) for folder in folders], left_out)
+    text = render(runs, left_out=left_out)
     output = Path(output)
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(text, encoding="utf-8")
     return output
 
 
-def render(runs: Sequence[RunData], version: str = "") -> str:
+def render(runs: Sequence[RunData], version: str = "", left_out: Sequence[str] = ()) -> str:
     """Return the page; with a `version` it asks its server for a newer one and reloads."""
     found = sections(runs)
     named = {f"s{at}": section for at, section in enumerate(found)}
@@ -74,7 +76,7 @@ def render(runs: Sequence[RunData], version: str = "") -> str:
         subtitle=html.escape(_subtitle(runs)),
         style=_asset("style.css"),
         contents=_contents(found),
-        sections="".join(bodies),
+        sections=_notes(left_out) + "".join(bodies),
         data=_embedded(data),
         script=script,
     )

@@ -9,9 +9,10 @@ from parsifl.report.grid import Cell, Column, Grid, mark_best, scored
 from parsifl.report.groups import Section, differences
 from parsifl.report.load import RunData
 from parsifl.report.paired import Gain, baselines, gains
-from parsifl.report.tables import Judged, Number, Row, rows
+from parsifl.report.tables import Judged, Number, Row, rows, total
 
 _EMPTY = Cell(units.MISSING)
+_PHASES = {"local": "local work", "aggregate": "aggregation", "evaluate": "evaluation"}
 
 
 def headline_sheet(section: Section, name: str) -> Grid:
@@ -34,7 +35,7 @@ def headline_sheet(section: Section, name: str) -> Grid:
     columns.append([_size(row.bytes_up) for row in found])
     columns.append([_size(row.bytes_down) for row in found])
     columns.append([_seconds(row.seconds) for row in found])
-    columns.append([Cell(_range(row.rounds), max(row.rounds)) for row in found])
+    columns.append([_rounds(row, g.runs) for row, g in zip(found, section.groups, strict=True)])
     columns.append([Cell(str(len(row.seeds)), len(row.seeds)) for row in found])
     headings = (
         Column("method", numeric=False),
@@ -78,35 +79,51 @@ def _protocols(found: Sequence[Row]) -> tuple[tuple[str, ...], list[str]]:
 
 
 def ledger_sheet(section: Section, name: str) -> Grid:
-    """Return what the runs sent, against sending everything dense."""
+    """Return what the runs sent, against dense messages and against the entropy bound."""
     body = []
     for row, group in zip(rows(section), section.groups, strict=True):
         visits = sum(r.trained for run in group.runs for r in run.rounds)
         sent = sum(r.bytes_up for run in group.runs for r in run.rounds)
+        bounds = (total(group, lambda r: r.entropy_up), total(group, lambda r: r.entropy_down))
         body.append(
             (
                 Cell(row.label),
-                _size(row.bytes_up),
-                _size(row.dense_up),
-                _share(row.bytes_up, row.dense_up),
-                _size(row.bytes_down),
-                _size(row.dense_down),
-                _share(row.bytes_down, row.dense_down),
+                *_against(row.bytes_up, row.dense_up, bounds[0]),
+                *_against(row.bytes_down, row.dense_down, bounds[1]),
                 Cell(units.size(sent / visits), sent / visits) if visits else _EMPTY,
             )
         )
-    titles = ("up", "up, dense", "up, share", "down", "down, dense", "down, share", "up per visit")
+    parts = ("", ", dense", ", share", ", bound", ", over bound")
+    titles = (*(f"{way}{part}" for way in ("up", "down") for part in parts), "up per visit")
     headings = (Column("method", numeric=False), *(Column(title) for title in titles))
     notes = (
         "Bytes of a whole run, averaged over seeds. Dense: the entries of the same messages, all "
-        "sent in full; a share slightly above 100 % is the header of a message. A visit is one "
-        "client in one round.",
+        "sent in full; a share slightly above 100 % is the header of a message. Bound: log2 "
+        "C(d, k) bits for where the k non-zeros of a tensor of d entries are, plus the values (of "
+        "a low-rank matrix its factors, r (d1 + d2) numbers); no lossless code for such supports "
+        "is shorter on average. A visit is one client in one round.",
     )
     return Grid(name, "Bytes sent", headings, tuple(body), notes)
 
 
+def _against(sent: Number, dense: Number, bound: float | None) -> tuple[Cell, ...]:
+    """Return bytes, the same dense, the share, the bound, and how far above it they are."""
+    known = bound is not None and bound > 0
+    over = sent.mean / bound - 1 if bound is not None and known else None
+    return (
+        _size(sent),
+        _size(dense),
+        _share(sent, dense),
+        Cell(units.size(bound), bound) if bound is not None else _EMPTY,
+        Cell(f"{100 * over:+.1f} %", over) if over is not None else _EMPTY,
+    )
+
+
 def cost_sheet(section: Section, name: str) -> Grid:
-    """Return what the runs computed, how long they took and what went wrong."""
+    """Return what the runs computed, how long each phase took and what went wrong."""
+    phases = list(
+        dict.fromkeys(name for run in section.runs for r in run.rounds for name in r.seconds)
+    )
     body = []
     for row, group in zip(rows(section), section.groups, strict=True):
         flops = _flops(group.runs)
@@ -114,13 +131,13 @@ def cost_sheet(section: Section, name: str) -> Grid:
             (
                 Cell(row.label),
                 _EMPTY if flops is None else Cell(units.operations(flops), flops),
-                *_times(group.runs),
+                *_times(group.runs, phases),
                 _seconds(row.simulated_seconds),
                 *_mishaps(group.runs),
             )
         )
     titles = (
-        *("FLOPs", "local work", "aggregation", "evaluation", "simulated time"),
+        *("FLOPs", *(_PHASES.get(phase, phase) for phase in phases), "simulated time"),
         *("dropped", "fallbacks"),
     )
     headings = (Column("method", numeric=False), *(Column(title) for title in titles))
@@ -240,6 +257,13 @@ def _interval(gain: Gain, score: str) -> str:
     return f"± {units.score(gain.margin, score, unit=False)}"
 
 
+def _rounds(row: Row, runs: Sequence[RunData]) -> Cell:
+    """Return how many rounds are finished, and of how many where some are to come."""
+    wanted = max((run.target or 0 for run in runs), default=0)
+    more = f" of {wanted}" if wanted > min(row.rounds) else ""
+    return Cell(_range(row.rounds) + more, max(row.rounds))
+
+
 def _range(values: Sequence[int]) -> str:
     low, high = min(values), max(values)
     return str(low) if low == high else f"{low} to {high}"
@@ -251,10 +275,10 @@ def _flops(runs: Sequence[RunData]) -> float | None:
     return sum(known) / len(runs) if known and len(known) == len(counts) else None
 
 
-def _times(runs: Sequence[RunData]) -> list[Cell]:
+def _times(runs: Sequence[RunData], phases: Sequence[str]) -> list[Cell]:
     return [
-        _seconds(Number.of([sum(r.seconds.get(part, 0.0) for r in run.rounds) for run in runs]))
-        for part in ("local", "aggregate", "evaluate")
+        _seconds(Number.of([sum(r.seconds.get(phase, 0.0) for r in run.rounds) for run in runs]))
+        for phase in phases
     ]
 
 

@@ -74,8 +74,15 @@ def rows(section: Section) -> list[Row]:
     return [_row(group) for group in section.groups]
 
 
+def total(group: Group, cost: Callable[[Round], float | None]) -> float | None:
+    """Return a cost of a whole run, averaged over seeds; None if some round does not tell it."""
+    found = [[cost(round) for round in run.rounds] for run in group.runs]
+    known = [[value for value in run if value is not None] for run in found]
+    return fmean(map(sum, known)) if known == found else None
+
+
 def _row(group: Group) -> Row:
-    def total(cost: Callable[[Round], float]) -> Number:
+    def summed(cost: Callable[[Round], float]) -> Number:
         return Number.of([sum(map(cost, run.rounds)) for run in group.runs])
 
     first = group.runs[0]
@@ -89,12 +96,12 @@ def _row(group: Group) -> Row:
         rounds=tuple(len(run.rounds) for run in group.runs),
         global_model=_judged(group, "global"),
         personal_model=_judged(group, "personal"),
-        bytes_up=total(lambda r: r.bytes_up),
-        bytes_down=total(lambda r: r.bytes_down),
-        dense_up=total(lambda r: r.dense_up),
-        dense_down=total(lambda r: r.dense_down),
-        seconds=total(lambda r: sum(r.seconds.values())),
-        simulated_seconds=total(lambda r: r.simulated_seconds),
+        bytes_up=summed(lambda r: r.bytes_up),
+        bytes_down=summed(lambda r: r.bytes_down),
+        dense_up=summed(lambda r: r.dense_up),
+        dense_down=summed(lambda r: r.dense_down),
+        seconds=summed(lambda r: sum(r.seconds.values())),
+        simulated_seconds=summed(lambda r: r.simulated_seconds),
     )
 
 

@@ -15,7 +15,7 @@ from parsifl.report.load import find, read_all
 from parsifl.report.page import render
 
 _HOST = "127.0.0.1"
-_FILES = ("config.toml", "metrics.jsonl", "clients.json", "environment.json")
+_FILES = ("config.toml", "metrics.jsonl", "clients.json", "environment.json", "target.json")
 _MOST_REQUESTS = 16  # at a time
 _PATIENCE = 10.0  # seconds for a request to arrive
 
@@ -45,7 +45,9 @@ class LivePage:
             version = self.version()
             if version != self._version:
                 try:
-                    self._page = render(read_all(self._folders), version)
+                    left_out: list[str] = []
+                    runs = read_all(self._folders, left_out)
+                    self._page = render(runs, version, left_out)
                 except CheckpointError:
                     if not self._page:
                         raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,6 +13,7 @@ from parsifl import tree
 from parsifl.errors import WireError
 from parsifl.messages import UNITS, LowRank, Sparse
 from parsifl.wire import support, values
+from parsifl.wire.values import Precision
 
 
 def check(message: Any, template: Any) -> None:
@@ -86,29 +88,31 @@ def dense_size(message: Any) -> int:
     return total
 
 
-def entropy_size(message: Any) -> float:
+def entropy_size(message: Any, precision: Precision = "exact") -> float:
     """Return the information in a message: log2 C(d, k) / 8 for supports, plus the values.
 
-    A tensor counts as dense where that is less; names and shapes are known to both sides.
+    A tensor counts as dense where that is less, a `LowRank` as its factors; names and shapes are
+    known to both sides. Values have the width in which `precision` lets them travel.
 
     >>> entropy_size({"w": torch.zeros(10, 10)})
     0.0
     """
     return sum(
-        _entropy(part)
+        _entropy(part, precision)
         for leaf in tree.flatten(message, units=UNITS)[0]
         for part in ((leaf.left, leaf.right) if isinstance(leaf, LowRank) else (leaf,))
     )
 
 
-def _entropy(leaf: Tensor | Sparse) -> float:
+def _entropy(leaf: Tensor | Sparse, precision: Precision) -> float:
     entries = math.prod(leaf.shape)
     if isinstance(leaf, Sparse):
         dtype, count = leaf.value.dtype, leaf.index.numel()
     else:
-        dtype, count = leaf.dtype, int((values.to_bits(leaf) != 0).sum())
-    item = 0 if dtype == torch.bool else dtype.itemsize
-    return min(support.bound(entries, count) / 8 + count * item, _dense(dtype, entries))
+        dtype, count = leaf.dtype, int(np.count_nonzero(values.to_bits(leaf)))
+    narrow = values.stored(dtype, entries, precision)
+    item = 0 if narrow == torch.bool else narrow.itemsize
+    return min(support.bound(entries, count) / 8 + count * item, _dense(narrow, entries))
 
 
 def _dense(dtype: torch.dtype, entries: int) -> int:

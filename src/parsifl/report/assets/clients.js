@@ -81,6 +81,13 @@ function drawClients(spec, width, paper) {
   return { svg, dots, box };
 }
 
+/* Where the keyboard finds a client: left to right by score, up and down by method. */
+function dotPlaces(dots) {
+  const rows = [...new Set(dots.map((dot) => dot.row))];
+  const ordered = (row) => dots.filter((dot) => dot.row === row).sort((a, b) => a.item.value - b.item.value);
+  return rows.flatMap((row, y) => ordered(row).map((dot, x) => ({ x, y, dot })));
+}
+
 function betterShare(row, spec, x, y, wide) {
   const better = row.items.filter((item) => item.value > 0).length / row.items.length;
   return text(x, y, `${Math.round(100 * better)} % better`, wide ? "start" : "end", wide ? "middle" : "auto", "label");

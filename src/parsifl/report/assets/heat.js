@@ -3,6 +3,7 @@
 const INSIDES = {
   density: ["density", "Fraction of entries that are not zero"],
   rank: ["rank", "Numerical rank over full rank (singular values above a thousandth of the largest)"],
+  masks: ["masks", "Which blocks each device trains: filled are trained, pale are frozen"],
   overlap: ["overlap", "Jaccard index of the supports of each two clients: shared entries over entries of either"],
 };
 
@@ -11,7 +12,7 @@ function insideControls(section) {
   const has = (name) => groups.some((group) => group.anatomy[name].some((row) => row.some((value) => value !== null)));
   return [
     choice("method", "Method", groups.map((group) => group.label), groups[0]?.label),
-    choice("show", "Show", Object.keys(INSIDES).filter(has), "density", { density: "density by layer", rank: "rank by layer", overlap: "overlap of supports" }),
+    choice("show", "Show", Object.keys(INSIDES).filter(has), "density", { density: "density by layer", rank: "rank by layer", masks: "masks: device by block", overlap: "overlap of supports" }),
   ];
 }
 
@@ -19,11 +20,12 @@ function insideSpec(section, state) {
   const group = section.groups.find((each) => each.label === state.method);
   const inside = group.anatomy;
   const clients = inside.rows.filter((row) => row !== "server").map((row) => `client ${row}`);
-  const overlap = state.show === "overlap";
-  const rows = overlap ? clients : inside.rows.map((row) => (row === "server" ? row : `client ${row}`));
-  const columns = overlap ? clients : inside.columns;
+  const states = state.show === "density" || state.show === "rank";
+  const masks = inside.masks || [];
+  const rows = { masks: masks.map((_, at) => `device ${at}`), overlap: clients }[state.show] || inside.rows.map((row) => (row === "server" ? row : `client ${row}`));
+  const columns = { masks: (masks[0] || []).map((_, at) => `block ${at}`), overlap: clients }[state.show] || inside.columns;
   const caption = `${group.label}, seed ${group.seeds[0]}, state after round ${inside.round}. ${INSIDES[state.show][1]}.`
-    + (overlap ? "" : " A row is the server or a client that keeps a state; a column is a part of the state. Blank: not there, or not defined.");
+    + (states ? " A row is the server or a client that keeps a state; a column is a part of the state. Blank: not there, or not defined." : "");
   const cells = inside[state.show];
   const known = cells.flat().filter((value) => value !== null);
   const mean = known.length ? known.reduce((a, b) => a + b, 0) / known.length : null;
@@ -34,7 +36,7 @@ function insideSpec(section, state) {
 function drawInside(spec, width, paper) {
   const top = paper ? 44 : 8;
   const left = 78;
-  const longest = Math.max(...spec.columns.map((name) => Math.min(18, name.length)));
+  const longest = Math.max(0, ...spec.columns.map((name) => Math.min(18, name.length)));
   const below = 16 + longest * 5.2;
   const right = width - (paper || width > 600 ? 90 : 16);
   const side = Math.min((right - left) / Math.max(1, spec.columns.length), 90);
@@ -63,6 +65,16 @@ function drawInside(spec, width, paper) {
   });
   drawScale(svg, left, bottom + below + 20, spec.style.kind);
   return { svg, cells, box: { left, right, top, bottom } };
+}
+
+/* The cell beside another one, in the direction of an arrow key; null if the key means nothing. */
+function cellBy(key, cells, now) {
+  const ends = { Home: cells[0], End: cells[cells.length - 1] };
+  const turn = { ArrowRight: [1, 0], ArrowLeft: [-1, 0], ArrowDown: [0, 1], ArrowUp: [0, -1] }[key];
+  if (!turn || !now) return turn ? cells[0] : ends[key] || null;
+  const beside = cells.filter((c) => Math.sign(c.x - now.x) === turn[0] && Math.sign(c.y - now.y) === turn[1]);
+  const far = (c) => Math.abs(c.x - now.x) + Math.abs(c.y - now.y);
+  return beside.length ? beside.reduce((a, b) => (far(b) < far(a) ? b : a)) : now;
 }
 
 function drawScale(svg, x, y, kind) {

@@ -86,7 +86,7 @@ function setUpFigure(node) {
     if (!width) return;
     const drawn = draw(width, false);
     canvas.replaceChildren(drawn.svg);
-    canvas.setAttribute("aria-label", drawn.spec.title + (drawn.lines ? ". Left and right arrow keys read the values." : ""));
+    canvas.setAttribute("aria-label", drawn.spec.title + (drawn.lines ? ". Left and right arrow keys read the values." : drawn.cells ? ". Arrow keys read the cells." : drawn.dots ? ". Arrow keys read the clients." : ""));
     caption.textContent = drawn.spec.caption;
     canvas.drawn = { ...drawn, width };
     hideTip();
@@ -154,6 +154,7 @@ function reading(canvas) {
   canvas.addEventListener("keydown", (event) => {
     const keys = canvas.drawn && canvas.drawn.keys;
     if (event.key === "Escape") return hideTip();
+    if (canvas.drawn && (canvas.drawn.cells || canvas.drawn.dots)) return readByKey(canvas, event);
     const step = { ArrowRight: 1, ArrowLeft: -1, PageUp: 10, PageDown: -10, Home: -Infinity, End: Infinity }[event.key];
     if (!keys || !keys.length || step === undefined) return undefined;
     event.preventDefault();
@@ -168,6 +169,18 @@ function readCanvas(canvas, x, y, aloud = false) {
   if (drawn.lines) readLines(canvas, drawn, x, y, aloud);
   else if (drawn.dots) readDots(canvas, drawn, x, y);
   else if (drawn.cells) readCells(canvas, drawn, x, y);
+}
+
+/* Cells of a heat map and clients are visited one by one; a screen reader hears each. */
+function readByKey(canvas, event) {
+  const { drawn } = canvas;
+  const places = drawn.cells || dotPlaces(drawn.dots);
+  const next = places.length ? cellBy(event.key, places, drawn.at) : null;
+  if (!next) return;
+  event.preventDefault();
+  drawn.at = next;
+  if (next.dot) readDots(canvas, drawn, next.dot.px, next.dot.py, true);
+  else readCells(canvas, drawn, next.x + next.side / 2, next.y + next.tall / 2, true);
 }
 
 function readLines(canvas, drawn, x, y, aloud) {
@@ -193,22 +206,26 @@ function readLines(canvas, drawn, x, y, aloud) {
   return undefined;
 }
 
-function readDots(canvas, drawn, x, y) {
+function readDots(canvas, drawn, x, y, aloud = false) {
   const far = (dot) => Math.hypot(dot.px - x, dot.py - y);
   const near = drawn.dots.length ? drawn.dots.reduce((a, b) => (far(b) < far(a) ? b : a)) : null;
   drawn.svg.querySelectorAll(".cursor").forEach((node) => node.remove());
   if (!near || far(near) > 18) return hideTip();
   drawn.svg.append(shape("g", { class: "cursor" }, shape("circle", { class: `halo ${near.row.style.kind}`, cx: near.px, cy: near.py, r: 6 })));
   const { item } = near;
+  if (aloud) say(`${near.row.label}, client ${item.id}, seed ${item.seed}: ${drawn.spec.format(item.value)}, ${item.rows} test rows`);
   return showTip(canvas, near.px, near.py, `client ${item.id}, seed ${item.seed}`, [
     { kind: near.row.style.kind, name: near.row.label, value: drawn.spec.format(item.value) },
     { kind: "", name: "test rows", value: String(item.rows) },
   ]);
 }
 
-function readCells(canvas, drawn, x, y) {
+function readCells(canvas, drawn, x, y, aloud = false) {
   const cell = drawn.cells.find((c) => x >= c.x && x < c.x + c.side && y >= c.y && y < c.y + c.tall);
+  drawn.svg.querySelectorAll(".cursor").forEach((node) => node.remove());
   if (!cell) return hideTip();
+  drawn.svg.append(shape("g", { class: "cursor" }, shape("rect", { class: "frame", x: cell.x, y: cell.y, width: cell.side, height: cell.tall })));
+  if (aloud) say(`${cell.row}, ${cell.column}: ${FORMATS.percent(cell.value)}`);
   return showTip(canvas, cell.x + cell.side, cell.y, cell.row, [{ kind: drawn.spec.style.kind, name: cell.column, value: FORMATS.percent(cell.value) }]);
 }
 
