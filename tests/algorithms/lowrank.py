@@ -63,9 +63,9 @@ def run(
     return done
 
 
-def cohorts(rounds: int = ROUNDS) -> list[list[int]]:
+def cohorts(rounds: int = ROUNDS, participation: float = PARTICIPATION) -> list[list[int]]:
     keys = (Key(SEED, round=round) for round in range(rounds))
-    return [[int(i) for i in sampling.choose(len(SIZES), PARTICIPATION, key)] for key in keys]
+    return [[int(i) for i in sampling.choose(len(SIZES), participation, key)] for key in keys]
 
 
 def draws(method: AnyMethod) -> Draws:

@@ -29,27 +29,27 @@ BASE: dict[str, Any] = {
 }  # fmt: skip
 VARIANTS: list[dict[str, Any]] = [
     {},
-    {"solver": "local"},
-    {"solver": "global"},
-    {"global_penalty": "sparse"},
-    {"global_penalty": "sparse", "personal_penalty": "low-rank"},
-    {"personal_penalty": "low-rank"},
+    {"solver": "local"},  # LPGD
+    {"solver": "global"},  # GPGD
+    {"global_penalty": "sparse"},  # S+S
+    {"global_penalty": "sparse", "personal_penalty": "low-rank"},  # S+LR
+    {"personal_penalty": "low-rank"},  # LR+LR
 ]
 
 
+@pytest.mark.parametrize("participation", [1.0, lowrank.PARTICIPATION], ids=["all", "some"])
 @pytest.mark.parametrize("engine", lowrank.ENGINES)
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: "-".join(v.values()) or "fedslr")
 def test_one_mean_dual_gives_the_iterates_of_one_dual_a_client(
-    variant: dict[str, Any], engine: Engine
+    variant: dict[str, Any], engine: Engine, participation: float
 ) -> None:
-    """Algorithm 3 against Algorithm 2, which is Algorithm 1 under partial participation."""
+    """Algorithm 3 against Algorithm 1 (all take part) and Algorithm 2 (some do)."""
     method = FedSLR(**BASE, **variant, batch=4, steps=5, personal_epochs=1.0)
     w0 = lowrank.start()
     reference = Slr(**BASE, **variant)
-    expected = reference.rounds(
-        w0, zeros(w0), lowrank.cohorts(), len(lowrank.SIZES), lowrank.draws(method)
-    )
-    done = lowrank.run(method, engine)
+    cohorts = lowrank.cohorts(participation=participation)
+    expected = reference.rounds(w0, zeros(w0), cohorts, len(lowrank.SIZES), lowrank.draws(method))
+    done = lowrank.run(method, engine, participation=participation)
     lowrank.assert_same(done.server.params, expected.w)
     for client, state in done._store:
         lowrank.assert_same(state.personal, expected.p[client])

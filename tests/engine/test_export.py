@@ -106,7 +106,10 @@ def test_a_clients_file_holds_factors_and_the_sparse_part(tmp_path: Path) -> Non
     part = exported.parts["blocks.6.conv2.weight"]
     assert isinstance(part.base, LowRank)
     assert isinstance(part.extra, Sparse)
-    ideal = sum(part.size() for part in exported.parts.values())
+    ideal = exported.ideal_bytes
+    changes = sum(int((own[name] != value).sum()) for name, value in shared.items())
+    kept = sum(part.extra.value.numel() for part in exported.parts.values() if part.extra)
+    assert 0 < kept <= changes
     size = exported.save(tmp_path / "client.safetensors")
     assert size < 1.05 * ideal
     again = load(tmp_path / "client.safetensors", problem)
@@ -168,6 +171,7 @@ def test_a_report_names_parameters_file_and_latency(tmp_path: Path) -> None:
     assert found["parameters"] < found["dense_parameters"] == 64 * 40 + 40 + 400 + 10
     assert found["file_bytes"] == (tmp_path / "m.safetensors").stat().st_size
     assert found["milliseconds"] > 0
+    assert found["file_bytes"] > found["ideal_bytes"] >= 4 * found["parameters"]
     assert found["largest_difference"] < 1e-4
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parsifl.messages import LowRank, densify, matricize
-from parsifl.solvers.svt import svt, svt_layers, svt_stack
+from parsifl.solvers.svt import TRUSTED, svt, svt_layers, svt_stack
 
 
 def reference(matrix: torch.Tensor, threshold: float) -> np.ndarray:
@@ -40,22 +40,45 @@ def test_any_matrix_is_thresholded_as_its_definition_says(
     np.testing.assert_allclose((left @ right).numpy(), reference(matrix, threshold), atol=tolerance)
 
 
+SIZE = 240
+HARD = {
+    "fallen over six decades": torch.logspace(1, -5, SIZE),
+    "fallen as 1/n": 10 / torch.arange(1, SIZE + 1),
+    "few outliers": torch.cat([torch.tensor([10.0, 5.0]), torch.linspace(0, 0.05, SIZE - 2)]),
+    "as if random": torch.linspace(0, 10, SIZE),
+    "all equal": torch.full((SIZE,), 10.0),
+    "mostly zero": torch.cat([torch.tensor([10.0, 0.5]), torch.zeros(SIZE - 2)]),
+}
+CLUSTERED = "clustered at tau"
+
+
+def spectrum_of(name: str, tau: float) -> torch.Tensor:
+    if name != CLUSTERED:
+        return HARD[name].double()
+    near = tau * (1 + 1e-3 * torch.linspace(-1, 1, SIZE - 40, dtype=torch.float64))
+    return torch.cat([torch.full((40,), 10.0, dtype=torch.float64), near])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["single", "double"])
 @pytest.mark.parametrize("shape", [(320, 240), (240, 320), (240, 240)])
-@pytest.mark.parametrize("threshold", [1e-4, 1e-2, 0.3])
-def test_a_spectrum_over_six_decades_is_as_exact_as_a_direct_decomposition(
-    shape: tuple[int, int], threshold: float
+@pytest.mark.parametrize("tau", [1e-3, 2e-2, 0.3])
+@pytest.mark.parametrize("spectrum", [*HARD, CLUSTERED])
+def test_hard_spectra_are_thresholded_exactly_enough(
+    spectrum: str, tau: float, shape: tuple[int, int], dtype: torch.dtype
 ) -> None:
-    values = torch.logspace(1, -5, 240, dtype=torch.float64)
-    exact = with_spectrum(*shape, values)
-    left, right = svt(exact.float(), threshold)
-    expected = reference(exact, threshold)
-    u, s, v = torch.linalg.svd(exact.float(), full_matrices=False)
-    direct = (u * (s - threshold).clamp(min=0.0)) @ v
-    errors = [
-        np.linalg.norm(found.double().numpy() - expected, 2) for found in (left @ right, direct)
-    ]
-    assert errors[0] < 2 * errors[1] + 1e-6
-    assert abs(left.shape[1] - int((values > threshold).sum())) <= 1
+    values = spectrum_of(spectrum, tau)
+    matrix = with_spectrum(*shape, values).to(dtype)
+    left, right = svt(matrix, tau)
+    error = np.linalg.norm((left @ right).double().numpy() - reference(matrix, tau), 2)
+    assert error < 10 * (2e-5 if dtype == torch.float32 else 1e-13 / TRUSTED)
+    if spectrum != CLUSTERED:
+        assert abs(left.shape[1] - int((values > tau).sum())) <= 1
+
+
+def test_a_matrix_of_zeros_has_no_rank() -> None:
+    left, right = svt(torch.zeros(150, 130), 1e-3)
+    assert left.shape == (150, 0)
+    assert right.shape == (0, 130)
 
 
 def test_nothing_survives_a_threshold_above_the_norm() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import statistics
 import time
 from collections.abc import Mapping
@@ -43,6 +44,11 @@ class Export:
         """How many numbers are stored (positions of sparse parts aside)."""
         return sum(part.numbers() for part in self.parts.values())
 
+    @property
+    def ideal_bytes(self) -> int:
+        """The bytes of all numbers and of an optimal code of the positions: a bound for files."""
+        return math.ceil(sum(part.size() for part in self.parts.values()))
+
     def module(self) -> nn.Module:
         """Build the module, in evaluation mode: factors become two thin layers.
 
@@ -70,7 +76,8 @@ class Export:
         """Return parameters, file size and latency beside those of the dense model.
 
         The two models run in turn, and medians are compared, so that other work on the machine
-        hurts both alike. Without a `path` no file is written and its size is left out.
+        hurts both alike. Without a `path` no file is written and its size is left out;
+        `ideal_bytes` is what its numbers and positions take at least.
         """
         thin, dense = self.module(), self.dense_module()
         numbers = sum(part.dense().numel() for part in self.parts.values())
@@ -83,6 +90,7 @@ class Export:
             "milliseconds": ours,
             "dense_milliseconds": theirs,
             "largest_difference": gap,
+            "ideal_bytes": self.ideal_bytes,
         }
         if path is not None:
             found["file_bytes"] = self.save(path)
