@@ -75,7 +75,7 @@ def test_head_may_be_named_and_groups_given() -> None:
     [
         (nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU()), None, "no head that can be found.*Conv2d"),
         (nn.Sequential(nn.ReLU()), None, "no layers with weights"),
-        (nn.Linear(2, 2), None, "the whole model is one layer"),
+        (nn.Linear(2, 2), None, "the whole model, which is one layer"),
         (nn.Sequential(nn.Linear(2, 2)), None, "nothing to mask"),
         (nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), "fc", "unknown head 'fc'"),
     ],
@@ -100,3 +100,8 @@ def test_tied_parameters_are_named() -> None:
     net[1].weight = net[0].weight
     with pytest.raises(ConfigError, match=r"'1\.weight' is tied"):
         blocks(net)
+
+
+def test_what_is_no_module_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"expected an nn\.Module, got list"):
+        blocks([3, 4])  # type: ignore[arg-type]  # the mistake that is tested

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from parsifl import data
+from parsifl import data, registry
 from parsifl.data.clients import ClientData
+from parsifl.engine.simulate import simulate
 from parsifl.errors import ConfigError, DataError
 from parsifl.experiment import Experiment, problem_for, profiles
 from parsifl.problems.glm import GLM
@@ -79,6 +80,43 @@ def test_devices_are_dealt_in_groups() -> None:
 def test_bad_profiles_are_named(devices: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         replace(QUICK, devices=devices).run()
+
+
+def test_entries_of_a_profile_that_are_not_read_are_told() -> None:
+    masked = replace(QUICK, algorithm="perfedmask", model="mlp:hidden=16+16")
+    with pytest.warns(UserWarning, match="PerFedMask does not read width .*reads budget, epochs"):
+        replace(masked, devices="width=0.5+1").run()
+    with pytest.warns(UserWarning, match="FedAvg does not read budget, width"):
+        replace(QUICK, devices="budget=0.5+1,width=0.5+1,epochs=1+2").run()
+    sliced = replace(masked, settings={"base": "heterofl"}, devices="width=0.5+1,steps=1+2")
+    sliced.run()
+    replace(masked, algorithm="heterofl", devices="width=0.5+1").run()
+
+
+def test_a_device_with_steps_and_epochs_is_refused() -> None:
+    with pytest.raises(ConfigError, match="client 0 has both epochs and steps"):
+        replace(QUICK, algorithm="fednova", devices="steps=2+4,epochs=1").run()
+
+
+def test_numbers_of_numpy_are_budgets_and_widths() -> None:
+    problem = problem_for("mlp:hidden=16+16", data.prepare("digits", clients=4))
+    plain: list[dict[str, Any]] = [{"budget": 0.5, "width": 0.5, "steps": 1}] * 2
+    plain += [{"budget": 1.0, "width": 1.0, "steps": 2}] * 2
+    typed = [
+        {
+            "budget": np.float32(p["budget"]),
+            "width": np.float64(p["width"]),
+            "steps": np.int64(p["steps"]),
+        }
+        for p in plain
+    ]
+    method = registry.get("perfedmask", base="heterofl", tune_epochs=0.0)
+    runs = [
+        simulate(method, problem, replace(data.prepare("digits", clients=4), profiles=given), 1)
+        for given in (plain, typed)
+    ]
+    assert runs[0].bytes_up == runs[1].bytes_up
+    assert all(torch.equal(runs[0].server.params[n], v) for n, v in runs[1].server.params.items())
 
 
 def test_unequal_devices_do_unequal_work() -> None:

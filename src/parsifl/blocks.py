@@ -40,8 +40,8 @@ def blocks(
     module
         Any module; it may be on the `meta` device.
     head
-        Name of the submodule that is the head. Default: the module's `head_name`, else its last
-        layer with weights, which must then be linear.
+        Name of the submodule that is the head. Default: the module's `head_name`, else the layer
+        that the output comes from, which must then be linear (see `find_head`).
     groups
         Names of the submodules that form each block. Default: what the module's `mask_blocks()`
         says, else one block per weight, with its bias and the norm that follows it.
@@ -53,6 +53,7 @@ def blocks(
     >>> [(block.name, block.size) for block in blocks(net)]
     [('0', 21)]
     """
+    _check_module(module)
     own_head = head_parameters(module, head)
     if groups is None and isinstance(module, Grouped):
         groups = module.mask_blocks()
@@ -72,9 +73,17 @@ def blocks(
 
 
 def find_head(module: nn.Module, head: str | None = None) -> str:
-    """Return the name of the head: given, declared by the module, or its last linear layer."""
+    """Return the name of the head: given, declared by the module, or where its output comes from.
+
+    The layer that produces the output is found by tracing `forward` symbolically (`torch.fx`). If
+    that fails, it is the last layer with weights in the order of declaration; name the head if
+    that is another one.
+    """
     from torch import nn
 
+    from parsifl.output_layers import output_layers
+
+    _check_module(module)
     named = head if head is not None else getattr(module, "head_name", None)
     weighted = {
         name: child
@@ -86,14 +95,19 @@ def find_head(module: nn.Module, head: str | None = None) -> str:
         if named not in modules or not named:
             raise ConfigError(unknown("head", named, weighted))
         return str(named)
-    last = next(reversed(weighted.items()), None)
-    if last is None or not isinstance(last[1], nn.Linear) or not last[0]:
-        seen = "it has no layers with weights" if last is None else _describe(*last)
-        raise ConfigError(
-            f"the model has no head that can be found: {seen}; "
-            "a head is a linear layer after the others, or name it with head=..."
-        )
-    return str(last[0])
+    seen = "it has no layers with weights"
+    if weighted:
+        traced = output_layers(module)
+        last = (next(reversed(weighted)),) if traced is None else traced
+        modules = dict(module.named_modules())
+        if len(last) == 1 and last[0] and isinstance(modules[last[0]], nn.Linear):
+            return last[0]
+        told = "its last layer with weights is" if traced is None else "its output comes from"
+        seen = f"{told} {' and '.join(_describe(name, modules[name]) for name in last)}"
+    raise ConfigError(
+        f"the model has no head that can be found: {seen}; "
+        "a head is a linear layer after the others, or name it with head=..."
+    )
 
 
 def head_parameters(module: nn.Module, head: str | None = None) -> tuple[str, ...]:
@@ -103,8 +117,15 @@ def head_parameters(module: nn.Module, head: str | None = None) -> tuple[str, ..
 
 def _describe(name: str, child: nn.Module) -> str:
     if not name:
-        return f"the whole model is one layer ({type(child).__name__})"
-    return f"its last layer with weights is '{name}' ({type(child).__name__})"
+        return f"the whole model, which is one layer ({type(child).__name__})"
+    return f"'{name}' ({type(child).__name__})"
+
+
+def _check_module(module: object) -> None:
+    from torch import nn
+
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"expected an nn.Module, got {type(module).__name__}")
 
 
 def _by_weight(module: nn.Module, head: set[str]) -> list[tuple[str, tuple[str, ...]]]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 
 from parsifl import config, data, models, registry
 from parsifl.algorithm import AnyMethod
+from parsifl.algorithms.settings import LocalSGD
 from parsifl.config import Count, Fraction, Positive, Size
 from parsifl.data.clients import ClientData
 from parsifl.data.options import parse
@@ -71,6 +73,9 @@ class Experiment:
     evaluation: Evaluation = field(default_factory=Evaluation)
     network: Network = field(default_factory=Network)
 
+    def __post_init__(self) -> None:
+        config.check(self)
+
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Experiment:
         """Build an experiment from plain values, such as a TOML file holds."""
@@ -113,6 +118,7 @@ class Experiment:
     ) -> Run:
         """Run it."""
         method, clients = self.method(), self.load(data_dir)
+        _tell_unread(method, clients.profiles)
         problem = problem_for(self.model, clients)
         return simulate(
             method,
@@ -148,6 +154,21 @@ def profiles(devices: str, count: int) -> tuple[dict[str, Any], ...]:
         {name: group[len(group) * device // count] for name, group in groups.items()}
         for device in range(count)
     )
+
+
+def _tell_unread(method: AnyMethod, given: Sequence[Mapping[str, Any]]) -> None:
+    """Warn of entries of the device profiles that make no difference to this method."""
+    read = ["flops_per_second"]
+    if isinstance(method, LocalSGD):
+        read += ["epochs", "steps"]
+    read += getattr(method, "reads", tuple)()  # those that read more than local SGD does say so
+    unread = sorted({name for profile in given for name in profile} - set(read))
+    if unread:
+        warnings.warn(
+            f"{type(method).__name__} does not read {', '.join(unread)} of the device profiles; "
+            f"it reads {', '.join(sorted(read))}",
+            stacklevel=3,
+        )
 
 
 def problem_for(model: str, clients: ClientData) -> Problem:

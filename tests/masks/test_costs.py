@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import itertools
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from parsifl import models
 from parsifl.errors import ConfigError
-from parsifl.masks import blocks, from_bytes, from_flops, from_memory, optimal
+from parsifl.masks import MaskPlan, blocks, from_bytes, from_flops, from_memory, optimal
 from parsifl.masks.costs import flops_costs, memory_costs
 from parsifl.masks.measure import Probe
 from parsifl.models.flops import flop_counter
@@ -86,8 +89,6 @@ def test_flops_plan_keeps_every_budget_when_counted_again() -> None:
 
 
 def test_flops_plan_is_the_best_by_enumeration() -> None:
-    import itertools
-
     from parsifl.masks.instance import value
 
     module = models.build("mlp", inputs=9, hidden=(6, 5, 4), classes=3)
@@ -132,18 +133,107 @@ def test_blocks_are_sorted_by_the_order_in_which_they_run() -> None:
     assert [block.name for block in costs.blocks] == ["first", "second"]
 
 
-def test_parallel_branches_are_refused_when_the_count_falls_short() -> None:
-    module = Branches()
-    sample = torch.zeros(2, 4)
+def spent(module: nn.Module, sample: Tensor, plan: MaskPlan) -> list[int]:
+    """Count on the module what each mask of a plan takes."""
+    probe = Probe.of(module, sample, blocks(module))
+    order = [block.name for block in probe.blocks]
+    assert order == list(plan.layers)
+    return [probe.backward_flops(np.flatnonzero(mask).tolist()) for mask in plan.masks]
+
+
+def test_parallel_branches_never_cost_more_than_planned() -> None:
+    module, sample = Branches(), torch.zeros(2, 4)
     costs = flops_costs(module, sample)
-    names = [block.name for block in costs.blocks]
-    both = [names.index("left"), names.index("middle")]
-    counted = costs.add[both].sum() + costs.tail[min(both)]
-    trained = {name for index in both for name in costs.blocks[index].parameters}
-    short = real_backward(module, sample, trained) - counted
-    assert short > 0
-    with pytest.raises(ConfigError, match="parallel branches"):
-        from_flops(module, sample, [counted + short / 2])
+    full = real_backward(module, sample, {n for b in costs.blocks for n in b.parameters})
+    assert costs.add.sum() + costs.tail[0] == full
+    for chosen in itertools.product([False, True], repeat=len(costs.blocks)):
+        kept = [index for index, on in enumerate(chosen) if on]
+        names = {name for index in kept for name in costs.blocks[index].parameters}
+        if kept:
+            planned = costs.add[kept].sum() + costs.tail[kept[0]]
+            assert real_backward(module, sample, names) <= planned
+    budgets = np.array([1.0, 0.7, 0.4]) * full
+    plan = from_flops(module, sample, budgets)
+    assert (np.array(spent(module, sample, plan)) <= budgets).all()
+
+
+class Reader(nn.Module):
+    """Tokens, torch's own transformer layers, and a head that is declared first."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.head, self.embed = nn.Linear(8, 3), nn.Embedding(20, 8)
+        self.place = nn.Parameter(torch.zeros(1, 5, 8))
+        self.layers = nn.ModuleList([layer])
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens) + self.place
+        for layer in self.layers:
+            x = layer(x)
+        logits: Tensor = self.head(x.mean(1))
+        return logits
+
+
+class Attention(nn.Module):
+    """Queries, keys and values side by side, without biases."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(8, 8, bias=False) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed: Tensor = (self.q(x) @ self.k(x).transpose(1, 2)).softmax(-1) @ self.v(x)
+        return x + mixed
+
+
+@pytest.mark.parametrize(
+    "layer", [nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), Attention()]
+)
+def test_transformers_on_tokens_are_planned(layer: nn.Module) -> None:
+    module, sample = Reader(layer), torch.zeros(2, 5, dtype=torch.int64)
+    costs = flops_costs(module, sample)
+    assert "head" not in [block.name for block in costs.blocks]
+    names = {name for block in costs.blocks for name in block.parameters}
+    full = real_backward(module, sample, names)
+    assert costs.add.sum() + costs.tail[0] == full
+    budgets = np.array([1.0, 0.8, 0.5, 0.3]) * full
+    plan = from_flops(module, sample, budgets, seconds=2.0)
+    assert plan.masks[0].all()
+    assert plan.masks.any(axis=1).all()
+    assert (np.array(spent(module, sample, plan)) <= budgets).all()
+    assert from_memory(module, sample, [1e9, 1e9]).masks.all()
+
+
+class Pair(nn.Module):
+    """A module that returns two things."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.layers(x), x
+
+
+@pytest.mark.parametrize(
+    ("net", "sample", "words"),
+    [
+        (nn.Sequential, [[0.0] * 4], "sample is a list"),
+        (nn.Sequential, torch.zeros(2, 5), "does not run on a sample of 2 x 5"),
+        (Pair, torch.zeros(2, 4), "returns a tuple"),
+    ],
+)
+def test_samples_that_cannot_be_measured_are_told(net: Any, sample: Any, words: str) -> None:
+    module = net(nn.Linear(4, 3), nn.Linear(3, 2))
+    with pytest.raises(ConfigError, match=words):
+        from_flops(module, sample, [1e6], head="1" if net is nn.Sequential else "layers.1")
+
+
+@pytest.mark.parametrize("slots", [-1, 0.5, True, "2"])
+def test_slots_are_a_whole_number(slots: Any) -> None:
+    module = models.build("mlp", inputs=4, hidden=(3,), classes=2)
+    with pytest.raises(ConfigError, match="slots is"):
+        from_memory(module, torch.zeros(1, 4), [1e6], slots=slots)
 
 
 def test_bytes_are_parameters_times_their_width() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from parsifl.errors import ConfigError
 from parsifl.keys import Key
-from parsifl.masks import optimal
+from parsifl.masks import compare, optimal
 from parsifl.masks.instance import instance_of, value
 from parsifl.masks.sca import _rounded, _start, sca
 
@@ -34,6 +34,16 @@ def test_rounding_keeps_the_budget_and_the_largest_values() -> None:
     instance = instance_of([2, 2, 2], [4, 6])
     relaxed = np.array([[0.6, 0.9, 0.7], [1.0, 1.0, 1.0]])
     assert _rounded(instance, relaxed)[0].tolist() == [False, True, True]
+
+
+def test_a_fleet_is_planned_and_compared() -> None:
+    """Ten devices, five layers: the best of 1000 random designs is where it starts."""
+    pytest.importorskip("cvxpy", reason="the extra parsifl[sca] is not installed")
+    plan = optimal([464, 4672, 18560, 73984, 147712], [80_000] * 6 + [245_392] * 4, seconds=3)
+    table = {row["design"]: row for row in compare(plan, draws=50, sca=True)}
+    found = table["SCA (Algorithm 3)"]
+    assert found["problem"] is None
+    assert plan.bound <= found["J"] < table["sequential"]["J"]
 
 
 def test_result_is_feasible_and_never_below_the_optimum() -> None:

@@ -4,10 +4,13 @@ import itertools
 import random
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from parsifl.blocks import Block
 from parsifl.errors import ConfigError
 from parsifl.keys import Key
 from parsifl.masks import MaskPlan, heuristics, optimal, replan
@@ -240,11 +243,42 @@ def test_layer_that_nobody_can_train_is_named() -> None:
         ([], [1], "no layers"),
         ([1, 0], [1], "layer 1 has size 0"),
         ([4, 5], [3, 1], "no device can train any layer"),
+        ([1, 2], 100, "budgets is 100; give one budget per device"),
+        ([1, 2], "100", "budgets is '100'; give one budget"),
+        ([1, 2], {0: 3}, "budgets is .*; give one budget"),
+        ([1, 2], np.zeros((2, 2)), r"device 0 is \[0.0, 0.0\]"),
+        (7, [1], "layers is 7; give one size per layer"),
+        ("17", [1], "layers is '17'; give one size"),
+        ([1, float("inf")], [1], "layer 1 has size inf"),
+        ([Block("a", (), 3), Block("a", (), 4)], [5], "two layers are called 'a'"),
     ],
 )
-def test_bad_input_is_refused_by_name(layers: list[int], budgets: list[float], words: str) -> None:
+def test_bad_input_is_refused_by_name(layers: Any, budgets: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         optimal(layers, budgets)
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        ({"seconds": float("nan")}, "seconds is nan"),
+        ({"seconds": -1}, "seconds is -1"),
+        ({"seconds": "5"}, "seconds is '5'"),
+        ({"nodes": 0}, "nodes is 0"),
+        ({"nodes": 2.5}, "nodes is 2.5"),
+    ],
+)
+def test_limits_of_the_search_are_numbers(limits: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        optimal([1, 2], [1, 3], **limits)
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.int64, np.float64, Fraction])
+def test_numbers_of_any_kind_are_budgets(kind: Any) -> None:
+    plan = optimal([kind(1), kind(2)], [kind(1), kind(3)])
+    assert plan.masks.tolist() == [[True, False], [True, True]]
+    several: Any = torch.tensor([1, 3]) if kind is np.int64 else np.array([1, 3])
+    assert (optimal([1, 2], several).masks == plan.masks).all()
 
 
 def test_unknown_objective_is_refused() -> None:
@@ -279,6 +313,8 @@ def test_replan_refuses_strangers_and_an_empty_fleet() -> None:
     plan = optimal([1, 2], [3, 3])
     with pytest.raises(ConfigError, match="device 5 cannot leave"):
         replan(plan, [5])
+    with pytest.raises(ConfigError, match="leave is 1; give the numbers"):
+        replan(plan, 1)  # type: ignore[arg-type]  # the mistake that is tested
     with pytest.raises(ConfigError, match="all devices have left"):
         replan(plan, [0, 1])
 
@@ -309,6 +345,15 @@ def test_a_limit_of_nodes_gives_the_same_plan_whatever_the_clock_says(
 def test_a_limit_of_nodes_finds_masks_as_good_as_time_does() -> None:
     plan = optimal(MOBILENET, fleet(MOBILENET, 0.75, 20), nodes=50)
     assert plan.J <= 1_560_000
+
+
+def test_a_replan_tells_again_why_layers_cannot_all_be_trained() -> None:
+    plan = optimal({"a": 4, "b": 5}, [5, 1, 1])
+    assert "cannot all be trained at once" in plan.messages[-1]
+    again = replan(plan, [1])
+    assert again.devices == (0, 2)
+    assert "cannot all be trained at once: a" in again.messages[-1]
+    assert not any("no device can train layer" in told for told in again.messages)
 
 
 def test_a_replan_names_devices_by_their_own_numbers() -> None:

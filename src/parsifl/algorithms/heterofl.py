@@ -34,6 +34,10 @@ class HeteroFL(FormedMean):
     )
     requires: ClassVar[tuple[type[Any], ...]] = (Scalable,)
 
+    def reads(self) -> tuple[str, ...]:
+        """Read the width of a device."""
+        return ("width",)
+
     def slices(self) -> bool:
         """Average slices of unequal size."""
         return True

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +10,7 @@ from torch import Tensor
 from parsifl.algorithm import ClientInfo
 from parsifl.algorithms.mean import Mean
 from parsifl.errors import CapabilityError, ConfigError
+from parsifl.masks.instance import is_number
 from parsifl.problem import Layered, Params, Problem, Scalable
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -29,11 +28,6 @@ def width_of(info: ClientInfo) -> float:
             f"the width of client {info.id} is {width!r}; a width is a number above 0, at most 1"
         )
     return float(width)
-
-
-def is_number(thing: Any) -> bool:
-    """Tell whether something is a real number; True is none, nor is NaN."""
-    return isinstance(thing, int | float) and not isinstance(thing, bool) and not math.isnan(thing)
 
 
 def corner(params: Params, shapes: Shapes | None) -> Params:

@@ -83,6 +83,10 @@ class FormedMean(LocalSGD, Algorithm[Problem, Fleet, Params, FormMessage, Params
     def form(self, server: Fleet, info: ClientInfo, key: Key) -> Form:
         """Return the part of the model that this device works on in this round."""
 
+    def reads(self) -> tuple[str, ...]:
+        """Return the entries of a device profile that are read, besides steps and epochs."""
+        return ()
+
     def networks(self) -> int:
         """Return how many narrow networks take the place of the model; 0: the model it is."""
         return 0

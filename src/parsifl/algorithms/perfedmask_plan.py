@@ -10,12 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parsifl.algorithm import ClientInfo
-from parsifl.algorithms.heterofl_slices import is_number
 from parsifl.blocks import Block
 from parsifl.errors import ConfigError
 from parsifl.keys import Key
 from parsifl.masks import heuristics, optimal
-from parsifl.masks.instance import instance_of
+from parsifl.masks.instance import instance_of, is_number
 
 Design = Literal["optimal", "sequential", "random"]
 Objective = Literal["J", "bias"]

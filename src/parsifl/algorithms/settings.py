@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from parsifl.algorithm import ClientInfo
 from parsifl.config import Count, Fraction, Momentum, NonNegative, Positive, Size
+from parsifl.errors import ConfigError
 from parsifl.work import Draw, Partial
 
 
@@ -19,7 +20,7 @@ class LocalSGD:
         Learning rate in round t: lr * lr_decay^t, times 0.1 for each milestone that t has reached.
     batch, steps, epochs
         Rows a step and how many steps a round; `epochs` is used instead of `steps` if given, and
-        a device profile with "epochs" or "steps" overrides both.
+        a device profile with "epochs" or "steps" (one of them) overrides both.
     momentum, decay
         Heavy-ball momentum (fresh each round) and weight decay.
     partial
@@ -44,6 +45,10 @@ class LocalSGD:
     def draw(self, info: ClientInfo) -> Draw:
         """Return the mini-batches that this device trains on in a round."""
         device = {name: info.profile.get(name) for name in ("epochs", "steps")}
+        if None not in device.values():
+            raise ConfigError(
+                f"the profile of client {info.id} has both epochs and steps; give one of them"
+            )
         if device["epochs"] is None and device["steps"] is None:
             device = {"epochs": self.epochs, "steps": self.steps}
         if device["epochs"] is not None:

@@ -39,6 +39,10 @@ class SplitMix(FormedMean):
 
     bases: Count = 8
 
+    def reads(self) -> tuple[str, ...]:
+        """Read the width of a device."""
+        return ("width",)
+
     def networks(self) -> int:
         """Return k."""
         return self.bases

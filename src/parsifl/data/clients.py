@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
@@ -32,8 +33,8 @@ class ClientData:
     Parameters
     ----------
     x
-        All rows of all clients: a tensor (it may share the memory of a NumPy memmap) or a CSR
-        matrix.
+        All rows of all clients: a tensor, a NumPy array (it may be a memmap: rows are then read
+        from disk when they are drawn) or a CSR matrix.
     y
         One target a row: int64 labels, or floats (with a second axis for several targets).
     train, validation, test
@@ -59,6 +60,9 @@ class ClientData:
     augment: str = ""
 
     def __post_init__(self) -> None:
+        for field in ("x", "y"):
+            if isinstance(getattr(self, field), np.ndarray):
+                object.__setattr__(self, field, as_tensor(getattr(self, field)))
         rows, count = int(self.x.shape[0]), len(self.train)
         if len(self.y) != rows:
             raise DataError(f"x has {rows} rows but y has {len(self.y)}; they must agree")
@@ -67,6 +71,8 @@ class ClientData:
                 raise DataError(
                     f"{field} has {len(getattr(self, field))} clients but train has {count}"
                 )
+        if any(self.profiles):  # they are written as JSON, which knows no NumPy
+            object.__setattr__(self, "profiles", tuple(map(_plain, self.profiles)))
         for field in ("train", "validation", "test"):
             _check_rows(field, getattr(self, field), rows)
 
@@ -83,11 +89,14 @@ class ClientData:
         seed: int = 0,
         dtype: torch.dtype | None = None,
         profiles: Sequence[Mapping[str, Any]] | None = None,
+        folder: str | Path | None = None,
     ) -> ClientData:
         """Pool a user's own data: one `(X, y)` a client, arrays, tensors or SciPy sparse matrices.
 
         float64 and float32 stay what they are, integer features become float32 (unless `dtype`
-        says otherwise), integer targets become int64 class labels.
+        says otherwise), integer targets become int64 class labels. With a `folder` the features
+        are pooled in a file there (x.npy) and stay on disk: for data that are larger than memory,
+        given as one memmap a client.
 
         >>> import numpy as np
         >>> data = ClientData.of([(np.zeros((4, 2)), np.array([0, 1, 0, 1]))], test=0.25)
@@ -96,7 +105,9 @@ class ClientData:
         """
         from parsifl.data.pooling import pool
 
-        pooled = pool(clients)
+        if folder is not None:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+        pooled = pool(clients, None if folder is None else (Path(folder) / "x.npy", _number(dtype)))
         parts = Ragged.from_sizes(np.arange(len(pooled.y)), pooled.sizes)
         key = Key(seed, purpose="data/split")
         train, held, tested = split_clients(parts, (1 - test - validation, validation, test), key)
@@ -178,14 +189,19 @@ class ClientData:
         return replace(self, x=flat)
 
 
+def _number(dtype: torch.dtype | None) -> np.dtype[Any] | None:
+    import torch
+
+    return None if dtype is None else torch.empty(0, dtype=dtype).numpy().dtype
+
+
 def _features(x: Any, dtype: torch.dtype | None) -> Tensor | csr_matrix:
     import torch
 
     if dtype is None:
         dtype = torch.float64 if x.dtype == np.float64 else torch.float32
     if not isinstance(x, np.ndarray):
-        number = torch.empty(0, dtype=dtype).numpy().dtype
-        return x.astype(number, copy=False)  # type: ignore[no-any-return]  # a CSR matrix
+        return x.astype(_number(dtype), copy=False)  # type: ignore[no-any-return]  # a CSR matrix
     return as_tensor(x).to(dtype)
 
 
@@ -206,6 +222,10 @@ def _targets(y: Array, classes: int | None, x: Tensor | csr_matrix) -> Tensor:
         return as_tensor(np.asarray(y, dtype=np.int64))
     kept = x.dtype if isinstance(x, torch.Tensor) else torch.from_numpy(x.data[:0]).dtype
     return as_tensor(np.asarray(y)).to(kept if kept.is_floating_point else torch.float32)
+
+
+def _plain(profile: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: v.item() if isinstance(v, np.generic) else v for k, v in profile.items()}
 
 
 def _check_rows(field: str, parts: Sequence[Indices], rows: int) -> None:

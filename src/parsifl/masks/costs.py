@@ -2,7 +2,9 @@
 
 A frozen layer saves its weight gradient. The gradient with respect to its input is still needed
 if an earlier layer is trained, so the cost of a mask is a sum over its layers plus a tail that
-depends on the earliest of them. Both are measured on the module.
+depends on the earliest of them. Both are measured on the module. The tail is what training all
+layers from the earliest on takes: exact where one layer follows the other, and never too little
+where branches run side by side (then a mask may cost less than its plan says).
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import numpy as np
 
 from parsifl.blocks import Block, blocks
 from parsifl.errors import ConfigError
-from parsifl.masks.instance import Floats, Instance, read_budgets, read_objective
+from parsifl.masks.instance import Floats, Instance, is_whole, read_budgets, read_objective
 from parsifl.masks.measure import Probe
 from parsifl.masks.patterns import Catalogue
 from parsifl.masks.plan import MaskPlan
@@ -49,12 +51,12 @@ class Costs:
 def flops_costs(module: nn.Module, sample: Tensor, head: str | None = None) -> Costs:
     """Measure what training each block adds to the backward FLOPs of one batch."""
     probe = Probe.of(module, sample, blocks(module, head))
-    alone = [probe.backward_flops([block]) for block in range(len(probe.blocks))]
+    count = len(probe.blocks)
     # from the input on, every input gradient is there: what a block adds is its weight gradient
     base = probe.backward_flops([], to_input=True)
-    add = [probe.backward_flops([block], to_input=True) - base for block in range(len(alone))]
-    adds = np.array(add, dtype=float)
-    return Costs(probe.blocks, adds, np.array(alone, dtype=float) - adds)
+    add = np.array([probe.backward_flops([b], to_input=True) - base for b in range(count)], float)
+    whole = np.array([probe.backward_flops(range(first, count)) for first in range(count)], float)
+    return Costs(probe.blocks, add, _falling(whole - np.cumsum(add[::-1])[::-1]))
 
 
 def memory_costs(
@@ -65,12 +67,14 @@ def memory_costs(
     The activations are those of training every block from the earliest on: never too few.
     `slots` is the optimiser's memory per parameter (0: plain SGD, 1: momentum, 2: Adam).
     """
+    if not is_whole(slots, 0):
+        raise ConfigError(f"slots is {slots!r}; it is a whole number: 0 for SGD, 2 for Adam")
     probe = Probe.of(module, sample, blocks(module, head))
     count = len(probe.blocks)
     kept = np.array([probe.kept_bytes(range(first, count)) for first in range(count)], dtype=float)
-    # cutting a mask must never cost more: the solver relies on it
-    tail = np.maximum.accumulate(kept[::-1])[::-1] + probe.all_bytes()
-    return Costs(probe.blocks, (1 + slots) * probe.block_bytes(), tail)
+    return Costs(
+        probe.blocks, (1 + int(slots)) * probe.block_bytes(), _falling(kept) + probe.all_bytes()
+    )
 
 
 def from_flops(
@@ -87,11 +91,9 @@ def from_flops(
     The slack of a device counts parameters: the most it could train within its FLOPs, less what
     it trains.
     """
-    goal = read_objective(objective)
+    goal, limits = read_objective(objective), read_budgets(flops_budgets)
     costs = flops_costs(module, sample, head)
-    plan = solve(costs.instance(flops_budgets), goal, seconds=seconds)
-    _recount(plan, Probe.of(module, sample, costs.blocks))
-    return plan
+    return solve(costs.instance(limits), goal, seconds=seconds)
 
 
 def from_bytes(
@@ -125,20 +127,12 @@ def from_memory(
     seconds: float = 15.0,
 ) -> MaskPlan:
     """Plan for devices with so many bytes of memory for a training step on `sample`."""
-    goal = read_objective(objective)
+    goal, limits = read_objective(objective), read_budgets(memory_budgets)
     costs = memory_costs(module, sample, head, slots=slots)
-    return solve(costs.instance(memory_budgets), goal, seconds=seconds)
+    return solve(costs.instance(limits), goal, seconds=seconds)
 
 
-def _recount(plan: MaskPlan, probe: Probe) -> None:
-    """Count each mask on the module: in a net with parallel branches the sum may fall short."""
-    rows, where = np.unique(plan.masks, axis=0, return_index=True)
-    for row, device in zip(rows, where, strict=True):
-        spent = probe.backward_flops(np.flatnonzero(row).tolist())
-        if spent > plan.instance.limits[device] * (1 + 1e-9):
-            raise ConfigError(
-                f"the mask of device {device} takes {spent:,} FLOPs, more than its budget of "
-                f"{plan.instance.limits[device]:,.0f}: the model has parallel branches, which a "
-                "plan by earliest block cannot count; join the branches into one block with "
-                "mask_blocks()"
-            )
+def _falling(tail: Floats) -> Floats:
+    """Raise a tail to those of later layers: cutting a mask must never cost more."""
+    highest: Floats = np.maximum.accumulate(np.maximum(tail, 0.0)[::-1])[::-1]
+    return highest

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from parsifl.blocks import blocks
 from parsifl.errors import ConfigError
-from parsifl.masks.costs import flops_costs
-from parsifl.masks.instance import Instance, instance_of
+from parsifl.masks.instance import Instance, instance_of, is_number
 from parsifl.masks.measure import Probe
 from parsifl.masks.patterns import Catalogue
 
@@ -36,19 +35,19 @@ def curve(
     forward and backward of one batch like `sample`; the percentages saved are those of Figure 3.
     A device that knows its FLOPs reads its psi off this table.
     """
-    costs = flops_costs(module, sample, head)
-    total = sum(block.size for block in costs.blocks)
-    forward = Probe.of(module, sample, blocks(module, head)).forward_flops()
-    everything = forward + float(costs.add.sum() + costs.tail[0])
+    probe = Probe.of(module, sample, blocks(module, head))
+    total = sum(block.size for block in probe.blocks)
+    forward = probe.forward_flops()
+    everything = forward + probe.backward_flops(range(len(probe.blocks)))
     table = []
     for rate in rates:
-        if not 0.0 <= rate < 1.0:
-            raise ConfigError(f"the masking rate is {rate}; it must be at least 0 and below 1")
+        if not is_number(rate) or not 0.0 <= rate < 1.0:
+            raise ConfigError(f"the masking rate is {rate!r}; it must be at least 0 and below 1")
         psi = (1.0 - rate) * total
-        instance = instance_of(costs.blocks, [psi])
+        instance = instance_of(probe.blocks, [psi])
         row = _chosen(instance, psi, design)
         parameters = int(row @ instance.sizes)
-        backward = float(row @ costs.add + (costs.tail[row.argmax()] if row.any() else 0.0))
+        backward = probe.backward_flops(np.flatnonzero(row).tolist())
         table.append(
             {
                 "rate": rate,
@@ -56,9 +55,9 @@ def curve(
                 "parameters": parameters,
                 "parameters_saved": 100.0 * (1.0 - parameters / total),
                 "forward_flops": forward,
-                "backward_flops": int(backward),
+                "backward_flops": backward,
                 "flops_saved": 100.0 * (1.0 - (forward + backward) / everything),
-                "layers": [costs.blocks[index].name for index in np.flatnonzero(row)],
+                "layers": [probe.blocks[index].name for index in np.flatnonzero(row)],
             }
         )
     return table

@@ -55,7 +55,8 @@ class Instance:
 
     For a budget of parameters `add` is the size and `tail` is zero. For FLOPs and memory `tail`
     is what it takes to reach back to the earliest trained layer. `reach` is the number of
-    parameters against which the slack of a device is measured.
+    parameters against which the slack of a device is measured. `asked` is what was asked for,
+    where layers had to be left out.
     """
 
     names: tuple[str, ...]
@@ -64,6 +65,7 @@ class Instance:
     tail: Floats  # [L]
     limits: Floats  # [N]
     reach: Floats  # [N]
+    asked: Instance | None = None
 
     @property
     def total(self) -> float:
@@ -121,7 +123,7 @@ class Instance:
         """Return the instance in which nobody can afford these layers."""
         add = self.add.copy()
         add[layers] = 2.0 * float(self.limits.max()) + 1.0
-        return replace(self, add=add)
+        return replace(self, add=add, asked=self)
 
     def take(self, devices: NDArray[np.intp]) -> Instance:
         """Return the instance with only these devices."""
@@ -170,28 +172,34 @@ def instance_of(layers: Layers, budgets: Iterable[float]) -> Instance:
 def read_layers(layers: Layers) -> tuple[tuple[str, ...], Floats]:
     """Return names and sizes; a layer without a name gets its index."""
     if isinstance(layers, Mapping):
-        pairs: list[tuple[str, Any]] = list(layers.items())
+        pairs: list[tuple[str, Any]] = [(str(name), size) for name, size in layers.items()]
     else:
-        pairs = [_pair(index, layer) for index, layer in enumerate(layers)]
+        given = listed(layers, "layers", "one size per layer, or masks.blocks(module)")
+        pairs = [_pair(index, layer) for index, layer in enumerate(given)]
     if not pairs:
         raise ConfigError("there are no layers to mask; give at least one layer size")
+    names = [name for name, _ in pairs]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ConfigError(
+            f"two layers are called '{twice[0]}'; every layer needs a name of its own"
+        )
     for name, size in pairs:
-        if not _is_number(size) or not size > 0:
+        if not is_number(size) or not 0 < size < math.inf:
             raise ConfigError(f"layer {name} has size {size!r}; a size is a positive number")
-    return tuple(name for name, _ in pairs), np.array([float(size) for _, size in pairs])
+    return tuple(names), np.array([float(size) for _, size in pairs])
 
 
 def read_budgets(budgets: Iterable[float]) -> Floats:
     """Return the budgets as an array, naming the device whose budget is no budget."""
-    listed = list(budgets)
-    if not listed:
+    given = listed(budgets, "budgets", "one budget per device, such as [0.5e6, 1e6]")
+    if not given:
         raise ConfigError("there are no devices; give one budget per device")
-    for device, budget in enumerate(listed):
-        if not _is_number(budget):
+    for device, budget in enumerate(given):
+        if not is_number(budget):
             raise ConfigError(f"the budget of device {device} is {budget!r}; a budget is a number")
         if not budget >= 0:
             raise ConfigError(f"the budget of device {device} is {budget}; it must not be negative")
-    return np.array([min(float(budget), 1e300) for budget in listed])
+    return np.array([min(float(budget), 1e300) for budget in given])
 
 
 def read_objective(objective: str) -> Objective:
@@ -207,6 +215,26 @@ def _pair(index: int, layer: Any) -> tuple[str, Any]:
     return (layer.name, layer.size) if isinstance(layer, NamedLayer) else (str(index), layer)
 
 
-def _is_number(thing: Any) -> bool:
+def listed(things: Any, what: str, wanted: str) -> list[Any]:
+    """Return what an iterable, array or tensor holds; text and mappings only look like lists."""
+    if hasattr(things, "tolist"):
+        things = things.tolist()
+    if isinstance(things, str | bytes | Mapping) or not isinstance(things, Iterable):
+        raise ConfigError(f"{what} is {things!r:.80}; give {wanted}")
+    return list(things)
+
+
+def is_whole(thing: Any, least: int) -> bool:
+    """Tell whether something is a whole number of at least this size."""
+    whole = isinstance(thing, int | np.integer) and not isinstance(thing, bool)
+    return whole and int(thing) >= least
+
+
+def is_number(thing: Any) -> bool:
+    """Tell whether something is a real number; True is none, nor is NaN.
+
+    >>> is_number(np.float32(2)), is_number("2"), is_number(float("nan"))
+    (True, False, False)
+    """
     numeric = isinstance(thing, Real) and not isinstance(thing, bool | np.bool_)
     return numeric and not math.isnan(float(thing))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from parsifl.blocks import Block
+from parsifl.errors import ConfigError
 from parsifl.masks.instance import Floats
 
 if TYPE_CHECKING:
@@ -27,11 +28,14 @@ class Probe:
     @classmethod
     def of(cls, module: nn.Module, sample: Tensor, blocks: Sequence[Block]) -> Probe:
         """Copy the module to `meta` and sort its blocks by the order in which they run."""
+        import torch
+
+        if not isinstance(sample, torch.Tensor):
+            raise ConfigError(f"the sample is a {type(sample).__name__}; give a batch as a tensor")
         ghost = copy.deepcopy(module).to("meta").train()
-        batch = sample.to("meta")
+        batch = sample.detach().to("meta")
         turn = _running_order(ghost, batch)
-        last = len(turn)
-        ordered = sorted(blocks, key=lambda block: min(turn.get(n, last) for n in block.parameters))
+        ordered = sorted(blocks, key=lambda block: min(turn[name] for name in block.parameters))
         return cls(ghost, batch, tuple(ordered))
 
     def forward_flops(self) -> int:
@@ -43,7 +47,11 @@ class Probe:
         return int(counter.get_total_flops())
 
     def backward_flops(self, trained: Iterable[int], *, to_input: bool = False) -> int:
-        """Return the FLOPs of a backward pass that trains these blocks; the head is frozen."""
+        """Return the FLOPs of a backward pass that trains these blocks; the head is frozen.
+
+        `to_input` asks for the gradient with respect to the input as well, so that no gradient
+        inside is spared; where the input is made of numbers of tokens, for that of their vectors.
+        """
         from parsifl.models.flops import flop_counter
 
         loss = self._loss(trained, to_input)
@@ -84,30 +92,66 @@ class Probe:
         names = {name for index in trained for name in self.blocks[index].parameters}
         for name, parameter in self.module.named_parameters():
             parameter.requires_grad_(name in names)
-        sample = self.sample.detach().clone()
-        if to_input:
-            sample.requires_grad_(True)
-        loss: Tensor = self.module(sample).sum()
-        return loss
+        sample = self.sample.clone()
+        if not to_input:
+            return self._sum(sample)
+        if sample.is_floating_point():
+            return self._sum(sample.requires_grad_(True))
+        handles = [child.register_forward_hook(_open) for child in self.module.modules()]
+        try:
+            return self._sum(sample)
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _sum(self, sample: Tensor) -> Tensor:
+        import torch
+
+        output = self.module(sample)
+        if not isinstance(output, torch.Tensor):
+            raise ConfigError(
+                f"the model returns a {type(output).__name__}; to be measured it must return the "
+                "tensor that the loss is computed from"
+            )
+        return output.sum()
+
+
+def _open(child: nn.Module, inputs: Any, output: Any) -> None:
+    """Ask for the gradient of what a module makes of whole numbers, such as an embedding."""
+    import torch
+
+    del child
+    given = [one for one in inputs if isinstance(one, torch.Tensor)]
+    whole = given and not any(one.is_floating_point() for one in given)
+    if whole and isinstance(output, torch.Tensor) and output.is_floating_point():
+        output.requires_grad_(True)
 
 
 def _running_order(module: nn.Module, sample: Tensor) -> dict[str, int]:
-    """Return when each parameter's module first runs."""
+    """Return when each parameter's module first runs.
+
+    A module that its parent reads instead of calling (the output projection of torch's attention)
+    runs when the parent does.
+    """
     import torch
 
     turn: dict[str, int] = {}
-    handles = []
     for name, child in module.named_modules():
-        prefix = f"{name}." if name else ""
-        own = [prefix + leaf for leaf, _ in child.named_parameters(recurse=False)]
 
-        def note(*_: Any, own: list[str] = own) -> None:
-            for leaf in own:
-                turn.setdefault(leaf, len(turn))
+        def note(*_: Any, name: str = name) -> None:
+            turn.setdefault(name, len(turn))
 
-        handles.append(child.register_forward_pre_hook(note))
-    with torch.no_grad():
-        module(sample)
-    for handle in handles:
-        handle.remove()
-    return turn
+        child.register_forward_pre_hook(note)  # on a copy: they may stay
+    try:
+        with torch.no_grad():
+            module(sample)
+    except Exception as error:
+        shape = " x ".join(map(str, sample.shape))
+        raise ConfigError(
+            f"the model does not run on a sample of {shape} ({sample.dtype}): {error}"
+        ) from error
+
+    def when(owner: str) -> int:
+        return turn[owner] if owner in turn or not owner else when(owner.rpartition(".")[0])
+
+    return {name: when(name.rpartition(".")[0]) for name, _ in module.named_parameters()}

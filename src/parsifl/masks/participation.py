@@ -10,7 +10,7 @@ import numpy as np
 
 from parsifl.errors import ConfigError
 from parsifl.keys import Key
-from parsifl.masks.instance import Floats, Ints, Masks
+from parsifl.masks.instance import Floats, Ints, Masks, is_number, is_whole
 from parsifl.masks.plan import MaskPlan
 
 _EXACT = 20_000  # cohorts (counted by masks) that are summed one by one
@@ -35,10 +35,10 @@ def expected_bias(plan: MaskPlan, participation: float, *, draws: int = 4000) ->
     >>> round(expected_bias(optimal([1, 1], [1, 2]), 0.5).mean, 6)
     0.5
     """
-    if not 0.0 < participation <= 1.0:
-        raise ConfigError(f"participation is {participation}; it must be above 0 and at most 1")
-    if draws < 2:
-        raise ConfigError(f"draws is {draws}; give at least 2 to know the error")
+    if not is_number(participation) or not 0.0 < participation <= 1.0:
+        raise ConfigError(f"participation is {participation!r}; it must be above 0 and at most 1")
+    if not is_whole(draws, 2):
+        raise ConfigError(f"draws is {draws!r}; give at least 2 to know the error")
     kinds, counts = np.unique(plan.masks, axis=0, return_counts=True)
     cohort = max(1, int(participation * len(plan.masks) + 1e-9))
     if math.prod(int(count) + 1 for count in counts) <= _EXACT:

@@ -20,6 +20,9 @@ from parsifl.masks.instance import (
     Objective,
     gammas,
     instance_of,
+    is_number,
+    is_whole,
+    listed,
     read_objective,
     value,
 )
@@ -77,6 +80,7 @@ def solve(
     instance: Instance, objective: Objective, *, seconds: float = 15.0, nodes: int | None = None
 ) -> MaskPlan:
     """Find the best masks of an instance (see `optimal`)."""
+    _check_limits(seconds, nodes)
     begin = time.perf_counter()
     end = begin + seconds if nodes is None else math.inf
     if not instance.active().any():
@@ -117,15 +121,22 @@ def solve(
     )
 
 
+def _check_limits(seconds: float, nodes: int | None) -> None:
+    if not is_number(seconds) or seconds < 0:
+        raise ConfigError(f"seconds is {seconds!r}; it is a number, 0 or more")
+    if nodes is not None and not is_whole(nodes, 1):
+        raise ConfigError(f"nodes is {nodes!r}; it is a whole number, 1 or more")
+
+
 def replan(plan: MaskPlan, leave: Iterable[int], *, seconds: float = 15.0) -> MaskPlan:
     """Plan again after devices left; masks that are still as good as the new ones are kept."""
-    gone = set(leave)
+    gone = set(listed(leave, "leave", "the numbers of the devices that leave"))
     if unknown := gone - set(plan.devices):
         raise ConfigError(f"device {min(unknown)} cannot leave: it is not in the plan")
     rows = np.array([row for row, device in enumerate(plan.devices) if device not in gone])
     if not len(rows):
         raise ConfigError("all devices have left; there is nothing to plan")
-    rest = plan.instance.take(rows)
+    rest = (plan.instance.asked or plan.instance).take(rows)
     fresh = solve(rest, plan.objective, seconds=seconds)
     devices = tuple(plan.devices[row] for row in rows)
     kept = plan.masks[rows]
