@@ -15,7 +15,7 @@ from parsifl.algorithms.ditto import Ditto
 from parsifl.algorithms.fedavg import FedAvg
 from parsifl.algorithms.local import Local as LocalOnly
 from parsifl.engine.evaluation import Evaluation, Scores
-from parsifl.engine.judge import FINE_TUNE
+from parsifl.engine.judge import FINE_TUNE, Judge
 from parsifl.engine.shards import Shards
 from parsifl.engine.simulate import simulate
 from parsifl.engine.summary import headline
@@ -83,6 +83,25 @@ def test_fine_tuning_takes_its_steps_from_the_personal_model(engine: Any, method
     assert fine.metrics[-1]["personal"] != plain.metrics[-1]["personal"]
     assert fine.metrics[-1]["global"] == plain.metrics[-1]["global"]
     assert not any(record["fallbacks"] for record in fine.metrics)
+
+
+def test_fine_tuning_may_go_on_as_the_round_trained() -> None:
+    method = FedAvg(lr=0.4, steps=2, batch=4, milestones=(1,))
+    problem, data = classifier(), clients()
+    told = Evaluation(
+        fine_tune_steps=3, fine_tune_lr=None, fine_tune_batch=4, fine_tune_momentum=0.9,
+        fine_tune_decay=0.1,
+    )  # fmt: skip
+    plain = simulate(method, problem, data, 2)
+    fine = simulate(method, problem, data, 2, evaluation=told)
+    work = Work({FINE_TUNE: Draw(4, steps=3)})
+    shard = Shards(data, problem).shard(1, work, Key(0, 1, purpose="tuning"))
+    start = plain.personal(1).params
+    wanted = sgd(problem, start, shard[FINE_TUNE], 0.04, momentum=0.9, decay=0.1)
+    assert difference(fine.personal(1).params, wanted) < 1e-13
+    nobody: Any = None  # stands for a method without local SGD
+    with pytest.raises(ConfigError, match="no learning rate of the round"):
+        Judge(nobody, problem, data, (), Shards(data, problem), told)
 
 
 def test_models_are_judged_every_so_many_rounds_and_after_the_last() -> None:

@@ -189,7 +189,7 @@ def test_costs_of_a_step_are_counted_for_both_kinds_of_devices() -> None:
         )  # fmt: skip
 
     problem = NeuralProblem(network)
-    small = replace(FEDERATIONS["small"], part=0.25)
+    small = replace(FEDERATIONS["small"], part=0.25, budget=0.325)
     masked, strong, weak = configured("perfedmask", small)
     found = perfedmask_costs.step_costs(masked, problem, [weak, strong])
     assert found["weak_backward"] < found["strong_backward"]
@@ -226,7 +226,9 @@ def test_job_trains_judges_and_counts(name: str, monkeypatch: pytest.MonkeyPatch
     federation = replace(FEDERATIONS["small"], rounds=1, strong={"steps": 2}, weak={"steps": 1})
     monkeypatch.setattr(perfedmask_setup.Federation, "prepare", lambda *_: tiny())
     monkeypatch.setattr(perfedmask_setup.Federation, "module", lambda _, width=1.0: network(width))
-    monkeypatch.setattr(perfedmask_setup, "FEDERATIONS", {"small": replace(federation, part=0.5)})
+    monkeypatch.setattr(
+        perfedmask_setup, "FEDERATIONS", {"small": replace(federation, part=0.5, budget=0.5)}
+    )
     made = perfedmask_setup.job(Cell("small", name), 0, SMALL)
     values = made.run(None)
     assert 0 <= values["before"] <= 100

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from parsifl import config
-from parsifl.config import Count, Fraction, Positive, Size
+from parsifl.config import Count, Fraction, Momentum, NonNegative, Positive, Size
 from parsifl.problem import Problem
 
 Split = Literal["validation", "test"]
@@ -28,9 +28,10 @@ class Evaluation:
 
     Parameters
     ----------
-    fine_tune_steps, fine_tune_lr, fine_tune_batch
+    fine_tune_steps, fine_tune_lr, fine_tune_batch, fine_tune_momentum, fine_tune_decay
         SGD steps that every personal model takes on its client's training rows before it is
-        judged; they change nothing that the run keeps.
+        judged; they change nothing that the run keeps. A rate of None is the rate that the
+        algorithm trained with in the round that is judged.
     select
         Which round the headline number comes from: the last; the best on validation data; or the
         best on test data, as some papers do.
@@ -43,8 +44,10 @@ class Evaluation:
     """
 
     fine_tune_steps: Size = 0
-    fine_tune_lr: Positive = 0.01
+    fine_tune_lr: Positive | None = 0.01
     fine_tune_batch: Count = 20
+    fine_tune_momentum: Momentum = 0.0
+    fine_tune_decay: NonNegative = 0.0
     select: Select = "last"
     clients: Clients = "all"
     unseen: Fraction = 0.0

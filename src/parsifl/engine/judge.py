@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from parsifl import wire
 from parsifl.algorithm import AnyMethod, ClientInfo
+from parsifl.algorithms.settings import LocalSGD
 from parsifl.data.clients import ClientData
 from parsifl.engine import executors
 from parsifl.engine.evaluation import Evaluation, Scores, Split
@@ -19,7 +21,7 @@ from parsifl.engine.round import first_state
 from parsifl.engine.shards import Shards
 from parsifl.engine.store import ClientStore
 from parsifl.engine.tasks import Task, reason
-from parsifl.errors import ClientError, DataError
+from parsifl.errors import ClientError, ConfigError, DataError
 from parsifl.keys import Key
 from parsifl.problem import Model, Problem
 from parsifl.solvers.sgd import sgd
@@ -27,6 +29,7 @@ from parsifl.wire import Precision
 from parsifl.work import Draw, Rows, Shard, Work
 
 FINE_TUNE = "evaluation/fine-tune"
+PIECE_BYTES = 8 << 20  # of the rows that a global model is judged on at once
 _STATISTICS_ROWS = 128  # models with batch statistics are judged in batches of this size
 
 
@@ -46,6 +49,11 @@ class Judge:
         self._method, self._problem, self._data = method, problem, data
         self._infos, self._shards, self._evaluation = infos, shards, evaluation
         self._precision: Precision = precision
+        if evaluation.fine_tune_lr is None and not isinstance(method, LocalSGD):
+            raise ConfigError(
+                f"{type(method).__name__} has no learning rate of the round to fine-tune with; "
+                "set fine_tune_lr"
+            )
         self._last: tuple[Any, Any] = (None, None)  # what was sent, and what clients see of it
 
     @property
@@ -69,20 +77,31 @@ class Judge:
             means = [_weighted_means(model, self._shards.rows(parts[i])) for i in judged]
             values = {n: np.array([float(m[n]) for m in means]) for n in means[0]}
             return Scores(np.array(judged), sizes, values)
-        rows = self._shards.rows(np.concatenate([parts[client] for client in judged]))
+        rows = np.concatenate([parts[client] for client in judged])
         starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
         try:
-            metrics = model.problem.metrics(model.params, rows)
+            metrics = self._row_metrics(model, rows)
         except (IndexError, RuntimeError, ValueError) as error:
             raise DataError(
                 f"the global model cannot be judged on the {split} rows ({reason(error)}); do its "
                 "inputs and outputs fit the data, and are all labels below its outputs?"
             ) from error
-        values = {
-            name: np.add.reduceat(column.double().numpy(), starts) / sizes
-            for name, column in metrics.items()
-        }
+        values = {name: np.add.reduceat(column, starts) / sizes for name, column in metrics.items()}
         return Scores(np.array(judged), sizes, values)
+
+    def _row_metrics(
+        self, model: Model, rows: npt.NDArray[np.int64]
+    ) -> dict[str, npt.NDArray[np.float64]]:
+        """Judge rows piece by piece: neither they nor what the layers make of them fit at once."""
+        size = _piece(self._data)
+        found = [
+            model.problem.metrics(model.params, self._shards.rows(rows[at : at + size]))
+            for at in range(0, len(rows), size)
+        ]
+        return {
+            name: np.concatenate([piece[name].double().numpy() for piece in found])
+            for name in found[0]
+        }
 
     def personal_scores(
         self,
@@ -139,8 +158,22 @@ class Judge:
         model = self._method.personalize(self._problem, down, client, shard)
         if not self._evaluation.fine_tune_steps:
             return model
-        rate = self._evaluation.fine_tune_lr
-        return Model(model.problem, sgd(model.problem, model.params, shard[FINE_TUNE], rate))
+        told = self._evaluation
+        tuned = sgd(
+            model.problem,
+            model.params,
+            shard[FINE_TUNE],
+            self._rate(shard.round),
+            momentum=told.fine_tune_momentum,
+            decay=told.fine_tune_decay,
+        )
+        return Model(model.problem, tuned)
+
+    def _rate(self, round: int) -> float:
+        given: Any = self._evaluation.fine_tune_lr  # None is for methods with a rate of their own
+        if given is None and isinstance(self._method, LocalSGD):
+            given = self._method.rate(round)
+        return float(given)
 
     def _task(self, server: Any, store: ClientStore, client: int, rows: Rows, key: Key) -> Task:
         return Task(client, (*self._arguments(server, store, client, key), rows))
@@ -181,6 +214,13 @@ class Judge:
 
     def _parts(self, split: Split) -> Sequence[Any]:
         return self._data.test if split == "test" else self._data.validation
+
+
+def _piece(data: ClientData) -> int:
+    """Return how many rows are judged at once."""
+    if not isinstance(data.x, Tensor):
+        return max(1, data.x.shape[0])
+    return max(1, PIECE_BYTES // max(1, data.x[:1].nbytes))
 
 
 def _weighted_means(model: Model, rows: Rows) -> dict[str, Tensor]:

@@ -22,6 +22,7 @@ from parsifl.recipes.recipe import SKIPPED, Context, Job, Values
 
 PAPER = "PerFedMask: Personalized Federated Learning with Optimized Masking Vectors"
 TUNE_STEPS_PER_EPOCH = 9
+MOMENTUM, DECAY = 0.9, 5e-4
 
 
 @dataclass(frozen=True)
@@ -46,13 +47,13 @@ class Federation:
     strong: Values
     weak: Values
     tune_steps: int
-    tune_lr: float
     validation: float
     evaluations: int
 
     def module(self, width: float = 1.0) -> nn.Module:
         """Build the network."""
-        return build(self.model, width=width, **self.options)
+        own = self.options.get("width", 1.0)
+        return build(self.model, **{**self.options, "width": width * own})
 
     def prepare(self, seed: int, data_dir: str | None) -> ClientData:
         """Load and divide the data; they stay in memory for the next job."""
@@ -78,7 +79,6 @@ _PAPER_SIZE: Values = {
     "strong": {"epochs": 4},
     "weak": {"epochs": 2},
     "tune_steps": 5 * TUNE_STEPS_PER_EPOCH,
-    "tune_lr": 0.01,
     "validation": 1 / 12,
     "evaluations": 20,
 }
@@ -102,23 +102,22 @@ FEDERATIONS: Mapping[str, Federation] = {
         partition="natural-id",
         model="alexnet",
         options={"classes": 10},
-        **{**_PAPER_SIZE, "clients": 30, "rounds": 100, "lr": 0.01, "tune_lr": 0.001},
+        **{**_PAPER_SIZE, "clients": 30, "rounds": 100, "lr": 0.01},
     ),
     "small": Federation(
         data="cifar-10:normalize=channel,augment=flip",
         clients=10,
         partition="pathological:classes=3,assign=dealt,sizes=equal",
-        model="vgg",
-        options={"classes": 10, "norm": "batch"},
-        rounds=20,
+        model="preresnet18",  # the paper's layers at an eighth of their width
+        options={"classes": 10, "width": 1 / 8},
+        rounds=16,
         lr=0.05,
         batch=25,
         part=1 / 4,
-        budget=0.325,  # below it only one set of layers fits, and all designs would be the same
+        budget=1 / 8,
         strong={"steps": 8},
         weak={"steps": 4},
         tune_steps=20,
-        tune_lr=0.02,
         validation=0.0,
         evaluations=1,
     ),
@@ -174,8 +173,8 @@ def configured(name: str, federation: Federation) -> tuple[AnyMethod, Values, Va
     same: Values = {
         "lr": federation.lr,
         "batch": federation.batch,
-        "momentum": 0.9,
-        "decay": 5e-4,
+        "momentum": MOMENTUM,
+        "decay": DECAY,
         "partial": "wrap",
         "milestones": (federation.rounds // 2, federation.rounds * 3 // 4),
     }
@@ -224,8 +223,10 @@ def _run(cell: Cell, seed: int, context: Context, folder: Path | None) -> Values
         evaluate_every=max(1, federation.rounds // federation.evaluations),
         evaluation=Evaluation(
             fine_tune_steps=steps,
-            fine_tune_lr=federation.tune_lr,
+            fine_tune_lr=None,
             fine_tune_batch=federation.batch,
+            fine_tune_momentum=MOMENTUM,
+            fine_tune_decay=DECAY,
             select="best-validation" if federation.validation else "last",
             weighting="uniform",
         ),
