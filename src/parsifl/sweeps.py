@@ -1,4 +1,8 @@
-"""Grids of experiments: every combination of settings and seeds, each in a folder of its own."""
+"""Grids of experiments: every combination of settings and seeds, each in a folder of its own.
+
+The best is chosen by validation rows where there are any: a score on test rows that was used to
+choose is better than what the method will do on rows that nobody has seen.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from parsifl.engine.run import Run
 from parsifl.engine.summary import MODELS
@@ -15,6 +19,7 @@ from parsifl.errors import ConfigError
 from parsifl.experiment import Experiment
 
 Grid = Mapping[str, Sequence[Any]]
+Split = Literal["validation", "test"]
 
 
 @dataclass(frozen=True)
@@ -31,17 +36,21 @@ class Point:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the seeds of one point gave: the headline of each run."""
+    """What the seeds of one point gave: the headline of each run, and its validation scores."""
 
     point: Point
     summaries: tuple[dict[str, Any], ...]
+    validation: tuple[dict[str, float], ...] = ()
 
-    def mean(self, model: str) -> float | None:
+    def mean(self, model: str, split: Split = "test") -> float | None:
         """Return the mean score over seeds of the global or the personal model."""
-        found = [summary[model] for summary in self.summaries]
-        if any(score is None for score in found):
+        if split == "validation":
+            known = [scores[model] for scores in self.validation if model in scores]
+        else:
+            known = [found["mean"] for each in self.summaries if (found := each[model]) is not None]
+        if not known or len(known) < len(self.summaries):
             return None
-        return math.fsum(score["mean"] for score in found) / len(found)
+        return math.fsum(known) / len(known)
 
 
 def points(grid: Grid) -> list[Point]:
@@ -80,19 +89,41 @@ def sweep(
     folder: Path,
 ) -> list[Outcome]:
     """Run the whole grid; `run` resumes a folder that holds a part of its experiment."""
-    found: dict[str, tuple[Point, list[dict[str, Any]]]] = {}
+    found: dict[str, Outcome] = {}
     for point, experiment in experiments(base, grid, seeds):
-        place = folder / point.label / f"seed-{experiment.seed}"
-        summary = run(experiment, place).summary()
-        found.setdefault(point.label, (point, []))[1].append(summary)
-    return [Outcome(point, tuple(summaries)) for point, summaries in found.values()]
+        finished = run(experiment, folder / point.label / f"seed-{experiment.seed}")
+        before = found.get(point.label, Outcome(point, ()))
+        found[point.label] = replace(
+            before,
+            summaries=(*before.summaries, finished.summary()),
+            validation=(*before.validation, _validation(finished)),
+        )
+    return list(found.values())
+
+
+def _validation(run: Run) -> dict[str, float]:
+    """Return the validation score of each model, in the round that its headline comes from."""
+    summary, records = run.summary(), {record["round"]: record for record in run.metrics}
+    scores: dict[str, float] = {}
+    for model in MODELS:
+        record = records.get(summary[f"{model}_round"], {})
+        if "validation" in record.get(model, {}):
+            scores[model] = record[model]["validation"][summary["score"]]["mean"]
+    return scores
+
+
+def chosen_by(outcomes: Sequence[Outcome], model: str) -> Split:
+    """Return which rows the best is chosen by: test rows only where there are no others."""
+    whole = all(outcome.mean(model, "validation") is not None for outcome in outcomes)
+    return "validation" if whole else "test"
 
 
 def best(outcomes: Sequence[Outcome], model: str, maximize: bool) -> Outcome:
-    """Return the outcome with the best mean score of a model."""
+    """Return the outcome with the best mean score of a model, on the rows of `chosen_by`."""
     if model not in MODELS:
         raise ConfigError(f"model must be one of {', '.join(MODELS)}, got '{model}'")
-    scored = [(outcome.mean(model), outcome) for outcome in outcomes]
+    split = chosen_by(outcomes, model)
+    scored = [(outcome.mean(model, split), outcome) for outcome in outcomes]
     known = [(score, outcome) for score, outcome in scored if score is not None]
     if not known:
         raise ConfigError(f"no run of this sweep has a {model} model; choose the other one")

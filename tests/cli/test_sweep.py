@@ -23,6 +23,8 @@ def test_a_sweep_runs_the_grid_and_names_the_best(tmp_path: Path) -> None:
     assert [row["settings"]["lr"] for row in rows] == ["0.0001", "0.5"]
     assert [row["best"] for row in rows] == [False, True]
     assert all(len(row["runs"]) == 2 for row in rows)
+    assert {row["chosen_by"] for row in rows} == {"validation"}
+    assert "optimistic" not in err
     assert (tmp_path / "lr=0.5" / "seed-1" / "metrics.jsonl").exists()
 
 
@@ -50,3 +52,11 @@ def test_a_method_without_a_global_model_cannot_be_judged_on_it(tmp_path: Path) 
     code, _, err = invoke(*words)
     assert code == 2
     assert "global" in err
+
+
+def test_choosing_by_test_rows_must_be_asked_for_and_is_said(tmp_path: Path) -> None:
+    words = ["fedavg", *BASE, "--grid", "lr=0.1", "--validation", "0", "--out", str(tmp_path)]
+    code, out, err = invoke(*words)
+    assert code == 0, err
+    assert "its score is optimistic" in err
+    assert "on test rows" in out

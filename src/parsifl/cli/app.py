@@ -23,9 +23,11 @@ _START = """Parsifl: parsimonious federated learning.
   parsifl show fedavg              equations, fields and messages of a method
   parsifl run fedavg --data digits --rounds 50 --out runs/first
   parsifl report runs/* -o report.html
+  parsifl reproduce --list         the tables and figures of five papers
   parsifl doctor                   check this installation
 
-  parsifl COMMAND --help           every command has examples"""
+  parsifl COMMAND --help           every command has examples
+  parsifl --install-completion     let the tabulator key complete commands and options"""
 
 
 @app.callback(invoke_without_command=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from parsifl.engine.run import Run
     from parsifl.experiment import Experiment
     from parsifl.sweeps import Outcome
+
+HELD_OUT = 0.1
+"""The fraction of rows that the best is chosen by, unless --validation says otherwise."""
 
 
 def sweep(  # typer reads the options from the signature; `context` holds their values
@@ -46,6 +50,9 @@ def sweep(  # typer reads the options from the signature; `context` holds their 
 ) -> None:
     """Run every combination of a grid and name the best.
 
+    The best is chosen by validation rows: a tenth of each client's rows, unless --validation says
+    otherwise. With --validation 0 it is chosen by the test rows, and the table says so.
+
     Examples:
 
       parsifl sweep fedavg --grid lr=0.01,0.05,0.1 --seeds 3 --data digits --rounds 50
@@ -55,6 +62,8 @@ def sweep(  # typer reads the options from the signature; `context` holds their 
     from parsifl import sweeps
 
     base = options.experiment(context.params)
+    if validation is None and not base.validation:
+        base = replace(base, validation=HELD_OUT)
     values = {
         name: list(dict.fromkeys(text.split(",")))
         for name, text in options.assignments(grid).items()
@@ -71,25 +80,42 @@ def sweep(  # typer reads the options from the signature; `context` holds their 
 
     outcomes = sweeps.sweep(base, values, seeds, run, out)
     winner = sweeps.best(outcomes, model_judged, maximize)
-    _print(outcomes, winner, as_json=as_json)
-
-
-def _print(outcomes: list[Outcome], winner: Outcome, *, as_json: bool) -> None:
+    split = sweeps.chosen_by(outcomes, model_judged)
+    if split == "test":
+        typer.echo(_OPTIMISTIC, err=True)
     if as_json:
-        for outcome in outcomes:
-            row = {
-                "settings": outcome.point.settings,
-                "best": outcome is winner,
-                "runs": list(outcome.summaries),
-            }
-            typer.echo(json.dumps(row))
-        return
+        _print_json(outcomes, winner, split)
+    else:
+        _print(outcomes, winner, model_judged, split)
+
+
+_OPTIMISTIC = (
+    "note: no validation rows are held out, so the best is chosen by the very test rows that it is "
+    "judged on: its score is optimistic; hold rows out with --validation 0.1"
+)
+
+
+def _print_json(outcomes: list[Outcome], winner: Outcome, split: str) -> None:
+    for outcome in outcomes:
+        row = {
+            "settings": outcome.point.settings,
+            "best": outcome is winner,
+            "chosen_by": split,
+            "validation": list(outcome.validation),
+            "runs": list(outcome.summaries),
+        }
+        typer.echo(json.dumps(row))
+
+
+def _print(outcomes: list[Outcome], winner: Outcome, model: str, split: str) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("settings", "global", "personal", "seeds", "")
+    caption = f"best: by the {model} model on {split} rows; the other columns are test rows"
+    table = Table("settings", f"{model}, validation", "global", "personal", "seeds", "")
+    table.caption, table.caption_justify = caption, "left"
     for outcome in outcomes:
-        scores = (outcome.mean("global"), outcome.mean("personal"))
+        scores = (outcome.mean(model, "validation"), *map(outcome.mean, ("global", "personal")))
         cells = ["-" if score is None else f"{score:.4f}" for score in scores]
         mark = "best" if outcome is winner else ""
         table.add_row(outcome.point.label, *cells, str(len(outcome.summaries)), mark)
