@@ -5,10 +5,12 @@ from typing import Any, Literal
 
 import pytest
 import torch
+from hypothesis import given as given_values
+from hypothesis import strategies as st
 from torch import Tensor
 
 from parsifl import tree
-from parsifl.engine import executors
+from parsifl.engine import executors, threads
 from parsifl.engine.shards import Shards
 from parsifl.engine.tasks import Task
 from parsifl.keys import Key
@@ -25,6 +27,10 @@ EXECUTORS: tuple[Literal["vmap", "fused"], ...] = ("vmap", "fused")
 
 def tasks(*arguments: tuple[Any, ...]) -> list[Task]:
     return [Task(client, given) for client, given in enumerate(arguments)]
+
+
+def same(left: dict[int, Any], right: dict[int, Any]) -> bool:
+    return left.keys() == right.keys() and all(tree.same(left[i], right[i]) for i in left)
 
 
 def shards(problem: Problem, sizes: tuple[int, ...], work: Work) -> list[Any]:
@@ -57,10 +63,68 @@ def test_groups_are_derived_from_structure_shape_and_dtype() -> None:
     assert len(outcome.results) == 8
 
 
-def test_blocks_are_cut_to_size() -> None:
+@pytest.mark.parametrize(
+    ("clients", "sizes"),
+    [(1, [1]), (10, [10]), (11, [5, 6]), (20, [10, 10]), (41, [8, 8, 8, 8, 9])],
+)
+def test_blocks_are_of_nearly_equal_size(clients: int, sizes: list[int]) -> None:
+    given = tasks(*((torch.zeros(1),) for _ in range(clients)))
+    outcome = executors.run(lambda x: x, given, "vmap", 10)
+    assert [len(members) for members in outcome.blocks] == sizes
+    assert sorted(i for members in outcome.blocks for i in members) == list(range(clients))
+
+
+@given_values(st.integers(1, 60), st.integers(3, 12))
+def test_no_block_is_too_large_and_nobody_is_left_alone(clients: int, largest: int) -> None:
+    given = tasks(*((torch.zeros(1),) for _ in range(clients)))
+    outcome = executors.run(lambda x: x, given, "vmap", largest)
+    found = [len(members) for members in outcome.blocks]
+    assert sum(found) == clients
+    assert max(found) <= largest
+    assert min(found) > 1 or clients == 1
+
+
+def test_batches_that_are_wholly_finite_are_known_to_be() -> None:
+    values = [1.0, 2.0, float("nan"), 3.0, float("inf"), 4.0]
+    given = tasks(*((torch.tensor(value), i) for i, value in enumerate(values)))
+    assert executors.run(lambda x, _: x, given, "loop", 3).finite == set()
+    pairs = tasks(*((torch.tensor(value),) for value in values))
+    found = executors.run(lambda x: {"x": x + 1, "n": x.isnan()}, pairs, "vmap", 3)
+    assert found.blocks == [[0, 1, 2], [3, 4, 5]]
+    assert found.finite == set()
+    pairs = tasks(*((torch.tensor(value),) for value in (1.0, 2.0, 3.0, float("nan"), 0.0, 4.0)))
+    assert executors.run(lambda x: x + 1, pairs, "vmap", 3).finite == {0, 1, 2}
+
+
+def test_the_loop_takes_clients_one_by_one() -> None:
     given = tasks(*((torch.zeros(1),) for _ in range(7)))
-    assert [len(b) for b in executors.run(lambda x: x, given, "vmap", 3).blocks] == [3, 3, 1]
-    assert [len(b) for b in executors.run(lambda x: x, given, "loop", 3).blocks] == [1] * 7
+    assert executors.run(lambda x: x, given, "loop", 3).blocks == [[i] for i in range(7)]
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_the_number_of_threads_changes_no_bit(executor: Any, monkeypatch: Any) -> None:
+    problem = classifier(torch.float32)
+    drawn = shards(problem, tuple(range(5, 28)), Work({"train": Draw(batch=4, epochs=2)}))
+    start = problem.init(Key(0))
+    given = tasks(*((start, shard) for shard in drawn))
+
+    def local(down: Any, shard: Any) -> Any:
+        trained = sgd(problem, down, shard["train"], 0.3, momentum=0.5)
+        batch = shard["train"].batch(0)
+        return trained, problem.loss(trained, batch)  # runs the module itself
+
+    before = torch.get_num_threads()
+    found = []
+    monkeypatch.setattr(threads, "cores", lambda: 4)
+    try:
+        for count in (1, 2, 4, 2):
+            torch.set_num_threads(count)
+            found.append(executors.run(local, given, executor, 6))
+            assert torch.get_num_threads() == count
+    finally:
+        torch.set_num_threads(before)
+    assert not any(outcome.failures or outcome.fallbacks for outcome in found)
+    assert all(same(outcome.results, found[0].results) for outcome in found[1:])
 
 
 def test_what_is_no_strided_tensor_runs_alone() -> None:

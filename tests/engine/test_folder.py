@@ -14,7 +14,7 @@ from torch import nn
 from parsifl.algorithms.fedavg import FedAvg
 from parsifl.data.clients import ClientData
 from parsifl.engine.evaluation import Evaluation
-from parsifl.engine.folder import RunFolder, environment, read_config, read_metrics
+from parsifl.engine.folder import RunFolder, environment, read_config, read_metrics, read_target
 from parsifl.engine.identity import identity
 from parsifl.engine.network import Network
 from parsifl.engine.simulate import simulate
@@ -43,7 +43,9 @@ def test_a_run_is_a_folder(tmp_path: Path) -> None:
         "config.toml",
         "environment.json",
         "metrics.jsonl",
+        "target.json",
     ]
+    assert read_target(place) == 2
     assert read_config(place)["algorithm"]["name"] == "fedavg"
     assert read_config(place)["algorithm"]["lr"] == 0.1
     assert read_metrics(place) == result.metrics

@@ -36,11 +36,11 @@ def test_a_shelf_is_opened_again_by_its_parts(tmp_path: Path) -> None:
     shelf = Shelf(tmp_path)
     shelf.put([(5, {"w": torch.tensor([1.0, -0.0])}), (3, {"w": torch.tensor([2.0])})])
     shelf.put([(5, {"w": torch.tensor([float("nan")])})])
-    again = Shelf.open(tmp_path, shelf.parts, dict[str, Tensor])
+    again = Shelf.open(tmp_path, shelf.seal(), dict[str, Tensor])
     assert list(again) == [3, 5]
     assert again[3]["w"].tolist() == [2.0]
     assert again[5]["w"].isnan().all()
     with pytest.raises(KeyError):
         again[4]
     with pytest.raises(ValueError, match="does not fit"):
-        Shelf.open(tmp_path, shelf.parts, tuple[Tensor, Tensor])
+        Shelf.open(tmp_path, shelf.seal(), tuple[Tensor, Tensor])

@@ -16,6 +16,7 @@ from parsifl.config import Fraction
 from parsifl.errors import ConfigError
 from parsifl.keys import Key
 from parsifl.problem import Model, Params, Problem
+from parsifl.solvers.sgd import gradient
 from parsifl.work import Batch, Shard, Work
 
 
@@ -73,11 +74,11 @@ class APFL(LocalSGD, MeanServer[Problem, ApflClient]):
         self, problem: Problem, down: Params, client: ApflClient, shard: Shard
     ) -> Local[ApflClient, Params]:
         """Step both models on every batch."""
-        rate = self.rate(shard.round)
+        rate, batches = self.rate(shard.round), shard["train"]
         state = (down, client)
-        for number, batch in enumerate(shard["train"]):
+        for number, batch in enumerate(batches):
             moved = self._step(problem, *state, batch, rate, first=number == 0)
-            state = tree.where(batch.active, moved, state)
+            state = tree.where(batch.active, moved, state) if batches.ragged else moved
         shared, mixed = state
         return Local(mixed, shared, {"alpha": mixed.alpha})
 
@@ -91,19 +92,18 @@ class APFL(LocalSGD, MeanServer[Problem, ApflClient]):
         *,
         first: bool,
     ) -> tuple[Params, ApflClient]:
-        gradient = torch.func.grad(lambda w: problem.loss(w, batch))
         own, alpha = client.own, client.alpha
-        pull = gradient(mix(alpha, own, shared))
+        pull = gradient(problem, mix(alpha, own, shared), batch)
         if self.adaptive and first:
             slope = tree.dot(pull, tree.subtract(own, shared))
             alpha = (alpha - rate * slope).clamp(0.0, 1.0)
         next_own = self._descend(own, tree.scale(client.alpha, pull), rate)
-        next_shared = self._descend(shared, gradient(shared), rate)
+        next_shared = self._descend(shared, gradient(problem, shared, batch), rate)
         return next_shared, ApflClient(next_own, alpha)
 
-    def _descend(self, params: Params, gradient: Params, rate: float) -> Params:
-        decay = self.decay
-        return tree.map(lambda w, g: w - rate * (g + decay * w), params, gradient)
+    def _descend(self, params: Params, slope: Params, rate: float) -> Params:
+        keep = 1 - rate * self.decay
+        return tree.map(lambda w, g: torch.sub(keep * w, g, alpha=rate), params, slope)
 
     def personalize(
         self, problem: Problem, down: Params, client: ApflClient, shard: Shard

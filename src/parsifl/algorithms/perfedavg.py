@@ -5,16 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal, final
 
-import torch
-
-from parsifl import keys, tree
+from parsifl import tree
 from parsifl.algorithm import ClientInfo, Local
 from parsifl.algorithms.mean import WeightedMean
 from parsifl.algorithms.settings import LocalSGD
 from parsifl.config import Count, Positive
 from parsifl.errors import ConfigError
 from parsifl.problem import Model, Params, Problem
-from parsifl.solvers.sgd import sgd
+from parsifl.solvers.lookahead import part, sgd_ahead, shifted, slope, step_
+from parsifl.solvers.sgd import owned, sgd
 from parsifl.work import Batch, Draw, Partial, Shard, Work
 
 
@@ -77,10 +76,15 @@ class PerFedAvg(LocalSGD, WeightedMean[Problem]):
         self, problem: Problem, down: Params, client: None, shard: Shard
     ) -> Local[None, Params]:
         """Take meta-learning steps from the received model."""
-        rate, params = self.rate(shard.round), dict(down)
-        for batch in shard["train"]:
-            moved = tree.axpy(-rate, self._direction(problem, params, batch), params)
-            params = tree.where(batch.active, moved, params)
+        rate, batches = self.rate(shard.round), shard["train"]
+        if self.variant == "first-order":
+            trained = sgd_ahead(problem, down, batches, rate, self.adapt_lr, self.decay)
+            return Local(None, trained)
+        if len(batches) == 0:
+            return Local(None, dict(down))
+        params = owned(down, batches)
+        for batch in batches:
+            step_(params, self._direction(problem, params, batch), rate, batch, batches.ragged)
         return Local(None, params)
 
     def personalize(self, problem: Problem, down: Params, client: None, shard: Shard) -> Model:
@@ -89,21 +93,10 @@ class PerFedAvg(LocalSGD, WeightedMean[Problem]):
         return Model(problem, adapted)
 
     def _direction(self, problem: Problem, params: Params, batch: Batch) -> Params:
-        def gradient(at: Params, part: int) -> Params:
-            value: Params = torch.func.grad(problem.loss)(at, _part(batch, part, self.batch))
-            return tree.axpy(self.decay, at, value) if self.decay else value
-
-        adapted = tree.axpy(-self.adapt_lr, gradient(params, 0), params)
-        first_order = gradient(adapted, 1)
-        if self.variant == "first-order":
-            return first_order
-        ahead = gradient(tree.axpy(self.delta, first_order, params), 2)
-        behind = gradient(tree.axpy(-self.delta, first_order, params), 2)
+        first, second, third = (part(batch, number, 3) for number in range(3))
+        adapted = shifted(params, -self.adapt_lr, slope(problem, params, first, self.decay))
+        direction = slope(problem, adapted, second, self.decay)
+        ahead = slope(problem, shifted(params, self.delta, direction), third, self.decay)
+        behind = slope(problem, shifted(params, -self.delta, direction), third, self.decay)
         factor = -self.adapt_lr / (2 * self.delta)
-        return tree.axpy(factor, tree.subtract(ahead, behind), first_order)
-
-
-def _part(batch: Batch, number: int, size: int) -> Batch:
-    rows = slice(number * size, (number + 1) * size)
-    key = keys.fold(batch.key, number)
-    return Batch(batch.x[rows], batch.y[rows], batch.weight[rows], batch.active, key)
+        return shifted(direction, factor, tree.subtract(ahead, behind))

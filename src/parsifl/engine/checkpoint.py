@@ -53,7 +53,7 @@ def save(folder: Path, round: int, server: Any, store: ClientStore, totals: dict
     state = {
         "round": round,
         "server": tree.to_json(structure),
-        "clients": shelf.parts,
+        "clients": shelf.seal(),
         "totals": totals,
     }
     write_synced(temporary / "state.json", json.dumps(state).encode())

@@ -6,10 +6,11 @@ from torch import nn
 
 from parsifl.engine.executors import Executor
 from parsifl.errors import ConfigError, unknown
-from parsifl.problem import Problem
+from parsifl.problem import Problem, SupportSolvable
 from parsifl.problems.neural import NeuralProblem
 
 BLOCK = 10  # clients a batch: larger blocks fall out of the cache and are slower
+LINEAR_BLOCK = 64  # a linear model is small: its blocks are limited by calls, not by the cache
 _ENGINES = ("auto", "sequential", "batched")
 
 
@@ -24,7 +25,8 @@ def choose_executor(engine: str, problem: Problem) -> tuple[Executor, int]:
         # where a second thread would have to share a busy core
         return "forked", BLOCK
     fusible = isinstance(problem, NeuralProblem) and problem.chain is not None
-    return "fused" if fusible else "vmap", BLOCK
+    linear = isinstance(problem, SupportSolvable)
+    return "fused" if fusible else "vmap", LINEAR_BLOCK if linear else BLOCK
 
 
 def _has_convolutions(problem: NeuralProblem) -> bool:

@@ -1,4 +1,4 @@
-"""Runs one function for many clients: in a loop, in worker processes, or batched under vmap.
+"""Runs one function for many clients: in a loop, in processes, or batched under vmap in threads.
 
 Clients share a batch if their arguments have the same structure, shapes and dtypes (the numbers
 of steps and of rows may differ: they are padded). Groups are derived, never declared.
@@ -6,9 +6,12 @@ of steps and of rows may differ: they are padded). Groups are derived, never dec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
 from typing import Any, Literal
 
 import torch
@@ -18,6 +21,7 @@ from torch.nn import functional
 from parsifl import tree
 from parsifl.engine.forked import run_forked, workers
 from parsifl.engine.tasks import Outcome, Task, reason, run_alone
+from parsifl.engine.threads import run_jobs
 from parsifl.solvers.fused import fused_steps
 from parsifl.work import Batches, Rows
 
@@ -28,33 +32,47 @@ _PADDED = (Batches, Rows)
 def run(
     function: Callable[..., Any], tasks: Sequence[Task], executor: Executor, block: int
 ) -> Outcome:
-    """Apply `function(*task.arguments)` to every task; a client that raises is named, not fatal."""
+    """Apply `function(*task.arguments)` to every task; a client that raises is named, not fatal.
+
+    Batches hold at most `block` clients and run in several threads. What is in a batch does not
+    depend on the number of threads; nor does any bit of the results, if there are two batches.
+    """
     if executor == "forked" and len(tasks) > 1:
         return run_forked(function, tasks, workers())
     outcome = Outcome()
-    batched = nullcontext if executor == "vmap" else fused_steps
     if executor in ("loop", "forked"):
         for task in tasks:
             outcome.blocks.append([task.client])
             run_alone(function, task, outcome)
         return outcome
-    for members in _blocks(tasks, block):
-        outcome.blocks.append([flat.task.client for flat in members])
-        if len(members) == 1:
-            run_alone(function, members[0].task, outcome)
-            continue
-        try:
-            with batched():
-                results = _run_batched(function, members)
-        except Exception as error:  # isolate: whoever raises alone is the culprit
-            before = len(outcome.failures)
-            for flat in members:
-                run_alone(function, flat.task, outcome)
-            if len(outcome.failures) == before:
-                outcome.fallbacks.append(reason(error))
-        else:
-            clients = (flat.task.client for flat in members)
-            outcome.results.update(zip(clients, results, strict=True))
+    scope = nullcontext if executor == "vmap" else fused_steps
+    jobs = [partial(_run_block, function, members, scope) for members in _blocks(tasks, block)]
+    for part in run_jobs(jobs):
+        outcome.add(part)
+    return outcome
+
+
+def _run_block(
+    function: Callable[..., Any],
+    members: Sequence[_Flat],
+    scope: Callable[[], AbstractContextManager[None]],
+) -> Outcome:
+    clients = [flat.task.client for flat in members]
+    outcome = Outcome(blocks=[clients])
+    if len(members) == 1:
+        run_alone(function, members[0].task, outcome)
+        return outcome
+    try:
+        with scope():
+            results, finite = _run_batched(function, members)
+    except Exception as error:  # isolate: whoever raises alone is the culprit
+        for flat in members:
+            run_alone(function, flat.task, outcome)
+        if not outcome.failures:
+            outcome.fallbacks.append(reason(error))
+    else:
+        outcome.results.update(zip(clients, results, strict=True))
+        outcome.finite.update(clients if finite else ())
     return outcome
 
 
@@ -102,15 +120,23 @@ def _blocks(tasks: Sequence[Task], size: int) -> list[list[_Flat]]:
     for members in groups.values():
         # descending steps: the clients that still have steps left are then a leading slice
         members.sort(key=lambda flat: (-flat.steps, flat.task.client))
-        blocks += [members[at : at + size] for at in range(0, len(members), size)]
+        blocks += _cut(members, size)
     return blocks
 
 
-def _run_batched(function: Callable[..., Any], members: Sequence[_Flat]) -> list[Any]:
+def _cut(members: list[_Flat], largest: int) -> Iterator[list[_Flat]]:
+    """Cut a group into nearly equal blocks; what is in them does not depend on the machine."""
+    count = math.ceil(len(members) / largest)
+    ends = [len(members) * (at + 1) // count for at in range(count)]
+    return (members[start:end] for start, end in pairwise([0, *ends]))
+
+
+def _run_batched(function: Callable[..., Any], members: Sequence[_Flat]) -> tuple[list[Any], bool]:
+    """Return the results in the order of the members, and whether all are known to be finite."""
     columns, structure = _stacked_arguments(members)
     dims = tuple(0 if batched else None for _, batched in columns)
     if not any(batched for _, batched in columns):
-        return [function(*flat.task.arguments) for flat in members]
+        return [function(*flat.task.arguments) for flat in members], False
     result_structure: list[tree.Structure] = []
 
     def on_leaves(*leaves: Tensor) -> tuple[Tensor, ...]:
@@ -121,10 +147,16 @@ def _run_batched(function: Callable[..., Any], members: Sequence[_Flat]) -> list
 
     outputs = torch.func.vmap(on_leaves, in_dims=dims)(*(leaf for leaf, _ in columns))
     unbound = [output.unbind(0) for output in outputs]
-    return [
+    results = [
         tree.unflatten([column[i] for column in unbound], result_structure[0])
         for i in range(len(members))
     ]
+    return results, all(_is_finite(output) for output in outputs)
+
+
+def _is_finite(values: Tensor) -> bool:
+    """Tell whether the sum is finite: that proves it of the terms, in one pass for all clients."""
+    return not values.is_floating_point() or math.isfinite(values.sum())
 
 
 def _stacked_arguments(

@@ -1,4 +1,7 @@
-"""A run on disk: config.toml, metrics.jsonl, clients.json, environment.json, checkpoint/."""
+"""A run on disk: config.toml, metrics.jsonl, clients.json, environment.json, checkpoint/.
+
+`target.json` tells how many rounds the run is to have in all.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from parsifl.engine.checkpoint import replace_file
 from parsifl.errors import CheckpointError
 
 Record = dict[str, Any]
+_TARGET = "target.json"
 _PACKAGES = ("parsifl", "torch", "numpy", "scipy", "scikit-learn", "flwr")
 
 
@@ -55,6 +59,10 @@ class RunFolder:
                 f"{self.path} belongs to another configuration:\n  " + "\n  ".join(changed)
             )
 
+    def aim(self, rounds: int) -> None:
+        """Note how many rounds the run is to have; it may be asked for more later."""
+        replace_file(self.path / _TARGET, json.dumps({"rounds": rounds}).encode())
+
     def append(self, record: Record) -> None:
         """Add the line of a finished round."""
         with self._metrics.open("a") as file:
@@ -85,6 +93,14 @@ def read_config(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} is not a run folder: it has no config.toml") from None
     except tomllib.TOMLDecodeError as error:
         raise CheckpointError(f"{path / 'config.toml'} is damaged: {error}") from None
+
+
+def read_target(path: Path) -> int | None:
+    """Read how many rounds a run is to have in all; None if its folder does not tell."""
+    try:
+        return int(json.loads((path / _TARGET).read_text())["rounds"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
 
 
 def read_metrics(path: Path) -> list[Record]:

@@ -11,24 +11,21 @@ from __future__ import annotations
 import os
 import pickle
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from parsifl import tree
 from parsifl.engine.tasks import Outcome, Task, run_alone
+from parsifl.engine.threads import cores, one_core
 
 CAN_FORK = hasattr(os, "fork")
 
 
 def workers() -> int:
     """Return how many processes to use: the cores that this process may run on."""
-    if not CAN_FORK:
-        return 1
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    return cores() if CAN_FORK else 1
 
 
 def run_forked(function: Callable[..., Any], tasks: Sequence[Task], count: int) -> Outcome:
@@ -39,7 +36,7 @@ def run_forked(function: Callable[..., Any], tasks: Sequence[Task], count: int) 
     shares = [tasks[at::count] for at in range(min(count, len(tasks)))]
     children = [_start(function, share) for share in shares[1:]]
     outcome = Outcome(blocks=[[task.client] for task in tasks])
-    with _one_thread():
+    with one_core():
         for task in shares[0] if shares else ():
             run_alone(function, task, outcome)
         for share, (child, pipe) in zip(shares[1:], children, strict=True):
@@ -51,16 +48,6 @@ def run_forked(function: Callable[..., Any], tasks: Sequence[Task], count: int) 
             else:
                 _merge(outcome, *found)
     return outcome
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _start(function: Callable[..., Any], share: Sequence[Task]) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from parsifl import config
 from parsifl.algorithm import AnyMethod
-from parsifl.data.clients import ClientData
+from parsifl.data.clients import ClientData, Ragged
 from parsifl.keys import Key
 from parsifl.problem import Problem
 
@@ -69,10 +69,10 @@ def _arrays(data: ClientData) -> list[Any]:
         x = [data.x.numpy()]
     else:
         x = [data.x.data, data.x.indices, data.x.indptr]
-    splits = (data.train, data.validation, data.test)
+    splits = [Ragged.of(split) for split in (data.train, data.validation, data.test)]
     # with the sizes: rows that move from one client to the next are other data
-    sizes = np.array([[len(part) for part in split] for split in splits])
-    return [*x, data.y.numpy(), sizes, *(part for split in splits for part in split)]
+    sizes = np.stack([split.sizes for split in splits])
+    return [*x, data.y.numpy(), sizes, *(split.values for split in splits)]
 
 
 def _checksum(*arrays: Any) -> str:

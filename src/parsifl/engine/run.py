@@ -13,6 +13,7 @@ from parsifl.engine.evaluation import Evaluation
 from parsifl.engine.export import Export, export
 from parsifl.engine.folder import Record
 from parsifl.engine.judge import Judge
+from parsifl.engine.laps import profile
 from parsifl.engine.store import ClientStore
 from parsifl.engine.summary import headline
 from parsifl.errors import CapabilityError, ConfigError
@@ -82,6 +83,10 @@ class Run:
         Layers of low rank become two thin layers where that is smaller.
         """
         return self.compact(client).module()
+
+    def profile(self) -> dict[str, float]:
+        """Return the seconds of all rounds by phase, the longest first."""
+        return profile(self.metrics)
 
     def summary(self) -> dict[str, Any]:
         """Return the headline numbers, from the round that the evaluation selects."""

@@ -46,6 +46,9 @@ class Shards:
         self._data = data
         self._problem = problem
         self._dtype = next(iter(problem.init(Key(0)).values())).dtype
+        check = getattr(problem, "check_targets", None)  # a GLM knows which targets it can read
+        if check is not None:
+            check(data.y)
         self._x: Any = _cast(as_design(data.x), self._dtype)
         self._y: Any = _cast(data.y, self._dtype)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, final
 
 from safetensors import safe_open
-from safetensors.torch import save
+from safetensors.torch import save_file
 
 from parsifl import tree
 
@@ -28,10 +28,9 @@ _PATTERN = "part-*.safetensors"
 
 
 class Part(NamedTuple):
-    """A file: its name, the checksum of its content, and how many states were written to it."""
+    """A file, and how many states were written to it."""
 
     name: str
-    checksum: str
     states: int
 
 
@@ -45,15 +44,17 @@ class Shelf(Mapping[int, Any]):
         self._living: Counter[Part] = Counter()
         self._forms: dict[tree.Structure, tree.Structure] = {}  # one object for equal ones
         self._number: int | None = None
+        self._checksums: dict[str, str] = {}  # of files that are surely on the disk
 
     @classmethod
     def open(cls, folder: Path, parts: Iterable[Sequence[Any]], hint: Any) -> Shelf:
         """Read where the states are, oldest file first; ValueError if a file is damaged."""
         shelf = cls(folder)
         for name, expected, states in parts:
-            part = Part(str(name), str(expected), int(states))
-            if checksum(folder / part.name) != part.checksum:
+            part = Part(str(name), int(states))
+            if checksum(folder / part.name) != expected:
                 raise ValueError(f"the checksum of {part.name} does not agree")
+            shelf._checksums[part.name] = expected
             with safe_open(folder / part.name, "pt") as file:
                 told = json.loads(file.metadata()[_META])
             forms = [shelf._form(tree.from_json(form, hint)) for form in told["forms"]]
@@ -108,11 +109,10 @@ class Shelf(Mapping[int, Any]):
             for i, leaf in enumerate(leaves)
         }
         told = {"forms": [tree.to_json(form) for form in forms], "clients": members}
-        content = save(tensors, {_META: json.dumps(told, separators=(",", ":"))})
-        name = f"part-{self._next():08d}.safetensors"
-        part = Part(name, f"{zlib.crc32(content):08x}", len(batch))
+        part = Part(f"part-{self._next():08d}.safetensors", len(batch))
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_synced(self.folder / name, content)
+        meta = {_META: json.dumps(told, separators=(",", ":"))}
+        save_file(tensors, self.folder / part.name, meta)
         for client, (_, form) in batch.items():
             self._place(client, part, self._form(form))
 
@@ -144,12 +144,23 @@ class Shelf(Mapping[int, Any]):
         moving = [client for client, (part, _) in self._places.items() if part in stale]
         self.put((client, self[client]) for client in moving)
 
+    def seal(self) -> list[tuple[str, str, int]]:
+        """Wait until all is on the disk; return what `open` needs: names, checksums, counts."""
+        for part in self._living:
+            if part.name not in self._checksums:
+                path = self.folder / part.name
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
+                self._checksums[part.name] = checksum(path)
+        return [(part.name, self._checksums[part.name], part.states) for part in self.parts]
+
     def sweep(self) -> None:
         """Remove the files that hold nothing that is needed."""
         needed = {part.name for part in self._living}
         for path in self.folder.glob(_PATTERN):
             if path.name not in needed:
                 path.unlink()
+                self._checksums.pop(path.name, None)
 
 
 def checksum(*paths: Path) -> str:

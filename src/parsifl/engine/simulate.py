@@ -97,7 +97,10 @@ def simulate(  # noqa: PLR0913 - every argument but four has a default
         "evaluate_every": evaluate_every,
     }
     arguments.check_options({**options, "rounds": rounds}, evaluation, network, folder)
-    arguments.check_learnable(problem)
+    size = arguments.check_learnable(problem)
+    # numbers of NumPy become plain ones, as a run folder keeps them
+    rounds, options["participation"] = int(rounds), float(participation)
+    options |= {"seed": int(seed), "evaluate_every": int(evaluate_every)}
     data = clients if isinstance(clients, ClientData) else ClientData.of(clients)
     simulation = _Simulation(
         algorithm,
@@ -107,6 +110,8 @@ def simulate(  # noqa: PLR0913 - every argument but four has a default
         evaluation or Evaluation(),
         network or Network(),
         ClientStore(state_limit),
+        # what the clients of a window send and keep is to fit in memory
+        max(BLOCK, min(WINDOW, WINDOW_BYTES // max(1, 4 * size))),
     )
     if folder is not None:
         simulation.attach(RunFolder(Path(folder)), rounds, resume=resume)
@@ -126,6 +131,7 @@ class _Simulation:
         evaluation: Evaluation,
         network: Network,
         store: ClientStore,
+        window: int,
     ) -> None:
         require(method, problem)
         if evaluation.select == "best-validation" and not any(map(len, data.validation)):
@@ -147,7 +153,7 @@ class _Simulation:
             store=self._store,
             executor=self._executor,
             block=block,
-            window=_window(problem),
+            window=window,
             precision=options["precision"],
             network=network,
             flops=FlopCounter(method, problem),
@@ -269,12 +275,6 @@ class _Simulation:
             _store=self._store,
             _key=self._key.at(round=max(0, len(self._records) - 1)),
         )
-
-
-def _window(problem: Problem) -> int:
-    """Return how many clients are prepared at once: what they send and keep is to fit in memory."""
-    each = sum(value.nbytes for value in problem.init(Key(0)).values())
-    return max(BLOCK, min(WINDOW, WINDOW_BYTES // max(1, 4 * each)))
 
 
 def _refuse_hopeless(ledger: Ledger, round: int) -> None:

@@ -10,7 +10,6 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from parsifl.blocks import Block, blocks, head_parameters
 from parsifl.errors import CapabilityError, ConfigError
@@ -19,8 +18,10 @@ from parsifl.models.dropout import dropout_key
 from parsifl.models.flops import note_trained
 from parsifl.models.scaler import add_scalers
 from parsifl.problem import Params
-from parsifl.problems.chain import Chain, find_chain
+from parsifl.problems.chain import find_chain
+from parsifl.problems.functional import Functional
 from parsifl.problems.inspection import refuse_unbatchable
+from parsifl.problems.layers import Chain
 from parsifl.problems.scoring import Loss, row_loss, row_metrics
 from parsifl.work import Batch, Rows
 
@@ -70,7 +71,6 @@ class NeuralProblem:
         self.dtype, self.device = dtype, torch.device(device)
         self._head_name = head
         self._source = module
-        self._scale = scale
         with torch.random.fork_rng(devices=[]):
             built = module if isinstance(module, nn.Module) else module()
             if not isinstance(built, nn.Module):
@@ -81,7 +81,10 @@ class NeuralProblem:
             self._training = copy.deepcopy(built).to("meta").train().requires_grad_(False)
         if scale != 1.0:
             add_scalers(self._training, scale, head)
-        self._judging = copy.deepcopy(self._training).eval()
+        self._train = Functional(self._training)
+        self._judge = Functional(copy.deepcopy(self._training).eval())
+        # at once: tracing patches torch while it lasts, which no other thread should see
+        self.chain: Chain | None = find_chain(self._training) if scale == 1.0 else None
         self._narrow: dict[tuple[float, bool], NeuralProblem] = {}
 
     @property
@@ -111,11 +114,6 @@ class NeuralProblem:
         return self._training
 
     @cached_property
-    def chain(self) -> Chain | None:
-        """The module as a plain chain of layers, if it is one."""
-        return find_chain(self._training) if self._scale == 1.0 else None
-
-    @cached_property
     def head(self) -> tuple[str, ...]:
         """The names of the parameters of the last layer."""
         return head_parameters(self._training, self._head_name)
@@ -142,14 +140,13 @@ class NeuralProblem:
         if not isinstance(x, Tensor):
             given = torch.as_tensor(x)
             x = given.to(self.dtype) if given.is_floating_point() else given
-        output: Tensor = functional_call(self._judging, params, (x,))
-        return output
+        return self._judge(params, x)
 
     def loss(self, params: Params, batch: Batch) -> Tensor:
         """Return the weighted mean loss of a batch, in training mode."""
         note_trained(params)
         with dropout_key(batch.key):
-            output = functional_call(self._training, params, (batch.x,))
+            output = self._train(params, batch.x)
         losses = row_loss(self.kind, output, batch.y)
         return (losses * batch.weight).sum() / batch.weight.sum().clamp(min=1)
 

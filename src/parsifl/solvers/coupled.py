@@ -22,7 +22,7 @@ from torch import Tensor
 from parsifl import keys, tree
 from parsifl.problem import Params, Problem
 from parsifl.solvers.rules import Aux, Rule, soften_
-from parsifl.solvers.sgd import sgd, sgd_pair
+from parsifl.solvers.sgd import gradient, sgd, sgd_pair
 from parsifl.work import Batch, Batches
 
 
@@ -184,8 +184,8 @@ class _Nested:
         """Take steps until the subproblem is solved: a solved client is masked, not left out."""
         moving = batch.active
         for _ in range(self.inner):
-            gradient = torch.func.grad(self.problem.loss)(theta, batch)
-            slope = tree.map(self._slope, gradient, theta, anchor)
+            found = gradient(self.problem, theta, batch)
+            slope = tree.map(self._slope, found, theta, anchor)
             moved = tree.map(self._moved, theta, slope)
             moving = moving & (self._residual(theta, slope, moved) > self.accuracy)
             theta = tree.where(moving, moved, theta)

@@ -17,18 +17,21 @@ def least_squares(part: Restricted) -> Tensor:
     `part.start` is taken: the correction has minimum norm, not the coefficients themselves, which
     would stall.
     """
-    root = (part.weight * (part.scale or 1.0)).sqrt()
-    matrix = part.columns * root[..., None]
-    residual = part.targets * root - (matrix @ part.start[..., None])[..., 0]
-    return part.start + _correction(matrix, residual, part.ridge, part.start)
-
-
-def _correction(matrix: Tensor, residual: Tensor, ridge: Tensor, start: Tensor) -> Tensor:
-    """Minimise |matrix z - residual|^2 + ridge |start + z|^2, all with a leading client axis."""
-    if bool(ridge.any()):
-        penalty = ridge.sqrt()
+    matrix = part.columns
+    residual = part.targets - (matrix @ part.start[..., None])[..., 0]
+    ridged = bool(part.ridge.any())
+    if ridged or bool((part.weight != part.weight[:, :1]).any()):  # else a common factor
+        root = (part.weight * (part.scale or 1.0)).sqrt()
+        matrix, residual = matrix * root[..., None], residual * root
+    if ridged:
+        penalty = part.ridge.sqrt()
         matrix = torch.cat([matrix, torch.diag_embed(penalty)], dim=1)
-        residual = torch.cat([residual, -penalty * start], dim=1)
+        residual = torch.cat([residual, -penalty * part.start], dim=1)
+    return part.start + _correction(matrix, residual)
+
+
+def _correction(matrix: Tensor, residual: Tensor) -> Tensor:
+    """Minimise |matrix z - residual|^2, both with a leading client axis."""
     if matrix.shape[1] < matrix.shape[2]:
         return _shortest(matrix, residual)
     found, trusted = _by_normal_equations(matrix, residual)

@@ -69,14 +69,13 @@ def sgd_pair(
     """Run `sgd` and also return the auxiliary trees, which a rule may move."""
     if len(batches) == 0:
         return dict(params), aux
-    chain = fused.chain_for(problem, batches)
-    if chain is not None:
+    network = fused.network_for(problem, batches)
+    if network is not None:
         fixed = frozen or {}
-        recipe = fused.Recipe(
-            chain, rule, lr, momentum, decay, tuple(params), tuple(fixed), len(aux)
-        )
+        recipe = fused.Recipe(network, rule, lr, momentum, decay, tuple(params), tuple(fixed))
         return fused.run(recipe, params, aux, fixed, batches)
-    walk = _Walk(rule, lr, momentum, decay, _owned(params, batches), _owned_aux(rule, aux, batches))
+    own_aux = tuple(owned(part, batches) for part in aux) if rule.moves_aux else aux
+    walk = _Walk(rule, lr, momentum, decay, owned(params, batches), own_aux)
     fixed = frozen or {}
     for batch in batches:
         walk.step(gradient(problem, walk.params, batch, fixed), batch, ragged=batches.ragged)
@@ -86,8 +85,11 @@ def sgd_pair(
 def gradient(
     problem: Problem, params: Params, batch: Batch, frozen: Params | None = None
 ) -> Params:
-    """Return the gradient of the loss, under vmap or outside of it."""
+    """Return the gradient of the loss, under vmap (fused where that is possible) or outside."""
     fixed = frozen or {}
+    network = fused.network_for(problem, batch)
+    if network is not None:
+        return fused.gradient(network, params, fixed, batch)
 
     def loss(trained: Params) -> Tensor:
         return problem.loss({**fixed, **trained}, batch)
@@ -104,15 +106,12 @@ def gradient(
     return dict(zip(leaves, found, strict=True))
 
 
-def _owned(params: Params, batches: Batches) -> Params:
+def owned(params: Params, batches: Batches) -> Params:
+    """Return a copy that may be changed in place; needs at least one batch."""
     # Adding a zero that stems from the batch gives each client its own copy under vmap, where a
     # leaf shared by all clients could not be updated in place.
     zero = batches.weight[0, 0] * 0
     return {name: value + zero.to(value.dtype) for name, value in params.items()}
-
-
-def _owned_aux(rule: Rule, aux: tuple[Params, ...], batches: Batches) -> tuple[Params, ...]:
-    return tuple(_owned(part, batches) for part in aux) if rule.moves_aux else aux
 
 
 class _Walk:

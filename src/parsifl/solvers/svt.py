@@ -24,8 +24,9 @@ Compact = dict[str, Tensor | LowRank]
 """Parameters in which a layer may be a pair of factors."""
 
 Factors = tuple[Tensor, Tensor]
-TRUSTED = 0.015
-"""Share of the largest singular value down to which one Gram matrix is believed."""
+TRUSTED = 0.01
+"""Share of the largest singular value down to which one Gram matrix is believed, if the threshold
+is far smaller still; twice as much if not, since errors count most near the threshold."""
 DIRECT = 100
 """Up to this many rows a direct decomposition is as fast."""
 SWEEPS = 3
@@ -130,7 +131,8 @@ def _peeled(matrix: Tensor, threshold: float) -> Factors:
     rights: list[Tensor] = []
     while True:
         squares, vectors = torch.linalg.eigh(_gram(matrix))
-        trusted = TRUSTED * math.sqrt(max(float(squares[-1]), 0.0))
+        largest = math.sqrt(max(float(squares[-1]), 0.0))
+        trusted = largest * (TRUSTED if threshold < 0.3 * TRUSTED * largest else 2 * TRUSTED)
         rest = int((squares <= max(threshold, trusted) ** 2).sum())  # squares ascend
         right = vectors[:, rest:].T @ matrix
         # the norm of u^T X is a Rayleigh quotient: its error is of second order in that of u

@@ -143,6 +143,8 @@ def _on_columns(
 
 
 def _sparse(z: Tensor, places: Tensor, whole: Tensor) -> Sparse:
+    if z.ndim == 1 and bool(z.all()):  # after plain steps every column that occurs is in use
+        return Sparse(places, z, tuple(whole.shape))
     rows, columns = z.reshape(-1, len(places)).nonzero().unbind(1)
     index = rows * whole.shape[-1] + places[columns]
     return Sparse(index, z.reshape(-1, len(places))[rows, columns], tuple(whole.shape))

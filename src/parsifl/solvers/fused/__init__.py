@@ -1,0 +1,12 @@
+"""Local work for a block of clients by hand, without autograd: the fast path of `solvers.sgd`.
+
+For a chain of layers the gradient of a weight need not exist: `baddbmm_` adds -lr * g^T h into
+the weights of all clients at once. Rules apply before and after, as in the generic path, which is
+the reference for this one.
+"""
+
+from parsifl.solvers.fused.ahead import Route
+from parsifl.solvers.fused.door import fused_steps, gradient, network_for, run, run_ahead
+from parsifl.solvers.fused.steps import Recipe
+
+__all__ = ["Recipe", "Route", "fused_steps", "gradient", "network_for", "run", "run_ahead"]

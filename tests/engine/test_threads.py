@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextvars import ContextVar
+
+import pytest
+import torch
+
+from parsifl.engine import threads
+
+PLACE: ContextVar[str] = ContextVar("place", default="nowhere")
+
+
+@pytest.fixture(autouse=True)
+def four_cores(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(threads, "cores", lambda: 4)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_results_come_in_the_order_of_the_jobs() -> None:
+    def job(number: int) -> int:
+        time.sleep(0.002 * (number % 3))
+        return number
+
+    assert threads.run_jobs([lambda n=n: job(n) for n in range(10)]) == list(range(10))  # type: ignore[misc]  # mypy does not type lambdas with defaults
+    assert threads.run_jobs([]) == []
+
+
+def test_jobs_run_in_as_many_threads_as_torch_may_use_with_one_core_each() -> None:
+    meeting = threading.Barrier(3)
+
+    def job() -> tuple[int, int]:
+        meeting.wait(timeout=20)  # passes only if three jobs run at the same time
+        return threading.get_ident(), torch.get_num_threads()
+
+    found = threads.run_jobs([job] * 3)
+    assert len({thread for thread, _ in found}) == 3
+    assert {count for _, count in found} == {1}
+    assert torch.get_num_threads() == 3
+    later: list[int] = []
+    thread = threading.Thread(target=lambda: later.append(torch.get_num_threads()))
+    thread.start()
+    thread.join()
+    assert later == [3]  # what new threads get is as before too
+
+
+def test_one_thread_of_torch_starts_none() -> None:
+    torch.set_num_threads(1)
+    assert set(threads.run_jobs([threading.get_ident] * 5)) == {threading.get_ident()}
+
+
+def test_a_single_job_may_use_all_threads_of_torch() -> None:
+    assert threads.run_jobs([torch.get_num_threads]) == [3]
+
+
+def test_jobs_see_the_context_of_the_caller() -> None:
+    token = PLACE.set("here")
+    try:
+        assert threads.run_jobs([PLACE.get] * 6) == ["here"] * 6
+    finally:
+        PLACE.reset(token)
+
+
+def test_after_an_interrupt_no_other_job_begins() -> None:
+    begun: list[int] = []
+    caller = threading.get_ident()
+
+    def job() -> None:
+        begun.append(1)
+        if threading.get_ident() == caller:
+            raise KeyboardInterrupt
+        time.sleep(0.05)
+
+    with pytest.raises(KeyboardInterrupt):
+        threads.run_jobs([job] * 100)
+    assert len(begun) < 20
+    assert torch.get_num_threads() == 3
+
+
+def test_what_a_helper_raises_is_raised() -> None:
+    caller = threading.get_ident()
+
+    def job() -> None:
+        time.sleep(0.01)
+        if threading.get_ident() != caller:
+            raise SystemExit("from a helper")
+
+    with pytest.raises(SystemExit, match="from a helper"):
+        threads.run_jobs([job] * 4)

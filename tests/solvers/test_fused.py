@@ -1,0 +1,141 @@
+"""The fused path against the generic one: autograd under vmap, or in a loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from parsifl import tree
+from parsifl.data.clients import ClientData
+from parsifl.engine import executors
+from parsifl.engine.shards import Shards
+from parsifl.engine.tasks import Task
+from parsifl.keys import Key
+from parsifl.problem import Params, Problem
+from parsifl.problems.neural import NeuralProblem
+from parsifl.solvers import fused
+from parsifl.solvers.coupled import Coupled, alternate
+from parsifl.solvers.lookahead import sgd_ahead
+from parsifl.solvers.rules import Affine
+from parsifl.solvers.sgd import gradient, sgd, sgd_pair
+from parsifl.testing.conformance.trial import difference
+from parsifl.testing.toys import classifier, clients
+from parsifl.work import Batches, Draw, Work
+
+SIZES = (6, 11, 9)
+Solver = Callable[[Problem, Params, Batches], Any]
+
+
+def two_ways(problem: NeuralProblem, data: ClientData, solve: Solver, **draw: Any) -> float:
+    """Return how far the fused results of a block are from those of the loop."""
+    work = Work({"t": Draw(**{"batch": 4, "epochs": 2, **draw})})
+    shards = Shards(data, problem)
+    start = problem.init(Key(3))
+    tasks = [
+        Task(client, (tree.scale(1 + 0.1 * client, start), shards.shard(client, work, Key(2))["t"]))
+        for client in range(len(data.train))
+    ]
+
+    def local(params: Params, batches: Batches) -> Any:
+        return solve(problem, params, batches)
+
+    found = executors.run(local, tasks, "fused", 10)
+    wanted = executors.run(local, tasks, "loop", 10)
+    assert not found.fallbacks
+    assert not found.failures
+    assert not wanted.failures
+    assert max(map(len, found.blocks)) == len(tasks)
+    return max(difference(found.results[i], wanted.results[i]) for i in wanted.results)
+
+
+def plain(problem: Problem, params: Params, batches: Batches) -> Params:
+    return sgd(problem, params, batches, 0.1)
+
+
+def first_gradient(problem: Problem, params: Params, batches: Batches) -> Params:
+    return gradient(problem, params, batches.batch(0))
+
+
+def with_everything(problem: Problem, params: Params, batches: Batches) -> Any:
+    rule = Coupled(rate=0.5, lam=0.3, decay=0.1, gamma=0.2, gamma_w=0.1)
+    return sgd_pair(
+        problem, params, batches, 0.1, rule=rule, aux=(params,), momentum=0.5, decay=0.1
+    )
+
+
+def head_only(problem: Problem, params: Params, batches: Batches) -> Params:
+    names = sorted(params)[-2:]
+    trained = {name: params[name] for name in names}
+    fixed = {name: value for name, value in params.items() if name not in names}
+    return sgd(problem, trained, batches, 0.1, frozen=fixed, rule=Affine(0.2), aux=(trained,))
+
+
+def body_only(problem: Problem, params: Params, batches: Batches) -> Params:
+    names = sorted(params)[:1]
+    trained = {name: params[name] for name in names}
+    fixed = {name: value for name, value in params.items() if name not in names}
+    found = gradient(problem, trained, batches.batch(0), fixed)
+    return tree.axpy(-0.1, found, sgd(problem, trained, batches, 0.1, frozen=fixed, decay=0.3))
+
+
+def ahead(problem: Problem, params: Params, batches: Batches) -> Params:
+    return sgd_ahead(problem, params, batches, 0.1, 0.2, decay=0.05)
+
+
+def solved(problem: Problem, params: Params, batches: Batches) -> Any:
+    rule = Coupled(rate=0.5, lam=0.3, gamma=0.2)
+    return alternate(problem, params, batches, rule, 0.1, inner=3, accuracy=0.1)
+
+
+SOLVERS = (plain, first_gradient, with_everything, head_only, body_only, ahead, solved)
+
+
+@pytest.mark.parametrize("solve", SOLVERS, ids=lambda solve: solve.__name__)
+def test_a_block_of_unequal_clients_takes_the_steps_of_the_loop(solve: Solver) -> None:
+    assert two_ways(classifier(), clients(SIZES), solve) < 1e-12
+
+
+@pytest.mark.parametrize("solve", SOLVERS, ids=lambda solve: solve.__name__)
+def test_gradients_by_hand_are_really_taken(solve: Solver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards the tests here: without autograd no loss is ever called."""
+    problem = classifier()
+    monkeypatch.setattr(torch.func, "grad", None)
+    data, work = clients(SIZES), Work({"t": Draw(batch=4, steps=2)})
+    shards = Shards(data, problem)
+    params = problem.init(Key(3))
+    tasks = [Task(i, (shards.shard(i, work, Key(2))["t"],)) for i in range(3)]
+    outcome = executors.run(lambda batches: solve(problem, params, batches), tasks, "fused", 10)
+    assert not outcome.fallbacks
+    assert not outcome.failures
+
+
+def test_a_gradient_of_a_gradient_is_left_to_autograd() -> None:
+    problem = classifier()
+    data, work = clients(SIZES), Work({"t": Draw(batch=4, steps=1)})
+    drawn = Shards(data, problem).shard(0, work, Key(2))["t"].batch(0)
+    params = problem.init(Key(3))
+
+    def curved(scale: Tensor) -> Tensor:
+        def size(factor: Tensor) -> Tensor:
+            found = gradient(problem, tree.scale(factor, params), drawn)
+            return tree.dot(found, found)
+
+        value: Tensor = torch.func.grad(size)(scale)
+        return value
+
+    with fused.fused_steps():
+        found = torch.func.vmap(curved)(torch.tensor([1.0, 2.0], dtype=torch.float64))
+    assert torch.isfinite(found).all()
+    assert found[0] != found[1]
+
+
+@pytest.mark.parametrize("solve", SOLVERS, ids=lambda solve: solve.__name__)
+def test_large_weights_move_client_by_client(
+    solve: Solver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("parsifl.solvers.fused.steps._LARGE", 1)
+    assert two_ways(classifier(), clients(SIZES), solve) < 1e-12
