@@ -35,6 +35,12 @@ def test_init_writes_an_app_with_the_settings(tmp_path: Path) -> None:
     assert Path(config["deployment"]["out"]).is_absolute()
 
 
+def test_an_app_for_own_data_names_no_data_set(tmp_path: Path) -> None:
+    assert invoke("init", str(tmp_path / "app"), "--template", "csv")[0] == 0
+    project = tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())
+    assert "data" not in project["tool"]["flwr"]["app"]["config"]
+
+
 def test_init_tells_a_mistake_before_anything_is_written(tmp_path: Path) -> None:
     code, _, err = invoke("init", str(tmp_path / "app"), "--set", "rate=1")
     assert code == 2
@@ -63,7 +69,7 @@ def test_up_refuses_a_folder_that_is_no_app(tmp_path: Path) -> None:
 class Pretended:
     """Stands in for a cluster: the run is done as soon as it is submitted."""
 
-    address, home = "127.0.0.1:1", Path("home")
+    address, variables_file = "127.0.0.1:1", Path("variables.sh")
     made: ClassVar[list[dict[str, Any]]] = []
 
     def __init__(self, folder: Path, clients: int, **more: Any) -> None:
@@ -126,9 +132,10 @@ def test_an_experiment_is_handed_to_flower(tmp_path: Path, monkeypatch: pytest.M
     from parsifl.experiment import Experiment
 
     def run_on_flower(chosen: Experiment, out: Path, **more: Any) -> tuple[Any, ...]:
-        return chosen, out, more["simulation"], more["resume"]
+        return chosen, out, more["simulation"], more["resume"], more["data_dir"]
 
     monkeypatch.setattr("parsifl.flower.trial.run_on_flower", run_on_flower)
     chosen: Any = Experiment("fedavg")
-    result: Any = execute(chosen, "flower-sim", tmp_path, resume=True, quiet=True)
-    assert result == (chosen, tmp_path, True, True)
+    data = tmp_path / "data"
+    result: Any = execute(chosen, "flower-sim", tmp_path, resume=True, data_dir=data, quiet=True)
+    assert result == (chosen, tmp_path, True, True, data)

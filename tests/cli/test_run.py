@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from parsifl.cli.app import app
+from parsifl.engine import simulate as simulate_module
 
 QUICK = ["--data", "digits", "--clients", "5", "--rounds", "2", "--set", "steps=2"]
 
@@ -117,3 +118,31 @@ def test_demo_runs_every_method_and_writes_the_report(tmp_path: Path) -> None:
     assert "<html" in (tmp_path / "report.html").read_text()
     # a second demo goes on from the finished runs
     assert invoke("demo", "--out", str(tmp_path), "--rounds", "2")[0] == 0
+
+
+def test_a_profile_tells_where_the_time_went() -> None:
+    code, out, err = invoke("run", "fedavg", *QUICK, "--profile")
+    assert code == 0, err
+    assert all(phase in out for phase in ("phase", "local", "draw", "evaluate", "share"))
+    code, out, err = invoke("run", "fedavg", *QUICK, "--profile", "--json")
+    found = json.loads(out)
+    assert sum(found["profile"].values()) == pytest.approx(found["seconds"])
+
+
+@pytest.mark.parametrize(
+    ("kept", "told"), [(True, "the same command with --resume goes on"), (False, "--out DIR")]
+)
+def test_who_stops_a_run_is_told_how_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool, told: str
+) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    words = ["run", "fedavg", *QUICK, *(["--out", str(tmp_path / "run")] if kept else [])]
+    with monkeypatch.context() as patch:
+        patch.setattr(simulate_module, "run_round", stop)
+        code, _, err = invoke(*words)
+    assert code == 130
+    assert told in err
+    assert "Traceback" not in err
+    assert invoke(*words, *(["--resume"] if kept else []))[0] == 0

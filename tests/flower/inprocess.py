@@ -13,7 +13,7 @@ from parsifl.engine.simulate import simulate
 from parsifl.experiment import Experiment, problem_for
 from parsifl.flower.federation import Federation
 from parsifl.flower.letter import Letter, from_text, to_text
-from parsifl.flower.link import Kind
+from parsifl.flower.link import Answers, Kind
 from parsifl.flower.settings import Deployment, Settings
 from parsifl.flower.site import Site, alone, told
 from parsifl.problems.glm import GLM
@@ -52,8 +52,9 @@ class InProcess:
         kind: Kind,
         letters: Mapping[int, Letter],
         timeout: float,  # noqa: ARG002 - a Link
-    ) -> dict[int, Letter | str]:
-        found: dict[int, Letter | str] = {}
+        enough: Callable[[Answers], bool] | None = None,  # noqa: ARG002 - all answer at once
+    ) -> Answers:
+        found: Answers = {}
         # the reverse of the order of clients: replies come as they like
         for node, letter in sorted(letters.items(), reverse=True):
             client = self.clients[node]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ import parsifl.flower
 from parsifl import tree
 from parsifl.algorithm import message_types
 from parsifl.engine import checkpoint
+from parsifl.engine.folder import read_metrics
 from parsifl.errors import CapabilityError, ParsiflError
 from parsifl.experiment import Experiment
 from parsifl.flower.regression import MODEL_FILE, LinearModel
@@ -40,23 +42,35 @@ class HandOver:
         self, app: ClientApp, nodes: dict[int, dict[str, Any]], config: dict[str, Any]
     ) -> None:
         self._app, self._nodes, self._config = app, nodes, config
+        self._replies: dict[str, list[Message]] = {}
         self.broken: set[int] = set()
+        self.silent: set[int] = set()
 
     def get_node_ids(self) -> Iterable[int]:
         return list(self._nodes)
 
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterable[Message]:
-        assert timeout is not None
-        return [self._reply(message) for message in reversed(list(messages))]
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        pushed = []
+        for message in messages:
+            name = str(len(self._replies))
+            message.metadata.__dict__["_message_id"] = name
+            silent = message.metadata.dst_node_id in self.silent
+            self._replies[name] = [] if silent else self._answers(message)
+            pushed.append(name)
+        return pushed
 
-    def _reply(self, message: Message) -> Message:
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        names = sorted(message_ids, reverse=True)  # replies come as they like
+        return [reply for name in names for reply in self._replies[name]]
+
+    def _answers(self, message: Message) -> list[Message]:
         node = message.metadata.dst_node_id
         if node in self.broken:
-            return Message(Error(5, "gone"), reply_to=message)
+            return [Message(Error(5, "gone"), reply_to=message)]
         context = Context(1, node, self._nodes[node], RecordDict(), self._config)
-        return self._app(message, context)
+        first = self._app(message, context)
+        # the same once more, as after a reply that was sent twice: the first one counts
+        return [first, Message(Error(0, "a duplicate"), reply_to=message)]
 
 
 @pytest.fixture
@@ -72,10 +86,11 @@ def run(
     config: dict[str, Any],
     nodes: list[dict[str, Any]],
     broken: tuple[int, ...] = (),
+    silent: tuple[int, ...] = (),
 ) -> None:
     numbered = {70 + number: node for number, node in enumerate(nodes)}
     grid: Any = HandOver(client, numbered, flat(config))
-    grid.broken = set(broken)
+    grid.broken, grid.silent = set(broken), set(silent)
     server(grid, Context(1, 1, {}, RecordDict(), flat(config)))
 
 
@@ -93,6 +108,42 @@ def test_the_apps_give_the_bits_of_the_simulation(tmp_path: Path) -> None:
     assert found is not None
     assert tree.same(found.server, simulated(chosen).server)
     assert (tmp_path / "run" / DONE_FILE).exists()
+
+
+@pytest.mark.usefixtures("identity")
+def test_nobody_waits_for_a_dead_node_whose_client_is_back(tmp_path: Path) -> None:
+    chosen = Experiment("fedavg", data="digits", clients=3, rounds=1, evaluate_every=0)
+    config = to_config(chosen, Deployment(out=str(tmp_path / "run")))
+    apps = parsifl.flower.server_app(), parsifl.flower.client_app()
+    told = nodes(tmp_path / "state")
+    started = time.monotonic()
+    run(
+        *apps, config, [told[1], *told], silent=(70,)
+    )  # node 70 was client 1, and is not missed yet
+    assert time.monotonic() - started < 30  # a greeting would be waited for 90 seconds
+    found = checkpoint.load(tmp_path / "run" / "checkpoint", message_types(chosen.method()))
+    assert found is not None
+    assert tree.same(found.server, simulated(chosen).server)
+
+
+@pytest.mark.usefixtures("identity")
+def test_who_does_not_answer_in_time_is_left_out(tmp_path: Path) -> None:
+    chosen = Experiment("fedavg", data="digits", clients=3, rounds=1, evaluate_every=0)
+    config = to_config(chosen, Deployment(out=str(tmp_path / "run"), timeout=1.0))
+    client = parsifl.flower.client_app()
+    numbered = {70 + number: node for number, node in enumerate(nodes(tmp_path / "state"))}
+    grid: Any = HandOver(client, numbered, flat(config))
+    push = grid.push_messages
+
+    def late(messages: Iterable[Message]) -> Iterable[str]:
+        sent = list(messages)
+        grid.silent = {71} if sent[0].metadata.message_type.startswith("train") else set()
+        return list(push(sent))
+
+    grid.push_messages = late
+    parsifl.flower.server_app()(grid, Context(1, 1, {}, RecordDict(), flat(config)))
+    (record,) = read_metrics(tmp_path / "run")
+    assert record["dropped"] == {1: "no answer in time"}
 
 
 @pytest.mark.usefixtures("identity")

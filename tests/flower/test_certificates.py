@@ -44,6 +44,7 @@ def test_clients_trust_the_server_by_its_names_and_no_other(tmp_path: Path) -> N
     here, there = contexts(keys.path, keys.authority)
     handshake(here, there, "10.0.0.1")
     handshake(here, there, "server.example.org")
+    handshake(here, there, "127.0.0.1")  # Flower's own processes on the server
     with pytest.raises(ssl.SSLCertVerificationError):
         handshake(here, there, "other.example.org")
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from parsifl.errors import ParsiflError
 from parsifl.estimators import FederatedSparseRegressor
 from parsifl.experiment import Experiment
 from parsifl.flower.letter import Letter, from_text, to_text
-from parsifl.flower.link import Kind
+from parsifl.flower.link import Answers, Kind
 from parsifl.flower.regression import MODEL_FILE, LinearModel, Regression, TableSite
 from parsifl.flower.scaffold import write_app
 from parsifl.flower.settings import Deployment, Settings
@@ -29,12 +29,12 @@ def hospitals(folder: Path) -> list[dict[str, list[str]]]:
     return [read_csv(folder / "examples" / f"hospital{i}.csv") for i in range(3)]
 
 
-def in_process(tables: list[dict[str, list[str]]]) -> tuple[Any, float]:
+def in_process(tables: list[dict[str, list[str]]], rounds: int = 4) -> tuple[Any, float]:
     """Fit the estimator to the same columns; return coefficients and intercept."""
     agreed = Agreement.of([summarise(table, "days") for table in tables], "days")
     parts = [agreed.encode(table) for table in tables]
     groups = np.repeat(np.arange(len(parts)), [len(y) for _, y in parts])
-    model = FederatedSparseRegressor(4, rounds=4, standardize=False, fit_intercept=False)
+    model = FederatedSparseRegressor(4, rounds=rounds, standardize=False, fit_intercept=False)
     model.fit(np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts]), groups)
     return agreed.original(model.coef_)
 
@@ -57,7 +57,8 @@ class Sites:
         kind: Kind,
         letters: Mapping[int, Letter],
         timeout: float,  # noqa: ARG002 - a Link
-    ) -> dict[int, Letter | str]:
+        enough: Callable[[Answers], bool] | None = None,  # noqa: ARG002 - all answer at once
+    ) -> Answers:
         self.asked.append(kind)
         return {
             node: self._answer(kind, node - 10, letter)

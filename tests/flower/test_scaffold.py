@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import io
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -31,6 +33,22 @@ def test_an_app_is_complete(template: str, tmp_path: Path) -> None:
     assert (tmp_path / "README.md").exists()
     with pytest.raises(ConfigError, match="already holds an app"):
         write_app(tmp_path, template, CONFIG, "federation")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Flower's own
+def test_code_alone_goes_to_the_nodes(tmp_path: Path) -> None:
+    pytest.importorskip("flwr", reason="needs flwr: install the extra parsifl[flower]")
+    from flwr.cli.build import build_fab_from_disk
+
+    write_app(tmp_path, "sparse-regression", CONFIG, "federation")
+    (tmp_path / "run" / "checkpoint").mkdir(parents=True)
+    for name in ("clients.json", "metrics.jsonl", "config.toml", "checkpoint/state.json"):
+        (tmp_path / "run" / name).write_text("{}")
+    data = build_fab_from_disk(tmp_path)
+    with zipfile.ZipFile(io.BytesIO(data)) as app:
+        names = {name for name in app.namelist() if not name.startswith(".info")}
+    code = {f"federation/{name}.py" for name in ("__init__", "client_app", "server_app")}
+    assert names == {"pyproject.toml", *code}
 
 
 def test_an_unknown_template_is_named(tmp_path: Path) -> None:

@@ -29,15 +29,30 @@ ENGINES = ("flower", "flower-sim")
 
 
 def execute(
-    chosen: Experiment, engine: str, out: Path, *, resume: bool = False, quiet: bool = False
+    chosen: Experiment,
+    engine: str,
+    out: Path,
+    *,
+    resume: bool = False,
+    data_dir: Path | None = None,
+    quiet: bool = False,
 ) -> FlowerRun:
     """Run an experiment on Flower on this machine, with its progress on standard error."""
     _need_flower()
     from parsifl.flower.trial import run_on_flower
 
+    simulation = engine == "flower-sim"
+    if not quiet:
+        runtime = "Flower's simulation runtime" if simulation else "a SuperLink and its SuperNodes"
+        typer.echo(f"starting {runtime} on this machine; logs are in {out / 'flower'}", err=True)
     with progress_of(chosen.algorithm, chosen.rounds, quiet=quiet) as progress:
         return run_on_flower(
-            chosen, out, resume=resume, simulation=engine == "flower-sim", progress=progress
+            chosen,
+            out,
+            resume=resume,
+            simulation=simulation,
+            data_dir=data_dir,
+            progress=progress,
         )
 
 
@@ -46,7 +61,7 @@ def keys(
     folder: Path = typer.Argument(help="Where the keys go; it becomes private (0700)."),
     nodes: int = typer.Option(3, min=1, help="How many nodes get a key pair."),
     host: list[str] = typer.Option(
-        ["127.0.0.1", "localhost"], help="A name or address of the server; repeatable."
+        [], help="A name or address of the server, besides localhost; repeatable."
     ),
     days: int = typer.Option(30, min=1, help="How long the certificates are valid."),
 ) -> None:
@@ -92,7 +107,7 @@ def init(
       parsifl flower init trial --template partition --data digits --algorithm ditto
     """
     from parsifl.experiment import Experiment
-    from parsifl.flower.scaffold import REGRESSION, write_app
+    from parsifl.flower.scaffold import PARTITION, REGRESSION, write_app
     from parsifl.flower.settings import NONE, Deployment, to_config
 
     regression = template == REGRESSION
@@ -113,7 +128,10 @@ def init(
     chosen = Experiment.read({name: value for name, value in given.items() if value is not None})
     chosen.method()  # a mistake in the settings shows here, not on the nodes
     plan = Deployment(out=str((folder / "run").resolve()))
-    write_app(folder, template, to_config(chosen, plan), "federation")
+    written = to_config(chosen, plan)
+    if template != PARTITION:  # the nodes have data of their own
+        del written["data"]
+    write_app(folder, template, written, "federation")
     typer.echo(f"{folder} is ready; {folder / 'README.md'} says how to run it.")
 
 
@@ -154,13 +172,13 @@ def up(
 
 
 def _run(cluster: Cluster, target: Path, *, resume: bool) -> None:
-    from parsifl.flower.settings import DONE_FILE
+    from parsifl.flower.settings import clear
     from parsifl.flower.trial import follow
 
     config = _config(target)
     out, rounds = Path(config["deployment"]["out"]), int(config["rounds"])
     changes = {"deployment.resume": True} if resume else {}
-    (out / DONE_FILE).unlink(missing_ok=True)
+    clear(out)
     run = cluster.submit(target.resolve(), **changes)
     with progress_of(str(config["algorithm"]), rounds) as progress:
         follow(cluster, run, out, progress)
@@ -168,7 +186,7 @@ def _run(cluster: Cluster, target: Path, *, resume: bool) -> None:
 
 
 def _stay(cluster: Cluster) -> None:
-    typer.echo(f"ready. Start a run:  FLWR_HOME={cluster.home} flwr run APP", err=True)
+    typer.echo(f"ready. Start a run:  . {cluster.variables_file}; flwr run APP", err=True)
     typer.echo("Ctrl-C ends everything.", err=True)
     try:
         while cluster.alive():

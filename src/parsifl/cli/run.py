@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from parsifl.cli import flower, options
 from parsifl.cli.progress import follow
+from parsifl.engine import laps
 from parsifl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from parsifl.experiment import Experiment
     from parsifl.flower.trial import FlowerRun
 
+_STOPPED = 130  # what shells expect of a program that Ctrl-C ended
 DEMO: dict[str, dict[str, float]] = {
     "local": {"lr": 0.1},
     "fedavg": {"lr": 0.1},
@@ -53,6 +55,7 @@ def run(  # typer reads the options from the signature; `context` holds their va
     out: Path | None = typer.Option(None, help="The run folder; else nothing is kept."),
     data_dir: Path | None = options.DATA_DIR,
     resume: bool = options.RESUME,
+    profile: bool = typer.Option(False, help="Tell at the end where the time went."),
     as_json: bool = options.JSON,
 ) -> None:
     """Train one algorithm and judge its models.
@@ -75,16 +78,37 @@ def run(  # typer reads the options from the signature; `context` holds their va
     if engine in flower.ENGINES:
         params = {**params, "engine": None}
     chosen = options.experiment(params)
-    with _kept(out) as folder:
+    with _resumable(out), _kept(out) as folder:
         finished: Run | FlowerRun
         if engine in flower.ENGINES:
-            finished = flower.execute(chosen, engine, folder, resume=resume, quiet=as_json)
+            finished = flower.execute(
+                chosen, engine, folder, resume=resume, data_dir=data_dir, quiet=as_json
+            )
         else:
             finished = execute(chosen, folder, resume=resume, data_dir=data_dir, quiet=as_json)
         if as_json:
-            typer.echo(json.dumps({"algorithm": chosen.algorithm, **finished.summary()}))
+            row = {"algorithm": chosen.algorithm, **finished.summary()}
+            if profile:
+                row["profile"] = laps.profile(finished.metrics)
+            typer.echo(json.dumps(row))
         else:
             show([folder])
+            if profile:
+                show_profile(finished.metrics)
+
+
+@contextmanager
+def _resumable(out: Path | None) -> Iterator[None]:
+    """Tell somebody who stops a run how it goes on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if out is None:
+            text = "stopped; nothing is kept without --out DIR, which also lets a run be resumed"
+        else:
+            text = f"stopped; {out} keeps what was done: the same command with --resume goes on"
+        typer.echo(f"\n{text}", err=True)
+        raise typer.Exit(_STOPPED) from None
 
 
 @contextmanager
@@ -146,3 +170,20 @@ def show(folders: Sequence[Path]) -> None:
     from parsifl.report.tables import headline, render
 
     Console().print(render(headline(read_all(folders))))
+
+
+def show_profile(records: Sequence[Mapping[str, Any]]) -> None:
+    """Print where the time of a run went."""
+    from rich.console import Console
+    from rich.table import Table
+
+    found = laps.profile(records)
+    total = sum(found.values())
+    table = Table(title=f"{len(records)} rounds, {total:.2f} s")
+    for column in ("phase", "seconds", "ms a round", "share"):
+        table.add_column(column, justify="left" if column == "phase" else "right")
+    for phase, seconds in found.items():
+        share = seconds / total if total else 0.0
+        milliseconds = 1e3 * seconds / len(records)
+        table.add_row(phase, f"{seconds:.3f}", f"{milliseconds:.2f}", f"{share:.1%}")
+    Console().print(table)

@@ -21,6 +21,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from parsifl.errors import ConfigError
 
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _CURVE = ec.SECP384R1()
 
 
@@ -58,10 +59,12 @@ class KeyFolder:
 def make_keys(
     folder: Path,
     nodes: int,
-    hosts: Sequence[str] = ("127.0.0.1", "localhost"),
+    hosts: Sequence[str] = (),
     days: int = 30,
 ) -> KeyFolder:
-    """Write an authority, a server certificate for `hosts`, and one key pair a node."""
+    """Write an authority, a server certificate for `hosts` and loopback, and a key pair a node."""
+    # the SuperLink's own processes reach it over loopback, and check its certificate too
+    hosts = list(dict.fromkeys([*hosts, *LOOPBACK]))
     found = KeyFolder(folder)
     if found.authority.exists():
         raise ConfigError(f"{folder} already holds keys; choose another folder or delete them")

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from parsifl.errors import ConfigError, ParsiflError
+from parsifl.flower import children
 from parsifl.flower.certificates import KeyFolder, make_keys
 from parsifl.flower.site import STATE_VARIABLE
 
@@ -29,7 +31,6 @@ QUIET = {
 """What keeps Flower from calling home and from installing packages; for every process."""
 
 _START_SECONDS = 90.0
-_STOP_SECONDS = 15.0
 _CLI_SECONDS = 180.0
 
 
@@ -48,6 +49,8 @@ class Cluster:
         Flower's simulation runtime (Ray) instead of nodes.
     node_config
         What every node's configuration has besides its number; {id} stands for that number.
+    variables
+        Environment variables for every process.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class Cluster:
         secure: bool = True,
         simulation: bool = False,
         node_config: str = "",
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         self.folder, self.clients = folder.resolve(), clients
         self._secure, self._simulation = secure and not simulation, simulation
@@ -83,6 +87,7 @@ class Cluster:
             # nodes share this machine: more threads would only fight
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+            **(variables or {}),
         }
         self._write_connection()
 
@@ -92,9 +97,14 @@ class Cluster:
         return f"{HOST}:{self._port}"
 
     @property
-    def home(self) -> Path:
-        """The folder that FLWR_HOME must name for the `flwr` command to find this SuperLink."""
-        return self._home
+    def node_address(self) -> str:
+        """Where nodes find the SuperLink."""
+        return self.address
+
+    @property
+    def variables_file(self) -> Path:
+        """A script that sets what the `flwr` command needs to find this SuperLink, quietly."""
+        return self.folder / "variables.sh"
 
     def _write_connection(self) -> None:
         security = "insecure = true"
@@ -105,6 +115,9 @@ class Cluster:
             f'address = "{self.address}"\n{security}\n'
         )
         (self._home / "config.toml").write_text(text)
+        told = {**QUIET, "FLWR_HOME": shlex.quote(str(self._home))}
+        lines = [f"export {name}={value}\n" for name, value in told.items()]
+        self.variables_file.write_text("".join(lines))
 
     # ------------------------------------------------------------------ processes
     def start(self) -> None:
@@ -155,7 +168,7 @@ class Cluster:
             for n in numbers
         ]
         for number, process in pending:
-            out, _ = process.communicate(timeout=_CLI_SECONDS)
+            out = _output(process)
             if process.returncode:
                 raise ParsiflError(f"node {number} could not be registered:\n{out[-2000:]}")
 
@@ -176,7 +189,7 @@ class Cluster:
         self._nodes[number] = self._popen(
             f"node{number}",
             "flower-supernode",
-            *(*options, "--superlink", self.address),
+            *(*options, "--superlink", self.node_address),
             *("--host", HOST, "--port", str(free_port()), "--node-config", config),
         )
 
@@ -184,7 +197,13 @@ class Cluster:
         """End a SuperNode without warning, and the ClientApp that it runs."""
         process = self._nodes.pop(number)
         os.killpg(process.pid, signal.SIGKILL)
-        process.wait(_STOP_SECONDS)
+        process.wait()
+
+    def kill_link(self) -> None:
+        """End the SuperLink without warning; the server that it runs sees that and ends."""
+        if self._link is not None:
+            self._link.kill()
+            self._link.wait()
 
     def node_exit(self, number: int) -> int | None:
         """Return the exit code of a SuperNode; None while it runs."""
@@ -201,20 +220,10 @@ class Cluster:
 
     def stop(self) -> None:
         """End the children, politely and then firmly."""
-        children = [*self._nodes.values(), *([self._link] if self._link else [])]
-        running = [child for child in children if child.poll() is None]
-        for child in running:
-            child.terminate()
-        end = time.monotonic() + _STOP_SECONDS
-        for child in running:
-            try:
-                child.wait(max(end - time.monotonic(), 0.1))
-            except subprocess.TimeoutExpired:
-                os.killpg(child.pid, signal.SIGKILL)
-                child.wait(_STOP_SECONDS)
+        children.end([*self._nodes.values(), *([self._link] if self._link else [])])
         self._nodes, self._link = {}, None
 
-    def __enter__(self) -> Cluster:
+    def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             # a polite end of this process ends the children too
             self._before = signal.signal(signal.SIGTERM, _leave)
@@ -267,8 +276,7 @@ class Cluster:
         return status
 
     def _cli(self, *arguments: str) -> Any:
-        process = self._cli_process(*arguments)
-        out, _ = process.communicate(timeout=_CLI_SECONDS)
+        out = _output(self._cli_process(*arguments))
         try:
             return json.loads(out[out.index("{") :])
         except ValueError:
@@ -286,16 +294,8 @@ class Cluster:
         )
 
     def _popen(self, log: str, name: str, *arguments: str) -> subprocess.Popen[bytes]:
-        with (self.folder / f"{log}.log").open("ab") as file:
-            return subprocess.Popen(
-                [program(name), *arguments],
-                env=self.environment,
-                cwd=self.folder,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-                start_new_session=True,  # a group of its own: its children end with it
-            )
+        command = [program(name), *arguments]
+        return children.start(command, self.folder / f"{log}.log", self.environment, self.folder)
 
     def _need_keys(self) -> KeyFolder:
         if self.keys is None:
@@ -305,6 +305,17 @@ class Cluster:
 
 def _leave(number: int, _: object) -> None:
     raise SystemExit(128 + number)
+
+
+def _output(process: subprocess.Popen[str]) -> str:
+    try:
+        return process.communicate(timeout=_CLI_SECONDS)[0]
+    except subprocess.TimeoutExpired:
+        raise ParsiflError(f"the flwr command has not answered in {_CLI_SECONDS:g} s") from None
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
 
 
 def free_port() -> int:

@@ -66,11 +66,7 @@ class Federation:
 
     def run(self) -> list[Record]:
         """Run until all rounds are done; return their records."""
-        if (self._folder.path / "config.toml").exists() and not self._settings.deployment.resume:
-            raise CheckpointError(
-                f"{self._folder.path} already holds a run; resume it (--resume, "
-                "deployment.resume=true), or choose another folder"
-            )
+        check_free(self._folder.path, resume=self._settings.deployment.resume)
         found = checkpoint.load(self._folder.checkpoints, self._types)
         if found is not None:
             self._restore(found.totals)
@@ -177,7 +173,10 @@ class Federation:
         )
         answers = collection.collect(questions, len(cohort))
         received = time.perf_counter()
-        gathered = Gathered(self._method, self._problem, self._infos, self._experiment.network)
+        chosen = self._experiment
+        gathered = Gathered(
+            self._method, self._problem, self._infos, chosen.network, chosen.precision
+        )
         for client in sorted(questions):
             answer = answers[client]
             if isinstance(answer, str):
@@ -260,6 +259,15 @@ class Federation:
             # an ensemble, say: its parameters alone do not tell how to read them
             return {"server": wire.encode(self._server)}
         return {"model": wire.encode(model.params)}
+
+
+def check_free(folder: Path, *, resume: bool) -> None:
+    """Raise CheckpointError if a folder holds a run that is not to be resumed."""
+    if (folder / "config.toml").exists() and not resume:
+        raise CheckpointError(
+            f"{folder} already holds a run; resume it (--resume, deployment.resume=true), "
+            "or choose another folder"
+        )
 
 
 class _Encoder:

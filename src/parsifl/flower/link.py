@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal, Protocol
 
 from parsifl.flower.letter import Letter
 
 Kind = Literal["hello", "train", "judge", "agree", "products"]
+
+
+Answers = dict[int, Letter | str]
+"""What nodes answered, by node; a text says how a node failed."""
 
 
 class Link(Protocol):
@@ -18,11 +22,15 @@ class Link(Protocol):
         ...
 
     def ask(
-        self, kind: Kind, letters: Mapping[int, Letter], timeout: float
-    ) -> dict[int, Letter | str]:
-        """Send letters and wait for the answers, at most `timeout` seconds.
+        self,
+        kind: Kind,
+        letters: Mapping[int, Letter],
+        timeout: float,
+        enough: Callable[[Answers], bool] | None = None,
+    ) -> Answers:
+        """Send letters and wait for the answers: of all, or until there are `enough`.
 
-        A node that failed has a text that says how; one that did not answer is missing.
+        After `timeout` seconds a node that did not answer is missing.
         """
         ...
 

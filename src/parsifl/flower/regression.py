@@ -22,7 +22,7 @@ from parsifl.experiment import Experiment
 from parsifl.flower.federation import Federation
 from parsifl.flower.letter import Letter
 from parsifl.flower.link import Kind, Link
-from parsifl.flower.roster import Log
+from parsifl.flower.roster import Log, all_of
 from parsifl.flower.settings import Settings
 from parsifl.flower.site import NodeConfig, Site
 from parsifl.flower.tables import Agreement, Array, Table, summarise
@@ -100,7 +100,8 @@ class Regression(Federation):
         while len(found) < self._settings.clients:
             fresh = [node for node in self._link.nodes() if node not in reasons]
             letters = dict.fromkeys(fresh, Letter({}))
-            for node, reply in self._link.ask("agree", letters, _AGREE_SECONDS).items():
+            enough = all_of(set(range(self._settings.clients)) - set(found))
+            for node, reply in self._link.ask("agree", letters, _AGREE_SECONDS, enough).items():
                 reasons[node] = self._take(reply, found)
             if time.monotonic() > end:
                 raise ParsiflError(

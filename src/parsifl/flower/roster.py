@@ -12,7 +12,7 @@ from parsifl.algorithm import ClientInfo
 from parsifl.errors import ParsiflError, WireError
 from parsifl.flower.facts import Facts
 from parsifl.flower.letter import Letter
-from parsifl.flower.link import Link
+from parsifl.flower.link import Answers, Link
 
 _PAUSE = 1.0
 _HELLO_SECONDS = 90.0
@@ -77,17 +77,20 @@ class Roster:
     def refresh(self, timeout: float) -> None:
         """Look who is connected, and greet newcomers."""
         self._connected = self._link.nodes()
+        missing = set(range(self._clients)) - set(self.online())
         fresh = [
             node
             for node in self._connected
             if node not in self._claims and self._failed.get(node, 0) < _ATTEMPTS
         ]
-        if not fresh:
+        if not fresh or not missing:
             return
         letters = dict.fromkeys(fresh, self.greeting)
-        # not longer: one of them may be dead and not yet missed
-        answers = self._link.ask("hello", letters, min(timeout, _HELLO_SECONDS))
-        for node in fresh:
+        # one of them may be dead and not yet missed: do not wait long, nor for more than we need
+        enough = all_of(missing)
+        answers = self._link.ask("hello", letters, min(timeout, _HELLO_SECONDS), enough)
+        heard = fresh if not enough(answers) else [node for node in fresh if node in answers]
+        for node in heard:
             try:
                 self._admit(node, answers.get(node, "no answer"))
             except WireError as error:
@@ -121,6 +124,17 @@ class Roster:
             if node in self._connected:
                 found.setdefault(client, node)
         return found
+
+
+def all_of(wanted: set[int]) -> Callable[[Answers], bool]:
+    """Return a function that tells whether answers claim to come from all of these clients."""
+
+    def enough(answers: Answers) -> bool:
+        letters = (answer for answer in answers.values() if isinstance(answer, Letter))
+        told = (letter.meta.get("client") for letter in letters)
+        return wanted <= {client for client in told if type(client) is int}
+
+    return enough
 
 
 def _read_hello(letter: Letter) -> tuple[int, ClientInfo, Facts]:

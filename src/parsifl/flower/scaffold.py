@@ -13,6 +13,7 @@ from parsifl.errors import ConfigError, unknown
 from parsifl.keys import Key
 
 PACKAGE = "federation"
+PARTITION = "partition"
 REGRESSION = "sparse-regression"
 _SUFFIX = ".tmpl"
 
@@ -83,6 +84,8 @@ def _project(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
             "flwr": {
                 "app": {
                     "publisher": "parsifl",
+                    # code alone goes to the nodes: a run folder beside it tells of all clients
+                    "fab-include": [f"/{PACKAGE}/**/*.py"],
                     "components": {
                         "serverapp": f"{PACKAGE}.server_app:app",
                         "clientapp": f"{PACKAGE}.client_app:app",

@@ -16,12 +16,13 @@ from parsifl.errors import ParsiflError, WireError
 from parsifl.flower import settings
 from parsifl.flower.federation import Federation
 from parsifl.flower.letter import Letter
-from parsifl.flower.link import Kind, Link
+from parsifl.flower.link import Answers, Kind, Link
 from parsifl.flower.payload import MESSAGE_TYPES, pack, unpack
 from parsifl.flower.regression import Regression
-from parsifl.flower.settings import DONE_FILE, ERROR_FILE, PROCESS_FILE, Settings
+from parsifl.flower.settings import DONE_FILE, ERROR_FILE, PROCESS_FILE, Settings, clear
 from parsifl.flower.site import MakeProblem
 
+_PULL_SECONDS = 0.5
 _logger = logging.getLogger("flwr")
 
 
@@ -49,8 +50,7 @@ def _app(make: Callable[[Settings, Link], Federation]) -> ServerApp:
         out = Path(chosen.deployment.out)
         out.mkdir(parents=True, exist_ok=True)
         replace_file(out / PROCESS_FILE, str(os.getpid()).encode())
-        for old in (ERROR_FILE, DONE_FILE):
-            (out / old).unlink(missing_ok=True)
+        clear(out)
         try:
             make(chosen, GridLink(grid)).run()
         except ParsiflError as error:
@@ -72,19 +72,32 @@ class GridLink:
         return sorted(self._grid.get_node_ids())
 
     def ask(
-        self, kind: Kind, letters: Mapping[int, Letter], timeout: float
-    ) -> dict[int, Letter | str]:
+        self,
+        kind: Kind,
+        letters: Mapping[int, Letter],
+        timeout: float,
+        enough: Callable[[Answers], bool] | None = None,
+    ) -> Answers:
         """Send one message to each node and take the first answer of each."""
+        if not letters:
+            return {}
         messages = [
             Message(pack(letter), dst_node_id=node, message_type=MESSAGE_TYPES[kind], ttl=timeout)
             for node, letter in letters.items()
         ]
-        found: dict[int, Letter | str] = {}
-        for reply in self._grid.send_and_receive(messages, timeout=timeout):
-            node = reply.metadata.src_node_id
-            if node in letters and node not in found:
-                found[node] = _read(reply)
-        return found
+        pending = set(self._grid.push_messages(messages))
+        found: Answers = {}
+        end = time.monotonic() + timeout
+        # Flower's own send_and_receive looks every three seconds, and waits for the dead as well
+        while True:
+            for reply in self._grid.pull_messages(pending):
+                pending.discard(reply.metadata.reply_to_message_id)
+                node = reply.metadata.src_node_id
+                if node in letters and node not in found:
+                    found[node] = _read(reply)
+            if not pending or (enough is not None and enough(found)) or time.monotonic() > end:
+                return found
+            self.pause(_PULL_SECONDS)
 
     def pause(self, seconds: float) -> None:
         """Wait."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, final
 
 from parsifl import config
@@ -68,6 +69,12 @@ class Settings:
     experiment: Experiment
     clients: Count
     deployment: Deployment = field(default_factory=Deployment)
+
+
+def clear(out: Path) -> None:
+    """Remove what an earlier attempt at a run left for those who wait for its end."""
+    for mark in (DONE_FILE, ERROR_FILE):
+        (out / mark).unlink(missing_ok=True)
 
 
 def read(values: Mapping[str, Any]) -> Settings:

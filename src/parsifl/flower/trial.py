@@ -6,18 +6,21 @@ import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, final
 
-from parsifl.algorithm import message_types
+from parsifl.algorithm import message_types, require
+from parsifl.data.files import FOLDER_VARIABLE
 from parsifl.engine import checkpoint
 from parsifl.engine.folder import Record, read_metrics
 from parsifl.engine.summary import headline
-from parsifl.errors import ParsiflError
+from parsifl.errors import ConfigError, ParsiflError
 from parsifl.experiment import Experiment, problem_for
 from parsifl.flower.cluster import Cluster
-from parsifl.flower.scaffold import write_app
-from parsifl.flower.settings import DONE_FILE, ERROR_FILE, Deployment, to_config
+from parsifl.flower.federation import check_free
+from parsifl.flower.scaffold import PARTITION, write_app
+from parsifl.flower.settings import DONE_FILE, ERROR_FILE, Deployment, clear, to_config
 
 _POLL = 0.5
 _STATUS_SECONDS = 30.0
@@ -56,6 +59,7 @@ def run_on_flower(
     secure: bool = True,
     simulation: bool = False,
     deployment: Deployment | None = None,
+    data_dir: str | Path | None = None,
     progress: Callable[[Record], None] | None = None,
 ) -> FlowerRun:
     """Run an experiment on Flower with every process on this machine, over loopback.
@@ -70,20 +74,33 @@ def run_on_flower(
         Flower's simulation runtime (Ray) instead of a SuperLink with SuperNodes.
     deployment
         Quorum and time limits; `out` and `resume` are set here.
+    data_dir
+        Where the data set is, for this process and for the nodes.
     """
     out = Path(folder).resolve()
-    data = experiment.load()
+    check_free(out, resume=resume)
+    if simulation and find_spec("ray") is None:
+        raise ConfigError(
+            "Flower's simulation runtime needs Ray, which is not installed; install the extra: "
+            "parsifl[flower-sim]"
+        )
+    data = experiment.load(data_dir)
     chosen = replace(experiment, clients=len(data))
+    # mistakes show here, before anything is started
+    problem = problem_for(chosen.model, data)
+    require(chosen.method(), problem)
     plan = replace(deployment or Deployment(), out=str(out), resume=resume)
     place = out / "flower"
     app = place / "app"
     shutil.rmtree(app, ignore_errors=True)
-    write_app(app, "partition", to_config(chosen, plan), "trial")
-    (out / DONE_FILE).unlink(missing_ok=True)
-    with Cluster(place, len(data), secure=secure, simulation=simulation) as cluster:
+    write_app(app, PARTITION, to_config(chosen, plan), "trial")
+    clear(out)
+    variables = {} if data_dir is None else {FOLDER_VARIABLE: str(Path(data_dir).resolve())}
+    with Cluster(
+        place, len(data), secure=secure, simulation=simulation, variables=variables
+    ) as cluster:
         run = cluster.submit(app)
         follow(cluster, run, out, progress)
-    problem = problem_for(chosen.model, data)
     found = checkpoint.load(out / "checkpoint", message_types(chosen.method()))
     server = None if found is None else found.server
     metrics = read_metrics(out)

@@ -1,0 +1,92 @@
+"""docs/flower.md: its tables and unit files are held against the code."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from tests.flower.inprocess import InProcess
+
+from parsifl import registry
+from parsifl.algorithm import GatherAlgorithm
+from parsifl.flower.settings import Deployment
+
+PAGE = Path(__file__).parents[2] / "docs" / "flower.md"
+
+
+def table() -> dict[str, dict[str, int]]:
+    """Return the table of bytes: by method, by column."""
+    lines = PAGE.read_text().splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("| method | dense"))
+    names = cells(lines[start])[1:]
+    found = {}
+    for line in lines[start + 2 :]:
+        if not line.startswith("|"):
+            break
+        name, *sizes = cells(line)
+        numbers = [int(size.replace(",", "")) for size in sizes]
+        found[name] = dict(zip(names, numbers, strict=True))
+    return found
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_the_table_of_bytes_is_what_is_booked(tmp_path: Path) -> None:
+    pytest.importorskip("flwr", reason="needs flwr: install the extra parsifl[flower]")
+    from tests.flower.deployed import TABLE, tabled
+
+    written = table()
+    assert written.keys() == TABLE.keys()
+    for place, (name, sizes) in enumerate(written.items()):
+        link = InProcess(tabled(name), tmp_path / f"state{place}")
+        records = link.federation(tmp_path / f"run{place}").run()
+        assert sizes["dense"] == sum(r["dense_up"] for r in records)
+        # which entries are zero may differ a little by processor
+        close = 0.02 if "," in name else 0.0
+        up, down = (sum(r[key] for r in records) for key in ("bytes_up", "bytes_down"))
+        assert sizes["payload up"] == pytest.approx(up, rel=close)
+        assert sizes["payload down"] == pytest.approx(down, rel=close)
+        assert sizes["socket up"] > sizes["payload up"]
+        assert sizes["socket down"] > sizes["payload down"]
+
+
+def test_the_methods_that_need_single_uploads_are_those_that_are_named() -> None:
+    method = {type(registry.get(name)) for name in registry.algorithms()}
+    named = {kind.__name__ for kind in method if issubclass(kind, GatherAlgorithm)}
+    (line,) = (line for line in PAGE.read_text().splitlines() if "compare clients" in line)
+    assert named == set(re.findall(r"\w*Fed\w+", line))
+
+
+def test_every_setting_is_explained_with_its_default() -> None:
+    lines = PAGE.read_text().splitlines()
+    for setting in fields(Deployment):
+        (line,) = (line for line in lines if line.startswith(f"| `{setting.name}` |"))
+        default = str(setting.default).lower().removesuffix(".0")
+        assert cells(line)[1].strip("`") == default
+
+
+@pytest.mark.parametrize("name", ["superlink", "supernode"])
+def test_systemd_accepts_the_units(name: str, tmp_path: Path) -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("needs systemd-analyze")
+    blocks = re.findall(r"```ini\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (text,) = (block for block in blocks if f"system/{name}.service" in block)
+    command = re.search(r"/opt/parsifl/bin/flower-(\w+)", text)
+    assert command is not None
+    assert command[1] == name
+    unit = tmp_path / f"{name}.service"
+    unit.write_text(text.replace(command[0], "/bin/true"))  # it must exist to be accepted
+    found = subprocess.run(
+        ["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 0, found.stderr
+    complaints = [line for line in found.stderr.splitlines() if unit.name in line]
+    # these are for systemd 254 and later; the page says what earlier ones do
+    younger = ("RestartSteps", "RestartMaxDelaySec")
+    assert [line for line in complaints if not any(key in line for key in younger)] == []

@@ -1,0 +1,203 @@
+"""Deployments that take minutes: what is killed, who is refused, what a user types."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.flower.inprocess import simulated
+from tests.flower.test_regression import in_process
+
+from parsifl import tree
+from parsifl.engine.folder import read_metrics
+from parsifl.experiment import Experiment
+
+pytest.importorskip("flwr", reason="needs flwr: install the extra parsifl[flower]")
+
+from tests.flower.deployed import app_of, deploy_counted, limit, server_state, tabled, until
+from tests.flower.test_documentation import table
+
+from parsifl.flower.certificates import KeyFolder, add_node, make_keys
+from parsifl.flower.cluster import NAME, Cluster
+from parsifl.flower.regression import MODEL_FILE, LinearModel
+from parsifl.flower.scaffold import write_app
+from parsifl.flower.settings import PROCESS_FILE, Deployment, to_config
+from parsifl.flower.tables import read_csv
+from parsifl.flower.trial import follow, run_on_flower
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        "PARSIFL_DEPLOY" not in os.environ,
+        reason="deploys for minutes: `make deploy` sets PARSIFL_DEPLOY=1, as CI does",
+    ),
+]
+RESUME = {"deployment.resume": True}
+
+
+def asked_to_train(cluster: Cluster, node: int, times: int) -> bool:
+    log = cluster.log_tail(f"node{node}", 1 << 20)
+    return log.count("Receiving: train message") >= times
+
+
+def test_killed_processes_and_a_resumed_run_give_the_same_bits(tmp_path: Path) -> None:
+    chosen = Experiment("ditto", data="digits", clients=3, rounds=3, evaluate_every=0)
+    out = tmp_path / "run"
+    app = app_of(chosen, tmp_path / "app", out, quorum=1.0, timeout=200.0)
+    with limit(400), Cluster(tmp_path / "cluster", 3, secure=False) as cluster:
+        cluster.submit(app)
+        until(lambda: asked_to_train(cluster, 1, 2), "round 2")
+        os.kill(int((out / PROCESS_FILE).read_text()), signal.SIGKILL)
+        cluster.kill_node(1)
+        assert len(read_metrics(out)) == 1
+        cluster.start_node(1)
+        follow(cluster, cluster.submit(app, **RESUME), out)
+    assert [record["trained"] for record in read_metrics(out)] == [3, 3, 3]
+    assert tree.same(server_state(out, chosen), simulated(chosen).server)
+
+
+def test_a_killed_superlink_comes_back_and_the_run_is_resumed_with_the_same_bits(
+    tmp_path: Path,
+) -> None:
+    chosen = Experiment("ditto", data="digits", clients=3, rounds=2, evaluate_every=0)
+    out = tmp_path / "run"
+    app = app_of(chosen, tmp_path / "app", out, quorum=1.0)
+    with limit(400), Cluster(tmp_path / "cluster", 3, secure=False) as cluster:
+        cluster.submit(app)
+        until(lambda: asked_to_train(cluster, 0, 2), "round 2")
+        server = Path("/proc") / (out / PROCESS_FILE).read_text()
+        cluster.kill_link()
+        until(lambda: not server.exists(), "the server ends with its SuperLink", 30)
+        cluster.start_link()  # with its database, as a supervisor would
+        assert len(read_metrics(out)) == 1
+        follow(cluster, cluster.submit(app, **RESUME), out)
+        assert all(cluster.node_exit(node) is None for node in range(3))
+    assert [record["trained"] for record in read_metrics(out)] == [3, 3]
+    assert tree.same(server_state(out, chosen), simulated(chosen).server)
+
+
+def test_nodes_without_a_registered_key_or_with_another_authority_are_refused(
+    tmp_path: Path,
+) -> None:
+    cluster = Cluster(tmp_path / "cluster", 1, secure=True)
+    strangers = make_keys(tmp_path / "strangers", 1)
+    assert cluster.keys is not None
+    add_node(cluster.keys, 2)
+    refused = {1: "registered", 2: "2004", 3: "CERTIFICATE_VERIFY_FAILED"}
+    try:
+        with limit(150):
+            cluster.start_link()
+            cluster.register([0])
+            cluster.start_node(0)
+            cluster.start_node(1, plain=True)
+            cluster.start_node(2)
+            authority, mine = str(strangers.authority), str(cluster.keys.node(0))
+            cluster.spawn_node(
+                3, ["--root-certificates", authority, "--auth-supernode-private-key", mine]
+            )
+            for number, reason in refused.items():
+                until(partial(told, cluster, number, reason), f"node {number} is refused", 120)
+            for number in (1, 2):
+                until(partial(has_ended, cluster, number), f"node {number} ends", 60)
+            assert all(cluster.node_exit(number) != 0 for number in refused)
+            listed = cluster.nodes()
+            assert [node["status"] for node in listed] == ["online"], listed
+            assert cluster.node_exit(0) is None
+    finally:
+        cluster.stop()
+
+
+def told(cluster: Cluster, node: int, reason: str) -> bool:
+    return reason in cluster.log_tail(f"node{node}", 20000)
+
+
+def has_ended(cluster: Cluster, node: int) -> bool:
+    return cluster.node_exit(node) is not None
+
+
+def test_a_secured_regression_over_tables_is_the_fit_in_process(tmp_path: Path) -> None:
+    app, out = tmp_path / "app", tmp_path / "app" / "run"
+    chosen = Experiment(
+        "fedgradmp", {"tau": 4, "batch": None}, clients=3, rounds=2, evaluate_every=0
+    )
+    write_app(app, "sparse-regression", to_config(chosen, Deployment(out=str(out))), "study")
+    files = f'data="{app}/examples/hospital{{id}}.csv"'
+    with limit(300), Cluster(tmp_path / "cluster", 3, node_config=files) as cluster:
+        follow(cluster, cluster.submit(app), out)
+    model = LinearModel.load(out / MODEL_FILE)
+    tables = [read_csv(app / "examples" / f"hospital{i}.csv") for i in range(3)]
+    coef, intercept = in_process(tables, rounds=2)
+    assert np.array_equal(model.coef_, coef)
+    assert model.intercept_ == intercept
+
+
+def test_an_interrupted_command_leaves_no_process_and_is_resumed(tmp_path: Path) -> None:
+    """TLS and node keys are the default of the command."""
+    out = tmp_path / "run"
+    command = [
+        str(Path(sys.executable).with_name("parsifl")), "run", "ditto", "--engine", "flower",
+        "--clients", "2", "--rounds", "2", "--evaluate-every", "0", "--out", str(out),
+    ]  # fmt: skip
+    with limit(300):
+        first = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        try:
+            until(lambda: len(read_metrics(out)) == 1, "round 1")
+        finally:
+            first.send_signal(signal.SIGINT)
+            _, told = first.communicate(timeout=60)
+        assert first.returncode != 0
+        assert "Traceback" not in told
+        assert processes_of(tmp_path) == []
+        done = subprocess.run([*command, "--resume"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "starting a SuperLink" in done.stderr
+    assert "round 2 of 2" in done.stderr
+    chosen = Experiment("ditto", clients=2, rounds=2, evaluate_every=0)
+    assert tree.same(server_state(out, chosen), simulated(chosen).server)
+    assert processes_of(tmp_path) == []
+    keys = KeyFolder(out / "flower" / "keys")
+    assert keys.key.stat().st_mode & 0o777 == 0o600
+    config = (out / "flower" / "flwr" / "config.toml").read_text()
+    assert json.dumps(str(keys.authority)) in config
+    assert "insecure" not in config
+    assert NAME in config
+
+
+def processes_of(folder: Path) -> list[str]:
+    """Return the commands of processes whose environment names a folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            if str(folder).encode() in (path / "environ").read_bytes():
+                found.append((path / "cmdline").read_text().replace("\0", " "))
+        except OSError:
+            continue  # it has just ended
+    return found
+
+
+def test_the_simulation_runtime_gives_the_same_bits(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="needs Ray: install the extra parsifl[flower-sim]")
+    chosen = Experiment("ditto", data="digits", clients=3, rounds=2, evaluate_every=2)
+    with limit(300):
+        deployed = run_on_flower(chosen, tmp_path / "run", simulation=True)
+    expected = simulated(chosen)
+    assert tree.same(deployed.server, expected.server)
+    assert deployed.metrics[1]["personal"] == expected.metrics[1]["personal"]
+    assert processes_of(tmp_path) == []
+
+
+def test_the_bytes_on_the_socket_are_about_those_of_the_documentation(tmp_path: Path) -> None:
+    name = "FedIterHT, tau = 500"
+    with limit(200):
+        _, relay = deploy_counted(tabled(name), tmp_path)
+    written = table()[name]
+    # polling goes on as long as the run takes, which differs by machine
+    assert 0.5 < relay.up / written["socket up"] < 2
+    assert 0.5 < relay.down / written["socket down"] < 2
