@@ -1,18 +1,22 @@
-"""Pages that mkdocs gets from the code: one an algorithm, written from its class."""
+"""Pages that mkdocs gets from the code: one an algorithm and one an example."""
 
 from __future__ import annotations
 
 import dataclasses
 import html
 import inspect
+import json
 import re
 from pathlib import Path
 from typing import Any
 
+import links
+import notebooks
 from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
+from sizes import Sizes, sizes
 
 from parsifl.algorithm import message_types
 from parsifl.cli.catalog import describe
@@ -31,20 +35,43 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     titles = [next(iter(entry)) for entry in navigation]
     place = titles.index("Reference")
     navigation.insert(place, {"Algorithms": [{"All": "algorithms/index.md"}, *pages]})
+    navigation.insert(place, {"Examples": [f"examples/{s.stem}.md" for s in notebooks.scripts()]})
     for title, folder in {"Reproduction": "reproduction", "Decisions": "adr"}.items():
         found = sorted(Path(config.docs_dir, folder).glob("*.md"))
+        first = [path for path in found if path.name == "index.md"]
+        others = [path for path in found if path.name != "index.md"]
         if found:
-            navigation.append({title: [f"{folder}/{path.name}" for path in found]})
+            navigation.append({title: [f"{folder}/{path.name}" for path in (*first, *others)]})
     config.nav = navigation
     return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add a page for each algorithm and one that lists them."""
+    """Add a page for each algorithm, one that lists them, and a page for each example."""
     files.append(File.generated(config, "algorithms/index.md", content=index()))
     for name in algorithms():
         files.append(File.generated(config, f"algorithms/{name}.md", content=page(name)))
+    for script in notebooks.scripts():
+        text, place = script.read_text(), f"examples/{script.stem}"
+        made = json.dumps(notebooks.notebook(text), indent=1)
+        files.append(File.generated(config, f"{place}.ipynb", content=made))
+        files.append(File.generated(config, f"{place}.md", content=example(script.stem, text)))
     return files
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Refuse a site with a link that leads nowhere."""
+    found = links.broken(Path(config.site_dir))
+    if found:
+        raise PluginError("\n".join(found))
+
+
+def example(name: str, text: str) -> str:
+    """Return the page of an example: its cells, and the notebook to take away."""
+    title, *cells = notebooks.cells(text)
+    parts = [title[1], f"Take it away as [a notebook]({name}.ipynb), or run `examples/{name}.py`."]
+    parts += [f"```python\n{cell}\n```" if kind == "code" else cell for kind, cell in cells]
+    return "\n\n".join(parts) + "\n"
 
 
 def on_page_markdown(markdown: str, config: MkDocsConfig, **_: Any) -> str:
@@ -135,6 +162,33 @@ def _messages(name: str) -> str:
     }
     lines = ["| | type |", "|-|-|"]
     lines += [f"| {what} | {_type(kind)} |" for what, kind in rows.items()]
+    return "\n".join([*lines, "", _sizes(sizes(name))])
+
+
+def _sizes(found: Sizes) -> str:
+    def row(way: str, told: tuple[int, int, int]) -> str:
+        values, dense, sent = told
+        if not sent:
+            return f"| {way} | nothing | | |"
+        times = values / found.parameters
+        return f"| {way} | {values:,} ({times:.3g} d) | {dense:,} | {sent:,} |"
+
+    item, whole = found.item, found.item * found.parameters
+    lines = [
+        f"For {found.model} with d = {found.parameters:,} parameters of {item} bytes ({whole:,} in "
+        "all), default settings, one client, the third round on random rows:",
+        "",
+        "| | values in the message | bytes if dense | bytes sent |",
+        "|-|-|-|-|",
+        row("down", found.down),
+        row("up", found.up),
+        "",
+        f"A tensor of n entries, k of them not zero, takes min({item} n, {item} k + log2 C(n, k) / "
+        f"8) bytes, a low-rank matrix {item} r (d1 + d2), and a message a header of some 50 to 300 "
+        "bytes: "
+        "[the wire format](../reference/wire.md). How sparse a message is depends on the data and "
+        "on the settings; the report of a run tells what it sent.",
+    ]
     return "\n".join(lines)
 
 

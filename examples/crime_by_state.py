@@ -18,31 +18,13 @@ from parsifl.keys import Key
 COEFFICIENTS = (2, 4, 16)
 SHRINKAGE = 5.0  # a state with this many communities gets half of its mean error
 
-
-def main() -> None:
-    """Hold a quarter of each state's communities out and compare."""
-    crime = data.load("communities-crime")
-    x, y, state = np.asarray(crime.x), crime.y, np.asarray(crime.groups)
-    test = held_out(state)
-    train = ~test
-    print(f"{len(y)} communities in {state.max() + 1} states; mean squared errors on a quarter\n")
-    print(f"{'mean of all':<20} {np.mean((y[test] - y[train].mean()) ** 2):.4f}")
-    centred = y - y[train].mean()
-    own = centred - levels(centred, state, train)[state]
-    print(f"{'mean of the state':<20} {np.mean(own[test] ** 2):.4f}\n")
-
-    print("coefficients  shared  with levels   bytes up")
-    for count in COEFFICIENTS:
-        model = FederatedSparseRegressor(count, rounds=8, random_state=0)
-        model.fit(x[train], y[train], groups=state[train])
-        errors = y - model.predict(x)
-        personal = errors - levels(errors, state, train)[state]
-        shared, local = np.mean(errors[test] ** 2), np.mean(personal[test] ** 2)
-        print(f"{count:>12}  {shared:.4f}       {local:.4f}   {model.bytes_up_:>8}")
-        chosen = [crime.feature_names[i] for i in model.support_]
-        print(f"{'':>14}{', '.join(chosen[:8])}{' ...' if len(chosen) > 8 else ''}")
+# %% [markdown]
+# ## Hold rows out
+# A quarter of each state's communities are for judging. A personal level is all that a state adds
+# to the shared model, and it never leaves the state.
 
 
+# %%
 def held_out(state: np.ndarray) -> np.ndarray:
     """Mark a quarter of each state's rows; states with fewer than four keep all for training."""
     chosen = np.zeros(len(state), dtype=bool)
@@ -60,5 +42,28 @@ def levels(errors: np.ndarray, state: np.ndarray, train: np.ndarray) -> np.ndarr
     return np.asarray(total / (count + SHRINKAGE))
 
 
-if __name__ == "__main__":
-    main()
+# %%
+crime = data.load("communities-crime")
+x, y, state = np.asarray(crime.x), crime.y, np.asarray(crime.groups)
+test = held_out(state)
+train = ~test
+print(f"{len(y)} communities in {state.max() + 1} states; mean squared errors on a quarter\n")
+print(f"{'mean of all':<20} {np.mean((y[test] - y[train].mean()) ** 2):.4f}")
+centred = y - y[train].mean()
+own = centred - levels(centred, state, train)[state]
+print(f"{'mean of the state':<20} {np.mean(own[test] ** 2):.4f}\n")
+
+# %% [markdown]
+# ## One sparse model for all states, and a level for each
+
+# %%
+print("coefficients  shared  with levels   bytes up")
+for count in COEFFICIENTS:
+    model = FederatedSparseRegressor(count, rounds=8, random_state=0)
+    model.fit(x[train], y[train], groups=state[train])
+    errors = y - model.predict(x)
+    personal = errors - levels(errors, state, train)[state]
+    shared, local = np.mean(errors[test] ** 2), np.mean(personal[test] ** 2)
+    print(f"{count:>12}  {shared:.4f}       {local:.4f}   {model.bytes_up_:>8}")
+    chosen = [crime.feature_names[i] for i in model.support_]
+    print(f"{'':>14}{', '.join(chosen[:8])}{' ...' if len(chosen) > 8 else ''}")

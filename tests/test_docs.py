@@ -17,6 +17,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from tests.report.browser import browse, find_chromium
+
 from parsifl.cli.app import app
 from parsifl.registry import algorithms
 from parsifl.testing.conformance import check_algorithm
@@ -125,6 +127,8 @@ def test_links_lead_somewhere(path: Path) -> None:
         if there.parent == ROOT / "docs/algorithms":  # written by docs/hooks.py
             assert there.stem in {"index", *algorithms()}, f"{name(path)} links to {target}"
             continue
+        if there.parent == ROOT / "docs/examples":  # likewise
+            there = ROOT / "examples" / f"{there.stem}.py"
         assert there.exists(), f"{name(path)} links to {target}"
         if anchor:
             titles = re.findall(r"^#+ (.*)$", there.read_text(), re.MULTILINE)
@@ -152,19 +156,80 @@ def test_the_skeleton_keeps_every_promise() -> None:
         del sys.modules["skeleton"]
 
 
-@pytest.mark.slow
-def test_the_site_builds_without_warnings_and_needs_no_network(tmp_path: Path) -> None:
+def helper(name: str) -> ModuleType:
+    """Load a module of the folder of documentation."""
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", ROOT / f"docs/{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up by name
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_links_of_a_site_are_followed(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "index.html").write_text(
+        '<h1 id="top">x</h1><a href="deep/a.html#here">a</a><a href="#top">b</a>'
+        '<a href="https://example.org/none">c</a><img src="none.png"><a href="deep/a.html#no">d</a>'
+    )
+    (tmp_path / "deep/a.html").write_text('<h2 id="here">y</h2><a href="../">up</a>')
+    assert helper("links").broken(tmp_path) == [
+        "index.html: none.png leads nowhere",
+        "index.html: deep/a.html#no names no place in the page",
+    ]
+
+
+def test_pages_tell_what_a_method_really_sends() -> None:
+    found = helper("sizes").sizes("fedavg")
+    assert found.parameters == 784 * 100 + 100 + 100 * 10 + 10
+    values, dense, sent = found.up
+    assert values == found.parameters
+    assert dense == 4 * values
+    assert dense < sent < dense + 400
+    assert helper("sizes").sizes("local").up == (0, 0, 0)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the site; warnings, and links that lead nowhere, are errors."""
     for tool in ("mkdocs", "material", "mkdocstrings", "latex2mathml"):
         if importlib.util.find_spec(tool) is None:
             pytest.skip(f"needs {tool}: pip install 'parsifl[docs]'")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    pages = list(tmp_path.rglob("*.html"))
-    assert len(pages) > 35
+    return folder
+
+
+@pytest.mark.slow
+def test_the_site_needs_no_network(site: Path) -> None:
+    pages = list(site.rglob("*.html"))
+    assert len(pages) > 40
     for page in pages:
         loaded = re.findall(r'<(?:script|img|link)[^>]*="(https?:[^"]*)"', page.read_text())
         assert not loaded, f"{page.name} loads {loaded}"
-    equation = (tmp_path / "algorithms/scaffold.html").read_text()
+    equation = (site / "algorithms/scaffold.html").read_text()
     assert "<math" in equation
     assert "\\leftarrow" not in equation
+    assert "159,020 (2 d)" in equation
+    assert (site / "examples/phones.ipynb").exists()
+
+
+@pytest.mark.slow
+def test_the_search_works_from_a_folder(site: Path, tmp_path: Path) -> None:
+    chromium = find_chromium()
+    if chromium is None:
+        pytest.skip("needs a browser: install chromium")
+    with browse(chromium, tmp_path) as page:
+        page.visit((site / "index.html").as_uri())
+        page.wait("document.querySelector('.md-search__input') !== null")
+        page.run("document.querySelector('.md-search__input').focus()")
+        page.run(
+            "(() => { const box = document.querySelector('.md-search__input'); box.value = 'entropy';"
+            "box.dispatchEvent(new Event('keyup', {bubbles: true}));"
+            "box.dispatchEvent(new Event('input', {bubbles: true})); })()"
+        )
+        page.wait("document.querySelectorAll('.md-search-result__item').length > 0")
+        assert not [url for url in page.requests if url.startswith("http")]

@@ -1,36 +1,81 @@
-"""Every example runs from beginning to end, and its output says what it promises."""
+"""Every example runs, as a script and as a notebook, and its output says what it promises."""
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "examples"
 LIMIT_SECONDS = 180
-NEEDS_DATA = {"four_hospitals.py", "crime_by_state.py"}
+NEEDS_DATA = {"four_hospitals", "crime_by_state"}
 SAYS = {
-    "crime_by_state.py": "1994 communities in 46 states",
-    "four_hospitals.py": "on its own patients",
-    "new_algorithm.py": "FedShrink keeps every promise",
-    "phones.py": "no plan is below",
+    "crime_by_state": "1994 communities in 46 states",
+    "four_hospitals": "on its own patients",
+    "new_algorithm": "FedTop keeps every promise",
+    "phones": "no plan is below",
+    "video_frame": "with the frame in sight",
 }
+LEAVES = {"new_algorithm": "runs/new-algorithm/report.html", "video_frame": "frame.png"}
+# what a kernel does: one cell after the other, in one module
+CELLS = """
+import json, sys
+for cell in json.load(open(sys.argv[1]))["cells"]:
+    if cell["cell_type"] == "code":
+        exec(compile("".join(cell["source"]), sys.argv[1], "exec"))
+"""
+
+
+@pytest.fixture(scope="module")
+def notebooks() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("notebooks", ROOT / "docs/notebooks.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def test_each_example_has_its_line() -> None:
-    assert {path.name for path in EXAMPLES.glob("*.py")} == set(SAYS)
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == set(SAYS)
+
+
+@pytest.mark.parametrize("name", sorted(SAYS))
+def test_a_notebook_has_the_code_of_its_script(name: str, notebooks: ModuleType) -> None:
+    script = (EXAMPLES / f"{name}.py").read_text()
+    made = notebooks.notebook(script)
+    texts = ["".join(cell["source"]) for cell in made["cells"] if cell["cell_type"] == "code"]
+    words = script.split('"""', 2)[2]
+    wanted = [line for line in words.splitlines() if line and not line.startswith("# ")]
+    assert [line for text in texts for line in text.splitlines() if line] == wanted
+    first = made["cells"][0]
+    assert first["cell_type"] == "markdown"
+    assert first["source"][0].startswith("# ")
+    assert len(texts) >= 3
+    assert len({cell["id"] for cell in made["cells"]}) == len(made["cells"])
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["script", "notebook"])
 @pytest.mark.parametrize("name", sorted(SAYS))
-def test_example_runs(name: str, tmp_path: Path) -> None:
+def test_example_runs(name: str, kind: str, tmp_path: Path, notebooks: ModuleType) -> None:
     if name in NEEDS_DATA and not os.environ.get("PARSIFL_DATA"):
         pytest.skip("needs real data: set PARSIFL_DATA to a folder that holds them")
+    script = EXAMPLES / f"{name}.py"
+    command = [str(script)]
+    if kind == "notebook":
+        made = tmp_path / f"{name}.ipynb"
+        made.write_text(json.dumps(notebooks.notebook(script.read_text())))
+        command = ["-c", CELLS, str(made)]
     done = subprocess.run(
-        [sys.executable, str(EXAMPLES / name)],
+        [sys.executable, *command],
         cwd=tmp_path,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -40,5 +85,5 @@ def test_example_runs(name: str, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert SAYS[name] in done.stdout
-    if name == "new_algorithm.py":
-        assert (tmp_path / "runs/new-algorithm/report.html").stat().st_size > 10_000
+    if name in LEAVES:
+        assert (tmp_path / LEAVES[name]).stat().st_size > 1_000

@@ -1,0 +1,68 @@
+"""What a method sends for a model of reference, measured in a small run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from parsifl import NeuralProblem, models, simulate
+from parsifl.algorithm import AnyMethod
+from parsifl.keys import Key
+from parsifl.problems.glm import GLM
+from parsifl.registry import find
+
+CLIENTS, ROWS, COLUMNS, HIDDEN, CLASSES = 4, 40, 784, 100, 10
+ROUNDS = 3
+NEURAL = f"a {COLUMNS}-{HIDDEN}-{CLASSES} perceptron"
+LINEAR = f"a linear model of {COLUMNS:,} columns"
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """One client's messages in the last round: values, bytes if dense, bytes as they were sent."""
+
+    model: str
+    parameters: int
+    item: int
+    down: tuple[int, int, int]
+    up: tuple[int, int, int]
+
+
+@cache
+def sizes(name: str) -> Sizes:
+    """Run a method with its default settings on random rows, and look at its ledger."""
+    method = find(name)()
+    model, problem, targets = _problem(method)
+    start = problem.init(Key(0))
+    parameters = sum(value.numel() for value in start.values())
+    item = next(iter(start.values())).itemsize
+    draw = np.random.default_rng(0)
+    clients = [
+        (draw.normal(size=(ROWS, COLUMNS)).astype(np.float32), targets(draw))
+        for _ in range(CLIENTS)
+    ]
+    run = simulate(method, problem, clients, ROUNDS, evaluate_every=0)
+    record = run.metrics[-1]
+    told = {
+        way: tuple(record[f"{what}_{way}"] // CLIENTS for what in ("parameters", "dense", "bytes"))
+        for way in ("down", "up")
+    }
+    return Sizes(model, parameters, item, told["down"], told["up"])  # type: ignore[arg-type]  # three each
+
+
+def _problem(method: AnyMethod) -> tuple[str, Any, Any]:
+    if any(capability.__name__ == "SupportSolvable" for capability in method.requires):
+        problem = GLM(COLUMNS, "squared-half")
+        return LINEAR, problem, lambda draw: draw.normal(size=ROWS).astype(np.float32)
+
+    def network(width: float = 1.0) -> nn.Module:
+        return models.build(
+            "mlp", inputs=COLUMNS, hidden=(HIDDEN,), classes=CLASSES, width=width
+        )
+
+    neural = NeuralProblem(network)
+    return NEURAL, neural, lambda draw: draw.integers(0, CLASSES, ROWS)
