@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from parsifl import tree
+from parsifl import tree, tree_json
 from parsifl.messages import UNITS, LowRank, Sparse
 
 V = TypeVar("V")
@@ -80,12 +80,12 @@ def test_flatten_and_unflatten_are_inverse(value: Any) -> None:
 @given(trees)
 def test_any_reads_back_whatever_holds_no_dataclass(value: Any) -> None:
     structure = tree.structure(value)
-    text = tree.to_json(structure)
+    text = tree_json.to_json(structure)
     if "'c':" in repr(text):
         with pytest.raises(ValueError, match="does not fit"):
-            tree.from_json(text, Any)
+            tree_json.from_json(text, Any)
     else:
-        assert tree.from_json(text, Any) == structure
+        assert tree_json.from_json(text, Any) == structure
 
 
 def test_leaves_are_named_by_path_and_sorted_by_key() -> None:
@@ -219,7 +219,7 @@ def test_to_meta_keeps_the_form() -> None:
 def test_dataclasses_are_read_by_their_hints() -> None:
     for message in (_message(), Message({}, None, (), 2.0, 1, ("body", 0))):
         structure = tree.structure(message)
-        assert tree.from_json(tree.to_json(structure), Message) == structure
+        assert tree_json.from_json(tree_json.to_json(structure), Message) == structure
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_dataclasses_are_read_by_their_hints() -> None:
 )
 def test_hints_that_fit(value: Any, hint: Any) -> None:
     structure = tree.structure(value)
-    assert tree.from_json(tree.to_json(structure), hint) == structure
+    assert tree_json.from_json(tree_json.to_json(structure), hint) == structure
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ def test_hints_that_fit(value: Any, hint: Any) -> None:
 )
 def test_hints_that_do_not_fit_name_the_field(value: Any, hint: Any, field: str) -> None:
     with pytest.raises(ValueError, match=f"^{field}: description does not fit"):
-        tree.from_json(tree.to_json(tree.structure(value)), hint)
+        tree_json.from_json(tree_json.to_json(tree.structure(value)), hint)
 
 
 @pytest.mark.parametrize(
@@ -286,17 +286,17 @@ def test_hints_that_do_not_fit_name_the_field(value: Any, hint: Any, field: str)
 def test_malformed_descriptions_are_value_errors(node: Any) -> None:
     for hint in (Point, Any, Tensor, dict[str, Tensor], tuple[int, ...], int | None):
         with pytest.raises(ValueError, match="does not fit"):
-            tree.from_json(node, hint)
+            tree_json.from_json(node, hint)
 
 
 def test_units_are_read_only_where_the_hint_names_them() -> None:
     low_rank = LowRank(torch.ones(2, 1), torch.ones(1, 2), (2, 2))
-    text = tree.to_json(tree.flatten(low_rank, units=UNITS)[1])
+    text = tree_json.to_json(tree.flatten(low_rank, units=UNITS)[1])
     for hint in (LowRank, Tensor | LowRank, Any):
-        assert tree.kinds(tree.from_json(text, hint, units=UNITS)) == [LowRank]
+        assert tree.kinds(tree_json.from_json(text, hint, units=UNITS)) == [LowRank]
     for other in (Tensor, Sparse, int):
         with pytest.raises(ValueError, match="does not fit"):
-            tree.from_json(text, other, units=UNITS)
+            tree_json.from_json(text, other, units=UNITS)
 
 
 def test_paths_beyond_the_longest_name_are_refused() -> None:
@@ -304,5 +304,5 @@ def test_paths_beyond_the_longest_name_are_refused() -> None:
     for _ in range(6):
         node = {"d": {"k" * 300: node}}
     with pytest.raises(ValueError, match="does not fit") as caught:
-        tree.from_json(node, Any)
-    assert len(str(caught.value)) < 2 * tree.LONGEST_NAME
+        tree_json.from_json(node, Any)
+    assert len(str(caught.value)) < 2 * tree_json.LONGEST_NAME

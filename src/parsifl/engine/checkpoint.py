@@ -20,7 +20,7 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from parsifl import tree
+from parsifl import tree, tree_json
 from parsifl.algorithm import MessageTypes
 from parsifl.engine.shelf import Shelf, checksum, write_synced
 from parsifl.engine.store import ClientStore
@@ -52,7 +52,7 @@ def save(folder: Path, round: int, server: Any, store: ClientStore, totals: dict
     shelf = store.settle(folder / _CLIENTS)
     state = {
         "round": round,
-        "server": tree.to_json(structure),
+        "server": tree_json.to_json(structure),
         "clients": shelf.seal(),
         "totals": totals,
     }
@@ -100,7 +100,7 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def _rebuild(description: Any, hint: Any, leaves: Mapping[str, Any]) -> Any:
-    structure = tree.from_json(description, hint)
+    structure = tree_json.from_json(description, hint)
     count = len(tree.names(structure))
     # copies: memory that is aligned as in a run that was not interrupted gives the same bits
     return tree.unflatten([leaves[str(i)].clone() for i in range(count)], structure)

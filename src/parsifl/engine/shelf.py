@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, final
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from parsifl import tree
+from parsifl import tree, tree_json
 
 PART_BYTES = 64 << 20
 PART_LEAVES = 1024  # of a file: its header is read whenever one state is
@@ -57,7 +57,7 @@ class Shelf(Mapping[int, Any]):
             shelf._checksums[part.name] = expected
             with safe_open(folder / part.name, "pt") as file:
                 told = json.loads(file.metadata()[_META])
-            forms = [shelf._form(tree.from_json(form, hint)) for form in told["forms"]]
+            forms = [shelf._form(tree_json.from_json(form, hint)) for form in told["forms"]]
             for client, form in told["clients"].items():
                 shelf._place(int(client), part, forms[form])
         return shelf
@@ -108,7 +108,7 @@ class Shelf(Mapping[int, Any]):
             for client, (leaves, _) in batch.items()
             for i, leaf in enumerate(leaves)
         }
-        told = {"forms": [tree.to_json(form) for form in forms], "clients": members}
+        told = {"forms": [tree_json.to_json(form) for form in forms], "clients": members}
         part = Part(f"part-{self._next():08d}.safetensors", len(batch))
         self.folder.mkdir(parents=True, exist_ok=True)
         meta = {_META: json.dumps(told, separators=(",", ":"))}

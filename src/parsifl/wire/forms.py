@@ -19,6 +19,7 @@ from parsifl.wire.frame import Reader, Spec, varint
 _DENSE = -1
 _WORD = 4
 _WORTHWHILE = 1 << 16
+_SMALL = 1 << 10
 
 
 class Form(NamedTuple):
@@ -95,15 +96,17 @@ def of_sparse(leaf: Sparse, precision: str, name: str, checked: bool) -> Form:
         raise WireError(f"{name}: holds NaN or infinity; drop this message")
     short, scale = values.narrowed(leaf.value, narrow)
     bits, boolean = values.to_bits(short), narrow == torch.bool
-    if np.count_nonzero(bits) == count:
+    filled = int(np.count_nonzero(bits)) == count
+    if filled and (boolean or 2 * count > size or size < _SMALL):  # the dense form may be shorter
         dense = np.zeros(size, bits.dtype)
         dense[index] = bits
         return _shorter(dense, count, scale, boolean)
-    if boolean:
+    if boolean and not filled:
         raise WireError(f"{name}: a sparse bool tensor stores False; leave those positions out")
     mask = np.zeros(size, np.bool_)
     mask[index] = True
-    return Form(size, count, support.encode(mask, count), scale, bits, boolean)
+    entries = mask if boolean else bits
+    return Form(size, count, support.encode(mask, count), scale, entries, boolean)
 
 
 def padded(shape: tuple[int, ...]) -> int:

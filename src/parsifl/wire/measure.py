@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from parsifl import tree
+from parsifl import tree, tree_json
 from parsifl.errors import WireError
 from parsifl.messages import UNITS, LowRank, Sparse
 from parsifl.wire import support, values
@@ -27,7 +27,7 @@ def check(message: Any, template: Any) -> None:
     leaves, structure = tree.flatten(message, units=UNITS)
     wanted, expected = tree.flatten(template, units=UNITS)
     if structure != expected:
-        raise WireError(_difference(tree.to_json(structure), tree.to_json(expected), ""))
+        raise WireError(_difference(tree_json.to_json(structure), tree_json.to_json(expected), ""))
     for leaf, target, name in zip(leaves, wanted, tree.names(structure), strict=True):
         found, right = _form(leaf), _form(target)
         if found != right:

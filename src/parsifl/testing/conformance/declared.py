@@ -7,7 +7,7 @@ import inspect
 import json
 from typing import Any
 
-from parsifl import config, tree
+from parsifl import config, tree, tree_json
 from parsifl.algorithm import message_types, require
 from parsifl.errors import CapabilityError
 from parsifl.messages import UNITS
@@ -71,7 +71,7 @@ def types_are_told(trial: Trial) -> None:
     for what, value, hint in found:
         structure = tree.flatten(value, units=UNITS)[1]
         try:
-            read = tree.from_json(tree.to_json(structure), hint, units=UNITS)
+            read = tree_json.from_json(tree_json.to_json(structure), hint, units=UNITS)
         except ValueError as error:
             read = error.args
         expect(read == structure, f"the {what} does not fit its type hint {hint}: {read}")
