@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup check test docs bench demo format clean
+.PHONY: help setup check test deploy docs notebooks bench bench-peers demo format clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -25,12 +25,21 @@ check: setup  ## ruff, mypy --strict, import contracts
 test: setup  ## the whole test suite, doctests and slow tests included
 	$(BIN)/pytest -n 2 --dist worksteal --cov --cov-report=term:skip-covered --cov-fail-under=95
 
+deploy: setup  ## deployments that are killed, attacked and resumed on loopback (minutes)
+	PARSIFL_DEPLOY=1 $(BIN)/pytest tests/flower/test_on_demand.py
+
 docs: setup  ## the documentation site in site/, warnings are errors
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
+notebooks: setup  ## the examples as notebooks, in notebooks/
+	$(BIN)/python docs/notebooks.py notebooks
+
 bench: setup  ## ratios against plain PyTorch and the hardware; wants a quiet machine
 	for file in benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python $$file; done
+
+bench-peers: setup  ## the same round in pfl, fluke and Flower's simulation, each in its own environment
+	$(BIN)/python benchmarks/peers/run.py
 
 demo: setup  ## several methods on the digits data, with a report
 	$(BIN)/parsifl demo --out runs/demo
