@@ -176,3 +176,41 @@ def test_empty_clients_and_impossible_shares_are_refused() -> None:
         ClientData.from_dataset(DATASET, [])
     with pytest.raises(ConfigError, match="add up"):
         ClientData.from_dataset(DATASET, PARTS, test=1.5)
+
+
+def test_memory_maps_are_taken_as_they_are(tmp_path: Path) -> None:
+    values = np.arange(24, dtype=np.float32).reshape(8, 3)
+    np.save(tmp_path / "x.npy", values)
+    mapped: Any = np.load(tmp_path / "x.npy", mmap_mode="r")
+    parts = Ragged.from_sizes(np.arange(8), np.array([5, 3]))
+    nobody = Ragged.empty(2)
+    y: Any = np.zeros(8, np.int64)
+    data = ClientData(mapped, y, parts, nobody, nobody, ({}, {}))
+    assert isinstance(data.x, torch.Tensor)
+    assert data.x.data_ptr() == mapped.ctypes.data  # not copied
+    assert data.x[parts[1]].tolist() == values[5:].tolist()
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float64])
+def test_data_pooled_on_disk_are_those_pooled_in_memory(
+    tmp_path: Path, dtype: torch.dtype | None
+) -> None:
+    random = np.random.default_rng(0)
+    sizes = (9, 5)
+    own = [(random.normal(size=(n, 3)).astype("f4"), random.integers(0, 4, n)) for n in sizes]
+    memory = ClientData.of(own, dtype=dtype)
+    disk = ClientData.of(own, dtype=dtype, folder=tmp_path / "pooled")
+    assert torch.equal(disk.x, memory.x)  # type: ignore[arg-type]  # dense
+    assert disk.x.dtype == memory.x.dtype
+    assert torch.equal(disk.y, memory.y)
+    assert np.load(tmp_path / "pooled" / "x.npy").shape == (14, 3)
+    assert [part.tolist() for part in disk.test] == [part.tolist() for part in memory.test]
+
+
+def test_pooling_on_disk_names_the_client_that_does_not_fit(tmp_path: Path) -> None:
+    good = (np.zeros((4, 2)), np.arange(4) % 2)
+    bad = (np.array([[0.0, np.nan]] * 4), np.arange(4) % 2)
+    with pytest.raises(DataError, match="client 1: X holds NaN"):
+        ClientData.of([good, bad], folder=tmp_path)
+    with pytest.raises(DataError, match="leave out the folder"):
+        ClientData.of([(csr_matrix(np.eye(4)), np.arange(4))] * 2, folder=tmp_path)

@@ -15,6 +15,7 @@ from parsifl.algorithms.mean import Mean
 from parsifl.algorithms.proximal import Proximal
 from parsifl.keys import Key
 from parsifl.problem import Model, Params, Problem
+from parsifl.solvers.sgd import gradient
 from parsifl.work import Shard, Work
 
 
@@ -85,11 +86,11 @@ class FedDualAvg(Proximal, Algorithm[Problem, Dual, None, Dual, Dual, DualSum]):
         dual, elapsed = down.params, down.elapsed
         for batch in batches:
             primal = self.proximal(problem, dual, elapsed)
-            gradient = torch.func.grad(problem.loss)(primal, batch)
+            slope = gradient(problem, primal, batch)
             if self.decay:
-                gradient = tree.axpy(self.decay, primal, gradient)
+                slope = tree.axpy(self.decay, primal, slope)
             pace = batch.active.to(elapsed.dtype) * rate
-            dual = tree.axpy(-pace, gradient, dual)
+            dual = tree.axpy(-pace, slope, dual)
             elapsed = elapsed + pace
         return Local(None, Dual(dual, elapsed))
 

@@ -19,7 +19,7 @@ from parsifl.keys import Key
 from parsifl.messages import Sparse, densify
 from parsifl.problem import Model, Params, Problem
 from parsifl.solvers.rules import Aux, Rule
-from parsifl.solvers.sgd import sgd
+from parsifl.solvers.sgd import gradient, sgd
 from parsifl.work import Draw, Shard, Work
 
 Masked = dict[str, Tensor | Sparse]
@@ -148,9 +148,9 @@ class FedSpa(LocalSGD, GatherAlgorithm[Problem, SpaServer, None, Masked, SpaUplo
             return {n: _mask(v) > 0 for n, v in down.items() if isinstance(v, Sparse)}
         share = self.replaced(shard.round) if len(shard["train"]) else 0.0
         batch = shard["probe"].batch(0)
-        gradient = torch.func.grad(lambda w: problem.loss(w, batch))(trained)
+        slope = gradient(problem, trained, batch)
         return {
-            name: next_mask(value, trained[name], gradient[name], share)
+            name: next_mask(value, trained[name], slope[name], share)
             for name, value in down.items()
             if isinstance(value, Sparse)
         }

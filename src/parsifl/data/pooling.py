@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, final
 
 import numpy as np
@@ -23,15 +24,22 @@ class Pooled:
     classes: int | None
 
 
-def pool(clients: Sequence[tuple[Any, Any]]) -> Pooled:
-    """Stack one `(X, y)` a client, and name the client whose data do not fit."""
+def pool(
+    clients: Sequence[tuple[Any, Any]], file: tuple[Path, np.dtype[Any] | None] | None = None
+) -> Pooled:
+    """Stack one `(X, y)` a client, and name the client whose data do not fit.
+
+    With a `file` (and the dtype to store, None: that of the data) the stack stays on disk.
+    """
     if len(clients) == 0:
         raise DataError("there are no clients; give a list with one (X, y) for each")
     pairs = [_pair(number, client) for number, client in enumerate(clients)]
     for number, (x, y) in enumerate(pairs):
         _check_like_first(number, x, y, pairs[0])
     sizes = np.array([len(y) for _, y in pairs], dtype=np.int64)
-    if isinstance(pairs[0][0], np.ndarray):
+    if file is not None:
+        x = _on_disk([x for x, _ in pairs], *file)
+    elif isinstance(pairs[0][0], np.ndarray):
         x = np.concatenate([x for x, _ in pairs])
         _check_finite("X", x, sizes)
     else:
@@ -43,6 +51,24 @@ def pool(clients: Sequence[tuple[Any, Any]]) -> Pooled:
     y = np.concatenate([y for _, y in pairs])
     _check_finite("y", y, sizes)
     return Pooled(x, y, sizes, _classes(y, sizes))
+
+
+def _on_disk(parts: Sequence[Any], path: Path, dtype: np.dtype[Any] | None) -> Array:
+    """Write the rows of one client after the other; return a map of the file."""
+    first = parts[0]
+    if not isinstance(first, np.ndarray):
+        raise DataError("sparse data are pooled in memory; leave out the folder")
+    rows = sum(len(part) for part in parts)
+    kept = dtype or np.dtype(np.float64 if first.dtype == np.float64 else np.float32)
+    whole = np.lib.format.open_memmap(path, "w+", kept, (rows, *first.shape[1:]))
+    at = 0
+    for number, part in enumerate(parts):
+        _check_finite("X", part, np.array([len(part)]), number)
+        whole[at : at + len(part)] = part
+        at += len(part)
+    whole.flush()
+    mapped: Array = np.load(path, mmap_mode="r")
+    return mapped
 
 
 def _pair(number: int, client: tuple[Any, Any]) -> tuple[Any, Array]:
@@ -92,12 +118,12 @@ def _kind(array: Any) -> str:
     return "f" if array.dtype.kind == "f" else "i"
 
 
-def _check_finite(label: str, values: Array, sizes: Indices) -> None:
+def _check_finite(label: str, values: Array, sizes: Indices, first: int = 0) -> None:
     if values.dtype.kind != "f":
         return
     wrong = np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))
     if len(wrong):
-        client = int(np.searchsorted(np.cumsum(sizes), wrong[0], side="right"))
+        client = first + int(np.searchsorted(np.cumsum(sizes), wrong[0], side="right"))
         raise DataError(f"client {client}: {label} holds NaN or infinite values; fill or drop them")
 
 

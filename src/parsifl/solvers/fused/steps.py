@@ -14,7 +14,7 @@ from parsifl.solvers.fused.network import Network
 from parsifl.solvers.fused.schedule import Leaf, Schedule
 from parsifl.solvers.rules import Rule
 
-_LARGE = 1 << 14  # entries of a weight from which on a rule's passes over it are worth a call each
+_LARGE = 1 << 20  # entries of a weight from which on a rule's passes over it are worth a call each
 
 
 @dataclass(frozen=True)
