@@ -1,24 +1,28 @@
 """A training round of the simulator against the same round as a plain PyTorch loop.
 
 W1: perceptron 784-100-10, batch 20, 20 steps, 10 of 20 clients. W2: the same with 10 steps and 100
-of 1000 clients. W3: the small VGG on 3 x 32 x 32, batch 20, 20 steps, 10 clients.
+of 1000 clients. W3: the small VGG on 3 x 32 x 32, batch 20, 20 steps, 10 clients. On W1 also
+methods with a loop of their own, a module that is no plain chain of layers (it runs under vmap),
+and the same while another program keeps one core busy.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable
-from dataclasses import dataclass
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
-from timing import Row, interleaved, report, row, sgemm_peak
-from torch import nn
+from plain import Coupling, Workload, averaging, coupled, data_for
+from timing import Row, Timing, interleaved, report, row, sgemm_peak
+from torch import Tensor, nn
 
 import parsifl
 from parsifl import models, registry
-from parsifl.data.clients import ClientData, Ragged
+from parsifl.data.clients import ClientData
 from parsifl.engine.choice import choose_executor
 from parsifl.engine.flops import FlopCounter
 from parsifl.engine.round import Setting, run_round
@@ -28,78 +32,39 @@ from parsifl.engine.store import ClientStore
 from parsifl.keys import Key
 
 THREADS = (1, 2)
+W1 = Workload(
+    "W1 perceptron, 10 of 20", lambda: models.build("mlp"), (784,), 20, 10, 20, 2000, 1.278e9, 9
+)
+W2 = Workload(
+    "W2 perceptron, 100 of 1000", lambda: models.build("mlp"), (784,), 1000, 100, 10, 60, 6.392e9, 5
+)
+W3 = Workload(
+    "W3 VGG, 10 of 10", lambda: models.build("vgg"), (3, 32, 32), 10, 10, 20, 400, 106.2e9, 3
+)
+MAC = {"gamma": 1e-4, "gamma_w": 1e-4}
+Candidates = Mapping[str, Callable[[], object]]
 
 
-@dataclass(frozen=True)
-class Workload:
-    """What is trained, by how many clients, how long."""
+class Generic(nn.Module):
+    """W1's perceptron, scaled in a way that no fast path knows."""
 
-    name: str
-    build: Callable[[], nn.Module]
-    shape: tuple[int, ...]
-    clients: int
-    cohort: int
-    steps: int
-    rows: int
-    flops: float  # of one round, forward and backward
-    turns: int
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(784, 100), nn.Linear(100, 10)
 
-
-WORKLOADS = (
-    Workload("W1 perceptron, 10 of 20", lambda: models.build("mlp"), (784,), 20, 10, 20, 2000,
-             1.278e9, 15),
-    Workload("W2 perceptron, 100 of 1000", lambda: models.build("mlp"), (784,), 1000, 100, 10, 60,
-             6.392e9, 7),
-    Workload("W3 VGG, 10 of 10", lambda: models.build("vgg"), (3, 32, 32), 10, 10, 20, 400,
-             106.2e9, 5),
-)  # fmt: skip
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits."""
+        hidden = self.body(x)
+        logits: Tensor = self.head(hidden * (hidden > 0))
+        return logits
 
 
-def data_for(work: Workload) -> ClientData:
-    """Make random rows: only time is measured."""
-    generator = torch.Generator().manual_seed(0)
-    total = work.clients * work.rows
-    x = torch.randn(total, *work.shape, generator=generator)
-    y = torch.randint(0, 10, (total,), generator=generator)
-    train = Ragged.from_sizes(np.arange(total), np.full(work.clients, work.rows))
-    empty = Ragged.empty(work.clients)
-    return ClientData(x, y, train, empty, empty, ({},) * work.clients, classes=10)
-
-
-def plain_loop(work: Workload, data: ClientData, extra: Callable[..., None] | None) -> Any:
-    """Train a cohort as one would by hand: a copy of the model and an optimizer each."""
-    model, x, y = work.build(), data.x, data.y
-    generator = np.random.default_rng(0)
-
-    def run() -> None:
-        total: list[torch.Tensor] | None = None
-        for client in range(work.cohort):
-            local = copy.deepcopy(model)
-            optimizer = torch.optim.SGD(local.parameters(), lr=0.02)
-            start = [p.detach().clone() for p in local.parameters()]
-            for _ in range(work.steps):
-                rows = torch.from_numpy(generator.choice(data.train[client], 20))
-                optimizer.zero_grad()
-                nn.functional.cross_entropy(local(x[rows]), y[rows]).backward()
-                if extra is not None:
-                    extra(local, start)
-                optimizer.step()
-            params = [p.detach() for p in local.parameters()]
-            total = params if total is None else [a + b for a, b in zip(total, params, strict=True)]
-
-    return run
-
-
-def proximal(local: nn.Module, start: list[torch.Tensor]) -> None:
-    """Add FedProx's term to the gradients."""
-    for parameter, origin in zip(local.parameters(), start, strict=True):
-        assert parameter.grad is not None
-        parameter.grad.add_(parameter.detach() - origin, alpha=1e-4)
-
-
-def simulated(work: Workload, data: ClientData, name: str, engine: Any) -> Callable[[], None]:
+def simulated(
+    work: Workload, data: ClientData, name: str, engine: Any = "auto", **options: Any
+) -> Callable[[], None]:
     """Return one round of the simulator, the drawing of batches and the mean included."""
-    method, problem = registry.get(name, steps=work.steps), parsifl.NeuralProblem(work.build)
+    method = registry.get(name, steps=work.steps, **options)
+    problem = parsifl.NeuralProblem(work.build)
     executor, block = choose_executor(engine, problem)
     infos = Infos(data)
     setting = Setting(
@@ -126,38 +91,79 @@ def simulated(work: Workload, data: ClientData, name: str, engine: Any) -> Calla
     return run
 
 
-def measure(work: Workload) -> list[Row]:
-    """Compare every engine with the loop at its best number of threads."""
+def basic(work: Workload) -> Candidates:
+    """Return FedAvg by hand and simulated."""
     data = data_for(work)
-    found: dict[int, dict[str, Any]] = {}
+    return {"plain": averaging(work, data), "auto": simulated(work, data, "fedavg")}
+
+
+def methods(work: Workload) -> Candidates:
+    """Return methods, each with the loop that it is compared with."""
+    data = data_for(work)
+    mac, me = Coupling(0.05, 3000.0, 1e-4), Coupling(0.09, 0.005, 15.0, decay=15.0, inner=5)
+    sparse = Coupling(0.05, 3000.0, 1e-4, gamma=1e-4)
+    return {
+        "plain": averaging(work, data),
+        "auto": simulated(work, data, "fedavg"),
+        "sequential": simulated(work, data, "fedavg", "sequential"),
+        "plain fedprox": averaging(work, data, mu=1e-4),
+        "fedprox": simulated(work, data, "fedprox"),
+        "plain fedmac": coupled(work, data, mac),
+        "fedmac": simulated(work, data, "fedmac"),
+        "plain l1-fedmac": coupled(work, data, sparse),
+        "l1-fedmac": simulated(work, data, "fedmac", **MAC),
+        "plain pfedme": coupled(work, data, me),
+        "pfedme": simulated(work, data, "pfedme"),
+    }
+
+
+def measure(work: Workload, label: str, candidates: Candidates, turns: int) -> list[Row]:
+    """Compare every candidate with its loop at that loop's best number of threads."""
+    found: dict[int, dict[str, Timing]] = {}
     peak = 0.0
     for threads in THREADS:
         torch.set_num_threads(threads)
         peak = max(peak, sgemm_peak())
-        candidates = {
-            "plain": plain_loop(work, data, None),
-            "auto": simulated(work, data, "fedavg", "auto"),
-        }
-        if work.name.startswith("W1"):
-            candidates |= {
-                "plain fedprox": plain_loop(work, data, proximal),
-                "fedprox": simulated(work, data, "fedprox", "auto"),
-                "sequential": simulated(work, data, "fedavg", "sequential"),
-            }
-        found[threads] = interleaved(candidates, work.turns)
+        found[threads] = interleaved(candidates, turns)
     rows = []
     bound = work.flops / peak
-    for name in found[THREADS[0]]:
-        reference = "plain fedprox" if "fedprox" in name else "plain"
-        best_reference = min(found[t][reference].median for t in THREADS)
+    for name in candidates:
+        reference = name if name.startswith("plain") else f"plain {name}"
+        reference = reference if reference in candidates else "plain"
+        best = min(found[threads][reference].median for threads in THREADS)
         for threads in THREADS:
             timing = found[threads][name]
-            label = f"{work.name}, {threads} thread{'s' if threads > 1 else ''}"
-            share = 100 * bound / timing.median
-            against = f"{reference} (best threads); {share:.0f} % of the sgemm bound"
-            rows.append(row(label, timing, best_reference, against))
+            title = f"{label}, {threads} thread{'s' if threads > 1 else ''}"
+            against = f"{reference} (best threads)"
+            if name == "auto":
+                against += f"; {100 * bound / timing.median:.0f} % of the sgemm bound"
+            rows.append(row(title, timing, best, against))
+    return rows
+
+
+@contextmanager
+def busy_core() -> Iterator[None]:
+    """Keep one core busy with another process."""
+    other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        yield
+    finally:
+        other.kill()
+        other.wait()
+
+
+def everything() -> list[Row]:
+    """Measure all workloads."""
+    rows = measure(W1, W1.name, methods(W1), W1.turns)
+    generic = replace(W1, name="W1 as a generic module", build=Generic)
+    rows += measure(generic, generic.name, basic(generic), W1.turns)
+    candidates = basic(W1)
+    with busy_core():
+        rows += measure(W1, "W1, one core busy", candidates, W1.turns)
+    for work in (W2, W3):
+        rows += measure(work, work.name, basic(work), work.turns)
     return rows
 
 
 if __name__ == "__main__":
-    report([item for work in WORKLOADS for item in measure(work)])
+    report(everything())

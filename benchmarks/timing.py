@@ -73,12 +73,12 @@ def report(rows: list[Row]) -> None:
     """Print a table, and JSON into the file that the first argument names."""
     out = sys.stdout.write
     out(
-        f"{'workload':34s} {'candidate':14s} {'ms':>9s} {'quartiles':>17s} {'times':>6s}  against\n"
+        f"{'workload':38s} {'candidate':15s} {'ms':>9s} {'quartiles':>17s} {'times':>6s}  against\n"
     )
     for item in rows:
         low, high = item.quartiles
         out(
-            f"{item.workload:34s} {item.candidate:14s} {item.milliseconds:9.1f} "
+            f"{item.workload:38s} {item.candidate:15s} {item.milliseconds:9.1f} "
             f"{low:8.1f}-{high:8.1f} {item.ratio:6.2f}  {item.against}\n"
         )
     if len(sys.argv) > 1:

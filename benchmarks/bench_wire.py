@@ -1,0 +1,114 @@
+"""Encoding and decoding of messages against `torch.save` and `torch.load` of the dense tensors.
+
+Each line tells the dense megabytes a second too, and the share of the memory bandwidth (a copy,
+read and written, measured in the same run).
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from timing import Row, interleaved, report, row
+from torch import Tensor
+
+from parsifl import wire
+from parsifl.keys import Key
+from parsifl.messages import LowRank, Sparse
+
+SHAPES = {"perceptron": ((100, 784), (100,), (10, 100), (10,)), "3.7 million": ((1920, 1920),)}
+TURNS = 15
+
+
+def dense(shapes: tuple[tuple[int, ...], ...]) -> dict[str, Tensor]:
+    """Return random tensors."""
+    generator = Key(0, purpose="bench").torch()
+    return {str(i): torch.randn(shape, generator=generator) for i, shape in enumerate(shapes)}
+
+
+def thinned(params: dict[str, Tensor], density: float) -> dict[str, Tensor]:
+    """Return the tensors with zeros in most places."""
+    generator = Key(1, purpose="bench").torch()
+    return {
+        name: value * (torch.rand(value.shape, generator=generator) < density)
+        for name, value in params.items()
+    }
+
+
+def as_sparse(value: Tensor) -> Sparse:
+    """Return positions and values."""
+    flat = value.reshape(-1)
+    index = flat.nonzero().squeeze(1)
+    return Sparse(index, flat[index], tuple(value.shape))
+
+
+def as_factors(value: Tensor) -> Any:
+    """Return factors of a twentieth of the full rank for matrices; vectors stay."""
+    if value.ndim < 2:
+        return value
+    rank = max(1, min(value.shape) // 20)
+    generator = Key(2, purpose="bench").torch()
+    left = torch.randn(value.shape[0], rank, generator=generator)
+    return LowRank(left, torch.randn(rank, value.shape[1], generator=generator), tuple(value.shape))
+
+
+def messages(params: dict[str, Tensor]) -> dict[str, tuple[Any, Any]]:
+    """Return messages and their types by name."""
+    sparse = thinned(params, 0.05)
+    return {
+        "dense": (params, dict[str, Tensor]),
+        "10 % as tensors": (thinned(params, 0.1), dict[str, Tensor]),
+        "5 % as Sparse": ({n: as_sparse(v) for n, v in sparse.items()}, dict[str, Sparse]),
+        "low rank": ({n: as_factors(v) for n, v in params.items()}, dict[str, LowRank | Tensor]),
+    }
+
+
+def saver(params: dict[str, Tensor]) -> Callable[[], bytes]:
+    """Return what writes dense tensors the plain way."""
+
+    def save() -> bytes:
+        buffer = io.BytesIO()
+        torch.save(params, buffer)
+        return buffer.getvalue()
+
+    return save
+
+
+def measure(name: str, shapes: tuple[tuple[int, ...], ...]) -> list[Row]:
+    """Compare every kind of message with the plain way."""
+    params = dense(shapes)
+    size = sum(value.nbytes for value in params.values())
+    save, large = saver(params), torch.randn(1 << 24)
+    target = torch.empty_like(large)
+    saved = save()
+    candidates: dict[str, Callable[[], object]] = {
+        "copy": lambda: target.copy_(large),
+        "save": save,
+        "load": lambda: torch.load(io.BytesIO(saved), weights_only=True),
+    }
+    for kind, (message, hint) in messages(params).items():
+        data = wire.encode(message)
+        candidates[f"encode {kind}"] = lambda message=message: wire.encode(message)
+        candidates[f"size {kind}"] = lambda message=message: wire.size(message)
+        candidates[f"decode {kind}"] = lambda data=data, hint=hint: wire.decode(data, hint)
+    found = interleaved(candidates, TURNS)
+    bandwidth = 2 * large.nbytes / found["copy"].median
+    rows = []
+    for label, timing in found.items():
+        if label == "copy":
+            continue
+        against = "load" if label.split()[0] in ("decode", "load") else "save"
+        speed = size / timing.median
+        text = (
+            f"torch.{against} of dense; {speed / 1e6:.0f} MB/s, "
+            f"{100 * 2 * speed / bandwidth:.0f} % of memory bandwidth"
+        )
+        rows.append(row(name, timing, found[against].median, text))
+    return rows
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    report([item for name, shapes in SHAPES.items() for item in measure(name, shapes)])

@@ -1,0 +1,175 @@
+"""W1 side by side with other simulators, each in an environment of its own.
+
+Environments are made once under build/peers (or the folder that BENCH_PEERS names), with the torch
+of constraints.txt. Everybody takes turns in the same period, with one thread and with two, and the
+better of both counts. Start-up (imports, data, the first round) is shown and not counted. A peer
+that cannot be installed or does not run is reported with the reason.
+``python benchmarks/peers/run.py [FILE.json]``
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+import venv
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+PLACE = Path(os.environ.get("BENCH_PEERS", ROOT / "build" / "peers"))
+PEERS = {
+    "pfl": ("pfl[pytorch]==0.6.0", 6.0),
+    "fluke": ("fluke-fl==0.8.1", 6.0),
+    "flower": ("flwr[simulation]==1.41.0", 25.0),
+}
+THREADS = (1, 2)
+TURNS = int(os.environ.get("BENCH_TURNS", "2"))
+LONGEST = 240.0
+
+
+@dataclass(frozen=True)
+class Row:
+    """One simulator: its round, what it takes to start, and how many times faster we are."""
+
+    name: str
+    milliseconds: float | None
+    quartiles: tuple[float, float] | None
+    threads: int | None
+    startup: float | None
+    ours_is_faster: float | None
+    goal: float | None
+    problem: str = ""
+
+
+def pinned() -> str:
+    """Return the line of constraints.txt that keeps torch at its small build."""
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    return next(line for line in lines if line.startswith("torch=="))
+
+
+def install(name: str, package: str) -> Path:
+    """Return the Python of a peer's environment; RuntimeError if it cannot be made."""
+    place = PLACE / name
+    python = place / "bin" / "python"
+    if (place / "installed").exists():
+        return python
+    venv.create(place, with_pip=True, clear=True)
+    constraint = place / "constraints.txt"
+    constraint.write_text(pinned() + "\n")
+    words = ["-m", "pip", "install", "--quiet", "--constraint", str(constraint), package]
+    done = subprocess.run([python, *words], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"pip cannot install {package}: {_last(done.stderr)}")
+    (place / "installed").touch()
+    return python
+
+
+def _last(text: str) -> str:
+    lines = [line for line in text.strip().splitlines() if line.strip()]
+    return lines[-1].strip()[:200] if lines else "it said nothing"
+
+
+def once(name: str, python: Path, threads: int) -> dict[str, Any]:
+    """Run one simulator; RuntimeError with the reason if it fails."""
+    started = time.perf_counter()
+    try:
+        done = subprocess.run(
+            [python, HERE / f"with_{name}.py"],
+            capture_output=True,
+            text=True,
+            timeout=LONGEST,
+            check=False,
+            cwd=HERE,
+            env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+        )
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"it takes more than {LONGEST:.0f} s") from None
+    for line in done.stdout.splitlines():
+        if line.startswith("RESULT "):
+            found: dict[str, Any] = json.loads(line.removeprefix("RESULT "))
+            # what is not rounds is start-up, the interpreter's own included
+            found["whole"] = time.perf_counter() - started - sum(found["rounds"])
+            return found
+    raise RuntimeError(_last(done.stderr or done.stdout))
+
+
+def measure(pythons: dict[str, Path]) -> tuple[dict[str, dict[int, list[Any]]], dict[str, str]]:
+    """Let everybody take turns; return what was found, and why some did not run."""
+    found: dict[str, dict[int, list[Any]]] = {name: {} for name in pythons}
+    failed: dict[str, str] = {}
+    for _ in range(TURNS):
+        for threads in THREADS:
+            for name, python in pythons.items():
+                # Flower's workers have one thread each, however many the server has
+                if name not in failed and (name != "flower" or threads == THREADS[0]):
+                    try:
+                        found[name].setdefault(threads, []).append(once(name, python, threads))
+                    except RuntimeError as error:
+                        failed[name] = str(error)
+    return found, failed
+
+
+def rows(found: dict[str, dict[int, list[Any]]], failed: dict[str, str]) -> list[Row]:
+    """Compare everybody, at the better number of threads, with us."""
+    best: dict[str, tuple[int, list[float], float]] = {}
+    for name, by_threads in found.items():
+        if name not in failed and by_threads:
+            pooled = {
+                t: [s for run in runs for s in run["rounds"]] for t, runs in by_threads.items()
+            }
+            threads = min(pooled, key=lambda t: statistics.median(pooled[t]))
+            startup = statistics.median(run["whole"] for run in by_threads[threads])
+            best[name] = threads, pooled[threads], startup
+    ours = statistics.median(best["parsifl"][1]) if "parsifl" in best else None
+    table = []
+    for name in (*found, *(n for n in failed if n not in found)):
+        goal = PEERS[name][1] if name in PEERS else None
+        if name not in best:
+            table.append(Row(name, None, None, None, None, None, goal, failed[name]))
+            continue
+        threads, seconds, startup = best[name]
+        low, median, high = (1e3 * s for s in statistics.quantiles(seconds, n=4))
+        ratio = None if ours is None else median / 1e3 / ours
+        table.append(Row(name, median, (low, high), threads, startup, ratio, goal))
+    return table
+
+
+def show(table: list[Row]) -> None:
+    """Print the table."""
+    out = sys.stdout.write
+    out(f"{'':10s} {'ms a round':>10s} {'quartiles':>17s} {'threads':>7s} {'start-up s':>10s} "
+        f"{'we are x faster':>15s} {'goal':>5s}\n")  # fmt: skip
+    for row in table:
+        if row.milliseconds is None or row.quartiles is None:
+            out(f"{row.name:10s} not measured: {row.problem}\n")
+            continue
+        low, high = row.quartiles
+        goal = "" if row.goal is None else f"{row.goal:.0f}"
+        out(f"{row.name:10s} {row.milliseconds:10.1f} {low:8.1f}-{high:8.1f} {row.threads:7d} "
+            f"{row.startup:10.1f} {row.ours_is_faster or 0:15.2f} {goal:>5s}\n")  # fmt: skip
+
+
+def main() -> None:
+    """Install, measure, print."""
+    pythons = {"plain": Path(sys.executable), "parsifl": Path(sys.executable)}
+    failed: dict[str, str] = {}
+    for name, (package, _) in PEERS.items():
+        try:
+            pythons[name] = install(name, package)
+        except (RuntimeError, OSError, subprocess.SubprocessError) as error:
+            failed[name] = str(error)
+    found, broken = measure(pythons)
+    table = rows(found, {**failed, **broken})
+    show(table)
+    if len(sys.argv) > 1:
+        Path(sys.argv[1]).write_text(json.dumps([asdict(row) for row in table], indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,28 @@
+"""W1 here: whole rounds with records and counted bytes, without evaluation as for the others."""
+
+from __future__ import annotations
+
+import time
+
+import parsifl  # first: it tells OpenMP's threads to sleep while they wait
+
+import workload  # isort: skip
+
+
+def main() -> None:
+    """Run FedAvg."""
+    ends: list[float] = []
+    parsifl.simulate(
+        parsifl.get("fedavg", lr=workload.RATE, batch=workload.BATCH, steps=workload.STEPS),
+        parsifl.NeuralProblem(workload.module),
+        parsifl.ClientData.of([(x, y) for x, y in workload.data()], test=0.0),
+        workload.ROUNDS + 1,
+        participation=workload.COHORT / workload.CLIENTS,
+        evaluate_every=0,
+        progress=lambda _: ends.append(time.perf_counter()),
+    )
+    workload.tell(ends)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""Rounds as one would write them by hand: a copy of the model and an optimizer for each client."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from parsifl.data.clients import ClientData, Ragged
+
+BATCH = 20
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is trained, by how many clients, how long."""
+
+    name: str
+    build: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+    clients: int
+    cohort: int
+    steps: int
+    rows: int
+    flops: float  # of one round, forward and backward
+    turns: int
+
+
+@dataclass(frozen=True)
+class Coupling:
+    """What FedMac and pFedMe add: e(theta) = decay theta - lam w + gamma tanh(theta / rho)."""
+
+    lr: float
+    outer_lr: float
+    lam: float
+    decay: float = 0.0
+    gamma: float = 0.0
+    rho: float = 1e-2
+    inner: int = 1
+
+
+def data_for(work: Workload) -> ClientData:
+    """Make random rows: only time is measured."""
+    generator = torch.Generator().manual_seed(0)
+    total = work.clients * work.rows
+    x = torch.randn(total, *work.shape, generator=generator)
+    y = torch.randint(0, 10, (total,), generator=generator)
+    train = Ragged.from_sizes(np.arange(total), np.full(work.clients, work.rows))
+    empty = Ragged.empty(work.clients)
+    return ClientData(x, y, train, empty, empty, ({},) * work.clients, classes=10)
+
+
+def averaging(work: Workload, data: ClientData, mu: float = 0.0) -> Callable[[], None]:
+    """Return a round of FedAvg, or of FedProx with mu > 0."""
+
+    def train(local: nn.Module, batches: Any) -> list[Tensor]:
+        optimizer = torch.optim.SGD(local.parameters(), lr=0.02)
+        start = [p.detach().clone() for p in local.parameters()] if mu else []
+        for x, y in batches:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(local(x), y).backward()
+            for parameter, origin in zip(local.parameters(), start, strict=False):
+                _add(parameter, parameter.detach() - origin, mu)
+            optimizer.step()
+        return [p.detach() for p in local.parameters()]
+
+    return _rounds(work, data, train)
+
+
+def coupled(work: Workload, data: ClientData, form: Coupling) -> Callable[[], None]:
+    """Return a round of FedMac or pFedMe: a personal model theta beside the local model w."""
+
+    def train(local: nn.Module, batches: Any) -> list[Tensor]:
+        optimizer = torch.optim.SGD(local.parameters(), lr=form.lr)
+        anchors = [p.detach().clone() for p in local.parameters()]
+        for x, y in batches:
+            for _ in range(form.inner):
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(local(x), y).backward()
+                for theta, w in zip(local.parameters(), anchors, strict=True):
+                    _couple(theta, w, form)
+                optimizer.step()
+            for theta, w in zip(local.parameters(), anchors, strict=True):
+                shrink = form.gamma * torch.tanh(w / form.rho) if form.gamma else 0.0
+                w.sub_(form.outer_lr * (form.lam * (w - theta.detach()) + shrink))
+        return anchors
+
+    return _rounds(work, data, train)
+
+
+def _couple(theta: nn.Parameter, w: Tensor, form: Coupling) -> None:
+    value = theta.detach()
+    if form.decay:
+        _add(theta, value, form.decay)
+    _add(theta, w, -form.lam)
+    if form.gamma:
+        _add(theta, torch.tanh(value / form.rho), form.gamma)
+
+
+def _add(parameter: nn.Parameter, term: Tensor, factor: float) -> None:
+    if parameter.grad is not None:
+        parameter.grad.add_(term, alpha=factor)
+
+
+def _rounds(
+    work: Workload, data: ClientData, train: Callable[[nn.Module, Any], list[Tensor]]
+) -> Callable[[], None]:
+    model, generator = work.build(), np.random.default_rng(0)
+
+    def run() -> None:
+        total: list[Tensor] | None = None
+        for client in range(work.cohort):
+            params = train(copy.deepcopy(model), _batches(work, data, client, generator))
+            total = params if total is None else [a + b for a, b in zip(total, params, strict=True)]
+
+    return run
+
+
+def _batches(work: Workload, data: ClientData, client: int, generator: Any) -> Any:
+    for _ in range(work.steps):
+        rows = torch.from_numpy(generator.choice(data.train[client], BATCH))
+        yield data.x[rows], data.y[rows]
