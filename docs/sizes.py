@@ -60,9 +60,7 @@ def _problem(method: AnyMethod) -> tuple[str, Any, Any]:
         return LINEAR, problem, lambda draw: draw.normal(size=ROWS).astype(np.float32)
 
     def network(width: float = 1.0) -> nn.Module:
-        return models.build(
-            "mlp", inputs=COLUMNS, hidden=(HIDDEN,), classes=CLASSES, width=width
-        )
+        return models.build("mlp", inputs=COLUMNS, hidden=(HIDDEN,), classes=CLASSES, width=width)
 
     neural = NeuralProblem(network)
     return NEURAL, neural, lambda draw: draw.integers(0, CLASSES, ROWS)

@@ -15,9 +15,8 @@ from types import ModuleType
 
 import pytest
 import typer
-from typer.testing import CliRunner
-
 from tests.report.browser import browse, find_chromium
+from typer.testing import CliRunner
 
 from parsifl.cli.app import app
 from parsifl.registry import algorithms
@@ -227,7 +226,8 @@ def test_the_search_works_from_a_folder(site: Path, tmp_path: Path) -> None:
         page.wait("document.querySelector('.md-search__input') !== null")
         page.run("document.querySelector('.md-search__input').focus()")
         page.run(
-            "(() => { const box = document.querySelector('.md-search__input'); box.value = 'entropy';"
+            "(() => { const box = document.querySelector('.md-search__input');"
+            "box.value = 'entropy';"
             "box.dispatchEvent(new Event('keyup', {bubbles: true}));"
             "box.dispatchEvent(new Event('input', {bubbles: true})); })()"
         )

@@ -12,7 +12,7 @@ function drawBars(spec, width, paper) {
   const longest = Math.min(190, Math.max(40, ...spec.rows.map((row) => textWidth(row.label))));
   const height = wide ? 56 : 104;
   const top = paper ? 44 : 6;
-  const box = { left: wide ? longest + 64 : 14, right: width - (wide ? 290 : 24), top, bottom: top + Math.max(1, spec.rows.length) * height };
+  const box = { left: wide ? longest + 76 : 14, right: width - (wide ? 315 : 24), top, bottom: top + Math.max(1, spec.rows.length) * height };
   const sizes = spec.rows.flatMap((row) => Object.values(row.totals).filter((size) => size !== null));
   const x = makeScale(sizes, box.left, box.right, { low: 0, pad: 0.02, wanted: width < 500 ? 3 : 6 });
   const svg = newSvg(width, box.bottom + 52, spec.alt, paper ? spec.title : "");

@@ -7,11 +7,17 @@ const INSIDES = {
   overlap: ["overlap", "Jaccard index of the supports of each two clients: shared entries over entries of either"],
 };
 
+function mean(values) {
+  return values.reduce((a, b) => a + b, 0) / values.length;
+}
+
 function insideControls(section) {
   const groups = section.groups.filter((group) => group.anatomy);
   const has = (name) => groups.some((group) => group.anatomy[name].some((row) => row.some((value) => value !== null)));
+  const density = (group) => mean(group.anatomy.density.flat().filter((value) => value !== null));
+  const sparsest = groups.reduce((a, b) => (a && density(a) <= density(b) ? a : b), null);
   return [
-    choice("method", "Method", groups.map((group) => group.label), groups[0]?.label),
+    choice("method", "Method", groups.map((group) => group.label), sparsest?.label),
     choice("show", "Show", Object.keys(INSIDES).filter(has), "density", { density: "density by layer", rank: "rank by layer", masks: "masks: device by block", overlap: "overlap of supports" }),
   ];
 }
@@ -28,8 +34,7 @@ function insideSpec(section, state) {
     + (states ? " A row is the server or a client that keeps a state; a column is a part of the state. Blank: not there, or not defined." : "");
   const cells = inside[state.show];
   const known = cells.flat().filter((value) => value !== null);
-  const mean = known.length ? known.reduce((a, b) => a + b, 0) / known.length : null;
-  const spoken = mean === null ? "Nothing to show for this method." : `The mean of all cells is ${FORMATS.percent(mean)}.`;
+  const spoken = known.length ? `The mean of all cells is ${FORMATS.percent(mean(known))}.` : "Nothing to show for this method.";
   return { rows, columns, cells, caption, title: `${group.label}: ${INSIDES[state.show][0]}`, alt: `Heat map. ${caption} ${spoken}`, style: styleOf(0) };
 }
 
