@@ -39,7 +39,7 @@ bench: setup  ## ratios against plain PyTorch and the hardware; wants a quiet ma
 	for file in benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python $$file; done
 
 bench-peers: setup  ## the same round in pfl, fluke and Flower's simulation, each in its own environment
-	$(BIN)/python benchmarks/peers/run.py
+	mkdir -p build && $(BIN)/python benchmarks/peers/run.py build/peers.json
 
 demo: setup  ## several methods on the digits data, with a report
 	$(BIN)/parsifl demo --out runs/demo
