@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -61,28 +61,33 @@ FULL: Mapping[str, Federation] = {
     "CIFAR-100": _full("cifar-100", "resnet18"),
     "Tiny ImageNet": _full("tiny-imagenet", "resnet18_tiny"),
 }
-_PERCEPTRON = Federation(
-    "fashion-mnist",
-    "inner-dirichlet:alpha=0.1,size=100",
-    # the prior of Dir(1000) is uniform but for noise: clients of the same size as in the other
-    "inner-dirichlet:alpha=1000,size=100",
-    "mlp",
-    clients=50,
-    cohort=10,
-    rounds=60,
-)
-_LESS_SKEWED = replace(
-    _PERCEPTRON, skewed="inner-dirichlet:alpha=0.2,size=100", splits=("Non-IID",)
-)
 SMALL: Mapping[str, Federation] = {
-    # on these easier pictures Dir(0.1) leaves little to gain (training alone reaches 93 %, not
-    # 82 % as in the paper): Dir(0.2) is shown beside it. It was added after looking at test scores
-    # of seed 0 under six federations, so only the other seeds are evidence for its margins
-    "Fashion-MNIST": _PERCEPTRON,
-    "Fashion-MNIST Dir(0.2)": _LESS_SKEWED,
+    "Fashion-MNIST": Federation(
+        "fashion-mnist",
+        "inner-dirichlet:alpha=0.1,size=100",
+        # the prior of Dir(1000) is uniform but for noise: clients of the same size as in the other
+        "inner-dirichlet:alpha=1000,size=100",
+        "mlp",
+        clients=50,
+        cohort=10,
+        rounds=60,
+    )
+}
+EXPORTED = "ResNet18"
+APART: Mapping[str, Federation] = {
+    # Table 9 at small scale: the paper's network, trained for as long as two cores allow
+    EXPORTED: Federation(
+        "fashion-mnist",
+        "inner-dirichlet:alpha=0.1,size=60",
+        "inner-dirichlet:alpha=1000,size=60",
+        "resnet18",
+        clients=4,
+        cohort=2,
+        rounds=8,
+    )
 }
 SWEPT = {"full": "CIFAR-100", "small": "Fashion-MNIST"}
-"""The data set of Tables 3 to 9 and of the figures, by scale."""
+"""The data set of Tables 3 to 8 and of the figures, by scale."""
 
 COMMON: Values = {"lr": 0.1, "lr_decay": 0.998, "decay": 1e-3, "batch": 20, "epochs": 2.0}
 METHODS: Mapping[str, Values] = {
@@ -99,9 +104,17 @@ METHODS: Mapping[str, Values] = {
     "fedspa": {"density": 0.5},
 }
 """The paper's settings; Per-FedAvg's two rates are its own."""
-ON_A_PERCEPTRON: Values = {"fedslr": {"lam": 1e-3}, "perfedavg": {"lr": 0.1, "adapt_lr": 0.05}}
-"""Small scale: a penalty that bites on two layers (the better of two on seed 0's test rows), and
-rates that move in 60 rounds (a guess). The other methods keep the paper's settings, untuned."""
+SHRUNK: Values = {"batch": 4, "lr": 0.03}
+"""Small scale: a client has 100 rows, not 500, and so still takes the paper's 25 steps an epoch; a
+smaller batch wants a smaller rate. Tried once on seed 100, which is not among the reported ones."""
+ON_A_PERCEPTRON: Mapping[str, Values] = {
+    "fedslr": {"lam": 1e-3},
+    "perfedavg": {"lr": 0.03, "adapt_lr": 0.03},
+}
+"""Small scale: a penalty that bites on two layers (the better of two on seed 0, with batch 20 and
+rate 0.1), and rates that move in 60 rounds (a guess). The rest keeps the paper's settings."""
+ON_RESNET: Values = {"epochs": 1.0, "batch": 20, "lr": 0.1}
+"""Table 9 at small scale: three steps a phase."""
 
 
 def federations(context: Context) -> Mapping[str, Federation]:
@@ -116,7 +129,7 @@ def swept(context: Context) -> str:
 
 def settings(method: str, context: Context, **changes: Any) -> Values:
     """Return the settings of a method at a scale, with changes."""
-    small = ON_A_PERCEPTRON.get(method, {}) if context.scale == "small" else {}
+    small = {**SHRUNK, **ON_A_PERCEPTRON.get(method, {})} if context.scale == "small" else {}
     given = {**COMMON, **METHODS[method], **small, **changes}
     known = registry.find(method).__dataclass_fields__  # type: ignore[attr-defined]  # a dataclass
     return {name: value for name, value in given.items() if name in known}
@@ -127,7 +140,7 @@ def train(
     folder: Path | None = None,
 ) -> tuple[Run, ClientData]:  # fmt: skip
     """Run one method in one federation."""
-    federation = federations(context)[row]
+    federation = {**federations(context), **APART}[row]
     data = federation.prepare(split, seed, context.data_dir)
     run = simulate(
         registry.get(method, **options),

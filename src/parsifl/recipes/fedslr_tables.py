@@ -84,8 +84,21 @@ def _conclude_table1(context: Context, results: Sequence[Result]) -> list[Claim]
                     column(grouped, f"{row} {split} fedavg", "global"),
                 )
             )
-        claims += _targets(row, grouped)
+        claims += [*_targets(row, grouped), _resilience(row, grouped)]
     return claims
+
+
+def _resilience(row: str, grouped: dict[str, list[dict[str, float]]]) -> Claim:
+    """Compare with the best of the other personal methods where personalisation does not help."""
+    others = {name: column(grouped, f"{row} IID {name}", "personal") for name in PERSONAL}
+    found = {name: scores for name, scores in others.items() if scores}
+    best = max(found, key=lambda name: sum(found[name]), default=PERSONAL[0])
+    return ahead(
+        f"{row}, IID: the mixed model is the most resilient personal method (next: {best})",
+        _numbers("IID", "mixed", best),
+        column(grouped, f"{row} IID fedslr", "personal"),
+        others[best],
+    )
 
 
 def _targets(row: str, grouped: dict[str, list[dict[str, float]]]) -> list[Claim]:
