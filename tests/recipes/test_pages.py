@@ -58,7 +58,7 @@ def test_pages_show_claims_and_reasons(tmp_path: Path) -> None:
     mac = texts["fedmac.md"]
     assert r"| a \| b is best | 98.95 | 98.70 ± 0.10 | held |  |" in mac
     assert "| **did not hold** | by two points |" in mac
-    assert "Finished 2026-01-02; scale full; seed 0;" in mac
+    assert "**Unfinished, 4 jobs are missing**; last job 2026-01-02; scale full; seed 0;" in mac
     assert "Left out: CIFAR (CIFAR-10 is not here)." in mac
     assert "Not run here: DomainNet is too large." in texts["perfedmask.md"]
     index = texts["index.md"]

@@ -138,8 +138,10 @@ def _provenance(found: Record) -> str:
     seeds = found["seeds"]
     machine = found["machine"]
     spent = "" if found["seconds"] is None else f", {_duration(found['seconds'])} of work"
+    missing = found["jobs"] - found["collected"]
+    state = "Finished" if not missing else f"**Unfinished, {missing} jobs are missing**; last job"
     text = (
-        f"Finished {found['last'][:10]}; scale {found['scale']}; "
+        f"{state} {found['last'][:10]}; scale {found['scale']}; "
         f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}; "
         f"{found['finished']} of {found['jobs']} jobs{spent}; {machine['processor']}, "
         f"{machine['cores']} cores; Python {machine['python']}, torch {machine['torch']}, "

@@ -30,6 +30,7 @@ def record(
     return {
         **_head(recipe, context),
         "jobs": len(recipe.plan(context)),
+        "collected": len(results),
         "finished": sum(SKIPPED not in result.values for result in results),
         "skipped": _skipped(results),
         "first": dates[0] if dates else datetime.now(UTC).isoformat(),
