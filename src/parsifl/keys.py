@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -38,7 +38,8 @@ class Key:
 
     def at(self, **changes: Any) -> Key:
         """Return this key with some fields replaced."""
-        return replace(self, **changes)
+        # what dataclasses.replace does, several times faster: every client asks in every round
+        return Key(**{**self.__dict__, **changes})
 
     def word(self) -> int:
         """Return 64 bits that identify the key (a hash, so that purposes cannot collide)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -19,6 +19,8 @@ from parsifl.engine.simulate import simulate
 from parsifl.errors import CapabilityError
 from parsifl.problems.glm import GLM
 from parsifl.problems.neural import NeuralProblem
+
+PRUNINGS: tuple[Literal["largest", "omp"], ...] = ("largest", "omp")
 
 
 def test_it_follows_the_paper() -> None:
@@ -186,3 +188,17 @@ def test_operations_are_counted() -> None:
     rows = [9, 14, 11]
     expected = sum(2 * (2 * 5 * sparse.WIDTH + 2 * n * 3 * 3) for n in rows)
     assert run.metrics[0]["flops"] in (expected, None)
+
+
+def test_orthonormal_atoms_are_pruned_alike_by_size_and_by_pursuit() -> None:
+    draw = np.random.default_rng(5)
+    psi = dictionary.orthonormal(8, 8, seed=2)
+    clients = [(draw.standard_normal((20, 8)), draw.standard_normal(20)) for _ in range(3)]
+    problem = GLM(8, "squared-half", dictionary=psi)
+    found = [
+        simulate(
+            FedGradMP(tau=2, batch=5, prune=prune), problem, ClientData.of(clients, test=0.0), 3
+        ).model.params["coef"]
+        for prune in PRUNINGS
+    ]
+    torch.testing.assert_close(found[0], found[1])

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parsifl.atoms.coordinates import hard_threshold, largest, positions
+from parsifl.atoms.coordinates import hard_threshold, largest, largest_now, places
 
 SMALL = st.lists(st.integers(-4, 4), min_size=1, max_size=12)
 
@@ -26,20 +26,25 @@ def test_a_batch_selects_row_by_row(rows: list[list[int]], count: int) -> None:
     assert torch.equal(torch.func.vmap(lambda row: largest(row, count))(matrix), alone)
 
 
-@given(st.lists(st.booleans(), min_size=1, max_size=10), st.integers(0, 3))
-def test_positions_list_the_marks(marks: list[bool], spare: int) -> None:
-    count = sum(marks) + spare
-    index, valid = positions(torch.tensor(marks), count)
-    assert index[valid].tolist() == [i for i, mark in enumerate(marks) if mark]
-    assert int(valid.sum()) == sum(marks)
-    assert not index[~valid].any()
+@given(st.lists(SMALL.filter(lambda v: len(v) >= 3), min_size=1, max_size=4), st.integers(0, 4))
+def test_the_fast_selection_marks_the_same(rows: list[list[int]], count: int) -> None:
+    width = min(len(row) for row in rows)
+    matrix = torch.tensor([row[:width] for row in rows], dtype=torch.float64)
+    assert torch.equal(largest_now(matrix, count), largest(matrix, count))
 
 
-def test_positions_under_vmap() -> None:
-    masks = torch.tensor([[True, False, True], [False, False, True]])
-    index, valid = torch.func.vmap(lambda mask: positions(mask, 2))(masks)
-    assert index.tolist() == [[0, 2], [2, 0]]
-    assert valid.tolist() == [[True, True], [True, False]]
+def test_the_fast_selection_treats_nan_like_the_other() -> None:
+    values = torch.tensor([[1.0, torch.nan, 3.0, 2.0], [4.0, 1.0, 3.0, 2.0]])
+    assert torch.equal(largest_now(values, 2), largest(values, 2))
+
+
+@given(st.lists(st.lists(st.booleans(), min_size=4, max_size=4), min_size=1, max_size=4))
+def test_places_list_the_marks(marks: list[list[bool]]) -> None:
+    index, valid = places(torch.tensor(marks))
+    assert index.shape[1] == max(sum(row) for row in marks)
+    for row, found, used in zip(marks, index, valid, strict=True):
+        assert found[used].tolist() == [i for i, mark in enumerate(row) if mark]
+        assert not found[~used].any()
 
 
 @given(

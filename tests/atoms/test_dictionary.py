@@ -76,3 +76,18 @@ def test_ksvd_error_falls_with_rounds_in_many_dimensions() -> None:
 def test_ksvd_refuses_too_few_signals() -> None:
     with pytest.raises(ConfigError, match="as many signals"):
         ksvd(torch.zeros(4, 5), 3, 1)
+
+
+def test_pursuit_through_the_gram_is_omp_on_the_signal() -> None:
+    atoms = dictionary.gaussian(8, 12, seed=3)
+    a = torch.from_numpy(np.random.default_rng(1).standard_normal((2, 12)))
+    found = dictionary.pursue(atoms.mT @ atoms, a, 3)
+    expected = omp(atoms, atoms @ a.mT, 3).mT
+    torch.testing.assert_close(found, expected)
+
+
+def test_pursuit_keeps_the_largest_of_orthonormal_atoms_and_what_is_always_kept() -> None:
+    a = torch.tensor([0.5, -3.0, 2.0, 1.0]).double()
+    assert dictionary.pursue(torch.eye(4).double(), a, 2).tolist() == [0.0, -3.0, 2.0, 0.0]
+    kept = dictionary.pursue(torch.eye(4).double(), a, 1, always=(0,))
+    assert kept.tolist() == [0.5, -3.0, 0.0, 0.0]

@@ -10,6 +10,7 @@ import pytest
 import scipy.sparse as sp
 import sklearn
 from sklearn.base import clone
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LinearRegression
 from sklearn.model_selection import GridSearchCV, GroupKFold
 from sklearn.pipeline import make_pipeline
@@ -248,9 +249,12 @@ def test_constant_columns_get_no_coefficient() -> None:
     [
         ({"n_nonzero_coefs": 11}, "between 1 and 10 features"),
         ({"n_nonzero_coefs": 0}, "between 1 and 10 features"),
+        ({"n_nonzero_coefs": 2.5}, "between 1 and 10 features"),
+        ({"n_nonzero_coefs": "2"}, "between 1 and 10 features"),
         ({"solver": "lasso"}, "unknown solver"),
         ({"center": "nobody"}, "center must be"),
         ({"keep": [10]}, "keep names feature 10"),
+        ({"keep": ["age"]}, "keep must list positions"),
     ],
 )
 def test_impossible_settings_are_refused(change: dict[str, Any], message: str) -> None:
@@ -272,3 +276,58 @@ def test_bad_data_are_refused(bad: float) -> None:
         FederatedSparseClassifier().fit(x, np.zeros(120), groups=clients)
     with pytest.raises(ValueError, match="negative"):
         FederatedSparseRegressor().fit(x, y, sample_weight=np.full(120, -1.0))
+    with pytest.raises(ValueError, match=r"non-zero number|zero for every row"):
+        FederatedSparseRegressor().fit(x, y, sample_weight=np.zeros(120))
+    with pytest.raises(ValueError, match="missing"):
+        FederatedSparseRegressor().fit(x, y, groups=np.where(clients == 1, np.nan, clients))
+    with pytest.raises(ValueError, match="missing"):
+        FederatedSparseRegressor().fit(x, y, groups=np.array([None, *"a" * 119], dtype=object))
+
+
+@pytest.mark.parametrize("solver", ["fedgradmp", "fedht"])
+def test_rows_of_weight_zero_are_as_good_as_absent(solver: str) -> None:
+    x, y, clients = _regression()
+    weight = np.where(clients == 2, 0.0, 1.0) * np.where(np.arange(120) % 5, 1.0, 0.0)
+    model = FederatedSparseRegressor(3, solver=solver, l2=0.1, rounds=4)
+    there = clone(model).fit(x, y, groups=clients, sample_weight=weight)
+    gone = weight > 0
+    absent = clone(model).fit(x[gone], y[gone], groups=clients[gone])
+    assert np.allclose(there.coef_, absent.coef_, rtol=1e-9)
+
+
+@pytest.mark.parametrize("solver", ["fedht", "fediterht", "fedmid", "feddualavg"])
+def test_unequal_weights_do_not_make_the_steps_too_long(solver: str) -> None:
+    x, y, clients = _regression()
+    weight = np.where(np.arange(120) < 4, 200.0, 1.0)
+    model = FederatedSparseRegressor(3, solver=solver, rounds=60, refit=False)
+    model.fit(x, y, groups=clients, sample_weight=weight)
+    assert np.abs(model.coef_).max() < 10.0
+
+
+@pytest.mark.parametrize("path", [[], [0, 2], [1, 11], [1.5]])
+def test_a_path_that_cannot_be_walked_is_refused(path: list[Any]) -> None:
+    x, y, clients = _regression()
+    with pytest.raises(ValueError, match="path must list numbers"):
+        FederatedSparseRegressorCV(path).fit(x, y, groups=clients)
+
+
+def test_stability_selection_refuses_what_it_cannot_halve() -> None:
+    x, y, clients = _regression()
+    model = FederatedSparseRegressor(3, rounds=1)
+    wrong: list[dict[str, Any]] = [{"by": "nobody"}, {"subsamples": 0}]
+    for change in wrong:
+        with pytest.raises(ConfigError, match="by must be"):
+            stability_selection(model, x, y, clients, **change)
+    with pytest.raises(ValueError, match="inconsistent numbers"):
+        stability_selection(model, x, y, clients[:-1])
+    with pytest.raises(ConfigError, match="half of one client"):
+        stability_selection(model, x, y, np.zeros(120))
+    lists = stability_selection(model, x.tolist(), y.tolist(), clients.tolist(), subsamples=2)
+    assert lists.frequency.shape == (10,)
+
+
+def test_a_run_that_diverges_says_so() -> None:
+    x, y, clients = _regression()
+    model = FederatedSparseRegressor(3, solver="fedht", lr=100.0, rounds=20)
+    with pytest.warns(ConvergenceWarning, match="smaller lr"):
+        model.fit(x, y, groups=clients)

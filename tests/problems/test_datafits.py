@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from parsifl.errors import ConfigError
+from parsifl.errors import ConfigError, DataError
 from parsifl.problems import datafits
 
 CASES = [
@@ -58,3 +58,38 @@ def test_large_predictors_do_not_overflow() -> None:
 def test_an_unknown_datafit_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="did you mean 'logistic'"):
         datafits.find("logistics")
+
+
+@pytest.mark.parametrize(
+    ("name", "targets", "message"),
+    [
+        ("logistic", [0.3, 1.7, -2.0], "labels 0 and 1, or -1 and"),
+        ("logistic", [-1.0, 0.0, 1.0], "3 distinct targets"),
+        ("logistic", [1, 2, 1], "labels 0 and 1"),
+        ("softmax", [0, 1, 3], r"labels 0 \.\. 2"),
+        ("softmax", [0.5, 1.0, 2.0], r"labels 0 \.\. 2"),
+        ("softmax", [-1, 0, 1], r"labels 0 \.\. 2"),
+        ("squared", [0.0, float("nan"), 1.0], "NaN or infinite"),
+        ("squared-half", [[0.0], [1.0], [2.0]], "one target a row"),
+    ],
+)
+def test_targets_that_a_loss_cannot_read_are_refused(
+    name: str, targets: list[float], message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        datafits.check_targets(datafits.find(name), torch.tensor(targets), 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "targets"),
+    [
+        ("logistic", [0, 1, 1]),
+        ("logistic", [-1.0, 1.0]),
+        ("logistic", [1.0, 1.0]),  # one class only in a client is fine
+        ("logistic", [True, False]),
+        ("softmax", [0.0, 2.0]),
+        ("squared", [0.3, -7.0]),
+    ],
+)
+def test_targets_that_a_loss_can_read_pass(name: str, targets: list[float]) -> None:
+    datafits.check_targets(datafits.find(name), torch.tensor(targets), 3)

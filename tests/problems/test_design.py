@@ -80,10 +80,17 @@ def test_compacting_keeps_touched_columns_and_the_products() -> None:
     batches = _batches(CsrDesign(sp.csr_matrix(sparse)), torch.tensor([[2, 0], [0, 1]]))
     small = design.compact(batches, torch.tensor([7]))
     assert small.columns.tolist() == [3, 7, 50]
-    first, second = small.step(0), small.step(1)
-    assert first.x.matrix.toarray().tolist() == [[3.0, 0.0, 0.0], [1.0, 0.0, 0.0]]
-    assert first.y.tolist() == [2.0, 0.0]
-    assert second.x.matrix.toarray().tolist() == [[1.0, 0.0, 0.0], [0.0, 0.0, 2.0]]
+    assert small.targets(0)[0].tolist() == [2.0, 0.0]
+    identity = torch.eye(3, dtype=torch.float64)
+    steps = [[[3.0, 0.0, 0.0], [1.0, 0.0, 0.0]], [[1.0, 0.0, 0.0], [0.0, 0.0, 2.0]]]
+    for number, expected in enumerate(steps):
+        rows = torch.tensor(expected, dtype=torch.float64)
+        columns = [small.product(number, unit) for unit in identity]
+        assert torch.equal(torch.stack(columns, dim=1), rows)
+        assert torch.equal(small.product(number, identity), rows)
+        back = [small.adjoint(number, unit) for unit in identity[:2, :2]]
+        assert torch.equal(torch.stack(back), rows)
+        assert torch.equal(small.adjoint(number, identity[:2, :2]), rows)
 
 
 def test_a_csr_design_never_becomes_dense() -> None:

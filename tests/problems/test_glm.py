@@ -10,7 +10,11 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from parsifl.errors import ConfigError
+from parsifl.algorithms.fedgradmp import FedGradMP
+from parsifl.algorithms.fedht import FedHT
+from parsifl.data.clients import ClientData
+from parsifl.engine.simulate import simulate
+from parsifl.errors import ConfigError, DataError
 from parsifl.keys import Key
 from parsifl.problem import Problem, Selection, SupportSolvable
 from parsifl.problems.design import as_design
@@ -150,3 +154,48 @@ def test_it_offers_what_pursuit_needs() -> None:
 def test_impossible_settings_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         GLM(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("targets", "message"),
+    [
+        (np.zeros(9), "target and a weight"),
+        (np.stack([np.zeros(9), np.full(9, -1.0)], 1), "negative"),
+        (np.stack([np.zeros(9), np.full(9, np.nan)], 1), "not finite"),
+        (np.stack([np.full(9, np.nan), np.ones(9)], 1), "NaN"),
+    ],
+)
+def test_weighted_targets_are_checked(targets: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        GLM(4, weighted=True).check_targets(torch.from_numpy(targets))
+
+
+def test_a_simulation_refuses_labels_that_are_none() -> None:
+    clients = [(X, DRAW.standard_normal(9)) for _ in range(3)]
+    with pytest.raises(DataError, match="labels 0 and 1"):
+        simulate(FedHT(tau=2), GLM(4, "logistic"), clients, 1)
+    with pytest.raises(DataError, match=r"labels 0 \.\. 1"):
+        simulate(FedHT(tau=2), GLM(4, "softmax", classes=2), clients, 1)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_simulation_refuses_numbers_that_are_not_finite(bad: float) -> None:
+    broken, y = X.copy(), DRAW.standard_normal(9)
+    broken[2, 1] = bad
+    with pytest.raises(DataError, match=r"finite|NaN"):
+        simulate(FedHT(tau=2), GLM(4), [(X, y), (broken, y)], 1)
+    with pytest.raises(DataError, match=r"finite|NaN"):
+        simulate(FedHT(tau=2), GLM(4), [(X, y), (X, np.where(y > 0, y, bad))], 1)
+
+
+def test_more_coefficients_than_there_are_keep_all() -> None:
+    y = X @ np.array([1.0, -2.0, 3.0, 0.5])
+    run = simulate(FedGradMP(tau=99, batch=None), GLM(4, "squared-half"), [(X, y), (X, y)], 3)
+    assert np.allclose(run.model.params["coef"].numpy(), [1.0, -2.0, 3.0, 0.5])
+
+
+def test_a_round_tells_how_many_clients_have_too_few_rows() -> None:
+    y = X @ np.array([1.0, 0.0, 0.0, 0.0])
+    data = ClientData.of([(X, y), (X[:2], y[:2])], test=0.0)
+    run = simulate(FedGradMP(tau=1, batch=None), GLM(4, "squared-half"), data, 1, evaluate_every=0)
+    assert run.metrics[0]["info"]["underdetermined"] == pytest.approx(2 / 11)

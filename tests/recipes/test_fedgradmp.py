@@ -46,13 +46,35 @@ def test_a_large_learning_rate_diverges_and_is_said_to() -> None:
 
 
 def test_verdicts_follow_the_numbers() -> None:
-    def results(error: float) -> list[Result]:
+    def results(error: float, level: float) -> list[Result]:
         values = {"errors": [1.0, error], "seconds": 1.0, "diverged": False}
-        return [Result(label, 0, values) for label in fedgradmp_recovery.CASES]
+        noisy = {**values, "errors": [level] * 8}
+        labels = fedgradmp_recovery.CASES
+        return [
+            *(Result(label, 0, values) for label in labels),
+            *(Result(f"noisy {label}", 0, noisy) for label in labels),
+        ]
 
     conclude = find("fedgradmp-figure1").conclude
-    assert {c.verdict for c in conclude(Context(), results(1e-15))} == {"held"}
-    assert {c.verdict for c in conclude(Context(), results(1e-3))} == {"did not hold"}
+    assert {c.verdict for c in conclude(Context(), results(1e-15, 1e-3))} == {"held"}
+    assert {c.verdict for c in conclude(Context(), results(1e-3, 0.5))} == {"did not hold"}
+
+
+def test_baselines_are_compared_by_rounds_and_by_time() -> None:
+    recipe, context = find("fedgradmp-figure3"), Context(seeds=1)
+
+    def verdicts(ours: float, seconds: float) -> list[str]:
+        def values(label: str) -> dict[str, object]:
+            if label == "FedGradMP":
+                return {"errors": [ours] * 10, "seconds": seconds, "diverged": False}
+            return {"errors": [0.5] * 40, "seconds": 4.0, "diverged": False}
+
+        results = [Result(job.label, 0, values(job.label)) for job in recipe.plan(context)]
+        return [claim.verdict for claim in recipe.conclude(context, results)]
+
+    assert verdicts(1e-15, 10.0) == ["held", "held"] * 3
+    assert verdicts(1e-15, 100.0) == ["held", "did not hold"] * 3
+    assert verdicts(0.9, 1.0) == ["did not hold", "did not hold"] * 3
 
 
 def test_a_diverged_baseline_counts_as_infinitely_far() -> None:

@@ -41,7 +41,12 @@ def test_methods_are_tuned_over_equally_many_settings() -> None:
 
 def test_verdicts_follow_the_loss_and_the_overlap() -> None:
     recipe, context = find("sparse-support-recovery"), Context(seeds=2)
-    values = {"explained": 0.6, "pooled_explained": 0.65, "setting": "lr=0.1"}
+    values = {
+        "explained": 0.6,
+        "pooled_explained": 0.65,
+        "setting": "lr=0.1",
+        "excess_pooled": 0.1,
+    }
 
     def verdicts(excess: float, overlap: int, word: str) -> set[str]:
         found = {**values, "excess": excess, "overlap": overlap}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from torch import Tensor
 from parsifl.algorithm import ClientInfo, Local
 from parsifl.algorithms.mean import Mean, WeightedMean
 from parsifl.atoms import dictionary
-from parsifl.atoms.coordinates import positions
+from parsifl.atoms.coordinates import largest_now, places
 from parsifl.atoms.sparsity import Scope, Sparsity
 from parsifl.config import Count, Size
 from parsifl.keys import Key
@@ -34,6 +34,12 @@ class Pursuit(Sparsity, WeightedMean[SupportSolvable]):
         Rows of the mini-batch whose gradient selects the support; None: all.
     scope
         "row" gives every class its own `tau` coefficients, "all" lets classes compete.
+    prune
+        How approx_tau(b) is found in a dictionary: the "largest" coefficients, or orthogonal
+        matching pursuit ("omp", row by row), which can be far better where atoms are alike.
+
+    The record of a round tells as `underdetermined` which share of the clients (by weight) had
+    fewer rows than 3 tau: their minimiser is not unique, and the nearest to the iterate is taken.
     """
 
     requires: ClassVar[tuple[type[Any], ...]] = (SupportSolvable,)
@@ -41,6 +47,7 @@ class Pursuit(Sparsity, WeightedMean[SupportSolvable]):
     steps: Size = 3
     batch: Count | None = 40
     scope: Scope = "row"
+    prune: Literal["largest", "omp"] = "largest"
 
     @abstractmethod
     def solve(self, part: Restricted, key: Tensor) -> Tensor:
@@ -73,7 +80,10 @@ class Pursuit(Sparsity, WeightedMean[SupportSolvable]):
             full.weight[0],
             shard.key,
         )
-        return Local(None, {problem.name: found})
+        # fewer rows than 3 tau unknowns: the record says how many clients are in that position
+        needed = min(3 * self.count(current.shape[-1]), current.shape[-1])
+        short = ((full.weight[0] > 0).sum() < needed).to(current.dtype)
+        return Local(None, {problem.name: found}, {"underdetermined": short})
 
     def _template(self, current: Tensor, batches: Batches, full: Batches) -> Tensor:
         """Return an upload without data; the products are those whose operations are counted."""
@@ -117,19 +127,28 @@ class Pursuit(Sparsity, WeightedMean[SupportSolvable]):
     ) -> Tensor:
         slope = problem.gradients(current, batch)
         always = problem.kept.get(problem.name, ())
-        merged = self.mask(slope, always, lead=1, multiple=2) | (current != 0)
-        index, valid = positions(merged, int(merged.sum(-1).max()))
+        merged = self.mask(slope, always, lead=1, multiple=2, select=largest_now) | (current != 0)
+        index, valid = places(merged)
         part = problem.restrict(current, everything, index, valid)
         found = self.solve(part, key) * valid
+        short = problem.gram is None and not always and self._by_row(current)
+        if short:  # only merged coefficients can survive: choose among them
+            found = torch.where(largest_now(found, self.count(current.shape[-1])), found, 0.0)
         # unused places point at coefficient 0, whose own value must survive: add, do not set
         full = torch.zeros_like(current).scatter_add_(-1, index, found)
-        return self.bound(self.pruned(problem, full, lead=1), lead=1)
+        return self.bound(full if short else self.pruned(problem, full, lead=1), lead=1)
+
+    def _by_row(self, current: Tensor) -> bool:
+        """Tell whether every row (client, class) keeps its own `tau` single coefficients."""
+        return self.groups is None and (self.scope == "row" or current.ndim == 2)
 
     def pruned(self, problem: SupportSolvable, coefficients: Tensor, lead: int = 0) -> Tensor:
         """Return P_Lambda(b) for the tau best atoms Lambda."""
         gram, always = problem.gram, problem.kept.get(problem.name, ())
         if gram is None:
             return torch.where(self.mask(coefficients, always, lead=lead), coefficients, 0.0)
+        if self.prune == "omp":
+            return dictionary.pursue(gram, coefficients, self.count(len(gram)), always)
         chosen = self.mask(coefficients * dictionary.lengths(gram), always, lead=lead)
         return dictionary.project(gram, coefficients, chosen)
 

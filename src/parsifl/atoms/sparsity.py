@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,6 +17,7 @@ from parsifl.errors import ConfigError
 from parsifl.problem import Params, Problem
 
 Scope = Literal["all", "layer", "row"]
+Select = Callable[[Tensor, int], Tensor]
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,8 @@ class Sparsity:
     Parameters
     ----------
     tau, density
-        The number of coefficients that are kept, or their fraction (used instead if given).
+        The number of coefficients that are kept, or their fraction (used instead if given). A
+        number beyond the dimension keeps all of them.
         Coefficients that the problem always keeps (an intercept) come on top.
     scope
         Over what the largest are taken: "all" parameters at once, each "layer" (parameter
@@ -72,7 +74,13 @@ class Sparsity:
         return {name: part.reshape(value.shape) for (name, value), part in pairs}
 
     def mask(
-        self, value: Tensor, always: tuple[int, ...] = (), *, lead: int = 0, multiple: int = 1
+        self,
+        value: Tensor,
+        always: tuple[int, ...] = (),
+        *,
+        lead: int = 0,
+        multiple: int = 1,
+        select: Select = largest,
     ) -> Tensor:
         """Mark the entries of one parameter that are kept.
 
@@ -84,19 +92,21 @@ class Sparsity:
             How many leading axes are clients, each with a selection of its own.
         multiple
             Marks so many times the number of entries that may differ from zero.
+        select
+            `largest`, or outside of vmap the faster `largest_now`.
         """
         rows = value if self.scope == "row" or value.ndim == lead + 1 else value.flatten(lead)
         if not always:
-            return self._largest(rows, 0, multiple).reshape(value.shape)
+            return self._largest(rows, 0, multiple, select).reshape(value.shape)
         kept = marked(always, value.shape[-1]).expand(value.shape).reshape(rows.shape)
         exempted = len(always) * (rows.shape[-1] // value.shape[-1])
-        chosen = self._largest(torch.where(kept, 0.0, rows), exempted, multiple)
+        chosen = self._largest(torch.where(kept, 0.0, rows), exempted, multiple, select)
         return (chosen | kept).reshape(value.shape)
 
-    def _largest(self, rows: Tensor, exempted: int, multiple: int) -> Tensor:
+    def _largest(self, rows: Tensor, exempted: int, multiple: int, select: Select) -> Tensor:
         width = rows.shape[-1]
         if self.groups is None:
-            return largest(rows, self.count(width - exempted, multiple))
+            return select(rows, self.count(width - exempted, multiple))
         number = labels(self.groups, width).to(rows.device)
         return largest_groups(rows, self.count(int(number.max()) + 1, multiple), number)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import warnings
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 from scipy import sparse
 from sklearn.base import BaseEstimator
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight
 
@@ -21,7 +23,10 @@ from parsifl.engine.run import Run
 from parsifl.engine.simulate import simulate
 from parsifl.errors import ConfigError, unknown
 from parsifl.estimators.moments import Array, Indices, Moments, smoothness
+from parsifl.problem import Params
+from parsifl.problems.design import as_design
 from parsifl.problems.glm import GLM
+from parsifl.work import Batch
 
 PURSUIT = ("fedgradmp", "inexactfedgradmp")
 SOLVERS = (*PURSUIT, "fedht", "fediterht", "distributediht", "fedmid", "feddualavg")
@@ -75,26 +80,31 @@ class FederatedSparse(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
             raise ValueError(
                 f"groups must name the client of each of the {rows} rows, got shape {ids.shape}"
             )
+        if any(name is None or name != name for name in ids.tolist()):
+            raise ValueError("groups has missing values; every row needs a client")
         names, owner = np.unique(ids, return_inverse=True)
         order = np.argsort(owner, kind="stable")
         return names, np.split(order, np.cumsum(np.bincount(owner))[:-1])
 
     def _weights(self, sample_weight: Any, x: Any) -> Array:
-        """Return weights that are 1 on average."""
+        """Return weights that are 1 on average over the rows that count (whose weight is not 0)."""
         weight = np.asarray(_check_sample_weight(sample_weight, x, dtype=np.float64))
         if (weight < 0).any():
             raise ValueError("sample_weight must not be negative")
         if weight.sum() == 0:
             raise ValueError("sample_weight is zero for every row")
-        return np.asarray(weight * (len(weight) / weight.sum()))
+        return np.asarray(weight * (np.count_nonzero(weight) / weight.sum()))
 
     def _sparsity(self, width: int, parts: list[Indices]) -> int:
         """Return tau, and say which clients have too few rows to determine their subproblem."""
-        tau = self.n_nonzero_coefs
-        if tau is None:
-            tau = max(int(0.1 * width), 1)
-        if not 1 <= tau <= width:
-            raise ValueError(f"n_nonzero_coefs must be between 1 and {width} features, got {tau}")
+        given: Any = self.n_nonzero_coefs
+        if given is None:
+            given = max(int(0.1 * width), 1)
+        if not isinstance(given, numbers.Integral) or not 1 <= int(given) <= width:
+            raise ValueError(
+                f"n_nonzero_coefs must be a number between 1 and {width} features, got {given!r}"
+            )
+        tau = int(given)
         few = sum(len(rows) < min(3 * tau, width) for rows in parts)
         if few and self.solver in PURSUIT and len(parts) > 1:
             warnings.warn(
@@ -103,7 +113,7 @@ class FederatedSparse(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
                 UserWarning,
                 stacklevel=3,
             )
-        return int(tau)
+        return tau
 
     def _method(self, tau: int, rate: float) -> AnyMethod:
         if self.solver not in SOLVERS:
@@ -123,30 +133,37 @@ class FederatedSparse(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
     def _train(
         self, problem: GLM, x: Any, y: torch.Tensor, parts: list[Indices], moments: Moments
     ) -> np.ndarray[Any, Any]:
-        """Run the rounds; return the coefficients of the problem and keep the books."""
+        """Run the rounds; return the coefficients of the problem and keep the books.
+
+        Rows of weight 0 are as good as absent, and so are clients that have no others.
+        """
+        weight = y[:, 1].numpy()
+        parts = [kept for rows in parts if len(kept := rows[weight[rows] > 0])]
         free = problem.width - len(problem.kept["coef"])
         tau = min(self._sparsity(x.shape[1], parts), free) or 1
-        method = self._method(tau, self._rate(problem, x, parts))
+        method = self._method(tau, self._rate(problem, x, weight, parts))
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        data = _client_data(x, y, parts)
         run = simulate(
             method,
             problem,
-            _client_data(x, y, parts),
+            data,
             self.rounds,
             seed=seed,
             participation=self.participation,
             evaluate_every=0,
         )
         self._book(run, moments, len(parts))
+        _say_if_diverged(problem, data, run.model.params)
         return run.model.params["coef"].numpy().copy()
 
-    def _rate(self, problem: GLM, x: Any, parts: list[Indices]) -> float:
+    def _rate(self, problem: GLM, x: Any, weight: Array, parts: list[Indices]) -> float:
         """Return the step size: as given, 1 / L, or the 1 / (6 l) of Fed-HT's theory."""
         if self.solver in PURSUIT:
             return 1.0  # matching pursuit has no step size
         if self.lr is not None and self.lr != "theory":
             return float(self.lr)
-        curvature = problem.datafit.smoothness * (smoothness(x, parts) + self.fit_intercept)
+        curvature = problem.datafit.smoothness * smoothness(x, weight, parts, self.fit_intercept)
         steepest = (curvature + problem.l2) * (6 if self.lr == "theory" else 1)
         return 1 / steepest if steepest > 0 else 1.0
 
@@ -177,13 +194,32 @@ class FederatedSparse(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         keep = np.asarray(self.keep)
         if keep.dtype == bool:
             keep = np.flatnonzero(keep)
-        places = tuple(int(position) for position in keep.astype(int))
+        if keep.size and not np.issubdtype(keep.dtype, np.integer):
+            raise ValueError(
+                f"keep must list positions of features, or be a mask; got {self.keep!r}"
+            )
+        places = tuple(int(position) for position in keep)
         outside = [position for position in places if not 0 <= position < width]
         if outside:
             raise ValueError(f"keep names feature {outside[0]}, but there are 0 .. {width - 1}")
         if places and self.dictionary is not None:
             raise ValueError("keep names features, but with a dictionary atoms are selected")
         return places
+
+
+def _say_if_diverged(problem: GLM, data: ClientData, params: Params) -> None:
+    """Warn of a model that fits worse than none: clients can add up the two losses."""
+    weight = torch.ones(len(data.y), dtype=problem.dtype)
+    rows = Batch(as_design(data.x), data.y, weight, torch.tensor(True), torch.tensor(0))
+    nothing = {name: torch.zeros_like(value) for name, value in params.items()}
+    loss, null = (float(problem.loss(model, rows)) for model in (params, nothing))
+    if not loss <= 2 * null:
+        warnings.warn(
+            f"the coefficients fit worse than none at all (loss {loss:.3g} against {null:.3g}): "
+            "the run diverged, so do not trust the support; take a smaller lr, or a larger l2",
+            ConvergenceWarning,
+            stacklevel=4,
+        )
 
 
 def _matrix(dictionary: Any) -> torch.Tensor:

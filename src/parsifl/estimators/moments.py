@@ -84,20 +84,21 @@ def refit(x: Any, y: Array, weight: Array, parts: list[Indices], ridge: Array) -
     return np.asarray(np.linalg.lstsq(system, right, rcond=1e-14)[0]), up
 
 
-def smoothness(x: Any, parts: list[Indices]) -> float:
-    """Return the largest squared singular value of a client's rows, over its number of rows.
+def smoothness(x: Any, weight: Array, parts: list[Indices], intercept: bool) -> float:
+    """Return the largest squared singular value of a client's weighted rows, over their number.
 
-    Each client reports one number; found by power iteration and rounded up.
+    Each client reports one number; found by power iteration and rounded up. An intercept (a
+    column of ones) adds its own.
     """
     found = 0.0
     for rows in parts:
-        part = x[rows]
+        part, w = x[rows], weight[rows]
         v = np.random.default_rng(0).standard_normal(part.shape[1])
         value = 0.0
         for _ in range(50):
-            v = np.asarray(part.T @ (part @ (v / np.linalg.norm(v)))).ravel()
+            v = np.asarray(part.T @ (w * np.asarray(part @ (v / np.linalg.norm(v))))).ravel()
             value = float(np.linalg.norm(v))
             if value == 0.0:
                 break
-        found = max(found, 1.1 * value / len(rows))
+        found = max(found, 1.1 * value / len(rows) + intercept * float(w.mean()))
     return found

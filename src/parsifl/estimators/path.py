@@ -71,7 +71,14 @@ class FederatedSparseRegressorCV(RegressorMixin, FederatedSparse):  # type: igno
 
     def _numbers(self, width: int) -> Array:
         if self.path is not None:
-            return np.asarray(self.path, dtype=np.int64)
+            numbers = np.asarray(self.path)
+            whole = numbers.ndim == 1 and numbers.size and np.issubdtype(numbers.dtype, np.integer)
+            if not whole or numbers.min() < 1 or numbers.max() > width:
+                raise ValueError(
+                    f"path must list numbers of coefficients between 1 and {width}, "
+                    f"got {self.path!r}"
+                )
+            return numbers.astype(np.int64)
         most = max(width // 2, 1)
         return np.unique(np.minimum(2 ** np.arange(int(np.log2(most)) + 2), most))
 

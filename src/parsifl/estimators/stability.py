@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 from sklearn.base import clone
+from sklearn.utils import check_array, check_consistent_length
 
 from parsifl.errors import ConfigError
 from parsifl.keys import Key
@@ -61,10 +62,17 @@ def stability_selection(
     """
     if not 0.5 < threshold <= 1:
         raise ConfigError(f"threshold must be above 0.5 and at most 1, got {threshold}")
+    if by not in ("clients", "rows") or subsamples < 1:
+        raise ConfigError(
+            "by must be 'clients' or 'rows', and subsamples at least 1; got "
+            f"{by!r} and {subsamples}"
+        )
+    X = check_array(X, accept_sparse="csr", dtype=np.float64)
+    y, count = np.asarray(y), 0
+    check_consistent_length(X, y, groups)
     owners = np.unique(np.asarray(groups), return_inverse=True)[1]
     if by == "clients" and owners.max() < 1:
         raise ConfigError("half of one client is none: use by='rows', or give at least 2 clients")
-    y, count = np.asarray(y), 0
     frequency = np.zeros(X.shape[1])
     for number in range(subsamples):
         rows = _half(owners, by, Key(seed, round=number, purpose="stability"))

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from parsifl.errors import ConfigError, unknown
+from parsifl.errors import ConfigError, DataError, unknown
 
 
 @dataclass(frozen=True)
@@ -108,6 +108,32 @@ LOGISTIC = Datafit(
 )
 SOFTMAX = Datafit("softmax", _softmax_loss, _softmax_slope, _softmax_curvature, 0.5, classes=True)
 DATAFITS = {fit.name: fit for fit in (SQUARED, SQUARED_HALF, LOGISTIC, SOFTMAX)}
+
+
+def check_targets(fit: Datafit, y: Tensor, classes: int | None) -> None:
+    """Refuse targets that the loss cannot read: numbers that are not finite, labels of no class.
+
+    >>> check_targets(LOGISTIC, torch.tensor([0, 1, 1]), None)
+    """
+    if y.ndim != 1:
+        raise DataError(f"{fit.name} needs one target a row, got targets of shape {list(y.shape)}")
+    if y.is_floating_point() and not bool(torch.isfinite(y).all()):
+        raise DataError("a target is NaN or infinite; leave such rows out")
+    if not fit.classes:
+        return
+    labels = torch.unique(y).tolist()
+    if fit.name == "logistic":
+        allowed = set(labels) <= {0, 1} or set(labels) <= {-1, 1}
+        wanted = "labels 0 and 1, or -1 and +1"
+    else:
+        allowed = all(label == int(label) and 0 <= label < (classes or 0) for label in labels)
+        wanted = f"labels 0 .. {(classes or 0) - 1}"
+    if not allowed:
+        few = ", ".join(f"{label:g}" for label in labels[:5])
+        raise DataError(
+            f"{fit.name} needs {wanted}, got {len(labels)} distinct targets ({few}"
+            f"{' ...' if len(labels) > 5 else ''}); recode them, or use a squared loss for numbers"
+        )
 
 
 def find(name: str) -> Datafit:

@@ -10,12 +10,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from parsifl.tree import Opaque
-from parsifl.work import Batches, Rows
+from parsifl.work import Batches
+
+Array = npt.NDArray[Any]
 
 
 class CsrDesign(Opaque):
@@ -150,8 +153,7 @@ def columns(x: Design, rows: Tensor, index: Tensor) -> Tensor:
         return torch.stack([x[chosen].columns(some) for chosen, some in pairs])
     flat = x.reshape(len(x), -1)
     width = flat.shape[1]
-    places = rows[:, :, None] * width + index[:, None, :]
-    return torch.take(flat, places)
+    return torch.take(flat, (rows * width)[:, :, None] + index[:, None, :])
 
 
 def products(x: Design, rows: Tensor, coefficients: Tensor) -> Tensor:
@@ -166,8 +168,11 @@ def products(x: Design, rows: Tensor, coefficients: Tensor) -> Tensor:
         return torch.stack([matvec(x[chosen], v) for chosen, v in pairs])
     if not longest:
         return rows.new_zeros(rows.shape, dtype=coefficients.dtype)
-    # zeros fill up the shorter supports: they add nothing to the product
-    index = used.to(torch.uint8).topk(longest).indices
+    index = used.nonzero()[:, 1]
+    if len(index) == longest * len(used):
+        index = index.reshape(len(used), longest)
+    else:  # zeros fill up the shorter supports: they add nothing to the product
+        index = used.to(torch.uint8).topk(longest).indices
     values = coefficients.gather(-1, index)
     return (columns(x, rows, index) @ values[..., None])[..., 0]
 
@@ -184,6 +189,8 @@ class Compact:
         The numbers of the columns that are left, ascending.
     rows
         b, the rows a step.
+    owner
+        For every entry of x the number of its row within its step.
     """
 
     x: CsrDesign
@@ -191,11 +198,40 @@ class Compact:
     weight: Tensor
     columns: Tensor
     rows: int
+    owner: Array
 
-    def step(self, number: int) -> Rows:
-        """Return the rows of one step."""
+    def targets(self, number: int) -> tuple[Tensor, Tensor]:
+        """Return the targets and weights of the rows of one step."""
         here = slice(number * self.rows, (number + 1) * self.rows)
-        return Rows(self.x[here], self.y[here], self.weight[here])
+        return self.y[here], self.weight[here]
+
+    def product(self, number: int, coefficients: Tensor) -> Tensor:
+        """Return X v for the rows of one step."""
+        if coefficients.ndim > 1:
+            return self._step(number).product(coefficients)
+        data, place, row = self._entries(number)
+        sums = np.bincount(row, data * coefficients.numpy()[place], minlength=self.rows)
+        return torch.from_numpy(sums).to(coefficients.dtype)
+
+    def adjoint(self, number: int, values: Tensor) -> Tensor:
+        """Return X' r for the rows of one step."""
+        if values.ndim > 1:
+            return self._step(number).adjoint(values)
+        data, place, row = self._entries(number)
+        sums = np.bincount(place, data * values.numpy()[row], minlength=len(self.columns))
+        return torch.from_numpy(sums).to(values.dtype)
+
+    def _step(self, number: int) -> CsrDesign:
+        return self.x[slice(number * self.rows, (number + 1) * self.rows)]
+
+    def _entries(self, number: int) -> tuple[Array, Array, Array]:
+        """Return values, columns and rows of the entries of one step, as views.
+
+        On so few rows the arithmetic takes less time than SciPy's checks.
+        """
+        matrix, first = self.x.matrix, number * self.rows
+        here = slice(int(matrix.indptr[first]), int(matrix.indptr[first + self.rows]))
+        return matrix.data[here], matrix.indices[here], self.owner[here]
 
 
 def compact(batches: Batches, also: Tensor) -> Compact:
@@ -216,4 +252,5 @@ def compact(batches: Batches, also: Tensor) -> Compact:
         batches.weight.reshape(-1),
         torch.from_numpy(kept),
         batches.index.shape[1],
+        np.repeat(np.arange(shape[0]) % batches.index.shape[1], np.diff(part.indptr)),
     )

@@ -10,7 +10,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from parsifl.errors import ConfigError
+from parsifl.errors import ConfigError, DataError
 from parsifl.keys import Key
 from parsifl.problem import Params, Restricted, Selection
 from parsifl.problems import datafits, design
@@ -183,6 +183,16 @@ class GLM:
     def _targets(self, y: Tensor) -> tuple[Tensor, Tensor | float]:
         return (y[..., 0], y[..., 1]) if self.weighted else (y, 1.0)
 
+    def check_targets(self, y: Tensor) -> None:
+        """Refuse targets of the wrong form before anything is trained on them."""
+        if not self.weighted:
+            return datafits.check_targets(self.datafit, y, self.classes)
+        if y.ndim != 2 or y.shape[1] != 2:
+            raise DataError(f"a target and a weight a row are needed, got shape {list(y.shape)}")
+        if not bool((torch.isfinite(y[:, 1]) & (y[:, 1] >= 0)).all()):
+            raise DataError("a row has a weight that is negative or not finite")
+        return datafits.check_targets(self.datafit, y[:, 0], self.classes)
+
     def metrics(self, params: Params, rows: Rows) -> dict[str, Tensor]:
         """Return squared errors, or accuracy and loss, of each row."""
         u = self.predict(params, rows.x)
@@ -199,8 +209,8 @@ class GLM:
         """
         if not isinstance(batches.x, CsrDesign) or self._psi is not None:
             return None
-        used = (coefficients != 0).reshape(-1, self.width).any(0)[: self.features]
-        small = design.compact(batches, used.nonzero()[:, 0])
+        used = coefficients.nonzero()[:, -1]
+        small = design.compact(batches, used[used < self.features])
         last = torch.tensor([self.features] if self.intercept else [], dtype=torch.long)
         positions = torch.cat([small.columns, last])
         return GLMSteps(self, small, positions, self._ridge[positions])
@@ -230,13 +240,16 @@ class GLM:
     ) -> Restricted:
         """Return the mean losses over the selected rows in the coefficients at `index`."""
         targets, weight = self._shares(data)
+        columns, start = self._columns(data, index), coefficients.gather(-1, index)
+        if not bool(valid.all()):
+            columns, start = columns * valid[..., None, :], start * valid
         return Restricted(
-            columns=self._columns(data, index) * valid[..., None, :],
+            columns=columns,
             targets=targets,
             weight=weight,
             rows=(data.weight > 0).sum(-1),
             ridge=self._ridge[index],
-            start=coefficients.gather(-1, index) * valid,
+            start=start,
             loss=self.datafit.loss,
             slope=self.datafit.slope,
             curvature=self.datafit.curvature,
@@ -261,13 +274,11 @@ class GLMSteps:
 
     def gradient(self, coefficients: Tensor, step: int) -> Tensor:
         """Return the gradient of the loss of one mini-batch."""
-        rows, intercept = self.data.step(step), self.problem.intercept
+        (y, weight), intercept = self.data.targets(step), self.problem.intercept
         inner = coefficients[..., :-1] if intercept else coefficients
-        u = rows.x.product(inner)
-        slope = self.problem.slopes(
-            u + coefficients[..., -1] if intercept else u, rows.y, rows.weight
-        )
-        back: Tensor = rows.x.adjoint(slope)
+        u = self.data.product(step, inner)
+        slope = self.problem.slopes(u + coefficients[..., -1] if intercept else u, y, weight)
+        back = self.data.adjoint(step, slope)
         if intercept:
             back = torch.cat([back, slope.sum(0)[..., None]], dim=-1)
         return back + self.ridge * coefficients if self.problem.l2 else back

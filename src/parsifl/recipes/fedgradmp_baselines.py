@@ -14,7 +14,7 @@ from parsifl.algorithms.fedgradmp import FedGradMP
 from parsifl.algorithms.fediterht import FedIterHT
 from parsifl.algorithms.fedmid import FedMid
 from parsifl.algorithms.inexactfedgradmp import InexactFedGradMP
-from parsifl.recipes.fedgradmp_setup import PAPER, Recovery, final, scientific
+from parsifl.recipes.fedgradmp_setup import PAPER, Recovery, final, rounds_until, scientific
 from parsifl.recipes.recipe import Claim, Context, Job, Recipe, Result, Values
 
 FIGURES: dict[str, tuple[Recovery, int]] = {
@@ -23,7 +23,18 @@ FIGURES: dict[str, tuple[Recovery, int]] = {
     "5": (Recovery(0.5, decay=0.2, sparsity=400), 12),
 }
 RATES = (0.0001, 0.0005, 0.001, 0.002, 0.004, 0.01, 0.02)
+WIDER = (*RATES, 0.05)
+"""One more for Figures 3 to 5, whose rates the paper does not give: 0.02 was the best of RATES."""
 OURS = "FedGradMP"
+
+
+def _rates(context: Context) -> tuple[float, ...]:
+    return WIDER if context.scale == "full" else WIDER[-4:]
+
+
+def _factor(context: Context) -> int:
+    """Return how many times the rounds the baselines get: a gradient step is cheap."""
+    return 10 if context.scale == "full" else 4
 
 
 def _methods(figure: str, rate: float) -> dict[str, AnyMethod]:
@@ -39,33 +50,35 @@ def _methods(figure: str, rate: float) -> dict[str, AnyMethod]:
     }
 
 
-def _run(figure: str, name: str, rate: float, seed: int, _folder: Path | None) -> Values:
+def _run(
+    figure: str, name: str, rate: float, factor: int, seed: int, _folder: Path | None
+) -> Values:
     case, rounds = FIGURES[figure]
-    # a gradient step is cheap: the baselines get ten times the rounds
-    factor = 1 if name == OURS else 10
     return case.errors(_methods(figure, rate)[name], factor * rounds, seed)
 
 
 def _plan(figure: str, context: Context) -> list[Job]:
     jobs = []
     for name in _methods(figure, 0.01):
-        for rate in (0.01,) if name == OURS else RATES:
+        factor = 1 if name == OURS else _factor(context)
+        for rate in (0.01,) if name == OURS else _rates(context):
             label = name if name == OURS else f"{name} lr={rate}"
             jobs += [
-                Job(label, seed, partial(_run, figure, name, rate, seed))
+                Job(label, seed, partial(_run, figure, name, rate, factor, seed))
                 for seed in range(context.seeds)
             ]
     return jobs
 
 
-def _conclude(figure: str, _context: Context, results: Sequence[Result]) -> list[Claim]:
+def _conclude(figure: str, context: Context, results: Sequence[Result]) -> list[Claim]:
     ours = final(results, OURS)
     rounds = FIGURES[figure][1]
     claims = []
     for name in ("FedIterHT", "FedMid", "FedDualAvg"):
-        best = min(RATES, key=lambda rate: median(final(results, f"{name} lr={rate}")))
-        theirs = _errors_at(results, f"{name} lr={best}", rounds)
-        longer = final(results, f"{name} lr={best}")
+        labels = {rate: f"{name} lr={rate}" for rate in _rates(context)}
+        best = min(labels, key=lambda rate: median(final(results, labels[rate])))
+        theirs = _errors_at(results, labels[best], rounds)
+        longer = final(results, labels[best])
         claims.append(
             Claim(
                 f"after {rounds} rounds FedGradMP is nearer to the truth than {name} at its best "
@@ -73,10 +86,34 @@ def _conclude(figure: str, _context: Context, results: Sequence[Result]) -> list
                 f"FedGradMP is below all baselines (Figure {figure})",
                 f"{scientific(ours)} against {scientific(theirs)} (lr {best})",
                 "held" if max(ours) < min(theirs) else "did not hold",
-                f"with ten times the rounds {name} reaches {scientific(longer)}",
+                f"with {_factor(context)} times the rounds {name} reaches {scientific(longer)}",
             )
         )
+        claims.append(_sooner(figure, name, results, labels[best]))
     return claims
+
+
+def _sooner(figure: str, name: str, results: Sequence[Result], label: str) -> Claim:
+    """Compare by time: how soon FedGradMP is where the baseline is at its end."""
+    pairs = [
+        (_seconds_until(mine.values, theirs.values["errors"][-1]), theirs.values["seconds"])
+        for mine in results
+        for theirs in results
+        if mine.label == OURS and theirs.label == label and mine.seed == theirs.seed
+    ]
+    shown = ", ".join("never" if math.isinf(a) else f"{a / b:.2f}" for a, b in pairs)
+    return Claim(
+        f"FedGradMP needs less time to the last error of {name} than {name} itself",
+        f"faster in wall-clock time too (Figure {figure})",
+        f"ratio of the times by seed: {shown}",
+        "held" if all(a < b for a, b in pairs) else "did not hold",
+        "times of whole simulated rounds in one process, judging left out",
+    )
+
+
+def _seconds_until(values: Values, target: float) -> float:
+    reached = rounds_until(values, target)
+    return math.inf if reached is None else reached * values["seconds"] / len(values["errors"])
 
 
 def _errors_at(results: Sequence[Result], label: str, round: int) -> list[float]:
@@ -107,6 +144,8 @@ def _conclude_rates(_context: Context, results: Sequence[Result]) -> list[Claim]
             "they quickly diverge (Figure 8, top)",
             scientific(large),
             "held" if min(large) > 1.0 else "did not hold",
+            "the errors stay near 1 and do not grow without bound: H_tau after each step leaves "
+            "few coordinates, on which these rates are not much too long",
         ),
         Claim(
             "at smaller ones it stays far from the truth after 60 rounds (error above 0.01)",

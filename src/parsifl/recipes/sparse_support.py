@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -140,23 +140,36 @@ TRIALS: dict[str, list[tuple[dict[str, Any], float]]] = {
 
 
 def _run(name: str, solver: str, context: Context, seed: int, _folder: Path | None) -> Values:
-    """Tune by the loss of the refitted model, which clients can add up; compare with OMP."""
+    """Tune by the loss of the refitted model, which clients can add up; compare with OMP.
+
+    The same method is tuned on pooled rows too (one client has them all): what it loses there, it
+    does not lose for being federated.
+    """
     table, tau = TABLES[name](context, seed), SPARSITY[name]
     pooled = table.pooled(tau)
+    loss, words, support = _tuned(table, solver, tau, seed)
+    same, _, _ = _tuned(replace(table, parts=[np.arange(len(table.y))]), solver, tau, seed)
+    null, best = float(np.mean(table.y**2)), table.refitted(pooled)
+    return {
+        "overlap": len(set(support.tolist()) & set(pooled.tolist())),
+        "excess": loss / best - 1,
+        "excess_pooled": same / best - 1,
+        "explained": 1 - loss / null,
+        "pooled_explained": 1 - best / null,
+        "setting": words,
+    }
+
+
+def _tuned(
+    table: Table, solver: str, tau: int, seed: int
+) -> tuple[float, str, npt.NDArray[np.int64]]:
+    """Return the least refitted loss over the settings of a method, with its words and support."""
     found = [
         (table.refitted(support), trial.words, support)
         for trial in (Trial(solver, number) for number in range(len(TRIALS[solver])))
         if (support := _support(table, trial, tau, seed)) is not None
     ]
-    loss, words, support = min(found, key=lambda one: one[0])
-    null, best = float(np.mean(table.y**2)), table.refitted(pooled)
-    return {
-        "overlap": len(set(support.tolist()) & set(pooled.tolist())),
-        "excess": loss / best - 1,
-        "explained": 1 - loss / null,
-        "pooled_explained": 1 - best / null,
-        "setting": words,
-    }
+    return min(found, key=lambda one: one[0])
 
 
 def _support(table: Table, trial: Trial, tau: int, seed: int) -> npt.NDArray[np.int64] | None:
@@ -208,6 +221,7 @@ def _claim(name: str, solver: str, results: Sequence[Result]) -> Claim:
     tau = SPARSITY[name]
     explained = spread([100 * v["explained"] for v in values], 1)
     pooled = spread([100 * v["pooled_explained"] for v in values], 1)
+    same = spread([100 * v["excess_pooled"] for v in values], 1)
     return Claim(
         f"{name}: {solver} comes within {MOST_EXCESS:.0%} of the loss of pooled OMP at {tau} "
         "coefficients (both refitted)",
@@ -215,7 +229,8 @@ def _claim(name: str, solver: str, results: Sequence[Result]) -> Claim:
         f"loss {spread([100 * e for e in excess], 1)} % above; {explained} % of the variance "
         f"explained against {pooled} %",
         "held" if max(excess) <= MOST_EXCESS else "did not hold",
-        f"chosen of {len(TRIALS[solver])} settings by the refitted loss: "
+        f"on pooled rows the same method is {same} % above OMP; chosen of "
+        f"{len(TRIALS[solver])} settings by the refitted loss: "
         f"{values[0]['setting']}. {EXPLORED}",
     )
 
