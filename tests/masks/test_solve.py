@@ -92,7 +92,7 @@ def feasible_instances() -> Iterator[tuple[list[int], list[int], tuple[float, fl
 def test_agrees_with_brute_force_on_200_small_instances() -> None:
     for sizes, budgets, least in itertools.islice(feasible_instances(), 200):
         for objective, value_ in zip(("bias", "J"), least, strict=True):
-            plan = optimal(sizes, budgets, objective)
+            plan = optimal(sizes, budgets, objective, seconds=600)
             check(plan)
             assert plan.proven, (sizes, budgets, objective)
             assert plan.value == pytest.approx(value_, abs=1e-6), (sizes, budgets, objective)
