@@ -133,9 +133,11 @@ def test_a_gradient_of_a_gradient_is_left_to_autograd() -> None:
     assert found[0] != found[1]
 
 
+@pytest.mark.parametrize("entries", [1, 8])
 @pytest.mark.parametrize("solve", SOLVERS, ids=lambda solve: solve.__name__)
-def test_large_weights_move_client_by_client(
-    solve: Solver, monkeypatch: pytest.MonkeyPatch
+def test_weights_may_move_a_few_clients_at_a_time(
+    solve: Solver, entries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("parsifl.solvers.fused.steps._LARGE", 1)
+    for limit in ("_LINEAR", "_BENT"):
+        monkeypatch.setattr(f"parsifl.solvers.fused.steps.{limit}", entries)
     assert two_ways(classifier(), clients(SIZES), solve) < 1e-12

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from parsifl import keys, tree
 from parsifl.problem import Params, Problem
-from parsifl.solvers.rules import Aux, Rule, soften_
+from parsifl.solvers.rules import Aux, Line, Rule, move_towards_, soften_
 from parsifl.solvers.sgd import gradient, sgd, sgd_pair
 from parsifl.work import Batch, Batches
 
@@ -53,6 +53,10 @@ class Coupled(Rule):
     rho: float = 1e-2
     proximal: bool = False
 
+    def line(self) -> Line | None:
+        """Return decay theta - lam w_i, unless a smoothed norm bends it."""
+        return None if self._smooth(self.gamma) else Line(self.decay, (-self.lam,))
+
     def before_(self, w: Tensor, aux: Aux, lr: float) -> None:
         """Subtract lr (decay theta - lam w_i + gamma tanh(theta / rho))."""
         smooth = smooth_sign(w, self.rho) if self._smooth(self.gamma) else None
@@ -80,7 +84,7 @@ class Coupled(Rule):
     def follow_(self, anchor: Tensor, w: Tensor) -> None:
         """Move the anchor by eta (lam (w_i - theta) + gamma_w tanh(w_i / rho)), or its prox."""
         smooth = smooth_sign(anchor, self.rho) if self._smooth(self.gamma_w) else None
-        anchor.mul_(1 - self.rate * self.lam).add_(w, alpha=self.rate * self.lam)
+        move_towards_(anchor, w, self.rate * self.lam)
         if smooth is not None:
             anchor.sub_(smooth, alpha=self.rate * self.gamma_w)
         elif self.gamma_w:
@@ -97,6 +101,10 @@ class Held(Rule):
 
     coupling: Coupled
 
+    def line(self) -> Line | None:
+        """Return that of the coupling."""
+        return self.coupling.line()
+
     def before_(self, w: Tensor, aux: Aux, lr: float) -> None:
         """Subtract lr times the slope of the coupling."""
         self.coupling.before_(w, aux, lr)
@@ -112,7 +120,7 @@ def smooth_sign(x: Tensor, rho: float) -> Tensor:
     >>> smooth_sign(torch.tensor([-1.0, 0.0, 1.0]), 0.01)
     tensor([-1.,  0.,  1.])
     """
-    return (x / rho).tanh_()
+    return (x * (1 / rho)).tanh_()
 
 
 def alternate(

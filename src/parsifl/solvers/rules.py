@@ -2,7 +2,9 @@
 
 A step is w <- after(w - lr (g + e(w, aux))). A rule subtracts lr * e at the old w in `before_`,
 and shrinks, thresholds or moves its auxiliary tensors in `after_`. Rules are elementwise or
-reduce over the axes behind the first; the same rule serves the generic and the fused path.
+reduce over the axes behind the first; the same rule serves the generic and the fused path. Where e
+is linear, a rule tells its `line` instead of a `before_`: the fused path then spares a pass over
+the weights, because the product that adds the gradient can also scale them.
 """
 
 from __future__ import annotations
@@ -10,9 +12,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
+import torch
 from torch import Tensor
 
 Aux = tuple[Tensor, ...]
+
+
+@final
+@dataclass(frozen=True)
+class Line:
+    """e(w, aux) = own * w + sum_i others[i] * aux[i]."""
+
+    own: float = 0.0
+    others: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -22,8 +34,17 @@ class Rule:
     moves_aux: ClassVar[bool] = False
     """Whether `after_` changes the auxiliary tensors (then each client gets its own copy)."""
 
+    def line(self) -> Line | None:
+        """Return e where it is linear; None where only `before_` knows it."""
+        return Line() if type(self).before_ is Rule.before_ else None
+
     def before_(self, w: Tensor, aux: Aux, lr: float) -> None:
         """Subtract lr * e(w, aux) from w in place, before the gradient lands."""
+        line = self.line() or Line()
+        if line.own:
+            w.mul_(1 - lr * line.own)
+        for part, factor in zip(aux, line.others, strict=False):  # `after_` may have more of them
+            w.sub_(part, alpha=lr * factor)
 
     def after_(self, w: Tensor, aux: Aux, lr: float) -> None:
         """Change w (and, if `moves_aux`, aux) in place after the gradient landed."""
@@ -36,11 +57,9 @@ class Affine(Rule):
 
     decay: float = 0.0
 
-    def before_(self, w: Tensor, aux: Aux, lr: float) -> None:
-        """Subtract lr (decay * w + aux[0])."""
-        if self.decay:
-            w.mul_(1 - lr * self.decay)
-        w.sub_(aux[0], alpha=lr)
+    def line(self) -> Line:
+        """Return decay * w + aux[0]."""
+        return Line(self.decay, (1.0,))
 
 
 def soft(values: Tensor, shrink: float | Tensor) -> Tensor:
@@ -48,7 +67,6 @@ def soft(values: Tensor, shrink: float | Tensor) -> Tensor:
 
     A difference, not a product with the sign: that would leave -0, which is not a zero on the wire.
 
-    >>> import torch
     >>> soft(torch.tensor([3.0, -0.5, -2.0]), 1.0).tolist()
     [2.0, 0.0, -1.0]
     """
@@ -59,3 +77,17 @@ def soft(values: Tensor, shrink: float | Tensor) -> Tensor:
 def soften_(values: Tensor, shrink: float) -> None:
     """Do the same in place."""
     values.sub_(values.clamp(-shrink, shrink))
+
+
+def move_towards_(values: Tensor, goal: Tensor, share: float) -> None:
+    """Replace the values by (1 - share) * values + share * goal.
+
+    >>> values = torch.tensor([1.0, 2.0])
+    >>> move_towards_(values, torch.tensor([3.0, 2.0]), 0.5)
+    >>> values.tolist()
+    [2.0, 2.0]
+    """
+    if torch._C._functorch.peek_interpreter_stack() is None:
+        values.lerp_(goal, share)
+    else:  # vmap does not know it in place
+        values.mul_(1 - share).add_(goal, alpha=share)

@@ -59,13 +59,17 @@ def land_sum(host: Host, name: str | None, gradient: Tensor, axes: tuple[int, ..
         host.land(name, gradient.sum(axes), None)
 
 
-def add_product_(target: Tensor, left: Tensor, right: Tensor | None, factor: float) -> None:
-    """Add factor * left @ right (or factor * left) in place."""
-    if right is None:
+def add_product_(
+    target: Tensor, left: Tensor, right: Tensor | None, factor: float, keep: float = 1.0
+) -> None:
+    """Replace the target by keep * target + factor * left @ right (or factor * left)."""
+    if right is not None:
+        flat = target if target.ndim == 3 else target.view(*target.shape[:2], -1)
+        flat.baddbmm_(left, right, beta=keep, alpha=factor)
+    elif keep == 1.0:
         target.add_(left, alpha=factor)
     else:
-        flat = target if target.ndim == 3 else target.view(*target.shape[:2], -1)
-        flat.baddbmm_(left, right, alpha=factor)
+        target.mul_(keep).add_(left, alpha=factor)
 
 
 def merged(value: Tensor) -> Tensor:
