@@ -16,17 +16,20 @@ from parsifl.testing.toys import classifier, clients
 
 def test_the_executor_follows_engine_and_problem() -> None:
     mlp = classifier()
-    picture = NeuralProblem(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 3)))
+    layers = [nn.Conv2d(1, 1, 3, padding=1) for _ in range(3)]
+    shallow = NeuralProblem(nn.Sequential(*layers[:2], nn.Flatten(), nn.Linear(16, 3)))
+    deep = NeuralProblem(nn.Sequential(*layers, nn.Flatten(), nn.Linear(16, 3)))
     other = restricted(mlp, ())
     chosen = {
         (engine, name): choose_executor(engine, problem)[0]
         for engine in ("auto", "sequential", "batched")
-        for name, problem in (("mlp", mlp), ("conv", picture), ("other", other))
+        for name, problem in (("mlp", mlp), ("shallow", shallow), ("deep", deep), ("other", other))
     }
-    assert {chosen["sequential", name] for name in ("mlp", "conv", "other")} == {"loop"}
+    assert {chosen["sequential", name] for name in ("mlp", "deep", "other")} == {"loop"}
     assert chosen["auto", "mlp"] == chosen["batched", "mlp"] == "fused"
     assert chosen["auto", "other"] == chosen["batched", "other"] == "vmap"
-    assert chosen["auto", "conv"] in ("loop", "forked")  # batched convolutions are slower
+    assert chosen["auto", "shallow"] == "fused"
+    assert chosen["auto", "deep"] == "forked"  # many batched convolutions are slower
 
 
 def test_a_problem_that_cannot_be_batched_runs_in_the_loop() -> None:

@@ -5,14 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
+from typer import core
 
 from parsifl.errors import ParsiflError
 
 EXIT_MISTAKE = 2
 
+# help is printed plainly here, but typer escapes its brackets, "\[default: 3]", for rich
+core.HAS_RICH = False
 
-class FriendlyGroup(TyperGroup):
+
+class FriendlyGroup(core.TyperGroup):
     """Tells errors that a user can mend (files that cannot be read included); exit code 2."""
 
     def invoke(self, ctx: Any) -> Any:

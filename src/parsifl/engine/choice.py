@@ -11,6 +11,7 @@ from parsifl.problems.neural import NeuralProblem
 
 BLOCK = 10  # clients a batch: larger blocks fall out of the cache and are slower
 LINEAR_BLOCK = 64  # a linear model is small: its blocks are limited by calls, not by the cache
+FUSED_CONVOLUTIONS = 2  # most of them in a chain that is faster fused than forked (docs/adr/0003)
 _ENGINES = ("auto", "sequential", "batched")
 
 
@@ -20,14 +21,17 @@ def choose_executor(engine: str, problem: Problem) -> tuple[Executor, int]:
         raise ConfigError(unknown("engine", engine, _ENGINES))
     if engine == "sequential" or not problem.batchable:
         return "loop", BLOCK
-    if engine == "auto" and isinstance(problem, NeuralProblem) and _has_convolutions(problem):
-        # batched convolutions are no faster than the loop; processes are, and they are safe
-        # where a second thread would have to share a busy core
-        return "forked", BLOCK
     fusible = isinstance(problem, NeuralProblem) and problem.chain is not None
+    # deep convolutions are no faster in batches than in the loop; processes are, and they are safe
+    # where a second thread would have to share a busy core
+    most = FUSED_CONVOLUTIONS if fusible else 0
+    if engine == "auto" and _convolutions(problem) > most:
+        return "forked", BLOCK
     linear = isinstance(problem, SupportSolvable)
     return "fused" if fusible else "vmap", LINEAR_BLOCK if linear else BLOCK
 
 
-def _has_convolutions(problem: NeuralProblem) -> bool:
-    return any(isinstance(layer, nn.modules.conv._ConvNd) for layer in problem.module.modules())
+def _convolutions(problem: Problem) -> int:
+    if not isinstance(problem, NeuralProblem):
+        return 0
+    return sum(isinstance(layer, nn.modules.conv._ConvNd) for layer in problem.module.modules())
