@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Any, Generic, Literal, Optional, TypeVar
 
 import pytest
@@ -77,11 +77,17 @@ def test_flatten_and_unflatten_are_inverse(value: Any) -> None:
     assert hash(structure) == hash(tree.structure(value))
 
 
+def _holds_dataclass(value: Any) -> bool:
+    if isinstance(value, dict | tuple):
+        return any(map(_holds_dataclass, value.values() if isinstance(value, dict) else value))
+    return is_dataclass(value)
+
+
 @given(trees)
 def test_any_reads_back_whatever_holds_no_dataclass(value: Any) -> None:
     structure = tree.structure(value)
     text = tree_json.to_json(structure)
-    if "'c':" in repr(text):
+    if _holds_dataclass(value):
         with pytest.raises(ValueError, match="does not fit"):
             tree_json.from_json(text, Any)
     else:

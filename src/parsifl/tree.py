@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -48,6 +48,9 @@ def flatten(tree: Any, units: tuple[type, ...] = ()) -> tuple[list[Any], Structu
 
 def _flatten(tree: Any, leaves: list[Any], units: tuple[type, ...]) -> Structure:
     kind: Any = type(tree)
+    if kind is Tensor:  # first, since most are
+        leaves.append(tree)
+        return LEAF
     if kind in _STATIC_NAMES and kind not in units:
         return ("static", _STATIC_NAMES[kind], tree)
     if isinstance(tree, (Tensor, Opaque)):
@@ -200,6 +203,8 @@ def _combine(left: Any, right: Any, plus: Callable[[Tensor, Tensor], Tensor]) ->
     if isinstance(left, Tensor):
         return plus(left, right)
     if isinstance(left, dict):
+        if left.keys() == right.keys():
+            return {key: _combine(left[key], right[key], plus) for key in sorted(left)}
         both = {key: _combine(left[key], right[key], plus) for key in left if key in right}
         # a later sum may be in place: what only `right` has must not alias it
         added = {key: map(torch.clone, right[key]) for key in right if key not in left}
@@ -208,11 +213,11 @@ def _combine(left: Any, right: Any, plus: Callable[[Tensor, Tensor], Tensor]) ->
     if isinstance(left, tuple):
         return tuple(_combine(a, b, plus) for a, b in zip(left, right, strict=True))
     if is_dataclass(left) and not isinstance(left, type):
-        changes = {
-            f.name: _combine(getattr(left, f.name), getattr(right, f.name), plus)
-            for f in fields(left)
+        parts = {
+            name: _combine(getattr(left, name), getattr(right, name), plus)
+            for name in _field_names(type(left))
         }
-        return replace(left, **changes)
+        return type(left)(**parts)
     if left != right:
         raise TypeError(f"static values differ in a sum: {left!r} against {right!r}")
     return left

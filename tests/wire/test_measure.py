@@ -110,3 +110,35 @@ def test_narrow_values_lower_the_bound() -> None:
     for precision in wire.PRECISIONS:
         bound = wire.entropy_size(wire.rounded(tensor, precision), precision)
         assert bound <= wire.size(tensor, precision) <= bound + 60
+
+
+@pytest.mark.parametrize("precision", wire.PRECISIONS)
+def test_one_pass_measures_what_separate_passes_do(precision: wire.Precision) -> None:
+    sparse = torch.zeros(1000)
+    sparse[::40] = torch.rand(25) + 0.5
+    message = {
+        "dense": torch.rand(20, 30) + 0.5,
+        "view": (torch.rand(30, 20) + 0.5).T,
+        "few": sparse,
+        "mask": sparse != 0,
+        "empty": torch.zeros(0),
+        "scalar": torch.tensor(2.0),
+        "labels": torch.arange(7),
+        "listed": Sparse(torch.arange(0, 5000, 100), torch.rand(50) + 0.5, (5000,)),
+        "filled": Sparse(torch.arange(5), torch.rand(5) + 0.5, (5,)),
+        "factors": LowRank(torch.rand(6, 1) + 0.5, torch.rand(1, 6) + 0.5, (6, 6)),
+    }
+    length, content = wire.measured(message, precision)
+    assert length == len(wire.encode(message, precision))
+    assert content.dense == wire.dense_size(message)
+    seen = wire.rounded(message, precision)
+    assert content.entropy == pytest.approx(wire.entropy_size(seen, precision), rel=1e-12)
+    assert content.values == 600 + 600 + 1000 + 0 + 1 + 50 + 5 + 12
+    assert wire.content(seen, precision) == pytest.approx(content, rel=1e-12)
+
+
+def test_messages_of_one_structure_but_other_shapes_have_their_own_length() -> None:
+    for size in (3, 300, 3):
+        message = {"w": torch.ones(size)}
+        assert wire.size(message) == len(wire.encode(message))
+        assert wire.decode(wire.encode(message), dict[str, Tensor])["w"].shape == (size,)

@@ -22,9 +22,12 @@ class Mean:
     @classmethod
     def of(cls, params: Params, weight: float) -> Mean:
         """Return one client's summand."""
+        # one tensor for all leaves of a dtype: the sum owns its memory anyway
+        weights = {value.dtype: value for value in params.values()}
+        shared = {dtype: value.new_tensor(weight) for dtype, value in weights.items()}
         return cls(
             {name: weight * value for name, value in params.items()},
-            {name: value.new_tensor(weight) for name, value in params.items()},
+            {name: shared[value.dtype] for name, value in params.items()},
         )
 
     def value(self) -> Params:

@@ -16,7 +16,7 @@ from parsifl.engine.flops import Cost
 from parsifl.engine.network import Network
 from parsifl.keys import Key
 from parsifl.problem import Problem
-from parsifl.wire import Precision
+from parsifl.wire import Content, Precision
 
 
 @dataclass
@@ -61,6 +61,8 @@ class Arrival:
         Their lengths on the wire.
     uploads
         Whether the client was asked for an upload; the others only train.
+    content
+        What is in the upload, where that is known already.
     """
 
     client: int
@@ -71,6 +73,7 @@ class Arrival:
     bytes_up: int
     flops: int | None
     uploads: bool = True
+    content: Content | None = None
 
 
 class Gathered:
@@ -86,7 +89,7 @@ class Gathered:
     ) -> None:
         self.ledger = Ledger()
         self._precision: Precision = precision
-        self._known: dict[int, tuple[Any, tuple[int, int, int]]] = {}  # of messages sent to many
+        self._known: dict[int, tuple[Any, Content]] = {}  # of messages sent to many
         self._method, self._problem = method, problem
         self._infos, self._network = infos, network
         self._total: Any = None
@@ -104,15 +107,15 @@ class Gathered:
         self.ledger.trained += 1
         self.ledger.bytes_down += arrival.bytes_down
         if arrival.down is not None:
-            dense, bound, parameters = self._sizes_down(arrival.down)
-            self.ledger.dense_down += dense
-            self.ledger.entropy_down += bound
-            self.ledger.parameters_down += parameters
-        if arrival.uploads:
-            self._add(arrival)
-        self._count(arrival)
+            down = self._content_down(arrival.down)
+            self.ledger.dense_down += down.dense
+            self.ledger.entropy_down += math.ceil(down.entropy)
+            self.ledger.parameters_down += down.values
+        sent = self._add(arrival) if arrival.uploads else None
+        self._count(arrival, sent)
 
-    def _add(self, arrival: Arrival) -> None:
+    def _add(self, arrival: Arrival) -> int:
+        """Add up an upload; return how many values were sent."""
         info, upload = self._infos[arrival.client], arrival.upload
         weight = self._method.weight(info)
         if isinstance(self._method, GatherAlgorithm):
@@ -122,32 +125,29 @@ class Gathered:
             part = method.contribute(self._problem, upload, weight)
             self._total = tree.accumulate(self._total, part)
         self._arrived += 1
+        content = arrival.content or wire.content(upload, self._precision)
         self.ledger.bytes_up += arrival.bytes_up
-        if upload is not None:
-            self.ledger.dense_up += wire.dense_size(upload)
-            self.ledger.entropy_up += self._bound(upload)
-        self.ledger.parameters_up += entries(upload)
+        self.ledger.dense_up += content.dense
+        self.ledger.entropy_up += math.ceil(content.entropy)
+        self.ledger.parameters_up += content.values
         self._info_weight += weight
         for name, value in arrival.info.items():
             mean = self.ledger.info.get(name, 0.0)
             self.ledger.info[name] = mean + (float(value) - mean) * weight / self._info_weight
+        return content.values
 
-    def _bound(self, message: Any) -> int:
-        return math.ceil(wire.entropy_size(message, self._precision))
-
-    def _sizes_down(self, down: Any) -> tuple[int, int, int]:
+    def _content_down(self, down: Any) -> Content:
         if id(down) not in self._known:
-            sizes = wire.dense_size(down), self._bound(down), entries(down)
-            self._known[id(down)] = (down, sizes)
+            self._known[id(down)] = (down, wire.content(down, self._precision))
         return self._known[id(down)][1]
 
-    def _count(self, arrival: Arrival) -> None:
+    def _count(self, arrival: Arrival, sent: int | None) -> None:
         ledger, profile = self.ledger, self._infos[arrival.client].profile
         if ledger.flops is not None:
             # int(): a sum of costs is a plain number again
             ledger.flops = None if arrival.flops is None else ledger.flops + int(arrival.flops)
         if isinstance(arrival.flops, Cost):
-            self._note_device(arrival.flops, entries(arrival.upload) if arrival.uploads else None)
+            self._note_device(arrival.flops, sent)
         up = arrival.bytes_up if arrival.uploads else 0
         spent = self._network.seconds(up, arrival.bytes_down, arrival.flops, profile)
         ledger.simulated_seconds = max(ledger.simulated_seconds, spent)
@@ -175,12 +175,6 @@ class Gathered:
         following = method.aggregate(self._problem, server, combined, key)
         # as a checkpoint would give it back: the layout of memory may decide the last bit
         return tree.map(_contiguous, following)
-
-
-def entries(message: Any) -> int:
-    """Return the number of real values in a message (positions of non-zeros are none)."""
-    leaves = (leaf for leaf in tree.leaves(message) if isinstance(leaf, Tensor))
-    return sum(leaf.numel() for leaf in leaves if leaf.is_floating_point())
 
 
 def _contiguous(leaf: Any) -> Any:

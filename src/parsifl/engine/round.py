@@ -22,7 +22,7 @@ from parsifl.engine.tasks import Task
 from parsifl.errors import CapabilityError
 from parsifl.keys import Key
 from parsifl.problem import Problem
-from parsifl.wire import Precision
+from parsifl.wire import Content, Precision
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,8 @@ def _run_window(
 
 
 def _arrival(setting: Setting, item: _Prepared, result: Local[Any, Any], uploads: bool) -> Arrival:
-    upload, size = _transmit(result.upload, setting.precision) if uploads else (None, 0)
+    message = result.upload if uploads else None
+    upload, size, content = _transmit(message, setting.precision)
     return Arrival(
         client=item.task.client,
         down=item.task.arguments[0],
@@ -123,6 +124,7 @@ def _arrival(setting: Setting, item: _Prepared, result: Local[Any, Any], uploads
         bytes_up=size,
         flops=item.flops,
         uploads=uploads,
+        content=content,
     )
 
 
@@ -135,7 +137,7 @@ def _prepare(
         info = setting.infos[client]
         sent = method.broadcast(problem, server, info, key.at(client=client, purpose="broadcast"))
         if id(sent) not in known:
-            known[id(sent)] = (sent, *_transmit(sent, setting.precision))
+            known[id(sent)] = (sent, *_transmit(sent, setting.precision)[:2])
         _, down, size = known[id(sent)]
         laps.lap("encode")
         state = setting.store.load(client, first_state(method, problem, info, down, key))
@@ -155,8 +157,11 @@ def first_state(
     return lambda: method.init_client(problem, info, down, first)
 
 
-def _transmit(message: Any, precision: Precision) -> tuple[Any, int]:
-    """Return what the receiver sees of a message, and its length; None is not sent at all."""
+def _transmit(message: Any, precision: Precision) -> tuple[Any, int, Content]:
+    """Return what the receiver sees of a message, its length, and what is in it.
+
+    None is not sent at all.
+    """
     if message is None:
-        return None, 0
-    return wire.rounded(message, precision), wire.size(message, precision)
+        return None, 0, Content(0, 0.0, 0)
+    return wire.rounded(message, precision), *wire.measured(message, precision)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from parsifl import tree
 from parsifl.errors import WireError
 from parsifl.messages import UNITS, LowRank, Sparse
 from parsifl.wire import forms, frame, values
+from parsifl.wire.measure import Content, dense_leaves, real_values
 from parsifl.wire.values import Precision
 
 T = TypeVar("T")
@@ -25,7 +27,8 @@ def encode(message: Any, precision: Precision = "exact") -> bytes:
     >>> decode(data, dict[str, Tensor])["w"].trace()
     tensor(3.)
     """
-    flags, head, parts = _planned(message, precision, checked=True)
+    leaves, structure = tree.flatten(message, units=UNITS)
+    flags, head, parts = _planned(leaves, structure, precision, checked=True)
     pieces: list[Any] = [head, *(part.record() for part in parts)]
     for part in parts:
         pieces.extend(part.pieces())
@@ -40,25 +43,58 @@ def size(message: Any, precision: Precision = "exact") -> int:
     >>> size({"w": torch.eye(3)}) == len(encode({"w": torch.eye(3)}))
     True
     """
-    _, head, parts = _planned(message, precision, checked=False)
-    return frame.PREFIX.size + len(head) + sum(part.length() for part in parts)
+    return measured(message, precision)[0]
 
 
-def _planned(message: Any, precision: str, checked: bool) -> tuple[int, bytes, list[forms.Form]]:
-    number = values.precision_index(precision)
+def measured(message: Any, precision: Precision = "exact") -> tuple[int, Content]:
+    """Return `size` and `content` of a message after looking at its values once."""
     leaves, structure = tree.flatten(message, units=UNITS)
-    names = tree.names(structure)
-    named = list(zip(leaves, names, strict=True))
-    rows = tuple(frame.spec_of(leaf, name).row() for leaf, name in named)
-    flag, head = frame.description(structure, rows)
+    _, head, parts = _planned(leaves, structure, precision, checked=False)
+    length = frame.PREFIX.size + len(head) + sum([part.length() for part in parts])
+    information = sum([part.information for part in parts])
+    return length, Content(dense_leaves(leaves), information, real_values(leaves))
+
+
+def _planned(
+    leaves: list[Any], structure: tree.Structure, precision: str, checked: bool
+) -> tuple[int, bytes, list[forms.Form]]:
+    number = values.precision_index(precision)
+    names, flag, head = _described(leaves, structure)
     parts: list[forms.Form] = []
-    for leaf, name in named:
+    for leaf, name in zip(leaves, names, strict=True):
         if isinstance(leaf, Sparse):
             parts.append(forms.of_sparse(leaf, precision, name, checked))
         else:
             tensors = _tensors(leaf)
             parts.extend(forms.of_tensor(t, precision, name, checked) for t in tensors)
     return number | flag, head, parts
+
+
+_Description = tuple[list[str], int, bytes]
+_KEPT = 256
+_kept: dict[Any, _Description] = {}
+
+
+def _described(leaves: list[Any], structure: tree.Structure) -> _Description:
+    """Return names, flag and head; kept, since the clients of a round send alike messages."""
+    mark = (structure, *[_mark(leaf) for leaf in leaves])
+    found = None if None in mark else _kept.get(mark)
+    if found is None:
+        names = tree.names(structure)
+        named = zip(leaves, names, strict=True)
+        rows = tuple(frame.spec_of(leaf, name).row() for leaf, name in named)
+        found = (names, *frame.description(structure, rows))
+        if None not in mark:
+            if len(_kept) >= _KEPT:
+                _kept.clear()
+            _kept[mark] = found
+    return found
+
+
+def _mark(leaf: Any) -> Any:
+    """Return what a description says of a tensor that can travel; None for any other leaf."""
+    plain = type(leaf) is Tensor and leaf.layout == torch.strided and not leaf.is_meta
+    return (leaf.dtype, leaf.shape) if plain else None
 
 
 def _tensors(leaf: Any) -> tuple[Tensor, ...]:

@@ -23,7 +23,10 @@ _SMALL = 1 << 10
 
 
 class Form(NamedTuple):
-    """A tensor, ready to be written; `nonzeros` is -1 for the dense form."""
+    """A tensor, ready to be written; `nonzeros` is -1 for the dense form.
+
+    `information` is the bytes that theory asks for at least (see `measure.entropy_size`).
+    """
 
     size: int
     nonzeros: int
@@ -31,6 +34,7 @@ class Form(NamedTuple):
     scale: bytes
     entries: NDArray[Any]
     boolean: bool
+    information: float
 
     def record(self) -> bytes:
         """Return the entry in the table of records."""
@@ -69,16 +73,17 @@ def of_tensor(tensor: Tensor, precision: str, name: str, checked: bool) -> Form:
 
 
 def _shorter(bits: NDArray[Any], count: int, scale: bytes, boolean: bool) -> Form:
-    dense = Form(bits.size, _DENSE, b"", scale, bits, boolean)
-    item = 0 if boolean else bits.itemsize
+    length = -(-bits.size // 8) if boolean else bits.nbytes
+    least = support.information(bits.size, count, 0 if boolean else bits.itemsize)
+    dense = Form(bits.size, _DENSE, b"", scale, bits, boolean, min(least, length))
     # most dense tensors end here, without any coding: their zeros cannot pay for the support, or
     # so little that a handful of zeros among millions is not worth the time
-    length = dense.values_size()
-    if count * item + support.bound(bits.size, count) / 8 >= length - length // _WORTHWHILE:
+    if least >= length - length // _WORTHWHILE:
         return dense
     mask = bits.view(np.bool_) if boolean else bits != 0
     code = support.encode(mask, count)
-    sparse = Form(bits.size, count, code, scale, mask if boolean else bits[mask], boolean)
+    entries = mask if boolean else bits[mask]
+    sparse = Form(bits.size, count, code, scale, entries, boolean, dense.information)
     return sparse if sparse.length() < dense.length() else dense
 
 
@@ -106,7 +111,10 @@ def of_sparse(leaf: Sparse, precision: str, name: str, checked: bool) -> Form:
     mask = np.zeros(size, np.bool_)
     mask[index] = True
     entries = mask if boolean else bits
-    return Form(size, count, support.encode(mask, count), scale, entries, boolean)
+    least = support.information(size, count, 0 if boolean else bits.itemsize)
+    length = -(-size // 8) if boolean else size * bits.itemsize
+    code = support.encode(mask, count)
+    return Form(size, count, code, scale, entries, boolean, min(least, length))
 
 
 def padded(shape: tuple[int, ...]) -> int:

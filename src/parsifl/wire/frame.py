@@ -251,7 +251,8 @@ def spec_of(leaf: Any, name: str) -> Spec:
     spec = Spec(name, type(leaf), tensors[0].dtype, tuple(leaf.shape), rank)
     if len(name) > tree_json.LONGEST_NAME:
         raise WireError(
-            f"{name[:40]}...: a name of {len(name)} characters, at most {tree_json.LONGEST_NAME} travel"
+            f"{name[:40]}...: a name of {len(name)} characters, at most "
+            f"{tree_json.LONGEST_NAME} travel"
         )
     if len(spec.shape) >= DIMENSIONS:
         raise WireError(f"{name}: {len(spec.shape)} dimensions, at most {DIMENSIONS - 1} travel")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -75,17 +76,52 @@ def _kind(node: Any) -> str:
     return f"{word} {node['s']!r}" if "s" in node else word
 
 
+class Content(NamedTuple):
+    """What is in a message, however it travels.
+
+    Attributes
+    ----------
+    dense, entropy
+        See `dense_size` and `entropy_size`.
+    values
+        The number of real values (positions of non-zeros are none).
+    """
+
+    dense: int
+    entropy: float
+    values: int
+
+
+def content(message: Any, precision: Precision = "exact") -> Content:
+    """Return what is in a message; `codec.measured` does, and encodes it in the same pass."""
+    leaves = tree.flatten(message, units=UNITS)[0]
+    return Content(dense_leaves(leaves), _entropies(leaves, precision), real_values(leaves))
+
+
 def dense_size(message: Any) -> int:
     """Return the bytes of all tensors when sent dense, at their own dtypes (bool: one bit).
 
     >>> dense_size({"w": torch.zeros(10, 10)})
     400
     """
-    total = 0
-    for leaf in tree.flatten(message, units=UNITS)[0]:
-        dtype, shape = _form(leaf)
-        total += _dense(dtype, math.prod(shape))
-    return total
+    return dense_leaves(tree.flatten(message, units=UNITS)[0])
+
+
+def dense_leaves(leaves: Iterable[Any]) -> int:
+    """Return the `dense_size` of leaves."""
+    forms = (_form(leaf) for leaf in leaves)
+    return sum(_dense(dtype, math.prod(shape)) for dtype, shape in forms)
+
+
+def real_values(leaves: Iterable[Any]) -> int:
+    """Return the number of real values in leaves."""
+    parts = (part.value if isinstance(part, Sparse) else part for part in _parts(leaves))
+    return sum(part.numel() for part in parts if part.is_floating_point())
+
+
+def _parts(leaves: Iterable[Any]) -> Iterator[Tensor | Sparse]:
+    for leaf in leaves:
+        yield from (leaf.left, leaf.right) if isinstance(leaf, LowRank) else (leaf,)
 
 
 def entropy_size(message: Any, precision: Precision = "exact") -> float:
@@ -97,11 +133,11 @@ def entropy_size(message: Any, precision: Precision = "exact") -> float:
     >>> entropy_size({"w": torch.zeros(10, 10)})
     0.0
     """
-    return sum(
-        _entropy(part, precision)
-        for leaf in tree.flatten(message, units=UNITS)[0]
-        for part in ((leaf.left, leaf.right) if isinstance(leaf, LowRank) else (leaf,))
-    )
+    return _entropies(tree.flatten(message, units=UNITS)[0], precision)
+
+
+def _entropies(leaves: Iterable[Any], precision: Precision) -> float:
+    return sum(_entropy(part, precision) for part in _parts(leaves))
 
 
 def _entropy(leaf: Tensor | Sparse, precision: Precision) -> float:
@@ -112,7 +148,7 @@ def _entropy(leaf: Tensor | Sparse, precision: Precision) -> float:
         dtype, count = leaf.dtype, int(np.count_nonzero(values.to_bits(leaf)))
     narrow = values.stored(dtype, entries, precision)
     item = 0 if narrow == torch.bool else narrow.itemsize
-    return min(support.bound(entries, count) / 8 + count * item, _dense(narrow, entries))
+    return min(support.information(entries, count, item), _dense(narrow, entries))
 
 
 def _dense(dtype: torch.dtype, entries: int) -> int:

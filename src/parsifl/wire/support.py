@@ -28,6 +28,11 @@ def bound(size: int, count: int) -> float:
     return max(logarithm / math.log(2), 0.0)
 
 
+def information(size: int, count: int, item: int) -> float:
+    """Return the bytes that `count` values of `item` bytes at unknown places hold at least."""
+    return count * item + bound(size, count) / 8
+
+
 def is_trivial(size: int, count: int) -> bool:
     """Tell whether the count alone says where the non-zeros are."""
     return count in (0, size)

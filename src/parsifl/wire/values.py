@@ -95,8 +95,8 @@ def all_finite(values: Tensor) -> bool:
 
 def to_bits(tensor: Tensor) -> NDArray[Any]:
     """Return the entries as a flat array of integers of the same width."""
-    flat = tensor.detach().reshape(-1).cpu()
-    bits: NDArray[Any] = flat.contiguous().view(_INTEGERS[flat.itemsize]).numpy()
+    own = tensor.detach().cpu().contiguous()
+    bits: NDArray[Any] = own.view(_INTEGERS[own.itemsize]).numpy().reshape(-1)
     return bits
 
 
