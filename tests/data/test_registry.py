@@ -63,7 +63,7 @@ def test_options_are_checked_by_name() -> None:
 
 def test_two_loaders_cannot_share_a_name() -> None:
     def other(_files: Files) -> Dataset:
-        raise NotImplementedError
+        raise AssertionError("it is refused before it could load")
 
     about = registry.About(title="t", size="s", citation="c")
     with pytest.raises(ConfigError, match="two data sets are called 'digits'"):
