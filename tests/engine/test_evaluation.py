@@ -278,11 +278,12 @@ def test_a_fallback_in_judging_is_recorded() -> None:
     assert run.metrics[0]["fallbacks"]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", [*ENGINES, "auto"])
 def test_models_with_batch_statistics_are_judged_client_by_client(engine: Any) -> None:
     def build() -> nn.Module:
-        norm = nn.BatchNorm1d(5, track_running_stats=False)
-        return nn.Sequential(nn.Linear(4, 5), norm, nn.ReLU(), nn.Linear(5, 3))
+        signal, norm = nn.Unflatten(1, (1, 4)), nn.BatchNorm1d(2, track_running_stats=False)
+        head = nn.Linear(6, 3)
+        return nn.Sequential(signal, nn.Conv1d(1, 2, 2), norm, nn.ReLU(), nn.Flatten(), head)
 
     problem, data = NeuralProblem(build, dtype=torch.float64), clients((8, 8, 12), test=4)
     method = FedAvg(lr=0.1, steps=2, batch=4)

@@ -12,12 +12,13 @@ from parsifl import tree
 from parsifl.engine.shards import Shards
 from parsifl.keys import Key
 from parsifl.problem import Params
+from parsifl.problems.neural import NeuralProblem
 from parsifl.solvers.rules import Affine, Rule
-from parsifl.solvers.sgd import sgd, sgd_pair
+from parsifl.solvers.sgd import gradient, sgd, sgd_pair
 from parsifl.solvers.thresholding import SoftThreshold
 from parsifl.testing.conformance.trial import difference
 from parsifl.testing.toys import classifier, clients
-from parsifl.work import Batches, Draw, Work
+from parsifl.work import Batch, Batches, Draw, Work
 
 PROBLEM = classifier()
 START = PROBLEM.init(Key(3))
@@ -160,3 +161,21 @@ def test_functional_call_reads_the_same_parameters() -> None:
     module = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)).double()
     x = torch.ones(2, 4, dtype=torch.float64)
     assert torch.equal(functional_call(module, START, (x,)), PROBLEM.predict(START, x))
+
+
+@pytest.mark.parametrize(("channels", "last"), [(8, False), (16, True)])
+def test_pictures_have_channels_last_where_onednn_survives_it(channels: int, last: bool) -> None:
+    """The gradient of a 1 x 1 convolution with stride crashed for fewer than 16 channels."""
+    layer = nn.Conv2d(channels, 16, 1, stride=2)
+    seen = []
+    layer.register_forward_pre_hook(
+        lambda _, pictures: seen.append(
+            pictures[0].is_contiguous(memory_format=torch.channels_last)
+        )
+    )
+    problem = NeuralProblem(nn.Sequential(layer, nn.Flatten(), nn.Linear(16 * 64, 3)))
+    x = torch.randn(4, channels, 16, 16, generator=torch.Generator().manual_seed(1))
+    ones, key = torch.ones(4), torch.zeros(2, dtype=torch.int64)
+    batch = Batch(x, torch.tensor([0, 1, 2, 0]), ones, ones[0], key)
+    gradient(problem, problem.init(Key(1)), batch)
+    assert seen == [last]

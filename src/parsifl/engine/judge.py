@@ -118,8 +118,8 @@ class Judge:
         judged = [client for client in ids if len(parts[client])]
         if not judged:
             return None
-        if self._problem.rows_interact:
-            executor = "loop"
+        if self._problem.rows_interact and executor != "forked":
+            executor = "loop"  # padding would enter the statistics of a batch
         means: dict[int, dict[str, Tensor]] = {}
         fallbacks: list[str] = []
         for at in range(0, len(judged), block):

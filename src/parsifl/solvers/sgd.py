@@ -98,12 +98,20 @@ def gradient(
         return torch.func.grad(loss)(params)  # type: ignore[no-any-return]  # torch's own
     # outside, plain autograd saves a third of the time of small models, and pictures with the
     # channels last a sixth of the time of convolutions
-    if isinstance(batch.x, Tensor) and batch.x.ndim == 4:
+    if isinstance(batch.x, Tensor) and batch.x.ndim == 4 and _may_put_channels_last(params, fixed):
         batch = replace(batch, x=batch.x.contiguous(memory_format=torch.channels_last))
     leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
     with torch.enable_grad():
         found = torch.autograd.grad(loss(leaves), list(leaves.values()), materialize_grads=True)
     return dict(zip(leaves, found, strict=True))
+
+
+def _may_put_channels_last(*trees: Params) -> bool:
+    # oneDNN (up to 3.12 at least) writes past its memory in the gradient of a 1 x 1 convolution
+    # with a stride, channels last and fewer than 16 of them (uxlfoundation/oneDNN#6035). The
+    # stride is not to be seen here, so those without one lose the layout as well.
+    weights = (value for params in trees for value in params.values() if value.ndim == 4)
+    return not any(weight.shape[1] < 16 and weight.shape[2:].numel() == 1 for weight in weights)
 
 
 def owned(params: Params, batches: Batches) -> Params:
