@@ -48,6 +48,8 @@ class Sites:
     asked: list[Kind] = field(default_factory=list)
     sent: list[Letter] = field(default_factory=list)
     refuse: tuple[Kind, ...] = ()
+    log: list[str] = field(default_factory=list)
+    meanwhile: Callable[[], None] = lambda: None
 
     def nodes(self) -> list[int]:
         return [12, 11, 10]
@@ -73,13 +75,14 @@ class Sites:
         self.sent.append(reply)
         return Letter(from_text(to_text(reply.meta)), reply.parts)
 
-    def pause(self, seconds: float) -> None:
-        """Wait for nothing."""
+    def pause(self, seconds: float) -> None:  # noqa: ARG002 - a Link
+        """Wait for nothing; somebody may mend a site meanwhile."""
+        self.meanwhile()
 
 
 def study(sites: Sites, out: Path, **deployment: Any) -> Regression:
     plan = Deployment(out=str(out), **deployment)
-    return Regression(Settings(EXPERIMENT, 3, plan), sites, lambda _: None, "days")
+    return Regression(Settings(EXPERIMENT, 3, plan), sites, sites.log.append, "days")
 
 
 def test_the_fit_across_sites_is_the_fit_in_process_bit_for_bit(tmp_path: Path) -> None:
@@ -130,3 +133,17 @@ def test_sites_that_cannot_tell_are_named(tmp_path: Path) -> None:
     del tables[1]["days"]
     with pytest.raises(ParsiflError, match=r"2 of 3 clients have told.*no column 'days'"):
         study(Sites(tables, tmp_path / "state"), tmp_path / "run", wait=0.01).run()
+
+
+def test_a_site_that_is_mended_while_the_server_waits_takes_part(tmp_path: Path) -> None:
+    tables = hospitals(tmp_path / "app")
+    whole = tables[1]
+    tables[1] = {name: values for name, values in whole.items() if name != "days"}
+    sites = Sites(tables, tmp_path / "state", meanwhile=lambda: tables.__setitem__(1, whole))
+    study(sites, tmp_path / "run").run()
+    complaints = [line for line in sites.log if "cannot take part yet" in line]
+    assert len(complaints) == 1
+    assert "node 11" in complaints[0]
+    assert "no column 'days'" in complaints[0]
+    model = LinearModel.load(tmp_path / "run" / MODEL_FILE)
+    assert np.array_equal(model.coef_, in_process(tables)[0])

@@ -98,17 +98,21 @@ class Regression(Federation):
         end = time.monotonic() + self._settings.deployment.wait
         reasons: dict[int, str] = {}
         while len(found) < self._settings.clients:
-            fresh = [node for node in self._link.nodes() if node not in reasons]
-            letters = dict.fromkeys(fresh, Letter({}))
+            # whoever could not answer is asked again: its table may have been mended meanwhile
+            asked = [node for node in self._link.nodes() if reasons.get(node) != ""]
+            letters = dict.fromkeys(asked, Letter({}))
             enough = all_of(set(range(self._settings.clients)) - set(found))
             for node, reply in self._link.ask("agree", letters, _AGREE_SECONDS, enough).items():
-                reasons[node] = self._take(reply, found)
+                reason = self._take(reply, found)
+                if reason and reason != reasons.get(node):
+                    self._log(f"node {node} cannot take part yet: {reason}")
+                reasons[node] = reason
             if time.monotonic() > end:
                 raise ParsiflError(
                     f"{len(found)} of {self._settings.clients} clients have told of their tables; "
                     + "; ".join(sorted({reason for reason in reasons.values() if reason}))
                 )
-            if not fresh:
+            if len(found) < self._settings.clients:
                 self._link.pause(1.0)
         summaries = [found[client] for client in sorted(found)]
         self._common = {"agreement": Agreement.of(summaries, self._target).to_json()}
