@@ -173,7 +173,7 @@ def _tell_unread(method: AnyMethod, given: Sequence[Mapping[str, Any]]) -> None:
 
 def problem_for(model: str, clients: ClientData) -> Problem:
     """Return the problem that a model name stands for on these data."""
-    name, options = parse(model)
+    name, options = read_model(model)
     if name == "auto":
         name = _automatic(clients)
     if name == "glm":
@@ -183,11 +183,21 @@ def problem_for(model: str, clients: ClientData) -> Problem:
     if not isinstance(clients.x, torch.Tensor):
         raise DataError(f"'{clients.name}' is sparse: use --model glm")
     inputs = clients.x[0].numel() if name == "mlp" else clients.x.shape[1]
-    chosen = {key: _literal(value) for key, value in options.items()}
-    if isinstance(chosen.get("hidden"), int):
-        chosen["hidden"] = (chosen["hidden"],)
-    factory = partial(_build, name, {"inputs": int(inputs), "classes": clients.classes, **chosen})
+    factory = partial(_build, name, {"inputs": int(inputs), "classes": clients.classes, **options})
     return NeuralProblem(factory, dtype=clients.x.dtype)
+
+
+def read_model(text: str) -> tuple[str, dict[str, Any]]:
+    """Split the name of a model from its options.
+
+    >>> read_model("mlp:hidden=100")
+    ('mlp', {'hidden': (100,)})
+    """
+    name, given = parse(text)
+    options = {key: _literal(value) for key, value in given.items()}
+    if isinstance(options.get("hidden"), int):
+        options["hidden"] = (options["hidden"],)
+    return name, options
 
 
 def _build(name: str, options: dict[str, Any], width: float = 1.0) -> torch.nn.Module:
@@ -202,15 +212,15 @@ def _automatic(clients: ClientData) -> str:
     return "vgg" if colour else "mlp"
 
 
-def _linear(clients: ClientData, options: Mapping[str, str]) -> Problem:
+def _linear(clients: ClientData, options: Mapping[str, Any]) -> Problem:
     classes = clients.classes
     datafit = "squared" if classes is None else "logistic" if classes == 2 else "softmax"
-    given: dict[str, Any] = {key: _literal(value) for key, value in options.items()}
     flat = clients.flattened().x
     dtype = torch.float64 if str(flat.dtype).endswith("float64") else torch.float32
     try:
         return GLM(
-            int(flat.shape[1]), **{"datafit": datafit, "classes": classes, "dtype": dtype, **given}
+            int(flat.shape[1]),
+            **{"datafit": datafit, "classes": classes, "dtype": dtype, **options},
         )
     except TypeError as error:
         raise ConfigError(f"model 'glm' cannot be built: {error}") from error

@@ -45,6 +45,16 @@ def test_several_kinds_of_weak_devices_and_the_bias_objective() -> None:
     assert plan["expected_bias"]["participation"] == 0.5
 
 
+def test_models_take_options() -> None:
+    rows = data("curve", "--model", "mlp:hidden=3+2,inputs=5", "--steps", "2")
+    assert rows[0]["parameters"] == (5 + 1) * 3 + (3 + 1) * 2
+
+
+def test_the_curve_of_a_large_model_has_a_line_for_each_rate_on_eighty_columns() -> None:
+    lines = run("curve", "--steps", "3").splitlines()
+    assert [line.split()[0] for line in lines if " G " in line] == ["0.00", "0.33", "0.67"]
+
+
 def test_curve_as_json_and_as_a_table() -> None:
     rows = data("curve", "--model", "mlp", "--steps", "4", "--batch", "2")
     assert [row["rate"] for row in rows] == [0.0, 0.25, 0.5, 0.75]

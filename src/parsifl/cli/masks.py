@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -20,9 +21,9 @@ app = typer.Typer(
     cls=FriendlyGroup, help="Plan which layers each device trains.", no_args_is_help=False
 )
 
-_IMAGE = {"alexnet": (3, 224, 224), "mlp": (784,), "resnet18_tiny": (3, 64, 64)}
+_PICTURES = {"alexnet": (3, 224, 224), "mlp": (784,), "resnet18_tiny": (3, 64, 64)}
 
-ModelOption = Annotated[str, typer.Option(help="A model of parsifl.models.")]
+ModelOption = Annotated[str, typer.Option(help="A model, such as vgg or mlp:hidden=64+32.")]
 ClassesOption = Annotated[int, typer.Option(min=1, help="Number of classes (the head).")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print plain data.")]
 
@@ -91,7 +92,7 @@ def curve(
     from parsifl import masks
 
     rates = [step / steps for step in range(steps)]
-    sample = torch.empty(batch, *_IMAGE.get(model, (3, 32, 32)), device="meta")
+    sample = torch.empty(batch, *_picture(model), device="meta")
     rows = masks.curve(_module(model, classes), sample, rates, design=design)
     if as_json:
         typer.echo(json.dumps(rows))
@@ -104,9 +105,19 @@ def _module(model: str, classes: int) -> nn.Module:
     import torch
 
     from parsifl import models
+    from parsifl.experiment import read_model
 
+    name, options = read_model(model)
     with torch.device("meta"):
-        return models.build(model, classes=classes)
+        return models.build(name, **{"classes": classes, **options})
+
+
+def _picture(model: str) -> tuple[int, ...]:
+    from parsifl.experiment import read_model
+
+    name, options = read_model(model)
+    usual = _PICTURES.get(name, (3, 32, 32))
+    return (options.get("inputs", usual[0]), *usual[1:])
 
 
 def _budgets(devices: int, strong: float, shares: list[float], total: int) -> list[float]:
@@ -134,7 +145,7 @@ def _show_plan(console: Console, best: MaskPlan, model: str, total: int) -> None
 
 
 def _table(title: str, rows: list[dict[str, Any]]) -> Table:
-    table = Table(title=title)
+    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     columns = list(dict.fromkeys(key for row in rows for key in row))
     columns = [name for name in columns if any(row.get(name) is not None for row in rows)]
     for index, name in enumerate(columns):
@@ -147,6 +158,8 @@ def _table(title: str, rows: list[dict[str, Any]]) -> Table:
 def _cell(value: Any) -> str:
     if value is None or isinstance(value, str):
         return value or ""
+    if abs(value) >= 1_000_000_000:
+        return f"{value / 1_000_000_000:,.3f} G"
     if abs(value) >= 1_000_000:
         return f"{value / 1_000_000:,.3f} M"
     return f"{value:,.2f}" if isinstance(value, float) and abs(value) < 1000 else f"{value:,.0f}"

@@ -22,7 +22,10 @@ def parse(text: str) -> tuple[str, dict[str, str]]:
     for item in filter(None, rest.split(",")):
         field, equals, value = item.partition("=")
         if not (field and equals):
-            raise ConfigError(f"cannot read '{item}' in '{text}'; write name:option=value,...")
+            raise ConfigError(
+                f"cannot read '{item}' in '{text}'; write name:option=value,..., and + between "
+                "several values of one option"
+            )
         options[field.strip()] = value.strip()
     return name.strip(), options
 
