@@ -14,7 +14,7 @@ from torch import nn
 
 from parsifl import tree, wire
 from parsifl.algorithms.feddyn import FedDyn
-from parsifl.algorithms.fedslr import FedSLR
+from parsifl.algorithms.fedslr import FedSLR, SlrServer, _all_dead
 from parsifl.algorithms.mean import Mean
 from parsifl.data.clients import ClientData
 from parsifl.engine.shards import Infos, Shards
@@ -82,7 +82,7 @@ def test_without_a_penalty_it_is_feddyn(participation: float) -> None:
 
 
 def test_the_personal_component_is_sparse_and_the_global_model_of_low_rank() -> None:
-    done = lowrank.run(FedSLR(**{**BASE, "lam": 0.15}, batch=4, steps=5))
+    done = lowrank.run(FedSLR(**{**BASE, "lam": 0.06}, batch=4, steps=5))
     w = lowrank.arrays(done.server.params)["0.weight"]
     kept = done.server.params["0.weight"]
     assert isinstance(kept, LowRank)
@@ -226,11 +226,40 @@ def test_the_limit_is_that_of_centralised_proximal_gradient() -> None:
 
 
 # ---------------------------------------------------------------- bad input
-def test_a_penalty_that_kills_every_layer_is_reported_and_goes_on() -> None:
-    done = lowrank.run(FedSLR(lam=100.0, batch=4, steps=3), rounds=3)
-    assert done.metrics[-1]["info"]["dead_layers"] == 2
-    assert done.metrics[0]["info"]["dead_layers"] == 0
+@pytest.mark.parametrize("solver", ["dual", "local", "global"])
+def test_a_penalty_that_kills_every_layer_is_said_once_and_goes_on(solver: Any) -> None:
+    method = FedSLR(lam=1000.0, batch=4, steps=3, solver=solver)
+    with pytest.warns(UserWarning, match="lam=1000 left no singular value in any layer") as said:
+        done = lowrank.run(method, rounds=3)
+    assert len(said) == 1
     assert not lowrank.arrays(done.server.params)["0.weight"].any()
+    if solver != "local":  # whose zeros are sent dense
+        assert [record["info"]["dead_layers"] for record in done.metrics] == [0, 2, 2]
+
+
+def test_a_model_that_starts_at_zero_and_never_leaves_it_is_said_too() -> None:
+    problem = NeuralProblem(lambda: nn.Linear(6, 3, bias=False))
+    method = FedSLR(lam=1000.0, steps=2)
+    server = SlrServer({"weight": torch.zeros(3, 6)}, {"weight": torch.zeros(3, 6)}, 2)
+    total = Mean.of({"weight": torch.ones(3, 6)}, 1.0)
+    with pytest.warns(UserWarning, match="no singular value"):
+        method.aggregate(problem, server, total, Key(0, round=0))
+    method.aggregate(problem, server, total, Key(0, round=1))  # it was said before
+
+
+def test_the_penalty_that_is_named_as_the_limit_is_the_limit() -> None:
+    with pytest.warns(UserWarning, match="no singular value") as said:
+        lowrank.run(FedSLR(lam=100.0, batch=4, steps=3), rounds=1)
+    limit = float(str(said[0].message).partition("(below ")[2].partition(" ")[0])
+    with pytest.warns(UserWarning, match="no singular value"):
+        lowrank.run(FedSLR(lam=1.1 * limit, batch=4, steps=3), rounds=1)
+    done = lowrank.run(FedSLR(lam=0.9 * limit, batch=4, steps=3), rounds=1)  # no warning
+    assert any(weights.any() for weights in lowrank.arrays(done.server.params).values())
+
+
+def test_a_model_of_vectors_alone_has_no_rank_to_lose() -> None:
+    assert not _all_dead({"coef": torch.zeros(4)})
+    assert not _all_dead({"bias": torch.zeros(2), "weight": torch.ones(2, 3)})
 
 
 def test_a_layer_without_a_rank_stays_dense_and_is_named_once() -> None:

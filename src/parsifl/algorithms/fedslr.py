@@ -18,7 +18,7 @@ from parsifl.algorithms.settings import LocalSGD
 from parsifl.config import NonNegative, Positive
 from parsifl.errors import ConfigError
 from parsifl.keys import Key
-from parsifl.messages import LowRank, densify
+from parsifl.messages import LowRank, densify, matricize
 from parsifl.problem import Model, Params, Problem
 from parsifl.solvers.rules import Rule, soft
 from parsifl.solvers.sgd import sgd
@@ -197,18 +197,48 @@ class FedSLR(LocalSGD, Algorithm[Problem, SlrServer, SlrClient, Compact, Params,
 
     def aggregate(self, problem: Problem, server: SlrServer, total: Mean, key: Key) -> SlrServer:
         """Take the proximal step; its factors are what is sent next."""
-        clients = server.clients
-        if self.solver == "dual":
-            received: Params = densify(server.params)
-            point, dual = server_step(received, server.dual, total, clients, 1 / self.eta_g)
-            return SlrServer(self._prox(point, self.eta_g, server.params), dual, clients)
-        step = self.rate(key.round) if self.solver == "global" else 0.0
-        return SlrServer(self._prox(total.value(), step, server.params), server.dual, clients)
+        point, dual, step = self._point(server, total, key.round)
+        params = self._prox(point, step, server.params)
+        alive = not key.round or not _all_dead(server.params)
+        if alive and self.global_penalty == "low-rank" and _all_dead(params):
+            self._say_that_nothing_is_left(point, step)
+        return SlrServer(params, dual, server.clients)
+
+    def _point(self, server: SlrServer, total: Mean, round: int) -> tuple[Params, Params, float]:
+        """Return where the proximal step starts, the next dual, and how long the step is."""
+        if self.solver != "dual":
+            return total.value(), server.dual, self.rate(round) if self.solver == "global" else 0.0
+        received: Params = densify(server.params)
+        point, dual = server_step(received, server.dual, total, server.clients, 1 / self.eta_g)
+        return point, dual, self.eta_g
 
     def _prox(self, point: Params, step: float, near: Compact | None = None) -> Compact:
         if self.global_penalty == "low-rank":
             return svt_layers(point, step * self.lam, near)
         return {name: soft(value, step * self.lam) for name, value in point.items()}
+
+    def _say_that_nothing_is_left(self, point: Params, step: float) -> None:
+        values = (
+            torch.linalg.matrix_norm(matricize(v), 2)
+            for v in point.values()
+            if has_rank(tuple(v.shape))
+        )
+        limit = f" (below {float(max(values)) / step:.2g} here)" if step else ""
+        warnings.warn(
+            f"FedSLR's penalty lam={self.lam:g} left no singular value in any layer: the global "
+            f"model is zero but for its vectors; give it a smaller lam{limit}",
+            stacklevel=2,
+        )
+
+
+def _all_dead(params: Compact) -> bool:
+    """Tell whether there are layers that could have a rank, and none of them has one."""
+    left = [
+        value.left.shape[1] > 0 if isinstance(value, LowRank) else bool(value.any())
+        for value in params.values()
+        if isinstance(value, LowRank) or has_rank(tuple(value.shape))
+    ]
+    return bool(left) and not any(left)
 
 
 def _sizes(down: Compact, personal: Params) -> dict[str, Tensor]:
