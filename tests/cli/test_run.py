@@ -1,12 +1,17 @@
 from __future__ import annotations
 
 import json
+import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
+from parsifl import experiment
 from parsifl.cli.app import app
+from parsifl.data.clients import ClientData
 from parsifl.engine import simulate as simulate_module
 
 QUICK = ["--data", "digits", "--clients", "5", "--rounds", "2", "--set", "steps=2"]
@@ -34,6 +39,36 @@ def test_json_holds_the_headline_and_nothing_else() -> None:
     assert row["bytes_up"] == 0
     assert 0 <= row["personal"]["mean"] <= 1
     assert err == ""
+
+
+def test_a_client_that_is_left_out_is_named_once_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = experiment.Experiment.load
+
+    def spoilt(self: experiment.Experiment, data_dir: str | Path | None = None) -> ClientData:
+        data = whole(self, data_dir)
+        assert isinstance(data.x, torch.Tensor)
+        x = data.x.clone()
+        x[data.train[3]] = torch.nan
+        return replace(data, x=x)
+
+    monkeypatch.setattr(experiment.Experiment, "load", spoilt)
+    for quiet in ([], ["--json"]):
+        code, _, err = invoke("run", "fedslr", *QUICK, "--evaluate-every", "0", *quiet)
+        assert code == 0, err
+        assert err.count("warning: client 3 is left out of round 1: ") == 1
+        assert err.count("left out") == 1
+
+
+def test_warnings_are_told_without_lines_of_our_source() -> None:
+    words = ["run", "fedslr", *QUICK, "--set", "lam=100"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        code, _, err = invoke(*words)
+    assert code == 0, err
+    assert err.count("warning: FedSLR's penalty lam=100 left no singular value") == 1
+    assert ".py" not in err
 
 
 def test_a_second_run_into_the_same_folder_needs_resume(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
-"""Errors for people: a message and an exit code, never a traceback for a user's mistake."""
+"""Errors and warnings for people: a message, never a traceback or a line of our source."""
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import typer
@@ -21,7 +22,13 @@ class FriendlyGroup(core.TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
         try:
-            return super().invoke(ctx)
+            with warnings.catch_warnings():
+                warnings.showwarning = _tell
+                return super().invoke(ctx)
         except (ParsiflError, OSError, UnicodeDecodeError) as error:
             typer.echo(f"error: {error}", err=True)
             raise typer.Exit(EXIT_MISTAKE) from None
+
+
+def _tell(message: Warning | str, *_: object, **__: object) -> None:
+    typer.echo(f"warning: {message}", err=True)

@@ -17,15 +17,34 @@ _PLAIN_SECONDS = 5.0
 
 @contextmanager
 def follow(label: str, rounds: int, *, quiet: bool = False) -> Iterator[Callable[[Record], None]]:
-    """Yield a function that takes the record of each finished round and shows where we are."""
+    """Yield a function that takes the record of each finished round and shows where we are.
+
+    Who was left out of a round, and why, is said even where nothing else is: once a client.
+    """
     if quiet:
-        yield lambda _: None
+        yield _naming_dropped(lambda _: None)
     elif sys.stderr.isatty():
         with _bar() as bar:
             task = bar.add_task(label, total=rounds, score="")
-            yield lambda record: bar.update(task, completed=record["round"], score=score(record))
+            yield _naming_dropped(
+                lambda record: bar.update(task, completed=record["round"], score=score(record))
+            )
     else:
-        yield _plain(label, rounds)
+        yield _naming_dropped(_plain(label, rounds))
+
+
+def _naming_dropped(show: Callable[[Record], None]) -> Callable[[Record], None]:
+    named: set[int] = set()
+
+    def tell(record: Record) -> None:
+        for client, reason in record.get("dropped", {}).items():
+            if client not in named:
+                named.add(client)
+                text = f"client {client} is left out of round {record['round']}: {reason}"
+                sys.stderr.write(f"warning: {text}\n")
+        show(record)
+
+    return tell
 
 
 def _bar() -> Progress:

@@ -80,7 +80,8 @@ class Run:
     def export(self, client: int | None = None) -> nn.Module:
         """Return the global model, or a client's, as a plain module to ship.
 
-        Layers of low rank become two thin layers where that is smaller.
+        Layers of low rank become two thin layers where that is smaller. `compact` measures and
+        saves it; docs/how-to/export.md shows both.
         """
         return self.compact(client).module()
 
