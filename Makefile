@@ -36,7 +36,7 @@ notebooks: setup  ## the examples as notebooks, in notebooks/
 	$(BIN)/python docs/notebooks.py notebooks
 
 bench: setup  ## ratios against plain PyTorch and the hardware; wants a quiet machine
-	for file in benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python $$file; done
+	$(BIN)/python benchmarks/all.py build/bench
 
 bench-peers: setup  ## the same round in pfl, fluke and Flower's simulation, each in its own environment
 	mkdir -p build && $(BIN)/python benchmarks/peers/run.py build/peers.json

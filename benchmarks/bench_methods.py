@@ -1,90 +1,114 @@
-"""Every registered method with the engine's own choice against the loop over clients.
+"""Methods and models with the engine's own choice against the loop over clients.
 
 Nothing may be slower than 0.95 of the loop: where batching does not pay, `engine/choice.py` has to
-choose something else.
+choose something else. On the perceptron and the regression every registered method runs. The other
+models all train client by client in threads, where a method is the same code as in the loop: one of
+each family runs on the VGG, and on the rest two that differ in how much a client keeps. The smaller
+the work, the more the choice costs, so models are narrow, and clients have few rows and steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from timing import Row, interleaved, report, row
+from timing import Row, chosen, interleaved, progress, report, row
 
 import parsifl
 from parsifl import models, registry
 from parsifl.algorithm import AnyMethod
 from parsifl.data.clients import ClientData
-from parsifl.engine.evaluation import Evaluation
 from parsifl.errors import ConfigError
 from parsifl.problem import Problem
 
-CLIENTS, ROWS, STEPS, TURNS = 10, 60, 5, 5
+ROWS, LOWEST = 80, 0.95
+FAMILIES = ("fedavg", "scaffold", "ditto", "fedmac", "fedslr", "fedspa", "heterofl", "perfedmask")
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A problem with data that fit it."""
+    """A problem with data that fit it, how long it is trained, and by which methods."""
 
-    name: str
-    problem: Problem
-    data: ClientData
+    problem: Callable[[], Problem]
+    shape: tuple[int, ...]
+    clients: int
+    steps: int
+    methods: tuple[str, ...]
+    turns: int
 
 
-def subjects() -> tuple[Subject, ...]:
-    """Return a perceptron, a small convolutional network and a regression."""
+def perceptron() -> Problem:
+    """Return 784-100-10."""
+    return parsifl.NeuralProblem(lambda width=1.0: models.build("mlp", width=width))
+
+
+def pictures(
+    name: str, factor: float, side: int = 32, methods: tuple[str, ...] = ("fedavg", "ditto")
+) -> Subject:
+    """Return a convolutional network at a fraction of its width."""
+
+    def build(width: float = 1.0) -> torch.nn.Module:
+        return models.build(name, classes=10, width=factor * width)
+
+    return Subject(lambda: parsifl.NeuralProblem(build), (3, side, side), 4, 2, methods, 3)
+
+
+ALL = tuple(registry.algorithms())
+SUBJECTS = {
+    "perceptron": Subject(perceptron, (784,), 10, 10, ALL, 3),
+    "regression": Subject(lambda: parsifl.GLM(100, "squared"), (100,), 10, 10, ALL, 3),
+    "vgg": pictures("vgg", 0.5, methods=FAMILIES),
+    "resnet8": pictures("resnet8", 1.0),
+    "resnet18": pictures("resnet18", 0.25),
+    "resnet18_tiny": pictures("resnet18_tiny", 0.25, 64),
+    "preresnet18": pictures("preresnet18", 0.25),
+    "mobilenet": pictures("mobilenet", 0.25),
+    "alexnet": pictures("alexnet", 0.125, 224),
+}
+
+
+def data_for(subject: Subject, problem: Problem) -> ClientData:
+    """Return random rows: only time is measured."""
     generator = np.random.default_rng(0)
-    labels = generator.integers(0, 10, (CLIENTS, ROWS))
-
-    def clients(shape: tuple[int, ...], y: Any) -> ClientData:
-        x = generator.normal(size=(CLIENTS, ROWS, *shape)).astype(np.float32)
-        return ClientData.of(list(zip(x, y, strict=True)))
-
-    def perceptron(width: float = 1.0) -> torch.nn.Module:
-        return models.build("mlp", inputs=784, width=width)
-
-    def pictures(width: float = 1.0) -> torch.nn.Module:
-        return models.build("vgg", width=0.5 * width)
-
-    real = generator.normal(size=(CLIENTS, ROWS)).astype(np.float32)
-    return (
-        Subject("perceptron", parsifl.NeuralProblem(perceptron), clients((784,), labels)),
-        Subject("small VGG", parsifl.NeuralProblem(pictures), clients((3, 32, 32), labels)),
-        Subject("regression", parsifl.GLM(100, "squared"), clients((100,), real)),
-    )
+    size = (subject.clients, ROWS)
+    x = generator.normal(size=(*size, *subject.shape)).astype(np.float32)
+    y = generator.integers(0, 10, size) if problem.maximize else x.reshape(*size, -1)[..., 0]
+    return ClientData.of(list(zip(x, y, strict=True)))
 
 
-def configured(name: str) -> AnyMethod:
-    """Return a method with short settings, where it takes them."""
+def configured(name: str, steps: int) -> AnyMethod:
+    """Return a method with so many steps, if it takes them."""
     try:
-        return registry.get(name, steps=STEPS)
+        return registry.get(name, steps=steps)
     except ConfigError:
         return registry.get(name)
 
 
-def trained(method: AnyMethod, subject: Subject, engine: Any) -> Callable[[], object]:
-    """Return two rounds, judged once at the end."""
-    run = partial(parsifl.simulate, method, subject.problem, subject.data, 2)
-    return partial(run, engine=engine, evaluate_every=2, evaluation=Evaluation())
+def trained(method: AnyMethod, problem: Problem, data: ClientData, engine: Any) -> object:
+    """Train two rounds and judge at the end."""
+    return parsifl.simulate(method, problem, data, 2, engine=engine, evaluate_every=2)
 
 
-def measure(name: str, subject: Subject) -> Row | None:
-    """Compare the engine's choice with the loop; None if the method cannot use the problem."""
-    method = configured(name)
-    if not all(isinstance(subject.problem, capability) for capability in method.requires):
-        return None
-    found = interleaved(
-        {"auto": trained(method, subject, "auto"), "loop": trained(method, subject, "sequential")},
-        TURNS,
-    )
-    mark = "loop" if found["loop"].median >= 0.95 * found["auto"].median else "loop  TOO SLOW"
-    return row(f"{name}, {subject.name}", found["auto"], found["loop"].median, mark)
+def measure(label: str, subject: Subject) -> Iterator[Row]:
+    """Compare the engine's choice with the loop for every method that can use the problem."""
+    problem = subject.problem()
+    data = data_for(subject, problem)
+    for name in subject.methods:
+        method = configured(name, subject.steps)
+        if not all(isinstance(problem, capability) for capability in method.requires):
+            continue
+        run = partial(trained, method, problem, data)
+        candidates = {"auto": partial(run, "auto"), "loop": partial(run, "sequential")}
+        found = interleaved(candidates, subject.turns)
+        ratio = found["loop"].median / found["auto"].median
+        mark = "loop" if ratio >= LOWEST else "loop  TOO SLOW"
+        progress(f"{name}, {label}: {ratio:.2f} times {mark}")
+        yield row(f"{name}, {label}", found["auto"], found["loop"].median, mark)
 
 
 if __name__ == "__main__":
-    rows = (measure(name, subject) for subject in subjects() for name in registry.algorithms())
-    report([found for found in rows if found is not None])
+    report([item for label in chosen(SUBJECTS) for item in measure(label, SUBJECTS[label])])

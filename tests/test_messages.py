@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from parsifl import messages
+from parsifl import messages, tree
 from parsifl.messages import LowRank, Sparse
 
 shapes = st.lists(st.integers(1, 4), min_size=1, max_size=4).map(tuple)
@@ -74,3 +74,17 @@ def test_factored_keeps_factors_only_where_they_are_shorter(rank: int, shorter: 
     found = messages.factored(left, right, (6, 6))
     assert isinstance(found, LowRank) is shorter
     assert torch.equal(messages.densify(found), left @ right)
+
+
+@given(st.integers(0, 10**6))
+def test_a_sparse_tensor_is_added_as_its_dense_form_would_be(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    places = np.flatnonzero(draw.random(12) < 0.4)
+    sparse = Sparse(torch.from_numpy(places), torch.from_numpy(draw.random(len(places))), (3, 4))
+    first = tree.accumulate(None, tree.Scaled(2.0, {"w": sparse}))
+    total = tree.accumulate(first, tree.Scaled(0.5, {"w": sparse}))
+    assert total["w"] is first["w"]  # in place
+    np.testing.assert_allclose(total["w"], 2.5 * sparse.dense())
+    before = torch.ones(3, 4, dtype=torch.float64)
+    assert torch.equal(tree.add({"w": before}, {"w": sparse})["w"], 1 + sparse.dense())
+    assert torch.equal(before, torch.ones_like(before))  # `add` leaves its arguments alone

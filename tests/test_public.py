@@ -31,6 +31,21 @@ def test_importing_parsifl_does_not_import_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+def test_the_commands_help_imports_nothing_that_takes_long() -> None:
+    """The modules are counted, not the seconds: 0.26 s without them, several with torch."""
+    code = (
+        "import sys; from parsifl.cli.app import app\n"
+        "try: app(['--help'])\n"
+        "except SystemExit: print(*sys.modules, sep='\\n', file=sys.stderr)"
+    )
+    words = [sys.executable, "-c", code]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert "reproduce" in done.stdout
+    loaded = {line.split(".")[0] for line in done.stderr.splitlines()}
+    assert "parsifl" in loaded
+    assert not loaded & {"torch", "scipy", "sklearn", "pandas", "cvxpy", "flwr", "pydantic"}
+
+
 def test_own_module_and_own_arrays_work() -> None:
     generator = np.random.default_rng(0)
     clients = []

@@ -186,11 +186,37 @@ def test_accumulate_is_a_sum_that_never_writes_into_contributions(
 
 
 def test_accumulate_adds_in_place() -> None:
-    total = tree.accumulate(None, _message())
+    total: Any = tree.accumulate(None, _message())
     memory = total.params["w"].data_ptr()
     total = tree.accumulate(total, _message())
     assert total.params["w"].data_ptr() == memory
     assert total.params["w"].tolist() == [2.0, 2.0]
+
+
+def test_a_scaled_part_counts_so_many_times_and_is_not_written_into() -> None:
+    first: dict[str, Any] = {
+        "sum": tree.Scaled(2.0, {"a": torch.ones(2)}),
+        "count": torch.tensor(1),
+    }
+    second: dict[str, Any] = {
+        "sum": tree.Scaled(3.0, {"a": torch.ones(2), "b": torch.ones(1)}),
+        "count": first["count"],
+    }
+    total: Any = tree.accumulate(None, first)
+    memory = total["sum"]["a"].data_ptr()
+    total = tree.accumulate(tree.accumulate(total, second), first)
+    assert total["sum"]["a"].tolist() == [7.0, 7.0]
+    assert total["sum"]["b"].tolist() == [3.0]
+    assert total["count"] == 3
+    assert total["sum"]["a"].data_ptr() == memory
+    assert second["sum"].tree["b"].tolist() == [1.0]
+    assert first["count"] == 1
+
+
+def test_scales_within_scales_multiply() -> None:
+    part = tree.Scaled(2.0, (tree.Scaled(3.0, torch.ones(1)), torch.ones(1)))
+    total: Any = tree.accumulate(tree.accumulate(None, part), part)
+    assert [leaf.item() for leaf in total] == [12.0, 4.0]
 
 
 def test_a_static_none_is_not_an_absent_tree() -> None:

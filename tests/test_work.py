@@ -85,6 +85,13 @@ def test_epochs_are_reshuffled() -> None:
     assert index[0].tolist() != index[1].tolist()
 
 
+@pytest.mark.parametrize("partial", ["pad", "wrap", "drop"])
+def test_steps_that_read_all_rows_read_them_in_their_order(partial: Partial) -> None:
+    index, valid = schedule(5, Draw(None, steps=2, partial=partial), None)
+    assert index.tolist() == [[0, 1, 2, 3, 4]] * 2
+    assert valid.all()
+
+
 def test_epochs_may_be_fractions() -> None:
     assert Draw(4, epochs=0.5).count(16) == 2
     assert Draw(4, epochs=1.5).count(16) == 6

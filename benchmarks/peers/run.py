@@ -4,7 +4,7 @@ Environments are made once under build/peers (or the folder that BENCH_PEERS nam
 of constraints.txt. Everybody takes turns in the same period, with one thread and with two, and the
 better of both counts. Start-up (imports, data, the first round) is shown and not counted. A peer
 that cannot be installed or does not run is reported with the reason.
-``python benchmarks/peers/run.py [FILE.json]``
+``python benchmarks/peers/run.py [FILE.json] [PEER ...]``
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ def install(name: str, package: str) -> Path:
     python = place / "bin" / "python"
     if (place / "installed").exists():
         return python
+    _say(f"{package} is being installed in {place}")
     venv.create(place, with_pip=True, clear=True)
     constraint = place / "constraints.txt"
     constraint.write_text(pinned() + "\n")
@@ -68,6 +69,11 @@ def install(name: str, package: str) -> Path:
         raise RuntimeError(f"pip cannot install {package}: {_last(done.stderr)}")
     (place / "installed").touch()
     return python
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"  {text}\n")
+    sys.stderr.flush()
 
 
 def _last(text: str) -> str:
@@ -103,15 +109,19 @@ def measure(pythons: dict[str, Path]) -> tuple[dict[str, dict[int, list[Any]]], 
     """Let everybody take turns; return what was found, and why some did not run."""
     found: dict[str, dict[int, list[Any]]] = {name: {} for name in pythons}
     failed: dict[str, str] = {}
-    for _ in range(TURNS):
+    for turn in range(TURNS):
         for threads in THREADS:
             for name, python in pythons.items():
                 # Flower's workers have one thread each, however many the server has
-                if name not in failed and (name != "flower" or threads == THREADS[0]):
-                    try:
-                        found[name].setdefault(threads, []).append(once(name, python, threads))
-                    except RuntimeError as error:
-                        failed[name] = str(error)
+                if name in failed or (name == "flower" and threads != THREADS[0]):
+                    continue
+                try:
+                    run = once(name, python, threads)
+                except RuntimeError as error:
+                    failed[name] = str(error)
+                    continue
+                found[name].setdefault(threads, []).append(run)
+                _say(f"turn {turn + 1}, {name}, threads {threads}: {1e3 * run['median']:.1f} ms")
     return found, failed
 
 
@@ -157,18 +167,20 @@ def show(table: list[Row]) -> None:
 
 def main() -> None:
     """Install, measure, print."""
+    words = sys.argv[1:]
+    asked = [word for word in words if not word.endswith(".json")] or list(PEERS)
     pythons = {"plain": Path(sys.executable), "parsifl": Path(sys.executable)}
     failed: dict[str, str] = {}
-    for name, (package, _) in PEERS.items():
+    for name in asked:
         try:
-            pythons[name] = install(name, package)
+            pythons[name] = install(name, PEERS[name][0])
         except (RuntimeError, OSError, subprocess.SubprocessError) as error:
             failed[name] = str(error)
     found, broken = measure(pythons)
     table = rows(found, {**failed, **broken})
     show(table)
-    if len(sys.argv) > 1:
-        Path(sys.argv[1]).write_text(json.dumps([asdict(row) for row in table], indent=1))
+    for path in (word for word in words if word.endswith(".json")):
+        Path(path).write_text(json.dumps([asdict(row) for row in table], indent=1))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from parsifl import tree
 
 
 @dataclass(frozen=True)
-class Sparse:
+class Sparse(tree.Addend):
     """A tensor of `shape` that is zero but for `value` at the ascending flat positions `index`."""
 
     index: Tensor
@@ -27,6 +27,16 @@ class Sparse:
         """Return the tensor itself."""
         flat = self.value.new_zeros(math.prod(self.shape))
         return flat.scatter(0, self.index, self.value).reshape(self.shape)
+
+    def add_into(self, total: Tensor, factor: float) -> Tensor:
+        """Add in place; only the positions that are there are touched.
+
+        >>> import torch
+        >>> Sparse(torch.tensor([1]), torch.ones(1), (2,)).add_into(torch.zeros(2), 3.0)
+        tensor([0., 3.])
+        """
+        total.view(-1).index_add_(0, self.index, self.value, alpha=factor)
+        return total
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ never batched. An `Opaque` object (a sparse design matrix, say) is a leaf that c
 from __future__ import annotations
 
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -191,30 +192,73 @@ def add(left: T | None, right: T) -> T:
     return total
 
 
-def accumulate(total: T | None, contribution: T) -> T:
-    """Add into `total` in place; `total` owns its memory, so contributions may alias messages."""
-    if total is None:
-        return map(torch.clone, contribution)
-    grown: T = _combine(total, contribution, Tensor.add_)
+@dataclass(frozen=True)
+class Scaled:
+    """A part of a contribution that counts `factor` times, without a product in memory.
+
+    >>> accumulate({"a": torch.ones(1)}, Scaled(2.0, {"a": torch.ones(1)}))
+    {'a': tensor([3.])}
+    """
+
+    factor: float
+    tree: Any
+
+
+class Addend(ABC):
+    """A leaf of a contribution that is added to a tensor without becoming one."""
+
+    @abstractmethod
+    def dense(self) -> Tensor:
+        """Return the tensor that it stands for, in memory of its own."""
+
+    @abstractmethod
+    def add_into(self, total: Tensor, factor: float) -> Tensor:
+        """Return total + factor * this, in the memory of `total`."""
+
+
+def accumulate(total: T | None, contribution: Any) -> T:
+    """Add into `total` in place; `total` owns its memory, so contributions may alias messages.
+
+    A contribution is like the total, but parts of it may be `Scaled`, and leaves an `Addend`.
+    """
+    alone = total is None
+    grown: T = _copied(contribution) if alone else _combine(total, contribution, Tensor.add_)
     return grown
 
 
-def _combine(left: Any, right: Any, plus: Callable[[Tensor, Tensor], Tensor]) -> Any:
+def _copied(tree: Any, factor: float = 1) -> Any:
+    """Return factor * tree in memory of its own."""
+    found, form = flatten(tree, units=(Scaled, Addend))
+    own = [
+        _copied(leaf.tree, factor * leaf.factor) if isinstance(leaf, Scaled)
+        else factor * leaf.dense() if isinstance(leaf, Addend)
+        else leaf.clone() if factor == 1 else factor * leaf
+        for leaf in found
+    ]  # fmt: skip
+    return unflatten(own, form)
+
+
+def _combine(left: Any, right: Any, plus: Callable[..., Tensor], factor: float = 1) -> Any:
+    """Return left + factor * right."""
+    if isinstance(right, Scaled):
+        return _combine(left, right.tree, plus, factor * right.factor)
+    if isinstance(right, Addend):
+        return right.add_into(left if plus is Tensor.add_ else left.clone(), factor)
     if isinstance(left, Tensor):
-        return plus(left, right)
+        return plus(left, right, alpha=factor)
     if isinstance(left, dict):
         if left.keys() == right.keys():
-            return {key: _combine(left[key], right[key], plus) for key in sorted(left)}
-        both = {key: _combine(left[key], right[key], plus) for key in left if key in right}
+            return {key: _combine(left[key], right[key], plus, factor) for key in sorted(left)}
+        both = {key: _combine(left[key], right[key], plus, factor) for key in left if key in right}
         # a later sum may be in place: what only `right` has must not alias it
-        added = {key: map(torch.clone, right[key]) for key in right if key not in left}
+        added = {key: _copied(right[key], factor) for key in right if key not in left}
         united = {**left, **added, **both}
         return {key: united[key] for key in sorted(united)}
     if isinstance(left, tuple):
-        return tuple(_combine(a, b, plus) for a, b in zip(left, right, strict=True))
+        return tuple(_combine(a, b, plus, factor) for a, b in zip(left, right, strict=True))
     if is_dataclass(left) and not isinstance(left, type):
         parts = {
-            name: _combine(getattr(left, name), getattr(right, name), plus)
+            name: _combine(getattr(left, name), getattr(right, name), plus, factor)
             for name in _field_names(type(left))
         }
         return type(left)(**parts)

@@ -159,9 +159,12 @@ class Shard:
 
 
 def schedule(
-    samples: int, draw: Draw, generator: np.random.Generator
+    samples: int, draw: Draw, generator: np.random.Generator | None
 ) -> tuple[Index, npt.NDArray[np.bool_]]:
-    """Draw which of `samples` rows each step reads: positions and validity, both [steps, rows]."""
+    """Draw which of `samples` rows each step reads: positions and validity, both [steps, rows].
+
+    Steps that read all rows read them in their order: they need no generator.
+    """
     if samples == 0:
         raise DataError("a client without training rows cannot train; leave it out")
     steps, batch = draw.count(samples), draw.rows(samples)
@@ -170,6 +173,9 @@ def schedule(
             f'a client has {samples} rows, fewer than the batch of {batch}: partial="drop" leaves '
             "it no batch; use a smaller batch, or pad or wrap"
         )
+    if draw.batch is None or generator is None:
+        every = np.tile(np.arange(samples), (steps, 1))
+        return every, np.ones(every.shape, np.bool_)
     if draw.partial == "wrap":
         return _wrapped(samples, steps, batch, generator)
     full, rest = divmod(samples, batch)

@@ -56,10 +56,14 @@ def test_the_mean_weighs_as_asked(weighting: Any, shares: tuple[float, float], e
 
 def test_a_mean_of_parts_divides_each_leaf_by_what_arrived() -> None:
     one, two = {"a": torch.tensor([1.0]), "b": torch.tensor([2.0])}, {"a": torch.tensor([4.0])}
-    total = tree.accumulate(tree.accumulate(None, Mean.of(one, 1.0)), Mean.of(two, 2.0))
-    assert total is not None
+    first: Mean = tree.accumulate(None, Mean.of(one, 1.0))
+    total = tree.accumulate(first, Mean.of(two, 2.0))
     assert total.value()["a"].tolist() == [3.0]
     assert total.value()["b"].tolist() == [2.0]
+
+
+def test_the_mean_of_one_client_is_what_it_sent() -> None:
+    assert Mean.of({"a": torch.tensor([1.5])}, 3.0).value()["a"].tolist() == [1.5]
 
 
 def test_the_rate_follows_decay_and_milestones() -> None:

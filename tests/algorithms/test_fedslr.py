@@ -92,6 +92,14 @@ def test_the_personal_component_is_sparse_and_the_global_model_of_low_rank() -> 
         assert 0 < int((flat != 0).sum()) < flat.numel()
 
 
+def test_the_global_model_does_not_read_personal_components() -> None:
+    usual, pure = (lowrank.run(FedSLR(**{**BASE, "mu": mu}, batch=4, steps=5)) for mu in (0.1, 10))
+    for name, value in lowrank.arrays(usual.server.params).items():
+        np.testing.assert_array_equal(value, lowrank.arrays(pure.server.params)[name])
+    for _, state in pure._store:
+        assert not any(value.any() for value in state.personal.values())
+
+
 # ---------------------------------------------------------------- bytes
 @pytest.mark.parametrize("rank", [1, 5, 40])
 def test_a_layer_of_rank_r_costs_its_factors_and_never_more_than_dense(rank: int) -> None:

@@ -29,7 +29,9 @@ def test_the_executor_follows_engine_and_problem() -> None:
     assert chosen["auto", "mlp"] == chosen["batched", "mlp"] == "fused"
     assert chosen["auto", "other"] == chosen["batched", "other"] == "vmap"
     assert chosen["auto", "shallow"] == "fused"
-    assert chosen["auto", "deep"] == "forked"  # many batched convolutions are slower
+    assert chosen["auto", "deep"] == "threads"  # many batched convolutions are slower
+    blocks = [choose_executor("auto", problem)[1] for problem in (mlp, shallow, other)]
+    assert blocks == [20, 10, 10]
 
 
 def test_a_problem_that_cannot_be_batched_runs_in_the_loop() -> None:

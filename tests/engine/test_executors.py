@@ -7,17 +7,20 @@ import pytest
 import torch
 from hypothesis import given as given_values
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 from parsifl import tree
+from parsifl.algorithms.ditto import Ditto
 from parsifl.engine import executors, threads
 from parsifl.engine.shards import Shards
+from parsifl.engine.simulate import simulate
 from parsifl.engine.tasks import Task
 from parsifl.keys import Key
 from parsifl.problem import Problem
+from parsifl.problems.neural import NeuralProblem
 from parsifl.solvers.sgd import sgd
 from parsifl.testing.conformance.examples import restricted
-from parsifl.testing.conformance.trial import difference
+from parsifl.testing.conformance.trial import difference, snapshot
 from parsifl.testing.toys import classifier, clients
 from parsifl.tree import Opaque
 from parsifl.work import Batches, Draw, Shard, Work
@@ -38,13 +41,76 @@ def shards(problem: Problem, sizes: tuple[int, ...], work: Work) -> list[Any]:
     return [maker.shard(client, work, Key(1)) for client in range(len(sizes))]
 
 
-@pytest.mark.parametrize("executor", ["loop", "vmap"])
+@pytest.mark.parametrize("executor", ["loop", "threads", "vmap"])
 def test_results_belong_to_their_clients(executor: Any) -> None:
     given = tasks(*((torch.tensor(float(i)),) for i in range(5)))
     outcome = executors.run(lambda x: 2 * x, given, executor, 3)
     assert [float(outcome.results[i]) for i in range(5)] == [0, 2, 4, 6, 8]
     assert not outcome.failures
     assert not outcome.fallbacks
+
+
+@pytest.mark.parametrize("executor", ["loop", "threads", "vmap"])
+def test_results_are_handed_over_as_they_come_and_not_kept(executor: Any) -> None:
+    given = tasks(*((torch.tensor(float(i)),) for i in range(5)))
+    parts: list[dict[int, Any]] = []
+    outcome = executors.run(
+        lambda x: 2 * x, given, executor, 3, lambda part: parts.append(part.results)
+    )
+    assert not outcome.results
+    assert [i for part in parts for i in part] == [0, 1, 2, 3, 4]
+    assert len(parts) == (2 if executor == "vmap" else 5)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_clients_in_threads_have_the_bits_of_a_loop_on_one_core(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads, "cores", lambda: 4)
+    problem, work = classifier(), Work({"train": Draw(4, steps=3)})
+    given = [Task(i, (shard,)) for i, shard in enumerate(shards(problem, (5, 9, 8, 4), work))]
+    start = problem.init(Key(2))
+
+    def local(shard: Shard) -> Any:
+        return sgd(problem, start, shard["train"], 0.1), torch.tensor(torch.get_num_threads())
+
+    with threads.one_core():
+        loop = executors.run(local, given, "loop", 10)
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        found = executors.run(local, given, "threads", 10)
+        assert torch.get_num_threads() == count
+    finally:
+        torch.set_num_threads(before)
+    assert same(found.results, loop.results)
+    assert found.blocks == loop.blocks == [[0], [1], [2], [3]]
+
+
+def test_a_client_that_raises_in_a_thread_is_named() -> None:
+    def picky(x: Tensor) -> Tensor:
+        if float(x) in (1.0, 2.0):
+            raise ValueError("not this one")
+        return x
+
+    given = tasks(*((torch.tensor(float(i)),) for i in range(4)))
+    outcome = executors.run(picky, given, "threads", 10)
+    assert outcome.failures == {1: "ValueError: not this one", 2: "ValueError: not this one"}
+    assert sorted(outcome.results) == [0, 3]
+
+
+def test_a_convolutional_run_gives_the_bits_of_the_loop() -> None:
+    def build() -> nn.Module:
+        return nn.Sequential(
+            nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, 3, 2), nn.Flatten(), nn.Linear(3, 3)
+        )
+
+    problem, data = NeuralProblem(build, dtype=torch.float64), clients()
+    method = Ditto(lr=0.1, steps=2, batch=4)
+    auto, loop = (simulate(method, problem, data, 2, engine=e) for e in ("auto", "sequential"))
+    assert auto.metrics[-1]["executor"] == "threads"
+    assert tree.same(snapshot(auto), snapshot(loop))
+    assert auto.metrics[-1]["personal"] == loop.metrics[-1]["personal"]
 
 
 def test_groups_are_derived_from_structure_shape_and_dtype() -> None:
@@ -65,9 +131,9 @@ def test_groups_are_derived_from_structure_shape_and_dtype() -> None:
 
 @pytest.mark.parametrize(
     ("clients", "sizes"),
-    [(1, [1]), (10, [10]), (11, [5, 6]), (20, [10, 10]), (41, [8, 8, 8, 8, 9])],
+    [(1, [1]), (10, [10]), (11, [5, 6]), (20, [10, 10]), (41, [6, 7, 7, 7, 7, 7])],
 )
-def test_blocks_are_of_nearly_equal_size(clients: int, sizes: list[int]) -> None:
+def test_blocks_are_of_nearly_equal_size_and_even_in_number(clients: int, sizes: list[int]) -> None:
     given = tasks(*((torch.zeros(1),) for _ in range(clients)))
     outcome = executors.run(lambda x: x, given, "vmap", 10)
     assert [len(members) for members in outcome.blocks] == sizes

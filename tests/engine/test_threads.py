@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from contextvars import ContextVar
+from functools import partial
 
 import pytest
 import torch
@@ -29,6 +31,36 @@ def test_results_come_in_the_order_of_the_jobs() -> None:
 
     assert threads.run_jobs([lambda n=n: job(n) for n in range(10)]) == list(range(10))  # type: ignore[misc]  # mypy does not type lambdas with defaults
     assert threads.run_jobs([]) == []
+
+
+class Result:
+    """Something that can be seen to vanish."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+@pytest.mark.parametrize("count", [1, 12])
+def test_results_are_handed_over_in_order_one_at_a_time_and_not_kept(count: int) -> None:
+    alive: weakref.WeakSet[Result] = weakref.WeakSet()
+    taken: list[int] = []
+    free = threading.Lock()
+
+    def job(number: int) -> Result:
+        time.sleep(0.002 * (number % 3))
+        result = Result(number)
+        alive.add(result)
+        return result
+
+    def take(result: Result) -> None:
+        assert free.acquire(blocking=False)
+        assert result.number == 0 or all(one.number >= result.number for one in alive)
+        taken.append(result.number)
+        free.release()
+
+    threads.hand_over([partial(job, number) for number in range(count)], take)
+    assert taken == list(range(count))
+    assert not alive
 
 
 def test_jobs_run_in_as_many_threads_as_torch_may_use_with_one_core_each() -> None:

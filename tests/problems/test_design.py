@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
-from torch import Tensor
 
 from parsifl.problems import design
 from parsifl.problems.design import CsrDesign
-from parsifl.work import Batches
 
 DRAW = np.random.default_rng(0)
 MATRIX = DRAW.standard_normal((7, 5)) * (DRAW.random((7, 5)) < 0.5)
@@ -51,8 +49,18 @@ def test_rows_of_a_block_of_clients_are_read_by_number(x: design.Design) -> None
     np.testing.assert_allclose(found, [many[i].T @ MATRIX[rows[i]] for i in range(2)])
 
 
-def test_columns_of_a_block_of_clients(x: design.Design) -> None:
-    rows, index = np.array([[0, 2, 4], [6, 1, 1]]), np.array([[1, 4], [0, 3]])
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        [[0, 2, 4], [6, 1, 1]],
+        [[0, 1, 2], [4, 5, 6]],  # one after the other
+        [[1, 2, 3], [2, 3, 4]],
+        [[4, 5, 6], [0, 1, 2]],  # backwards
+        [[0, 1, 2], [3, 4, 3]],  # padded
+    ],
+)
+def test_columns_of_a_block_of_clients(x: design.Design, numbers: list[list[int]]) -> None:
+    rows, index = np.array(numbers), np.array([[1, 4], [0, 3]])
     found = design.columns(x, torch.from_numpy(rows), torch.from_numpy(index))
     expected = [MATRIX[np.ix_(rows[i], index[i])] for i in range(2)]
     np.testing.assert_allclose(found, expected)
@@ -65,36 +73,3 @@ def test_products_through_the_support_equal_full_products(x: design.Design, supp
     v[0, :support] = 1.5
     found = design.products(x, rows, torch.from_numpy(v))
     np.testing.assert_allclose(found, [MATRIX[rows[i].numpy()] @ v[i] for i in range(2)])
-
-
-def _batches(x: CsrDesign, index: Tensor) -> Batches:
-    weight = torch.ones(index.shape, dtype=torch.float64)
-    active = torch.ones(len(index), dtype=torch.bool)
-    y = torch.arange(7, dtype=torch.float64)
-    return Batches(x, y, index, weight, active, torch.tensor(0))
-
-
-def test_compacting_keeps_touched_columns_and_the_products() -> None:
-    sparse = np.zeros((4, 100))
-    sparse[0, 3], sparse[1, 50], sparse[2, 3], sparse[3, 99] = 1.0, 2.0, 3.0, 4.0
-    batches = _batches(CsrDesign(sp.csr_matrix(sparse)), torch.tensor([[2, 0], [0, 1]]))
-    small = design.compact(batches, torch.tensor([7]))
-    assert small.columns.tolist() == [3, 7, 50]
-    assert small.targets(0)[0].tolist() == [2.0, 0.0]
-    identity = torch.eye(3, dtype=torch.float64)
-    steps = [[[3.0, 0.0, 0.0], [1.0, 0.0, 0.0]], [[1.0, 0.0, 0.0], [0.0, 0.0, 2.0]]]
-    for number, expected in enumerate(steps):
-        rows = torch.tensor(expected, dtype=torch.float64)
-        columns = [small.product(number, unit) for unit in identity]
-        assert torch.equal(torch.stack(columns, dim=1), rows)
-        assert torch.equal(small.product(number, identity), rows)
-        back = [small.adjoint(number, unit) for unit in identity[:2, :2]]
-        assert torch.equal(torch.stack(back), rows)
-        assert torch.equal(small.adjoint(number, identity[:2, :2]), rows)
-
-
-def test_a_csr_design_never_becomes_dense() -> None:
-    wide = CsrDesign(sp.csr_matrix(([1.0, 2.0], ([0, 5], [0, 10**7])), shape=(6, 10**7 + 1)))
-    batches = _batches(wide, torch.tensor([[0, 5]]))
-    small = design.compact(batches, torch.zeros(0, dtype=torch.long))
-    assert small.x.shape == (2, 2)

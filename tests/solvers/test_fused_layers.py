@@ -105,8 +105,20 @@ def tiny() -> nn.Module:
     )
 
 
+def wide() -> nn.Module:
+    """More classes than the softmax of few classes is for."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(72, 20))
+
+
+def cut_off() -> nn.Module:
+    """An activation is the last layer."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(72, 3), nn.ReLU())
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "cnn": small_cnn,
+    "wide": wide,
+    "cut off": cut_off,
     "tiny": tiny,
     "normed": normed,
     "dropout": dropped,

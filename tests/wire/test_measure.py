@@ -137,6 +137,15 @@ def test_one_pass_measures_what_separate_passes_do(precision: wire.Precision) ->
     assert wire.content(seen, precision) == pytest.approx(content, rel=1e-12)
 
 
+def test_a_zero_is_noticed_after_messages_without_any() -> None:
+    full = {"w": torch.rand(1000) + 0.5}
+    assert wire.measured(full) == wire.measured({"w": full["w"] + 1})
+    empty = {"w": torch.where(torch.arange(1000) < 10, full["w"], 0.0)}
+    length, content = wire.measured(empty)
+    assert length == len(wire.encode(empty)) < wire.measured(full)[0] / 10
+    assert content == wire.content(empty)
+
+
 def test_messages_of_one_structure_but_other_shapes_have_their_own_length() -> None:
     for size in (3, 300, 3):
         message = {"w": torch.ones(size)}

@@ -72,7 +72,8 @@ class FedSLR(LocalSGD, Algorithm[Problem, SlrServer, SlrClient, Compact, Params,
     eta_g
         Step of the server's proximal step.
     lam, mu
-        Penalties of the global model and of the personal components.
+        Penalties of the global model and of the personal components. A `lam` that leaves no
+        singular value in any layer is warned of.
     personal_epochs
         Epochs of the personal component a round; None: as long as the global model.
     p_init

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, Literal
+from typing import Any, Generic, Literal
 
+from parsifl import tree
 from parsifl.algorithm import Algorithm, C, ClientInfo, P
 from parsifl.keys import Key
 from parsifl.problem import Model, Params
@@ -14,9 +15,12 @@ from parsifl.work import Shard
 
 @dataclass(frozen=True)
 class Mean:
-    """A weighted sum with its weight, leaf by leaf: clients may lack leaves (absent layers)."""
+    """A weighted sum with its weight, leaf by leaf: clients may lack leaves (absent layers).
 
-    total: Params
+    `total` is a tree of parameters; in the summand of one client it may still be `Scaled`.
+    """
+
+    total: Any
     weight: Params
 
     @classmethod
@@ -26,13 +30,15 @@ class Mean:
         weights = {value.dtype: value for value in params.values()}
         shared = {dtype: value.new_tensor(weight) for dtype, value in weights.items()}
         return cls(
-            {name: weight * value for name, value in params.items()},
+            tree.Scaled(weight, params),
             {name: shared[value.dtype] for name, value in params.items()},
         )
 
     def value(self) -> Params:
         """Divide by what arrived."""
-        return {name: total / self.weight[name] for name, total in self.total.items()}
+        alone = isinstance(self.total, tree.Scaled)
+        totals: Params = tree.accumulate(None, self.total) if alone else self.total
+        return {name: total / self.weight[name] for name, total in totals.items()}
 
 
 @dataclass(frozen=True)

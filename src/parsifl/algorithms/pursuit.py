@@ -13,7 +13,7 @@ from torch import Tensor
 from parsifl.algorithm import ClientInfo, Local
 from parsifl.algorithms.mean import Mean, WeightedMean
 from parsifl.atoms import dictionary
-from parsifl.atoms.coordinates import largest_now, places
+from parsifl.atoms.coordinates import largest_now, nonzero_now, places
 from parsifl.atoms.sparsity import Scope, Sparsity
 from parsifl.config import Count, Size
 from parsifl.keys import Key
@@ -127,8 +127,8 @@ class Pursuit(Sparsity, WeightedMean[SupportSolvable]):
     ) -> Tensor:
         slope = problem.gradients(current, batch)
         always = problem.kept.get(problem.name, ())
-        merged = self.mask(slope, always, lead=1, multiple=2, select=largest_now) | (current != 0)
-        index, valid = places(merged)
+        merged = self.mask(slope, always, lead=1, multiple=2, select=largest_now)
+        index, valid = places(merged.logical_or_(nonzero_now(current)))
         part = problem.restrict(current, everything, index, valid)
         found = self.solve(part, key) * valid
         short = problem.gram is None and not always and self._by_row(current)

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from torch import Tensor
-
+from parsifl import tree
 from parsifl.algorithm import Algorithm, ClientInfo
 from parsifl.algorithms.mean import Mean
 from parsifl.algorithms.settings import LocalSGD
@@ -79,16 +78,10 @@ class Thresholded(Sparsity, LocalSGD, Algorithm[Problem, Params, None, Params, S
 
     def contribute(self, problem: Problem, upload: SparseParams, weight: float) -> Mean:
         """Weigh the uploaded parameters."""
-        total = {name: _scaled(value, weight) for name, value in upload.items()}
-        return Mean(total, {name: value.new_tensor(weight) for name, value in total.items()})
+        values = {n: v.value if isinstance(v, Sparse) else v for n, v in upload.items()}
+        weights = {name: value.new_tensor(weight) for name, value in values.items()}
+        return Mean(tree.Scaled(weight, upload), weights)
 
     def aggregate(self, problem: Problem, server: Params, total: Mean, key: Key) -> Params:
         """Keep the largest coefficients of the mean."""
         return self.project(problem, {**server, **total.value()})
-
-
-def _scaled(value: Tensor | Sparse, weight: float) -> Tensor:
-    """Return weight * value, dense; of a sparse value only what is there is multiplied."""
-    if isinstance(value, Tensor):
-        return weight * value
-    return Sparse(value.index, weight * value.value, value.shape).dense()

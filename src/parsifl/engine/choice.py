@@ -10,8 +10,9 @@ from parsifl.problem import Problem, SupportSolvable
 from parsifl.problems.neural import NeuralProblem
 
 BLOCK = 10  # clients a batch: larger blocks fall out of the cache and are slower
+DENSE_BLOCK = 20  # of fused perceptrons: threads hand Python's lock over less often (docs/adr/0004)
 LINEAR_BLOCK = 64  # a linear model is small: its blocks are limited by calls, not by the cache
-FUSED_CONVOLUTIONS = 2  # most of them in a chain that is faster fused than forked (docs/adr/0003)
+FUSED_CONVOLUTIONS = 2  # most of them in a chain that is faster fused than alone (docs/adr/0003)
 _ENGINES = ("auto", "sequential", "batched")
 
 
@@ -22,16 +23,18 @@ def choose_executor(engine: str, problem: Problem) -> tuple[Executor, int]:
     if engine == "sequential" or not problem.batchable:
         return "loop", BLOCK
     fusible = isinstance(problem, NeuralProblem) and problem.chain is not None
-    # deep convolutions are no faster in batches than in the loop; processes are, and they are safe
-    # where a second thread would have to share a busy core
+    # deep convolutions are no faster in batches than alone; clients that have a core each do not
+    # wait for each other, as the threads of one product would where they share a busy core
     most = FUSED_CONVOLUTIONS if fusible else 0
-    if engine == "auto" and _convolutions(problem) > most:
-        return "forked", BLOCK
-    linear = isinstance(problem, SupportSolvable)
-    return "fused" if fusible else "vmap", LINEAR_BLOCK if linear else BLOCK
+    if engine == "auto" and convolutions(problem) > most:
+        return "threads", BLOCK
+    if fusible:
+        return "fused", BLOCK if convolutions(problem) else DENSE_BLOCK
+    return "vmap", LINEAR_BLOCK if isinstance(problem, SupportSolvable) else BLOCK
 
 
-def _convolutions(problem: Problem) -> int:
+def convolutions(problem: Problem) -> int:
+    """Return the number of convolutions."""
     if not isinstance(problem, NeuralProblem):
         return 0
     return sum(isinstance(layer, nn.modules.conv._ConvNd) for layer in problem.module.modules())

@@ -77,7 +77,7 @@ class Arrival:
 
 
 class Gathered:
-    """Collects what clients return; call it in the order of their ids."""
+    """Collects what clients return; sums depend on the order in which they come."""
 
     def __init__(
         self,
@@ -111,12 +111,13 @@ class Gathered:
             self.ledger.dense_down += down.dense
             self.ledger.entropy_down += math.ceil(down.entropy)
             self.ledger.parameters_down += down.values
-        sent = self._add(arrival) if arrival.uploads else None
-        self._count(arrival, sent)
+        info = self._infos[arrival.client]
+        sent = self._add(arrival, info) if arrival.uploads else None
+        self._count(arrival, info, sent)
 
-    def _add(self, arrival: Arrival) -> int:
+    def _add(self, arrival: Arrival, info: ClientInfo) -> int:
         """Add up an upload; return how many values were sent."""
-        info, upload = self._infos[arrival.client], arrival.upload
+        upload = arrival.upload
         weight = self._method.weight(info)
         if isinstance(self._method, GatherAlgorithm):
             self._uploads.append(Received(info, weight, upload))
@@ -141,15 +142,15 @@ class Gathered:
             self._known[id(down)] = (down, wire.content(down, self._precision))
         return self._known[id(down)][1]
 
-    def _count(self, arrival: Arrival, sent: int | None) -> None:
-        ledger, profile = self.ledger, self._infos[arrival.client].profile
+    def _count(self, arrival: Arrival, info: ClientInfo, sent: int | None) -> None:
+        ledger = self.ledger
         if ledger.flops is not None:
             # int(): a sum of costs is a plain number again
             ledger.flops = None if arrival.flops is None else ledger.flops + int(arrival.flops)
         if isinstance(arrival.flops, Cost):
             self._note_device(arrival.flops, sent)
         up = arrival.bytes_up if arrival.uploads else 0
-        spent = self._network.seconds(up, arrival.bytes_down, arrival.flops, profile)
+        spent = self._network.seconds(up, arrival.bytes_down, arrival.flops, info.profile)
         ledger.simulated_seconds = max(ledger.simulated_seconds, spent)
 
     def _note_device(self, cost: Cost, sent: int | None) -> None:
@@ -171,7 +172,8 @@ class Gathered:
             return server
         method: Any = self._method
         gathers = isinstance(method, GatherAlgorithm)
-        combined = self._uploads if gathers else self._total
+        ordered = sorted(self._uploads, key=lambda received: received.info.id)
+        combined = ordered if gathers else self._total
         following = method.aggregate(self._problem, server, combined, key)
         # as a checkpoint would give it back: the layout of memory may decide the last bit
         return tree.map(_contiguous, following)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -15,12 +18,14 @@ from parsifl.algorithm import AnyMethod, ClientInfo
 from parsifl.algorithms.settings import LocalSGD
 from parsifl.data.clients import ClientData
 from parsifl.engine import executors
+from parsifl.engine.choice import convolutions
 from parsifl.engine.evaluation import Evaluation, Scores, Split
 from parsifl.engine.executors import Executor
 from parsifl.engine.round import first_state
 from parsifl.engine.shards import Shards
 from parsifl.engine.store import ClientStore
-from parsifl.engine.tasks import Task, reason
+from parsifl.engine.tasks import Outcome, Task, reason
+from parsifl.engine.untuned import Columns, Untuned, run_on_one_core
 from parsifl.errors import ClientError, ConfigError, DataError
 from parsifl.keys import Key
 from parsifl.problem import Model, Problem
@@ -29,8 +34,21 @@ from parsifl.wire import Precision
 from parsifl.work import Draw, Rows, Shard, Work
 
 FINE_TUNE = "evaluation/fine-tune"
-PIECE_BYTES = 8 << 20  # of the rows that a global model is judged on at once
+PIECE_BYTES = 2 << 20  # of the rows that are judged at once, by one job
 _STATISTICS_ROWS = 128  # models with batch statistics are judged in batches of this size
+_WINDOW = 40  # clients that are tuned and judged at a time, in several blocks
+_PIECE_ROWS = 1024  # most rows of several clients that are scored together
+_LARGE = 2_000_000  # parameters times rows from which on a thread has enough to do
+
+
+@dataclass(frozen=True)
+class _Occasion:
+    """What is judged: the states of server and clients after a round, on some rows of each."""
+
+    server: Any
+    store: ClientStore
+    parts: Sequence[Any]
+    key: Key
 
 
 class Judge:
@@ -72,32 +90,43 @@ class Judge:
         judged = [client for client in ids if len(parts[client])]
         if not judged:
             return None
-        sizes = np.array([len(parts[client]) for client in judged])
-        if model.problem.rows_interact:
-            means = [_weighted_means(model, self._shards.rows(parts[i])) for i in judged]
-            values = {n: np.array([float(m[n]) for m in means]) for n in means[0]}
-            return Scores(np.array(judged), sizes, values)
-        rows = np.concatenate([parts[client] for client in judged])
-        starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
         try:
-            metrics = self._row_metrics(model, rows)
+            values = self._means(model, judged, parts)
         except (IndexError, RuntimeError, ValueError) as error:
             raise DataError(
                 f"the global model cannot be judged on the {split} rows ({reason(error)}); do its "
                 "inputs and outputs fit the data, and are all labels below its outputs?"
             ) from error
-        values = {name: np.add.reduceat(column, starts) / sizes for name, column in metrics.items()}
-        return Scores(np.array(judged), sizes, values)
+        return Scores(np.array(judged), _sizes(judged, parts), values)
 
-    def _row_metrics(
-        self, model: Model, rows: npt.NDArray[np.int64]
-    ) -> dict[str, npt.NDArray[np.float64]]:
+    def _means(self, model: Model, ids: Sequence[int], parts: Sequence[Any]) -> Columns:
+        """Judge one model on the rows of some clients."""
+        if model.problem.rows_interact:
+            found = [_batchwise_means(model, self._gathered(parts[client])) for client in ids]
+            return {name: np.array([float(means[name]) for means in found]) for name in found[0]}
+        sizes = _sizes(ids, parts)
+        rows = parts[ids[0]] if len(ids) == 1 else np.concatenate([parts[i] for i in ids])
+        starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+        return {
+            name: np.add.reduceat(column, starts) / sizes
+            for name, column in self._row_metrics(model, rows).items()
+        }
+
+    def _gathered(self, rows: npt.NDArray[np.int64]) -> Rows:
+        """Return rows by number; pictures with the channels last, which halves a convolution."""
+        found = self._shards.rows(rows)
+        if not isinstance(found.x, Tensor) or found.x.ndim != 4:
+            return found
+        return replace(found, x=found.x.contiguous(memory_format=torch.channels_last))
+
+    def _row_metrics(self, model: Model, rows: npt.NDArray[np.int64]) -> Columns:
         """Judge rows piece by piece: neither they nor what the layers make of them fit at once."""
         size = _piece(self._data)
-        found = [
-            model.problem.metrics(model.params, self._shards.rows(rows[at : at + size]))
-            for at in range(0, len(rows), size)
-        ]
+
+        def judge(at: int) -> dict[str, Tensor]:
+            return model.problem.metrics(model.params, self._gathered(rows[at : at + size]))
+
+        found = run_on_one_core([partial(judge, at) for at in range(0, len(rows), size)])
         return {
             name: np.concatenate([piece[name].double().numpy() for piece in found])
             for name in found[0]
@@ -118,41 +147,81 @@ class Judge:
         judged = [client for client in ids if len(parts[client])]
         if not judged:
             return None
-        if self._problem.rows_interact and executor != "forked":
-            executor = "loop"  # padding would enter the statistics of a batch
-        means: dict[int, dict[str, Tensor]] = {}
-        fallbacks: list[str] = []
-        for at in range(0, len(judged), block):
-            window = judged[at : at + block]
-            tasks = [self._task(server, store, i, self._shards.rows(parts[i]), key) for i in window]
-            outcome = executors.run(self.judge_one, tasks, executor, block)
-            for client, failure in outcome.failures.items():
-                raise ClientError("judging", client, key.round + 1, failure)
-            means.update(outcome.results)
-            fallbacks += outcome.fallbacks
-        sizes = np.array([len(parts[client]) for client in judged])
-        values = {n: np.array([float(means[i][n]) for i in judged]) for n in means[judged[0]]}
-        return Scores(np.array(judged), sizes, values, tuple(fallbacks))
+        occasion = _Occasion(server, store, parts, key)
+        if not any(self._work(self._infos[client]).draws for client in judged):
+            outcome = self._untuned(occasion, judged)
+        elif executor in ("vmap", "fused") and not self._problem.rows_interact:
+            outcome = self._in_batches(occasion, judged, executor, block)
+        else:  # padding would enter the statistics of a batch
+            alone: Executor = "threads" if executor == "threads" else "loop"
+            tasks = [Task(client, (client,)) for client in judged]
+            outcome = executors.run(partial(self._alone, occasion), tasks, alone, block)
+        for client, failure in outcome.failures.items():
+            raise ClientError("judging", client, key.round + 1, failure)
+        found = outcome.results
+        values = {n: np.array([float(found[i][n]) for i in judged]) for n in found[judged[0]]}
+        return Scores(np.array(judged), _sizes(judged, parts), values, tuple(outcome.fallbacks))
+
+    def _untuned(self, occasion: _Occasion, ids: Sequence[int]) -> Outcome:
+        """Judge models that are ready."""
+        parts = occasion.parts
+        one_by_one = Untuned(
+            model=lambda client: self._tuned(*self._arguments(occasion, client)),
+            alone=lambda model, client: self._means(model, [client], parts),
+            gathered=self._gathered,
+            parts=parts,
+            most=0 if self._problem.rows_interact else min(_piece(self._data), _PIECE_ROWS),
+        )
+        rows = sum(len(parts[client]) for client in ids) / len(ids)
+        return one_by_one.judge(ids, threads=self._weight * rows >= _LARGE)
+
+    @cached_property
+    def _weight(self) -> float:
+        """What a row costs, in parameters that are used once."""
+        if convolutions(self._problem):
+            return math.inf
+        return sum(value.numel() for value in self._problem.init(Key(0)).values())
+
+    def _in_batches(
+        self, occasion: _Occasion, ids: Sequence[int], executor: Executor, block: int
+    ) -> Outcome:
+        """Tune and judge several blocks of clients at a time: they are what threads share."""
+        outcome = Outcome()
+        window = max(block, _WINDOW)
+        for at in range(0, len(ids), window):
+            tasks = []
+            for client in ids[at : at + window]:
+                rows = self._shards.rows(occasion.parts[client])
+                tasks.append(Task(client, (*self._arguments(occasion, client), rows)))
+            outcome.add(executors.run(self.judge_one, tasks, executor, block))
+        return outcome
+
+    def _alone(self, occasion: _Occasion, client: int) -> dict[str, Tensor]:
+        model = self._tuned(*self._arguments(occasion, client))
+        means = self._means(model, [client], occasion.parts)
+        return {name: torch.from_numpy(column) for name, column in means.items()}
 
     def own_score(
         self, down: Any, store: ClientStore, client: int, split: Split, key: Key
     ) -> dict[str, float] | None:
         """Judge the personal model of one client that received `down`; None if it has no rows."""
-        part = self._parts(split)[client]
-        if not len(part):
+        if not len(self._parts(split)[client]):
             return None
-        arguments = self._received_arguments(down, store, client, key)
-        means = self.judge_one(*arguments, self._shards.rows(part))
-        return {name: float(value) for name, value in means.items()}
+        model = self._tuned(*self._received_arguments(down, store, client, key))
+        means = self._means(model, [client], self._parts(split))
+        return {name: float(column[0]) for name, column in means.items()}
 
     def personal_model(self, server: Any, store: ClientStore, client: int, key: Key) -> Model:
         """Return one client's personal model."""
-        down, state, shard = self._arguments(server, store, client, key)
-        return self._tuned(down, state, shard)
+        occasion = _Occasion(server, store, (), key)
+        return self._tuned(*self._arguments(occasion, client))
 
     def judge_one(self, down: Any, client: Any, shard: Shard, rows: Rows) -> dict[str, Tensor]:
-        """Personalise, fine-tune and judge one client; runs under vmap for many."""
-        return _weighted_means(self._tuned(down, client, shard), rows)
+        """Personalise, tune and judge one client; runs under vmap for many, with padded rows."""
+        model = self._tuned(down, client, shard)
+        metrics = model.problem.metrics(model.params, rows)
+        total = rows.weight.sum().clamp(min=1)
+        return {name: (column * rows.weight).sum() / total for name, column in metrics.items()}
 
     def _tuned(self, down: Any, client: Any, shard: Shard) -> Model:
         model = self._method.personalize(self._problem, down, client, shard)
@@ -175,16 +244,12 @@ class Judge:
             given = self._method.rate(round)
         return float(given)
 
-    def _task(self, server: Any, store: ClientStore, client: int, rows: Rows, key: Key) -> Task:
-        return Task(client, (*self._arguments(server, store, client, key), rows))
-
-    def _arguments(
-        self, server: Any, store: ClientStore, client: int, key: Key
-    ) -> tuple[Any, Any, Shard]:
+    def _arguments(self, occasion: _Occasion, client: int) -> tuple[Any, Any, Shard]:
+        key = occasion.key.at(client=client, purpose="broadcast")
         info = self._infos[client]
-        method, problem = self._method, self._problem
-        sent = method.broadcast(problem, server, info, key.at(client=client, purpose="broadcast"))
-        return self._received_arguments(self._received(sent), store, client, key)
+        sent = self._method.broadcast(self._problem, occasion.server, info, key)
+        down = self._received(sent)
+        return self._received_arguments(down, occasion.store, client, occasion.key)
 
     def _received_arguments(
         self, down: Any, store: ClientStore, client: int, key: Key
@@ -197,9 +262,10 @@ class Judge:
 
     def _received(self, sent: Any) -> Any:
         # one object for all who are sent one object: it is then shared in a batch
-        if self._last[0] is not sent:
-            self._last = (sent, wire.rounded(sent, self._precision))
-        return self._last[1]
+        last = self._last  # read once: threads may judge at the same time
+        if last[0] is not sent:
+            self._last = last = (sent, wire.rounded(sent, self._precision))
+        return last[1]
 
     def _work(self, info: ClientInfo) -> Work:
         work = self._method.tuning(info)
@@ -216,19 +282,15 @@ class Judge:
         return self._data.test if split == "test" else self._data.validation
 
 
+def _sizes(ids: Sequence[int], parts: Sequence[Any]) -> npt.NDArray[np.int64]:
+    return np.array([len(parts[client]) for client in ids])
+
+
 def _piece(data: ClientData) -> int:
     """Return how many rows are judged at once."""
     if not isinstance(data.x, Tensor):
         return max(1, data.x.shape[0])
     return max(1, PIECE_BYTES // max(1, data.x[:1].nbytes))
-
-
-def _weighted_means(model: Model, rows: Rows) -> dict[str, Tensor]:
-    if model.problem.rows_interact:
-        return _batchwise_means(model, rows)
-    metrics = model.problem.metrics(model.params, rows)
-    total = rows.weight.sum().clamp(min=1)
-    return {name: (column * rows.weight).sum() / total for name, column in metrics.items()}
 
 
 def _batchwise_means(model: Model, rows: Rows) -> dict[str, Tensor]:

@@ -18,7 +18,8 @@ from parsifl.engine.laps import Laps
 from parsifl.engine.network import Network
 from parsifl.engine.shards import Shards
 from parsifl.engine.store import ClientStore
-from parsifl.engine.tasks import Task
+from parsifl.engine.tasks import Outcome, Task
+from parsifl.engine.threads import one_core
 from parsifl.errors import CapabilityError
 from parsifl.keys import Key
 from parsifl.problem import Problem
@@ -52,7 +53,10 @@ class _Prepared:
 
 
 def run_round(setting: Setting, server: Any, cohort: Sequence[int], key: Key) -> tuple[Any, Ledger]:
-    """Return the next server state and the ledger; clients are added up in the order of ids."""
+    """Return the next server state and the ledger.
+
+    Clients are added up as their blocks come, in an order that does not depend on the machine.
+    """
     everyone = setting.method.trains == "everyone"
     training = setting.pool if everyone else cohort
     gathered = Gathered(
@@ -81,9 +85,18 @@ def _run_window(
     def local(down: Any, client: Any, shard: Any) -> Local[Any, Any]:
         return method.local(problem, down, client, shard)
 
-    tasks = [item.task for item in prepared]
+    items = {item.task.client: item for item in prepared}
+
+    def book(outcome: Outcome) -> None:
+        laps.lap("local")
+        gathered.ledger.fallbacks += outcome.fallbacks
+        with one_core():  # to wake another thread takes longer than to add up a small model
+            for client in sorted({*outcome.results, *outcome.failures}):
+                _book(setting, items[client], outcome, client in uploading, gathered, laps)
+
     before = torch.get_rng_state()
-    outcome = executors.run(local, tasks, setting.executor, setting.block)
+    tasks = [item.task for item in prepared]
+    executors.run(local, tasks, setting.executor, setting.block, book)
     if not torch.equal(before, torch.get_rng_state()):
         torch.set_rng_state(before)
         raise CapabilityError(
@@ -91,25 +104,33 @@ def _run_window(
             "give other results: use parsifl.models.KeyedDropout (adapt puts it in place of "
             "nn.Dropout), or parsifl.keys.uniform"
         )
-    gathered.ledger.fallbacks += outcome.fallbacks
     laps.lap("local")
-    for item in prepared:
-        client = item.task.client
-        reason = outcome.failures.get(client)
-        if reason is None and client not in outcome.finite:
-            bad = first_not_finite(outcome.results[client])
-            reason = f"{bad} is not finite" if bad else None
-        if reason is not None:
-            gathered.drop(client, item.bytes_down, reason)
-        else:
-            result = outcome.results[client]
-            laps.lap("check")
-            arrival = _arrival(setting, item, result, client in uploading)
-            laps.lap("encode")
-            gathered.receive(arrival)
-            laps.lap("aggregate")
-            setting.store.save(client, result.client)
-            laps.lap("state")
+
+
+def _book(
+    setting: Setting,
+    item: _Prepared,
+    outcome: Outcome,
+    uploads: bool,
+    gathered: Gathered,
+    laps: Laps,
+) -> None:
+    client = item.task.client
+    reason = outcome.failures.get(client)
+    if reason is None and client not in outcome.finite:
+        bad = first_not_finite(outcome.results[client])
+        reason = f"{bad} is not finite" if bad else None
+    if reason is not None:
+        gathered.drop(client, item.bytes_down, reason)
+        return
+    result = outcome.results[client]
+    laps.lap("check")
+    arrival = _arrival(setting, item, result, uploads)
+    laps.lap("encode")
+    gathered.receive(arrival)
+    laps.lap("aggregate")
+    setting.store.save(client, result.client)
+    laps.lap("state")
 
 
 def _arrival(setting: Setting, item: _Prepared, result: Local[Any, Any], uploads: bool) -> Arrival:

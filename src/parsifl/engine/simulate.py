@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -185,7 +184,7 @@ class _Simulation:
             self._server = found.server
             self._store.restore(found.clients)
             for round in range(found.round):
-                self._sampled.update(self._training(round))
+                self._sampled.update(self._training(self._cohort(round)))
 
     def _run(self) -> dict[str, Any]:
         return {
@@ -208,11 +207,11 @@ class _Simulation:
 
     def _round(self, round: int, *, last: bool) -> Record:
         cohort = self._cohort(round)
-        self._sampled.update(self._training(round))
+        self._sampled.update(self._training(cohort))
         key = self._key.at(round=round)
         self._server, ledger = run_round(self._setting, self._server, cohort, key)
         _refuse_hopeless(ledger, round)
-        record: Record = {"round": round + 1, "cohort": len(cohort), **asdict(ledger)}
+        record: Record = {"round": round + 1, "cohort": len(cohort), **vars(ledger)}
         record["executor"] = self._executor
         if self._saving is not None:
             record["seconds"]["checkpoint"], self._saving = self._saving, None
@@ -228,8 +227,8 @@ class _Simulation:
             self._pool, self._options["participation"], self._key.at(round=round)
         )
 
-    def _training(self, round: int) -> Sequence[int]:
-        return self._pool if self._setting.method.trains == "everyone" else self._cohort(round)
+    def _training(self, cohort: list[int]) -> Sequence[int]:
+        return self._pool if self._setting.method.trains == "everyone" else cohort
 
     def _evaluate(self, key: Key, record: Record) -> None:
         ids = sampling.judged(self._evaluation, len(self._data), self._pool, self._sampled)

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
-from typing import TypeVar
+from threading import Lock
+from typing import Generic, TypeVar
 
 import torch
 
@@ -40,15 +41,23 @@ def one_core() -> Iterator[None]:
 
 
 def run_jobs(jobs: Sequence[Callable[[], T]]) -> list[T]:
-    """Return what the jobs return, in their order; whoever is free takes the next one.
+    """Return what the jobs return, in their order."""
+    results: list[T] = []
+    hand_over(jobs, results.append)
+    return results
 
-    A job that is the only one may use all threads of torch.
+
+def hand_over(jobs: Sequence[Callable[[], T]], take: Callable[[T], None]) -> None:
+    """Run jobs, and let `take` have what they return: in their order, never two at a time.
+
+    Whoever is free begins the next job. A job that is the only one may use all threads of torch.
     """
     if len(jobs) == 1:
-        return [jobs[0]()]
+        take(jobs[0]())
+        return
     helpers = min(cores(), torch.get_num_threads(), len(jobs)) - 1
     waiting = deque(enumerate(jobs))
-    results: dict[int, T] = {}
+    queue = _Queue(take)
 
     def work() -> None:
         while True:
@@ -56,7 +65,7 @@ def run_jobs(jobs: Sequence[Callable[[], T]]) -> list[T]:
                 number, job = waiting.popleft()
             except IndexError:
                 return
-            results[number] = job()
+            queue.put(number, job())
 
     def help_out() -> None:
         with one_core():
@@ -74,4 +83,21 @@ def run_jobs(jobs: Sequence[Callable[[], T]]) -> list[T]:
                     waiting.clear()  # after Ctrl-C nobody begins another job
             for helper in helping:
                 helper.result()
-    return [results[number] for number in range(len(jobs))]
+
+
+class _Queue(Generic[T]):
+    """Hands over what has arrived as soon as nothing before it is missing."""
+
+    def __init__(self, take: Callable[[T], None]) -> None:
+        self._take, self._lock = take, Lock()
+        self._arrived: dict[int, T] = {}
+        self._next = 0
+
+    def put(self, number: int, result: T) -> None:
+        """Take in a result, and hand over all whose turn it is."""
+        with self._lock:
+            self._arrived[number] = result
+            del result  # else its memory would still be held when it has been handed over
+            while self._next in self._arrived:
+                self._take(self._arrived.pop(self._next))
+                self._next += 1

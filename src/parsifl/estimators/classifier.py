@@ -49,7 +49,7 @@ class FederatedSparseClassifier(ClassifierMixin, FederatedSparse):  # type: igno
         check_classification_targets(y)
         self.classes_, labels = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
-            raise ValueError(f"there is only one class, {self.classes_[0]!r}; 2 are needed")
+            raise ValueError(f"there is only one class, {self.classes_[0]}; 2 are needed")
         self.clients_, parts = self._clients(groups, len(labels))
         weight = self._weights(sample_weight, X)
         moments = gather(X, labels.astype(np.float64), weight, parts, standardize=self.standardize)

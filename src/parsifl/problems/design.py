@@ -6,19 +6,15 @@ clients (see `parsifl.solvers.eager`): they read pooled rows by number and never
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from parsifl.atoms.coordinates import places
 from parsifl.tree import Opaque
-from parsifl.work import Batches
-
-Array = npt.NDArray[Any]
 
 
 class CsrDesign(Opaque):
@@ -152,8 +148,23 @@ def columns(x: Design, rows: Tensor, index: Tensor) -> Tensor:
         pairs = zip(rows, index, strict=True)
         return torch.stack([x[chosen].columns(some) for chosen, some in pairs])
     flat = x.reshape(len(x), -1)
+    following = _following(flat, rows)
+    if following is not None:  # one number a column is looked up, not one a row and column
+        return following.gather(2, index[:, None, :].expand(*rows.shape, -1))
     width = flat.shape[1]
     return torch.take(flat, (rows * width)[:, :, None] + index[:, None, :])
+
+
+def _following(flat: Tensor, rows: Tensor) -> Tensor | None:
+    """Return X[rows] as a view where clients have rows one after the other, evenly spaced."""
+    numbers = rows.numpy()
+    count, length = numbers.shape
+    first, step = int(numbers[0, 0]), int(numbers[1, 0] - numbers[0, 0]) if count > 1 else 0
+    regular = first + step * np.arange(count)[:, None] + np.arange(length)
+    if step < 0 or not flat.is_contiguous() or not np.array_equal(numbers, regular):
+        return None
+    width = flat.shape[1]
+    return flat.as_strided((count, length, width), (step * width, width, 1), first * width)
 
 
 def products(x: Design, rows: Tensor, coefficients: Tensor) -> Tensor:
@@ -161,96 +172,13 @@ def products(x: Design, rows: Tensor, coefficients: Tensor) -> Tensor:
 
     A sparse v reads only the columns of its support.
     """
-    used = coefficients != 0
-    longest = int(used.sum(-1).max())
+    used = coefficients.numpy() != 0
+    longest = int(np.count_nonzero(used, axis=-1).max())
     if coefficients.ndim > 2 or 4 * longest > coefficients.shape[-1]:
         pairs = zip(rows, coefficients, strict=True)
         return torch.stack([matvec(x[chosen], v) for chosen, v in pairs])
     if not longest:
         return rows.new_zeros(rows.shape, dtype=coefficients.dtype)
-    index = used.nonzero()[:, 1]
-    if len(index) == longest * len(used):
-        index = index.reshape(len(used), longest)
-    else:  # zeros fill up the shorter supports: they add nothing to the product
-        index = used.to(torch.uint8).topk(longest).indices
-    values = coefficients.gather(-1, index)
+    index, valid = places(torch.from_numpy(used))
+    values = coefficients.gather(-1, index) * valid  # an unused place looks up coefficient 0
     return (columns(x, rows, index) @ values[..., None])[..., 0]
-
-
-@dataclass(frozen=True)
-class Compact:
-    """The rows of CSR mini-batches, one after the other, on only the columns that occur.
-
-    Attributes
-    ----------
-    x, y, weight
-        All rows of all steps; step k has the rows k b .. (k + 1) b - 1.
-    columns
-        The numbers of the columns that are left, ascending.
-    rows
-        b, the rows a step.
-    owner
-        For every entry of x the number of its row within its step.
-    """
-
-    x: CsrDesign
-    y: Tensor
-    weight: Tensor
-    columns: Tensor
-    rows: int
-    owner: Array
-
-    def targets(self, number: int) -> tuple[Tensor, Tensor]:
-        """Return the targets and weights of the rows of one step."""
-        here = slice(number * self.rows, (number + 1) * self.rows)
-        return self.y[here], self.weight[here]
-
-    def product(self, number: int, coefficients: Tensor) -> Tensor:
-        """Return X v for the rows of one step."""
-        if coefficients.ndim > 1:
-            return self._step(number).product(coefficients)
-        data, place, row = self._entries(number)
-        sums = np.bincount(row, data * coefficients.numpy()[place], minlength=self.rows)
-        return torch.from_numpy(sums).to(coefficients.dtype)
-
-    def adjoint(self, number: int, values: Tensor) -> Tensor:
-        """Return X' r for the rows of one step."""
-        if values.ndim > 1:
-            return self._step(number).adjoint(values)
-        data, place, row = self._entries(number)
-        sums = np.bincount(place, data * values.numpy()[row], minlength=len(self.columns))
-        return torch.from_numpy(sums).to(values.dtype)
-
-    def _step(self, number: int) -> CsrDesign:
-        return self.x[slice(number * self.rows, (number + 1) * self.rows)]
-
-    def _entries(self, number: int) -> tuple[Array, Array, Array]:
-        """Return values, columns and rows of the entries of one step, as views.
-
-        On so few rows the arithmetic takes less time than SciPy's checks.
-        """
-        matrix, first = self.x.matrix, number * self.rows
-        here = slice(int(matrix.indptr[first]), int(matrix.indptr[first + self.rows]))
-        return matrix.data[here], matrix.indices[here], self.owner[here]
-
-
-def compact(batches: Batches, also: Tensor) -> Compact:
-    """Gather CSR batches without the columns that they never touch, but for those in `also`."""
-    index = batches.index.reshape(-1)
-    part = batches.x.matrix[index.numpy()]
-    occurs = np.zeros(part.shape[1], np.bool_)
-    occurs[part.indices] = True
-    occurs[also.numpy()] = True
-    kept = np.flatnonzero(occurs)
-    place = np.empty(part.shape[1], part.indices.dtype)
-    place[kept] = np.arange(len(kept), dtype=place.dtype)
-    shape = (part.shape[0], len(kept))
-    small = type(part)((part.data, place[part.indices], part.indptr), shape=shape)
-    return Compact(
-        CsrDesign(small),
-        batches.y[index],
-        batches.weight.reshape(-1),
-        torch.from_numpy(kept),
-        batches.index.shape[1],
-        np.repeat(np.arange(shape[0]) % batches.index.shape[1], np.diff(part.indptr)),
-    )

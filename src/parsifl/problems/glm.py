@@ -7,14 +7,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, final
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from parsifl.errors import ConfigError, DataError
 from parsifl.keys import Key
 from parsifl.problem import Params, Restricted, Selection
-from parsifl.problems import datafits, design
-from parsifl.problems.design import Compact, CsrDesign
+from parsifl.problems import datafits
+from parsifl.problems.compacted import Compacted, compacted
+from parsifl.problems.design import CsrDesign
 from parsifl.problems.predictor import Predictor
 from parsifl.work import Batch, Batches, Rows
 
@@ -209,17 +211,14 @@ class GLM:
         """
         if not isinstance(batches.x, CsrDesign) or self._psi is not None:
             return None
-        used = coefficients.nonzero()[:, -1]
-        small = design.compact(batches, used[used < self.features])
-        last = torch.tensor([self.features] if self.intercept else [], dtype=torch.long)
-        positions = torch.cat([small.columns, last])
-        return GLMSteps(self, small, positions, self._ridge[positions])
-
-    def slopes(self, u: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        """Return the derivative of the mean loss in the predictor of every row."""
-        targets, importance = self._targets(y)
-        share = weight * importance / weight.sum().clamp(min=1)
-        return self.datafit.slope(u, targets) * (share if self._single else share[:, None])
+        used = coefficients[..., : self.features].numpy() != 0
+        small = compacted(batches, np.flatnonzero(used if self._single else used.any(0)))
+        positions = small.columns
+        if self.intercept:
+            positions = torch.cat([positions, torch.tensor([self.features])])
+        ridge = self._ridge[positions] if self.l2 else self._ridge[:0]
+        whole = Selection(batches.x, batches.y, batches.index, batches.weight)
+        return GLMSteps(self, small, positions, ridge, *self._shares(whole))
 
     def gradients(self, coefficients: Tensor, data: Selection) -> Tensor:
         """Return the gradients of the mean losses over the selected rows, l2 term included."""
@@ -240,15 +239,16 @@ class GLM:
     ) -> Restricted:
         """Return the mean losses over the selected rows in the coefficients at `index`."""
         targets, weight = self._shares(data)
-        columns, start = self._columns(data, index), coefficients.gather(-1, index)
+        columns = self._predictor.columns(data.x, data.rows, index)
+        start = coefficients.gather(-1, index)
         if not bool(valid.all()):
-            columns, start = columns * valid[..., None, :], start * valid
+            columns, start = columns.mul_(valid[..., None, :]), start * valid
         return Restricted(
             columns=columns,
             targets=targets,
             weight=weight,
             rows=(data.weight > 0).sum(-1),
-            ridge=self._ridge[index],
+            ridge=self._ridge[index] if self.l2 else torch.zeros_like(start),
             start=start,
             loss=self.datafit.loss,
             slope=self.datafit.slope,
@@ -256,29 +256,27 @@ class GLM:
             scale=self.datafit.smoothness if self.datafit.quadratic else None,
         )
 
-    def _columns(self, data: Selection, index: Tensor) -> Tensor:
-        if self._single:
-            return self._predictor.columns(data.x, data.rows, index)
-        classes = [self._predictor.columns(data.x, data.rows, some) for some in index.unbind(1)]
-        return torch.stack(classes, dim=1)
-
 
 @dataclass(frozen=True)
 class GLMSteps:
     """Gradients of CSR mini-batches in the coefficients at `positions` (see `GLM.compact`)."""
 
     problem: GLM
-    data: Compact
+    data: Compacted
     positions: Tensor
     ridge: Tensor
+    targets: Tensor
+    shares: Tensor
 
     def gradient(self, coefficients: Tensor, step: int) -> Tensor:
         """Return the gradient of the loss of one mini-batch."""
-        (y, weight), intercept = self.data.targets(step), self.problem.intercept
-        inner = coefficients[..., :-1] if intercept else coefficients
-        u = self.data.product(step, inner)
-        slope = self.problem.slopes(u + coefficients[..., -1] if intercept else u, y, weight)
-        back = self.data.adjoint(step, slope)
+        rows, intercept = self.data.step(step), self.problem.intercept
+        u = rows.product(coefficients[..., :-1] if intercept else coefficients)
+        u = u + coefficients[..., -1] if intercept else u
+        share = self.shares[step]
+        slope = self.problem.datafit.slope(u, self.targets[step])
+        slope = slope * (share if u.ndim == 1 else share[:, None])
+        back = rows.adjoint(slope)
         if intercept:
             back = torch.cat([back, slope.sum(0)[..., None]], dim=-1)
         return back + self.ridge * coefficients if self.problem.l2 else back

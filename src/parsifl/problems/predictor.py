@@ -60,15 +60,25 @@ class Predictor:
         return torch.cat([back, values.sum(1)[..., None]], dim=-1)
 
     def columns(self, x: Design, rows: Tensor, index: Tensor) -> Tensor:
-        """Return du/d(coefficient): [B, n, k] for rows [B, n] and index [B, k]."""
+        """Return du/d(coefficient) for rows [B, n]: [B, n, k] for index [B, k].
+
+        Classes come next to the clients: [B, c, n, k] for index [B, c, k].
+        """
         last = self.width - 1
         inner = index.clamp(max=last - 1) if self.intercept else index
-        if self.dictionary is None:
+        if self.dictionary is not None:  # the atoms of all rows at once, whatever the class
+            atoms = torch.stack([design.matvec(x[chosen], self.dictionary.mT) for chosen in rows])
+            found = _picked(atoms, inner)
+        elif index.ndim == 2:
             found = design.columns(x, rows, inner)
         else:
-            pairs = zip(rows, inner, strict=True)
-            atoms = self.dictionary.mT
-            found = torch.stack([design.matvec(x[chosen], atoms[some]) for chosen, some in pairs])
+            found = torch.stack([design.columns(x, rows, i) for i in inner.unbind(1)], dim=1)
         if not self.intercept:
             return found
-        return torch.where((index == last)[:, None, :], torch.ones_like(found), found)
+        return torch.where((index == last)[..., None, :], torch.ones_like(found), found)
+
+
+def _picked(atoms: Tensor, index: Tensor) -> Tensor:
+    """Return some columns of [B, n, d], by [B, k] or for every class by [B, c, k]."""
+    wide = atoms if index.ndim == 2 else atoms[:, None].expand(-1, index.shape[1], -1, -1)
+    return wide.gather(-1, index[..., None, :].expand(*wide.shape[:-1], -1))

@@ -33,7 +33,7 @@ from parsifl.recipes.recipe import Claim, Context, Job, Recipe, Result, Values, 
 WRITERS, UNSEEN, EXAMPLES, COHORT = 350, 50, 100, 10
 PIXELS, CLASSES, TAU, RADIUS, BATCH = 784, 10, 90, 1e5, 50
 ATOMS, FEW = 200, 10
-RATES = (0.3, 0.1, 0.03, 0.01)
+RATES = (3.0, 1.0, 0.3, 0.1, 0.03, 0.01)
 OURS, RANDOM = "FedGradMP", "FedGradMP, Gaussian dictionary"
 BASELINES = ("FedIterHT", "FedMid", "FedDualAvg", "FedAvg")
 STAND_IN = "stand-in: MNIST by writer (QMNIST's writers) for Federated EMNIST's digits"
@@ -110,7 +110,7 @@ def _run(name: str, rate: float, context: Context, seed: int, _folder: Path | No
 
 
 def _rates(context: Context) -> tuple[float, ...]:
-    return RATES if context.scale == "full" else RATES[1:3]
+    return RATES if context.scale == "full" else RATES[:4]
 
 
 def _plan(names: Sequence[str], context: Context) -> list[Job]:

@@ -100,6 +100,11 @@ def to_bits(tensor: Tensor) -> NDArray[Any]:
     return bits
 
 
+def has_no_zero(tensor: Tensor) -> bool:
+    """Tell whether every entry counts as a non-zero; no for what cannot travel."""
+    return tensor.dtype in CODES and int(np.count_nonzero(to_bits(tensor))) == tensor.numel()
+
+
 def from_bits(bits: NDArray[Any], dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
     """Undo `to_bits`; the array is not copied."""
     return torch.from_numpy(bits).view(dtype).reshape(shape)

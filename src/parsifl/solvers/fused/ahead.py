@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import final
 
 import torch
@@ -41,11 +41,12 @@ class AheadBlock:
 
     def walk(self) -> tuple[Tensor, ...]:
         """Take every step; returns the parameters in the order of the clients."""
+        way = self._route.network.on(self)
         for step in self._schedule:
-            self._count = step.count
+            self._count = step.clients
             for part, looking in enumerate((True, False)):
                 self._looking = looking
-                self._route.network.run(self, _part(step, part))
+                way.run(_part(step, part))
         return self._schedule.restored([self._params[name] for name in self._route.trained])
 
     def read(self, name: str) -> Tensor:
@@ -73,4 +74,4 @@ def _part(step: Step, number: int) -> Step:
     size = step.y.shape[1] // PARTS
     rows = slice(number * size, (number + 1) * size)
     key = None if step.key is None else keys.fold(step.key, number)
-    return replace(step, x=step.x[:, rows], y=step.y[:, rows], scale=step.scale[:, rows], key=key)
+    return Step(step.clients, step.x[:, rows], step.y[:, rows], step.scale[:, rows], key)

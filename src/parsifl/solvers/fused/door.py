@@ -1,18 +1,20 @@
-"""The way from one client's code to the whole block: autograd functions with a vmap rule.
+"""The way from one client's code to the whole block.
 
-Methods are written for one client and run under `torch.func.vmap`; here the tensors of all
-clients of the block come whole. Differentiating through this raises.
+Methods are written for one client and run under vmap; here the tensors of all clients of the
+block come whole, as they come to an `autograd.Function` with a vmap rule, which would take half a
+millisecond a call. Differentiating through this raises.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 
 from parsifl.problem import Params, Problem
 from parsifl.problems.neural import NeuralProblem
@@ -24,13 +26,12 @@ from parsifl.solvers.fused.steps import Block, Recipe
 from parsifl.work import Batch, Batches
 
 _ENABLED: ContextVar[bool] = ContextVar("parsifl_fused", default=False)
-_Dims = tuple[int | None, ...]
-_Names = tuple[tuple[str, ...], tuple[str, ...]]
+_functorch: Any = torch._C._functorch
 
 
 @contextmanager
 def fused_steps() -> Iterator[None]:
-    """Let solvers take the fused path where they can; only meant around `torch.func.vmap`."""
+    """Let solvers take the fused path where they can; only meant around vmap over clients."""
     token = _ENABLED.set(True)
     try:
         yield
@@ -39,9 +40,9 @@ def fused_steps() -> Iterator[None]:
 
 
 def inside_vmap() -> bool:
-    """Tell whether the innermost transformation is the one `torch.func.vmap` over clients."""
-    interpreter: Any = torch._C._functorch.peek_interpreter_stack()
-    kind = torch._C._functorch.TransformType.Vmap
+    """Tell whether the innermost transformation is the one vmap over clients."""
+    interpreter = _functorch.peek_interpreter_stack()
+    kind = _functorch.TransformType.Vmap
     return interpreter is not None and interpreter.level() == 1 and interpreter.key() == kind
 
 
@@ -65,7 +66,12 @@ def run(
     tensors = [params[name] for name in recipe.trained]
     tensors += [frozen[name] for name in recipe.frozen]
     tensors += [part[name] for part in aux for name in recipe.trained]
-    outputs = _Steps.apply(recipe, *_schedule(batches), *tensors)  # type: ignore[no-untyped-call]  # torch's own
+
+    def walk(count: int, leaves: list[Leaf]) -> Sequence[Tensor]:
+        schedule = Schedule(_data(count, leaves), keyed=recipe.network.keyed)
+        return Block(recipe, schedule, leaves[_DATA:]).walk()
+
+    outputs = _for_block(walk, [*_schedule(batches), *tensors])
     size = len(recipe.trained)
     groups = [
         dict(zip(recipe.trained, outputs[at : at + size], strict=True))
@@ -76,17 +82,43 @@ def run(
 
 def run_ahead(route: Route, params: Params, batches: Batches) -> Params:
     """Take all steps with a look ahead."""
+
+    def walk(count: int, leaves: list[Leaf]) -> Sequence[Tensor]:
+        schedule = Schedule(_data(count, leaves), keyed=route.network.keyed, parts=PARTS)
+        return AheadBlock(route, schedule, leaves[_DATA:]).walk()
+
     tensors = [params[name] for name in route.trained]
-    outputs = _Ahead.apply(route, *_schedule(batches), *tensors)  # type: ignore[no-untyped-call]  # torch's own
+    outputs = _for_block(walk, [*_schedule(batches), *tensors])
     return dict(zip(route.trained, outputs, strict=True))
 
 
 def gradient(network: Network, params: Params, frozen: Params, batch: Batch) -> Params:
     """Return the gradient of the loss in `params`."""
-    names = (tuple(params), tuple(frozen))
+
+    def find(count: int, leaves: list[Leaf]) -> Sequence[Tensor]:
+        x, y, weight, key, *weights = (_batched(leaf, count) for leaf in leaves)
+        values = dict(zip([*params, *frozen], weights, strict=True))
+        step = Step(count, x, y, row_scale(weight), key)
+        found = Found(values, frozenset(params)).at(network, step)
+        return [found[name] for name in params]
+
     data = (batch.x, batch.y, batch.weight, batch.key)
-    outputs = _Gradient.apply(network, names, *data, *params.values(), *frozen.values())  # type: ignore[no-untyped-call]  # torch's own
+    outputs = _for_block(find, [*data, *params.values(), *frozen.values()])
     return dict(zip(params, outputs, strict=True))
+
+
+def _for_block(
+    work: Callable[[int, list[Leaf]], Sequence[Tensor]], tensors: Sequence[Tensor]
+) -> list[Tensor]:
+    """Give the tensors of all clients and their number to `work`, outside of vmap."""
+    if any(tensor.requires_grad for tensor in tensors):
+        raise RuntimeError("fused steps cannot be differentiated: leave out fused_steps()")
+    interpreter: Any = retrieve_current_functorch_interpreter()
+    level = interpreter.level()
+    leaves = [_functorch._unwrap_batched(tensor, level) for tensor in tensors]
+    with interpreter.lower():
+        outputs = work(interpreter.batch_size(), leaves)
+    return [_functorch._add_batch_dim(output, 0, level) for output in outputs]
 
 
 def _schedule(batches: Batches) -> tuple[Tensor, ...]:
@@ -94,62 +126,17 @@ def _schedule(batches: Batches) -> tuple[Tensor, ...]:
     return data
 
 
-class _Hand(torch.autograd.Function):
-    """What the functions below share: they exist under vmap only, and keep nothing."""
-
-    @staticmethod
-    def forward(*_: Any) -> Any:  # pragma: no cover - torch requires it; `network_for` prevents it
-        raise RuntimeError("fused work runs under torch.func.vmap only")
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Keep nothing: there is no backward pass."""
+_DATA = 6  # tensors of a schedule
 
 
-class _Steps(_Hand):
-    @staticmethod
-    def vmap(info: Any, in_dims: _Dims, recipe: Recipe, *tensors: Tensor) -> Any:
-        """Run the block; leaves that all clients share come without a client axis."""
-        schedule = Schedule(_data(info, in_dims, tensors), keyed=recipe.network.keyed)
-        outputs = Block(recipe, schedule, _leaves(in_dims, tensors)).walk()
-        return outputs, (0,) * len(outputs)
-
-
-class _Ahead(_Hand):
-    @staticmethod
-    def vmap(info: Any, in_dims: _Dims, route: Route, *tensors: Tensor) -> Any:
-        """Run the block."""
-        schedule = Schedule(_data(info, in_dims, tensors), keyed=route.network.keyed, parts=PARTS)
-        outputs = AheadBlock(route, schedule, _leaves(in_dims, tensors)).walk()
-        return outputs, (0,) * len(outputs)
-
-
-class _Gradient(_Hand):
-    @staticmethod
-    def vmap(info: Any, in_dims: _Dims, network: Network, names: _Names, *tensors: Tensor) -> Any:
-        """Return the gradients of all clients."""
-        count = info.batch_size
-        x, y, weight, key, *leaves = (
-            _batched(tensor, dim, count) for tensor, dim in zip(tensors, in_dims[2:], strict=True)
-        )
-        trained, frozen = names
-        values = dict(zip(trained + frozen, leaves, strict=True))
-        step = Step(count, x, y, row_scale(weight), key)
-        outputs = Found(values, frozenset(trained)).at(network, step)
-        return tuple(outputs[name] for name in trained), (0,) * len(trained)
-
-
-def _data(info: Any, in_dims: _Dims, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _data(count: int, leaves: list[Leaf]) -> tuple[Tensor, ...]:
     """Return the pooled data, and the schedules of all clients."""
-    if in_dims[1] is not None or in_dims[2] is not None:
+    (x, x_axis), (y, y_axis), *scheduled = leaves[:_DATA]
+    if x_axis is not None or y_axis is not None:
         raise RuntimeError("pooled data must be shared by the clients of a block")
-    scheduled = zip(tensors[2:6], in_dims[3:7], strict=True)
-    return (*tensors[:2], *(_batched(tensor, dim, info.batch_size) for tensor, dim in scheduled))
+    return (x, y, *(_batched(leaf, count) for leaf in scheduled))
 
 
-def _leaves(in_dims: _Dims, tensors: tuple[Tensor, ...]) -> list[Leaf]:
-    return list(zip(tensors[6:], in_dims[7:], strict=True))
-
-
-def _batched(tensor: Tensor, dim: int | None, count: int) -> Tensor:
-    return tensor.expand(count, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+def _batched(leaf: Leaf, count: int) -> Tensor:
+    tensor, axis = leaf
+    return tensor.expand(count, *tensor.shape) if axis is None else tensor.movedim(axis, 0)

@@ -22,7 +22,7 @@ class Found:
 
     def at(self, network: Network, step: Step) -> dict[str, Tensor]:
         """Return the gradient of every wanted weight."""
-        network.run(self, step)
+        network.on(self).run(step)
         return self._gradients
 
     def read(self, name: str) -> Tensor:

@@ -5,8 +5,7 @@ All values have the axes [clients, rows, ...], all weights a leading axis of cli
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -27,8 +26,7 @@ class Host(Protocol):
         """
 
 
-@dataclass(frozen=True)
-class Trace:
+class Trace(NamedTuple):
     """What a layer remembers of its forward pass: input, output, and `kept` of its own."""
 
     value: Tensor

@@ -12,7 +12,7 @@ from parsifl.problems import layers
 from parsifl.problems.layers import Chain, parameters
 from parsifl.problems.scoring import Loss
 from parsifl.solvers.fused.convolution import ConvKernel
-from parsifl.solvers.fused.kernel import Host, Kernel, Trace
+from parsifl.solvers.fused.kernel import Host, Kernel
 from parsifl.solvers.fused.pictures import (
     AdaptivePoolKernel,
     GroupNormKernel,
@@ -42,6 +42,9 @@ _KERNELS: dict[type[Any], Kernel] = {
 }
 
 
+_WIDE = 16  # classes from which on torch's softmax of the last axis is the faster one
+
+
 @final
 @dataclass(frozen=True)
 class Network:
@@ -55,37 +58,42 @@ class Network:
         """Whether a layer draws random numbers."""
         return any(isinstance(layer, layers.Dropout) for layer in self.chain)
 
-    def run(self, host: Host, step: Step) -> None:
+    def on(self, host: Host) -> Pass:
+        """Return the way through the layers for one host."""
+        return Pass(self, host)
+
+
+@final
+class Pass:
+    """Forward and backward with the weights of a host."""
+
+    def __init__(self, network: Network, host: Host) -> None:
+        self._host, self._slope = host, _LOSSES[network.loss]
+        self._links = [(layer, _KERNELS[type(layer)]) for layer in network.chain]
+        wanted = [any(map(host.wants, parameters(layer))) for layer in network.chain]
+        # below the first layer that learns nobody needs a gradient
+        self._first = wanted.index(True) if True in wanted else len(wanted)
+
+    def run(self, step: Step) -> None:
         """Land the gradients of all weights that the host wants; they may move at once."""
-        traces = self._forward(host, step)
-        output = traces[-1].output if traces else step.x
-        gradient = _LOSSES[self.loss](output, step.y, step.scale)
-        first = self._first_wanted(host)
-        for at in range(len(self.chain) - 1, first - 1, -1):
-            layer = self.chain[at]
-            kernel = _KERNELS[type(layer)]
-            gradient = kernel.backward(layer, host, traces[at], gradient, at > first)
-
-    def _forward(self, host: Host, step: Step) -> list[Trace]:
-        traces: list[Trace] = []
-        value = step.x
-        for layer in self.chain:
-            traces.append(_KERNELS[type(layer)].forward(layer, host, value, step.key))
+        host, traces, value = self._host, [], step.x
+        for layer, kernel in self._links:
+            traces.append(kernel.forward(layer, host, value, step.key))
             value = traces[-1].output
-        return traces
-
-    def _first_wanted(self, host: Host) -> int:
-        for at, layer in enumerate(self.chain):
-            if any(host.wants(name) for name in parameters(layer)):
-                return at
-        return len(self.chain)
+        gradient = self._slope(value, step.y, step.scale)
+        for at in range(len(traces) - 1, self._first - 1, -1):
+            layer, kernel = self._links[at]
+            gradient = kernel.backward(layer, host, traces[at], gradient, at > self._first)
 
 
 def _cross_entropy(output: Tensor, y: Tensor, scale: Tensor) -> Tensor:
     """Return the gradient of sum(scale * l) in the output; `scale` is [clients, rows]."""
-    gradient = torch.softmax(output, -1)
-    gradient.scatter_add_(2, y[..., None], gradient.new_full((*y.shape, 1), -1.0))
-    return gradient.mul_(scale[..., None])
+    if output.shape[-1] < _WIDE:
+        gradient = torch.softmax(output.mT, 1).mT
+    else:
+        gradient = torch.softmax(output, -1)
+    shares = scale.unsqueeze(2)
+    return gradient.mul_(shares).scatter_add_(2, y.unsqueeze(2), -shares)
 
 
 def _squared_error(output: Tensor, y: Tensor, scale: Tensor) -> Tensor:

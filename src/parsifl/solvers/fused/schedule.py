@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -15,14 +14,13 @@ Leaf = tuple[Tensor, int | None]
 """A tensor and its axis of clients; None where all clients share it."""
 
 
-@dataclass(frozen=True)
-class Step:
-    """One step of the first `count` clients: their rows, and the share of each row in the loss.
+class Step(NamedTuple):
+    """One step of the first `clients`: their rows, and the share of each row in the loss.
 
     `key` [clients] is that of the mini-batch; None where no layer asks for it.
     """
 
-    count: int
+    clients: int
     x: Tensor
     y: Tensor
     scale: Tensor

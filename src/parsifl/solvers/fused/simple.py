@@ -21,24 +21,24 @@ class LinearKernel:
 
     def forward(self, layer: Linear, host: Host, value: Tensor, key: Tensor | None) -> Trace:
         """Return the affine map."""
-        weight = host.read(layer.weight).transpose(1, 2)
-        rows = value.flatten(1, -2)
-        if layer.bias is None:
-            output = torch.bmm(rows, weight)
-        else:
-            output = torch.baddbmm(host.read(layer.bias)[:, None], rows, weight)
-        return Trace(value, output.view(*value.shape[:-1], -1), rows)
+        rows = value if value.ndim == 3 else value.flatten(1, -2)
+        output = torch.bmm(rows, host.read(layer.weight).mT)
+        if layer.bias is not None:
+            output.add_(host.read(layer.bias).unsqueeze(1))
+        if value.ndim != 3:
+            output = output.view(*value.shape[:-1], -1)
+        return Trace(value, output, rows)
 
     def backward(
         self, layer: Linear, host: Host, trace: Trace, gradient: Tensor, below: bool
     ) -> Tensor:
         """Land g^T x, and return g W."""
-        rows = gradient.flatten(1, -2)
+        rows = gradient if gradient.ndim == 3 else gradient.flatten(1, -2)
         found = torch.bmm(rows, host.read(layer.weight)) if below else gradient
         if host.wants(layer.weight):
-            host.land(layer.weight, rows.transpose(1, 2), trace.kept)
+            host.land(layer.weight, rows.mT, trace.kept)
         land_sum(host, layer.bias, rows, (1,))
-        return found.view(trace.value.shape) if below else found
+        return found.view(trace.value.shape) if below and gradient.ndim != 3 else found
 
 
 @final
@@ -84,7 +84,9 @@ class ActivateKernel:
         """Multiply by the derivative."""
         found: Tensor
         if layer.function == "relu":
-            found = _aten.threshold_backward(gradient, trace.output, 0)
+            found = _aten.threshold_backward.grad_input(
+                gradient, trace.output, 0, grad_input=gradient
+            )
         elif layer.function == "tanh":
             found = _aten.tanh_backward(gradient, trace.output)
         else:

@@ -78,10 +78,11 @@ class Block:
 
     def walk(self) -> tuple[Tensor, ...]:
         """Take every step; returns the parameters (and moved aux) in the order of the clients."""
+        way = self._recipe.network.on(self)
         for step in self._schedule:
-            if step.count != self._count:
-                self._take(step.count)
-            self._recipe.network.run(self, step)
+            if step.clients != self._count:
+                self._take(step.clients)
+            way.run(step)
         trees = [self._params, *(self._aux if self._recipe.rule.moves_aux else [])]
         return self._schedule.restored([p[name] for p in trees for name in self._recipe.trained])
 

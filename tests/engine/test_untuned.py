@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from parsifl.algorithms.ditto import Ditto
+from parsifl.algorithms.fedavg import FedAvg
+from parsifl.data.clients import ClientData
+from parsifl.engine import judge, threads
+from parsifl.engine.evaluation import Evaluation
+from parsifl.engine.run import Run
+from parsifl.engine.simulate import simulate
+from parsifl.errors import ClientError
+from parsifl.problems.glm import GLM
+from parsifl.problems.neural import NeuralProblem
+
+SIZES = (3, 1, 17, 40, 2, 9)
+
+
+def data(shape: tuple[int, ...], *, real: bool = False) -> ClientData:
+    """Return clients with test rows of very different numbers, in float32."""
+    generator = np.random.default_rng(5)
+    pairs = []
+    for size in SIZES:
+        x = generator.normal(size=(2 * size + 4, *shape)).astype(np.float32)
+        y = x.reshape(len(x), -1)[:, 0]
+        pairs.append((x, y if real else (y > 0).astype(np.int64)))
+    return ClientData.of(pairs, test=0.5)
+
+
+def perceptron() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(37, 50), nn.ReLU(), nn.Linear(50, 3))
+
+
+def convolution() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(2, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 16, 3))
+
+
+CASES: dict[str, tuple[Any, ClientData]] = {
+    "perceptron": (NeuralProblem(perceptron), data((37,))),
+    "convolution": (NeuralProblem(convolution), data((2, 6, 6))),
+    "targets": (NeuralProblem(lambda: nn.Linear(37, 1), "mse"), data((37,), real=True)),
+    "regression": (GLM(37, "squared"), data((37,), real=True)),
+}
+
+
+def trained(name: str, method: Any) -> Run:
+    problem, clients = CASES[name]
+    return simulate(method, problem, clients, 2, evaluate_every=0)
+
+
+def personal(run: Run) -> dict[str, list[float]]:
+    found = run._judge.personal_scores(
+        run.server, run._store, range(len(SIZES)), "test", run._key, "fused", 10
+    )
+    assert found is not None
+    return {name: values.tolist() for name, values in found.values.items()}
+
+
+@pytest.mark.parametrize("most", [0, 20, 1000])
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("method", [Ditto(steps=2), FedAvg(steps=2)])
+def test_scores_have_the_bits_that_each_client_would_find_alone(
+    name: str, method: Any, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many share a job, and with any number of threads."""
+    run = trained(name, method)
+    with threads.one_core():
+        alone = [
+            run._judge.own_score(run.server, run._store, client, "test", run._key)
+            for client in range(len(SIZES))
+        ]
+    monkeypatch.setattr(judge, "_PIECE_ROWS", most)
+    monkeypatch.setattr(threads, "cores", lambda: 4)
+    before = torch.get_num_threads()
+    for count, large in ((1, 0), (3, 0), (3, 10**9)):
+        monkeypatch.setattr(judge, "_LARGE", large)
+        torch.set_num_threads(count)
+        try:
+            found = personal(run)
+        finally:
+            torch.set_num_threads(before)
+        for metric, values in found.items():
+            assert values == [score[metric] for score in alone if score is not None]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_global_model_is_judged_with_the_same_bits_by_any_number_of_threads(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = trained(name, FedAvg(steps=2))
+    monkeypatch.setattr(judge, "PIECE_BYTES", 37 * 4 * 16)
+    monkeypatch.setattr(threads, "cores", lambda: 4)
+    before, found = torch.get_num_threads(), []
+    for count in (1, 3):
+        torch.set_num_threads(count)
+        try:
+            scores = run._judge.global_scores(run.server, range(len(SIZES)), "test")
+        finally:
+            torch.set_num_threads(before)
+        assert scores is not None
+        found.append({metric: values.tolist() for metric, values in scores.values.items()})
+    assert found[0] == found[1]
+
+
+def test_of_clients_that_are_judged_together_the_one_at_fault_is_named() -> None:
+    problem, clients = CASES["perceptron"]
+    y = clients.y.clone()
+    y[int(clients.test[3][0])] = 7  # there are three outputs
+    run = simulate(FedAvg(steps=2), problem, clients, 1, evaluate_every=0)
+    wrong = simulate(FedAvg(steps=2), problem, replace(clients, y=y), 1, evaluate_every=0)
+    personal(run)
+    with pytest.raises(ClientError, match="client 3 failed in judging"):
+        personal(wrong)
+
+
+def test_models_that_are_tuned_are_judged_as_those_that_are_not() -> None:
+    """No step is a fixed point, and batches only pad."""
+    problem, clients = CASES["perceptron"]
+    plain = simulate(Ditto(steps=2), problem, clients, 2)
+    tuned = simulate(
+        Ditto(steps=2),
+        problem,
+        clients,
+        2,
+        evaluation=Evaluation(fine_tune_steps=1, fine_tune_lr=1e-12),
+    )
+    ours, theirs = (run.metrics[-1]["personal"]["test"]["loss"] for run in (plain, tuned))
+    assert ours["mean"] == pytest.approx(theirs["mean"], rel=1e-5)
+    assert ours["std"] == pytest.approx(theirs["std"], rel=1e-5)
