@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -81,10 +82,11 @@ def test_a_sparse_tensor_is_added_as_its_dense_form_would_be(seed: int) -> None:
     draw = np.random.default_rng(seed)
     places = np.flatnonzero(draw.random(12) < 0.4)
     sparse = Sparse(torch.from_numpy(places), torch.from_numpy(draw.random(len(places))), (3, 4))
-    first = tree.accumulate(None, tree.Scaled(2.0, {"w": sparse}))
+    first: dict[str, Tensor] = tree.accumulate(None, tree.Scaled(2.0, {"w": sparse}))
     total = tree.accumulate(first, tree.Scaled(0.5, {"w": sparse}))
     assert total["w"] is first["w"]  # in place
     np.testing.assert_allclose(total["w"], 2.5 * sparse.dense())
     before = torch.ones(3, 4, dtype=torch.float64)
-    assert torch.equal(tree.add({"w": before}, {"w": sparse})["w"], 1 + sparse.dense())
+    added: Any = tree.add({"w": before}, {"w": sparse})
+    assert torch.equal(added["w"], 1 + sparse.dense())
     assert torch.equal(before, torch.ones_like(before))  # `add` leaves its arguments alone

@@ -57,17 +57,18 @@ def install(name: str, package: str) -> Path:
     """Return the Python of a peer's environment; RuntimeError if it cannot be made."""
     place = PLACE / name
     python = place / "bin" / "python"
-    if (place / "installed").exists():
+    done_already = place / "installed"
+    if done_already.exists() and done_already.read_text() == package:
         return python
     _say(f"{package} is being installed in {place}")
     venv.create(place, with_pip=True, clear=True)
     constraint = place / "constraints.txt"
     constraint.write_text(pinned() + "\n")
-    words = ["-m", "pip", "install", "--quiet", "--constraint", str(constraint), package]
+    words = ["-m", "pip", "install", "--quiet", "--constraint", str(constraint), package, "torch"]
     done = subprocess.run([python, *words], capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"pip cannot install {package}: {_last(done.stderr)}")
-    (place / "installed").touch()
+    done_already.write_text(package)
     return python
 
 

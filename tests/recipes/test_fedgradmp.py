@@ -83,8 +83,16 @@ def test_a_diverged_baseline_counts_as_infinitely_far() -> None:
     claims = find("fedgradmp-figure8").conclude(
         Context(),
         [
-            Result(f"lr={rate}", 0, {"errors": [0.5 if rate < 0.003 else 3.0], "diverged": False})
-            for rate in fedgradmp_baselines.RATES
+            Result(f"{name}lr={r}", 0, {"errors": [0.5 if r < 0.003 else end], "diverged": False})
+            for name, end in (("", 0.9), ("sum ", 3.0))
+            for r in fedgradmp_baselines.RATES
         ],
     )
-    assert [claim.verdict for claim in claims] == ["held", "held"]
+    assert [claim.verdict for claim in claims] == ["did not hold", "held", "held", "held"]
+
+
+def test_the_rates_of_figure_8_are_those_of_both_readings() -> None:
+    jobs = find("fedgradmp-figure8").plan(Context(seeds=1))
+    lengths = {job.label: job.run.args[0] * job.run.args[1] for job in jobs}  # type: ignore[attr-defined]  # a partial
+    assert lengths["sum lr=0.002"] == pytest.approx(40 * lengths["lr=0.002"])
+    assert len(lengths) == 14

@@ -99,7 +99,7 @@ def test_accuracies_decide_at_the_best_step_size(name: str) -> None:
             Result(job.label, 0, {"train": accuracy, "test": accuracy})
             for job in recipe.plan(context)
             for accuracy in [
-                90.0 if job.label.startswith(f"{good} lr=") and "0.03" in job.label else 50.0
+                90.0 if job.label.startswith(f"{good} lr=") and "0.3" in job.label else 50.0
             ]
         ]
 

@@ -158,14 +158,6 @@ def test_tuned_table_takes_the_best_setting_of_each_method() -> None:
     assert claim(claims, "personal", "pFedMe", row="MNIST").verdict == "held"
 
 
-def test_certainty_of_a_comparison_is_told() -> None:
-    sure = fedmac_setup.compare("", "", [2.0, 3.0], [1.0, 1.0])
-    unsure = fedmac_setup.compare("", "", [2.0, 0.5], [1.0, 1.0])
-    assert (sure.verdict, unsure.verdict) == ("held", "held")
-    assert "same sign" in sure.note
-    assert "differs" in unsure.note
-
-
 def test_sparse_claims_follow_density_and_bytes() -> None:
     dense_then_sparse = [0.9] * 10 + [0.5] * 240
     ours = fake(density_by_round=dense_then_sparse, personal_curve=[[5, 99.0], [250, 98.0]])

@@ -11,8 +11,9 @@ from parsifl.keys import Key
 from parsifl.models import build
 from parsifl.problems.neural import NeuralProblem
 from parsifl.recipes import fedslr_setup as setup
-from parsifl.recipes.fedslr_figures import representations, separation
+from parsifl.recipes.fedslr_pictures import representations, separation
 from parsifl.recipes.fedslr_tables import dense_total
+from parsifl.recipes.fedslr_trials import NOTE
 from parsifl.recipes.recipe import SKIPPED, Context, Result, find, recipes, reproduce
 
 NAMES = sorted(name for name in recipes() if name.startswith("fedslr-"))
@@ -52,10 +53,49 @@ def test_settings_are_the_papers_at_full_scale() -> None:
     assert setup.settings("fedslr", Context("small"), mu=0.5)["mu"] == 0.5
 
 
-def test_a_small_client_takes_as_many_steps_an_epoch_as_the_papers() -> None:
-    rows = int(setup.SMALL["Fashion-MNIST"].skewed.rpartition("=")[2])
-    small, full = (setup.settings("fedavg", Context(scale)) for scale in ("small", "full"))
-    assert rows / small["batch"] == 500 / full["batch"]
+def test_recipes_that_train_the_same_name_their_jobs_alike() -> None:
+    context = Context(seeds=2)
+    jobs = {name: {(j.label, j.seed) for j in find(name).plan(context)} for name in NAMES}
+    for name in ("table2", "figure2", "figure3", "figure4", "figure5"):
+        assert jobs[f"fedslr-{name}"] <= jobs["fedslr-table1"]
+    usual = ("Fashion-MNIST Non-IID fedslr", 1)
+    for name in ("table3", "table4", "table5", "table6"):
+        assert usual in jobs[f"fedslr-{name}"]
+    assert ("Fashion-MNIST Non-IID fedslr lam=10 mu=0.01", 0) in jobs["fedslr-table7"]
+
+
+def test_a_label_tells_every_setting_that_differs_from_the_usual_ones() -> None:
+    context = Context()
+    found = setup.cell("Fashion-MNIST", "IID", "fedslr", context, lam=1e-3, eta_g=2.0)
+    assert found.label == "Fashion-MNIST IID fedslr eta_g=2"
+    full = setup.cell("CIFAR-10", "IID", "fedslr", Context("full"), lam=1e-3)
+    assert full.label == "CIFAR-10 IID fedslr lam=0.001"
+
+
+def test_masks_of_fedspa_come_to_rest_at_the_end() -> None:
+    federation = setup.SMALL["Fashion-MNIST"]
+    assert setup.settings("fedspa", Context())["horizon"] == federation.rounds
+
+
+def test_every_method_has_the_rate_that_its_trials_found_best() -> None:
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in NOTE.partition("| | 0.01 | 0.03 | 0.1 |")[2].partition("\n\n")[0].splitlines()
+        if "**" in line
+    ]
+    assert len(rows) == len(setup.METHODS)
+    for title, *cells in rows:
+        scores = [float(cell.strip("*")) for cell in cells]
+        (bold,) = (place for place, cell in enumerate(cells) if cell.startswith("**"))
+        assert scores[bold] == max(scores)
+        method = title.partition(",")[0].lower().replace("-", "")
+        assert setup.settings(method, Context())["lr"] == (0.01, 0.03, 0.1)[bold]
+
+
+def test_the_federation_is_the_one_that_was_chosen() -> None:
+    found = setup.SMALL["Fashion-MNIST"]
+    rows = found.skewed.rpartition("=")[2]
+    assert f"| **{rows} rows, {found.clients}/{found.cohort}/{found.rounds}** |" in NOTE
 
 
 def test_resilience_is_judged_against_the_best_other_personal_method() -> None:
@@ -70,11 +110,7 @@ def test_resilience_is_judged_against_the_best_other_personal_method() -> None:
     assert found.verdict == "held"
 
 
-def test_claims_are_judged_by_means_over_seeds() -> None:
-    held = setup.ahead("a leads b", "", [3.0, 5.0], [1.0, 2.0], least=2.0)
-    assert held.verdict == "held"
-    assert setup.ahead("a leads b", "", [3.0, 1.0], [1.0, 2.0], least=2.0).verdict == "did not hold"
-    assert "disagree" in setup.ahead("a leads b", "", [9.0, 1.0], [1.0, 2.0]).note
+def test_a_falling_claim_is_judged_by_means_over_seeds() -> None:
     assert setup.falling("x", "", {"a": [3.0], "b": [2.0], "c": [1.0]}).verdict == "held"
     assert setup.falling("x", "", {"a": [3.0], "b": [4.0], "c": [1.0]}).verdict == "did not hold"
 

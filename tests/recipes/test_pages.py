@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from parsifl.errors import DataError
+from parsifl.recipes import pages as page_module
 from parsifl.recipes.pages import pages, write_pages
 from parsifl.recipes.papers import PAPERS
 from parsifl.recipes.recipe import SKIPPED, Claim, Context, Result, find, recipes
@@ -66,6 +68,15 @@ def test_pages_show_claims_and_reasons(tmp_path: Path) -> None:
     assert "not run: DomainNet is too large" in index
     assert "| Table 2 | none |  | settings; the recipes use them |" in index
     assert all(name in index for name in recipes())
+
+
+def test_what_a_paper_says_of_its_small_scale_comes_before_its_recipes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    named = [replace(paper, note="\nWhy so small.\n") for paper in PAPERS[:1]]
+    monkeypatch.setattr(page_module, "PAPERS", tuple(named))
+    text = pages({})[f"{PAPERS[0].key}.md"]
+    assert "\n\nWhy so small.\n\n## " in text
 
 
 def test_pages_are_written_beside_the_records(tmp_path: Path) -> None:

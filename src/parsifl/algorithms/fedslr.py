@@ -92,7 +92,7 @@ class FedSLR(LocalSGD, Algorithm[Problem, SlrServer, SlrClient, Compact, Params,
         "TMLR 2023"
     )
 
-    trial: ClassVar[dict[str, float]] = {"lam": 0.03}  # conformance runs with real factors
+    trial: ClassVar[dict[str, float]] = {"lam": 0.01}  # conformance runs with real factors
 
     eta_g: Positive = 10.0
     lam: NonNegative = 1e-4

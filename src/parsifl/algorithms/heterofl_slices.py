@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from parsifl import tree
 from parsifl.algorithm import ClientInfo
 from parsifl.algorithms.mean import Mean
 from parsifl.errors import CapabilityError, ConfigError
@@ -50,9 +51,9 @@ def padded(upload: Params, weight: float, shapes: Shapes) -> Mean:
     total, weights = {}, {}
     for name, value in upload.items():
         total[name], weights[name] = value.new_zeros(shapes[name]), value.new_zeros(shapes[name])
-        _corner(total[name], tuple(value.shape)).copy_(weight * value)
+        _corner(total[name], tuple(value.shape)).copy_(value)
         _corner(weights[name], tuple(value.shape)).fill_(weight)
-    return Mean(total, weights)
+    return Mean(tree.Scaled(weight, total), weights)
 
 
 def merged(params: Params, total: Mean) -> Params:

@@ -147,11 +147,20 @@ def _compare(
     )
 
 
+TRIED = (
+    "tried: step sizes 0.03 to 3 (the best is inside the grid), and 60 rounds on seed 0: training "
+    "accuracies FedGradMP 88.6, FedIterHT 88.1, FedDualAvg 89.5, FedAvg 91.0, the same order"
+)
+DENSE = {
+    "FedAvg": f"; its model is dense (7,840 coefficients, ours 900); {TRIED}",
+    "FedDualAvg": f"; its clients send dense dual vectors, only the model is sparse; {TRIED}",
+}
+
+
 def _conclude6(context: Context, results: Sequence[Result]) -> list[Claim]:
     note = STAND_IN if context.scale == "full" else f"{STAND_IN}; {FEW} rounds instead of 1000"
-    dense = "; FedAvg's model is dense (7,840 coefficients, ours 900)"
     return [
-        _compare(results, OURS, name, split, "6", note + (dense if name == "FedAvg" else ""))
+        _compare(results, OURS, name, split, "6", note + DENSE.get(name, ""))
         for name in BASELINES
         for split in ("training", "test")
     ]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from parsifl.recipes.comparison import compare
 from parsifl.recipes.fedmac_setup import (
     PAPER,
     TABLE_2,
     TABLE_3,
     TITLES,
     column,
-    compare,
     job,
 )
 from parsifl.recipes.recipe import Claim, Context, Job, Recipe, Result, Values, by_label, spread

@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from parsifl.keys import Key
-from parsifl.recipes.fedmac_setup import PAPER, compare
+from parsifl.recipes.comparison import compare
+from parsifl.recipes.fedmac_setup import PAPER
 from parsifl.recipes.recipe import (
     Claim,
     Context,

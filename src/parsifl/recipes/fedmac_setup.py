@@ -170,30 +170,6 @@ def paper_ratio(result: Values) -> float:
     return spent / (paper_bits(1.0, count) * len(result["density_by_round"]))
 
 
-def compare(
-    statement: str,
-    paper: str,
-    left: Sequence[float] | None,
-    right: Sequence[float] | None,
-    *,
-    least: float = 0.0,
-) -> Claim:
-    """Judge `left` > `right` + `least` by the mean over seeds; the note says how sure that is."""
-    if not left or not right:
-        return Claim(statement, paper, "", "not run", "a run is missing: no data, or not asked for")
-    gaps = [a - b for a, b in zip(left, right, strict=False)]
-    ours = f"{spread(left)} against {spread(right)}, difference {spread(gaps)}"
-    held = fmean(gaps) > least
-    return Claim(statement, paper, ours, "held" if held else "did not hold", _certainty(gaps))
-
-
-def _certainty(gaps: Sequence[float]) -> str:
-    if len(gaps) < 2:
-        return "one seed only: the spread is not known"
-    same_sign = all(gap > 0 for gap in gaps) or all(gap < 0 for gap in gaps)
-    return "the same sign in every seed" if same_sign else "the sign differs between seeds"
-
-
 def at_least(
     statement: str, paper: str, found: Sequence[float] | None, bound: float, note: str = ""
 ) -> Claim:

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 
+from parsifl.recipes.comparison import compare
 from parsifl.recipes.fedmac_setup import (
     PAPER,
     column,
-    compare,
     job,
     paper_ratio,
 )

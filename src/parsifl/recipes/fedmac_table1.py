@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from statistics import fmean
 
+from parsifl.recipes.comparison import compare
 from parsifl.recipes.fedmac_setup import (
     FEDERATIONS,
     PAPER,
@@ -14,7 +15,6 @@ from parsifl.recipes.fedmac_setup import (
     TITLES,
     at_least,
     column,
-    compare,
     job,
 )
 from parsifl.recipes.recipe import Claim, Context, Job, Recipe, Result, Values, by_label

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
 
-import numpy as np
 import torch
 
-from parsifl.data import ClientData
 from parsifl.engine.run import Run
 from parsifl.engine.shards import Shards
 from parsifl.errors import DataError
-from parsifl.problem import Params
-from parsifl.problems.neural import NeuralProblem
 from parsifl.recipes import fedslr_setup as setup
+from parsifl.recipes.comparison import compare
 from parsifl.recipes.fedslr_sweeps import RANKS
 from parsifl.recipes.fedslr_tables import SPLITS
 from parsifl.recipes.recipe import SKIPPED, Claim, Context, Job, Recipe, Result, Values, by_label
@@ -29,31 +26,28 @@ FIGURE_5 = ("fedavg", "scaffold", "fedslr")
 
 def _plan(context: Context, methods: Sequence[str], splits: Sequence[str]) -> list[Job]:
     row = setup.swept(context)
-    return [
-        setup.job(f"{split} {name}", row, split, name, setup.settings(name, context), seed, context)
-        for seed in range(context.seeds)
-        for split in splits
-        for name in methods
-    ]
+    cells = [setup.Cell(row, split, name) for split in splits for name in methods]
+    return setup.plan(cells, context)
 
 
 def _plan_figure2(context: Context) -> list[Job]:
     return _plan(context, tuple(setup.METHODS), SPLITS)
 
 
-def _conclude_figure2(_: Context, results: Sequence[Result]) -> list[Claim]:
+def _conclude_figure2(context: Context, results: Sequence[Result]) -> list[Claim]:
     """Compare the curves where a quarter of the rounds is done."""
+    row = setup.swept(context)
     grouped = by_label(results)
     early: dict[str, list[float]] = {
         label: [_at(found["personal_curve"], 0.25) for found in runs]
         for label, runs in grouped.items()
     }
     return [
-        setup.ahead(
+        compare(
             f"{split}: a quarter into training, the mixed model is ahead of {other}",
             "competitive except in the first rounds of IID",
-            early.get(f"{split} fedslr", []),
-            early.get(f"{split} {other}", []),
+            early.get(f"{row} {split} fedslr", []),
+            early.get(f"{row} {split} {other}", []),
         )
         for split in SPLITS
         for other in ("ditto", "fedrep", "apfl")
@@ -69,19 +63,20 @@ def _plan_figure3(context: Context) -> list[Job]:
     return _plan(context, FIGURE_3, ("Non-IID",))
 
 
-def _conclude_figure3(_: Context, results: Sequence[Result]) -> list[Claim]:
+def _conclude_figure3(context: Context, results: Sequence[Result]) -> list[Claim]:
     """Compare each client with FedAvg: the median of the relative accuracies."""
     grouped = by_label(results)
-    base = [found["clients"] for found in grouped.get("Non-IID fedavg", ())]
+    place = f"{setup.swept(context)} Non-IID"
+    base = [found["clients"] for found in grouped.get(f"{place} fedavg", ())]
     medians: dict[str, list[float]] = {}
     for name in FIGURE_3[1:]:
-        runs = [found["clients"] for found in grouped.get(f"Non-IID {name}", ())]
+        runs = [found["clients"] for found in grouped.get(f"{place} {name}", ())]
         medians[name] = [
             median(a - b for a, b in zip(ours, theirs, strict=True))
             for ours, theirs in zip(runs, base, strict=False)
         ]
     return [
-        setup.ahead(
+        compare(
             f"the median client gains more with the mixed model than with {name}",
             "shown as violins, without numbers",
             medians["fedslr"],
@@ -91,71 +86,18 @@ def _conclude_figure3(_: Context, results: Sequence[Result]) -> list[Claim]:
     ]
 
 
-# ---------------------------------------------------------------------------------- Figure 4
-def representations(problem: NeuralProblem, params: Params, x: torch.Tensor) -> torch.Tensor:
-    """Return what the head reads: the last hidden layer."""
-    module, head = problem.module, problem.head[0].rpartition(".")[0]
-    caught: list[torch.Tensor] = []
-    layer = module.get_submodule(head)
-    hook = layer.register_forward_pre_hook(lambda _, inputs: caught.append(inputs[0]))
-    try:
-        torch.func.functional_call(module, params, (x,))
-    finally:
-        hook.remove()
-    return caught[0]
-
-
-def separation(points: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> float:
-    """Return the silhouette of the labels: 1 for well separated classes, 0 for mixed ones."""
-    from sklearn.metrics import silhouette_score
-
-    return float(silhouette_score(points, labels))
-
-
-def _visible(run: Run, data: ClientData) -> Values:
-    """Embed a client's test rows with the global and with the personal extractor."""
-    from sklearn.manifold import TSNE
-
-    problem = run.model.problem
-    if not isinstance(problem, NeuralProblem):
-        raise DataError("Figure 4 needs a network")
-    kinds = [len(set(data.y[rows].tolist())) for rows in data.test]
-    client = int(np.argmax(kinds))
-    rows = Shards(data, problem).rows(data.test[client])
-    found: Values = {"client": client, "labels": rows.y.tolist()}
-    for name, model in (("global", run.model), ("personal", run.personal(client))):
-        hidden = representations(problem, model.params, rows.x).numpy()
-        embedding = TSNE(perplexity=min(15, len(hidden) - 1), random_state=0, init="pca")
-        found[f"{name}_points"] = embedding.fit_transform(hidden).tolist()
-        found[f"{name}_separation"] = separation(hidden, rows.y.numpy())
-    return found
-
-
 def _plan_figure4(context: Context) -> list[Job]:
-    row = setup.swept(context)
+    return _plan(context, ("fedslr",), ("Non-IID",))
 
-    def work(seed: int, folder: Path | None) -> Values:
-        options = setup.settings("fedslr", context)
-        try:
-            run, data = setup.train(row, "Non-IID", "fedslr", options, seed, context, folder)
-        except DataError as error:
-            return {SKIPPED: str(error).splitlines()[0]}
-        return _visible(run, data)
 
+def _conclude_figure4(context: Context, results: Sequence[Result]) -> list[Claim]:
+    runs = by_label(results).get(f"{setup.swept(context)} Non-IID fedslr", ())
     return [
-        Job("t-SNE", seed, lambda folder, s=seed: work(s, folder))  # type: ignore[misc]  # a default
-        for seed in range(context.seeds)
-    ]
-
-
-def _conclude_figure4(_: Context, results: Sequence[Result]) -> list[Claim]:
-    grouped = by_label(results)
-    return [
-        setup.ahead(
+        compare(
             "the personal extractor separates a client's classes better than the global one",
             "shown as a t-SNE plot, without numbers (ours: silhouette of the hidden layer)",
-            setup.column(grouped, "t-SNE", "personal_separation"),
-            setup.column(grouped, "t-SNE", "global_separation"),
+            [found["figure4"]["personal_separation"] for found in runs],
+            [found["figure4"]["global_separation"] for found in runs],
         )
     ]
 
@@ -167,21 +109,21 @@ def _plan_figure5(context: Context) -> list[Job]:
 
 def _conclude_figure5(context: Context, results: Sequence[Result]) -> list[Claim]:
     """Compare bytes a round: on a given network, time is in proportion to them."""
-    grouped = by_label(results)
+    grouped, row = by_label(results), setup.swept(context)
 
     def down(name: str, end: slice) -> list[float]:
-        return [fmean(v["down_by_round"][end]) for v in grouped.get(f"Non-IID {name}", ())]
+        return [fmean(v["down_by_round"][end]) for v in grouped.get(f"{row} Non-IID {name}", ())]
 
-    tenth = max(setup.federations(context)[setup.swept(context)].rounds // 10, 1)
+    tenth = max(setup.federations(context)[row].rounds // 10, 1)
     first, last = slice(0, tenth), slice(-tenth, None)
     return [
-        setup.ahead("FedSLR's downlink falls as training goes on (bytes a round)",
+        compare("FedSLR's downlink falls as training goes on (bytes a round)",
                     "shown as a curve, without numbers", down("fedslr", first),
                     down("fedslr", last)),
-        setup.ahead("in the end FedSLR sends less down than FedAvg (bytes a round)",
+        compare("in the end FedSLR sends less down than FedAvg (bytes a round)",
                     "shown as a curve, without numbers", down("fedavg", last),
                     down("fedslr", last)),
-        setup.ahead("SCAFFOLD sends twice as much down as FedAvg (bytes a round)",
+        compare("SCAFFOLD sends twice as much down as FedAvg (bytes a round)",
                     "twice", down("scaffold", last), [1.9 * v for v in down("fedavg", last)]),
     ]  # fmt: skip
 
@@ -193,9 +135,9 @@ def _plan_table9(context: Context) -> list[Job]:
     changes: Values = setup.ON_RESNET if small else {}
 
     def work(lam: float, seed: int, folder: Path | None) -> Values:
-        options = {**RANKS.options(context, lam), **changes}
+        cell = setup.cell(row, "Non-IID", "fedslr", context, lam=lam, **changes)
         try:
-            run, data = setup.train(row, "Non-IID", "fedslr", options, seed, context, folder)
+            run, data = setup.train(cell, seed, context, folder)
         except DataError as error:
             return {SKIPPED: str(error).splitlines()[0]}
         rows = Shards(data, run.problem).rows(data.test[0][:LATENCY_BATCH])
@@ -205,10 +147,14 @@ def _plan_table9(context: Context) -> list[Job]:
         }
 
     return [
-        Job(RANKS.label(lam), seed, lambda folder, v=lam, s=seed: work(v, s, folder))  # type: ignore[misc]  # defaults
+        Job(_exported(lam), seed, partial(work, lam, seed))
         for seed in range(context.seeds)
         for lam in (EXPORT_PENALTIES if small else RANKS.full)
     ]
+
+
+def _exported(lam: float) -> str:
+    return f"export lam={lam:g}"
 
 
 def _shipped(run: Run, client: int | None, x: torch.Tensor, folder: Path | None) -> Values:
@@ -220,7 +166,7 @@ def _shipped(run: Run, client: int | None, x: torch.Tensor, folder: Path | None)
 def _conclude_table9(context: Context, results: Sequence[Result]) -> list[Claim]:
     grouped = by_label(results)
     steps = EXPORT_PENALTIES if context.scale == "small" else RANKS.full
-    labels = [RANKS.label(lam) for lam in steps]
+    labels = [_exported(lam) for lam in steps]
     strongest = labels[-1]
 
     def last(key: str, factor: float = 1.0) -> list[float]:
@@ -230,13 +176,13 @@ def _conclude_table9(context: Context, results: Sequence[Result]) -> list[Claim]
         setup.falling("the exported global model shrinks as lambda grows",
                       "7.33, 6.56, 5.54, 3.09, 1.27 M",
                       {label: setup.column(grouped, label, "parameters") for label in labels}),
-        setup.ahead("at the largest lambda the dense model takes twice as long, or longer (ms)",
+        compare("at the largest lambda the dense model takes twice as long, or longer (ms)",
                     "6.53 ms against 10.98 ms a batch of 20",
                     last("dense_milliseconds"), last("milliseconds", 2.0)),
-        setup.ahead("a client's model takes no longer than a dense one (ms, 5 % for noise)",
+        compare("a client's model takes no longer than a dense one (ms, 5 % for noise)",
                     "not shown", last("client_dense_milliseconds", 1.05),
                     last("client_milliseconds")),
-        setup.ahead("a client's file is within 5 % of its factors and its sparse part (bytes)",
+        compare("a client's file is within 5 % of its factors and its sparse part (bytes)",
                     "not shown", last("client_ideal_bytes", 1.05), last("client_file_bytes")),
     ]  # fmt: skip
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from parsifl import models
+from parsifl.recipes.comparison import compare
 from parsifl.recipes.fedslr_setup import (
     METHODS,
     PAPER,
-    ahead,
+    Cell,
     column,
     federations,
     gigabytes,
-    job,
-    settings,
+    plan,
 )
 from parsifl.recipes.recipe import Claim, Context, Job, Recipe, Result, by_label, spread
 
@@ -46,13 +46,13 @@ PUBLISHED: dict[str, dict[str, tuple[float, ...]]] = {
 
 def plan_table1(context: Context) -> list[Job]:
     """Train every method on every data set and split."""
-    return [
-        job(f"{row} {split} {name}", row, split, name, settings(name, context), seed, context)
-        for seed in range(context.seeds)
+    cells = [
+        Cell(row, split, name)
         for row, federation in federations(context).items()
         for split in federation.splits
         for name in METHODS
     ]
+    return plan(cells, context)
 
 
 def _numbers(split: str, left: str, right: str) -> str:
@@ -68,7 +68,7 @@ def _conclude_table1(context: Context, results: Sequence[Result]) -> list[Claim]
             mixed = column(grouped, f"{row} {split} fedslr", "personal")
             gkr = column(grouped, f"{row} {split} fedslr", "global")
             claims += [
-                ahead(
+                compare(
                     f"{row}, {split}: FedSLR's mixed model is ahead of {name}",
                     _numbers(split, "mixed", name),
                     mixed,
@@ -77,7 +77,7 @@ def _conclude_table1(context: Context, results: Sequence[Result]) -> list[Claim]
                 for name in PERSONAL
             ]
             claims.append(
-                ahead(
+                compare(
                     f"{row}, {split}: FedSLR's global model is ahead of FedAvg's",
                     _numbers(split, "gkr", "fedavg"),
                     gkr,
@@ -93,7 +93,7 @@ def _resilience(row: str, grouped: dict[str, list[dict[str, float]]]) -> Claim:
     others = {name: column(grouped, f"{row} IID {name}", "personal") for name in PERSONAL}
     found = {name: scores for name, scores in others.items() if scores}
     best = max(found, key=lambda name: sum(found[name]), default=PERSONAL[0])
-    return ahead(
+    return compare(
         f"{row}, IID: the mixed model is the most resilient personal method (next: {best})",
         _numbers("IID", "mixed", best),
         column(grouped, f"{row} IID fedslr", "personal"),
@@ -109,12 +109,12 @@ def _targets(row: str, grouped: dict[str, list[dict[str, float]]]) -> list[Claim
         ("local", "personal", 2.0, "Local"),
     )
     return [
-        ahead(
+        compare(
             f"{row}, Non-IID: the mixed model leads {title} by {least:g} points or more",
             _numbers("Non-IID", "mixed", name),
             mixed,
             column(grouped, f"{row} Non-IID {name}", model),
-            least,
+            least=least,
         )
         for name, model, least, title in others
     ]
@@ -122,12 +122,8 @@ def _targets(row: str, grouped: dict[str, list[dict[str, float]]]) -> list[Claim
 
 def plan_table2(context: Context) -> list[Job]:
     """Train the methods of Table 2 where data are skewed."""
-    return [
-        job(f"{row} {name}", row, "Non-IID", name, settings(name, context), seed, context)
-        for seed in range(context.seeds)
-        for row in federations(context)
-        for name in TABLE_2
-    ]
+    cells = [Cell(row, "Non-IID", name) for row in federations(context) for name in TABLE_2]
+    return plan(cells, context)
 
 
 def dense_total() -> float:
@@ -156,20 +152,20 @@ def _conclude_table2(context: Context, results: Sequence[Result]) -> list[Claim]
         sent = {
             name: [
                 (values["bytes_down"] + values["bytes_up"]) / 1e9
-                for values in grouped.get(f"{row} {name}", ())
+                for values in grouped.get(f"{row} Non-IID {name}", ())
             ]
             for name in TABLE_2
         }
         claims += [
-            ahead(f"{row}: FedSLR sends less than FedAvg, in real bytes (GB)",
+            compare(f"{row}: FedSLR sends less than FedAvg, in real bytes (GB)",
                   "893.92 against 626.89", sent["fedavg"], sent["fedslr"]),
-            ahead(f"{row}: FedSLR sends less than FedAvg, by the paper's count (GB)",
+            compare(f"{row}: FedSLR sends less than FedAvg, by the paper's count (GB)",
                   "893.92 against 626.89",
-                  column(grouped, f"{row} fedavg", "paper_gigabytes"),
-                  column(grouped, f"{row} fedslr", "paper_gigabytes")),
-            ahead(f"{row}: FedSpa sends less than FedAvg, in real bytes (GB)",
+                  column(grouped, f"{row} Non-IID fedavg", "paper_gigabytes"),
+                  column(grouped, f"{row} Non-IID fedslr", "paper_gigabytes")),
+            compare(f"{row}: FedSpa sends less than FedAvg, in real bytes (GB)",
                   "893.92 against 446.96", sent["fedavg"], sent["fedspa"]),
-            ahead(f"{row}: SCAFFOLD sends more than FedAvg, in real bytes (GB)",
+            compare(f"{row}: SCAFFOLD sends more than FedAvg, in real bytes (GB)",
                   "1787.83 against 893.92", sent["scaffold"], sent["fedavg"]),
             _sizes(row, grouped),
         ]  # fmt: skip
@@ -178,10 +174,10 @@ def _conclude_table2(context: Context, results: Sequence[Result]) -> list[Claim]
 
 def _sizes(row: str, grouped: dict[str, list[dict[str, float]]]) -> Claim:
     statement = f"{row}: the mixed model has fewer parameters than a dense one"
-    label = f"{row} fedslr"
+    label = f"{row} Non-IID fedslr"
     mixed = column(grouped, label, "mixed_parameters")
     dense = column(grouped, label, "dense_parameters")
-    claim = ahead(statement, "3.96 M of 11.17 M (CIFAR-10)", dense, mixed)
+    claim = compare(statement, "3.96 M of 11.17 M (CIFAR-10)", dense, mixed)
     alone = column(grouped, label, "parameters")
     note = f"the global model alone: {spread(alone, 0)}" if alone else ""
     return Claim(claim.statement, claim.paper, claim.ours, claim.verdict, note)

@@ -13,16 +13,17 @@ from parsifl.recipes.record import Record, read_all
 
 Records = Mapping[str, Record]
 UNKNOWN = "nobody has recorded a run yet"
-_VERDICTS = ("held", "did not hold", "not run")
-_MARKS = {"held": "held", "did not hold": "**did not hold**", "not run": "not run"}
+_VERDICTS = ("held", "undecided", "did not hold", "not run")
+_MARKS = {"undecided": "**undecided**", "did not hold": "**did not hold**"}
 _OTHER = Paper("other", "Beside the papers", ())
 
 _OPENING = """# Reproduction
 
 Every table and figure of the five papers, with the recipe that runs it and what came of it here.
-A claim *held*, *did not hold*, or was *not run*; each page says why, with the paper's number beside
-ours. ± is the standard deviation over seeds. The scale *small* is our own cut of the
-experiment, which ends within minutes on two cores: it tests the claim, not the last digit.
+A claim *held*, is *undecided* (the seeds disagree), *did not hold*, or was *not run*; each page
+says why, with the paper's number beside ours. ± is the standard deviation over seeds. The scale
+*small* is our own cut of the experiment, which ends within minutes on two cores: it tests the
+claim, not the last digit.
 
 This page and those of the papers are written from the files `*.json` beside them:
 
@@ -106,6 +107,8 @@ def _reason(found: Record | None) -> str:
 
 def _paper(paper: Paper, records: Records) -> str:
     parts = [f"# {paper.title}", "[All papers](index.md)"]
+    if paper.note:
+        parts.append(paper.note.strip())
     for name in _names(paper):
         where = [item.name for item in paper.items if name in item.recipes]
         parts += [f"## {name}", *_section(name, where, records.get(name))]
@@ -125,7 +128,7 @@ def _section(name: str, where: Sequence[str], found: Record | None) -> Iterator[
     lines += [
         "| " + " | ".join(_cell(text) for text in (
             claim["statement"], claim["paper"], claim["ours"],
-            _MARKS[claim["verdict"]], claim.get("note", ""),
+            _MARKS.get(claim["verdict"], claim["verdict"]), claim.get("note", ""),
         )) + " |"
         for claim in found["claims"]
     ]  # fmt: skip

@@ -9,6 +9,7 @@ from parsifl.recipes import (
     fedht_setup,
     fedmac_setup,
     fedslr_setup,
+    fedslr_trials,
     perfedmask_setup,
 )
 
@@ -24,11 +25,15 @@ class Item:
 
 @dataclass(frozen=True)
 class Paper:
-    """A paper: a short key for file names, the text that its recipes carry, what it shows."""
+    """A paper: a short key for file names, the text that its recipes carry, what it shows.
+
+    `note` comes before the tables on its page: how the small scale was chosen, say.
+    """
 
     key: str
     title: str
     items: tuple[Item, ...]
+    note: str = ""
 
 
 _SETTINGS = "settings; the recipes use them"
@@ -109,5 +114,6 @@ PAPERS = (
             Item("Figure 1", note=_DRAWING),
             *(Item(f"Figure {n}", (f"fedslr-figure{n}",)) for n in range(2, 6)),
         ),
+        fedslr_trials.NOTE,
     ),
 )

@@ -7,8 +7,9 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
+from parsifl.recipes.comparison import compare
 from parsifl.recipes.perfedmask_setup import TITLES, Cell
-from parsifl.recipes.recipe import Claim, Context, Result, Values, Verdict, by_label, spread
+from parsifl.recipes.recipe import Claim, Context, Result, Values, Verdict, by_label
 
 Published = Mapping[Cell, float]
 
@@ -31,7 +32,7 @@ def in_order(
         )
         paper = f"{published[first]:g} against {theirs:g} on {cell.federation}"
         ours = [column(grouped, one.at(context).label, key) for one in (first, cell)]
-        found = ordered(statement, paper, ours[0], ours[1], above)
+        found = compare(statement, paper, ours[0], ours[1], above=above)
         spent = _spent(grouped, first.at(context).label, cell.at(context).label)
         # cells that are one at this scale are judged by the first of them
         claims.setdefault(cell.at(context), replace(found, note=found.note + spent))
@@ -50,24 +51,6 @@ def _spent(grouped: Mapping[str, list[Values]], *labels: str) -> str:
         return ""
     left, right = (f"{fmean(part) / 1e9:.2f}" for part in costs)
     return f"; a device computes {left} against {right} GFLOP a round"
-
-
-def ordered(
-    statement: str,
-    paper: str,
-    left: Sequence[float] | None,
-    right: Sequence[float] | None,
-    above: bool,
-) -> Claim:
-    """Judge whether `left` is above (or below) `right` in the mean over seeds."""
-    if not left or not right:
-        return Claim(statement, paper, "", "not run", "no data, or not asked for")
-    gaps = [a - b for a, b in zip(left, right, strict=False)]
-    held = (fmean(gaps) > 0) == above
-    agreed = len(gaps) > 1 and len({gap > 0 for gap in gaps}) == 1
-    note = "the same sign in every seed" if agreed else "the sign is not sure over the seeds"
-    ours = f"{spread(left)} against {spread(right)}, difference {spread(gaps)}"
-    return Claim(statement, paper, ours, verdict(held), note)
 
 
 def column(grouped: Mapping[str, list[Values]], label: str, key: str) -> list[Any] | None:

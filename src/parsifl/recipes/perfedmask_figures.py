@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from parsifl.recipes.perfedmask_claims import column, in_order, ordered, verdict
+from parsifl.recipes.comparison import compare
+from parsifl.recipes.perfedmask_claims import column, in_order, verdict
 from parsifl.recipes.perfedmask_masks import TABLE_5
 from parsifl.recipes.perfedmask_setup import PAPER, SEVEN, TITLES, Cell, plan
 from parsifl.recipes.perfedmask_tables import TABLE_1
@@ -82,7 +83,7 @@ def _conclude_boxes(context: Context, results: Sequence[Result]) -> list[Claim]:
             f"{here.federation}: the worst tenth of the devices fares better under PerFedMask than "
             f"under {TITLES[cell.method]}"
         )
-        claims.setdefault(statement, ordered(statement, "boxes", pair[0], pair[1], above=True))
+        claims.setdefault(statement, compare(statement, "boxes", *pair))
     means = {cell: value for cell, value in TABLE_1.items() if cell.participation == 0.1}
     return [*claims.values(), *in_order(context, results, means, "perfedmask", "after")]
 

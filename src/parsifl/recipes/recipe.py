@@ -23,7 +23,7 @@ from parsifl.errors import CheckpointError, ConfigError, unknown
 from parsifl.recipes.machine import machine
 
 Scale = Literal["small", "full"]
-Verdict = Literal["held", "did not hold", "not run"]
+Verdict = Literal["held", "undecided", "did not hold", "not run"]
 Values = dict[str, Any]
 SKIPPED = "skipped"
 """The key under which a job that could not run (data that are missing, say) tells why."""
