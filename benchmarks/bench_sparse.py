@@ -1,20 +1,17 @@
 """Sparse learning: FedGradMP against a NumPy loop, and a CSR round against its bare products.
 
-Prints ratios. Run it on a quiet machine: ``python benchmarks/bench_sparse.py``.
+Run it on a quiet machine: ``python benchmarks/bench_sparse.py [fedgradmp] [csr] [FIGURES.json]``.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
-import time
 import tracemalloc
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from timing import Row, chosen, interleaved, progress, report, row
 
 from parsifl import GLM, ClientData, simulate, wire
 from parsifl.algorithms.fedgradmp import FedGradMP
@@ -28,18 +25,6 @@ from parsifl.engine.threads import one_core
 from parsifl.keys import Key
 
 CLIENTS, ROWS, WIDTH, TAU, BATCH, STEPS, ROUNDS = 30, 100, 1000, 10, 40, 3, 4
-
-
-def alternate(functions: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Return the median seconds of each function, run in turns so that noise hits all alike."""
-    seconds: dict[str, list[float]] = {name: [] for name in functions}
-    for turn in range(repeats + 1):
-        for name, function in functions.items():
-            started = time.perf_counter()
-            function()
-            if turn:
-                seconds[name].append(time.perf_counter() - started)
-    return {name: float(np.median(values)) for name, values in seconds.items()}
 
 
 def numpy_loop(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -65,7 +50,7 @@ def numpy_loop(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return model
 
 
-def pursuit(repeats: int) -> None:
+def pursuit(turns: int = 9) -> list[Row]:
     """Compare the recovery of section V-C with the NumPy loop."""
     made: Any = load("fedgradmp", alpha=1.0, clients=CLIENTS)
     x, y = made.x.reshape(CLIENTS, ROWS, WIDTH), made.y.reshape(CLIENTS, ROWS)
@@ -93,15 +78,15 @@ def pursuit(repeats: int) -> None:
         return found.model.params["coef"].numpy()
 
     error = np.linalg.norm(whole() - made.truth) / np.linalg.norm(made.truth)
-    seconds = alternate(
-        {"numpy": lambda: numpy_loop(x, y), "whole": whole, "local": local}, repeats
-    )
-    say(f"FedGradMP: relative error {error:.1e} after {ROUNDS} rounds")
-    say(f"  NumPy loop / whole simulation: {seconds['numpy'] / seconds['whole']:.2f}")
-    say(f"  NumPy loop / local work alone: {seconds['numpy'] / seconds['local']:.2f}")
+    candidates = {"NumPy loop": lambda: numpy_loop(x, y), "whole run": whole, "local work": local}
+    found = interleaved(candidates, turns)
+    loop = found.pop("NumPy loop")
+    workload = f"FedGradMP, {CLIENTS} clients, {ROUNDS} rounds"
+    against = f"NumPy loop with lstsq; relative error {error:.1e} (asked: 2.5 times, 1e-14)"
+    return [row(workload, timing, loop.median, against) for timing in found.values()]
 
 
-def text(repeats: int, steps: int) -> None:
+def text(steps: int, turns: int = 3) -> list[Row]:
     """Compare a Fed-HT round on CSR data with the sparse products that it contains.
 
     Of the round it also tells how much the coding of the messages takes, which no method can
@@ -110,7 +95,7 @@ def text(repeats: int, steps: int) -> None:
     dataset: Any = load("text-like-e2006")
     parts = np.array_split(np.arange(len(dataset.y)), 100)
     made = [(dataset.x[rows], dataset.y[rows]) for rows in parts]
-    clients, columns = len(parts), dataset.x.shape[1]
+    columns = dataset.x.shape[1]
     data: Any = ClientData.of(made, test=0.0)
     method, problem = FedHT(lr=1e-3, batch=20, steps=steps, tau=200), GLM(columns)
     shards, infos = Shards(data, problem), Infos(data)
@@ -138,29 +123,33 @@ def text(repeats: int, steps: int) -> None:
     def rounds() -> None:
         simulate(method, problem, data, 2, evaluate_every=0)
 
-    seconds = alternate({"bare": bare, "local": local, "coding": coding, "round": rounds}, repeats)
-    unit = seconds["bare"]
-    say(f"Fed-HT over {columns:,} CSR columns, {clients} clients, {steps} steps a round")
-    say(f"  round / bare products: {seconds['round'] / 2 / unit:.2f}")
-    say(f"    local work / bare products: {seconds['local'] / unit:.2f}")
-    say(f"    coding of the uploads / bare products: {seconds['coding'] / unit:.2f}")
+    candidates = {"bare": bare, "local work": local, "coding": coding, "two rounds": rounds}
+    found = interleaved(candidates, turns)
+    unit = found.pop("bare").median
     size = data.x.data.nbytes + data.x.indices.nbytes + data.x.indptr.nbytes
     tracemalloc.start()
     rounds()
-    peak = tracemalloc.get_traced_memory()[1]
+    memory = tracemalloc.get_traced_memory()[1] / size
     tracemalloc.stop()
-    say(f"  NumPy memory of a round / data: {peak / size:.2f}")
+    workload = f"Fed-HT, {columns:,} CSR columns, K={steps}"
+    rows = []
+    for name, timing in found.items():
+        times = timing.median / unit / (2 if name == "two rounds" else 1)
+        against = f"bare products, which one takes {times:.2f} times"
+        if name == "two rounds":
+            against += f" (asked: 5); NumPy memory / data {memory:.2f} (asked: 2)"
+        rows.append(row(workload, timing, unit, against))
+    return rows
 
 
-def say(line: str) -> None:
-    """Write a line."""
-    sys.stdout.write(line + "\n")
+def main() -> None:
+    """Measure the parts that are asked for."""
+    rows = []
+    for part in chosen(("fedgradmp", "csr")):
+        progress(part)
+        rows += pursuit() if part == "fedgradmp" else [*text(3), *text(10)]
+    report(rows)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=9)
-    chosen = parser.parse_args()
-    pursuit(chosen.repeats)
-    for steps in (3, 10):
-        text(max(chosen.repeats // 3, 1), steps)
+    main()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +23,7 @@ from parsifl.engine.tasks import Outcome, Task
 from parsifl.engine.threads import one_core
 from parsifl.errors import CapabilityError
 from parsifl.keys import Key
-from parsifl.problem import Problem
+from parsifl.problem import Problem, SupportSolvable
 from parsifl.wire import Content, Precision
 
 
@@ -82,8 +83,13 @@ def _run_window(
 ) -> None:
     method, problem = setting.method, setting.problem
 
+    # a linear model gains a few percent from a second thread, and takes ten times as long where
+    # that thread has to wait for a busy core (docs/adr/0004)
+    scope = one_core if isinstance(problem, SupportSolvable) else nullcontext
+
     def local(down: Any, client: Any, shard: Any) -> Local[Any, Any]:
-        return method.local(problem, down, client, shard)
+        with scope():
+            return method.local(problem, down, client, shard)
 
     items = {item.task.client: item for item in prepared}
 
