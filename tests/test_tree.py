@@ -338,3 +338,24 @@ def test_paths_beyond_the_longest_name_are_refused() -> None:
     with pytest.raises(ValueError, match="does not fit") as caught:
         tree_json.from_json(node, Any)
     assert len(str(caught.value)) < 2 * tree_json.LONGEST_NAME
+
+
+def test_scaled_integers_become_real_numbers_whatever_comes_first() -> None:
+    whole = {"a": torch.tensor([2, 4])}
+    for factors in ((1.0, 0.5), (0.5, 1.0)):
+        total: Any = None
+        for factor in factors:
+            total = tree.accumulate(total, tree.Scaled(factor, whole))
+        assert total["a"].tolist() == [3.0, 6.0]
+
+
+def test_scaled_trees_can_be_added_from_nothing() -> None:
+    one, two = (tree.Scaled(f, {"a": torch.ones(2)}) for f in (2.0, 3.0))
+    total: Any = tree.add(tree.add(None, one), two)
+    assert total["a"].tolist() == [5.0, 5.0]
+
+
+def test_a_sparse_leaf_is_added_to_a_transposed_one() -> None:
+    first: Any = tree.accumulate(None, {"w": torch.ones(3, 2).T})
+    sparse = Sparse(torch.tensor([1]), torch.ones(1), (2, 3))
+    assert tree.accumulate(first, {"w": sparse})["w"].tolist() == [[1, 2, 1], [1, 1, 1]]

@@ -10,6 +10,8 @@ from typing import Any, final
 
 from torch import fx, nn
 
+from parsifl.tracing import GATE
+
 _MOST_DECISIONS = 200  # a loop that waits for a value would never end
 
 
@@ -75,7 +77,7 @@ def _nearest(module: nn.Module, tracer: _Tracer) -> set[str]:
     # a forward may leave things on its module: a copy that shares the tensors takes them
     shared = {id(one): one for one in itertools.chain(module.parameters(), module.buffers())}
     try:
-        with warnings.catch_warnings():
+        with GATE.tracing(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             nodes = tracer.trace(copy.deepcopy(module, shared)).nodes
     except Exception:  # whatever a forward does with a stand-in: it cannot be traced then

@@ -188,8 +188,14 @@ def add(left: T | None, right: T) -> T:
     >>> add({"a": torch.ones(1)}, {"b": torch.ones(1)})
     {'a': tensor([1.]), 'b': tensor([1.])}
     """
-    total: T = right if left is None else _combine(left, right, torch.add)
+    total: T = _settled(right) if left is None else _combine(_settled(left), right, torch.add)
     return total
+
+
+def _settled(tree: Any) -> Any:
+    """Return a tree of tensors; a contribution with parts that are not is copied."""
+    parts, _ = flatten(tree, units=(Scaled, Addend))
+    return _copied(tree) if any(isinstance(part, (Scaled, Addend)) for part in parts) else tree
 
 
 @dataclass(frozen=True)
@@ -226,25 +232,37 @@ def accumulate(total: T | None, contribution: Any) -> T:
     return grown
 
 
-def _copied(tree: Any, factor: float = 1) -> Any:
-    """Return factor * tree in memory of its own."""
+def _copied(tree: Any, factor: float | None = None) -> Any:
+    """Return factor * tree (None: as it is) in memory of its own, its entries in order."""
     found, form = flatten(tree, units=(Scaled, Addend))
     own = [
-        _copied(leaf.tree, factor * leaf.factor) if isinstance(leaf, Scaled)
-        else factor * leaf.dense() if isinstance(leaf, Addend)
-        else leaf.clone() if factor == 1 else factor * leaf
+        _copied(leaf.tree, leaf.factor if factor is None else factor * leaf.factor)
+        if isinstance(leaf, Scaled)
+        else _product(factor, leaf.dense() if isinstance(leaf, Addend) else leaf)
         for leaf in found
-    ]  # fmt: skip
+    ]
     return unflatten(own, form)
 
 
-def _combine(left: Any, right: Any, plus: Callable[..., Tensor], factor: float = 1) -> Any:
-    """Return left + factor * right."""
+def _product(factor: float | None, leaf: Tensor) -> Tensor:
+    if factor is None or (factor == 1 and leaf.is_floating_point()):
+        return leaf.clone(memory_format=torch.contiguous_format)
+    return (factor * leaf).contiguous()
+
+
+def _combine(
+    left: Any, right: Any, plus: Callable[..., Tensor], factor: float | None = None
+) -> Any:
+    """Return left + factor * right (None: as it is)."""
     if isinstance(right, Scaled):
-        return _combine(left, right.tree, plus, factor * right.factor)
+        part = right.factor if factor is None else factor * right.factor
+        return _combine(left, right.tree, plus, part)
     if isinstance(right, Addend):
-        return right.add_into(left if plus is Tensor.add_ else left.clone(), factor)
+        own = left if plus is Tensor.add_ else left.clone(memory_format=torch.contiguous_format)
+        return right.add_into(own, 1 if factor is None else factor)
     if isinstance(left, Tensor):
+        if factor is None or not right.is_floating_point():
+            return plus(left, right if factor is None else factor * right)
         return plus(left, right, alpha=factor)
     if isinstance(left, dict):
         if left.keys() == right.keys():

@@ -93,6 +93,14 @@ def test_a_folder_of_another_configuration_is_refused_with_the_difference(
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
 
 
+def test_a_folder_of_a_version_that_runs_clients_in_another_way_is_refused(tmp_path: Path) -> None:
+    run(tmp_path)
+    config = tmp_path / "config.toml"
+    config.write_text(config.read_text().replace("block = 20", "block = 10"))
+    with pytest.raises(CheckpointError, match=r"begun by another version(.*\n)*.*run.block: 10 there"):
+        run(tmp_path, resume=True, rounds=3)
+
+
 def described(data: ClientData | None = None, problem: Problem | None = None) -> dict[str, Any]:
     return identity(METHOD, problem or classifier(), data or clients(), {"seed": 0})
 

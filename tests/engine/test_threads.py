@@ -124,3 +124,23 @@ def test_what_a_helper_raises_is_raised() -> None:
 
     with pytest.raises(SystemExit, match="from a helper"):
         threads.run_jobs([job] * 4)
+
+
+def test_after_an_error_in_a_helper_no_other_job_begins() -> None:
+    begun, main = [], threading.main_thread()
+
+    def job(number: int) -> int:
+        begun.append(number)
+        if threading.current_thread() is not main:
+            raise RuntimeError("broken")
+        time.sleep(0.05)
+        return number
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(RuntimeError, match="broken"):
+            threads.run_jobs([partial(job, number) for number in range(20)])
+    finally:
+        torch.set_num_threads(before)
+    assert len(begun) < 5

@@ -7,7 +7,7 @@ import pytest
 import scipy.sparse as sp
 
 from parsifl.data.clients import ClientData
-from parsifl.errors import CapabilityError
+from parsifl.errors import CapabilityError, ConfigError
 from parsifl.estimators import diagnose
 from parsifl.problems.glm import GLM
 
@@ -43,3 +43,16 @@ def test_the_theorem_is_silent_where_columns_are_alike() -> None:
 def test_only_squared_losses_are_diagnosed() -> None:
     with pytest.raises(CapabilityError, match="squared loss"):
         diagnose(GLM(4, "logistic"), _data([np.eye(4)]), tau=1)
+
+
+def test_pairs_are_diagnosed_like_the_data_made_of_them() -> None:
+    draw = np.random.default_rng(1)
+    pairs = [(draw.standard_normal((30, 8)), draw.standard_normal(30)) for _ in range(2)]
+    found = diagnose(GLM(8, "squared"), pairs, tau=2)
+    wanted = diagnose(GLM(8, "squared"), ClientData.of(pairs, test=0.0), tau=2)
+    np.testing.assert_array_equal(found.convexity, wanted.convexity)
+
+
+def test_more_coefficients_than_features_are_refused() -> None:
+    with pytest.raises(ConfigError, match="between 1 and 4 features"):
+        diagnose(GLM(4, "squared"), _data([np.eye(4)]), tau=5)

@@ -331,3 +331,31 @@ def test_a_run_that_diverges_says_so() -> None:
     model = FederatedSparseRegressor(3, solver="fedht", lr=100.0, rounds=20)
     with pytest.warns(ConvergenceWarning, match="smaller lr"):
         model.fit(x, y, groups=clients)
+
+
+def _separable() -> tuple[Any, Any, Any]:
+    draw = np.random.default_rng(0)
+    x, groups = draw.normal(size=(200, 12)), np.repeat(list("ABCD"), 50)
+    y = (3 * x[:, 1] - 2 * x[:, 5] + 0.1 * draw.normal(size=200) > 0).astype(int)
+    return x, np.where(groups == "A", 1, y), groups
+
+
+def test_a_client_with_one_class_makes_the_default_solver_run_off_and_fedht_not() -> None:
+    x, y, groups = _separable()
+    with pytest.warns(ConvergenceWarning, match="where a client has one class only there is none"):
+        FederatedSparseClassifier(2).fit(x, y, groups=groups)
+    model = FederatedSparseClassifier(2, solver="fedht").fit(x, y, groups=groups)
+    assert model.score(x, y) > 0.75
+
+
+def test_weights_that_leave_one_class_are_refused() -> None:
+    x, y, groups = _separable()
+    with pytest.raises(ValueError, match="positive sample_weight are of one class"):
+        FederatedSparseClassifier(2).fit(x, y, groups=groups, sample_weight=y.astype(float))
+
+
+@pytest.mark.parametrize("form", [np.asarray, sp.csr_matrix])
+def test_features_that_cannot_be_squared_are_refused(form: Any) -> None:
+    x, y, _ = _separable()
+    with pytest.raises(ValueError, match="cannot be squared; rescale"):
+        FederatedSparseRegressor(2).fit(form(x * 1e160), y.astype(float))

@@ -74,3 +74,10 @@ def test_a_csr_design_never_becomes_dense() -> None:
     small = compacted(_batches(wide, torch.tensor([[0, 5]])), np.zeros(0, np.int64))
     assert (small.entries.width, len(small.entries.values)) == (2, 2)
     assert small.columns.tolist() == [0, 10**7]
+
+
+def test_places_and_starts_may_have_different_types() -> None:
+    matrix = sp.csr_matrix(np.eye(4))
+    matrix.indptr = matrix.indptr.astype(np.int64)
+    found = compacted(_batches(CsrDesign(matrix), torch.tensor([[0, 2]])), np.array([], np.int64))
+    assert found.step(0).product(torch.ones(2, dtype=torch.float64)).tolist() == [1.0, 1.0]

@@ -73,3 +73,11 @@ def test_products_through_the_support_equal_full_products(x: design.Design, supp
     v[0, :support] = 1.5
     found = design.products(x, rows, torch.from_numpy(v))
     np.testing.assert_allclose(found, [MATRIX[rows[i].numpy()] @ v[i] for i in range(2)])
+
+
+def test_columns_of_a_design_that_is_part_of_a_larger_one() -> None:
+    whole = torch.arange(60.0).reshape(10, 6)
+    rows, index = torch.tensor([[0, 1], [2, 3]]), torch.tensor([[1, 4], [0, 5]])
+    found = design.columns(whole[4:], rows, index)
+    assert torch.equal(found, design.columns(whole[4:].clone(), rows, index))
+    assert found[0, 0].tolist() == [25.0, 28.0]

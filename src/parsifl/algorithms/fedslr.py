@@ -227,7 +227,7 @@ class FedSLR(LocalSGD, Algorithm[Problem, SlrServer, SlrClient, Compact, Params,
         limit = f" (below {float(max(values)) / step:.2g} here)" if step else ""
         warnings.warn(
             f"FedSLR's penalty lam={self.lam:g} left no singular value in any layer: the global "
-            f"model is zero but for its vectors; give it a smaller lam{limit}",
+            f"model is zero but for what has no rank; give it a smaller lam{limit}",
             stacklevel=2,
         )
 

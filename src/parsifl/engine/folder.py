@@ -54,10 +54,16 @@ class RunFolder:
             for name in sorted({*before, *now})
             if before.get(name) != now.get(name)
         ]
-        if changed:
+        if not changed:
+            return
+        listed = "\n  ".join(["", *changed])
+        if all(line.startswith(("run.executor:", "run.block:")) for line in changed):
             raise CheckpointError(
-                f"{self.path} belongs to another configuration:\n  " + "\n  ".join(changed)
+                f"{self.path} was begun by another version of Parsifl, which runs clients in "
+                "another way, so that bits would differ: resume it with the version that "
+                f"environment.json tells, or begin anew in another folder:{listed}"
             )
+        raise CheckpointError(f"{self.path} belongs to another configuration:{listed}")
 
     def aim(self, rounds: int) -> None:
         """Note how many rounds the run is to have; it may be asked for more later."""

@@ -190,6 +190,7 @@ class _Simulation:
         return {
             **self._options,
             "executor": self._executor,
+            "block": self._setting.block,
             "evaluation": config.to_json(self._evaluation),
             "network": config.to_json(self._network),
         }

@@ -65,7 +65,11 @@ def hand_over(jobs: Sequence[Callable[[], T]], take: Callable[[T], None]) -> Non
                 number, job = waiting.popleft()
             except IndexError:
                 return
-            queue.put(number, job())
+            try:
+                queue.put(number, job())
+            except BaseException:
+                waiting.clear()  # nobody begins another job
+                raise
 
     def help_out() -> None:
         with one_core():
@@ -77,10 +81,7 @@ def hand_over(jobs: Sequence[Callable[[], T]], take: Callable[[T], None]) -> Non
         else:
             with ThreadPoolExecutor(helpers) as pool:
                 helping = [pool.submit(copy_context().run, help_out) for _ in range(helpers)]
-                try:
-                    work()
-                finally:
-                    waiting.clear()  # after Ctrl-C nobody begins another job
+                work()
             for helper in helping:
                 helper.result()
 

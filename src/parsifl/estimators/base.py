@@ -214,9 +214,15 @@ def _say_if_diverged(problem: GLM, data: ClientData, params: Params) -> None:
     nothing = {name: torch.zeros_like(value) for name, value in params.items()}
     loss, null = (float(problem.loss(model, rows)) for model in (params, nothing))
     if not loss <= 2 * null:
+        cure = "take a smaller lr, or a larger l2"
+        if not problem.datafit.quadratic:
+            cure += (
+                ", or a solver that does not look for each client's minimiser, such as 'fedht': "
+            )
+            cure += "where a client has one class only there is none"
         warnings.warn(
             f"the coefficients fit worse than none at all (loss {loss:.3g} against {null:.3g}): "
-            "the run diverged, so do not trust the support; take a smaller lr, or a larger l2",
+            f"the run diverged, so do not trust the support; {cure}",
             ConvergenceWarning,
             stacklevel=4,
         )

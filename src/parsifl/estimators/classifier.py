@@ -52,6 +52,10 @@ class FederatedSparseClassifier(ClassifierMixin, FederatedSparse):  # type: igno
             raise ValueError(f"there is only one class, {self.classes_[0]}; 2 are needed")
         self.clients_, parts = self._clients(groups, len(labels))
         weight = self._weights(sample_weight, X)
+        if len(np.unique(labels[weight > 0])) < 2:
+            raise ValueError(
+                "all rows with a positive sample_weight are of one class; 2 are needed"
+            )
         moments = gather(X, labels.astype(np.float64), weight, parts, standardize=self.standardize)
         centre = moments.mean if self.fit_intercept and not sparse.issparse(X) else 0.0
         x = scaled(X, moments.scale) if sparse.issparse(X) else (X - centre) / moments.scale

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from parsifl.algorithms.fedgradmp import FedGradMP
 from parsifl.data.clients import ClientData
 from parsifl.engine.simulate import simulate
-from parsifl.errors import CapabilityError
+from parsifl.errors import CapabilityError, ConfigError
 from parsifl.keys import Key
 from parsifl.problem import Selection
 from parsifl.problems.design import as_design
@@ -56,7 +57,13 @@ class Diagnosis:
 
 
 def diagnose(
-    problem: GLM, data: ClientData, tau: int, *, steps: int = 3, rounds: int = 4, seed: int = 0
+    problem: GLM,
+    data: ClientData | Sequence[tuple[Any, Any]],
+    tau: int,
+    *,
+    steps: int = 3,
+    rounds: int = 4,
+    seed: int = 0,
 ) -> Diagnosis:
     """Run FedGradMP for some rounds and measure the restricted constants where it went.
 
@@ -69,6 +76,9 @@ def diagnose(
     """
     if not problem.datafit.quadratic or problem.dictionary is not None:
         raise CapabilityError("diagnose() needs a squared loss in plain coordinates")
+    if not 1 <= tau <= problem.features:
+        raise ConfigError(f"tau must be between 1 and {problem.features} features, got {tau}")
+    data = data if isinstance(data, ClientData) else ClientData.of(data, test=0.0)
     visited = _visited(problem, data, tau, steps, rounds, seed)
     low, high, rank = [], [], []
     for rows in data.train:

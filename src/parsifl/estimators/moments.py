@@ -31,6 +31,9 @@ def gather(x: Any, y: Array, weight: Array, parts: list[Indices], *, standardize
     """Add up n, sum x, sum x^2 and sum y over clients; constant columns keep the scale 1."""
     total, target, up = 0.0, 0.0, 0
     first, second = np.zeros(x.shape[1]), np.zeros(x.shape[1])
+    largest = float(abs(x).max()) if x.shape[0] else 0.0
+    if not np.isfinite(largest * largest * len(y)):
+        raise ValueError(f"features as large as {largest:.1e} cannot be squared; rescale them")
     for rows in parts:
         w, part = weight[rows], x[rows]
         squares: Any = part.multiply(part) if sparse.issparse(x) else part * part

@@ -28,6 +28,7 @@ from parsifl.problems.layers import (
     Pool,
     parameters,
 )
+from parsifl.tracing import GATE
 
 _ACTIVATIONS: dict[Any, Activation] = {
     nn.ReLU: "relu",
@@ -59,7 +60,8 @@ def find_chain(module: nn.Module) -> Chain | None:
     (Linear(weight='0.weight', bias='0.bias'), Activate(function='relu'))
     """
     try:
-        graph = _Tracer().trace(module)
+        with GATE.tracing():
+            graph = _Tracer().trace(module)
     except Exception:  # tracing runs the user's code on symbols: whatever it raises means "no"
         return None
     layers = _follow(graph, module)

@@ -94,8 +94,9 @@ def compacted(batches: Batches, also: Array) -> Compacted:
     index = batches.index.numpy()
     drawn, order = np.unique(index, return_inverse=True)
     matrix = batches.x.matrix
-    width = matrix.shape[1]
-    part = Entries(matrix.indptr, matrix.indices, matrix.data, width).rows(drawn)
+    width, number = matrix.shape[1], np.result_type(matrix.indptr, matrix.indices)
+    starts, places = (a.astype(number, copy=False) for a in (matrix.indptr, matrix.indices))
+    part = Entries(starts, places, matrix.data, width).rows(drawn)
     occurs = np.zeros(width, np.bool_)
     every = np.ones(max(len(part.places), len(drawn)), np.bool_)  # a Boolean product marks columns
     kernels.csc_matvec(width, len(drawn), part.starts, part.places, every, every, occurs)

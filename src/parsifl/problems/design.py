@@ -164,7 +164,8 @@ def _following(flat: Tensor, rows: Tensor) -> Tensor | None:
     if step < 0 or not flat.is_contiguous() or not np.array_equal(numbers, regular):
         return None
     width = flat.shape[1]
-    return flat.as_strided((count, length, width), (step * width, width, 1), first * width)
+    place = flat.storage_offset() + first * width
+    return flat.as_strided((count, length, width), (step * width, width, 1), place)
 
 
 def products(x: Design, rows: Tensor, coefficients: Tensor) -> Tensor:

@@ -9,6 +9,8 @@ from typing import final
 
 from torch import Tensor, nn
 
+from parsifl.tracing import GATE
+
 
 @final
 class Functional:
@@ -29,9 +31,11 @@ class Functional:
             slots = self._idle.pop()
         except IndexError:
             slots = self._copy()
+        GATE.enter()
         try:
             return slots.call(params, x)
         finally:
+            GATE.leave()
             self._idle.append(slots)
 
     def _copy(self) -> _Slots:

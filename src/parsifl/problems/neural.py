@@ -6,6 +6,7 @@ import copy
 import inspect
 from collections.abc import Callable
 from functools import cached_property, partial
+from threading import RLock
 from typing import Any, final
 
 import torch
@@ -27,6 +28,7 @@ from parsifl.work import Batch, Rows
 
 Factory = Callable[..., nn.Module]
 _CHUNK = 1024
+_BUILDING = RLock()  # to build a module, torch's own generator is borrowed: one thread at a time
 
 
 @final
@@ -83,7 +85,6 @@ class NeuralProblem:
             add_scalers(self._training, scale, head)
         self._train = Functional(self._training)
         self._judge = Functional(copy.deepcopy(self._training).eval())
-        # at once: tracing patches torch while it lasts, which no other thread should see
         self.chain: Chain | None = find_chain(self._training) if scale == 1.0 else None
         self._narrow: dict[tuple[float, bool], NeuralProblem] = {}
 
@@ -174,6 +175,10 @@ class NeuralProblem:
         `scaled` puts HeteroFL's scaler into it: in training, the outputs of all layers but the
         head are divided by the width.
         """
+        with _BUILDING:
+            return self._narrowed(width, scaled)
+
+    def _narrowed(self, width: float, scaled: bool) -> NeuralProblem:
         if (width, scaled) not in self._narrow:
             source: Any = self._source
             if isinstance(source, nn.Module) or "width" not in inspect.signature(source).parameters:

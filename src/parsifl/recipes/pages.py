@@ -68,7 +68,8 @@ def _index(papers: Sequence[Paper], records: Records) -> str:
 
 
 def _tally(papers: Sequence[Paper], records: Records) -> str:
-    lines = ["| | held | did not hold | not run | recipes without a run |", "|-|-|-|-|-|"]
+    titles = ["", *_VERDICTS, "recipes without a run"]
+    lines = [f"| {' | '.join(titles)} |", "|-" * len(titles) + "|"]
     for paper in papers:
         names = _names(paper)
         counts = _counts(names, records)

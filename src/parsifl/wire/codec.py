@@ -57,7 +57,9 @@ def measured(message: Any, precision: Precision = "exact") -> tuple[int, Content
     length = frame.PREFIX.size + len(head) + sum([part.length() for part in parts])
     information = sum([part.information for part in parts])
     found = length, Content(dense_leaves(leaves), information, real_values(leaves))
-    if full and len(_kept_sizes) < _KEPT:
+    if full:
+        if len(_kept_sizes) >= _KEPT:
+            _kept_sizes.clear()
         _kept_sizes[mark] = found  # without zeros nothing but names and shapes decides
     return found
 
