@@ -97,7 +97,8 @@ def test_a_folder_of_a_version_that_runs_clients_in_another_way_is_refused(tmp_p
     run(tmp_path)
     config = tmp_path / "config.toml"
     config.write_text(config.read_text().replace("block = 20", "block = 10"))
-    with pytest.raises(CheckpointError, match=r"begun by another version(.*\n)*.*run.block: 10 there"):
+    refused = r"begun by another version(.*\n)*.*run.block: 10 there"
+    with pytest.raises(CheckpointError, match=refused):
         run(tmp_path, resume=True, rounds=3)
 
 
