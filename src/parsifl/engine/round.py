@@ -74,15 +74,8 @@ def run_round(setting: Setting, server: Any, cohort: Sequence[int], key: Key) ->
     return server, gathered.ledger
 
 
-def _run_window(
-    setting: Setting,
-    prepared: Sequence[_Prepared],
-    uploading: set[int],
-    gathered: Gathered,
-    laps: Laps,
-) -> None:
-    method, problem = setting.method, setting.problem
-
+def local_work(method: AnyMethod, problem: Problem) -> Callable[[Any, Any, Any], Local[Any, Any]]:
+    """Return what a client does with downlink, state and shard, here and where it is deployed."""
     # a linear model gains a few percent from a second thread, and takes ten times as long where
     # that thread has to wait for a busy core (docs/adr/0004)
     scope = one_core if isinstance(problem, SupportSolvable) else nullcontext
@@ -91,6 +84,17 @@ def _run_window(
         with scope():
             return method.local(problem, down, client, shard)
 
+    return local
+
+
+def _run_window(
+    setting: Setting,
+    prepared: Sequence[_Prepared],
+    uploading: set[int],
+    gathered: Gathered,
+    laps: Laps,
+) -> None:
+    local = local_work(setting.method, setting.problem)
     items = {item.task.client: item for item in prepared}
 
     def book(outcome: Outcome) -> None:

@@ -79,9 +79,7 @@ class Shards:
                 "partial to 'wrap' or 'drop', or adapt the model with GroupNorm"
             )
         drawn = key.at(purpose=f"batches/{name}")
-        generator = None if draw.batch is None else drawn.numpy()
-        if generator is None:  # all rows: in the order of memory, so that they may be one slice
-            rows = np.sort(rows)
+        generator = None if draw.batch is None else drawn.numpy()  # all rows come in their order
         positions, valid = schedule(len(rows), draw, generator)
         return Batches(
             x=self._x,

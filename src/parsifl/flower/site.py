@@ -20,7 +20,7 @@ from parsifl.engine import executors
 from parsifl.engine.evaluation import Split
 from parsifl.engine.gather import first_not_finite
 from parsifl.engine.judge import Judge
-from parsifl.engine.round import first_state
+from parsifl.engine.round import first_state, local_work
 from parsifl.engine.shards import Infos, Shards
 from parsifl.engine.store import ClientStore
 from parsifl.engine.tasks import Task
@@ -183,7 +183,7 @@ class Site:
         store = visit.store()
         first = first_state(self._method, visit.problem, visit.info, visit.down, visit.key)
         task = Task(self._client, (visit.down, store.load(self._client, first), shard))
-        outcome = executors.run(partial(self._method.local, visit.problem), [task], "loop", 1)
+        outcome = executors.run(local_work(self._method, visit.problem), [task], "loop", 1)
         if self._client in outcome.failures:
             return visit.reply(error=outcome.failures[self._client])
         result: Local[Any, Any] = outcome.results[self._client]
