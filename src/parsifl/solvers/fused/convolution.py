@@ -5,6 +5,7 @@ convolution for each client, and than products with unfolded pictures, except fo
 pictures (measured from 2 x 2 to 32 x 32; docs/adr/0003).
 """
 
+# ruff: noqa: ARG002 - all stages have one signature
 from __future__ import annotations
 
 from typing import Any, final
@@ -13,61 +14,65 @@ import torch
 from torch import Tensor
 
 from parsifl.problems.layers import Conv
-from parsifl.solvers.fused.kernel import Host, Trace, merged, parted
-from parsifl.solvers.fused.unfolded import UnfoldedKernel, output_size
+from parsifl.solvers.fused.stage import Host, Stage, landing, merged, parted, read
+from parsifl.solvers.fused.unfolded import UnfoldedStage, output_size
 
 _aten: Any = torch.ops.aten
 _SMALL = 8  # positions of the output from which on a grouped convolution is faster
-_UNFOLDED = UnfoldedKernel()
 
 
 @final
-class ConvKernel:
+class ConvStage:
     """A grouped convolution, unless the pictures are small."""
 
-    def forward(self, layer: Conv, host: Host, value: Tensor, key: Tensor | None) -> Trace:
-        """Convolve, and remember the pictures with the channels last."""
-        if _small(layer, host, value):
-            return _UNFOLDED.forward(layer, host, value, key)
-        pictures = merged(value).contiguous(memory_format=torch.channels_last)
-        weight = host.read(layer.weight).flatten(0, 1)
-        bias = None if layer.bias is None else host.read(layer.bias).flatten()
-        shape = (layer.stride, layer.padding, layer.dilation)
-        output = torch.conv2d(pictures, weight, bias, *shape, len(value))
-        return Trace(value, parted(output, len(value)), pictures)
+    def __init__(self, layer: Conv, host: Host) -> None:
+        self._layer, self._host = layer, host
 
-    def backward(
-        self, layer: Conv, host: Host, trace: Trace, gradient: Tensor, below: bool
-    ) -> Tensor:
+    def forward(self, value: Tensor, key: Tensor | None) -> Tensor:
+        """Convolve in the way that suits the pictures, which have one size in all steps."""
+        if not hasattr(self, "_way"):
+            height, width = output_size(self._layer, self._host.read(self._layer.weight), value)
+            form = UnfoldedStage if height * width <= _SMALL else GroupedStage
+            self._way: Stage = form(self._layer, self._host)
+        return self._way.forward(value, key)
+
+    def backward(self, gradient: Tensor, below: bool) -> Tensor:
+        """Go back the same way."""
+        return self._way.backward(gradient, below)
+
+
+@final
+class GroupedStage:
+    """The channels of all clients are those of one picture."""
+
+    def __init__(self, layer: Conv, host: Host) -> None:
+        self._form = (layer.stride, layer.padding, layer.dilation)
+        self._weight, self._bias = host.read(layer.weight), read(host, layer.bias)
+        self._land, self._land_bias = host.landing(layer.weight), landing(host, layer.bias)
+
+    def forward(self, value: Tensor, key: Tensor | None) -> Tensor:
+        """Convolve, and remember the pictures with the channels last."""
+        self._pictures = merged(value).contiguous(memory_format=torch.channels_last)
+        bias = None if self._bias is None else self._bias.flatten()
+        weight, clients = self._weight.flatten(0, 1), len(value)
+        return parted(torch.conv2d(self._pictures, weight, bias, *self._form, clients), clients)
+
+    def backward(self, gradient: Tensor, below: bool) -> Tensor:
         """Land the gradients of weight and bias, and return that of the pictures."""
-        if _small(layer, host, trace.value):
-            return _UNFOLDED.backward(layer, host, trace, gradient, below)
-        clients, weight = len(gradient), host.read(layer.weight)
-        wanted = (
-            below,
-            host.wants(layer.weight),
-            layer.bias is not None and host.wants(layer.bias),
-        )
+        clients, weight = len(gradient), self._weight
         for_pictures, for_weight, for_bias = _aten.convolution_backward(
             merged(gradient).contiguous(memory_format=torch.channels_last),
-            trace.kept,
+            self._pictures,
             weight.flatten(0, 1),
-            None if layer.bias is None else [clients * weight.shape[1]],
-            layer.stride,
-            layer.padding,
-            layer.dilation,
+            None if self._bias is None else [clients * weight.shape[1]],
+            *self._form,
             False,
             (0, 0),
             clients,
-            wanted,
+            (below, self._land is not None, self._land_bias is not None),
         )
-        if wanted[1]:
-            host.land(layer.weight, for_weight.view_as(weight), None)
-        if layer.bias is not None and wanted[2]:
-            host.land(layer.bias, for_bias.view(clients, -1), None)
+        if self._land is not None:
+            self._land(for_weight.view_as(weight), None)
+        if self._land_bias is not None:
+            self._land_bias(for_bias.view(clients, -1), None)
         return parted(for_pictures, clients) if below else gradient
-
-
-def _small(layer: Conv, host: Host, value: Tensor) -> bool:
-    height, width = output_size(layer, host.read(layer.weight), value)
-    return height * width <= _SMALL

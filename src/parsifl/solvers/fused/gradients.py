@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import final
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from parsifl.solvers.fused.network import Network
 from parsifl.solvers.fused.schedule import Step
+from parsifl.solvers.fused.stage import Landing
 
 
 @final
@@ -29,11 +31,10 @@ class Found:
         """Return a weight of all clients."""
         return self._values[name]
 
-    def wants(self, name: str) -> bool:
-        """Tell whether this is one of the parameters that are trained."""
-        return name in self._wanted
+    def landing(self, name: str) -> Landing | None:
+        """Keep the gradient of what is trained."""
+        return partial(self._keep, name) if name in self._wanted else None
 
-    def land(self, name: str, left: Tensor, right: Tensor | None) -> None:
-        """Keep a gradient."""
+    def _keep(self, name: str, left: Tensor, right: Tensor | None) -> None:
         shape = self._values[name].shape
         self._gradients[name] = left if right is None else torch.bmm(left, right).view(shape)

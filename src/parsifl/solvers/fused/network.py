@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -9,36 +10,36 @@ import torch
 from torch import Tensor
 
 from parsifl.problems import layers
-from parsifl.problems.layers import Chain, parameters
+from parsifl.problems.layers import Chain, Layer, parameters
 from parsifl.problems.scoring import Loss
-from parsifl.solvers.fused.convolution import ConvKernel
-from parsifl.solvers.fused.kernel import Host, Kernel
+from parsifl.solvers.fused.convolution import ConvStage
 from parsifl.solvers.fused.pictures import (
-    AdaptivePoolKernel,
-    GroupNormKernel,
-    LayerNormKernel,
-    PoolKernel,
+    AdaptivePoolStage,
+    GroupNormStage,
+    LayerNormStage,
+    PoolStage,
 )
 from parsifl.solvers.fused.schedule import Step
 from parsifl.solvers.fused.simple import (
-    ActivateKernel,
-    DropoutKernel,
-    EmbedKernel,
-    FlattenKernel,
-    LinearKernel,
+    ActivateStage,
+    DropoutStage,
+    EmbedStage,
+    FlattenStage,
+    LinearStage,
 )
+from parsifl.solvers.fused.stage import Host, Stage
 
-_KERNELS: dict[type[Any], Kernel] = {
-    layers.Linear: LinearKernel(),
-    layers.Conv: ConvKernel(),
-    layers.Embed: EmbedKernel(),
-    layers.GroupNorm: GroupNormKernel(),
-    layers.LayerNorm: LayerNormKernel(),
-    layers.Pool: PoolKernel(),
-    layers.AdaptivePool: AdaptivePoolKernel(),
-    layers.Dropout: DropoutKernel(),
-    layers.Activate: ActivateKernel(),
-    layers.Flatten: FlattenKernel(),
+_STAGES: dict[type[Any], Callable[[Any, Host], Stage]] = {
+    layers.Linear: LinearStage,
+    layers.Conv: ConvStage,
+    layers.Embed: EmbedStage,
+    layers.GroupNorm: GroupNormStage,
+    layers.LayerNorm: LayerNormStage,
+    layers.Pool: PoolStage,
+    layers.AdaptivePool: AdaptivePoolStage,
+    layers.Dropout: DropoutStage,
+    layers.Activate: ActivateStage,
+    layers.Flatten: FlattenStage,
 }
 
 
@@ -68,22 +69,26 @@ class Pass:
     """Forward and backward with the weights of a host."""
 
     def __init__(self, network: Network, host: Host) -> None:
-        self._host, self._slope = host, _LOSSES[network.loss]
-        self._links = [(layer, _KERNELS[type(layer)]) for layer in network.chain]
-        wanted = [any(map(host.wants, parameters(layer))) for layer in network.chain]
+        stages = [_STAGES[type(layer)](layer, host) for layer in network.chain]
+        learning = [_learns(layer, host) for layer in network.chain]
         # below the first layer that learns nobody needs a gradient
-        self._first = wanted.index(True) if True in wanted else len(wanted)
+        first = learning.index(True) if True in learning else len(stages)
+        self._up = [stage.forward for stage in stages]
+        self._down = [(stage.backward, at > first) for at, stage in enumerate(stages)][first:][::-1]
+        self._slope = _LOSSES[network.loss]
 
     def run(self, step: Step) -> None:
         """Land the gradients of all weights that the host wants; they may move at once."""
-        host, traces, value = self._host, [], step.x
-        for layer, kernel in self._links:
-            traces.append(kernel.forward(layer, host, value, step.key))
-            value = traces[-1].output
+        value = step.x
+        for forward in self._up:
+            value = forward(value, step.key)
         gradient = self._slope(value, step.y, step.scale)
-        for at in range(len(traces) - 1, self._first - 1, -1):
-            layer, kernel = self._links[at]
-            gradient = kernel.backward(layer, host, traces[at], gradient, at > self._first)
+        for backward, below in self._down:
+            gradient = backward(gradient, below)
+
+
+def _learns(layer: Layer, host: Host) -> bool:
+    return any(host.landing(name) is not None for name in parameters(layer))
 
 
 def _cross_entropy(output: Tensor, y: Tensor, scale: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Linear layers, embeddings, activations, flattening and dropout."""
 
-# ruff: noqa: ARG002 - all kernels have one signature
+# ruff: noqa: ARG002 - all stages have one signature
 from __future__ import annotations
 
 from typing import Any, final
@@ -10,124 +10,142 @@ from torch import Tensor
 
 from parsifl import keys
 from parsifl.problems.layers import Activate, Dropout, Embed, Flatten, Linear
-from parsifl.solvers.fused.kernel import Host, Trace, land_sum
+from parsifl.solvers.fused.stage import Host, landing, read
 
 _aten: Any = torch.ops.aten
 
 
 @final
-class LinearKernel:
+class LinearStage:
     """y = x W^T + b on the last axis; axes between rows and features count as rows."""
 
-    def forward(self, layer: Linear, host: Host, value: Tensor, key: Tensor | None) -> Trace:
-        """Return the affine map."""
-        rows = value if value.ndim == 3 else value.flatten(1, -2)
-        output = torch.bmm(rows, host.read(layer.weight).mT)
-        if layer.bias is not None:
-            output.add_(host.read(layer.bias).unsqueeze(1))
-        if value.ndim != 3:
-            output = output.view(*value.shape[:-1], -1)
-        return Trace(value, output, rows)
+    def __init__(self, layer: Linear, host: Host) -> None:
+        self._weight = host.read(layer.weight)
+        self._across = self._weight.mT
+        bias = read(host, layer.bias)
+        self._bias = None if bias is None else bias.unsqueeze(1)
+        self._land = host.landing(layer.weight)
+        self._land_bias = landing(host, layer.bias)
 
-    def backward(
-        self, layer: Linear, host: Host, trace: Trace, gradient: Tensor, below: bool
-    ) -> Tensor:
+    def forward(self, value: Tensor, key: Tensor | None) -> Tensor:
+        """Return the affine map."""
+        self._shape = value.shape
+        self._rows = value if value.ndim == 3 else value.flatten(1, -2)
+        output = torch.bmm(self._rows, self._across)
+        if self._bias is not None:
+            output.add_(self._bias)
+        return output if value.ndim == 3 else output.view(*value.shape[:-1], -1)
+
+    def backward(self, gradient: Tensor, below: bool) -> Tensor:
         """Land g^T x, and return g W."""
         rows = gradient if gradient.ndim == 3 else gradient.flatten(1, -2)
-        found = torch.bmm(rows, host.read(layer.weight)) if below else gradient
-        if host.wants(layer.weight):
-            host.land(layer.weight, rows.mT, trace.kept)
-        land_sum(host, layer.bias, rows, (1,))
-        return found.view(trace.value.shape) if below and gradient.ndim != 3 else found
+        found = torch.bmm(rows, self._weight) if below else gradient
+        if self._land is not None:
+            self._land(rows.mT, self._rows)
+        if self._land_bias is not None:
+            self._land_bias(rows.sum(1), None)
+        return found.view(self._shape) if below and gradient.ndim != 3 else found
 
 
 @final
-class EmbedKernel:
+class EmbedStage:
     """Rows of a table."""
 
-    def forward(self, layer: Embed, host: Host, value: Tensor, key: Tensor | None) -> Trace:
-        """Look the rows up."""
-        table = host.read(layer.weight)
-        clients, size, width = table.shape
-        offsets = torch.arange(0, clients * size, size, device=value.device)
-        at = (value.flatten(1) + offsets[:, None]).flatten()
-        output = table.reshape(-1, width).index_select(0, at)
-        return Trace(value, output.view(*value.shape, width), at)
+    def __init__(self, layer: Embed, host: Host) -> None:
+        self._table, self._padding = host.read(layer.weight), layer.padding
+        self._land = host.landing(layer.weight)
+        clients, size, _ = self._table.shape
+        self._offsets = torch.arange(0, clients * size, size, device=self._table.device)[:, None]
 
-    def backward(
-        self, layer: Embed, host: Host, trace: Trace, gradient: Tensor, below: bool
-    ) -> Tensor:
+    def forward(self, value: Tensor, key: Tensor | None) -> Tensor:
+        """Look the rows up."""
+        width = self._table.shape[2]
+        self._at = (value.flatten(1) + self._offsets).flatten()
+        output = self._table.reshape(-1, width).index_select(0, self._at)
+        return output.view(*value.shape, width)
+
+    def backward(self, gradient: Tensor, below: bool) -> Tensor:
         """Add up the gradients of each row of the table; nothing lies below."""
-        if host.wants(layer.weight):
-            table = host.read(layer.weight)
-            found = gradient.new_zeros(table.shape)
-            found.view(-1, table.shape[2]).index_add_(0, trace.kept, gradient.flatten(0, -2))
-            if layer.padding is not None:
-                found[:, layer.padding] = 0
-            host.land(layer.weight, found, None)
+        if self._land is not None:
+            found = gradient.new_zeros(self._table.shape)
+            rows = gradient.flatten(0, -2)
+            found.view(-1, self._table.shape[2]).index_add_(0, self._at, rows)
+            if self._padding is not None:
+                found[:, self._padding] = 0
+            self._land(found, None)
         return gradient
 
 
 @final
-class ActivateKernel:
+class ActivateStage:
     """Elementwise functions whose derivative follows from their output."""
 
-    def forward(self, layer: Activate, host: Host, value: Tensor, key: Tensor | None) -> Trace:
-        """Apply the function."""
-        if layer.function == "relu":
-            return Trace(value, value.relu())
-        return Trace(value, value.tanh() if layer.function == "tanh" else value.sigmoid())
+    def __init__(self, layer: Activate, host: Host) -> None:
+        self._function = layer.function
 
-    def backward(
-        self, layer: Activate, host: Host, trace: Trace, gradient: Tensor, below: bool
-    ) -> Tensor:
+    def forward(self, value: Tensor, key: Tensor | None) -> Tensor:
+        """Apply the function."""
+        if self._function == "relu":
+            self._output = value.relu()
+        else:
+            self._output = value.tanh() if self._function == "tanh" else value.sigmoid()
+        return self._output
+
+    def backward(self, gradient: Tensor, below: bool) -> Tensor:
         """Multiply by the derivative."""
         found: Tensor
-        if layer.function == "relu":
+        if self._function == "relu":
             found = _aten.threshold_backward.grad_input(
-                gradient, trace.output, 0, grad_input=gradient
+                gradient, self._output, 0, grad_input=gradient
             )
-        elif layer.function == "tanh":
-            found = _aten.tanh_backward(gradient, trace.output)
+        elif self._function == "tanh":
+            found = _aten.tanh_backward(gradient, self._output)
         else:
-            found = _aten.sigmoid_backward(gradient, trace.output)
+            found = _aten.sigmoid_backward(gradient, self._output)
         return found
 
 
 @final
-class FlattenKernel:
+class FlattenStage:
     """One axis behind the rows."""
 
-    def forward(self, layer: Flatten, host: Host, value: Tensor, key: Tensor | None) -> Trace:
-        """Join the axes."""
-        return Trace(value, value.flatten(2))
+    def __init__(self, layer: Flatten, host: Host) -> None:
+        pass
 
-    def backward(
-        self, layer: Flatten, host: Host, trace: Trace, gradient: Tensor, below: bool
-    ) -> Tensor:
+    def forward(self, value: Tensor, key: Tensor | None) -> Tensor:
+        """Join the axes."""
+        self._shape = value.shape
+        return value.flatten(2)
+
+    def backward(self, gradient: Tensor, below: bool) -> Tensor:
         """Part them again."""
-        return gradient.reshape(trace.value.shape)
+        return gradient.reshape(self._shape)
 
 
 @final
-class DropoutKernel:
+class DropoutStage:
     """The masks of `KeyedDropout`: the same numbers as in every other executor."""
 
-    def forward(self, layer: Dropout, host: Host, value: Tensor, key: Tensor | None) -> Trace:
+    def __init__(self, layer: Dropout, host: Host) -> None:
+        self._layer = layer
+        self._factor: Tensor | None = None
+
+    def forward(self, value: Tensor, key: Tensor | None) -> Tensor:
         """Drop entries and scale the others."""
+        layer = self._layer
         if layer.p == 0.0 or key is None:
-            return Trace(value, value)
+            self._factor = None
+            return value
         if layer.p == 1.0:
-            return Trace(value, torch.zeros_like(value), value.new_zeros(()))
+            self._factor = value.new_zeros(())
+            return torch.zeros_like(value)
         shape = tuple(value.shape[1:])
         if layer.channels:
             shape = shape[:2] + (1,) * (len(shape) - 2)
         drawn = torch.stack([keys.uniform(one, shape, layer.salt) for one in key])
-        factor = (drawn >= layer.p).to(value.dtype) / (1.0 - layer.p)
-        return Trace(value, value * factor, factor)
+        self._factor = (drawn >= layer.p).to(value.dtype) / (1.0 - layer.p)
+        return value * self._factor
 
-    def backward(
-        self, layer: Dropout, host: Host, trace: Trace, gradient: Tensor, below: bool
-    ) -> Tensor:
+    def backward(self, gradient: Tensor, below: bool) -> Tensor:
         """Multiply by the same factors."""
-        return gradient if trace.kept is None else gradient * trace.kept
+        return gradient if self._factor is None else gradient * self._factor

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import final
 
 import torch
 from torch import Tensor
 
-from parsifl.solvers.fused.kernel import add_product_
 from parsifl.solvers.fused.network import Network
 from parsifl.solvers.fused.schedule import Leaf, Schedule
+from parsifl.solvers.fused.stage import Landing, add_product_
 from parsifl.solvers.rules import Aux, Rule
 
 # Entries of weights that a rule moves in one go, so that they stay in the cache from one of its
@@ -53,10 +54,6 @@ class Block:
 
     def __init__(self, recipe: Recipe, schedule: Schedule, tensors: Sequence[Leaf]) -> None:
         self._recipe, self._schedule = recipe, schedule
-        self._line = recipe.rule.line()
-        self._count = 0  # of the clients that take the present step
-        self._read: dict[str, Tensor] = {}
-        self._places: dict[str, _Place] = {}
         size, fixed = len(recipe.trained), len(recipe.frozen)
         own, frozen, rest = tensors[:size], tensors[size : size + fixed], tensors[size + fixed :]
         self._params = {
@@ -78,45 +75,62 @@ class Block:
 
     def walk(self) -> tuple[Tensor, ...]:
         """Take every step; returns the parameters (and moved aux) in the order of the clients."""
-        way = self._recipe.network.on(self)
+        count, way = 0, None
         for step in self._schedule:
-            if step.clients != self._count:
-                self._take(step.clients)
+            if way is None or step.clients != count:
+                count = step.clients
+                way = self._recipe.network.on(self._leading(count))
             way.run(step)
         trees = [self._params, *(self._aux if self._recipe.rule.moves_aux else [])]
         return self._schedule.restored([p[name] for p in trees for name in self._recipe.trained])
 
-    def _take(self, count: int) -> None:
-        """Let the first `count` clients take the steps that follow."""
-        self._count = count
+    def _leading(self, count: int) -> _Leading:
+        """Return the first `count` clients, who take the steps that follow."""
+        places = {}
         for name, w in self._params.items():
             aux = tuple(part[name] for part in self._aux)
-            place = _Place(w, aux, self._velocity.get(name)).part(slice(count))
-            self._places[name], self._read[name] = place, place.w
-        for name, value in self._frozen.items():
-            self._read[name] = value[:count].expand(count, *value.shape[1:])
+            places[name] = _Place(w, aux, self._velocity.get(name)).part(slice(count))
+        frozen = {
+            name: value[:count].expand(count, *value.shape[1:])
+            for name, value in self._frozen.items()
+        }
+        return _Leading(self._recipe, places, frozen)
+
+
+@final
+class _Leading:
+    """The clients that still have steps to take: the host of their network."""
+
+    def __init__(
+        self, recipe: Recipe, places: Mapping[str, _Place], frozen: Mapping[str, Tensor]
+    ) -> None:
+        self._recipe, self._places, self._frozen = recipe, places, frozen
+        self._line = recipe.rule.line()
 
     def read(self, name: str) -> Tensor:
-        """Return a weight of the clients that take this step."""
-        return self._read[name]
+        """Return a weight of these clients."""
+        return self._places[name].w if name in self._places else self._frozen[name]
 
-    def wants(self, name: str) -> bool:
-        """Tell whether this is one of the parameters that are trained."""
-        return name in self._params
-
-    def land(self, name: str, left: Tensor, right: Tensor | None) -> None:
-        """Apply w <- after(w - lr (g + e)) where g = left @ right (or left itself)."""
-        recipe, place, count = self._recipe, self._places[name], self._count
+    def landing(self, name: str) -> Landing | None:
+        """Return the step w <- after(w - lr (g + e)); nothing is frozen that has one."""
+        if name not in self._places:
+            return None
+        recipe, place = self._recipe, self._places[name]
         if type(recipe.rule) is Rule and not recipe.momentum:
-            add_product_(place.w, left, right, -recipe.lr, 1 - recipe.lr * recipe.decay)
-            return
-        size = max(1, (_BENT if self._line is None else _LINEAR) * count // place.w.numel())
-        if size >= count:
-            self._move(place, left, right)
-            return
-        for at in range(0, count, size):
-            rows = slice(at, min(at + size, count))
-            self._move(place.part(rows), left[rows], None if right is None else right[rows])
+            keep = 1 - recipe.lr * recipe.decay
+            return partial(add_product_, place.w, factor=-recipe.lr, keep=keep)
+        count, entries = len(place.w), _BENT if self._line is None else _LINEAR
+        size = max(1, entries * count // place.w.numel())
+        cuts = [slice(at, min(at + size, count)) for at in range(0, count, size)]
+        if len(cuts) == 1:
+            return partial(self._move, place)
+        return partial(self._move_parts, [(rows, place.part(rows)) for rows in cuts])
+
+    def _move_parts(
+        self, parts: Sequence[tuple[slice, _Place]], left: Tensor, right: Tensor | None
+    ) -> None:
+        for rows, place in parts:
+            self._move(place, left[rows], None if right is None else right[rows])
 
     def _move(self, place: _Place, left: Tensor, right: Tensor | None) -> None:
         recipe, w, aux = self._recipe, place.w, place.aux

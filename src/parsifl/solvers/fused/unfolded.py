@@ -1,6 +1,6 @@
 """Convolutions of small pictures as products with unfolded pictures, whose step lands directly."""
 
-# ruff: noqa: ARG002 - all kernels have one signature
+# ruff: noqa: ARG002 - all stages have one signature
 from __future__ import annotations
 
 from typing import final
@@ -9,40 +9,41 @@ import torch
 from torch import Tensor
 
 from parsifl.problems.layers import Conv, Pair
-from parsifl.solvers.fused.kernel import Host, Trace, land_sum
+from parsifl.solvers.fused.stage import Host, landing, read
 
 
 @final
-class UnfoldedKernel:
+class UnfoldedStage:
     """Every position of the output is a row of a linear layer."""
 
-    def forward(self, layer: Conv, host: Host, value: Tensor, key: Tensor | None) -> Trace:
-        """Unfold the pictures into columns [clients, rows * positions, entries of a window]."""
-        weight = host.read(layer.weight)
-        clients, rows = value.shape[:2]
-        height, width = output_size(layer, weight, value)
-        columns = _columns(layer, weight, value, (height, width))
-        flat = weight.flatten(2).transpose(1, 2)
-        if layer.bias is None:
-            output = torch.bmm(columns, flat)
-        else:
-            output = torch.baddbmm(host.read(layer.bias)[:, None], columns, flat)
-        pictures = output.view(clients, rows, height, width, -1).permute(0, 1, 4, 2, 3)
-        return Trace(value, pictures, columns)
+    def __init__(self, layer: Conv, host: Host) -> None:
+        self._layer, self._weight = layer, host.read(layer.weight)
+        self._bias = read(host, layer.bias)
+        self._land, self._land_bias = host.landing(layer.weight), landing(host, layer.bias)
 
-    def backward(
-        self, layer: Conv, host: Host, trace: Trace, gradient: Tensor, below: bool
-    ) -> Tensor:
+    def forward(self, value: Tensor, key: Tensor | None) -> Tensor:
+        """Unfold the pictures into columns [clients, rows * positions, entries of a window]."""
+        weight, (clients, rows) = self._weight, value.shape[:2]
+        size = output_size(self._layer, weight, value)
+        self._value, self._columns = value, _columns(self._layer, weight, value, size)
+        flat = weight.flatten(2).transpose(1, 2)
+        if self._bias is None:
+            output = torch.bmm(self._columns, flat)
+        else:
+            output = torch.baddbmm(self._bias[:, None], self._columns, flat)
+        return output.view(clients, rows, *size, -1).permute(0, 1, 4, 2, 3)
+
+    def backward(self, gradient: Tensor, below: bool) -> Tensor:
         """Land as a linear layer does, and fold the gradient of the columns."""
-        weight = host.read(layer.weight)
         rows = gradient.permute(0, 1, 3, 4, 2).flatten(1, 3)
         found = gradient
         if below:
-            columns = torch.bmm(rows, weight.flatten(2))
-            found = _folded(layer, weight, trace.value, columns)
-        if host.wants(layer.weight):
-            host.land(layer.weight, rows.transpose(1, 2), trace.kept)
-        land_sum(host, layer.bias, rows, (1,))
+            columns = torch.bmm(rows, self._weight.flatten(2))
+            found = _folded(self._layer, self._weight, self._value, columns)
+        if self._land is not None:
+            self._land(rows.transpose(1, 2), self._columns)
+        if self._land_bias is not None:
+            self._land_bias(rows.sum(1), None)
         return found
 
 

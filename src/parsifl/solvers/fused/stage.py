@@ -5,56 +5,51 @@ All values have the axes [clients, rows, ...], all weights a leading axis of cli
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
 from torch import Tensor
+
+Landing = Callable[[Tensor, Tensor | None], None]
+"""Takes a gradient: left @ right, or left itself. It may change the weight, in place.
+
+A product has two axes behind that of the clients: the first of the weight, and all others.
+"""
 
 
 class Host(Protocol):
     """Whoever owns the weights and takes the gradients."""
 
     def read(self, name: str) -> Tensor:
-        """Return a weight of all clients."""
+        """Return a weight of all clients; it changes in place."""
 
-    def wants(self, name: str) -> bool:
-        """Tell whether the gradient of a weight is asked for."""
-
-    def land(self, name: str, left: Tensor, right: Tensor | None) -> None:
-        """Take a gradient: left @ right, or left itself. It may change the weight.
-
-        A product has two axes behind that of the clients: the first of the weight, and all others.
-        """
+    def landing(self, name: str) -> Landing | None:
+        """Return where the gradient of a weight goes; None if it is not asked for."""
 
 
-class Trace(NamedTuple):
-    """What a layer remembers of its forward pass: input, output, and `kept` of its own."""
+class Stage(Protocol):
+    """One layer with the weights of a host: what does not change from step to step is made once.
 
-    value: Tensor
-    output: Tensor
-    kept: Any = None
-
-
-class Kernel(Protocol):
-    """One kind of layer, forward and backward.
-
-    `backward` lands the gradients of its weights and returns that of its input; where nobody needs
-    the latter (`below` is false) it returns anything. It may overwrite the gradient it is given,
-    and must read its weights before it lands on them.
+    `forward` remembers what `backward` needs. `backward` lands the gradients of its weights and
+    returns that of its input; where nobody needs the latter (`below` is false) it returns anything.
+    It may overwrite the gradient it is given, and must read its weights before it lands on them.
     """
 
-    def forward(self, layer: Any, host: Host, value: Tensor, key: Tensor | None) -> Trace:
+    def forward(self, value: Tensor, key: Tensor | None) -> Tensor:
         """Return the output; `key` [clients] is that of the mini-batch, for keyed randomness."""
 
-    def backward(
-        self, layer: Any, host: Host, trace: Trace, gradient: Tensor, below: bool
-    ) -> Tensor:
+    def backward(self, gradient: Tensor, below: bool) -> Tensor:
         """Land gradients, and return the gradient of the input."""
 
 
-def land_sum(host: Host, name: str | None, gradient: Tensor, axes: tuple[int, ...]) -> None:
-    """Land a gradient that is summed over some axes, if it is wanted."""
-    if name is not None and host.wants(name):
-        host.land(name, gradient.sum(axes), None)
+def read(host: Host, name: str | None) -> Tensor | None:
+    """Return a weight that a layer may do without."""
+    return None if name is None else host.read(name)
+
+
+def landing(host: Host, name: str | None) -> Landing | None:
+    """Return where the gradient of such a weight goes."""
+    return None if name is None else host.landing(name)
 
 
 def add_product_(
