@@ -12,7 +12,9 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from timing import Row, interleaved, report, row
+from timing import Row, interleaved, products, report, row
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from parsifl.engine.export import Export, export
 from parsifl.keys import Key
@@ -61,12 +63,23 @@ def measure(label: str, exported: Export) -> tuple[list[Row], bool]:
     with torch.no_grad():
         gap = float((thin(x) - dense(x)).abs().max())
         found = interleaved({"dense": lambda: dense(x), "export": lambda: thin(x)}, TURNS)
-    text = (
-        f"dense; {exported.parameters:,} parameters, file {size:.4f} of numbers and positions, "
+    note = (
+        f"{exported.parameters:,} parameters, file {size:.4f} of numbers and positions, "
         f"largest difference {gap:.1e}"
     )
     reference = found["dense"].median
-    return [row(label, timing, reference, text) for timing in found.values()], size <= FILE
+    rows = [
+        row(label, found[name], reference, "dense", products(operations(module, x)), note)
+        for name, module in (("dense", dense), ("export", thin))
+    ]
+    return rows, size <= FILE
+
+
+def operations(module: nn.Module, x: Tensor) -> float:
+    """Return the floating-point operations of a forward pass."""
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        module(x)
+    return float(counter.get_total_flops())
 
 
 def main() -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,6 +93,35 @@ def coupled(work: Workload, data: ClientData, form: Coupling) -> Callable[[], No
     return _rounds(work, data, train)
 
 
+def personal(
+    build: Callable[[], nn.Module], data: ClientData, cohort: int, steps: int, batch: int
+) -> Callable[[], None]:
+    """Return a round of Ditto: clients keep a second model near the one that they received."""
+    model, generator, rate, pull = build(), np.random.default_rng(0), 0.01, 0.1
+    own: dict[int, nn.Module] = {}
+
+    def train(module: nn.Module, anchors: list[Tensor], batches: Any) -> None:
+        optimizer = torch.optim.SGD(module.parameters(), lr=rate)
+        for x, y in batches:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(module(x), y).backward()
+            for parameter, anchor in zip(module.parameters(), anchors, strict=False):
+                _add(parameter, parameter.detach() - anchor, pull)
+            optimizer.step()
+
+    def run() -> None:
+        total: list[Tensor] | None = None
+        received = [p.detach() for p in model.parameters()]
+        for client in generator.choice(len(data), cohort, replace=False).tolist():
+            local, mine = copy.deepcopy(model), own.setdefault(client, copy.deepcopy(model))
+            train(local, [], _batches(data, client, steps, generator, batch))
+            train(mine, received, _batches(data, client, steps, generator, batch))
+            params = [p.detach() for p in local.parameters()]
+            total = params if total is None else [a + b for a, b in zip(total, params, strict=True)]
+
+    return run
+
+
 def _couple(theta: nn.Parameter, w: Tensor, form: Coupling) -> None:
     value = theta.detach()
     if form.decay:
@@ -115,13 +144,16 @@ def _rounds(
     def run() -> None:
         total: list[Tensor] | None = None
         for client in range(work.cohort):
-            params = train(copy.deepcopy(model), _batches(work, data, client, generator))
+            batches = _batches(data, client, work.steps, generator)
+            params = train(copy.deepcopy(model), batches)
             total = params if total is None else [a + b for a, b in zip(total, params, strict=True)]
 
     return run
 
 
-def _batches(work: Workload, data: ClientData, client: int, generator: Any) -> Any:
-    for _ in range(work.steps):
-        rows = torch.from_numpy(generator.choice(data.train[client], BATCH))
-        yield data.x[rows], data.y[rows]
+def _batches(
+    data: ClientData, client: int, steps: int, generator: Any, batch: int = BATCH
+) -> Iterator[tuple[Tensor, Tensor]]:
+    for _ in range(steps):
+        rows = generator.choice(data.train[client], batch)
+        yield torch.as_tensor(data.x[rows]), torch.as_tensor(data.y[rows])

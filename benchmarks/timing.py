@@ -1,7 +1,10 @@
 """Ratios, never bare seconds: candidates take turns in one run, so that noise hits them alike.
 
-Arguments of every benchmark: a name that ends in ``.json`` is where the figures go; all others
-choose some of its parts.
+Every line tells how many times faster than the plain way a candidate is, and what share of a bound
+it reaches: the time that its products take at the peak of `sgemm`, or what it must read and write
+takes at the speed of a large copy; both are measured in the same run, at the better number of
+threads. Arguments of every benchmark: a name that ends in ``.json`` is where the figures go; all
+others choose some of its parts.
 """
 
 from __future__ import annotations
@@ -15,10 +18,15 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 
 import parsifl  # noqa: F401 - first: it tells OpenMP's threads to sleep while they wait
+
+THREADS = (1, 2)
+MEASURED: dict[str, float] = {}
+"""The best of the machine that was seen in this run: FLOP/s of "sgemm", bytes/s of "memory"."""
 
 
 @dataclass(frozen=True)
@@ -65,16 +73,52 @@ def timing(name: str, seconds: list[float]) -> Timing:
     return Timing(name, median, low, high)
 
 
-def sgemm_peak(turns: int = 10, size: int = 1024) -> float:
-    """Return the measured peak of dense float32 products in FLOP/s, at the current threads."""
+@dataclass(frozen=True)
+class Bound:
+    """The least seconds that the machine allows, and what limits it."""
+
+    seconds: float
+    by: Literal["sgemm", "memory"]
+
+    def times(self, factor: float) -> Bound:
+        """Return the bound of so much more work."""
+        return Bound(self.seconds * factor, self.by)
+
+
+def products(flops: float) -> Bound:
+    """Return the time of dense float32 products at their measured peak."""
+    size = 1024
     left, right = torch.randn(size, size), torch.randn(size, size)
-    best = min(interleaved({"gemm": lambda: left @ right}, turns).values(), key=lambda t: t.low)
-    return 2 * size**3 / best.low
+    return Bound(flops / _peak("sgemm", lambda: left @ right, 2.0 * size**3), "sgemm")
+
+
+def moved(size: float) -> Bound:
+    """Return the time of reading and writing so many bytes as fast as a large copy does."""
+    source = torch.randn(1 << 24)
+    target = torch.empty_like(source)
+    peak = _peak("memory", lambda: target.copy_(source), 2.0 * source.nbytes)
+    return Bound(size / peak, "memory")
+
+
+def longer(*bounds: Bound) -> Bound:
+    """Return the bound that says more: whatever has to keep all keeps the longest."""
+    return max(bounds, key=lambda bound: bound.seconds)
+
+
+def _peak(name: str, work: Callable[[], object], amount: float) -> float:
+    """Return the amount a second at the better number of threads."""
+    before, best = torch.get_num_threads(), 0.0
+    for threads in THREADS:
+        torch.set_num_threads(threads)
+        best = max(best, amount / interleaved({name: work}, 10)[name].low)
+    torch.set_num_threads(before)
+    MEASURED[name] = max(best, MEASURED.get(name, 0.0))
+    return best
 
 
 @dataclass(frozen=True)
 class Row:
-    """A line of a benchmark: a ratio, what it is measured against, and the mark to reach."""
+    """A line: how many times faster than what, the share of which bound, and what else to know."""
 
     workload: str
     candidate: str
@@ -82,33 +126,68 @@ class Row:
     quartiles: tuple[float, float]
     ratio: float
     against: str
+    bound: float | None
+    bound_by: str
+    note: str
 
 
-def row(workload: str, timing: Timing, reference: float, against: str) -> Row:
-    """Return how many times faster than the reference a candidate is."""
-    spread = (timing.low * 1e3, timing.high * 1e3)
-    ratio = reference / timing.median
-    return Row(workload, timing.name, timing.median * 1e3, spread, ratio, against)
+def row(
+    workload: str,
+    timing: Timing,
+    reference: float,
+    against: str,
+    bound: Bound | None = None,
+    note: str = "",
+) -> Row:
+    """Return how many times faster than the reference a candidate is, and how near to the bound."""
+    return Row(
+        workload=workload,
+        candidate=timing.name,
+        milliseconds=timing.median * 1e3,
+        quartiles=(timing.low * 1e3, timing.high * 1e3),
+        ratio=reference / timing.median,
+        against=against,
+        bound=None if bound is None else bound.seconds / timing.median,
+        bound_by="" if bound is None else bound.by,
+        note=note,
+    )
 
 
 def report(rows: list[Row]) -> None:
     """Print a table, and write JSON into the file that the command line names."""
     out = sys.stdout.write
     out(
-        f"{'workload':38s} {'candidate':15s} {'ms':>9s} {'quartiles':>17s} {'times':>6s}  against\n"
+        f"{'workload':38s} {'candidate':15s} {'ms':>9s} {'quartiles':>17s} {'times':>6s}  "
+        f"{'against':22s} {'of the bound':>12s}\n"
     )
     for item in rows:
         low, high = item.quartiles
-        out(
-            f"{item.workload:38s} {item.candidate:15s} {item.milliseconds:9.1f} "
-            f"{low:8.1f}-{high:8.1f} {item.ratio:6.2f}  {item.against}\n"
+        share = "" if item.bound is None else f"{100 * item.bound:.0f} % {item.bound_by}"
+        line = (
+            f"{item.workload:38s} {item.candidate:15s} {item.milliseconds:9.1f} {low:8.1f}-"
+            f"{high:8.1f} {item.ratio:6.2f}  {item.against:22s} {share:>12s}  {item.note}"
         )
+        out(f"{line.rstrip()}\n")
     others = _OTHERS.cores()
+    _foot(others)
+    found = {
+        "torch": torch.__version__,
+        "others": others,
+        "machine": MEASURED,
+        "rows": [asdict(r) for r in rows],
+    }
+    for path in (word for word in sys.argv[1:] if word.endswith(".json")):
+        Path(path).write_text(json.dumps(found, indent=1))
+
+
+def _foot(others: float | None) -> None:
+    out = sys.stdout.write
+    units = {"sgemm": "GFLOP/s of dense products", "memory": "GB/s of a copy, read and written"}
+    said = [f"{speed / 1e9:.0f} {units[name]}" for name, speed in MEASURED.items()]
+    if said:
+        out(f"the machine, in this run: {', '.join(said)}\n")
     if others is not None:
         out(f"other programs used {others:.2f} cores meanwhile\n")
-    for path in (word for word in sys.argv[1:] if word.endswith(".json")):
-        found = {"torch": torch.__version__, "others": others, "rows": [asdict(r) for r in rows]}
-        Path(path).write_text(json.dumps(found, indent=1))
 
 
 class _Others:

@@ -1,10 +1,10 @@
-"""W1 side by side with other simulators, each in an environment of its own.
+"""W1 and W3 side by side with other simulators, each in an environment of its own.
 
 Environments are made once under build/peers (or the folder that BENCH_PEERS names), with the torch
 of constraints.txt. Everybody takes turns in the same period, with one thread and with two, and the
 better of both counts. Start-up (imports, data, the first round) is shown and not counted. A peer
 that cannot be installed or does not run is reported with the reason.
-``python benchmarks/peers/run.py [FILE.json] [PEER ...]``
+``python benchmarks/peers/run.py [FILE.json] [PEER ...] [WORKLOAD ...]``
 """
 
 from __future__ import annotations
@@ -24,10 +24,15 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 PLACE = Path(os.environ.get("BENCH_PEERS", ROOT / "build" / "peers"))
 PEERS = {
-    "pfl": ("pfl[pytorch]==0.6.0", 6.0),
-    "fluke": ("fluke-fl==0.8.1", 6.0),
-    "flower": ("flwr[simulation]==1.41.0", 25.0),
+    "pfl": "pfl[pytorch]==0.6.0",
+    "fluke": "fluke-fl==0.8.1",
+    "flower": "flwr[simulation]==1.41.0",
 }
+GOALS = {
+    "W1": {"plain": 5.0, "pfl": 6.0, "fluke": 6.0, "flower": 25.0},
+    "W3": {"plain": 1.4, "pfl": 1.0},
+}
+"""How many times faster we are to be, by workload."""
 THREADS = (1, 2)
 TURNS = int(os.environ.get("BENCH_TURNS", "2"))
 LONGEST = 240.0
@@ -37,6 +42,7 @@ LONGEST = 240.0
 class Row:
     """One simulator: its round, what it takes to start, and how many times faster we are."""
 
+    workload: str
     name: str
     milliseconds: float | None
     quartiles: tuple[float, float] | None
@@ -82,9 +88,10 @@ def _last(text: str) -> str:
     return lines[-1].strip()[:200] if lines else "it said nothing"
 
 
-def once(name: str, python: Path, threads: int) -> dict[str, Any]:
+def once(workload: str, name: str, python: Path, threads: int) -> dict[str, Any]:
     """Run one simulator; RuntimeError with the reason if it fails."""
-    started = time.perf_counter()
+    started = time.time()
+    settings = {"OMP_NUM_THREADS": str(threads), "BENCH_WORKLOAD": workload}
     try:
         done = subprocess.run(
             [python, HERE / f"with_{name}.py"],
@@ -93,20 +100,21 @@ def once(name: str, python: Path, threads: int) -> dict[str, Any]:
             timeout=LONGEST,
             check=False,
             cwd=HERE,
-            env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+            env={**os.environ, **settings},
         )
     except subprocess.TimeoutExpired:
         raise RuntimeError(f"it takes more than {LONGEST:.0f} s") from None
     for line in done.stdout.splitlines():
         if line.startswith("RESULT "):
             found: dict[str, Any] = json.loads(line.removeprefix("RESULT "))
-            # what is not rounds is start-up, the interpreter's own included
-            found["whole"] = time.perf_counter() - started - sum(found["rounds"])
+            found["startup"] = found["first"] - started  # the interpreter's own included
             return found
     raise RuntimeError(_last(done.stderr or done.stdout))
 
 
-def measure(pythons: dict[str, Path]) -> tuple[dict[str, dict[int, list[Any]]], dict[str, str]]:
+def measure(
+    workload: str, pythons: dict[str, Path]
+) -> tuple[dict[str, dict[int, list[Any]]], dict[str, str]]:
     """Let everybody take turns; return what was found, and why some did not run."""
     found: dict[str, dict[int, list[Any]]] = {name: {} for name in pythons}
     failed: dict[str, str] = {}
@@ -117,16 +125,19 @@ def measure(pythons: dict[str, Path]) -> tuple[dict[str, dict[int, list[Any]]], 
                 if name in failed or (name == "flower" and threads != THREADS[0]):
                     continue
                 try:
-                    run = once(name, python, threads)
+                    run = once(workload, name, python, threads)
                 except RuntimeError as error:
                     failed[name] = str(error)
                     continue
                 found[name].setdefault(threads, []).append(run)
-                _say(f"turn {turn + 1}, {name}, threads {threads}: {1e3 * run['median']:.1f} ms")
+                said = f"{workload}, turn {turn + 1}, {name}, threads {threads}"
+                _say(f"{said}: {1e3 * run['median']:.1f} ms")
     return found, failed
 
 
-def rows(found: dict[str, dict[int, list[Any]]], failed: dict[str, str]) -> list[Row]:
+def rows(
+    workload: str, found: dict[str, dict[int, list[Any]]], failed: dict[str, str]
+) -> list[Row]:
     """Compare everybody, at the better number of threads, with us."""
     best: dict[str, tuple[int, list[float], float]] = {}
     for name, by_threads in found.items():
@@ -135,50 +146,53 @@ def rows(found: dict[str, dict[int, list[Any]]], failed: dict[str, str]) -> list
                 t: [s for run in runs for s in run["rounds"]] for t, runs in by_threads.items()
             }
             threads = min(pooled, key=lambda t: statistics.median(pooled[t]))
-            startup = statistics.median(run["whole"] for run in by_threads[threads])
+            startup = statistics.median(run["startup"] for run in by_threads[threads])
             best[name] = threads, pooled[threads], startup
     ours = statistics.median(best["parsifl"][1]) if "parsifl" in best else None
     table = []
     for name in (*found, *(n for n in failed if n not in found)):
-        goal = PEERS[name][1] if name in PEERS else None
+        goal = GOALS[workload].get(name)
         if name not in best:
-            table.append(Row(name, None, None, None, None, None, goal, failed[name]))
+            table.append(Row(workload, name, None, None, None, None, None, goal, failed[name]))
             continue
         threads, seconds, startup = best[name]
         low, median, high = (1e3 * s for s in statistics.quantiles(seconds, n=4))
         ratio = None if ours is None else median / 1e3 / ours
-        table.append(Row(name, median, (low, high), threads, startup, ratio, goal))
+        table.append(Row(workload, name, median, (low, high), threads, startup, ratio, goal))
     return table
 
 
 def show(table: list[Row]) -> None:
     """Print the table."""
     out = sys.stdout.write
-    out(f"{'':10s} {'ms a round':>10s} {'quartiles':>17s} {'threads':>7s} {'start-up s':>10s} "
+    out(f"{'':13s} {'ms a round':>10s} {'quartiles':>17s} {'threads':>7s} {'start-up s':>10s} "
         f"{'we are x faster':>15s} {'goal':>5s}\n")  # fmt: skip
     for row in table:
         if row.milliseconds is None or row.quartiles is None:
-            out(f"{row.name:10s} not measured: {row.problem}\n")
+            out(f"{row.workload} {row.name:10s} not measured: {row.problem}\n")
             continue
         low, high = row.quartiles
-        goal = "" if row.goal is None else f"{row.goal:.0f}"
-        out(f"{row.name:10s} {row.milliseconds:10.1f} {low:8.1f}-{high:8.1f} {row.threads:7d} "
+        goal = "" if row.goal is None else f"{row.goal:g}"
+        out(f"{row.workload} {row.name:10s} {row.milliseconds:10.1f} {low:8.1f}-{high:8.1f} {row.threads:7d} "
             f"{row.startup:10.1f} {row.ours_is_faster or 0:15.2f} {goal:>5s}\n")  # fmt: skip
 
 
 def main() -> None:
     """Install, measure, print."""
     words = sys.argv[1:]
-    asked = [word for word in words if not word.endswith(".json")] or list(PEERS)
+    asked = [word for word in words if word in PEERS] or list(PEERS)
+    workloads = [word for word in words if word in GOALS] or list(GOALS)
     pythons = {"plain": Path(sys.executable), "parsifl": Path(sys.executable)}
     failed: dict[str, str] = {}
     for name in asked:
         try:
-            pythons[name] = install(name, PEERS[name][0])
+            pythons[name] = install(name, PEERS[name])
         except (RuntimeError, OSError, subprocess.SubprocessError) as error:
             failed[name] = str(error)
-    found, broken = measure(pythons)
-    table = rows(found, {**failed, **broken})
+    table: list[Row] = []
+    for workload in workloads:
+        found, broken = measure(workload, pythons)
+        table += rows(workload, found, {**failed, **broken})
     show(table)
     for path in (word for word in words if word.endswith(".json")):
         Path(path).write_text(json.dumps([asdict(row) for row in table], indent=1))

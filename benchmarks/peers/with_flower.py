@@ -1,4 +1,4 @@
-"""W1 in Flower's simulation: one processor for each client's worker."""
+"""A workload in Flower's simulation: one processor for each client's worker."""
 
 from __future__ import annotations
 

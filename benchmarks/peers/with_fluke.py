@@ -1,4 +1,4 @@
-"""W1 in fluke."""
+"""A workload in fluke."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""W1 here: whole rounds with records and counted bytes, without evaluation as for the others."""
+"""A workload here: whole rounds with records and counted bytes, without evaluation as for the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""W1 in pfl (pfl-research), PyTorch, simulated backend in one process."""
+"""A workload in pfl (pfl-research), PyTorch, simulated backend in one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""W1 as one would write it by hand."""
+"""A workload as one would write it by hand."""
 
 from __future__ import annotations
 

@@ -53,6 +53,14 @@ def test_a_hole_in_a_sparse_matrix_or_in_a_target_is_found() -> None:
         pool([(X, Y.astype(float)), (X, np.array([0, np.inf, 1]))])
 
 
+def test_values_whose_sum_is_not_finite_are_taken_and_those_that_cancel_are_not() -> None:
+    large = np.full((3, 2), 3e38, dtype=np.float32)
+    assert np.array_equal(pool([(large, Y), (large, Y)]).x, np.concatenate([large, large]))
+    both = np.where(np.arange(6).reshape(3, 2) < 3, np.inf, -np.inf)
+    with pytest.raises(DataError, match="client 1: X holds NaN"):
+        pool([GOOD, (both, Y)])
+
+
 def test_no_clients_and_labels_with_two_axes_are_refused() -> None:
     with pytest.raises(DataError, match="no clients"):
         pool([])
