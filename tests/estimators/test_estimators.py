@@ -255,6 +255,11 @@ def test_constant_columns_get_no_coefficient() -> None:
         ({"center": "nobody"}, "center must be"),
         ({"keep": [10]}, "keep names feature 10"),
         ({"keep": ["age"]}, "keep must list positions"),
+        ({"keep": [[1, 2]]}, "keep must list positions"),
+        ({"keep": [True, False]}, "a mask of all 10"),
+        ({"lr": "fast", "solver": "fedht"}, "lr must be a number"),
+        ({"dictionary": "nope"}, "finite matrix .* got 'nope'"),
+        ({"dictionary": np.eye(10, 5), "n_nonzero_coefs": 6}, "between 1 and 5 atoms"),
     ],
 )
 def test_impossible_settings_are_refused(change: dict[str, Any], message: str) -> None:
@@ -314,10 +319,14 @@ def test_a_path_that_cannot_be_walked_is_refused(path: list[Any]) -> None:
 def test_stability_selection_refuses_what_it_cannot_halve() -> None:
     x, y, clients = _regression()
     model = FederatedSparseRegressor(3, rounds=1)
-    wrong: list[dict[str, Any]] = [{"by": "nobody"}, {"subsamples": 0}]
+    wrong: list[dict[str, Any]] = [
+        {"by": "nobody"}, {"subsamples": 0}, {"subsamples": 2.5}, {"threshold": "often"}
+    ]  # fmt: skip
     for change in wrong:
-        with pytest.raises(ConfigError, match="by must be"):
+        with pytest.raises(ConfigError, match=f"{next(iter(change))} must be"):
             stability_selection(model, x, y, clients, **change)
+    with pytest.raises(ValueError, match="missing"):
+        stability_selection(model, x, y, np.where(clients == 1, np.nan, clients))
     with pytest.raises(ValueError, match="inconsistent numbers"):
         stability_selection(model, x, y, clients[:-1])
     with pytest.raises(ConfigError, match="half of one client"):

@@ -72,17 +72,8 @@ class FederatedSparse(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         return tags
 
     def _clients(self, groups: Any, rows: int) -> tuple[np.ndarray[Any, Any], list[Indices]]:
-        """Return the names of the clients and the rows of each; without groups there is one."""
-        if groups is None:
-            return np.array([0]), [np.arange(rows)]
-        ids = np.asarray(groups)
-        if ids.shape != (rows,):
-            raise ValueError(
-                f"groups must name the client of each of the {rows} rows, got shape {ids.shape}"
-            )
-        if any(name is None or name != name for name in ids.tolist()):
-            raise ValueError("groups has missing values; every row needs a client")
-        names, owner = np.unique(ids, return_inverse=True)
+        """Return the names of the clients and the rows of each."""
+        names, owner = owners(groups, rows)
         order = np.argsort(owner, kind="stable")
         return names, np.split(order, np.cumsum(np.bincount(owner))[:-1])
 
@@ -95,14 +86,23 @@ class FederatedSparse(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
             raise ValueError("sample_weight is zero for every row")
         return np.asarray(weight * (np.count_nonzero(weight) / weight.sum()))
 
-    def _sparsity(self, width: int, parts: list[Indices]) -> int:
+    def _width(self, features: int) -> int:
+        """Return how many coefficients there are to choose from: of features, or of atoms."""
+        if self.dictionary is None:
+            return features
+        told = self.dictionary
+        return told.atoms if isinstance(told, Recipe) else int(_matrix(told).shape[1])
+
+    def _sparsity(self, features: int, parts: list[Indices]) -> int:
         """Return tau, and say which clients have too few rows to determine their subproblem."""
         given: Any = self.n_nonzero_coefs
+        width = self._width(features)
         if given is None:
             given = max(int(0.1 * width), 1)
         if not isinstance(given, numbers.Integral) or not 1 <= int(given) <= width:
+            kind = "features" if self.dictionary is None else "atoms"
             raise ValueError(
-                f"n_nonzero_coefs must be a number between 1 and {width} features, got {given!r}"
+                f"n_nonzero_coefs must be a number between 1 and {width} {kind}, got {given!r}"
             )
         tau = int(given)
         few = sum(len(rows) < min(3 * tau, width) for rows in parts)
@@ -162,7 +162,12 @@ class FederatedSparse(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         if self.solver in PURSUIT:
             return 1.0  # matching pursuit has no step size
         if self.lr is not None and self.lr != "theory":
-            return float(self.lr)
+            try:
+                return float(self.lr)
+            except (TypeError, ValueError):
+                raise ValueError(
+                    f"lr must be a number, 'theory' or None, got {self.lr!r}"
+                ) from None
         curvature = problem.datafit.smoothness * smoothness(x, weight, parts, self.fit_intercept)
         steepest = (curvature + problem.l2) * (6 if self.lr == "theory" else 1)
         return 1 / steepest if steepest > 0 else 1.0
@@ -192,11 +197,12 @@ class FederatedSparse(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
 
     def _kept(self, width: int) -> tuple[int, ...]:
         keep = np.asarray(self.keep)
-        if keep.dtype == bool:
+        if keep.dtype == bool and keep.shape == (width,):
             keep = np.flatnonzero(keep)
-        if keep.size and not np.issubdtype(keep.dtype, np.integer):
+        if keep.ndim != 1 or (keep.size and not np.issubdtype(keep.dtype, np.integer)):
             raise ValueError(
-                f"keep must list positions of features, or be a mask; got {self.keep!r}"
+                f"keep must list positions of features, or be a mask of all {width}; got "
+                f"{self.keep!r}"
             )
         places = tuple(int(position) for position in keep)
         outside = [position for position in places if not 0 <= position < width]
@@ -205,6 +211,41 @@ class FederatedSparse(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         if places and self.dictionary is not None:
             raise ValueError("keep names features, but with a dictionary atoms are selected")
         return places
+
+    def _say_what_cannot_be_kept(self, x: Any, kept: tuple[int, ...]) -> None:
+        """Warn of columns that are zero after centring: they cannot be in the support."""
+        if sparse.issparse(x):
+            return
+        if gone := [position for position in kept if not x[:, position].any()]:
+            warnings.warn(
+                f"keep names feature {gone[0]}, which is constant (with center='client': in every "
+                "client) and thus no different from the intercept: it gets the coefficient 0 and "
+                "is not in support_",
+                UserWarning,
+                stacklevel=3,
+            )
+
+
+def owners(groups: Any, rows: int) -> tuple[np.ndarray[Any, Any], Indices]:
+    """Return the names of the clients and whose each row is; without groups there is one."""
+    if groups is None:
+        return np.array([0]), np.zeros(rows, np.int64)
+    ids = np.asarray(groups)
+    if ids.shape != (rows,):
+        raise ValueError(
+            f"groups must name the client of each of the {rows} rows, got shape {ids.shape}"
+        )
+    if any(name is None or name != name for name in ids.tolist()):
+        raise ValueError("groups has missing values; every row needs a client")
+    try:
+        names, owner = np.unique(ids, return_inverse=True)
+    except TypeError:
+        kinds = sorted({type(name).__name__ for name in ids.tolist()})
+        raise ValueError(
+            f"groups mixes names of types that have no order ({', '.join(kinds)}); make them all "
+            "text or all numbers"
+        ) from None
+    return names, owner
 
 
 def _say_if_diverged(problem: GLM, data: ClientData, params: Params) -> None:
@@ -229,12 +270,15 @@ def _say_if_diverged(problem: GLM, data: ClientData, params: Params) -> None:
 
 
 def _matrix(dictionary: Any) -> torch.Tensor:
-    atoms = np.array(dictionary, dtype=np.float64)
-    if atoms.ndim != 2 or not np.isfinite(atoms).all():
-        raise ValueError(
-            "dictionary must be a finite matrix [features, atoms] or a "
-            f"parsifl.atoms.dictionary.Recipe, got an array of shape {atoms.shape}"
-        )
+    expected = (
+        "dictionary must be a finite matrix [features, atoms] or a parsifl.atoms.dictionary.Recipe"
+    )
+    try:
+        atoms = np.array(dictionary, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise ValueError(f"{expected}, got {dictionary!r}") from None
+    if atoms.ndim != 2 or not atoms.size or not np.isfinite(atoms).all():
+        raise ValueError(f"{expected}, got an array of shape {atoms.shape}")
     return torch.from_numpy(atoms)
 
 

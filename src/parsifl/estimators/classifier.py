@@ -13,7 +13,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from parsifl.estimators.base import FederatedSparse
-from parsifl.estimators.moments import Array, gather, scaled
+from parsifl.estimators.moments import Array, centred, gather, scaled
 from parsifl.problems.glm import GLM
 
 
@@ -57,8 +57,14 @@ class FederatedSparseClassifier(ClassifierMixin, FederatedSparse):  # type: igno
                 "all rows with a positive sample_weight are of one class; 2 are needed"
             )
         moments = gather(X, labels.astype(np.float64), weight, parts, standardize=self.standardize)
-        centre = moments.mean if self.fit_intercept and not sparse.issparse(X) else 0.0
-        x = scaled(X, moments.scale) if sparse.issparse(X) else (X - centre) / moments.scale
+        centre, kept = np.zeros_like(moments.mean), self._kept(X.shape[1])
+        if sparse.issparse(X):
+            x = scaled(X, moments, intercept=bool(self.fit_intercept))
+        elif self.fit_intercept:
+            x, centre = centred(X, moments) / moments.scale, moments.mean
+        else:
+            x = X / moments.scale
+        self._say_what_cannot_be_kept(x, kept)
         binary = len(self.classes_) == 2
         problem = GLM(
             X.shape[1],
@@ -66,7 +72,7 @@ class FederatedSparseClassifier(ClassifierMixin, FederatedSparse):  # type: igno
             classes=None if binary else len(self.classes_),
             l2=self.l2,
             intercept=bool(self.fit_intercept),
-            keep=self._kept(X.shape[1]),
+            keep=kept,
             dictionary=self._atoms(),
             weighted=True,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from parsifl import wire
 
 Array = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
+FAR = 3
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,7 @@ class Moments:
 
     mean: Array
     scale: Array
+    deviation: Array
     target: float
     bytes_up: int
     bytes_down: int
@@ -50,15 +53,34 @@ def gather(x: Any, y: Array, weight: Array, parts: list[Indices], *, standardize
     variance = np.asarray(second / total) - mean**2
     # what is left of a constant column after cancellation counts as no variance
     constant = variance <= 1e-12 * np.asarray(second / total)
-    scale = np.where(constant, 1.0, np.sqrt(np.maximum(variance, 0.0))) if standardize else None
-    found = scale if scale is not None else np.ones_like(mean)
-    answer = {"mean": torch.from_numpy(mean), "scale": torch.from_numpy(found)}
-    return Moments(mean, found, float(target / total), up, len(parts) * wire.size(answer))
+    deviation = np.where(constant, 0.0, np.sqrt(np.maximum(variance, 0.0)))
+    scale = np.where(constant, 1.0, deviation) if standardize else np.ones_like(mean)
+    answer = {"mean": torch.from_numpy(mean), "scale": torch.from_numpy(scale)}
+    down = len(parts) * wire.size(answer)
+    return Moments(mean, scale, deviation, float(target / total), up, down)
 
 
-def scaled(x: Any, scale: Array) -> Any:
-    """Divide the columns of a CSR matrix by their scales; zeros stay zeros."""
-    return x.multiply(1 / scale[None, :]).tocsr()
+def scaled(x: Any, moments: Moments, *, intercept: bool) -> Any:
+    """Divide the columns of a CSR matrix by their scales; zeros stay zeros, so nothing is centred.
+
+    That matters where there is an intercept and columns lie far from zero, as those of counts and
+    of text do not: it is said.
+    """
+    far = np.flatnonzero(np.abs(moments.mean) > FAR * moments.deviation)
+    if intercept and len(far):
+        warnings.warn(
+            f"a CSR matrix is not centred, and {len(far)} of its columns (the first: {far[0]}) lie "
+            f"further from zero than {FAR} standard deviations: they resemble the intercept and "
+            "each other, and the selection suffers; subtract such offsets, or make X dense",
+            UserWarning,
+            stacklevel=3,
+        )
+    return x.multiply(1 / moments.scale[None, :]).tocsr()
+
+
+def centred(x: Array, moments: Moments) -> Array:
+    """Subtract the means; a constant column becomes zero, without what rounding leaves of it."""
+    return np.asarray(np.where(moments.deviation > 0, x - moments.mean, 0.0))
 
 
 def centred_by_client(
@@ -68,7 +90,10 @@ def centred_by_client(
     x, y = x.copy(), y.copy()
     for rows in parts:
         if weight[rows].sum() > 0:
-            x[rows] -= np.average(x[rows], axis=0, weights=weight[rows])
+            part = x[rows] - np.average(x[rows], axis=0, weights=weight[rows])
+            # what rounding leaves of a column that is constant here
+            dust = np.abs(part).max(axis=0) <= 1e-12 * np.abs(x[rows]).max(axis=0)
+            x[rows] = np.where(dust, 0.0, part)
             y[rows] -= np.average(y[rows], weights=weight[rows])
     return x, y
 

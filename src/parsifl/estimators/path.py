@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,9 @@ class FederatedSparseRegressorCV(RegressorMixin, FederatedSparse):  # type: igno
     path
         Numbers of non-zero coefficients to try; None: 1, 2, 4 ... up to half of the features.
     cv
-        How many folds of whole clients (of rows, if there is one client); or a splitter or a
-        list of splits, as everywhere in scikit-learn.
+        How many folds of whole clients (of rows, if there is one client), at most one a client
+        (with a warning, if more are asked for); or a splitter or a list of splits, as everywhere
+        in scikit-learn.
     estimator
         The regressor that is fitted; None is `FederatedSparseRegressor()`.
 
@@ -53,7 +55,7 @@ class FederatedSparseRegressorCV(RegressorMixin, FederatedSparse):  # type: igno
         )
         names, _ = self._clients(groups, len(y))
         weight = self._weights(sample_weight, X)
-        self.path_ = self._numbers(X.shape[1])
+        self.path_ = self._numbers(self._base()._width(X.shape[1]))
         folds = self._folds(X, groups, len(names))
         self.bytes_up_ = self.bytes_down_ = 0
         self.mse_path_ = np.array(
@@ -85,9 +87,22 @@ class FederatedSparseRegressorCV(RegressorMixin, FederatedSparse):  # type: igno
     def _folds(self, x: Any, groups: Any, clients: int) -> list[tuple[Array, Array]]:
         if not isinstance(self.cv, int):
             return list(check_cv(self.cv).split(x, groups=groups))
+        most, kind = (clients, "clients") if clients > 1 else (x.shape[0], "rows")
+        if self.cv > most:
+            warnings.warn(
+                f"cv={self.cv}, but there are {most} {kind}: each of {most} folds leaves out one",
+                UserWarning,
+                stacklevel=3,
+            )
         if clients > 1:
-            return list(GroupKFold(min(self.cv, clients)).split(x, groups=np.asarray(groups)))
-        return list(KFold(min(self.cv, x.shape[0]), shuffle=True, random_state=0).split(x))
+            return list(GroupKFold(min(self.cv, most)).split(x, groups=np.asarray(groups)))
+        return list(KFold(min(self.cv, most), shuffle=True, random_state=0).split(x))
+
+    def _base(self) -> FederatedSparseRegressor:
+        base = FederatedSparseRegressor() if self.estimator is None else self.estimator
+        if not isinstance(base, FederatedSparseRegressor):
+            raise ValueError(f"estimator must be a FederatedSparseRegressor, got {base!r}")
+        return base
 
     def _error(
         self, number: int, x: Any, y: Array, groups: Any, weight: Array, fold: tuple[Array, Array]
@@ -102,8 +117,7 @@ class FederatedSparseRegressorCV(RegressorMixin, FederatedSparse):  # type: igno
     def _fitted(
         self, number: int, x: Any, y: Array, groups: Any, weight: Array
     ) -> FederatedSparseRegressor:
-        base = FederatedSparseRegressor() if self.estimator is None else self.estimator
-        model: FederatedSparseRegressor = clone(base).set_params(n_nonzero_coefs=number)
+        model: FederatedSparseRegressor = clone(self._base()).set_params(n_nonzero_coefs=number)
         model.fit(x, y, groups=groups, sample_weight=weight)
         self.bytes_up_ += model.bytes_up_
         self.bytes_down_ += model.bytes_down_

@@ -11,7 +11,15 @@ from sklearn.base import RegressorMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from parsifl.estimators.base import FederatedSparse
-from parsifl.estimators.moments import Array, Indices, centred_by_client, gather, refit, scaled
+from parsifl.estimators.moments import (
+    Array,
+    Indices,
+    centred,
+    centred_by_client,
+    gather,
+    refit,
+    scaled,
+)
 from parsifl.problems.glm import GLM
 
 
@@ -25,7 +33,8 @@ class FederatedSparseRegressor(RegressorMixin, FederatedSparse):  # type: ignore
     Parameters
     ----------
     n_nonzero_coefs
-        How many coefficients may differ from zero; None is a tenth of the features.
+        How many coefficients may differ from zero; None is a tenth of the features. With a
+        dictionary it counts atoms.
     solver
         "fedgradmp", "inexactfedgradmp", "fedht", "fediterht", "distributediht", "fedmid" or
         "feddualavg" (the last two with a hard-thresholding proximal operator).
@@ -38,12 +47,14 @@ class FederatedSparseRegressor(RegressorMixin, FederatedSparse):  # type: ignore
         Ridge strength, in standardised units.
     fit_intercept, standardize
         Whether there is an intercept, and whether features are scaled to variance 1. A CSR matrix
-        is scaled but never centred.
+        is scaled but never centred; columns that lie far from zero harm the selection then, with
+        a warning.
     center
         "global" subtracts global means; "client" subtracts every client's own means of features
         and target, which removes site effects (dense features only).
     keep
         Features that are always in the model, on top of `n_nonzero_coefs`: positions or a mask.
+        A constant one cannot be told from the intercept: it gets 0, with a warning.
     dictionary
         Atoms as columns [features, atoms]; then atoms are selected, for standardised features.
         A matrix (learned by K-SVD, say) is sent to every client once, and booked; a
@@ -135,20 +146,23 @@ class FederatedSparseRegressor(RegressorMixin, FederatedSparse):  # type: ignore
         moments = gather(X, y, weight, parts, standardize=self.standardize)
         x, target, intercept = X, y, False
         if sparse.issparse(X):
-            x, intercept = scaled(X, moments.scale), bool(self.fit_intercept)
+            intercept = bool(self.fit_intercept)
+            x = scaled(X, moments, intercept=intercept)
         elif self.fit_intercept:
-            x, target = X - moments.mean, y - moments.target
+            x, target = centred(X, moments), y - moments.target
             if self.center == "client":
                 x, target = centred_by_client(x, target, weight, parts)
             x = x / moments.scale
         else:
             x = X / moments.scale
+        kept = self._kept(X.shape[1])
+        self._say_what_cannot_be_kept(x, kept)
         problem = GLM(
             X.shape[1],
             "squared-half",
             l2=self.l2,
             intercept=intercept,
-            keep=self._kept(X.shape[1]),
+            keep=kept,
             dictionary=self._atoms(),
             weighted=True,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,6 +12,7 @@ from sklearn.base import clone
 from sklearn.utils import check_array, check_consistent_length
 
 from parsifl.errors import ConfigError
+from parsifl.estimators.base import owners
 from parsifl.keys import Key
 
 
@@ -60,23 +62,17 @@ def stability_selection(
     threshold
         Above one half.
     """
-    if not 0.5 < threshold <= 1:
-        raise ConfigError(f"threshold must be above 0.5 and at most 1, got {threshold}")
-    if by not in ("clients", "rows") or subsamples < 1:
-        raise ConfigError(
-            "by must be 'clients' or 'rows', and subsamples at least 1; got "
-            f"{by!r} and {subsamples}"
-        )
+    _check(subsamples, threshold, by)
     X = check_array(X, accept_sparse="csr", dtype=np.float64)
     y, count = np.asarray(y), 0
     check_consistent_length(X, y, groups)
-    owners = np.unique(np.asarray(groups), return_inverse=True)[1]
-    if by == "clients" and owners.max() < 1:
+    owner = owners(groups, len(y))[1]
+    if by == "clients" and owner.max() < 1:
         raise ConfigError("half of one client is none: use by='rows', or give at least 2 clients")
     frequency = np.zeros(X.shape[1])
     for number in range(subsamples):
-        rows = _half(owners, by, Key(seed, round=number, purpose="stability"))
-        model = clone(estimator).fit(X[rows], y[rows], groups=owners[rows])
+        rows = _half(owner, by, Key(seed, round=number, purpose="stability"))
+        model = clone(estimator).fit(X[rows], y[rows], groups=owner[rows])
         chosen = np.atleast_2d(model.coef_ != 0).any(axis=0)
         frequency += chosen
         count += int(chosen.sum())
@@ -87,11 +83,20 @@ def stability_selection(
     return Stability(frequency, support, selected, bound)
 
 
-def _half(owners: npt.NDArray[np.int64], by: str, key: Key) -> npt.NDArray[np.int64]:
+def _check(subsamples: Any, threshold: Any, by: str) -> None:
+    if not isinstance(threshold, float | int) or not 0.5 < threshold <= 1:
+        raise ConfigError(f"threshold must be above 0.5 and at most 1, got {threshold!r}")
+    if not isinstance(subsamples, numbers.Integral) or subsamples < 1:
+        raise ConfigError(f"subsamples must be a whole number and at least 1, got {subsamples!r}")
+    if by not in ("clients", "rows"):
+        raise ConfigError(f"by must be 'clients' or 'rows', got {by!r}")
+
+
+def _half(owner: npt.NDArray[np.int64], by: str, key: Key) -> npt.NDArray[np.int64]:
     draw = key.numpy()
-    clients = int(owners.max()) + 1
+    clients = int(owner.max()) + 1
     if by == "clients":
         chosen = draw.permutation(clients)[: max(clients // 2, 1)]
-        return np.flatnonzero(np.isin(owners, chosen))
-    parts = [draw.permutation(np.flatnonzero(owners == client)) for client in range(clients)]
+        return np.flatnonzero(np.isin(owner, chosen))
+    parts = [draw.permutation(np.flatnonzero(owner == client)) for client in range(clients)]
     return np.sort(np.concatenate([part[: max(len(part) // 2, 1)] for part in parts]))

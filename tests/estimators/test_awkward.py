@@ -1,0 +1,97 @@
+"""Data and settings that are taken, but of which the estimators say what becomes of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+from parsifl.estimators import (
+    FederatedSparseClassifier,
+    FederatedSparseRegressor,
+    FederatedSparseRegressorCV,
+    stability_selection,
+)
+
+
+def _data(offset: float = 0.0) -> tuple[Any, Any, Any]:
+    draw = np.random.default_rng(0)
+    x = draw.standard_normal((120, 10)) + offset * np.linspace(0.01, 1.0, 10)
+    return x, 3 * x[:, 1] - 2 * x[:, 4] + 0.1 * draw.standard_normal(120), np.arange(120) % 4
+
+
+def test_names_of_clients_that_have_no_order_are_refused() -> None:
+    x, y, _ = _data()
+    mixed = np.array([1, "a", 2.5, "b"] * 30, dtype=object)
+    with pytest.raises(ValueError, match=r"no order \(float, int, str\)"):
+        FederatedSparseRegressor(2).fit(x, y, groups=mixed)
+    with pytest.raises(ValueError, match="no order"):
+        stability_selection(FederatedSparseRegressor(2), x, y, mixed)
+
+
+def test_with_a_dictionary_coefficients_are_counted_by_atoms() -> None:
+    x, y, clients = _data()
+    atoms = np.random.default_rng(1).standard_normal((10, 30))
+    model = FederatedSparseRegressor(10, rounds=2, dictionary=atoms).set_params(n_nonzero_coefs=15)
+    assert len(model.fit(x, y, groups=clients).support_) == 15
+    assert len(model.set_params(n_nonzero_coefs=None).fit(x, y, groups=clients).support_) == 3
+    path = FederatedSparseRegressorCV([1, 12], cv=2, estimator=model).fit(x, y, groups=clients)
+    assert path.path_.tolist() == [1, 12]
+    with pytest.raises(ValueError, match="between 1 and 30"):
+        FederatedSparseRegressorCV([31], cv=2, estimator=model).fit(x, y, groups=clients)
+
+
+@pytest.mark.parametrize("value", [7.0, 0.1, 1e6 / 3])
+def test_a_kept_column_that_is_constant_is_said_to_be_absent(value: float) -> None:
+    x, y, clients = _data()
+    x[:, 3] = value
+    model = FederatedSparseRegressor(2, keep=[3], rounds=3)
+    with pytest.warns(UserWarning, match="keep names feature 3, which is constant"):
+        model.fit(x, y, groups=clients)
+    assert model.support_.tolist() == [1, 4]
+    classifier = FederatedSparseClassifier(2, keep=[3], solver="fedht", rounds=3)
+    with pytest.warns(UserWarning, match="keep names feature 3"):
+        classifier.fit(x, y > 0, groups=clients)
+    assert classifier.support_.tolist() == [1, 4]
+    alone = FederatedSparseRegressor(2, keep=[3], rounds=3, fit_intercept=False)
+    assert 3 in alone.fit(x, y, groups=clients).support_  # here it is the intercept
+
+
+def test_a_kept_column_of_sites_vanishes_when_clients_are_centred() -> None:
+    x, y, clients = _data()
+    x[:, 3] = clients / 3
+    model = FederatedSparseRegressor(2, keep=[3], rounds=3, center="client")
+    with pytest.warns(UserWarning, match="in every client"):
+        model.fit(x, y, groups=clients)
+    assert model.support_.tolist() == [1, 4]
+    assert 3 in FederatedSparseRegressor(2, keep=[3], rounds=3).fit(x, y, groups=clients).support_
+
+
+def test_more_folds_than_clients_are_said_aloud() -> None:
+    x, y, clients = _data()
+    model = FederatedSparseRegressorCV([1, 2], cv=5, estimator=FederatedSparseRegressor(rounds=2))
+    with pytest.warns(UserWarning, match="cv=5, but there are 4 clients"):
+        model.fit(x, y, groups=clients)
+    assert model.mse_path_.shape == (2, 4)
+    with pytest.raises(ValueError, match="estimator must be a FederatedSparseRegressor"):
+        FederatedSparseRegressorCV([1], estimator=3).fit(x, y, groups=clients)
+
+
+def test_a_csr_matrix_far_from_zero_is_said_to_harm_the_selection() -> None:
+    x, y, clients = _data(offset=100.0)
+    with pytest.warns(UserWarning, match="CSR matrix is not centred, and 9 of its columns"):
+        FederatedSparseRegressor(2, rounds=4, solver="fedht").fit(sp.csr_matrix(x), y, clients)
+    with pytest.warns(UserWarning, match="CSR matrix is not centred"):
+        FederatedSparseClassifier(2, rounds=2, solver="fedht").fit(
+            sp.csr_matrix(x), y > np.median(y), clients
+        )
+    dense = FederatedSparseRegressor(2, rounds=4, solver="fedht").fit(x, y, groups=clients)
+    assert dense.support_.tolist() == [1, 4]
+    # without an intercept nothing is centred anyway; what is near zero is not spoken of
+    FederatedSparseRegressor(2, rounds=1, solver="fedht", fit_intercept=False).fit(
+        sp.csr_matrix(x), y, clients
+    )
+    near, target, _ = _data()
+    FederatedSparseRegressor(2, rounds=4).fit(sp.csr_matrix(near), target, groups=clients)
