@@ -3,10 +3,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from parsifl.cli.app import app
-from parsifl.recipes.recipe import recipes
+from parsifl.recipes.recipe import Claim, Job, Recipe, recipes
 
 
 def invoke(*words: str) -> tuple[int, str, str]:
@@ -60,6 +61,27 @@ def test_outcomes_are_recorded_and_collected(tmp_path: Path) -> None:
     assert code == 0
     assert "index.md" in out
     assert "7 held" in (kept / "index.md").read_text()
+
+
+def test_jobs_without_a_result_are_named_when_others_are_collected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = [Job("long", seed, lambda _: {"value": 1.0}) for seed in range(14)]
+    toy = Recipe(
+        "toy", "A toy", "none", lambda c: jobs[: c.seeds], lambda *_: [Claim("so", "", "", "held")]
+    )
+    monkeypatch.setattr("parsifl.recipes.recipe.find", lambda _: toy)
+    words = ["toy", "--out", str(tmp_path)]
+    assert invoke(*words, "--seeds", "2")[0] == 0
+    code, out, err = invoke(*words, "--seeds", "2", "--collect", "--json")
+    assert (code, err) == (0, "")
+    (tmp_path / "long-seed1" / "result-small.json").unlink()
+    code, out, err = invoke(*words, "--seeds", "14", "--collect", "--json")
+    assert code == 0
+    assert json.loads(out)[0]["verdict"] == "held"
+    assert "no result of 13 jobs" in err
+    assert "long, seed 1; long, seed 2" in err
+    assert "seed 10; and 3 more" in err
 
 
 def test_a_reason_not_to_run_is_recorded(tmp_path: Path) -> None:

@@ -13,6 +13,9 @@ from parsifl.errors import ConfigError
 if TYPE_CHECKING:
     from parsifl.recipes.recipe import Claim, Job
 
+SHOWN = 10
+"""Most jobs without a result that are named."""
+
 
 def reproduce(
     name: str | None = typer.Argument(None, help="A recipe; see `parsifl reproduce --list`."),
@@ -46,7 +49,7 @@ def reproduce(
     """
     from parsifl.recipes import record as records
     from parsifl.recipes.pages import write_pages
-    from parsifl.recipes.recipe import Context, find, recipes
+    from parsifl.recipes.recipe import Context, find, missing, recipes
     from parsifl.recipes.recipe import collect as collect_results
     from parsifl.recipes.recipe import reproduce as run_recipe
 
@@ -78,12 +81,25 @@ def reproduce(
             if collect
             else run_recipe(recipe, context, place, progress)
         )
+        if collect:
+            _tell_missing(missing(recipe, context, place), place)
         _print(claims, as_json)
         if record is not None:
             records.write(record, records.record(recipe, context, results, claims))
     if record is not None:
         write_pages(record)
         typer.echo(f"Wrote {record / name}.json and the pages beside it", err=True)
+
+
+def _tell_missing(jobs: list[Job], place: Path) -> None:
+    if jobs:
+        named = "; ".join(f"{job.label}, seed {job.seed}" for job in jobs[:SHOWN])
+        more = f"; and {len(jobs) - SHOWN} more" if len(jobs) > SHOWN else ""
+        typer.echo(
+            f"{place} has no result of {len(jobs)} jobs, which count as not run: {named}{more}. "
+            "Without --collect they are run, or go on.",
+            err=True,
+        )
 
 
 def _text(path: Path | None) -> str | None:

@@ -146,6 +146,11 @@ def collect(recipe: Recipe, context: Context, folder: Path) -> tuple[list[Result
         ) from error
 
 
+def missing(recipe: Recipe, context: Context, folder: Path) -> list[Job]:
+    """Return the jobs that a folder has no result of: not begun, or interrupted."""
+    return [job for job in recipe.plan(context) if _finished(job, context, folder) is None]
+
+
 def _judge(
     recipe: Recipe, context: Context, results: Sequence[Result], folder: Path | None
 ) -> list[Claim]:
