@@ -13,7 +13,7 @@ from parsifl.engine.compact import Part, compress
 from parsifl.engine.export import Export, export, load
 from parsifl.engine.run import Run
 from parsifl.engine.simulate import simulate
-from parsifl.errors import CapabilityError, CheckpointError
+from parsifl.errors import CapabilityError, CheckpointError, ConfigError, DataError
 from parsifl.keys import Key
 from parsifl.messages import LowRank, Sparse, matricize
 from parsifl.problem import Model
@@ -173,6 +173,28 @@ def test_a_report_names_parameters_file_and_latency(tmp_path: Path) -> None:
     assert found["milliseconds"] > 0
     assert found["file_bytes"] > found["ideal_bytes"] >= 4 * found["parameters"]
     assert found["largest_difference"] < 1e-4
+
+
+def test_a_report_takes_arrays_and_refuses_what_the_model_cannot_take() -> None:
+    exported = _run("ditto").compact()
+    assert exported.report(np.zeros((2, 64)), repeats=1)["largest_difference"] < 1e-4
+    for wrong, message in (
+        (torch.zeros(0, 64), "x is empty"),
+        (np.zeros((2, 63)), "cannot take x"),
+        (None, "cannot take x"),
+    ):
+        with pytest.raises(DataError, match=message):
+            exported.report(wrong)
+    with pytest.raises(ConfigError, match="repeats must be at least 1"):
+        exported.report(torch.zeros(2, 64), repeats=0)
+
+
+@pytest.mark.parametrize("client", ["x", 10, -1, 1.0])
+def test_a_client_that_is_not_there_is_refused(client: Any) -> None:
+    done = _run("ditto")
+    with pytest.raises(ConfigError, match="client must be between 0 and 9"):
+        done.export(client)
+    assert done.export(2) is not None
 
 
 def test_only_networks_are_exported() -> None:

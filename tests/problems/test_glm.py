@@ -141,7 +141,9 @@ def test_it_offers_what_pursuit_needs() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"features": 0}, "features must be at least 1"),
+        ({"features": 0}, "features must be a number of at least 1"),
+        ({"features": "squared"}, "features must be a number of at least 1, got 'squared'"),
+        ({"features": 2, "datafit": None}, "unknown datafit 'None'"),
         ({"features": 2, "l2": -1.0}, "l2 must be finite"),
         ({"features": 2, "l2": float("nan")}, "l2 must be finite"),
         ({"features": 2, "datafit": "softmax"}, "softmax needs classes="),

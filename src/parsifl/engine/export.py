@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from parsifl.engine import compact
 from parsifl.engine.compact import Part
-from parsifl.errors import CapabilityError
+from parsifl.errors import CapabilityError, ConfigError, DataError
 from parsifl.messages import LowRank
 from parsifl.problem import Model, Params
 from parsifl.problems.neural import NeuralProblem
@@ -72,15 +72,17 @@ class Export:
         """Write one safetensors file (no pickle) and return its bytes; `load` reads it."""
         return compact.write(Path(path), self.parts, self.client)
 
-    def report(self, x: Tensor, path: str | Path | None = None, repeats: int = 7) -> dict[str, Any]:
+    def report(self, x: Any, path: str | Path | None = None, repeats: int = 7) -> dict[str, Any]:
         """Return parameters, file size and latency beside those of the dense model.
 
-        The two models run in turn, and medians are compared, so that other work on the machine
-        hurts both alike. Without a `path` no file is written and its size is left out;
-        `ideal_bytes` is what its numbers and positions take at least.
+        `x` is a batch as the model takes it, a tensor or an array of NumPy. The two models run in
+        turn, and medians are compared, so that other work on the machine hurts both alike. Without
+        a `path` no file is written and its size is left out; `ideal_bytes` is what its numbers and
+        positions take at least.
         """
         thin, dense = self.module(), self.dense_module()
         numbers = sum(part.dense().numel() for part in self.parts.values())
+        x = _batch(thin, x, repeats)
         ours, theirs = _latencies(thin, dense, x, repeats)
         with torch.no_grad():
             gap = float((thin(x) - dense(x)).abs().max())
@@ -179,6 +181,24 @@ def _filled(
     for name, value in values.items():
         _set_parameter(second, name, value.contiguous())
     return nn.Sequential(first, second)
+
+
+def _batch(module: nn.Module, x: Any, repeats: int) -> Tensor:
+    """Return a batch that the module can take, in its dtype."""
+    if repeats < 1:
+        raise ConfigError(f"repeats must be at least 1, got {repeats}")
+    try:
+        rows = torch.as_tensor(x)
+        if rows.is_floating_point():
+            rows = rows.to(next(module.parameters()).dtype)
+        with torch.no_grad():
+            module(rows)
+    except (TypeError, ValueError, RuntimeError, IndexError) as error:
+        shape = getattr(x, "shape", type(x).__name__)
+        raise DataError(f"the model cannot take x ({shape}): {error}") from error
+    if not rows.numel():
+        raise DataError("x is empty; give at least one row, so that there is something to measure")
+    return rows
 
 
 def _latencies(thin: nn.Module, dense: nn.Module, x: Tensor, repeats: int) -> tuple[float, float]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from parsifl.algorithm import AnyMethod
@@ -66,8 +67,8 @@ class Run:
     def personal(self, client: int) -> Model:
         """Return the personal model of a client."""
         clients = self._judge.clients
-        if not 0 <= client < clients:
-            raise ConfigError(f"client must be between 0 and {clients - 1}, got {client}")
+        if not isinstance(client, int | np.integer) or not 0 <= client < clients:
+            raise ConfigError(f"client must be between 0 and {clients - 1}, got {client!r}")
         return self._judge.personal_model(self.server, self._store, client, self._key)
 
     def compact(self, client: int | None = None) -> Export:

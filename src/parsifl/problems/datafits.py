@@ -139,5 +139,5 @@ def check_targets(fit: Datafit, y: Tensor, classes: int | None) -> None:
 def find(name: str) -> Datafit:
     """Return a datafit by name."""
     if name not in DATAFITS:
-        raise ConfigError(unknown("datafit", name, DATAFITS))
+        raise ConfigError(unknown("datafit", str(name), DATAFITS))
     return DATAFITS[name]

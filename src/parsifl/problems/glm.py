@@ -82,8 +82,8 @@ class GLM:
     def _check(
         self, features: int, classes: int | None, l2: float, dictionary: Tensor | None
     ) -> None:
-        if features < 1:
-            raise ConfigError(f"features must be at least 1, got {features}")
+        if not isinstance(features, int | np.integer) or features < 1:
+            raise ConfigError(f"features must be a number of at least 1, got {features!r}")
         if not 0 <= l2 < float("inf"):
             raise ConfigError(f"l2 must be finite and at least 0, got {l2}")
         if self.datafit.name == "softmax" and (classes is None or classes < 2):
