@@ -19,7 +19,7 @@ def _varint(number: int) -> bytes:
     return head + bytes([number])
 
 
-def _forge(description: Any, tail: bytes = b"", *, flags: int = 0, version: int = 1) -> bytes:
+def _forge(description: Any, tail: bytes = b"", *, flags: int = 0, version: int = 2) -> bytes:
     """Build a message by hand, with a right checksum, from the table in the docstring."""
     text = description if isinstance(description, bytes) else json.dumps(description).encode()
     if flags & 4:

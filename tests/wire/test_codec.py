@@ -208,6 +208,7 @@ def test_senders_refuse_values_that_are_not_finite(number: float, precision: str
 
 def test_unknown_precision_is_a_config_error() -> None:
     for function in (wire.encode, wire.size, wire.rounded):
+        function({}, "exact")
         with pytest.raises(ConfigError, match="unknown precision"):
             function({}, "int4")  # type: ignore[arg-type]  # the mistake under test
 

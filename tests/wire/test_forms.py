@@ -30,8 +30,11 @@ def _decode(forge: Forge, row: Any, tail: bytes, hint: Any = Tensor, flags: int 
         (["f4", 2], b"\x00" + bytes(7), "length: 7 bytes of tensors, the records announce 8"),
         (["f4", 2], b"\x00" + bytes(9), "length: 9 bytes of tensors, the records announce 8"),
         (["f4", 2], b"\x02", "1 bytes are announced, 0 are left"),
-        (["f4", 2], b"\x02\x01" + bytes(4), "length: 4 bytes of tensors, the records announce 8"),
-        (["f4", 2], b"\x02\x01" + bytes(8), "Invalid compressed data"),
+        (["f4", 2], b"\x02\x01" + bytes(4), "length: 4 bytes of tensors, the records announce 5"),
+        (["f4", 2], b"\x02\x01\x00" + bytes(4), "support does not code 1 of 2"),
+        (["f4", 2], b"\x02\x01\x41" + bytes(4), "support does not code 1 of 2"),
+        (["f4", 2], b"\x02\x01\xc0" + bytes(4), "support does not code 1 of 2"),
+        (["f4", 2], b"\x02\x10" + b"\xff" * 16 + bytes(4), "beyond the last symbol"),
         (["f4", 2], b"\x02\x00" + bytes(4), "support does not code 1 of 2"),
         (["f4", 2], b"\x02" + b"\xff" * 8 + b"\x7f", "the records announce"),
         (["f4", 2], b"\x00" + np.array([1, np.nan], "<f4").tobytes(), "holds NaN"),
@@ -55,12 +58,20 @@ def test_a_forged_scale_is_refused(forge: Forge, scale: float) -> None:
         _decode(forge, ["f4", 100], tail, flags=3)
 
 
+@pytest.mark.parametrize(("code", "place"), [(b"\x40", 0), (b"\x80", 1)])
+def test_a_support_written_by_hand_is_read(forge: Forge, code: bytes, place: int) -> None:
+    # quarters of the unit interval: 00, 10, 01, 11
+    tail = b"\x02\x01" + code + np.float32(1.5).tobytes()
+    found = _decode(forge, ["f4", 2], tail)
+    assert found.tolist() == [1.5 * (place == 0), 1.5 * (place == 1)]
+
+
 def test_a_forged_support_with_another_count_is_refused(forge: Forge) -> None:
     mask = np.arange(1000) % 3 == 0
     code = support.encode(mask, 334)
-    good = b"\xcf\x02" + bytes([len(code) // 4]) + code + np.ones(334, np.float32).tobytes()
+    good = b"\xcf\x02" + bytes([len(code)]) + code + np.ones(334, np.float32).tobytes()
     assert int(_decode(forge, ["f4", 1000], good).sum()) == 334
-    bad = b"\xd0\x02" + bytes([len(code) // 4]) + code + np.ones(335, np.float32).tobytes()
+    bad = b"\xd0\x02" + bytes([len(code)]) + code + np.ones(335, np.float32).tobytes()
     with pytest.raises(WireError, match="support does not code 335"):
         _decode(forge, ["f4", 1000], bad)
 

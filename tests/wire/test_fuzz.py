@@ -150,5 +150,5 @@ def test_every_truncation_and_every_flipped_byte_is_refused() -> None:
 def test_random_bytes_behind_a_good_prefix_are_refused(sealed: Seal) -> None:
     draw = random.Random(4)
     for _ in range(2_000):
-        data = b"PSFL\x01" + bytes([draw.randrange(8)]) + bytes(4) + draw.randbytes(60)
+        data = b"PSFL\x02" + bytes([draw.randrange(8)]) + bytes(4) + draw.randbytes(60)
         assert _outcome(sealed(data), dict[str, Tensor]) != "accepted"

@@ -166,7 +166,7 @@ def messages() -> Iterator[Finding]:
             "wire", "ok", f"a sparse message of 1000 entries came back, {len(data)} bytes"
         )
     else:
-        yield Finding("wire", "problem", "a message came back changed; reinstall constriction")
+        yield Finding("wire", "problem", "a message came back changed; reinstall parsifl")
 
 
 def data_folders(data_dir: Path | None) -> Iterator[Finding]:

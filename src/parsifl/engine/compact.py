@@ -22,7 +22,7 @@ from parsifl.problem import Params
 from parsifl.solvers.svt import has_rank
 from parsifl.wire import support
 
-VERSION = 1
+VERSION = 2
 _META = "parsifl"
 
 

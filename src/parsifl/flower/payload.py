@@ -8,7 +8,7 @@ from parsifl.errors import WireError
 from parsifl.flower.letter import Letter, from_text, to_text
 from parsifl.flower.link import Kind
 
-STYPE = "parsifl.wire.v1"
+STYPE = "parsifl.wire.v2"
 MESSAGE_TYPES: dict[Kind, str] = {
     "hello": "query",
     "train": "train",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,7 +13,7 @@ from parsifl import tree
 from parsifl.errors import WireError
 from parsifl.messages import UNITS, LowRank, Sparse
 from parsifl.wire import forms, frame, values
-from parsifl.wire.measure import Content, dense_leaves, real_values
+from parsifl.wire.measure import Content, dense_leaves
 from parsifl.wire.values import Precision
 
 T = TypeVar("T")
@@ -28,8 +29,10 @@ def encode(message: Any, precision: Precision = "exact") -> bytes:
     tensor(3.)
     """
     leaves, structure = tree.flatten(message, units=UNITS)
-    flags, head, parts = _planned(leaves, structure, precision, checked=True)
-    pieces: list[Any] = [head, *(part.record() for part in parts)]
+    names, flag, head = _described(leaves, structure)
+    flags = values.precision_index(precision) | flag
+    parts = _forms(leaves, names, precision, checked=True)
+    pieces: list[Any] = [head, *(part.layout.record for part in parts)]
     for part in parts:
         pieces.extend(part.pieces())
     crc = frame.checksum(flags, pieces)
@@ -37,7 +40,7 @@ def encode(message: Any, precision: Precision = "exact") -> bytes:
 
 
 def size(message: Any, precision: Precision = "exact") -> int:
-    """Return the length of `encode(message, precision)`, coding only what must be coded.
+    """Return the length of `encode(message, precision)`, coding nothing.
 
     >>> import torch
     >>> size({"w": torch.eye(3)}) == len(encode({"w": torch.eye(3)}))
@@ -49,62 +52,57 @@ def size(message: Any, precision: Precision = "exact") -> int:
 def measured(message: Any, precision: Precision = "exact") -> tuple[int, Content]:
     """Return `size` and `content` of a message after looking at its values once."""
     leaves, structure = tree.flatten(message, units=UNITS)
-    mark = (structure, *[_mark(leaf) for leaf in leaves])
-    full = precision == "exact" and None not in mark and all(map(values.has_no_zero, leaves))
-    if full and mark in _kept_sizes:
-        return _kept_sizes[mark]
-    _, head, parts = _planned(leaves, structure, precision, checked=False)
-    length = frame.PREFIX.size + len(head) + sum([part.length() for part in parts])
-    information = sum([part.information for part in parts])
-    found = length, Content(dense_leaves(leaves), information, real_values(leaves))
-    if full:
-        if len(_kept_sizes) >= _KEPT:
-            _kept_sizes.clear()
-        _kept_sizes[mark] = found  # without zeros nothing but names and shapes decides
-    return found
-
-
-def _planned(
-    leaves: list[Any], structure: tree.Structure, precision: str, checked: bool
-) -> tuple[int, bytes, list[forms.Form]]:
-    number = values.precision_index(precision)
-    names, flag, head = _described(leaves, structure)
-    parts: list[forms.Form] = []
-    for leaf, name in zip(leaves, names, strict=True):
-        if isinstance(leaf, Sparse):
-            parts.append(forms.of_sparse(leaf, precision, name, checked))
-        else:
-            tensors = _tensors(leaf)
-            parts.extend(forms.of_tensor(t, precision, name, checked) for t in tensors)
-    return number | flag, head, parts
-
-
-_Description = tuple[list[str], int, bytes]
-_KEPT = 256
-_kept: dict[Any, _Description] = {}
-_kept_sizes: dict[Any, tuple[int, Content]] = {}
-
-
-def _described(leaves: list[Any], structure: tree.Structure) -> _Description:
-    """Return names, flag and head; kept, since the clients of a round send alike messages."""
-    mark = (structure, *[_mark(leaf) for leaf in leaves])
-    found = None if None in mark else _kept.get(mark)
+    mark = (precision, structure, *[_mark(leaf, precision) for leaf in leaves])
+    found = _kept.get(mark)
     if found is None:
-        names = tree.names(structure)
-        named = zip(leaves, names, strict=True)
-        rows = tuple(frame.spec_of(leaf, name).row() for leaf, name in named)
-        found = (names, *frame.description(structure, rows))
-        if None not in mark:
+        found = _measured(leaves, structure, precision)
+        if None not in mark:  # the clients of a round send messages that are alike
             if len(_kept) >= _KEPT:
                 _kept.clear()
             _kept[mark] = found
     return found
 
 
-def _mark(leaf: Any) -> Any:
-    """Return what a description says of a tensor that can travel; None for any other leaf."""
+_KEPT = 256
+_kept: dict[Any, tuple[int, Content]] = {}
+
+
+def _mark(leaf: Any, precision: str) -> Any:
+    """Return all that decides how an ordinary tensor travels; None if there is more to look at."""
     plain = type(leaf) is Tensor and leaf.layout == torch.strided and not leaf.is_meta
-    return (leaf.dtype, leaf.shape) if plain else None
+    if not plain or precision != "exact" or leaf.dtype not in values.CODES:
+        return None
+    return leaf.dtype, leaf.shape, np.count_nonzero(values.to_bits(leaf))
+
+
+def _measured(leaves: list[Any], structure: tree.Structure, precision: str) -> tuple[int, Content]:
+    values.precision_index(precision)
+    names, _, head = _described(leaves, structure)
+    length, information, reals = frame.PREFIX.size + len(head), 0.0, 0
+    for part in _forms(leaves, names, precision, checked=False):
+        length += part.length()
+        information += part.layout.information
+        reals += part.reals
+    return length, Content(dense_leaves(leaves), information, reals)
+
+
+def _forms(leaves: list[Any], names: list[str], precision: str, checked: bool) -> list[forms.Form]:
+    found: list[forms.Form] = []
+    for leaf, name in zip(leaves, names, strict=True):
+        if isinstance(leaf, Sparse):
+            found.append(forms.of_sparse(leaf, precision, name, checked))
+        else:
+            tensors = _tensors(leaf)
+            found.extend([forms.of_tensor(t, precision, name, checked) for t in tensors])
+    return found
+
+
+def _described(leaves: list[Any], structure: tree.Structure) -> tuple[list[str], int, bytes]:
+    """Return the names of leaves, and the flag and the bytes of their description."""
+    names = tree.names(structure)
+    named = zip(leaves, names, strict=True)
+    rows = tuple([frame.spec_of(leaf, name).row() for leaf, name in named])
+    return names, *frame.description(structure, rows)
 
 
 def _tensors(leaf: Any) -> tuple[Tensor, ...]:

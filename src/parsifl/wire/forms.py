@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -17,104 +18,141 @@ from parsifl.wire import support, values
 from parsifl.wire.frame import Reader, Spec, varint
 
 _DENSE = -1
-_WORD = 4
 _WORTHWHILE = 1 << 16
-_SMALL = 1 << 10
+
+
+class Layout(NamedTuple):
+    """What decides the length of a tensor; `nonzeros` is -1 for the dense form.
+
+    `length` is in bytes, without the scale; `information` is what theory asks for at least (see
+    `measure.entropy_size`).
+    """
+
+    nonzeros: int
+    record: bytes
+    length: int
+    information: float
+
+
+@functools.lru_cache(maxsize=4096)
+def layout(size: int, count: int, item: int, fixed: bool = False) -> Layout:
+    """Choose the shorter form of `size` entries, `count` of them not zero.
+
+    Parameters
+    ----------
+    size, count
+        The numbers of entries and of those that a support would list.
+    item
+        The bytes of an entry; 0 for booleans, which are packed.
+    fixed
+        Whether the support must travel, whatever its length.
+    """
+    full = size * item if item else -(-size // 8)
+    least = support.information(size, count, item)
+    code = support.length(size, count)
+    record = varint(count + 1) + (b"" if support.is_trivial(size, count) else varint(code))
+    sparse = Layout(count, record, len(record) + code + count * item, min(least, full))
+    dense = Layout(_DENSE, varint(0), 1 + full, min(least, full))
+    # a handful of zeros among millions is not worth the time to code them
+    if fixed or (least < full - full // _WORTHWHILE and sparse.length < dense.length):
+        return sparse
+    return dense
 
 
 class Form(NamedTuple):
-    """A tensor, ready to be written; `nonzeros` is -1 for the dense form.
+    """A tensor, ready to be written: entries as bits, and where they are (None: everywhere).
 
-    `information` is the bytes that theory asks for at least (see `measure.entropy_size`).
+    `reals` is how many of the entries are real values.
     """
 
+    layout: Layout
     size: int
-    nonzeros: int
-    support: bytes
     scale: bytes
-    entries: NDArray[Any]
+    bits: NDArray[Any]
+    places: NDArray[np.int64] | None
     boolean: bool
-    information: float
-
-    def record(self) -> bytes:
-        """Return the entry in the table of records."""
-        if support.is_trivial(self.size, self.nonzeros) or self.nonzeros == _DENSE:
-            return varint(self.nonzeros + 1)
-        return varint(self.nonzeros + 1) + varint(len(self.support) // _WORD)
+    reals: int
 
     def length(self) -> int:
         """Return the bytes that this tensor adds to a message."""
-        return len(self.record()) + len(self.support) + len(self.scale) + self.values_size()
-
-    def values_size(self) -> int:
-        """Return the bytes of the values."""
-        if self.boolean:
-            return -(-self.size // 8) if self.nonzeros == _DENSE else 0
-        return self.entries.nbytes
+        return self.layout.length + len(self.scale)
 
     def pieces(self) -> Iterator[Any]:
         """Give the bytes in their order in the message."""
-        yield self.support
+        if self.layout.nonzeros == _DENSE:
+            yield self.scale
+            entries = self._whole()
+            if self.boolean:
+                entries = np.packbits(entries.view(np.bool_), bitorder="little")
+            yield _written(entries)
+            return
+        mask = self._mask()
+        yield support.encode(mask, self.layout.nonzeros)
         yield self.scale
         if not self.boolean:
-            yield self.entries.astype(self.entries.dtype.newbyteorder("<"), copy=False).data
-        elif self.nonzeros == _DENSE:
-            yield np.packbits(self.entries.view(np.bool_), bitorder="little").data
+            yield _written(self.bits if self.places is not None else self.bits[mask])
+
+    def _whole(self) -> NDArray[Any]:
+        if self.places is None:
+            return self.bits
+        entries = np.zeros(self.size, self.bits.dtype)
+        entries[self.places] = self.bits
+        return entries
+
+    def _mask(self) -> NDArray[np.bool_]:
+        mask = np.zeros(self.size, np.bool_)
+        if self.places is None:
+            np.not_equal(self.bits, 0, out=mask)
+        else:
+            mask[self.places] = True
+        return mask
+
+
+def _written(entries: NDArray[Any]) -> memoryview:
+    return entries.astype(entries.dtype.newbyteorder("<"), copy=False).data
 
 
 def of_tensor(tensor: Tensor, precision: str, name: str, checked: bool) -> Form:
     """Choose the shorter form of a tensor; with `checked`, infinities and NaN are refused."""
-    narrow = values.stored(tensor.dtype, tensor.numel(), precision)
-    if (checked or narrow != tensor.dtype) and not values.all_finite(tensor):
-        raise WireError(f"{name}: holds NaN or infinity; drop this message")
-    short, scale = values.narrowed(tensor, narrow)
-    bits = values.to_bits(short)
-    return _shorter(bits, int(np.count_nonzero(bits)), scale, narrow == torch.bool)
-
-
-def _shorter(bits: NDArray[Any], count: int, scale: bytes, boolean: bool) -> Form:
-    length = -(-bits.size // 8) if boolean else bits.nbytes
-    least = support.information(bits.size, count, 0 if boolean else bits.itemsize)
-    dense = Form(bits.size, _DENSE, b"", scale, bits, boolean, min(least, length))
-    # most dense tensors end here, without any coding: their zeros cannot pay for the support, or
-    # so little that a handful of zeros among millions is not worth the time
-    if least >= length - length // _WORTHWHILE:
-        return dense
-    mask = bits.view(np.bool_) if boolean else bits != 0
-    code = support.encode(mask, count)
-    entries = mask if boolean else bits[mask]
-    sparse = Form(bits.size, count, code, scale, entries, boolean, dense.information)
-    return sparse if sparse.length() < dense.length() else dense
+    size = tensor.numel()
+    bits, scale = _bits(tensor, size, precision, name, checked)
+    boolean = tensor.dtype == torch.bool
+    chosen = layout(size, int(np.count_nonzero(bits)), 0 if boolean else bits.itemsize)
+    reals = size if tensor.is_floating_point() else 0
+    return Form(chosen, size, scale, bits, None, boolean, reals)
 
 
 def of_sparse(leaf: Sparse, precision: str, name: str, checked: bool) -> Form:
     """Choose the shorter form of a `Sparse`; a stored zero keeps its place in the support."""
     size = math.prod(leaf.shape)
     index, count = leaf.index.detach().cpu().numpy(), leaf.index.numel()
-    ordered = index.ndim == 1 and index.dtype == np.int64 and bool(np.all(np.diff(index) > 0))
+    listed = index.ndim == 1 and index.dtype == np.int64
+    ordered = listed and bool((index[1:] > index[:-1]).all())
     if not ordered or (count and not 0 <= index[0] <= index[-1] < size):
         raise WireError(f"{name}: index is not a list of ascending int64 positions below {size}")
     if leaf.value.shape != leaf.index.shape:
         raise WireError(f"{name}: {count} positions for values of shape {tuple(leaf.value.shape)}")
-    narrow = values.stored(leaf.value.dtype, size, precision)
-    if (checked or narrow != leaf.value.dtype) and not values.all_finite(leaf.value):
-        raise WireError(f"{name}: holds NaN or infinity; drop this message")
-    short, scale = values.narrowed(leaf.value, narrow)
-    bits, boolean = values.to_bits(short), narrow == torch.bool
-    filled = int(np.count_nonzero(bits)) == count
-    if filled and (boolean or 2 * count > size or size < _SMALL):  # the dense form may be shorter
-        dense = np.zeros(size, bits.dtype)
-        dense[index] = bits
-        return _shorter(dense, count, scale, boolean)
-    if boolean and not filled:
+    bits, scale = _bits(leaf.value, size, precision, name, checked)
+    boolean = leaf.value.dtype == torch.bool
+    zeros = int(np.count_nonzero(bits)) < count
+    if boolean and zeros:
         raise WireError(f"{name}: a sparse bool tensor stores False; leave those positions out")
-    mask = np.zeros(size, np.bool_)
-    mask[index] = True
-    entries = mask if boolean else bits
-    least = support.information(size, count, 0 if boolean else bits.itemsize)
-    length = -(-size // 8) if boolean else size * bits.itemsize
-    code = support.encode(mask, count)
-    return Form(size, count, code, scale, entries, boolean, min(least, length))
+    chosen = layout(size, count, 0 if boolean else bits.itemsize, fixed=zeros)
+    reals = count if leaf.value.is_floating_point() else 0
+    return Form(chosen, size, scale, bits, index, boolean, reals)
+
+
+def _bits(
+    tensor: Tensor, entries: int, precision: str, name: str, checked: bool
+) -> tuple[NDArray[Any], bytes]:
+    """Return the bits that travel, and the bytes of their scale."""
+    if precision == "exact" and not checked:  # the commonest case, in a simulation
+        return values.to_bits(tensor), b""
+    narrow = values.stored(tensor.dtype, entries, precision)
+    if (checked or narrow != tensor.dtype) and not values.all_finite(tensor):
+        raise WireError(f"{name}: holds NaN or infinity; drop this message")
+    short, scale = values.narrowed(tensor, narrow)
+    return values.to_bits(short), scale
 
 
 def padded(shape: tuple[int, ...]) -> int:
@@ -130,7 +168,7 @@ class Record(NamedTuple):
     shape: tuple[int, ...]
     narrow: torch.dtype
     nonzeros: int
-    words: int
+    code: int
 
     @property
     def size(self) -> int:
@@ -151,7 +189,7 @@ class Record(NamedTuple):
         size = stored * self.narrow.itemsize
         if self.narrow == torch.bool:
             size = -(-self.size // 8) if self.nonzeros == _DENSE else 0
-        return self.words * _WORD, scale, size
+        return self.code, scale, size
 
 
 def read_record(reader: Reader, spec: Spec, shape: tuple[int, ...], precision: str) -> Record:
@@ -161,9 +199,9 @@ def read_record(reader: Reader, spec: Spec, shape: tuple[int, ...], precision: s
     if nonzeros > size:
         raise WireError(f"{spec.name}: {nonzeros} non-zeros in a tensor of {size} entries")
     coded = nonzeros != _DENSE and not support.is_trivial(size, nonzeros)
-    words = reader.varint(spec.name) if coded else 0
+    code = reader.varint(spec.name) if coded else 0
     narrow = values.stored(spec.dtype, size, precision)
-    return Record(spec.name, spec.dtype, shape, narrow, nonzeros, words)
+    return Record(spec.name, spec.dtype, shape, narrow, nonzeros, code)
 
 
 def read_tensor(reader: Reader, record: Record) -> Tensor:

@@ -10,7 +10,7 @@ bytes      what
 varint     length of the description as JSON
 varint     only if deflated: its length in this message
 ...        description: `[structure, [[dtype, *shape], ...]]`, a row for each leaf
-...        a record for each tensor: 0 = dense, or non-zeros + 1 (and words of the support)
+...        a record for each tensor: 0 = dense, or non-zeros + 1 (and bytes of the support)
 ...        for each tensor: support, scale, values
 =========  =======================================================================
 """
@@ -34,7 +34,7 @@ from parsifl.messages import UNITS, LowRank, Sparse, matrix_shape
 from parsifl.wire.values import CODES, DTYPES, PRECISIONS
 
 MAGIC = b"PSFL"
-VERSION = 1
+VERSION = 2
 PREFIX = struct.Struct("<4sBBI")
 DEFLATED = 4
 DESCRIPTION_LIMIT = 1 << 20

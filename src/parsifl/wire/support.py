@@ -1,21 +1,36 @@
-"""Where the non-zeros are: an entropy-coded set of k positions out of d.
+"""Where the non-zeros are: an entropy-coded set of k positions out of d, of known length.
 
-Every position is a Bernoulli(k / d) symbol for an ANS coder. That costs d H(k/d) bits, which is
-at most 1/2 log2(2 pi k (d - k) / d) more than the bound log2 C(d, k), plus one 32-bit word.
+Every position is a Bernoulli(k / d) event, so that all such sets have the same probability and
+the same length, d H(k / d) bits: at most 1/2 log2(2 pi k (d - k) / d) more than log2 C(d, k).
+A range coder takes 64 positions at a time: the symbol is the number c of ones among them and the
+rank of their places among all C(64, c), of weight k^c (d - k)^(64 - c) / d^64.
+
+Weights have 128 bits and the span of the coder at least 192, in exact integers, so that a symbol
+takes at most 2^-62 bits more than it should, on every machine. That is how `length` can promise
+the bytes without coding anything.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterator
-from typing import Any
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
-import constriction
 import numpy as np
 from numpy.typing import NDArray
 
 CHUNK = 1 << 20
 """Positions handled at a time, so that temporary memory does not grow with the tensor."""
+
+_BLOCK = 64
+_WEIGHT = 128
+_WORD = 64
+_LAST = (1 << _WORD) - 1
+_SPAN = 256
+_LEAST = 1 << (_SPAN - _WORD)
+_CHOOSE = np.array([[math.comb(n, c) for c in range(_BLOCK + 1)] for n in range(_BLOCK)])
 
 
 def bound(size: int, count: int) -> float:
@@ -38,24 +53,111 @@ def is_trivial(size: int, count: int) -> bool:
     return count in (0, size)
 
 
+def length(size: int, count: int) -> int:
+    """Return the bytes of `encode` for every mask of this size with so many ones.
+
+    >>> length(1000, 1)
+    2
+    """
+    if is_trivial(size, count):
+        return 0
+    whole, ones, zeros = (n * math.log2(n) for n in (size, count, size - count))
+    # far more than symbols lose, and than floats do here
+    slack = 2.0**-10 + size * 2.0**-40
+    return math.ceil((whole - ones - zeros + slack) / 8)
+
+
+class _Model(NamedTuple):
+    """The interval of each symbol: where those with c ones start, and how wide each of them is."""
+
+    starts: list[int]
+    weights: list[int]
+
+
+@functools.lru_cache(maxsize=64)
+def _model(size: int, count: int, width: int) -> _Model:
+    """Divide 2^128 among the symbols of `width` positions, rounding up in their favour."""
+    shared, whole = (1 << _WEIGHT) - (1 << width), size**width
+    weights, starts = [], [0]
+    for ones in range(width + 1):
+        weights.append(-(-shared * count**ones * (size - count) ** (width - ones) // whole))
+        starts.append(starts[-1] + math.comb(width, ones) * weights[-1])
+    return _Model(starts, weights)
+
+
 def encode(mask: NDArray[np.bool_], count: int) -> bytes:
     """Code a mask with `count` ones; the receiver knows its size and the count.
 
     >>> len(encode(np.arange(1000) == 500, 1))
-    4
+    2
     """
     if is_trivial(mask.size, count):
         return b""
-    coder = constriction.stream.stack.AnsCoder()
-    model = _model(mask.size, count)
-    for start in reversed(range(0, mask.size, CHUNK)):  # a stack: the last in is the first out
-        coder.encode_reverse(mask[start : start + CHUNK].astype(np.int32), model)
-    words: NDArray[np.uint32] = coder.get_compressed()
-    return words.astype("<u4").tobytes()
+    writer, model = _Writer(), _model(mask.size, count, _BLOCK)
+    for start in range(0, mask.size, CHUNK):
+        counts, ranks = _symbols(mask[start : start + CHUNK])
+        full = min(CHUNK, mask.size - start) // _BLOCK
+        writer.write(model, counts[:full], ranks[:full])
+    if mask.size % _BLOCK:
+        writer.write(_model(mask.size, count, mask.size % _BLOCK), counts[full:], ranks[full:])
+    return writer.finished(length(mask.size, count))
+
+
+def _symbols(mask: NDArray[np.bool_]) -> tuple[list[int], list[int]]:
+    """Return for each block its number of ones, and the rank of their places."""
+    places = np.flatnonzero(mask)
+    block = places // _BLOCK
+    counts = np.bincount(block, minlength=-(-mask.size // _BLOCK))
+    before = np.cumsum(counts) - counts
+    # the combinatorial number system: the sum of C(place, turn) over the ones of a block
+    turn = np.arange(1, places.size + 1) - before[block]
+    ranks, filled = np.zeros(counts.size, np.int64), np.flatnonzero(counts)
+    if filled.size:
+        ranks[filled] = np.add.reduceat(_CHOOSE[places % _BLOCK, turn], before[filled])
+    return counts.tolist(), ranks.tolist()
+
+
+class _Writer:
+    """A range coder: the numbers from `low` on, `span` of them, begin with what was written."""
+
+    def __init__(self) -> None:
+        self._words: list[int] = []
+        self._low, self._span = 0, 1 << _SPAN
+
+    def write(self, model: _Model, counts: Sequence[int], ranks: Sequence[int]) -> None:
+        """Narrow the interval symbol by symbol."""
+        (starts, weights), low, span = model, self._low, self._span
+        for ones, rank in zip(counts, ranks, strict=True):
+            unit, weight = span >> _WEIGHT, weights[ones]
+            low += unit * (starts[ones] + rank * weight)
+            span = unit * weight
+            while span < _LEAST:
+                low, span = self._shifted(low), span << _WORD
+        self._low, self._span = low, span
+
+    def _shifted(self, low: int) -> int:
+        """Move the first word out, its carry included."""
+        word = low >> (_SPAN - _WORD)
+        if word > _LAST:
+            at = len(self._words) - 1
+            while self._words[at] == _LAST:
+                self._words[at] = 0
+                at -= 1
+            self._words[at] += 1
+        self._words.append(word & _LAST)
+        return (low & (_LEAST - 1)) << _WORD
+
+    def finished(self, size: int) -> bytes:
+        """Return the first number of the interval that ends after `size` bytes."""
+        for _ in range(_SPAN // _WORD):
+            self._low = self._shifted(self._low)
+        data = b"".join([word.to_bytes(_WORD // 8, "big") for word in self._words])
+        number = int.from_bytes(data[:size].ljust(size, b"\0"), "big")
+        return (number + any(data[size:])).to_bytes(size, "big")
 
 
 def decode(data: memoryview, size: int, count: int) -> Iterator[NDArray[np.intp]]:
-    """Yield the ascending positions chunk by chunk; 0 <= count <= size, words of four bytes.
+    """Yield the ascending positions chunk by chunk; 0 <= count <= size.
 
     Raises
     ------
@@ -66,19 +168,70 @@ def decode(data: memoryview, size: int, count: int) -> Iterator[NDArray[np.intp]
         for start in range(0, count, CHUNK):
             yield np.arange(start, min(start + CHUNK, count))
         return
-    words = np.frombuffer(data, "<u4").astype(np.uint32)
-    coder = constriction.stream.stack.AnsCoder(words)
-    model = _model(size, count)
-    left = count
+    reader, model, left = _Reader(bytes(data)), _model(size, count, _BLOCK), count
     for start in range(0, size, CHUNK):
-        found = np.flatnonzero(coder.decode(model, min(CHUNK, size - start)))
+        full, tail = divmod(min(CHUNK, size - start), _BLOCK)
+        counts, ranks = reader.read(model, full)
+        if tail:
+            last = reader.read(_model(size, count, tail), 1)
+            counts, ranks = counts + last[0], ranks + last[1]
+        found = _places(np.array(counts), np.array(ranks))
         left -= found.size
         if left < 0:
             break
         yield found + start
-    if left or not coder.is_empty():
+    if left or not reader.is_exact():
         raise ValueError(f"support does not code {count} of {size} positions")
 
 
-def _model(size: int, count: int) -> Any:
-    return constriction.stream.model.Bernoulli(count / size, perfect=False)
+def _places(counts: NDArray[np.int64], ranks: NDArray[np.int64]) -> NDArray[np.intp]:
+    """Undo `_symbols`, all blocks at once."""
+    bits = np.zeros((_BLOCK, counts.size), np.bool_)
+    for place in reversed(range(_BLOCK)):
+        below = _CHOOSE[place].take(counts)  # 1 where no one is left, and then the rank is 0
+        np.greater_equal(ranks, below, out=bits[place])
+        ranks -= below * bits[place]
+        counts -= bits[place]
+    return np.flatnonzero(bits.T)
+
+
+class _Reader:
+    """Undoes `_Writer`: `rest` is how far the number lies behind the start of the interval."""
+
+    def __init__(self, data: bytes) -> None:
+        step = _WORD // 8
+        padded = data + bytes(-len(data) % step)
+        self._words: Iterator[int] = iter(np.frombuffer(padded, ">u8").tolist())
+        self._rest, self._span, self._unread = 0, 1 << _SPAN, 8 * len(data)
+        for _ in range(_SPAN // _WORD):
+            self._rest = self._shifted(self._rest)
+
+    def _shifted(self, rest: int) -> int:
+        """Take the next word in; zeros follow the last one."""
+        self._unread -= _WORD
+        return rest << _WORD | next(self._words, 0)
+
+    def read(self, model: _Model, blocks: int) -> tuple[list[int], list[int]]:
+        """Return the numbers of ones and the ranks of the next blocks."""
+        (starts, weights), rest, span = model, self._rest, self._span
+        counts, ranks = [], []
+        for _ in range(blocks):
+            unit = span >> _WEIGHT
+            number = rest // unit
+            if number >= starts[-1]:
+                raise ValueError("support is no code: a number lies beyond the last symbol")
+            ones = bisect_right(starts, number) - 1
+            start, weight = starts[ones], weights[ones]
+            rank = (number - start) // weight
+            counts.append(ones)
+            ranks.append(rank)
+            rest -= unit * (start + rank * weight)
+            span = unit * weight
+            while span < _LEAST:
+                rest, span = self._shifted(rest), span << _WORD
+        self._rest, self._span = rest, span
+        return counts, ranks
+
+    def is_exact(self) -> bool:
+        """Tell whether no smaller number of this length codes the same."""
+        return self._rest >> max(-self._unread, 0) == 0 and not any(self._words)

@@ -27,7 +27,7 @@ DTYPES = {code: dtype for dtype, code in CODES.items()}
 
 _LEVELS = 127
 _SCALES = {4: torch.float32, 8: torch.float64}
-_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_INTEGERS = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}
 
 
 def precision_index(precision: str) -> int:
@@ -95,14 +95,9 @@ def all_finite(values: Tensor) -> bool:
 
 def to_bits(tensor: Tensor) -> NDArray[Any]:
     """Return the entries as a flat array of integers of the same width."""
-    own = tensor.detach().cpu().contiguous()
-    bits: NDArray[Any] = own.view(_INTEGERS[own.itemsize]).numpy().reshape(-1)
-    return bits
-
-
-def has_no_zero(tensor: Tensor) -> bool:
-    """Tell whether every entry counts as a non-zero; no for what cannot travel."""
-    return tensor.dtype in CODES and int(np.count_nonzero(to_bits(tensor))) == tensor.numel()
+    own = tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor
+    entries = own.numpy(force=True).ravel()
+    return entries.view(_INTEGERS[entries.itemsize])
 
 
 def from_bits(bits: NDArray[Any], dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
