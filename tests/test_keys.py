@@ -60,6 +60,15 @@ def test_generators_are_fresh_and_leave_the_global_ones_alone() -> None:
     assert np.array_equal(np.random.get_state()[1], before[1])  # type: ignore[index]  # noqa: NPY002
 
 
+def test_many_clients_get_what_each_would_get_alone() -> None:
+    key, clients = Key(-4, round=1, purpose="batches"), [5, 0, 7]
+    alone = [key.at(client=client) for client in clients]
+    assert key.words(clients) == [each.word() for each in alone]
+    assert key.tensors(clients) == tuple(each.tensor() for each in alone)
+    found = [g.integers(0, 2**32, 3, np.uint32).tolist() for g in key.generators(clients)]
+    assert found == [each.numpy().integers(0, 2**32, 3, np.uint32).tolist() for each in alone]
+
+
 @pytest.mark.parametrize("salt", [0, 1, 2**31 - 1])
 @pytest.mark.parametrize("seed", [0, 1, 2**63])
 def test_uniform_is_splitmix64_over_a_counter(seed: int, salt: int) -> None:

@@ -20,7 +20,8 @@ BATCH = st.none() | st.integers(1, 12)
 
 
 def draw(samples: int, given: Draw, seed: int = 0) -> tuple[Any, Any]:
-    return schedule(samples, given, np.random.default_rng(seed))
+    (index,), valid = schedule(samples, given, [np.random.default_rng(seed)])
+    return index, valid
 
 
 @given(SAMPLES, BATCH, st.integers(0, 4))
@@ -87,9 +88,20 @@ def test_epochs_are_reshuffled() -> None:
 
 @pytest.mark.parametrize("partial", ["pad", "wrap", "drop"])
 def test_steps_that_read_all_rows_read_them_in_their_order(partial: Partial) -> None:
-    index, valid = schedule(5, Draw(None, steps=2, partial=partial), None)
+    (index,), valid = schedule(5, Draw(None, steps=2, partial=partial), [])
     assert index.tolist() == [[0, 1, 2, 3, 4]] * 2
     assert valid.all()
+
+
+@given(SAMPLES, st.integers(1, 12), st.integers(0, 9), st.sampled_from(["pad", "wrap"]))
+def test_clients_are_drawn_together_as_they_are_alone(
+    samples: int, batch: int, steps: int, partial: Partial
+) -> None:
+    given = Draw(batch, steps=steps, partial=partial)
+    together, valid = schedule(samples, given, map(np.random.default_rng, range(3)))
+    for seed, index in enumerate(together):
+        assert np.array_equal(index, draw(samples, given, seed)[0])
+        assert np.array_equal(valid, draw(samples, given, seed)[1])
 
 
 def test_epochs_may_be_fractions() -> None:

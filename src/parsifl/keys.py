@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -43,15 +44,32 @@ class Key:
 
     def word(self) -> int:
         """Return 64 bits that identify the key (a hash, so that purposes cannot collide)."""
-        packed = struct.pack("<qqq", _signed(self.seed % (1 << 64)), self.round, self.client)
-        digest = hashlib.blake2b(packed + self.purpose.encode(), digest_size=8).digest()
-        return int.from_bytes(digest, "little")
+        return self.words([self.client])[0]
+
+    def words(self, clients: Iterable[int]) -> list[int]:
+        """Return the words of this key at each of some clients."""
+        seed, purpose = _signed(self.seed % (1 << 64)), self.purpose.encode()
+        packed = (struct.pack("<qqq", seed, self.round, client) + purpose for client in clients)
+        digests = [hashlib.blake2b(key, digest_size=8).digest() for key in packed]
+        return [int.from_bytes(digest, "little") for digest in digests]
 
     def numpy(self) -> np.random.Generator:
         """Return a fresh NumPy generator for this key."""
         import numpy as np
 
         return np.random.Generator(np.random.Philox(key=self.word()))
+
+    def generators(self, clients: Iterable[int]) -> Iterator[np.random.Generator]:
+        """Yield the NumPy generator of each of some clients, to be used before the next is taken.
+
+        It is one object, set back each time: to make another would take ten times as long.
+        """
+        generator = self.numpy()
+        state: Any = generator.bit_generator.state
+        for word in self.words(clients):
+            state["state"]["key"][0] = word
+            generator.bit_generator.state = state
+            yield generator
 
     def torch(self) -> torch.Generator:
         """Return a fresh torch generator (on the CPU) for this key."""
@@ -61,10 +79,16 @@ class Key:
 
     def tensor(self) -> Tensor:
         """Return the key as a 0-dim int64 tensor, to be used with `uniform` under vmap."""
+        return self.tensors([self.client])[0]
+
+    def tensors(self, clients: Iterable[int]) -> tuple[Tensor, ...]:
+        """Return the tensors of this key at each of some clients."""
         import numpy as np
         import torch
 
-        return torch.from_numpy(np.array(_signed(self.word()), np.int64))  # cheaper than tensor()
+        words = np.array(self.words(clients), np.uint64)
+        found: tuple[Tensor, ...] = torch.from_numpy(words.view(np.int64)).unbind()
+        return found
 
 
 def uniform(key: Tensor, shape: tuple[int, ...], salt: int = 0) -> Tensor:

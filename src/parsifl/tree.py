@@ -52,23 +52,37 @@ def _flatten(tree: Any, leaves: list[Any], units: tuple[type, ...]) -> Structure
     if kind is Tensor:  # first, since most are
         leaves.append(tree)
         return LEAF
-    if kind in _STATIC_NAMES and kind not in units:
+    role = _role(kind, units)
+    if role == "static":
         return ("static", _STATIC_NAMES[kind], tree)
-    if isinstance(tree, (Tensor, Opaque)):
-        leaves.append(tree)
-        return LEAF
-    if units and isinstance(tree, units):
-        leaves.append(tree)
-        return ("leaf", kind)
-    if kind is dict or isinstance(tree, Mapping):
+    if role == "dict":
         return ("dict", tuple([(key, _flatten(tree[key], leaves, units)) for key in sorted(tree)]))
-    if isinstance(tree, tuple):
-        return ("tuple", tuple([_flatten(item, leaves, units) for item in tree]))
-    if is_dataclass(tree) and not isinstance(tree, type):
+    if role == "class":
         parts = [
             (name, _flatten(getattr(tree, name), leaves, units)) for name in _field_names(kind)
         ]
         return ("class", kind, tuple(parts))
+    if role == "tuple":
+        return ("tuple", tuple([_flatten(item, leaves, units) for item in tree]))
+    leaves.append(tree)
+    return ("leaf", kind) if role == "unit" else LEAF
+
+
+@functools.cache
+def _role(kind: type, units: tuple[type, ...]) -> str:
+    """Return what objects of a class are in a tree."""
+    if kind in _STATIC_NAMES and kind not in units:
+        return "static"
+    if issubclass(kind, (Tensor, Opaque)):
+        return "leaf"
+    if issubclass(kind, units):
+        return "unit"
+    if issubclass(kind, Mapping):
+        return "dict"
+    if issubclass(kind, tuple):
+        return "tuple"
+    if is_dataclass(kind):
+        return "class"
     raise TypeError(
         f"{kind.__qualname__} cannot be part of a tree; expected tensors, dicts, tuples, "
         "frozen dataclasses, or int, float, str, bool, None"
@@ -188,14 +202,9 @@ def add(left: T | None, right: T) -> T:
     >>> add({"a": torch.ones(1)}, {"b": torch.ones(1)})
     {'a': tensor([1.]), 'b': tensor([1.])}
     """
-    total: T = _settled(right) if left is None else _combine(_settled(left), right, torch.add)
+    alone = left is None
+    total: T = accumulate(None, right) if alone else accumulate(_copied(left), right)
     return total
-
-
-def _settled(tree: Any) -> Any:
-    """Return a tree of tensors; a contribution with parts that are not is copied."""
-    parts, _ = flatten(tree, units=(Scaled, Addend))
-    return _copied(tree) if any(isinstance(part, (Scaled, Addend)) for part in parts) else tree
 
 
 @dataclass(frozen=True)
@@ -227,9 +236,11 @@ def accumulate(total: T | None, contribution: Any) -> T:
 
     A contribution is like the total, but parts of it may be `Scaled`, and leaves an `Addend`.
     """
-    alone = total is None
-    grown: T = _copied(contribution) if alone else _combine(total, contribution, Tensor.add_)
-    return grown
+    if total is None:
+        first: T = _copied(contribution)
+        return first
+    _add_into(total, contribution, None)
+    return total
 
 
 def _copied(tree: Any, factor: float | None = None) -> Any:
@@ -250,39 +261,37 @@ def _product(factor: float | None, leaf: Tensor) -> Tensor:
     return (factor * leaf).contiguous()
 
 
-def _combine(
-    left: Any, right: Any, plus: Callable[..., Tensor], factor: float | None = None
-) -> Any:
-    """Return left + factor * right (None: as it is)."""
-    if isinstance(right, Scaled):
-        part = right.factor if factor is None else factor * right.factor
-        return _combine(left, right.tree, plus, part)
-    if isinstance(right, Addend):
-        own = left if plus is Tensor.add_ else left.clone(memory_format=torch.contiguous_format)
-        return right.add_into(own, 1 if factor is None else factor)
-    if isinstance(left, Tensor):
-        if factor is None or not right.is_floating_point():
-            return plus(left, right if factor is None else factor * right)
-        return plus(left, right, alpha=factor)
-    if isinstance(left, dict):
-        if left.keys() == right.keys():
-            return {key: _combine(left[key], right[key], plus, factor) for key in sorted(left)}
-        both = {key: _combine(left[key], right[key], plus, factor) for key in left if key in right}
-        # a later sum may be in place: what only `right` has must not alias it
-        added = {key: _copied(right[key], factor) for key in right if key not in left}
-        united = {**left, **added, **both}
-        return {key: united[key] for key in sorted(united)}
-    if isinstance(left, tuple):
-        return tuple(_combine(a, b, plus, factor) for a, b in zip(left, right, strict=True))
-    if is_dataclass(left) and not isinstance(left, type):
-        parts = {
-            name: _combine(getattr(left, name), getattr(right, name), plus, factor)
-            for name in _field_names(type(left))
-        }
-        return type(left)(**parts)
-    if left != right:
-        raise TypeError(f"static values differ in a sum: {left!r} against {right!r}")
-    return left
+def _add_into(total: Any, part: Any, factor: float | None) -> None:
+    """Add factor * part (None: as it is) in place."""
+    if type(part) is Scaled:
+        _add_into(total, part.tree, part.factor if factor is None else factor * part.factor)
+    elif isinstance(total, Tensor):
+        _add_leaf(total, part, factor)
+    elif isinstance(total, dict):
+        for key, own in part.items():
+            if key in total:
+                _add_into(total[key], own, factor)
+            else:
+                total[key] = _copied(own, factor)
+    elif isinstance(total, tuple):
+        for left, right in zip(total, part, strict=True):
+            _add_into(left, right, factor)
+    elif is_dataclass(total) and not isinstance(total, type):
+        for name in _field_names(type(total)):
+            _add_into(getattr(total, name), getattr(part, name), factor)
+    elif total != part:
+        raise TypeError(f"static values differ in a sum: {total!r} against {part!r}")
+
+
+def _add_leaf(total: Tensor, part: Tensor | Addend, factor: float | None) -> None:
+    if isinstance(part, Addend):
+        part.add_into(total, 1 if factor is None else factor)
+    elif factor is None:
+        total.add_(part)
+    elif part.is_floating_point():
+        total.add_(part, alpha=factor)
+    else:
+        total.add_(factor * part)
 
 
 def is_finite(tree: Any) -> bool:

@@ -8,7 +8,7 @@ weight 0, and a client with fewer steps than its neighbours has `active = False`
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -159,11 +159,12 @@ class Shard:
 
 
 def schedule(
-    samples: int, draw: Draw, generator: np.random.Generator | None
+    samples: int, draw: Draw, generators: Iterable[np.random.Generator]
 ) -> tuple[Index, npt.NDArray[np.bool_]]:
-    """Draw which of `samples` rows each step reads: positions and validity, both [steps, rows].
+    """Draw which of its `samples` rows each client reads, with a generator for each of them.
 
-    Steps that read all rows read them in their order: they need no generator.
+    Returns positions [clients, steps, rows] and which of them count, [steps, rows]. Steps that
+    read all rows read them in their order, whoever the client is: [1, steps, rows].
     """
     if samples == 0:
         raise DataError("a client without training rows cannot train; leave it out")
@@ -173,31 +174,29 @@ def schedule(
             f'a client has {samples} rows, fewer than the batch of {batch}: partial="drop" leaves '
             "it no batch; use a smaller batch, or pad or wrap"
         )
-    if draw.batch is None or generator is None:
-        every = np.tile(np.arange(samples), (steps, 1))
-        return every, np.ones(every.shape, np.bool_)
+    if draw.batch is None:
+        every = np.tile(np.arange(samples), (1, steps, 1))
+        return every, np.ones(every.shape[1:], np.bool_)
     if draw.partial == "wrap":
-        return _wrapped(samples, steps, batch, generator)
+        read = min(samples, steps * batch)
+        index = _orders(samples, math.ceil(steps * batch / samples), read, generators)
+        index = index.reshape(len(index), -1)[:, : steps * batch]
+        return index.reshape(len(index), steps, batch), np.ones((steps, batch), np.bool_)
     full, rest = divmod(samples, batch)
     per_epoch = full + (rest > 0 and draw.partial == "pad")
     epochs = math.ceil(steps / per_epoch) if steps else 0
-    width = per_epoch * batch
-    order = np.zeros((epochs, width), np.int64)
-    valid = np.zeros((epochs, width), np.bool_)
-    kept = min(samples, width)
-    for epoch in range(epochs):
-        order[epoch, :kept] = generator.permutation(samples)[:kept]
-    valid[:, :kept] = True
-    if kept < width:  # repeat the first row of the short batch; its weight is 0
-        order[:, kept:] = order[:, (per_epoch - 1) * batch, None]
-    return order.reshape(-1, batch)[:steps], valid.reshape(-1, batch)[:steps]
+    width = min(steps, per_epoch) * batch
+    index = _orders(samples, epochs, width, generators)
+    if samples < width:  # repeat the first row of the short batch; its weight is 0
+        first = index[..., full * batch, None]
+        index = np.concatenate([index, first.repeat(width - samples, -1)], -1)
+    valid = np.tile(np.arange(width) < samples, epochs)
+    return index.reshape(len(index), -1, batch)[:, :steps], valid.reshape(-1, batch)[:steps]
 
 
-def _wrapped(
-    samples: int, steps: int, batch: int, generator: np.random.Generator
-) -> tuple[Index, npt.NDArray[np.bool_]]:
-    epochs = math.ceil(steps * batch / samples) if steps else 0
-    orders = [generator.permutation(samples) for _ in range(epochs)]
-    stream = np.concatenate(orders) if orders else np.zeros(0, np.int64)
-    index = stream[: steps * batch].reshape(steps, batch)
-    return index, np.ones(index.shape, np.bool_)
+def _orders(
+    samples: int, epochs: int, read: int, generators: Iterable[np.random.Generator]
+) -> Index:
+    """Shuffle the rows anew for every epoch, of which so many are read: [clients, epochs, rows]."""
+    drawn = [[each.permutation(samples)[:read] for _ in range(epochs)] for each in generators]
+    return np.array(drawn, np.int64).reshape(len(drawn), epochs, min(read, samples))

@@ -51,13 +51,10 @@ def test_results_belong_to_their_clients(executor: Any) -> None:
 
 
 @pytest.mark.parametrize("executor", ["loop", "threads", "vmap"])
-def test_results_are_handed_over_as_they_come_and_not_kept(executor: Any) -> None:
+def test_results_are_handed_over_as_they_come(executor: Any) -> None:
     given = tasks(*((torch.tensor(float(i)),) for i in range(5)))
     parts: list[dict[int, Any]] = []
-    outcome = executors.run(
-        lambda x: 2 * x, given, executor, 3, lambda part: parts.append(part.results)
-    )
-    assert not outcome.results
+    executors.stream(lambda x: 2 * x, given, executor, 3, lambda job: job().results, parts.append)
     assert [i for part in parts for i in part] == [0, 1, 2, 3, 4]
     assert len(parts) == (2 if executor == "vmap" else 5)
 
@@ -127,6 +124,12 @@ def test_groups_are_derived_from_structure_shape_and_dtype() -> None:
     outcome = executors.run(lambda x: tree.leaves(x)[0] + 1, given, "vmap", 10)
     assert sorted(map(sorted, outcome.blocks)) == [[0, 2], [1], [3], [4], [5, 6], [7]]
     assert len(outcome.results) == 8
+
+
+def test_what_is_padded_is_taken_apart_in_the_order_of_trees() -> None:
+    (shard,) = shards(classifier(), (5,), Work({"train": Draw(4, steps=3)}, rows=True))
+    for part in (shard["train"], shard.rows):
+        assert tuple(tree.names(tree.structure(part))) == executors._TENSORS[type(part)]
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,15 @@ def test_laps_add_up_to_the_whole() -> None:
     assert sum(laps.seconds.values()) <= time.perf_counter() - started
 
 
+def test_time_is_shared_in_proportion() -> None:
+    laps = Laps()
+    time.sleep(0.002)
+    laps.share({"a": 3.0, "b": 1.0})
+    assert laps.seconds["a"] == pytest.approx(3 * laps.seconds["b"])
+    laps.share({"c": 0.0, "d": 0.0})
+    assert 0 < laps.seconds["c"] == laps.seconds["d"]
+
+
 def test_every_round_tells_its_seconds_by_phase(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,6 +41,15 @@ def test_a_shard_reads_training_rows_only_and_follows_its_key() -> None:
         assert not torch.equal(shards.shard(1, work, other)["a"].index, first["a"].index)
 
 
+def test_a_window_of_clients_is_drawn_as_each_of_them_alone() -> None:
+    shards, sizes = Shards(clients((6, 9, 6, 6)), classifier()), [3, 1, 0, 2]
+    long, short = (Draw(4, steps=steps) for steps in (5, 2))
+    works = [Work({"a": long, "b": short}, rows=True), Work({"a": long}), Work(), Work({"a": long})]
+    found = shards.window(sizes, works, Key(3, round=2))
+    for client, work, shard in zip(sizes, works, found, strict=True):
+        assert tree.same(shard, shards.shard(client, work, Key(3, round=2)))
+
+
 def test_all_rows_must_be_asked_for() -> None:
     shard = Shards(clients(), classifier()).shard(0, Work(), Key(0))
     with pytest.raises(ConfigError, match="rows=True"):

@@ -28,7 +28,7 @@ class Mean:
         """Return one client's summand."""
         # one tensor for all leaves of a dtype: the sum owns its memory anyway
         weights = {value.dtype: value for value in params.values()}
-        shared = {dtype: value.new_tensor(weight) for dtype, value in weights.items()}
+        shared = {dtype: value.new_full((), weight) for dtype, value in weights.items()}
         return cls(
             tree.Scaled(weight, params),
             {name: shared[value.dtype] for name, value in params.items()},

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,40 +25,56 @@ from parsifl.engine.threads import hand_over
 from parsifl.solvers.fused import fused_steps
 from parsifl.work import Batches, Rows
 
+T = TypeVar("T")
 Executor = Literal["loop", "threads", "vmap", "fused"]
-_PADDED = (Batches, Rows)
+_TENSORS: dict[type, tuple[str, ...]] = {
+    Batches: ("x", "y", "index", "weight", "active", "key"),
+    Rows: ("x", "y", "weight"),
+}
+"""What is padded, and its tensors in the order of `tree.flatten`."""
+_PADDED = tuple(_TENSORS)
+_POOLED = ("x", "y")
 _functorch: Any = torch._C._functorch
 _load_rules: Any = vmap.lazy_load_decompositions  # type: ignore[attr-defined]  # not declared
 
 
 def run(
+    function: Callable[..., Any], tasks: Sequence[Task], executor: Executor, block: int
+) -> Outcome:
+    """Apply `function(*task.arguments)` to every task; a client that raises is named, not fatal."""
+    outcome = Outcome()
+    stream(function, tasks, executor, block, lambda job: job(), outcome.add)
+    return outcome
+
+
+def stream(
     function: Callable[..., Any],
     tasks: Sequence[Task],
     executor: Executor,
     block: int,
-    take: Callable[[Outcome], None] | None = None,
-) -> Outcome:
-    """Apply `function(*task.arguments)` to every task; a client that raises is named, not fatal.
+    complete: Callable[[Callable[[], Outcome]], T],
+    take: Callable[[T], None],
+) -> None:
+    """Do as `run` does, batch by batch, without keeping what came of them.
 
     Batches hold at most `block` clients and run in several threads, as single clients do under
     "threads". What is in a batch does not depend on the number of threads; nor does any bit of the
     results, if there are two batches or clients to share.
 
-    What came of a batch or client is given to `take`, one after the other in an order that does
-    not depend on the machine either, and is not kept; without `take` everything is returned.
+    `complete` is given the job of a batch or client in the thread that is to do it; what it
+    returns is given to `take`, one after the other in an order that does not depend on the machine
+    either.
     """
-    outcome = Outcome()
-    take = take or outcome.add
     if executor == "loop":
         for task in tasks:
-            take(_run_client(function, task))
-    elif executor == "threads":
-        hand_over([partial(_run_client, function, task) for task in tasks], take)
+            take(complete(partial(_run_client, function, task)))
+        return
+    if executor == "threads":
+        jobs = [partial(_run_client, function, task) for task in tasks]
     else:
         scope = nullcontext if executor == "vmap" else fused_steps
-        blocks = _blocks(tasks, block)
-        hand_over([partial(_run_block, function, members, scope) for members in blocks], take)
-    return outcome
+        jobs = [partial(_run_block, function, part, scope) for part in _blocks(tasks, block)]
+    hand_over([partial(complete, job) for job in jobs], take)
 
 
 def _run_client(function: Callable[..., Any], task: Task) -> Outcome:
@@ -196,22 +212,33 @@ def _stacked_arguments(
     members: Sequence[_Flat],
 ) -> tuple[list[tuple[Tensor, bool]], tree.Structure]:
     """Stack the leaves of all members; a leaf that is the same object for all is not copied."""
-    padded = [_pad_column(column) for column in zip(*(m.leaves for m in members), strict=True)]
     columns: list[tuple[Tensor, bool]] = []
-    for column in padded:
-        single = isinstance(column[0], Tensor)
-        for leaves in [column] if single else zip(*map(tree.leaves, column), strict=True):
-            shared = all(leaf is leaves[0] for leaf in leaves)
-            columns.append((leaves[0], False) if shared else (torch.stack(tuple(leaves)), True))
-    whole = tree.unflatten([column[0] for column in padded], members[0].structure)
-    return columns, tree.structure(whole)
+    first: list[Any] = []
+    for column in zip(*(member.leaves for member in members), strict=True):
+        padded = _pad_column(column)
+        first.append(padded[0])
+        names = _TENSORS.get(type(padded[0]))
+        if names is None:
+            columns.append(_stacked(padded))
+            continue
+        for name in names:  # weights that happen to be one object are still each client's own
+            own = [getattr(leaf, name) for leaf in padded]
+            columns.append(_stacked(own) if name in _POOLED else (torch.stack(own), True))
+    return columns, tree.structure(tree.unflatten(first, members[0].structure))
 
 
-def _pad_column(column: tuple[Any, ...]) -> Sequence[Any]:
+def _stacked(leaves: Sequence[Tensor]) -> tuple[Tensor, bool]:
+    shared = all(leaf is leaves[0] for leaf in leaves)
+    return (leaves[0], False) if shared else (torch.stack(tuple(leaves)), True)
+
+
+def _pad_column(column: Sequence[Any]) -> Sequence[Any]:
     if isinstance(column[0], Batches):
-        steps = max(batches.index.shape[0] for batches in column)
-        width = max(batches.index.shape[1] for batches in column)
-        ragged = any(len(batches) < steps for batches in column)
+        shapes = {batches.index.shape for batches in column}
+        if len(shapes) == 1 and not any(batches.ragged for batches in column):
+            return column
+        steps, width = (max(sizes) for sizes in zip(*shapes, strict=True))
+        ragged = any(shape[0] < steps for shape in shapes)
         return [_pad_batches(batches, steps, width, ragged) for batches in column]
     if isinstance(column[0], Rows):
         length = max(len(rows.y) for rows in column)

@@ -55,6 +55,7 @@ class FlopCounter:
     def __init__(self, method: AnyMethod, problem: Problem) -> None:
         self._method, self._problem = method, problem
         self._known: dict[Any, _Measured | None] = {}
+        self._last: tuple[Any, Any] = (None, _form(None))  # what was sent, which many share
 
     def count(self, down: Any, client: Any, shard: Shard) -> Cost | None:
         """Return the operations of one round of local work."""
@@ -65,10 +66,11 @@ class FlopCounter:
         return None if measured is None else measured.cost(shard)
 
     def _mark(self, down: Any, client: Any, shard: Shard) -> Any:
-        leaves, structure = tree.flatten((down, client))
-        draws = tuple((n, b.index.shape[1], len(b) > 0) for n, b in sorted(shard.draws.items()))
+        if down is not self._last[0]:
+            self._last = (down, _form(down))
+        draws = [(name, b.index.shape[1], len(b) > 0) for name, b in sorted(shard.draws.items())]
         rows = None if shard.rows is None else len(shard.rows.y)
-        return structure, tuple(leaf.shape for leaf in leaves), draws, rows
+        return self._last[1], _form(client), tuple(draws), rows
 
     def _measure(self, down: Any, client: Any, shard: Shard) -> _Measured | None:
         if not _has_tensors_only((down, client, shard)):
@@ -128,16 +130,28 @@ class _Measured:
             for name, one in steps.items()
         }
         self._trained = trained
+        self._costs: dict[tuple[int, ...], Cost] = {}
 
     def cost(self, shard: Shard) -> Cost:
         """Return the operations for a shard with its numbers of steps."""
+        steps = tuple([len(shard.draws[name]) for name in self._steps])
+        if steps not in self._costs:
+            self._costs[steps] = self._cost(steps)
+        return self._costs[steps]
+
+    def _cost(self, steps: tuple[int, ...]) -> Cost:
         total = dict(self._base)
-        for name, each in self._steps.items():
+        for count, each in zip(steps, self._steps.values(), strict=True):
             for part, operations in each.items():
-                total[part] += len(shard.draws[name]) * operations
+                total[part] += count * operations
         idle = not sum(total.values())
         trainable = self._trained if self._trained or idle else None
         return Cost(total["forward"], total["backward"], trainable)
+
+
+def _form(value: Any) -> Any:
+    leaves, structure = tree.flatten(value)
+    return structure, tuple([leaf.shape for leaf in leaves])
 
 
 def _cut(batches: Batches, steps: int) -> Batches:

@@ -61,8 +61,8 @@ class Arrival:
         Their lengths on the wire.
     uploads
         Whether the client was asked for an upload; the others only train.
-    content
-        What is in the upload, where that is known already.
+    content, content_down
+        What is in the upload and in the downlink, where that is known already.
     """
 
     client: int
@@ -74,6 +74,7 @@ class Arrival:
     flops: int | None
     uploads: bool = True
     content: Content | None = None
+    content_down: Content | None = None
 
 
 class Gathered:
@@ -107,7 +108,7 @@ class Gathered:
         self.ledger.trained += 1
         self.ledger.bytes_down += arrival.bytes_down
         if arrival.down is not None:
-            down = self._content_down(arrival.down)
+            down = arrival.content_down or self._content_down(arrival.down)
             self.ledger.dense_down += down.dense
             self.ledger.entropy_down += math.ceil(down.entropy)
             self.ledger.parameters_down += down.values
@@ -187,12 +188,12 @@ def first_not_finite(result: Local[Any, Any]) -> str:
     """Name the first leaf of a result that holds NaN or infinity; empty if there is none."""
     for what, part in (("upload", result.upload), ("state", result.client), ("info", result.info)):
         leaves, structure = tree.flatten(part)
-        for name, leaf in zip(tree.names(structure), leaves, strict=True):
+        for place, leaf in enumerate(leaves):
             if isinstance(leaf, Tensor) and leaf.is_floating_point() and not _finite(leaf):
-                return f"{what} {name}"
+                return f"{what} {tree.names(structure)[place]}"
     return ""
 
 
 def _finite(leaf: Tensor) -> bool:
     # a finite sum proves finite terms in one pass; only an overflow needs the slow look
-    return bool(torch.isfinite(leaf.sum())) or bool(torch.isfinite(leaf).all())
+    return math.isfinite(leaf.sum()) or bool(torch.isfinite(leaf).all())

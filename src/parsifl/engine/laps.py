@@ -23,8 +23,18 @@ class Laps:
 
     def lap(self, phase: str) -> None:
         """Book the time since the last lap."""
+        self.share({phase: 1.0})
+
+    def share(self, parts: Mapping[str, float]) -> None:
+        """Book the time since the last lap on several phases, in the given proportions.
+
+        Jobs that run side by side spend more seconds than pass: they tell what on, not how many.
+        """
         now = time.perf_counter()
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._last
+        passed, whole = now - self._last, sum(parts.values())
+        for phase, part in parts.items():
+            share = passed * part / whole if whole else passed / len(parts)
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + share
         self._last = now
 
 

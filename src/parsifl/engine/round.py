@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -50,7 +51,18 @@ class Setting:
 class _Prepared:
     task: Task
     bytes_down: int
+    content_down: Content
     flops: int | None
+
+
+@dataclass(frozen=True)
+class _Done:
+    """What came of a job: results, who is left out and why, and what everybody sends."""
+
+    outcome: Outcome
+    failures: dict[int, str]
+    sent: dict[int, tuple[Any, int, Content]]
+    seconds: dict[str, float]
 
 
 def run_round(setting: Setting, server: Any, cohort: Sequence[int], key: Key) -> tuple[Any, Ledger]:
@@ -66,7 +78,7 @@ def run_round(setting: Setting, server: Any, cohort: Sequence[int], key: Key) ->
     uploading = set(cohort)
     laps = Laps()
     for at in range(0, len(training), setting.window):
-        prepared = list(_prepare(setting, server, training[at : at + setting.window], key, laps))
+        prepared = _prepare(setting, server, training[at : at + setting.window], key, laps)
         _run_window(setting, prepared, uploading, gathered, laps)
     server = gathered.aggregate(server, key.at(purpose="aggregate"))
     laps.lap("aggregate")
@@ -97,16 +109,21 @@ def _run_window(
     local = local_work(setting.method, setting.problem)
     items = {item.task.client: item for item in prepared}
 
-    def book(outcome: Outcome) -> None:
-        laps.lap("local")
-        gathered.ledger.fallbacks += outcome.fallbacks
+    def book(done: _Done) -> None:
+        laps.share(done.seconds)
+        gathered.ledger.fallbacks += done.outcome.fallbacks
         with one_core():  # to wake another thread takes longer than to add up a small model
-            for client in sorted({*outcome.results, *outcome.failures}):
-                _book(setting, items[client], outcome, client in uploading, gathered, laps)
+            _book(items, done, uploading, gathered)
+        laps.lap("aggregate")
+        for client, result in done.outcome.results.items():
+            if client in done.sent:
+                setting.store.save(client, result.client)
+        laps.lap("state")
 
     before = torch.get_rng_state()
     tasks = [item.task for item in prepared]
-    executors.run(local, tasks, setting.executor, setting.block, book)
+    complete = partial(_complete, setting, uploading)
+    executors.stream(local, tasks, setting.executor, setting.block, complete, book)
     if not torch.equal(before, torch.get_rng_state()):
         torch.set_rng_state(before)
         raise CapabilityError(
@@ -117,67 +134,84 @@ def _run_window(
     laps.lap("local")
 
 
+def _complete(setting: Setting, uploading: set[int], job: Callable[[], Outcome]) -> _Done:
+    """Do a job, and what follows from its results alone: several threads may be at it."""
+    laps = Laps()
+    outcome = job()
+    laps.lap("local")
+    with one_core():
+        failures = outcome.failures | {
+            client: f"{bad} is not finite"
+            for client, result in outcome.results.items()
+            if client not in outcome.finite and (bad := first_not_finite(result))
+        }
+        laps.lap("check")
+        sent = {
+            client: _transmit(result.upload if client in uploading else None, setting.precision)
+            # backwards: who is added up first is then still in the cache
+            for client, result in reversed(outcome.results.items())
+            if client not in failures
+        }
+        laps.lap("encode")
+    return _Done(outcome, failures, sent, laps.seconds)
+
+
 def _book(
-    setting: Setting,
-    item: _Prepared,
-    outcome: Outcome,
-    uploads: bool,
+    items: Mapping[int, _Prepared],
+    done: _Done,
+    uploading: set[int],
     gathered: Gathered,
-    laps: Laps,
 ) -> None:
-    client = item.task.client
-    reason = outcome.failures.get(client)
-    if reason is None and client not in outcome.finite:
-        bad = first_not_finite(outcome.results[client])
-        reason = f"{bad} is not finite" if bad else None
-    if reason is not None:
-        gathered.drop(client, item.bytes_down, reason)
-        return
-    result = outcome.results[client]
-    laps.lap("check")
-    arrival = _arrival(setting, item, result, uploads)
-    laps.lap("encode")
-    gathered.receive(arrival)
-    laps.lap("aggregate")
-    setting.store.save(client, result.client)
-    laps.lap("state")
-
-
-def _arrival(setting: Setting, item: _Prepared, result: Local[Any, Any], uploads: bool) -> Arrival:
-    message = result.upload if uploads else None
-    upload, size, content = _transmit(message, setting.precision)
-    return Arrival(
-        client=item.task.client,
-        down=item.task.arguments[0],
-        upload=upload,
-        info=result.info,
-        bytes_down=item.bytes_down,
-        bytes_up=size,
-        flops=item.flops,
-        uploads=uploads,
-        content=content,
-    )
+    for client in sorted({*done.sent, *done.failures}):
+        item = items[client]
+        if client in done.failures:
+            gathered.drop(client, item.bytes_down, done.failures[client])
+            continue
+        upload, size, content = done.sent[client]
+        gathered.receive(
+            Arrival(
+                client=client,
+                down=item.task.arguments[0],
+                upload=upload,
+                info=done.outcome.results[client].info,
+                bytes_down=item.bytes_down,
+                bytes_up=size,
+                flops=item.flops,
+                uploads=client in uploading,
+                content=content,
+                content_down=item.content_down,
+            )
+        )
 
 
 def _prepare(
     setting: Setting, server: Any, ids: Sequence[int], key: Key, laps: Laps
-) -> Iterator[_Prepared]:
+) -> list[_Prepared]:
     method, problem = setting.method, setting.problem
-    known: dict[int, tuple[Any, Any, int]] = {}  # a message shared by many is measured once
-    for client in ids:
-        info = setting.infos[client]
-        sent = method.broadcast(problem, server, info, key.at(client=client, purpose="broadcast"))
+    infos = [setting.infos[client] for client in ids]
+    works = [method.work(info, key.round) for info in infos]
+    shards = setting.shards.window(ids, works, key)
+    laps.lap("draw")
+    known: dict[int, tuple[Any, Any, int, Content]] = {}  # a message to many is measured once
+    downs = []
+    for info in infos:
+        here = key.at(client=info.id, purpose="broadcast")
+        sent = method.broadcast(problem, server, info, here)
         if id(sent) not in known:
-            known[id(sent)] = (sent, *_transmit(sent, setting.precision)[:2])
-        _, down, size = known[id(sent)]
-        laps.lap("encode")
-        state = setting.store.load(client, first_state(method, problem, info, down, key))
-        laps.lap("state")
-        shard = setting.shards.shard(client, method.work(info, key.round), key)
-        laps.lap("draw")
-        flops = setting.flops.count(down, state, shard)
-        laps.lap("count")
-        yield _Prepared(Task(client, (down, state, shard)), size, flops)
+            known[id(sent)] = (sent, *_transmit(sent, setting.precision))
+        downs.append(known[id(sent)][1:])
+    laps.lap("encode")
+    states = [
+        setting.store.load(info.id, first_state(method, problem, info, down, key))
+        for info, (down, _, _) in zip(infos, downs, strict=True)
+    ]
+    laps.lap("state")
+    prepared = []
+    for client, (down, size, content), *own in zip(ids, downs, states, shards, strict=True):
+        flops = setting.flops.count(down, *own)
+        prepared.append(_Prepared(Task(client, (down, *own)), size, content, flops))
+    laps.lap("count")
+    return prepared
 
 
 def first_state(

@@ -14,7 +14,7 @@ from parsifl.errors import CapabilityError, DataError
 from parsifl.keys import Key
 from parsifl.problem import Problem
 from parsifl.problems.design import as_design
-from parsifl.work import Batches, Draw, Rows, Shard, Work, schedule
+from parsifl.work import Batches, Draw, Index, Rows, Shard, Work, schedule
 
 
 class Infos(Sequence[ClientInfo]):
@@ -54,43 +54,65 @@ class Shards:
 
     def shard(self, client: int, work: Work, key: Key) -> Shard:
         """Draw what `work` asks for from the client's training rows."""
-        rows = self._data.train[client]
-        if work.draws and not len(rows):
-            raise DataError(f"client {client} has no training rows to draw from; leave it out")
-        here = key.at(client=client)
-        draws = {name: self._batches(rows, name, draw, here) for name, draw in work.draws.items()}
-        everything = self.rows(rows) if work.rows else None
-        return Shard(draws, everything, here.at(purpose="local").tensor(), key.round)
+        return self.window([client], [work], key)[0]
 
-    def rows(self, rows: np.ndarray[Any, np.dtype[np.int64]]) -> Rows:
+    def window(self, clients: Sequence[int], works: Sequence[Work], key: Key) -> list[Shard]:
+        """Draw the shards of many clients; those with equally many rows are drawn together."""
+        alike: dict[tuple[str, Draw, int], list[int]] = {}
+        owned = [self._data.train[client] for client in clients]
+        for place, (rows, work) in enumerate(zip(owned, works, strict=True)):
+            if work.draws and not len(rows):
+                raise DataError(
+                    f"client {clients[place]} has no training rows to draw from; leave it out"
+                )
+            for name, draw in work.draws.items():
+                alike.setdefault((name, draw, len(rows)), []).append(place)
+        draws: list[dict[str, Batches]] = [{} for _ in clients]
+        for (name, draw, _), places in alike.items():
+            drawn = key.at(purpose=f"batches/{name}")
+            members = [clients[place] for place in places]
+            found = self._batches([owned[place] for place in places], draw, members, drawn)
+            for place, batches in zip(places, found, strict=True):
+                draws[place][name] = batches
+        own_keys = key.at(purpose="local").tensors(clients)
+        return [
+            Shard(own, self.rows(rows) if work.rows else None, own_key, key.round)
+            for own, rows, work, own_key in zip(draws, owned, works, own_keys, strict=True)
+        ]
+
+    def rows(self, rows: Index) -> Rows:
         """Gather rows by their numbers, each of weight 1."""
         index = torch.from_numpy(np.ascontiguousarray(rows))
         weight = torch.ones(len(rows), dtype=self._dtype)
         return Rows(self._x[index], self._y[index], weight)
 
-    def _batches(self, rows: Any, name: str, draw: Draw, key: Key) -> Batches:
-        if (
-            self._problem.rows_interact
-            and draw.partial == "pad"
-            and len(rows) % draw.rows(len(rows))
-        ):
+    def _batches(
+        self, rows: Sequence[Index], draw: Draw, clients: Sequence[int], key: Key
+    ) -> Iterator[Batches]:
+        """Draw for clients with equally many rows."""
+        samples = len(rows[0])
+        padded = draw.partial == "pad" and samples % draw.rows(samples)
+        if self._problem.rows_interact and padded:
             raise CapabilityError(
                 "this model normalises over the batch, so a padded batch would not be exact: set "
                 "partial to 'wrap' or 'drop', or adapt the model with GroupNorm"
             )
-        drawn = key.at(purpose=f"batches/{name}")
-        generator = None if draw.batch is None else drawn.numpy()  # all rows come in their order
-        positions, valid = schedule(len(rows), draw, generator)
-        return Batches(
-            x=self._x,
-            y=self._y,
-            index=torch.from_numpy(rows[positions]),
-            weight=torch.from_numpy(valid).to(self._dtype),
-            active=torch.ones(len(positions), dtype=torch.bool),
-            key=drawn.tensor(),
-            augment=self._data.augment,
-            fixed=self._problem.rows_interact,
-        )
+        positions, valid = schedule(samples, draw, key.generators(clients))
+        read = np.broadcast_to(positions, (len(clients), *positions.shape[1:]))
+        index = torch.from_numpy(np.array([own[at] for own, at in zip(rows, read, strict=True)]))
+        weight = torch.from_numpy(valid).to(self._dtype)
+        active = torch.ones(len(weight), dtype=torch.bool)
+        for own, own_key in zip(index.unbind(), key.tensors(clients), strict=True):
+            yield Batches(
+                x=self._x,
+                y=self._y,
+                index=own,
+                weight=weight,
+                active=active,
+                key=own_key,
+                augment=self._data.augment,
+                fixed=self._problem.rows_interact,
+            )
 
 
 def _cast(values: Any, dtype: torch.dtype) -> Any:

@@ -91,7 +91,8 @@ class Setting:
         rows = np.array(self.train[client])
         steps = self.profiles[client].get("steps", self.settings["steps"])
         key = Key(self.seed, round, client, f"batches/{name}")
-        index, valid = schedule(len(rows), Draw(self.settings["batch"], steps=steps), key.numpy())
+        draw = Draw(self.settings["batch"], steps=steps)
+        (index,), valid = schedule(len(rows), draw, [key.numpy()])
         return [rows[i[v]].tolist() for i, v in zip(index, valid, strict=True)]
 
 
