@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
@@ -115,6 +116,21 @@ class Selection:
     rows: Tensor
     weight: Tensor
 
+    @cached_property
+    def targets(self) -> Tensor:
+        """The targets of the rows."""
+        return self.y[self.rows]
+
+    @cached_property
+    def share(self) -> Tensor:
+        """The weights as fractions of a client's sum."""
+        return self.weight / self.weight.sum(-1, keepdim=True).clamp(min=1)
+
+    @cached_property
+    def count(self) -> Tensor:
+        """How many rows each client has."""
+        return (self.weight > 0).sum(-1)
+
 
 @dataclass(frozen=True)
 class Restricted:
@@ -137,6 +153,8 @@ class Restricted:
         The function l and its derivatives in u, row by row.
     scale
         The constant curvature of a quadratic loss; None if it is not quadratic.
+    u
+        The predictor at `start`; None if it is not known.
     """
 
     columns: Tensor
@@ -149,6 +167,7 @@ class Restricted:
     slope: Callable[[Tensor, Tensor], Tensor]
     curvature: Callable[[Tensor], Tensor]
     scale: float | None
+    u: Tensor | None = None
 
 
 @runtime_checkable
@@ -179,14 +198,26 @@ class SupportSolvable(Selective, Protocol):
         """The inner products [d, d] of the atoms; None: coordinates, which are orthonormal."""
         ...
 
-    def gradients(self, coefficients: Tensor, data: Selection) -> Tensor:
-        """Return the gradients of the mean losses over the selected rows."""
+    def predictions(self, coefficients: Tensor, data: Selection) -> Tensor:
+        """Return the linear predictor u of the selected rows: [clients, n(, classes)]."""
+        ...
+
+    def gradients(self, coefficients: Tensor, data: Selection, u: Tensor) -> Tensor:
+        """Return the gradients of the mean losses over the selected rows, where u is known."""
         ...
 
     def restrict(
-        self, coefficients: Tensor, data: Selection, index: Tensor, valid: Tensor
+        self,
+        coefficients: Tensor,
+        data: Selection,
+        index: Tensor,
+        valid: Tensor,
+        u: Tensor | None = None,
     ) -> Restricted:
-        """Return the losses on the supports `index` where `valid`, both [.., k]."""
+        """Return the losses on the supports `index` where `valid`, both [.., k].
+
+        The predictor u may be given if the supports hold all coefficients that are not zero.
+        """
         ...
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -15,8 +16,12 @@ from parsifl.algorithms.fedgradmp import FedGradMP
 from parsifl.algorithms.inexactfedgradmp import InexactFedGradMP
 from parsifl.atoms import dictionary
 from parsifl.data.clients import ClientData
+from parsifl.engine import executors
+from parsifl.engine.shards import Infos, Shards
 from parsifl.engine.simulate import simulate
+from parsifl.engine.tasks import Task
 from parsifl.errors import CapabilityError
+from parsifl.keys import Key
 from parsifl.problems.glm import GLM
 from parsifl.problems.neural import NeuralProblem
 
@@ -93,6 +98,24 @@ def test_the_paper_s_recovery_reaches_machine_precision() -> None:
         FedGradMP(tau=5, batch=20), sparse.data(made), 4, problem=GLM(200, "squared-half")
     )
     assert np.linalg.norm(found.numpy() - truth) < 1e-14
+
+
+@pytest.mark.parametrize("scope", ["row", "all"])
+def test_a_client_alone_has_the_bits_that_it_has_in_a_block(scope: Any) -> None:
+    draw = np.random.default_rng(1)
+    truth = np.where(np.arange(80) < 5, 3.0, 0.0)
+    made = [draw.standard_normal((40, 80)) for _ in range(7)]
+    pooled = ClientData.of([(z, z @ truth + draw.standard_normal(40)) for z in made], test=0.0)
+    method, problem = FedGradMP(tau=5, steps=3, batch=15, scope=scope), GLM(80, "squared-half")
+    tasks = [
+        Task(i.id, ({"coef": torch.from_numpy(truth)}, None, shard))
+        for i in Infos(pooled)
+        for shard in [Shards(pooled, problem).shard(i.id, method.work(i, 0), Key(0))]
+    ]
+    whole = executors.run(partial(method.local, problem), tasks, "vmap", 64).results
+    alone = executors.run(partial(method.local, problem), tasks, "loop", 1).results
+    for client, found in alone.items():
+        assert torch.equal(found.upload["coef"], whole[client].upload["coef"])
 
 
 def test_nearly_exact_inner_solvers_give_the_exact_method() -> None:

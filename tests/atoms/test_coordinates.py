@@ -38,10 +38,13 @@ def test_the_fast_selection_treats_nan_like_the_other() -> None:
     assert torch.equal(largest_now(values, 2), largest(values, 2))
 
 
-@given(st.lists(st.lists(st.booleans(), min_size=4, max_size=4), min_size=1, max_size=4))
-def test_places_list_the_marks(marks: list[list[bool]]) -> None:
-    index, valid = places(torch.tensor(marks))
-    assert index.shape[1] == max(sum(row) for row in marks)
+@given(
+    st.lists(st.lists(st.booleans(), min_size=4, max_size=4), min_size=1, max_size=4),
+    st.integers(0, 4),
+)
+def test_places_list_the_marks(marks: list[list[bool]], least: int) -> None:
+    index, valid = places(torch.tensor(marks), least)
+    assert index.shape[1] == max(least, *(sum(row) for row in marks))
     for row, found, used in zip(marks, index, valid, strict=True):
         assert found[used].tolist() == [i for i, mark in enumerate(row) if mark]
         assert not found[~used].any()

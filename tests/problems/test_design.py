@@ -66,6 +66,13 @@ def test_columns_of_a_block_of_clients(x: design.Design, numbers: list[list[int]
     np.testing.assert_allclose(found, expected)
 
 
+def test_columns_of_a_design_that_is_a_part_of_the_columns_of_a_larger_one() -> None:
+    rows, index = np.array([[0, 2, 4], [6, 1, 1]]), np.array([[1, 3], [0, 2]])
+    found = design.columns(torch.from_numpy(MATRIX)[:, 1:], *map(torch.from_numpy, (rows, index)))
+    expected = [MATRIX[:, 1:][np.ix_(rows[i], index[i])] for i in range(2)]
+    np.testing.assert_array_equal(found, expected)
+
+
 @pytest.mark.parametrize("support", [0, 1, 5])
 def test_products_through_the_support_equal_full_products(x: design.Design, support: int) -> None:
     rows = torch.tensor([[0, 2, 4], [6, 1, 1]])

@@ -69,7 +69,8 @@ def test_gradients_in_closed_form_are_those_of_the_loss(name: str, form: str) ->
     ]
     rows = torch.tensor([block[0] for block in blocks])
     weight = torch.tensor([block[1] for block in blocks]).double()
-    found = problem.gradients(torch.stack([coef, coef]), Selection(x, y, rows, weight))
+    both, data = torch.stack([coef, coef]), Selection(x, y, rows, weight)
+    found = problem.gradients(both, data, problem.predictions(both, data))
     torch.testing.assert_close(found, torch.stack(expected), rtol=1e-12, atol=1e-12)
     active, key = torch.ones(2, dtype=torch.bool), torch.tensor(0)
     steps = problem.compact(Batches(x, y, rows, weight, active, key), coef)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -49,6 +51,25 @@ def test_ill_conditioned_columns_are_solved_as_well_as_by_svd() -> None:
     residual = (columns @ found[..., None])[..., 0] - targets
     assert float(residual.abs().max()) < 1e-13
     np.testing.assert_allclose(found[1], truth[1], atol=1e-13)
+
+
+def test_nearly_parallel_columns_are_refined() -> None:
+    columns, truth = _random(3, 60, 8), _random(3, 8, seed=2)
+    for client, gap in enumerate((1e-3, 1e-2, 1.0)):
+        columns[client, :, 7] = columns[client, :, 6] + gap * columns[client, :, 7]
+    targets = (columns @ truth[..., None])[..., 0]
+    found = least_squares(_part(columns, targets, torch.zeros(3, 8).double()))
+    residual = (columns @ found[..., None])[..., 0] - targets
+    assert float(residual.abs().max()) < 1e-14
+    np.testing.assert_allclose(found, truth, atol=2e-11)
+
+
+def test_a_known_predictor_is_not_computed_again() -> None:
+    columns, targets, start = _random(2, 20, 6), _random(2, 20, seed=1), _random(2, 6, seed=2)
+    part = _part(columns, targets, start)
+    u = (columns @ start[..., None])[..., 0]
+    known = least_squares(replace(part, u=u))
+    torch.testing.assert_close(known, least_squares(part), rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.parametrize("rows", [4, 30])

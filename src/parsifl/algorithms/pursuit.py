@@ -19,6 +19,7 @@ from parsifl.config import Count, Size
 from parsifl.keys import Key
 from parsifl.problem import Params, Restricted, Selection, SupportSolvable
 from parsifl.solvers.eager import eager
+from parsifl.solvers.support import predictor
 from parsifl.work import Batches, Draw, Shard, Work
 
 
@@ -70,19 +71,16 @@ class Pursuit(Sparsity, WeightedMean[SupportSolvable]):
         batches, full = shard["select"], shard["all"]
         if current.is_meta:
             return Local(None, {problem.name: self._template(current, batches, full)})
-        found = eager(
+        found, short = eager(
             partial(self._pursue, problem, batches.x, batches.y),
             current,
             batches.index,
             batches.weight,
             batches.active,
-            full.index[0],
-            full.weight[0],
+            full.index,
+            full.weight,
             shard.key,
         )
-        # fewer rows than 3 tau unknowns: the record says how many clients are in that position
-        needed = min(3 * self.count(current.shape[-1]), current.shape[-1])
-        short = ((full.weight[0] > 0).sum() < needed).to(current.dtype)
         return Local(None, {problem.name: found}, {"underdetermined": short})
 
     def _template(self, current: Tensor, batches: Batches, full: Batches) -> Tensor:
@@ -103,40 +101,59 @@ class Pursuit(Sparsity, WeightedMean[SupportSolvable]):
         y: Tensor,
         current: Tensor,
         *work: Tensor,
-    ) -> Tensor:
-        """Iterate for a block of clients; the support of what was received starts Lambda."""
+    ) -> tuple[Tensor, Tensor]:
+        """Iterate for a block of clients; the support of what was received starts Lambda.
+
+        Also tell who has fewer rows than 3 tau unknowns.
+        """
         index, weight, active, rows, row_weight, key = work
-        everything = Selection(x, y, rows, row_weight)
-        for step in range(index.shape[1]):
-            batch = Selection(x, y, index[:, step], weight[:, step])
+        everything = Selection(x, y, rows[:, 0], row_weight[:, 0])
+        needed = min(3 * self.count(current.shape[-1]), current.shape[-1])
+        short = (everything.count < needed).to(current.dtype)
+        if not index.shape[1]:
+            return current.clone(), short
+        where = _places_of(index, everything.rows)
+        u = problem.predictions(current, everything)
+        for step, length in enumerate(_lengths(weight)):
+            drawn, share, at = (part[:, step, :length] for part in (index, weight, where))
+            batch = Selection(x, y, drawn, share)
+            slope = problem.gradients(current, batch, _picked(u, at))
             seed = key if step == 0 else key ^ step
-            moved = self._iterate(problem, current, batch, everything, seed)
+            moved = self._iterate(problem, current, slope, u, everything, seed)
             going = active[:, step]
-            if not bool(going.all()):
-                moved = torch.where(going.reshape(-1, *(1,) * (moved.ndim - 1)), moved, current)
-            current = moved
-        return current.clone() if not index.shape[1] else current
+            if bool(going.all()):
+                current, u = moved
+            else:
+                current, u = _where(going, moved[0], current), _where(going, moved[1], u)
+        return current, short
 
     def _iterate(
         self,
         problem: SupportSolvable,
         current: Tensor,
-        batch: Selection,
+        slope: Tensor,
+        u: Tensor,
         everything: Selection,
         key: Tensor,
-    ) -> Tensor:
-        slope = problem.gradients(current, batch)
+    ) -> tuple[Tensor, Tensor]:
+        """Return the next iterate, and its predictions for all rows."""
         always = problem.kept.get(problem.name, ())
         merged = self.mask(slope, always, lead=1, multiple=2, select=largest_now)
-        index, valid = places(merged.logical_or_(nonzero_now(current)))
-        part = problem.restrict(current, everything, index, valid)
+        # as many places for everybody, so that no client depends on the others of its block
+        width, by_row = current.shape[-1], self._by_row(current)
+        room = min(self.count(width, 3) + len(always), width) if by_row else 0
+        index, valid = places(merged.logical_or_(nonzero_now(current)), room)
+        part = problem.restrict(current, everything, index, valid, u)
         found = self.solve(part, key) * valid
-        short = problem.gram is None and not always and self._by_row(current)
+        short = problem.gram is None and not always and by_row
         if short:  # only merged coefficients can survive: choose among them
-            found = torch.where(largest_now(found, self.count(current.shape[-1])), found, 0.0)
+            found = torch.where(largest_now(found, self.count(width)), found, 0.0)
         # unused places point at coefficient 0, whose own value must survive: add, do not set
         full = torch.zeros_like(current).scatter_add_(-1, index, found)
-        return self.bound(full if short else self.pruned(problem, full, lead=1), lead=1)
+        moved = self.bound(full if short else self.pruned(problem, full, lead=1), lead=1)
+        if problem.gram is None:  # its support is within the merged one, whose columns are at hand
+            return moved, predictor(part, moved.gather(-1, index) * valid)
+        return moved, problem.predictions(moved, everything)
 
     def _by_row(self, current: Tensor) -> bool:
         """Tell whether every row (client, class) keeps its own `tau` single coefficients."""
@@ -156,3 +173,25 @@ class Pursuit(Sparsity, WeightedMean[SupportSolvable]):
         """Prune the mean to tau atoms."""
         mean = total.value()[problem.name]
         return {problem.name: self.bound(self.pruned(problem, mean))}
+
+
+def _places_of(index: Tensor, rows: Tensor) -> Tensor:
+    """Return where each row number of [clients, steps, b] is among those of its client."""
+    ordered, order = rows.sort(1)
+    return order.gather(1, torch.searchsorted(ordered, index.flatten(1))).reshape(index.shape)
+
+
+def _lengths(weight: Tensor) -> list[int]:
+    """Return how many places of [clients, steps, b] come before the padding, step by step."""
+    numbers = torch.arange(1, weight.shape[2] + 1)
+    lengths: list[int] = (numbers * (weight != 0).any(0)).amax(1).clamp(min=1).tolist()
+    return lengths
+
+
+def _picked(u: Tensor, where: Tensor) -> Tensor:
+    """Return the predictions [clients, b(, classes)] of some rows."""
+    return u.gather(1, where if u.ndim == 2 else where[..., None].expand(-1, -1, u.shape[-1]))
+
+
+def _where(going: Tensor, moved: Tensor, kept: Tensor) -> Tensor:
+    return torch.where(going.reshape(-1, *(1,) * (moved.ndim - 1)), moved, kept)

@@ -46,22 +46,24 @@ def largest_now(values: Tensor, count: int) -> Tensor:
     return torch.from_numpy(mask)
 
 
-def places(mask: Tensor) -> tuple[Tensor, Tensor]:
+def places(mask: Tensor, least: int = 0) -> tuple[Tensor, Tensor]:
     """Return the positions of the marks of each row, ascending, and which places are used.
 
-    There are as many places as the fullest row has marks; unused ones hold position 0. Not for
-    `torch.func.vmap`: how many there are is looked at.
+    There are as many places as the fullest row has marks, or `least`; unused ones hold position 0.
+    Not for `torch.func.vmap`: how many there are is looked at.
 
     >>> index, valid = places(torch.tensor([[False, True, True], [True, False, False]]))
     >>> index.tolist(), valid.tolist()
     ([[1, 2], [0, 0]], [[True, True], [True, False]])
     """
-    flat = mask.numpy().reshape(-1, mask.shape[-1])
-    columns = np.nonzero(flat)[1]
-    counts = np.count_nonzero(flat, axis=1)
-    longest = int(counts.max())
+    width = mask.shape[-1]
+    marks = np.flatnonzero(mask.numpy())
+    owner = marks // width
+    counts = np.bincount(owner, minlength=mask.numel() // width)
+    longest = max(int(counts.max()), least)
+    columns = marks - owner * width
     shape = (*mask.shape[:-1], longest)
-    if longest * len(flat) == len(columns):
+    if longest * len(counts) == len(columns):
         index, valid = columns, np.ones(shape, np.bool_)
     else:
         valid = np.arange(longest) < counts[:, None]

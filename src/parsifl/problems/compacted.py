@@ -28,7 +28,7 @@ class Entries:
     width: int
 
     def rows(self, chosen: Array) -> Entries:
-        """Return some rows, by their numbers (which may repeat)."""
+        """Return a copy of some rows, by their numbers."""
         picked = chosen.astype(self.starts.dtype, copy=False)
         starts = np.zeros(len(picked) + 1, self.starts.dtype)
         np.cumsum(self.starts[picked + 1] - self.starts[picked], out=starts[1:])
@@ -39,30 +39,55 @@ class Entries:
         )
         return Entries(starts, places, values, self.width)
 
+    def view(self, chosen: Array) -> View:
+        """Return some rows, by their numbers (which may repeat), without a copy.
+
+        They are read from the last to the first: what lies between the end of one row and the
+        start of the next then counts as a row without entries.
+        """
+        order = np.argsort(-chosen, kind="stable")
+        falling = chosen[order]
+        limits = np.zeros(2 * len(chosen) + 1, self.starts.dtype)
+        limits[:-1:2], limits[1::2] = self.starts[falling], self.starts[falling + 1]
+        return View(self, order, limits)
+
+
+@dataclass(frozen=True)
+class View:
+    """Rows of `entries`: every second one between `limits`, in the order `order`."""
+
+    entries: Entries
+    order: Array
+    limits: Array
+
     def product(self, coefficients: Tensor) -> Tensor:
         """Return X v for v [d], or X W' for W [classes, d]."""
-        rows, given = len(self.starts) - 1, coefficients.numpy()
-        arrays = (self.starts, self.places, self.values)
+        given, rows = coefficients.numpy(), len(self.limits) - 1
+        arrays = (self.limits, self.entries.places, self.entries.values)
+        found = np.zeros((rows, *given.shape[:-1]), given.dtype)
         if given.ndim == 1:
-            found = np.zeros(rows, given.dtype)
-            kernels.csr_matvec(rows, self.width, *arrays, np.ascontiguousarray(given), found)
-            return torch.from_numpy(found)
-        found = np.zeros((rows, len(given)), given.dtype)
-        kernels.csr_matvecs(rows, self.width, len(given), *arrays, given.T.ravel(), found.ravel())
-        return torch.from_numpy(found)
+            vector = np.ascontiguousarray(given)
+            kernels.csr_matvec(rows, self.entries.width, *arrays, vector, found)
+        else:
+            sizes = (rows, self.entries.width, len(given))
+            kernels.csr_matvecs(*sizes, *arrays, given.T.ravel(), found.ravel())
+        result = np.empty_like(found[::2])
+        result[self.order] = found[::2]
+        return torch.from_numpy(result)
 
     def adjoint(self, residuals: Tensor) -> Tensor:
         """Return X' r for r [n], or R' X for R [n, classes]."""
-        rows, given = len(self.starts) - 1, residuals.numpy()
+        given, rows = residuals.numpy(), len(self.limits) - 1
         # the arrays of a CSR matrix are those of its transpose in CSC
-        arrays = (self.starts, self.places, self.values)
+        arrays = (self.limits, self.entries.places, self.entries.values)
+        spread = np.zeros((rows, *given.shape[1:]), given.dtype)
+        spread[::2] = given[self.order]
+        found = np.zeros((self.entries.width, *given.shape[1:]), given.dtype)
         if given.ndim == 1:
-            found = np.zeros(self.width, given.dtype)
-            kernels.csc_matvec(self.width, rows, *arrays, np.ascontiguousarray(given), found)
-            return torch.from_numpy(found)
-        classes = given.shape[1]
-        found = np.zeros((self.width, classes), given.dtype)
-        kernels.csc_matvecs(self.width, rows, classes, *arrays, given.ravel(), found.ravel())
+            kernels.csc_matvec(self.entries.width, rows, *arrays, spread, found)
+        else:
+            sizes = (self.entries.width, rows, given.shape[1])
+            kernels.csc_matvecs(*sizes, *arrays, spread.ravel(), found.ravel())
         return torch.from_numpy(found.T)
 
 
@@ -84,23 +109,25 @@ class Compacted:
     columns: Tensor
     order: Array
 
-    def step(self, number: int) -> Entries:
+    def step(self, number: int) -> View:
         """Return the rows of one step."""
-        return self.entries.rows(self.order[number])
+        return self.entries.view(self.order[number])
 
 
 def compacted(batches: Batches, also: Array) -> Compacted:
-    """Gather CSR batches without the columns that they never touch, but for those in `also`."""
+    """Gather CSR batches without the columns that they never touch, but for those in `also`.
+
+    `also` tells for each column whether it stays in any case.
+    """
     index = batches.index.numpy()
     drawn, order = np.unique(index, return_inverse=True)
     matrix = batches.x.matrix
     width, number = matrix.shape[1], np.result_type(matrix.indptr, matrix.indices)
     starts, places = (a.astype(number, copy=False) for a in (matrix.indptr, matrix.indices))
     part = Entries(starts, places, matrix.data, width).rows(drawn)
-    occurs = np.zeros(width, np.bool_)
+    occurs = also.copy()
     every = np.ones(max(len(part.places), len(drawn)), np.bool_)  # a Boolean product marks columns
     kernels.csc_matvec(width, len(drawn), part.starts, part.places, every, every, occurs)
-    occurs[also] = True
     kept = np.flatnonzero(occurs)
     place = np.empty(width, part.places.dtype)
     place[kept] = np.arange(len(kept), dtype=place.dtype)

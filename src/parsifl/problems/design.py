@@ -148,24 +148,14 @@ def columns(x: Design, rows: Tensor, index: Tensor) -> Tensor:
         pairs = zip(rows, index, strict=True)
         return torch.stack([x[chosen].columns(some) for chosen, some in pairs])
     flat = x.reshape(len(x), -1)
-    following = _following(flat, rows)
-    if following is not None:  # one number a column is looked up, not one a row and column
-        return following.gather(2, index[:, None, :].expand(*rows.shape, -1))
-    width = flat.shape[1]
-    return torch.take(flat, (rows * width)[:, :, None] + index[:, None, :])
-
-
-def _following(flat: Tensor, rows: Tensor) -> Tensor | None:
-    """Return X[rows] as a view where clients have rows one after the other, evenly spaced."""
-    numbers = rows.numpy()
-    count, length = numbers.shape
-    first, step = int(numbers[0, 0]), int(numbers[1, 0] - numbers[0, 0]) if count > 1 else 0
-    regular = first + step * np.arange(count)[:, None] + np.arange(length)
-    if step < 0 or not flat.is_contiguous() or not np.array_equal(numbers, regular):
-        return None
-    width = flat.shape[1]
-    place = flat.storage_offset() + first * width
-    return flat.as_strided((count, length, width), (step * width, width, 1), place)
+    if not flat.is_contiguous():  # some columns of a larger matrix
+        return flat[rows[:, :, None], index[:, None, :]]
+    pool, starts = flat.view(-1).numpy(), rows.numpy() * flat.shape[1]
+    found = np.empty((*index.shape, rows.shape[1]), pool.dtype)
+    # client by client, so that the numbers of what is read stay in the nearest cache
+    for some, start, column in zip(index.numpy(), starts, found, strict=True):
+        pool.take(np.add.outer(some, start), out=column, mode="clip")
+    return torch.from_numpy(found).mT
 
 
 def products(x: Design, rows: Tensor, coefficients: Tensor) -> Tensor:

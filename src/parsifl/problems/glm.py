@@ -212,7 +212,7 @@ class GLM:
         if not isinstance(batches.x, CsrDesign) or self._psi is not None:
             return None
         used = coefficients[..., : self.features].numpy() != 0
-        small = compacted(batches, np.flatnonzero(used if self._single else used.any(0)))
+        small = compacted(batches, used if self._single else used.any(0))
         positions = small.columns
         if self.intercept:
             positions = torch.cat([positions, torch.tensor([self.features])])
@@ -220,9 +220,12 @@ class GLM:
         whole = Selection(batches.x, batches.y, batches.index, batches.weight)
         return GLMSteps(self, small, positions, ridge, *self._shares(whole))
 
-    def gradients(self, coefficients: Tensor, data: Selection) -> Tensor:
+    def predictions(self, coefficients: Tensor, data: Selection) -> Tensor:
+        """Return the linear predictor u of the selected rows."""
+        return self._predictor.chosen(data.x, data.rows, coefficients)
+
+    def gradients(self, coefficients: Tensor, data: Selection, u: Tensor) -> Tensor:
         """Return the gradients of the mean losses over the selected rows, l2 term included."""
-        u = self._predictor.chosen(data.x, data.rows, coefficients)
         targets, share = self._shares(data)
         slope = self.datafit.slope(u, targets)
         slope = slope * (share if self._single else share[..., None])
@@ -230,30 +233,36 @@ class GLM:
         return pulled + self._ridge * coefficients if self.l2 else pulled
 
     def _shares(self, data: Selection) -> tuple[Tensor, Tensor]:
-        y, importance = self._targets(data.y[data.rows])
-        share = data.weight / data.weight.sum(-1, keepdim=True).clamp(min=1)
-        return y, (share * importance).to(self.dtype)
+        y, importance = self._targets(data.targets)
+        return y, (data.share * importance if self.weighted else data.share).to(self.dtype)
 
     def restrict(
-        self, coefficients: Tensor, data: Selection, index: Tensor, valid: Tensor
+        self,
+        coefficients: Tensor,
+        data: Selection,
+        index: Tensor,
+        valid: Tensor,
+        u: Tensor | None = None,
     ) -> Restricted:
         """Return the mean losses over the selected rows in the coefficients at `index`."""
         targets, weight = self._shares(data)
         columns = self._predictor.columns(data.x, data.rows, index)
         start = coefficients.gather(-1, index)
         if not bool(valid.all()):
-            columns, start = columns.mul_(valid[..., None, :]), start * valid
+            columns.mT.numpy()[~valid.numpy()] = 0.0
+            start *= valid
         return Restricted(
             columns=columns,
             targets=targets,
             weight=weight,
-            rows=(data.weight > 0).sum(-1),
+            rows=data.count,
             ridge=self._ridge[index] if self.l2 else torch.zeros_like(start),
             start=start,
             loss=self.datafit.loss,
             slope=self.datafit.slope,
             curvature=self.datafit.curvature,
             scale=self.datafit.smoothness if self.datafit.quadratic else None,
+            u=u,
         )
 
 

@@ -12,34 +12,35 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Batched = Callable[..., Tensor]
+Batched = Callable[..., tuple[Tensor, ...]]
 
 
 class _Eager(torch.autograd.Function):
     @staticmethod
-    def forward(function: Batched, *tensors: Tensor) -> Tensor:
-        return function(*(tensor[None] for tensor in tensors))[0]
+    def forward(function: Batched, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(found[0] for found in function(*(tensor[None] for tensor in tensors)))
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG004
-        ctx.mark_non_differentiable(output)
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG004
+        ctx.mark_non_differentiable(*output)
 
     @staticmethod
     def vmap(
         info: Any, in_dims: tuple[int | None, ...], function: Batched, *tensors: Tensor
-    ) -> tuple[Tensor, int]:
+    ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
         aligned = [
             tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
             for tensor, dim in zip(tensors, in_dims[1:], strict=True)
         ]
-        return function(*aligned), 0
+        found = function(*aligned)
+        return found, (0,) * len(found)
 
 
-def eager(function: Batched, *tensors: Tensor) -> Tensor:
+def eager(function: Batched, *tensors: Tensor) -> tuple[Tensor, ...]:
     """Apply a function of tensors [clients, ...] to one client's tensors; batches come whole.
 
-    >>> eager(lambda v: v * v.count_nonzero(), torch.tensor([0.0, 2.0]))
-    tensor([0., 2.])
+    >>> eager(lambda v: (v * v.count_nonzero(),), torch.tensor([0.0, 2.0]))
+    (tensor([0., 2.]),)
     """
-    result: Tensor = _Eager.apply(function, *tensors)  # type: ignore[no-untyped-call]  # torch
+    result: tuple[Tensor, ...] = _Eager.apply(function, *tensors)  # type: ignore[no-untyped-call]  # torch
     return result

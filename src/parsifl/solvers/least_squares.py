@@ -8,6 +8,7 @@ from torch import Tensor
 from parsifl.problem import Restricted
 
 _SINE = 1e-4  # columns closer to the span of the others than this take the slower way
+_REFINED = 0.05  # and closer than this a second solution: normal equations lose eps / sine^2
 
 
 def least_squares(part: Restricted) -> Tensor:
@@ -18,7 +19,8 @@ def least_squares(part: Restricted) -> Tensor:
     would stall.
     """
     matrix = part.columns
-    residual = part.targets - (matrix @ part.start[..., None])[..., 0]
+    u = (matrix @ part.start[..., None])[..., 0] if part.u is None else part.u
+    residual = part.targets - u
     ridged = bool(part.ridge.any())
     if ridged or bool((part.weight != part.weight[:, :1]).any()):  # else a common factor
         root = (part.weight * (part.scale or 1.0)).sqrt()
@@ -42,23 +44,29 @@ def _correction(matrix: Tensor, residual: Tensor) -> Tensor:
 
 
 def _by_normal_equations(matrix: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-    """Solve by Cholesky with one refinement; also say for whom that is as good as QR."""
-    factor, trusted = _cholesky(matrix.mT @ matrix)
-    right = residual[..., None]
-    found = torch.cholesky_solve(matrix.mT @ right, factor)
-    found += torch.cholesky_solve(matrix.mT @ (right - matrix @ found), factor)
-    return found[..., 0], trusted
+    """Solve by Cholesky, refined where needed; also say for whom that is as good as QR."""
+    factor, sine = _cholesky(matrix.mT @ matrix)
+    found = _solved(factor, matrix, residual)
+    near = ~(sine > _REFINED)
+    if bool(near.any()):
+        some, first = matrix[near], found[near]
+        left = residual[near] - (some @ first[..., None])[..., 0]
+        found[near] = first + _solved(factor[near], some, left)
+    return found, sine > _SINE
+
+
+def _solved(factor: Tensor, matrix: Tensor, residual: Tensor) -> Tensor:
+    return torch.cholesky_solve((residual[:, None] @ matrix).mT, factor)[..., 0]
 
 
 def _cholesky(gram: Tensor) -> tuple[Tensor, Tensor]:
-    """Factor Gram matrices; say which of them are far from singular."""
+    """Factor Gram matrices in place; tell the least sine of a column to those before (or NaN)."""
     squares = gram.diagonal(dim1=1, dim2=2)
     # an unused place (a zero row and column) gets an equation of its own, z = 0
-    gram = gram + torch.diag_embed((squares == 0).to(gram.dtype))
+    squares += squares == 0
     factor, failed = torch.linalg.cholesky_ex(gram)
-    sines = factor.diagonal(dim1=1, dim2=2) / gram.diagonal(dim1=1, dim2=2).sqrt()
-    trusted = (failed == 0) & (sines > _SINE).all(1)  # a NaN is not trusted
-    return factor, trusted
+    sines = factor.diagonal(dim1=1, dim2=2) / squares.sqrt()
+    return factor, sines.amin(1).masked_fill_(failed != 0, 0.0)
 
 
 def _shortest(matrix: Tensor, residual: Tensor) -> Tensor:
@@ -75,7 +83,8 @@ def _shortest(matrix: Tensor, residual: Tensor) -> Tensor:
 
 def solve_symmetric(system: Tensor, right: Tensor) -> Tensor:
     """Solve positive semidefinite systems [clients, k, k]; where singular, by minimum norm."""
-    factor, trusted = _cholesky(system)
+    factor, sine = _cholesky(system.clone())
+    trusted = sine > _SINE
     found = torch.cholesky_solve(right[..., None], factor)[..., 0]
     if not bool(trusted.all()):
         doubtful = ~trusted

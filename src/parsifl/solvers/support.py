@@ -164,6 +164,7 @@ def _sample(part: Restricted, key: Tensor, batch: int, step: int) -> Restricted:
         columns=part.columns.gather(-2, wide.expand(shape)),
         targets=part.targets.gather(1, rows),
         weight=part.weight.gather(1, rows) * (total / batch),
+        u=None,
     )
 
 

@@ -131,8 +131,7 @@ def _on_columns(
     places = small.positions
     kept = able.kept.get(able.name, ())
     always = tuple(torch.isin(places, torch.tensor(kept)).nonzero()[:, 0].tolist()) if kept else ()
-    z = whole.index_select(-1, places)
-    velocity = torch.zeros_like(z)
+    z, velocity = whole.index_select(-1, places), whole.new_zeros(())
     for step in range(len(batches)):
         gradient = small.gradient(z, step)
         if steps.decay:
@@ -145,7 +144,8 @@ def _on_columns(
 
 
 def _sparse(z: Tensor, places: Tensor, whole: Tensor) -> Sparse:
-    if z.ndim == 1 and bool(z.all()):  # after plain steps every column that occurs is in use
+    # NumPy is faster at this; after plain steps every column that occurs is in use
+    if z.ndim == 1 and bool(z.numpy().all()):
         return Sparse(places, z, tuple(whole.shape))
     rows, columns = z.reshape(-1, len(places)).nonzero().unbind(1)
     index = rows * whole.shape[-1] + places[columns]
