@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parsifl import augment, keys
@@ -165,6 +165,7 @@ def test_augmentation_happens_in_the_gather_by_key() -> None:
     assert not torch.equal(batch.x, images[[1, 3]])
 
 
+@settings(deadline=None)  # the first gradient of a process takes a second
 @given(st.integers(1, 7), st.integers(0, 5), st.integers(0, 99))
 def test_a_padded_batch_has_the_loss_and_gradient_of_the_short_one(
     size: int, padding: int, seed: int

@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from parsifl.engine import threads
+from parsifl.problems.glm import GLM
+from parsifl.testing.toys import classifier
 
 PLACE: ContextVar[str] = ContextVar("place", default="nowhere")
 
@@ -144,3 +146,10 @@ def test_after_an_error_in_a_helper_no_other_job_begins() -> None:
     finally:
         torch.set_num_threads(before)
     assert len(begun) < 5
+
+
+def test_linear_models_keep_to_one_core() -> None:
+    for problem, count in ((GLM(3), 1), (classifier(), 3)):
+        with threads.suited(problem)():
+            assert torch.get_num_threads() == count
+    assert torch.get_num_threads() == 3

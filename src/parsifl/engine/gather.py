@@ -14,6 +14,7 @@ from parsifl import tree, wire
 from parsifl.algorithm import AnyMethod, ClientInfo, GatherAlgorithm, Local, Received
 from parsifl.engine.flops import Cost
 from parsifl.engine.network import Network
+from parsifl.engine.threads import suited
 from parsifl.keys import Key
 from parsifl.problem import Problem
 from parsifl.wire import Content, Precision
@@ -175,7 +176,8 @@ class Gathered:
         gathers = isinstance(method, GatherAlgorithm)
         ordered = sorted(self._uploads, key=lambda received: received.info.id)
         combined = ordered if gathers else self._total
-        following = method.aggregate(self._problem, server, combined, key)
+        with suited(self._problem)():
+            following = method.aggregate(self._problem, server, combined, key)
         # as a checkpoint would give it back: the layout of memory may decide the last bit
         return tree.map(_contiguous, following)
 

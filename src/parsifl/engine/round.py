@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,10 +20,10 @@ from parsifl.engine.network import Network
 from parsifl.engine.shards import Shards
 from parsifl.engine.store import ClientStore
 from parsifl.engine.tasks import Outcome, Task
-from parsifl.engine.threads import one_core
+from parsifl.engine.threads import one_core, suited
 from parsifl.errors import CapabilityError
 from parsifl.keys import Key
-from parsifl.problem import Problem, SupportSolvable
+from parsifl.problem import Problem
 from parsifl.wire import Content, Precision
 
 
@@ -88,9 +87,7 @@ def run_round(setting: Setting, server: Any, cohort: Sequence[int], key: Key) ->
 
 def local_work(method: AnyMethod, problem: Problem) -> Callable[[Any, Any, Any], Local[Any, Any]]:
     """Return what a client does with downlink, state and shard, here and where it is deployed."""
-    # a linear model gains a few percent from a second thread, and takes ten times as long where
-    # that thread has to wait for a busy core (docs/adr/0004)
-    scope = one_core if isinstance(problem, SupportSolvable) else nullcontext
+    scope = suited(problem)
 
     def local(down: Any, client: Any, shard: Any) -> Local[Any, Any]:
         with scope():
@@ -218,8 +215,12 @@ def first_state(
     method: AnyMethod, problem: Problem, info: ClientInfo, down: Any, key: Key
 ) -> Callable[[], Any]:
     """Return the maker of a client's first state; its key does not depend on the round."""
-    first = Key(key.seed, client=info.id, purpose="client")
-    return lambda: method.init_client(problem, info, down, first)
+
+    def make() -> Any:
+        first = Key(key.seed, client=info.id, purpose="client")
+        return method.init_client(problem, info, down, first)
+
+    return make
 
 
 def _transmit(message: Any, precision: Precision) -> tuple[Any, int, Content]:

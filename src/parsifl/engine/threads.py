@@ -10,12 +10,14 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import copy_context
 from threading import Lock
 from typing import Generic, TypeVar
 
 import torch
+
+from parsifl.problem import Problem, SupportSolvable
 
 T = TypeVar("T")
 
@@ -38,6 +40,13 @@ def one_core() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def suited(problem: Problem) -> Callable[[], AbstractContextManager[None]]:
+    """Return the scope of work on a problem, at clients and at the server; to ask takes time."""
+    # a linear model gains a few percent from a second thread, and takes ten times as long where
+    # that thread has to wait for a busy core (docs/adr/0004)
+    return one_core if isinstance(problem, SupportSolvable) else nullcontext
 
 
 def run_jobs(jobs: Sequence[Callable[[], T]]) -> list[T]:
