@@ -5,7 +5,8 @@ choose something else. On the perceptron and the regression every registered met
 models all train client by client in threads, where a method is the same code as in the loop: one of
 each family runs on the VGG, and on the rest two that differ in how much a client keeps. The smaller
 the work, the more the choice costs, so models are narrow, and clients have few rows and steps. The
-bound is that of the products of local training, which leaves out the evaluation at the end.
+bound is the longer of the products of local training and of reading its rows once a round, which
+leaves out the evaluation at the end.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from timing import Bound, Row, chosen, interleaved, products, progress, report, row
+from timing import Bound, Row, chosen, interleaved, longer, moved, products, progress, report, row
 
 import parsifl
 from parsifl import models, registry
@@ -27,7 +28,8 @@ from parsifl.engine.run import Run
 from parsifl.errors import ConfigError
 from parsifl.problem import Problem
 
-ROWS, LOWEST = 80, 0.95
+ROWS, ROUNDS, LOWEST = 80, 2, 0.95
+LEAST_BATCH = 20  # rows; some methods take all
 FAMILIES = ("fedavg", "scaffold", "ditto", "fedmac", "fedslr", "fedspa", "heterofl", "perfedmask")
 
 
@@ -92,11 +94,13 @@ def configured(name: str, steps: int) -> AnyMethod:
 
 def trained(method: AnyMethod, problem: Problem, data: ClientData, engine: Any) -> Run:
     """Train two rounds and judge at the end."""
-    return parsifl.simulate(method, problem, data, 2, engine=engine, evaluate_every=2)
+    return parsifl.simulate(method, problem, data, ROUNDS, engine=engine, evaluate_every=ROUNDS)
 
 
-def compare(title: str, run: Callable[[Any], Run], turns: int, unit: Bound) -> Row:
-    """Compare the engine's choice with the loop."""
+def compare(
+    title: str, run: Callable[[Any], Run], turns: int, product: Bound, reading: Bound
+) -> Row:
+    """Compare the engine's choice with the loop; `product` is the bound of one operation."""
     runs: list[Run] = []
     candidates = {"auto": lambda: runs.append(run("auto")), "loop": lambda: run("sequential")}
     found = interleaved(candidates, turns)
@@ -104,19 +108,21 @@ def compare(title: str, run: Callable[[Any], Run], turns: int, unit: Bound) -> R
     note = "" if ratio >= LOWEST else "TOO SLOW"
     progress(f"{title}: {ratio:.2f} times the loop {note}")
     operations = sum(record["flops"] or 0 for record in runs[-1].metrics)
-    bound = unit.times(operations) if operations else None
+    bound = longer(product.times(operations), reading)
     return row(title, found["auto"], found["loop"].median, "loop", bound, note)
 
 
 def measure(label: str, subject: Subject) -> Iterator[Row]:
     """Compare every method that can use the problem."""
     problem = subject.problem()
-    data, unit = data_for(subject, problem), products(1.0)
+    data, product = data_for(subject, problem), products(1.0)
+    rows = min(len(data.train[0]), LEAST_BATCH * subject.steps)
+    reading = moved(ROUNDS * subject.clients * rows * data.x[0].nbytes)
     for name in subject.methods:
         method = configured(name, subject.steps)
         if all(isinstance(problem, capability) for capability in method.requires):
             run = partial(trained, method, problem, data)
-            yield compare(f"{name}, {label}", run, subject.turns, unit)
+            yield compare(f"{name}, {label}", run, subject.turns, product, reading)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ import timing
 from timing import Bound, Row, Timing, chosen, longer, moved, products, progress, report, row
 
 MEGABYTE = 1 << 20
-COHORT, ROUNDS, ROWS, BATCH, STEPS = 100, 20, 20_000, 10, 2
+COHORT, ROUNDS, ROWS, BATCH, STEPS = 100, 12, 20_000, 10, 2
 MAPPED_ROWS, MAPPED_LIMIT = 6_400_000, 2 << 30
 LOOPED, TURNS = 50, 3  # most clients of a plain loop, and how often it runs
 
@@ -104,7 +104,8 @@ def mapped(folder: Path) -> Case:
     y: Any = np.zeros(MAPPED_ROWS, np.int64)
     owned = Ragged(np.arange(MAPPED_ROWS), np.arange(0, MAPPED_ROWS + 1, 640))
     nobody = Ragged.empty(len(owned))
-    return Case(ClientData(x, y, owned, nobody, nobody, ({},) * len(owned), classes=10), perceptron)
+    data = ClientData(x, y, owned, nobody, nobody, ({},) * len(owned), classes=10)
+    return Case(data, perceptron, rounds=8)
 
 
 CASES: dict[str, Callable[[Path], Case]] = {

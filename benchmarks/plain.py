@@ -97,7 +97,7 @@ def personal(
     build: Callable[[], nn.Module], data: ClientData, cohort: int, steps: int, batch: int
 ) -> Callable[[], None]:
     """Return a round of Ditto: clients keep a second model near the one that they received."""
-    model, generator, rate, pull = build(), np.random.default_rng(0), 0.01, 0.1
+    model, rate, pull = build(), 0.01, 0.1
     own: dict[int, nn.Module] = {}
 
     def train(module: nn.Module, anchors: list[Tensor], batches: Any) -> None:
@@ -112,10 +112,10 @@ def personal(
     def run() -> None:
         total: list[Tensor] | None = None
         received = [p.detach() for p in model.parameters()]
-        for client in generator.choice(len(data), cohort, replace=False).tolist():
+        for client in torch.randperm(len(data))[:cohort].tolist():
             local, mine = copy.deepcopy(model), own.setdefault(client, copy.deepcopy(model))
-            train(local, [], _batches(data, client, steps, generator, batch))
-            train(mine, received, _batches(data, client, steps, generator, batch))
+            train(local, [], _batches(data, client, steps, batch))
+            train(mine, received, _batches(data, client, steps, batch))
             params = [p.detach() for p in local.parameters()]
             total = params if total is None else [a + b for a, b in zip(total, params, strict=True)]
 
@@ -139,21 +139,23 @@ def _add(parameter: nn.Parameter, term: Tensor, factor: float) -> None:
 def _rounds(
     work: Workload, data: ClientData, train: Callable[[nn.Module, Any], list[Tensor]]
 ) -> Callable[[], None]:
-    model, generator = work.build(), np.random.default_rng(0)
+    model = work.build()
 
     def run() -> None:
         total: list[Tensor] | None = None
         for client in range(work.cohort):
-            batches = _batches(data, client, work.steps, generator)
-            params = train(copy.deepcopy(model), batches)
+            params = train(copy.deepcopy(model), _batches(data, client, work.steps))
             total = params if total is None else [a + b for a, b in zip(total, params, strict=True)]
 
     return run
 
 
 def _batches(
-    data: ClientData, client: int, steps: int, generator: Any, batch: int = BATCH
+    data: ClientData, client: int, steps: int, batch: int = BATCH
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    for _ in range(steps):
-        rows = generator.choice(data.train[client], batch)
-        yield torch.as_tensor(data.x[rows]), torch.as_tensor(data.y[rows])
+    """Go through the rows of a client in random order, again and again."""
+    own = torch.from_numpy(data.train[client])
+    epochs = -(-steps * batch // len(own))
+    drawn = torch.cat([own[torch.randperm(len(own))] for _ in range(epochs)])
+    for rows in drawn[: steps * batch].split(batch):
+        yield data.x[rows], data.y[rows]

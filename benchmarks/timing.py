@@ -157,14 +157,14 @@ def report(rows: list[Row]) -> None:
     """Print a table, and write JSON into the file that the command line names."""
     out = sys.stdout.write
     out(
-        f"{'workload':38s} {'candidate':15s} {'ms':>9s} {'quartiles':>17s} {'times':>6s}  "
+        f"{'workload':38s} {'candidate':22s} {'ms':>9s} {'quartiles':>17s} {'times':>6s}  "
         f"{'against':22s} {'of the bound':>12s}\n"
     )
     for item in rows:
         low, high = item.quartiles
         share = "" if item.bound is None else f"{100 * item.bound:.0f} % {item.bound_by}"
         line = (
-            f"{item.workload:38s} {item.candidate:15s} {item.milliseconds:9.1f} {low:8.1f}-"
+            f"{item.workload:38s} {item.candidate:22s} {item.milliseconds:9.1f} {low:8.1f}-"
             f"{high:8.1f} {item.ratio:6.2f}  {item.against:22s} {share:>12s}  {item.note}"
         )
         out(f"{line.rstrip()}\n")

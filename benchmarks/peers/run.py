@@ -173,8 +173,9 @@ def show(table: list[Row]) -> None:
             continue
         low, high = row.quartiles
         goal = "" if row.goal is None else f"{row.goal:g}"
-        out(f"{row.workload} {row.name:10s} {row.milliseconds:10.1f} {low:8.1f}-{high:8.1f} {row.threads:7d} "
-            f"{row.startup:10.1f} {row.ours_is_faster or 0:15.2f} {goal:>5s}\n")  # fmt: skip
+        out(f"{row.workload} {row.name:10s} {row.milliseconds:10.1f} {low:8.1f}-{high:8.1f} "
+            f"{row.threads:7d} {row.startup:10.1f} {row.ours_is_faster or 0:15.2f} "
+            f"{goal:>5s}\n")  # fmt: skip
 
 
 def main() -> None:
@@ -182,6 +183,9 @@ def main() -> None:
     words = sys.argv[1:]
     asked = [word for word in words if word in PEERS] or list(PEERS)
     workloads = [word for word in words if word in GOALS] or list(GOALS)
+    known = {*PEERS, *GOALS}
+    if unknown := [word for word in words if word not in known and not word.endswith(".json")]:
+        sys.exit(f"there is no {unknown[0]!r}; there are: {', '.join(sorted(known))}")
     pythons = {"plain": Path(sys.executable), "parsifl": Path(sys.executable)}
     failed: dict[str, str] = {}
     for name in asked:

@@ -1,4 +1,4 @@
-"""A workload here: whole rounds with records and counted bytes, without evaluation as for the others."""
+"""A workload here: whole rounds with records and counted bytes, without evaluation."""
 
 from __future__ import annotations
 
