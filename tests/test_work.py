@@ -186,3 +186,18 @@ def test_a_padded_batch_has_the_loss_and_gradient_of_the_short_one(
     slopes = [torch.func.grad(problem.loss)(params, batch(more)) for more in (0, padding)]
     for name in params:
         assert torch.allclose(slopes[0][name], slopes[1][name], rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.uint8])
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3, 3)])
+def test_a_batch_has_the_rows_of_its_index_whatever_their_form(
+    dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
+    wide = torch.arange(24 * math.prod(shape)).reshape(12, 2, *shape).to(dtype)
+    index = torch.tensor([[3, 3, 0], [11, 5, 1]])
+    ones = torch.ones(2, 3), torch.ones(2, dtype=torch.bool), Key(0).tensor()
+    for x in (wide[:, 0], wide[:, 0].contiguous()):  # every other row of a larger one, and a copy
+        batches = Batches(x, torch.arange(12), index, *ones)
+        for step, batch in enumerate(batches):
+            assert torch.equal(batch.x, x[index[step]])
+            assert torch.equal(batch.key, keys.fold(batches.key, step))

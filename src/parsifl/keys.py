@@ -106,8 +106,8 @@ def uniform(key: Tensor, shape: tuple[int, ...], salt: int = 0) -> Tensor:
     return (_shift_right(word, 40).to(torch.float32) * (1.0 / (1 << 24))).reshape(shape)
 
 
-def fold(key: Tensor, number: int) -> Tensor:
-    """Derive a new scalar key, for a numbered sub-stream (a step, a layer)."""
+def fold(key: Tensor, number: int | Tensor) -> Tensor:
+    """Derive a new key, for a numbered sub-stream (a step, a layer), or many for many numbers."""
     return _mix((key ^ number) + _signed(_GOLDEN))
 
 

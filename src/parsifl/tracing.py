@@ -1,6 +1,7 @@
-"""Keeps the tracing of modules away from threads that call modules meanwhile.
+"""When torch looks at code instead of running it: transformations, and traces of modules.
 
-`torch.fx` patches `nn.Module` while it traces: another thread's call would be traced as well.
+`torch.fx` patches `nn.Module` while it traces: another thread's call would be traced as well, so
+a gate keeps the two apart.
 """
 
 from __future__ import annotations
@@ -8,6 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Condition
+
+import torch
+
+
+def is_transformed() -> bool:
+    """Tell whether what runs now is transformed by `torch.func`, by vmap or grad.
+
+    >>> is_transformed()
+    False
+    """
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 class _Gate:

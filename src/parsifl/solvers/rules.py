@@ -12,8 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
-import torch
 from torch import Tensor
+
+from parsifl.tracing import is_transformed
 
 Aux = tuple[Tensor, ...]
 
@@ -67,6 +68,7 @@ def soft(values: Tensor, shrink: float | Tensor) -> Tensor:
 
     A difference, not a product with the sign: that would leave -0, which is not a zero on the wire.
 
+    >>> import torch
     >>> soft(torch.tensor([3.0, -0.5, -2.0]), 1.0).tolist()
     [2.0, 0.0, -1.0]
     """
@@ -82,12 +84,13 @@ def soften_(values: Tensor, shrink: float) -> None:
 def move_towards_(values: Tensor, goal: Tensor, share: float) -> None:
     """Replace the values by (1 - share) * values + share * goal.
 
+    >>> import torch
     >>> values = torch.tensor([1.0, 2.0])
     >>> move_towards_(values, torch.tensor([3.0, 2.0]), 0.5)
     >>> values.tolist()
     [2.0, 2.0]
     """
-    if torch._C._functorch.peek_interpreter_stack() is None:
-        values.lerp_(goal, share)
-    else:  # vmap does not know it in place
+    if is_transformed():  # vmap does not know the other one in place
         values.mul_(1 - share).add_(goal, alpha=share)
+    else:
+        values.lerp_(goal, share)

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from parsifl.problem import Params, Problem
-from parsifl.solvers import fused
+from parsifl.solvers import fused, vmapped
 from parsifl.solvers.rules import Rule
+from parsifl.tracing import is_transformed
 from parsifl.work import Batch, Batches
 
 PLAIN = Rule()
@@ -94,7 +95,9 @@ def gradient(
     def loss(trained: Params) -> Tensor:
         return problem.loss({**fixed, **trained}, batch)
 
-    if torch._C._functorch.peek_interpreter_stack() is not None:  # inside vmap or grad
+    if vmapped.inside_vmap():
+        return vmapped.gradient(loss, params)
+    if is_transformed():
         return torch.func.grad(loss)(params)  # type: ignore[no-any-return]  # torch's own
     # outside, plain autograd saves a third of the time of small models, and pictures with the
     # channels last a sixth of the time of convolutions

@@ -23,6 +23,7 @@ from parsifl.solvers.fused.gradients import Found
 from parsifl.solvers.fused.network import Network
 from parsifl.solvers.fused.schedule import Leaf, Schedule, Step, row_scale
 from parsifl.solvers.fused.steps import Block, Recipe
+from parsifl.solvers.vmapped import inside_vmap
 from parsifl.work import Batch, Batches
 
 _ENABLED: ContextVar[bool] = ContextVar("parsifl_fused", default=False)
@@ -37,13 +38,6 @@ def fused_steps() -> Iterator[None]:
         yield
     finally:
         _ENABLED.reset(token)
-
-
-def inside_vmap() -> bool:
-    """Tell whether the innermost transformation is the one vmap over clients."""
-    interpreter = _functorch.peek_interpreter_stack()
-    kind = _functorch.TransformType.Vmap
-    return interpreter is not None and interpreter.level() == 1 and interpreter.key() == kind
 
 
 def network_for(problem: Problem, batch: Batch | Batches) -> Network | None:
