@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import final
@@ -52,55 +52,37 @@ class AheadBlock:
 
     def _ways(self, count: int) -> tuple[Pass, ...]:
         """Return the way that looks ahead and the way that moves, for the first clients."""
+        route = self._route
         params = {name: w[:count] for name, w in self._params.items()}
         ahead = {name: point[:count] for name, point in self._ahead.items()}
-        hosts = (_Look(self._route, params, ahead), _Move(self._route, params, ahead))
-        return tuple(self._route.network.on(host) for host in hosts)
+
+        def look(name: str, left: Tensor, right: Tensor | None) -> None:
+            torch.mul(params[name], 1 - route.ahead * route.decay, out=ahead[name])
+            add_product_(ahead[name], left, right, -route.ahead)
+
+        def move(name: str, left: Tensor, right: Tensor | None) -> None:
+            if route.decay:
+                params[name].sub_(ahead[name], alpha=route.lr * route.decay)
+            add_product_(params[name], left, right, -route.lr)
+
+        return tuple(route.network.on(_Side(*side)) for side in ((params, look), (ahead, move)))
 
 
 @final
 @dataclass(frozen=True)
-class _Look:
-    """Takes the gradient at w: it leads to the point ahead."""
+class _Side:
+    """The weights at which a gradient is taken, and what becomes of it."""
 
-    route: Route
-    params: dict[str, Tensor]
-    ahead: dict[str, Tensor]
-
-    def read(self, name: str) -> Tensor:
-        """Return w."""
-        return self.params[name]
-
-    def landing(self, name: str) -> Landing:
-        """Go from w to the point ahead."""
-        return partial(self._land, self.params[name], self.ahead[name])
-
-    def _land(self, w: Tensor, ahead: Tensor, left: Tensor, right: Tensor | None) -> None:
-        torch.mul(w, 1 - self.route.ahead * self.route.decay, out=ahead)
-        add_product_(ahead, left, right, -self.route.ahead)
-
-
-@final
-@dataclass(frozen=True)
-class _Move:
-    """Takes the gradient at the point ahead: it moves w."""
-
-    route: Route
-    params: dict[str, Tensor]
-    ahead: dict[str, Tensor]
+    weights: dict[str, Tensor]
+    land: Callable[[str, Tensor, Tensor | None], None]
 
     def read(self, name: str) -> Tensor:
-        """Return the point ahead."""
-        return self.ahead[name]
+        """Return a weight."""
+        return self.weights[name]
 
     def landing(self, name: str) -> Landing:
-        """Move w."""
-        return partial(self._land, self.params[name], self.ahead[name])
-
-    def _land(self, w: Tensor, ahead: Tensor, left: Tensor, right: Tensor | None) -> None:
-        if self.route.decay:
-            w.sub_(ahead, alpha=self.route.lr * self.route.decay)
-        add_product_(w, left, right, -self.route.lr)
+        """All parameters are trained."""
+        return partial(self.land, name)
 
 
 def _part(step: Step, number: int) -> Step:
