@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from sklearn.base import clone
 
+from parsifl.errors import ConfigError
 from parsifl.estimators import (
     FederatedSparseClassifier,
     FederatedSparseRegressor,
@@ -95,3 +97,67 @@ def test_a_csr_matrix_far_from_zero_is_said_to_harm_the_selection() -> None:
     )
     near, target, _ = _data()
     FederatedSparseRegressor(2, rounds=4).fit(sp.csr_matrix(near), target, groups=clients)
+
+
+def _hospitals(rows: int = 400) -> tuple[Any, Any, Any]:
+    draw = np.random.default_rng(0)
+    x, hospital = draw.normal(size=(rows, 20)), draw.integers(0, 4, rows)
+    return x, 2 * x[:, 3] - 1.5 * x[:, 8] + 0.1 * draw.normal(size=rows), hospital
+
+
+@pytest.mark.parametrize("solver", ["fedgradmp", "fedht", "distributediht"])
+def test_weights_count_as_repeated_rows_do(solver: str) -> None:
+    x, y, hospital = _hospitals()
+    weight = np.where(hospital == 0, 30, 1)
+    y = np.where(hospital == 0, 3 * x[:, 5], y)
+    model = FederatedSparseRegressor(1, rounds=20, solver=solver, random_state=0)
+    told = clone(model).fit(x, y, hospital, sample_weight=weight)
+    rows = np.repeat(np.arange(len(y)), weight)
+    repeated = clone(model).fit(x[rows], y[rows], hospital[rows])
+    assert told.support_.tolist() == repeated.support_.tolist() == [5]
+    assert np.allclose(told.coef_, repeated.coef_)
+
+
+def test_a_column_of_dates_is_no_constant() -> None:
+    x, y, hospital = _hospitals()
+    moved = x.copy()
+    moved[:, 3] = 1.7e9 + 1e3 * x[:, 3]
+    model = FederatedSparseRegressor(2, rounds=20, random_state=0)
+    model.fit(moved, y, hospital)
+    assert model.score(moved, y) > 0.99
+    assert model.support_.tolist() == [3, 8]
+
+
+@pytest.mark.parametrize("solver", ["fedgradmp", "inexactfedgradmp"])
+def test_atoms_may_repeat(solver: str) -> None:
+    x, y, hospital = _hospitals()
+    model = FederatedSparseRegressor(2, rounds=5, dictionary=np.c_[np.eye(20), np.eye(20)])
+    model.set_params(solver=solver).fit(x, y, hospital)
+    assert model.score(x, y) > 0.6  # both places may go to one feature, which has two atoms
+
+
+@pytest.mark.parametrize("names", [[1, "1"], [1, "b"], [np.nan, "b"], [None, "b"]])
+def test_a_list_that_mixes_text_and_numbers_is_refused(names: list[Any]) -> None:
+    x, y, _ = _hospitals()
+    with pytest.raises(ValueError, match="groups"):
+        FederatedSparseRegressor(2).fit(x, y, names * 200)
+
+
+def test_settings_that_would_do_nothing_are_refused() -> None:
+    x, y, hospital = _hospitals()
+    with pytest.raises(ConfigError, match="local_steps"):
+        FederatedSparseRegressor(2, local_steps=0).fit(x, y, hospital)
+    with pytest.raises(ValueError, match="fit_intercept"):
+        FederatedSparseRegressor(2, center="client", fit_intercept=False).fit(x, y, hospital)
+    with pytest.raises(ConfigError, match="dictionary"):
+        stability_selection(FederatedSparseRegressor(2, dictionary=np.eye(20)), x, y, hospital)
+
+
+def test_folds_may_be_a_number_of_numpy() -> None:
+    x, y, hospital = _hospitals()
+    base = FederatedSparseRegressor(rounds=2, random_state=0)
+    found = [
+        FederatedSparseRegressorCV([1, 2], cv=cv, estimator=base).fit(x, y, hospital).mse_path_
+        for cv in (2, np.int64(2))
+    ]
+    assert np.array_equal(found[0], found[1])

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from parsifl.problem import Restricted
 from parsifl.problems.datafits import SQUARED_HALF
-from parsifl.solvers.least_squares import least_squares
+from parsifl.solvers.least_squares import least_squares, solve_symmetric
 
 
 def _part(columns: Tensor, targets: Tensor, start: Tensor, ridge: float = 0.0) -> Restricted:
@@ -92,3 +92,8 @@ def test_the_ridge_pulls_to_zero_not_to_the_start() -> None:
     system = matrix.T @ matrix / 10 + 0.5 * np.eye(3)
     expected = np.linalg.solve(system, matrix.T @ targets[0].numpy() / 10)
     np.testing.assert_allclose(found, expected, atol=1e-13)
+
+
+def test_an_empty_support_has_an_empty_solution() -> None:
+    nothing = torch.zeros(2, 0, 0)
+    assert solve_symmetric(nothing, torch.zeros(2, 0)).shape == (2, 0)

@@ -51,3 +51,12 @@ def test_only_the_one_vmap_over_clients_counts() -> None:
     vmap(grad(look))(torch.ones(2, 2))
     vmap(vmap(look))(torch.ones(2, 2, 2))
     assert seen == [False, True, False, False]
+
+
+def test_a_loss_of_nothing_has_no_slope() -> None:
+    found = vmap(lambda one: vmapped.gradient(lambda _: torch.ones(()), one))(block(0))
+    assert all(not slope.any() for slope in found.values())
+    assert vmap(lambda x: x + len(vmapped.gradient(lambda _: x, {})))(torch.ones(2)).tolist() == [
+        1.0,
+        1.0,
+    ]

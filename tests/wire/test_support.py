@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -167,3 +168,9 @@ def test_eleven_million_entries_are_coded_in_half_a_second() -> None:
         support.encode(mask, 550_000)
         seconds.append(time.perf_counter() - start)
     assert min(seconds) < 0.5
+
+
+@pytest.mark.parametrize("count", [-1, 11, 1e300, True])
+def test_a_count_that_cannot_be_is_refused(count: Any) -> None:
+    with pytest.raises(ValueError, match="no support"):
+        list(support.decode(memoryview(b"ab"), 10, count))

@@ -50,6 +50,10 @@ class Pursuit(Sparsity, WeightedMean[SupportSolvable]):
     scope: Scope = "row"
     prune: Literal["largest", "omp"] = "largest"
 
+    def weight(self, info: ClientInfo) -> float:
+        """Count the weights of a client's rows: its minimiser does not feel their scale."""
+        return super().weight(info) * float(info.profile.get("importance", 1.0))
+
     @abstractmethod
     def solve(self, part: Restricted, key: Tensor) -> Tensor:
         """Minimise full local losses over supports, exactly or not, for a block of clients."""

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from parsifl.errors import ConfigError
 from parsifl.keys import Key
+from parsifl.tracing import is_transformed
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,11 @@ def project(gram: Tensor, coefficients: Tensor, chosen: Tensor) -> Tensor:
     mask = chosen.to(gram.dtype)
     system = gram * mask[..., :, None] * mask[..., None, :] + torch.diag_embed(1 - mask)
     right = (coefficients @ gram) * mask
-    found: Tensor = torch.linalg.solve(system, right[..., None])
-    return found[..., 0] * mask
+    found, failed = torch.linalg.solve_ex(system, right[..., None])
+    if not is_transformed() and bool(failed.any()):  # atoms that repeat: the shortest solution
+        found = torch.linalg.pinv(system, hermitian=True) @ right[..., None]
+    solution: Tensor = found[..., 0] * mask
+    return solution
 
 
 def pursue(gram: Tensor, coefficients: Tensor, count: int, always: tuple[int, ...] = ()) -> Tensor:

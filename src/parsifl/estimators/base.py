@@ -118,6 +118,8 @@ class FederatedSparse(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
     def _method(self, tau: int, rate: float) -> AnyMethod:
         if self.solver not in SOLVERS:
             raise ConfigError(unknown("solver", str(self.solver), SOLVERS))
+        if self.local_steps < 1:
+            raise ConfigError(f"local_steps must be at least 1, got {self.local_steps}")
         settings: dict[str, Any] = {"tau": tau, "scope": "row"}
         if self.solver != "distributediht":
             settings["steps"] = self.local_steps
@@ -230,6 +232,8 @@ def owners(groups: Any, rows: int) -> tuple[np.ndarray[Any, Any], Indices]:
     """Return the names of the clients and whose each row is; without groups there is one."""
     if groups is None:
         return np.array([0]), np.zeros(rows, np.int64)
+    if isinstance(groups, list | tuple) and len({isinstance(name, str) for name in groups}) > 1:
+        groups = np.array(groups, dtype=object)  # NumPy would make text of numbers, and merge them
     ids = np.asarray(groups)
     if ids.shape != (rows,):
         raise ValueError(
@@ -285,5 +289,5 @@ def _matrix(dictionary: Any) -> torch.Tensor:
 def _client_data(x: Any, y: torch.Tensor, parts: list[Indices]) -> ClientData:
     nobody = Ragged.from_sizes(np.zeros(0, np.int64), np.zeros(len(parts), np.int64))
     design: Any = x if sparse.issparse(x) else torch.from_numpy(np.ascontiguousarray(x))
-    profiles: tuple[dict[str, Any], ...] = ({},) * len(parts)
+    profiles = tuple({"importance": float(y[rows, 1].mean())} for rows in parts)
     return ClientData(design, y, Ragged.of(parts), nobody, nobody, profiles, name="estimator")

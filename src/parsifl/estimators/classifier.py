@@ -21,7 +21,8 @@ class FederatedSparseClassifier(ClassifierMixin, FederatedSparse):  # type: igno
     """Logistic (two classes) or softmax regression with few non-zero coefficients a class.
 
     As `FederatedSparseRegressor`, but for: `n_nonzero_coefs` counts coefficients of each class; a
-    client may hold one class only, the whole federation may not; `l2` defaults to a little, since
+    client may hold one class only (with `solver="fedht"` or "inexactfedgradmp"; the default runs
+    off there, with a warning), the whole federation may not; `l2` defaults to a little, since
     classes that can be separated have no minimiser without it.
 
     Attributes

@@ -31,33 +31,50 @@ class Moments:
 
 
 def gather(x: Any, y: Array, weight: Array, parts: list[Indices], *, standardize: bool) -> Moments:
-    """Add up n, sum x, sum x^2 and sum y over clients; constant columns keep the scale 1."""
-    total, target, up = 0.0, 0.0, 0
-    first, second = np.zeros(x.shape[1]), np.zeros(x.shape[1])
+    """Combine n, sum x, squares and sum y of all clients; constant columns keep the scale 1.
+
+    The squares are those around the client's own mean: they do not cancel where a column lies far
+    from zero (a date, a serial number).
+    """
+    target, up = 0.0, 0
     largest = float(abs(x).max()) if x.shape[0] else 0.0
     if not np.isfinite(largest * largest * len(y)):
         raise ValueError(f"features as large as {largest:.1e} cannot be squared; rescale them")
+    counts, sums, squares = [], [], []
     for rows in parts:
-        w, part = weight[rows], x[rows]
-        squares: Any = part.multiply(part) if sparse.issparse(x) else part * part
-        sums = np.asarray(part.T @ w).ravel(), np.asarray(squares.T @ w).ravel()
+        w = weight[rows]
+        own, around = _sums(x[rows], w)
         message = {
             "n": torch.tensor([w.sum(), w @ y[rows]]),
-            "x": torch.from_numpy(sums[0]),
-            "xx": torch.from_numpy(sums[1]),
+            "x": torch.from_numpy(own),
+            "xx": torch.from_numpy(around),
         }
         up += wire.size(message)
-        total, target = total + float(w.sum()), target + float(w @ y[rows])
-        first, second = first + sums[0], second + sums[1]
-    mean = np.asarray(first / total)
-    variance = np.asarray(second / total) - mean**2
-    # what is left of a constant column after cancellation counts as no variance
-    constant = variance <= 1e-12 * np.asarray(second / total)
-    deviation = np.where(constant, 0.0, np.sqrt(np.maximum(variance, 0.0)))
+        target += float(w @ y[rows])
+        counts.append(float(w.sum()))
+        sums.append(own)
+        squares.append(around)
+    total = sum(counts)
+    mean = np.asarray(sum(sums) / total)
+    between = [n * (own / (n or 1.0) - mean) ** 2 for n, own in zip(counts, sums, strict=True)]
+    variance = np.asarray(sum(squares) + sum(between)) / total
+    # what rounding leaves of a constant column (more of a sparse one) counts as no variance
+    constant = variance <= (1e-12 if sparse.issparse(x) else 1e-26) * (variance + mean**2)
+    deviation = np.where(constant, 0.0, np.sqrt(variance.clip(0.0)))
     scale = np.where(constant, 1.0, deviation) if standardize else np.ones_like(mean)
     answer = {"mean": torch.from_numpy(mean), "scale": torch.from_numpy(scale)}
     down = len(parts) * wire.size(answer)
     return Moments(mean, scale, deviation, float(target / total), up, down)
+
+
+def _sums(part: Any, weight: Array) -> tuple[Array, Array]:
+    """Return a client's weighted sums of the columns, and of the squares around their means."""
+    total = float(weight.sum()) or 1.0
+    own = np.asarray(part.T @ weight).ravel()
+    if isinstance(part, np.ndarray):
+        return own, np.asarray(((part - own / total) ** 2).T @ weight)
+    squares = part.multiply(part)  # centred, a CSR matrix would not be sparse
+    return own, np.asarray(squares.T @ weight).ravel() - own * own / total
 
 
 def scaled(x: Any, moments: Moments, *, intercept: bool) -> Any:

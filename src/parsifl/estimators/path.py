@@ -85,7 +85,7 @@ class FederatedSparseRegressorCV(RegressorMixin, FederatedSparse):  # type: igno
         return np.unique(np.minimum(2 ** np.arange(int(np.log2(most)) + 2), most))
 
     def _folds(self, x: Any, groups: Any, clients: int) -> list[tuple[Array, Array]]:
-        if not isinstance(self.cv, int):
+        if not isinstance(self.cv, int | np.integer):
             return list(check_cv(self.cv).split(x, groups=groups))
         most, kind = (clients, "clients") if clients > 1 else (x.shape[0], "rows")
         if self.cv > most:

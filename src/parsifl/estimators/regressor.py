@@ -143,6 +143,8 @@ class FederatedSparseRegressor(RegressorMixin, FederatedSparse):  # type: ignore
             raise ValueError(f"center must be 'global' or 'client', got {self.center!r}")
         if self.center == "client" and sparse.issparse(X):
             raise ValueError("center='client' needs dense features: a CSR matrix is not centred")
+        if self.center == "client" and not self.fit_intercept:
+            raise ValueError("center='client' gives every client an intercept: set fit_intercept")
         moments = gather(X, y, weight, parts, standardize=self.standardize)
         x, target, intercept = X, y, False
         if sparse.issparse(X):

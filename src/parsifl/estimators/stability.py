@@ -69,6 +69,11 @@ def stability_selection(
     owner = owners(groups, len(y))[1]
     if by == "clients" and owner.max() < 1:
         raise ConfigError("half of one client is none: use by='rows', or give at least 2 clients")
+    if getattr(estimator, "dictionary", None) is not None:
+        raise ConfigError(
+            "stability selection counts features, and with a dictionary every feature has a "
+            "coefficient: give X @ dictionary to an estimator without one"
+        )
     frequency = np.zeros(X.shape[1])
     for number in range(subsamples):
         rows = _half(owner, by, Key(seed, round=number, purpose="stability"))

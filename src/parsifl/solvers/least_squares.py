@@ -8,7 +8,7 @@ from torch import Tensor
 from parsifl.problem import Restricted
 
 _SINE = 1e-4  # columns closer to the span of the others than this take the slower way
-_REFINED = 0.05  # and closer than this a second solution: normal equations lose eps / sine^2
+_LOST = 1e-13  # normal equations lose eps / sine^2: where that is more, they are solved twice
 
 
 def least_squares(part: Restricted) -> Tensor:
@@ -44,10 +44,10 @@ def _correction(matrix: Tensor, residual: Tensor) -> Tensor:
 
 
 def _by_normal_equations(matrix: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-    """Solve by Cholesky, refined where needed; also say for whom that is as good as QR."""
+    """Solve by Cholesky, refined where needed; also say for whom that is nearly as good as QR."""
     factor, sine = _cholesky(matrix.mT @ matrix)
     found = _solved(factor, matrix, residual)
-    near = ~(sine > _REFINED)
+    near = ~(sine**2 * _LOST > torch.finfo(sine.dtype).eps)
     if bool(near.any()):
         some, first = matrix[near], found[near]
         left = residual[near] - (some @ first[..., None])[..., 0]
@@ -60,11 +60,16 @@ def _solved(factor: Tensor, matrix: Tensor, residual: Tensor) -> Tensor:
 
 
 def _cholesky(gram: Tensor) -> tuple[Tensor, Tensor]:
-    """Factor Gram matrices in place; tell the least sine of a column to those before (or NaN)."""
+    """Factor Gram matrices (it may change their diagonals).
+
+    Also tell the least sine of a column to those before it, or NaN.
+    """
     squares = gram.diagonal(dim1=1, dim2=2)
     # an unused place (a zero row and column) gets an equation of its own, z = 0
     squares += squares == 0
     factor, failed = torch.linalg.cholesky_ex(gram)
+    if not gram.shape[-1]:
+        return factor, torch.ones(len(gram), dtype=gram.dtype)
     sines = factor.diagonal(dim1=1, dim2=2) / squares.sqrt()
     return factor, sines.amin(1).masked_fill_(failed != 0, 0.0)
 

@@ -30,7 +30,11 @@ def gradient(loss: Callable[[Params], Tensor], params: Params) -> Params:
     try:
         with torch.enable_grad():
             leaves = {name: _leaf(value, level) for name, value in params.items()}
-            found = torch.autograd.grad(loss(leaves), list(leaves.values()), materialize_grads=True)
+            value = loss(leaves)
+            if value.requires_grad:
+                found = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
+            else:  # it reads none of them
+                found = tuple(map(torch.zeros_like, leaves.values()))
         named = zip(leaves, found, strict=True)
         return {name: _functorch._unwrap_for_grad(slope, level) for name, slope in named}
     finally:

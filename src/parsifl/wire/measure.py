@@ -93,7 +93,7 @@ class Content(NamedTuple):
 
 
 def content(message: Any, precision: Precision = "exact") -> Content:
-    """Return what is in a message; `codec.measured` does, and encodes it in the same pass."""
+    """Return what is in a message; `codec.measured` also tells its length."""
     leaves = tree.flatten(message, units=UNITS)[0]
     return Content(dense_leaves(leaves), _entropies(leaves, precision), real_values(leaves))
 

@@ -164,6 +164,8 @@ def decode(data: memoryview, size: int, count: int) -> Iterator[NDArray[np.intp]
     ValueError
         If the bytes do not code exactly `count` positions; then at most `count` came before.
     """
+    if type(count) is not int or not 0 <= count <= size:
+        raise ValueError(f"{count!r} of {size} positions is no support")
     if is_trivial(size, count):
         for start in range(0, count, CHUNK):
             yield np.arange(start, min(start + CHUNK, count))
