@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,14 +59,8 @@ def averaging(work: Workload, data: ClientData, mu: float = 0.0) -> Callable[[],
     """Return a round of FedAvg, or of FedProx with mu > 0."""
 
     def train(local: nn.Module, batches: Any) -> list[Tensor]:
-        optimizer = torch.optim.SGD(local.parameters(), lr=0.02)
         start = [p.detach().clone() for p in local.parameters()] if mu else []
-        for x, y in batches:
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(local(x), y).backward()
-            for parameter, origin in zip(local.parameters(), start, strict=False):
-                _add(parameter, parameter.detach() - origin, mu)
-            optimizer.step()
+        _descend(local, batches, 0.02, start, mu)
         return [p.detach() for p in local.parameters()]
 
     return _rounds(work, data, train)
@@ -100,26 +94,30 @@ def personal(
     model, rate, pull = build(), 0.01, 0.1
     own: dict[int, nn.Module] = {}
 
-    def train(module: nn.Module, anchors: list[Tensor], batches: Any) -> None:
-        optimizer = torch.optim.SGD(module.parameters(), lr=rate)
-        for x, y in batches:
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(module(x), y).backward()
-            for parameter, anchor in zip(module.parameters(), anchors, strict=False):
-                _add(parameter, parameter.detach() - anchor, pull)
-            optimizer.step()
-
     def run() -> None:
         total: list[Tensor] | None = None
         received = [p.detach() for p in model.parameters()]
         for client in torch.randperm(len(data))[:cohort].tolist():
             local, mine = copy.deepcopy(model), own.setdefault(client, copy.deepcopy(model))
-            train(local, [], _batches(data, client, steps, batch))
-            train(mine, received, _batches(data, client, steps, batch))
+            _descend(local, _batches(data, client, steps, batch), rate)
+            _descend(mine, _batches(data, client, steps, batch), rate, received, pull)
             params = [p.detach() for p in local.parameters()]
             total = params if total is None else [a + b for a, b in zip(total, params, strict=True)]
 
     return run
+
+
+def _descend(
+    module: nn.Module, batches: Any, rate: float, anchors: Sequence[Tensor] = (), pull: float = 0.0
+) -> None:
+    """Take SGD steps, drawn towards the anchors if there are any."""
+    optimizer = torch.optim.SGD(module.parameters(), lr=rate)
+    for x, y in batches:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(module(x), y).backward()
+        for parameter, anchor in zip(module.parameters(), anchors, strict=False):
+            _add(parameter, parameter.detach() - anchor, pull)
+        optimizer.step()
 
 
 def _couple(theta: nn.Parameter, w: Tensor, form: Coupling) -> None:
