@@ -128,7 +128,7 @@ class Gathered:
             part = method.contribute(self._problem, upload, weight)
             self._total = tree.accumulate(self._total, part)
         self._arrived += 1
-        content = arrival.content or wire.content(upload, self._precision)
+        content = arrival.content or wire.measured(upload, self._precision)[1]
         self.ledger.bytes_up += arrival.bytes_up
         self.ledger.dense_up += content.dense
         self.ledger.entropy_up += math.ceil(content.entropy)
@@ -141,7 +141,7 @@ class Gathered:
 
     def _content_down(self, down: Any) -> Content:
         if id(down) not in self._known:
-            self._known[id(down)] = (down, wire.content(down, self._precision))
+            self._known[id(down)] = (down, wire.measured(down, self._precision)[1])
         return self._known[id(down)][1]
 
     def _count(self, arrival: Arrival, info: ClientInfo, sent: int | None) -> None:

@@ -19,7 +19,7 @@ Integers and floats are lossless unless a lower precision is asked for; then a s
 from __future__ import annotations
 
 from parsifl.wire.codec import decode, encode, measured, rounded, size
-from parsifl.wire.measure import Content, check, content, dense_size, entropy_size
+from parsifl.wire.measure import Content, check, dense_size, entropy_size
 from parsifl.wire.values import PRECISIONS, Precision
 
 __all__ = [
@@ -27,7 +27,6 @@ __all__ = [
     "Content",
     "Precision",
     "check",
-    "content",
     "decode",
     "dense_size",
     "encode",

@@ -92,12 +92,6 @@ class Content(NamedTuple):
     values: int
 
 
-def content(message: Any, precision: Precision = "exact") -> Content:
-    """Return what is in a message; `codec.measured` also tells its length."""
-    leaves = tree.flatten(message, units=UNITS)[0]
-    return Content(dense_leaves(leaves), _entropies(leaves, precision), real_values(leaves))
-
-
 def dense_size(message: Any) -> int:
     """Return the bytes of all tensors when sent dense, at their own dtypes (bool: one bit).
 
@@ -111,12 +105,6 @@ def dense_leaves(leaves: Iterable[Any]) -> int:
     """Return the `dense_size` of leaves."""
     forms = (_form(leaf) for leaf in leaves)
     return sum(_dense(dtype, math.prod(shape)) for dtype, shape in forms)
-
-
-def real_values(leaves: Iterable[Any]) -> int:
-    """Return the number of real values in leaves."""
-    parts = (part.value if isinstance(part, Sparse) else part for part in _parts(leaves))
-    return sum(part.numel() for part in parts if part.is_floating_point())
 
 
 def _parts(leaves: Iterable[Any]) -> Iterator[Tensor | Sparse]:
@@ -133,10 +121,7 @@ def entropy_size(message: Any, precision: Precision = "exact") -> float:
     >>> entropy_size({"w": torch.zeros(10, 10)})
     0.0
     """
-    return _entropies(tree.flatten(message, units=UNITS)[0], precision)
-
-
-def _entropies(leaves: Iterable[Any], precision: Precision) -> float:
+    leaves = tree.flatten(message, units=UNITS)[0]
     return sum(_entropy(part, precision) for part in _parts(leaves))
 
 
