@@ -202,8 +202,7 @@ def add(left: T | None, right: T) -> T:
     >>> add({"a": torch.ones(1)}, {"b": torch.ones(1)})
     {'a': tensor([1.]), 'b': tensor([1.])}
     """
-    alone = left is None
-    total: T = accumulate(None, right) if alone else accumulate(_copied(left), right)
+    total: T = accumulate(None if left is None else _copied(left), right)
     return total
 
 

@@ -133,7 +133,9 @@ def test_atoms_may_repeat(solver: str) -> None:
     x, y, hospital = _hospitals()
     model = FederatedSparseRegressor(2, rounds=5, dictionary=np.c_[np.eye(20), np.eye(20)])
     model.set_params(solver=solver).fit(x, y, hospital)
-    assert model.score(x, y) > 0.6  # both places may go to one feature, which has two atoms
+    # both places may go to one feature, which has two atoms: no worse than the best one alone
+    alone = max(np.corrcoef(column, y)[0, 1] ** 2 for column in x.T)
+    assert model.score(x, y) > alone - 0.01
 
 
 @pytest.mark.parametrize("names", [[1, "1"], [1, "b"], [np.nan, "b"], [None, "b"]])

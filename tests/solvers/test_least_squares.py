@@ -97,3 +97,13 @@ def test_the_ridge_pulls_to_zero_not_to_the_start() -> None:
 def test_an_empty_support_has_an_empty_solution() -> None:
     nothing = torch.zeros(2, 0, 0)
     assert solve_symmetric(nothing, torch.zeros(2, 0)).shape == (2, 0)
+
+
+def test_single_precision_is_as_exact_as_it_can_be_where_columns_are_alike() -> None:
+    draw = torch.Generator().manual_seed(0)
+    first, second = torch.linalg.qr(torch.randn(200, 2, generator=draw))[0].T
+    matrix = torch.stack([first, first + 0.1 * second], 1)  # a sine of about 0.1
+    truth = torch.tensor([1.0, -2.0])
+    found = least_squares(_part(matrix[None], (matrix @ truth)[None], torch.zeros(1, 2)))
+    exact = torch.linalg.lstsq(matrix.double(), (matrix @ truth).double()[:, None]).solution[:, 0]
+    assert (found[0].double() - exact).abs().max() < 5e-6  # eps / 0.1^2 alone would be 1.2e-5

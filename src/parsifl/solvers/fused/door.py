@@ -116,8 +116,7 @@ def _for_block(
 
 
 def _schedule(batches: Batches) -> tuple[Tensor, ...]:
-    data = (batches.x, batches.y, batches.index, batches.weight, batches.active, batches.key)
-    return data
+    return (batches.x, batches.y, batches.index, batches.weight, batches.active, batches.key)
 
 
 _DATA = 6  # tensors of a schedule
