@@ -88,6 +88,15 @@ def test_the_squared_error_takes_one_or_several_targets() -> None:
     assert two.metrics(params, rows)["mse"].tolist() == [2.0]
 
 
+def test_targets_may_be_more_precise_than_the_parameters() -> None:
+    problem = NeuralProblem(lambda: nn.Linear(3, 1), "mse")
+    params, x = problem.init(Key(0)), torch.randn(4, 3, generator=Key(1).torch())
+    y = torch.tensor([0.5, -1.0, 2.0, 0.1], dtype=torch.float64)
+    rows = batch(x, y, [1.0, 0.0, 1.0, 1.0])
+    squares = (problem.predict(params, x)[:, 0] - y).square()
+    torch.testing.assert_close(problem.loss(params, rows), squares[[0, 2, 3]].mean())
+
+
 def test_many_rows_are_judged_in_pieces_with_the_same_result(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

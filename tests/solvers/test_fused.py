@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from parsifl import tree
 from parsifl.data.clients import ClientData
@@ -30,13 +30,24 @@ SIZES = (6, 11, 9)
 Solver = Callable[[Problem, Params, Batches], Any]
 
 
-def two_ways(problem: NeuralProblem, data: ClientData, solve: Solver, **draw: Any) -> float:
-    """Return how far the fused results of a block are from those of the loop."""
+def two_ways(
+    problem: NeuralProblem, data: ClientData, solve: Solver, *, alike: bool = False, **draw: Any
+) -> float:
+    """Return how far the fused results of a block are from those of the loop.
+
+    Clients begin at points of their own, or all at the same one.
+    """
     work = Work({"t": Draw(**{"batch": 4, "epochs": 2, **draw})})
     shards = Shards(data, problem)
     start = problem.init(Key(3))
     tasks = [
-        Task(client, (tree.scale(1 + 0.1 * client, start), shards.shard(client, work, Key(2))["t"]))
+        Task(
+            client,
+            (
+                start if alike else tree.scale(1 + 0.1 * client, start),
+                shards.shard(client, work, Key(2))["t"],
+            ),
+        )
         for client in range(len(data.train))
     ]
 
@@ -141,3 +152,29 @@ def test_weights_may_move_a_few_clients_at_a_time(
     for limit in ("_LINEAR", "_BENT"):
         monkeypatch.setattr(f"parsifl.solvers.fused.steps.{limit}", entries)
     assert two_ways(classifier(), clients(SIZES), solve) < 1e-12
+
+
+@pytest.mark.parametrize("entries", [1, 1 << 20])
+@pytest.mark.parametrize("solve", SOLVERS, ids=lambda solve: solve.__name__)
+def test_a_weight_that_all_begin_with_may_lie_across(
+    solve: Solver, entries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("parsifl.solvers.fused.steps._BROAD", 1)
+    for limit in ("_LINEAR", "_BENT"):
+        monkeypatch.setattr(f"parsifl.solvers.fused.steps.{limit}", entries)
+    assert two_ways(classifier(), clients(SIZES), solve, alike=True) < 1e-12
+
+
+@pytest.mark.parametrize("outputs", [63, 64])
+def test_a_broad_first_weight_lies_across_where_clients_begin_alike(outputs: int) -> None:
+    """Guards the test above."""
+    hidden = nn.Sequential(nn.Linear(4, outputs), nn.ReLU(), nn.Linear(outputs, 3))
+    problem = NeuralProblem(lambda: hidden, dtype=torch.float64)
+    data, work = clients(SIZES), Work({"t": Draw(batch=4, steps=2)})
+    shards, params = Shards(data, problem), problem.init(Key(3))
+    tasks = [Task(i, (shards.shard(i, work, Key(2))["t"],)) for i in range(3)]
+    outcome = executors.run(lambda batches: plain(problem, params, batches), tasks, "fused", 10)
+    assert not outcome.fallbacks
+    for result in outcome.results.values():
+        assert result["0.weight"].is_contiguous() == (outputs < 64)
+        assert result["2.weight"].is_contiguous()

@@ -145,6 +145,19 @@ def test_frozen_parameters_are_read_and_not_trained() -> None:
     assert difference(found, w) < 1e-14
 
 
+def test_a_parameter_that_the_loss_does_not_read_has_no_slope() -> None:
+    (first, *_) = batches()
+    found = gradient(PROBLEM, START, first)
+    body = {name: value for name, value in START.items() if name != PROBLEM.head[0]}
+    module = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
+    module.register_parameter("idle", nn.Parameter(torch.ones(2)))
+    problem = NeuralProblem(module, dtype=torch.float64)
+    idle = gradient(problem, {**body, "idle": torch.ones(2, dtype=torch.float64)}, first,
+                    {PROBLEM.head[0]: START[PROBLEM.head[0]]})  # fmt: skip
+    assert torch.equal(idle.pop("idle"), torch.zeros(2, dtype=torch.float64))
+    assert all(torch.equal(value, found[name]) for name, value in idle.items())
+
+
 def test_it_runs_inside_another_transformation() -> None:
     drawn = batches(steps=2)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from parsifl.problem import Params, Problem
 from parsifl.solvers import fused, vmapped
-from parsifl.solvers.rules import Rule
+from parsifl.solvers.rules import Line, Rule
 from parsifl.tracing import is_transformed
 from parsifl.work import Batch, Batches
 
@@ -105,8 +105,9 @@ def gradient(
         batch = replace(batch, x=batch.x.contiguous(memory_format=torch.channels_last))
     leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
     with torch.enable_grad():
-        found = torch.autograd.grad(loss(leaves), list(leaves.values()), materialize_grads=True)
-    return dict(zip(leaves, found, strict=True))
+        found = torch.autograd.grad(loss(leaves), list(leaves.values()), allow_unused=True)
+    slopes = zip(leaves.items(), found, strict=True)
+    return {n: torch.zeros_like(v) if slope is None else slope for (n, v), slope in slopes}
 
 
 def _may_put_channels_last(*trees: Params) -> bool:
@@ -139,6 +140,8 @@ class _Walk:
     ) -> None:
         self.rule, self.lr, self.momentum, self.decay = rule, lr, momentum, decay
         self.params, self.aux = params, aux
+        self._adds = rule.line() != Line()
+        self._follows = type(rule).after_ is not Rule.after_
         self.velocity = {n: torch.zeros_like(v) for n, v in params.items()} if momentum else {}
 
     def step(self, gradient: Params, batch: Batch, *, ragged: bool) -> None:
@@ -161,9 +164,11 @@ class _Walk:
             velocity.mul_(self.momentum).add_(gradient).add_((w - trial) / self.lr)
             w.sub_(velocity, alpha=self.lr)
         else:
-            self.rule.before_(w[None], aux, self.lr)
+            if self._adds:
+                self.rule.before_(w[None], aux, self.lr)
             w.sub_(gradient, alpha=self.lr)
-        self.rule.after_(w[None], aux, self.lr)
+        if self._follows:
+            self.rule.after_(w[None], aux, self.lr)
 
     def _trees(self) -> list[Params]:
         moving = self.aux if self.rule.moves_aux else ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -58,6 +58,15 @@ class Network:
     def keyed(self) -> bool:
         """Whether a layer draws random numbers."""
         return any(isinstance(layer, layers.Dropout) for layer in self.chain)
+
+    def opening(self, trained: Collection[str]) -> str | None:
+        """Name the weight of the first layer that learns, if it is linear and this is trained."""
+        for layer in self.chain:
+            if not set(parameters(layer)).isdisjoint(trained):
+                if isinstance(layer, layers.Linear) and layer.weight in trained:
+                    return layer.weight
+                break
+        return None
 
     def on(self, host: Host) -> Pass:
         """Return the way through the layers for one host."""

@@ -26,6 +26,7 @@ class LinearStage:
         self._bias = None if bias is None else bias.unsqueeze(1)
         self._land = host.landing(layer.weight)
         self._land_bias = landing(host, layer.bias)
+        self._sum: Tensor | None = None
 
     def forward(self, value: Tensor, key: Tensor | None) -> Tensor:
         """Return the affine map."""
@@ -43,8 +44,14 @@ class LinearStage:
         if self._land is not None:
             self._land(rows.mT, self._rows)
         if self._land_bias is not None:
-            self._land_bias(rows.sum(1), None)
+            self._land_bias(self._ones(rows), rows)
         return found.view(self._shape) if below and gradient.ndim != 3 else found
+
+    def _ones(self, rows: Tensor) -> Tensor:
+        """Return what adds up the rows in a product: one call for the sum and its step."""
+        if self._sum is None or self._sum.shape[2] != rows.shape[1]:
+            self._sum = rows.new_ones(len(rows), 1, rows.shape[1])
+        return self._sum
 
 
 @final

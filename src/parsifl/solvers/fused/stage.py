@@ -13,7 +13,8 @@ from torch import Tensor
 Landing = Callable[[Tensor, Tensor | None], None]
 """Takes a gradient: left @ right, or left itself. It may change the weight, in place.
 
-A product has two axes behind that of the clients: the first of the weight, and all others.
+A product has two axes behind that of the clients: the first of the weight, and all others; that of
+a vector is one row.
 """
 
 
@@ -57,12 +58,21 @@ def add_product_(
 ) -> None:
     """Replace the target by keep * target + factor * left @ right (or factor * left)."""
     if right is not None:
-        flat = target if target.ndim == 3 else target.view(*target.shape[:2], -1)
-        flat.baddbmm_(left, right, beta=keep, alpha=factor)
+        matrices = _matrices(target)
+        if matrices.is_contiguous():
+            matrices.baddbmm_(left, right, beta=keep, alpha=factor)
+        else:  # it lies across: torch would copy it to and fro
+            matrices.mT.baddbmm_(right.mT, left.mT, beta=keep, alpha=factor)
     elif keep == 1.0:
         target.add_(left, alpha=factor)
     else:
         target.mul_(keep).add_(left, alpha=factor)
+
+
+def _matrices(weight: Tensor) -> Tensor:
+    if weight.ndim == 2:
+        return weight.unsqueeze(1)
+    return weight if weight.ndim == 3 else weight.flatten(2)
 
 
 def merged(value: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import final
@@ -18,6 +18,7 @@ from parsifl.solvers.rules import Aux, Rule
 # Entries of weights that a rule moves in one go, so that they stay in the cache from one of its
 # passes to the next: a linear rule has so few that only large weights are worth a call each.
 _LINEAR, _BENT = 10 << 20, 1 << 18
+_BROAD = 64  # outputs from which on it pays to turn the first weight
 
 
 @dataclass(frozen=True)
@@ -56,19 +57,19 @@ class Block:
         self._recipe, self._schedule = recipe, schedule
         size, fixed = len(recipe.trained), len(recipe.frozen)
         own, frozen, rest = tensors[:size], tensors[size : size + fixed], tensors[size + fixed :]
-        self._params = {
-            name: schedule.owned(leaf) for name, leaf in zip(recipe.trained, own, strict=True)
-        }
+        trees = [
+            dict(zip(recipe.trained, part, strict=True))
+            for part in (own, *(rest[at : at + size] for at in range(0, len(rest), size)))
+        ]
+        across = _lies_across(recipe, trees)
+        params, *aux = trees
+        self._params = {n: _taken(schedule.owned, leaf, n == across) for n, leaf in params.items()}
         self._frozen = {
             name: schedule.shared(leaf) for name, leaf in zip(recipe.frozen, frozen, strict=True)
         }
         taken = schedule.owned if recipe.rule.moves_aux else schedule.shared
         self._aux = [
-            {
-                name: taken(leaf)
-                for name, leaf in zip(recipe.trained, rest[at : at + size], strict=True)
-            }
-            for at in range(0, len(rest), size)
+            {n: _taken(taken, leaf, n == across) for n, leaf in part.items()} for part in aux
         ]
         momentum = bool(recipe.momentum)
         self._velocity = {n: torch.zeros_like(v) for n, v in self._params.items() if momentum}
@@ -95,6 +96,23 @@ class Block:
             for name, value in self._frozen.items()
         }
         return _Leading(self._recipe, places, frozen)
+
+
+def _lies_across(recipe: Recipe, trees: Sequence[Mapping[str, Leaf]]) -> str | None:
+    """Name the weight that is kept as [in, out] in memory, which makes its products faster.
+
+    Only a layer that hands no gradient down gains by it, and only what all clients begin with is
+    turned in no time (docs/adr/0003).
+    """
+    name = recipe.network.opening(recipe.trained)
+    if name is None or any(tree[name][1] is not None for tree in trees):
+        return None
+    return name if len(trees[0][name][0]) >= _BROAD else None
+
+
+def _taken(take: Callable[[Leaf], Tensor], leaf: Leaf, across: bool) -> Tensor:
+    tensor, dim = leaf
+    return take((tensor.mT.contiguous(), dim)).mT if across else take(leaf)
 
 
 @final
