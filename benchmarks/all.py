@@ -6,6 +6,7 @@ something only while nothing else runs: every table ends with what other program
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
@@ -14,31 +15,38 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 
 
-def run(path: Path, place: Path) -> bool:
-    """Run one benchmark; its table is shown when it is done, its progress meanwhile."""
+def run(path: Path, place: Path) -> list[str]:
+    """Run one benchmark; its table is shown when it is done, its progress meanwhile.
+
+    Returns what it missed, or that it did not come to its end.
+    """
     name = path.stem.removeprefix("bench_")
     sys.stdout.write(f"== {name}\n")
     sys.stdout.flush()
-    started = time.perf_counter()
-    figures = str(place / f"{name}.json")
+    started, figures = time.perf_counter(), place / f"{name}.json"
+    figures.unlink(missing_ok=True)
     done = subprocess.run(
-        [sys.executable, path, figures], stdout=subprocess.PIPE, text=True, check=False
+        [sys.executable, path, str(figures)], stdout=subprocess.PIPE, text=True, check=False
     )
     (place / f"{name}.txt").write_text(done.stdout)
     seconds = time.perf_counter() - started
     sys.stdout.write(f"{done.stdout}{name}: {seconds:.0f} s\n\n")
-    return done.returncode == 0
+    if not figures.exists():
+        return [f"{name} broke off (exit code {done.returncode})"]
+    return [f"{name}: {text}" for text in json.loads(figures.read_text())["missed"]]
 
 
 def main() -> int:
-    """Run everything; the exit code tells whether all came to an end with their marks reached."""
+    """Run everything; the exit code is 1 if a mark was missed or a benchmark broke off."""
     place = Path(sys.argv[1]) if len(sys.argv) > 1 else HERE.parent / "build" / "bench"
     place.mkdir(parents=True, exist_ok=True)
-    failed = [path.name for path in sorted(HERE.glob("bench_*.py")) if not run(path, place)]
-    sys.stdout.write(f"tables and figures are in {place}\n")
-    if failed:
-        sys.stdout.write(f"not reached or not run: {', '.join(failed)}\n")
-    return int(bool(failed))
+    started = time.perf_counter()
+    missed = [text for path in sorted(HERE.glob("bench_*.py")) for text in run(path, place)]
+    minutes = (time.perf_counter() - started) / 60
+    sys.stdout.write(f"{minutes:.1f} minutes; tables and figures are in {place}\n")
+    for text in missed:
+        sys.stdout.write(f"MISSED {text}\n")
+    return int(bool(missed))
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@ Every case runs in a process of its own, so that its peak is its own. Cohorts ar
 and keep a state of 318 kB each, of which 64 MB may be in memory. Each is compared with a plain loop
 over the same cohort (measured on some of it where that is large), with the bound (the longer of the
 products of training and of moving rows and states once), and with the round of 1,000 clients.
-Goals: the same round and the same memory for a million clients, a start within 5 s for 100,000, and
-500 clients with four layers below 5 GB.
+Asked for: the same round and the same memory for a million clients (within a quarter), a start
+within 5 s for 100,000, and 500 clients with four layers below 5 GB.
 """
 
 from __future__ import annotations
@@ -24,12 +24,27 @@ from typing import Any
 
 import numpy as np
 import timing
-from timing import Bound, Row, Timing, chosen, longer, moved, products, progress, report, row
+from timing import (
+    Bound,
+    Mark,
+    Row,
+    Timing,
+    at_most,
+    chosen,
+    longer,
+    marked,
+    moved,
+    products,
+    progress,
+    report,
+    row,
+)
 
 MEGABYTE = 1 << 20
 COHORT, ROUNDS, ROWS, BATCH, STEPS = 100, 12, 20_000, 10, 2
 MAPPED_ROWS, MAPPED_LIMIT = 6_400_000, 2 << 30
-LOOPED, TURNS = 50, 3  # most clients of a plain loop, and how often it runs
+SAME, START, PEAK = 1.25, 5.0, 5000.0  # at most: of 1,000 clients' figures; seconds; megabytes
+LOOPED, TURNS = 25, 3  # most clients of a plain loop, and how often it runs
 
 
 @dataclass(frozen=True)
@@ -181,23 +196,39 @@ def measure(name: str) -> tuple[Timing, dict[str, Any]]:
     return timing.timing("ditto", found["rounds"]), found
 
 
-def main() -> None:
+def marks(name: str, round_: float, peak: float, found: dict[str, Any]) -> list[Mark]:
+    """Return what is asked of a case; round and peak are compared with those of 1,000 clients."""
+    if name == "500 of 500, four layers":
+        return [at_most(PEAK, found["peak"], "MB at the peak")]
+    start = [at_most(START, found["startup"], "s until the end of the first round")]
+    if not name.endswith("000"):
+        return start if "100,000" in name else []
+    return [
+        *start,
+        at_most(SAME, round_, "of the round of 1,000 clients"),
+        at_most(SAME, peak, "of the memory of 1,000 clients"),
+    ]
+
+
+def main() -> int:
     """Run the cases that are asked for."""
     rows: list[Row] = []
-    least: float | None = None
+    first: tuple[float, float] | None = None
     for name in chosen(CASES):
         taken, found = measure(name)
-        least = least or taken.median
+        first = first or (taken.median, found["peak"])
+        round_, peak = taken.median / first[0], found["peak"] / first[1]
         note = (
-            f"{taken.median / least:.2f} of the first line; first round after "
-            f"{found['startup']:.1f} s, peak {found['peak']:.0f} MB"
+            f"{round_:.2f} of the first line; first round after {found['startup']:.1f} s, "
+            f"peak {found['peak']:.0f} MB"
         )
-        rows.append(row(name, taken, found["plain"], "plain, best", Bound(**found["bound"]), note))
-    report(rows)
+        item = row(name, taken, found["plain"], "plain, best", Bound(**found["bound"]), note)
+        rows.append(marked(item, None, *marks(name, round_, peak, found)))
+    return report(rows, __doc__)
 
 
 if __name__ == "__main__":
     if "--case" in sys.argv:
         sys.stdout.write(json.dumps(child(sys.argv[sys.argv.index("--case") + 1])))
     else:
-        main()
+        raise SystemExit(main())

@@ -1,10 +1,9 @@
 """Singular value thresholding over all layers of ResNet18 against `torch.linalg.svd` of each.
 
-FedSLR's server step. Tells the ratio of the two times (to be 0.6 or less: 1.67 times faster), the
-largest difference, and the share of a bound: the products that form the smaller Gram matrix of each
-layer and apply it, at the peak of dense products. Cases: a model as it is initialised (full rank),
-one of low rank, given its factors of the last round, one whose spectrum falls evenly over five
-decades, and what the server meets in its second round of training.
+FedSLR's server step, which is to take at most 0.6 of the time. The bound: the products that form
+the smaller Gram matrix of each layer and apply it, at the peak of dense products. Cases: a model as
+it is initialised (full rank), one of low rank, given its factors of the last round, one whose
+spectrum falls evenly over five decades, and what the server meets in its second round of training.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from unittest import mock
 
 import numpy as np
 import torch
-from timing import Row, chosen, interleaved, products, progress, report, row
+from timing import Row, chosen, interleaved, marked, products, progress, report, row
 from torch import Tensor
 
 from parsifl.algorithms.fedslr import FedSLR
@@ -28,7 +27,7 @@ from parsifl.solvers.svt import Compact, has_rank, svt_layers
 
 TURNS = 3
 CASES = {"initial": 1e-3, "trained": 1e-2, "decayed": 1e-3, "round 2": 1e-2}  # thresholds
-GOAL = 0.6
+GOAL = 1.67  # times as fast
 BLOCKS = ((64, 64, 1), (64, 64, 1), (64, 128, 2), (128, 128, 1), (128, 256, 2), (256, 256, 1),
           (256, 512, 2), (512, 512, 1))  # fmt: skip
 
@@ -148,22 +147,17 @@ def measure(label: str, threshold: float) -> list[Row]:
     params, before = case(label, threshold)
     ours, direct = partial(svt_layers, params, threshold, before), partial(plain, params, threshold)
     gap = _difference(densify(ours()), direct())
-    found = interleaved({"plain": direct, "ours": ours}, TURNS)
+    found = interleaved({"plain": direct, "ours": ours}, TURNS, warm=True)
     ratio = found["ours"].median / found["plain"].median
     progress(f"{label}, threshold {threshold:g}: {ratio:.2f} of the time")
     reference, least = found["plain"].median, products(operations(params))
     name, note = f"{label}, threshold {threshold:g}", f"largest difference {gap:.1e}"
-    return [
+    rows = [
         row(name, timing, reference, "torch.linalg.svd", least, note) for timing in found.values()
     ]
-
-
-def main() -> int:
-    """Measure the cases that the arguments name, or all."""
-    rows = [item for label in chosen(CASES) for item in measure(label, CASES[label])]
-    report(rows)
-    return int(any(item.ratio < 1 / GOAL for item in rows if item.candidate == "ours"))
+    return [marked(each, GOAL) if each.candidate == "ours" else each for each in rows]
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    found = [item for label in chosen(CASES) for item in measure(label, CASES[label])]
+    raise SystemExit(report(found, __doc__))

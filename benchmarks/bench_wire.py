@@ -1,5 +1,8 @@
 """Encoding and decoding of messages against `torch.save` and `torch.load` of the dense tensors.
 
+Messages of the size of a perceptron and of 3.7 million numbers: dense, with zeros in 90 % of the
+places, as positions and values of 5 %, and as factors of low rank. "encode" makes the bytes that
+travel, "decode" reads them, "size" only finds how many there are, which is what a simulation does.
 The bound is to read the message once and to write its code once, or the other way round; what is
 small enough stays in the caches and may be faster than that. Each line tells the megabytes of dense
 tensors a second too.
@@ -19,7 +22,10 @@ from parsifl import tree, wire
 from parsifl.keys import Key
 from parsifl.messages import LowRank, Sparse
 
-SHAPES = {"perceptron": ((100, 784), (100,), (10, 100), (10,)), "3.7 million": ((1920, 1920),)}
+SHAPES = {
+    "a perceptron, 79,510 numbers": ((100, 784), (100,), (10, 100), (10,)),
+    "3.7 million numbers": ((1920, 1920),),
+}
 TURNS = 15
 
 
@@ -117,4 +123,5 @@ def measure(name: str, shapes: tuple[tuple[int, ...], ...]) -> list[Row]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    report([item for name, shapes in SHAPES.items() for item in measure(name, shapes)])
+    found = [item for name, shapes in SHAPES.items() for item in measure(name, shapes)]
+    raise SystemExit(report(found, __doc__))

@@ -4,7 +4,7 @@ Every line tells how many times faster than the plain way a candidate is, and wh
 it reaches: the time that its products take at the peak of `sgemm`, or what it must read and write
 takes at the speed of a large copy; both are measured in the same run, at the better number of
 threads. Arguments of every benchmark: a name that ends in ``.json`` is where the figures go; all
-others choose some of its parts.
+others choose some of its parts. The exit code is 1 where something that is asked for is missed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -25,6 +25,11 @@ import torch
 import parsifl  # noqa: F401 - first: it tells OpenMP's threads to sleep while they wait
 
 THREADS = (1, 2)
+LEGEND = """times: so many times as fast as what `against` names, by the medians (above 1 is faster)
+asked: the least of these times that is asked for; MISSED says what was not reached
+of the bound: what the machine needs at least, as a share of the median (sgemm: its operations at
+the speed of a large product; memory: what it reads and writes at the speed of a large copy)
+"""
 MEASURED: dict[str, float] = {}
 """The best of the machine that was seen in this run: FLOP/s of "sgemm", bytes/s of "memory"."""
 
@@ -39,12 +44,15 @@ class Timing:
     high: float
 
 
-def chosen(known: Iterable[str]) -> list[str]:
-    """Return the parts that the command line asks for: all of them if it names none."""
-    parts = list(known)
+def chosen(known: Iterable[str], besides: Iterable[str] = ()) -> list[str]:
+    """Return the parts that the command line asks for: all of them if it names none.
+
+    `besides` may be named too.
+    """
+    parts, more = list(known), list(besides)
     asked = [word for word in sys.argv[1:] if not word.endswith(".json")]
-    if unknown := [word for word in asked if word not in parts]:
-        sys.exit(f"there is no part {unknown[0]!r}; there are: {', '.join(parts)}")
+    if unknown := [word for word in asked if word not in parts + more]:
+        sys.exit(f"there is no part {unknown[0]!r}; there are: {', '.join(parts + more)}")
     return asked or parts
 
 
@@ -54,10 +62,15 @@ def progress(text: str) -> None:
     sys.stderr.flush()
 
 
-def interleaved(candidates: Mapping[str, Callable[[], object]], turns: int) -> dict[str, Timing]:
-    """Time every candidate `turns` times, one after the other, after one warm-up each."""
+def interleaved(
+    candidates: Mapping[str, Callable[[], object]], turns: int, *, warm: bool = False
+) -> dict[str, Timing]:
+    """Time every candidate `turns` times, one after the other.
+
+    There is one turn more that does not count, unless all of them are `warm` already.
+    """
     taken: dict[str, list[float]] = {name: [] for name in candidates}
-    for candidate in candidates.values():
+    for candidate in () if warm else candidates.values():
         candidate()
     for _ in range(turns):
         for name, candidate in candidates.items():
@@ -106,14 +119,32 @@ def longer(*bounds: Bound) -> Bound:
 
 
 def _peak(name: str, work: Callable[[], object], amount: float) -> float:
-    """Return the amount a second at the better number of threads."""
-    before, best = torch.get_num_threads(), 0.0
-    for threads in THREADS:
+    """Return the largest amount a second that was seen in this run, at any number of threads."""
+    before, best = torch.get_num_threads(), MEASURED.get(name, 0.0)
+    for threads in THREADS * 3:  # one disturbed moment would make the bound look near
         torch.set_num_threads(threads)
-        best = max(best, amount / interleaved({name: work}, 10)[name].low)
+        best = max(best, amount / interleaved({name: work}, 6)[name].low)
     torch.set_num_threads(before)
-    MEASURED[name] = max(best, MEASURED.get(name, 0.0))
+    MEASURED[name] = best
     return best
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What is asked for, and whether it was found."""
+
+    text: str
+    reached: bool
+
+
+def at_least(asked: float, found: float, what: str) -> Mark:
+    """Return the mark of a figure that is to be large."""
+    return Mark(f"{found:.3g} {what}, asked: at least {asked:g}", bool(found >= asked))
+
+
+def at_most(asked: float, found: float, what: str) -> Mark:
+    """Return the mark of a figure that is to be small."""
+    return Mark(f"{found:.3g} {what}, asked: at most {asked:g}", bool(found <= asked))
 
 
 @dataclass(frozen=True)
@@ -129,6 +160,18 @@ class Row:
     bound: float | None
     bound_by: str
     note: str
+    asked: float | None = None
+    marks: tuple[Mark, ...] = ()
+
+    def missed(self) -> list[str]:
+        """Return the marks that were not reached."""
+        return [mark.text for mark in self.marks if not mark.reached]
+
+
+def marked(item: Row, times: float | None = None, *marks: Mark) -> Row:
+    """Return the line with what is asked for: so many times as fast, and other marks."""
+    own = () if times is None else (at_least(times, item.ratio, f"times {item.against}"),)
+    return replace(item, asked=times, marks=(*own, *marks))
 
 
 def row(
@@ -153,41 +196,65 @@ def row(
     )
 
 
-def report(rows: list[Row]) -> None:
-    """Print a table, and write JSON into the file that the command line names."""
+def report(rows: list[Row], about: str | None) -> int:
+    """Print what it is about and a table, write JSON where the command line says; return the code.
+
+    The exit code is 1 if a mark was missed.
+    """
     out = sys.stdout.write
+    out(f"{(about or '').strip()}\n\n")
     out(
-        f"{'workload':38s} {'candidate':22s} {'ms':>9s} {'quartiles':>17s} {'times':>6s}  "
-        f"{'against':22s} {'of the bound':>12s}\n"
+        f"{'workload':38s} {'candidate':22s} {'ms':>8s} {'quartiles':>17s} {'times':>6s}  "
+        f"{'against':22s} {'asked':>6s} {'of the bound':>12s}\n"
     )
     for item in rows:
-        low, high = item.quartiles
-        share = "" if item.bound is None else f"{100 * item.bound:.0f} % {item.bound_by}"
-        line = (
-            f"{item.workload:38s} {item.candidate:22s} {item.milliseconds:9.1f} {low:8.1f}-"
-            f"{high:8.1f} {item.ratio:6.2f}  {item.against:22s} {share:>12s}  {item.note}"
-        )
-        out(f"{line.rstrip()}\n")
+        out(f"{_line(item).rstrip()}\n")
     others = _OTHERS.cores()
-    _foot(others)
+    missed = [f"{i.workload}, {i.candidate}: {text}" for i in rows for text in i.missed()]
+    _foot(others, missed, sum(len(item.marks) for item in rows))
     found = {
         "torch": torch.__version__,
         "others": others,
         "machine": MEASURED,
+        "missed": missed,
         "rows": [asdict(r) for r in rows],
     }
     for path in (word for word in sys.argv[1:] if word.endswith(".json")):
         Path(path).write_text(json.dumps(found, indent=1))
+    return int(bool(missed))
 
 
-def _foot(others: float | None) -> None:
+def _line(item: Row) -> str:
+    low, high = map(_digits, item.quartiles)
+    share = "" if item.bound is None else f"{100 * item.bound:.0f} % {item.bound_by}"
+    asked = "" if item.asked is None else f"{item.asked:g}"
+    notes = [item.note, *(f"MISSED {text}" for text in item.missed())]
+    return (
+        f"{item.workload:38s} {item.candidate:22s} {_digits(item.milliseconds):>8s} "
+        f"{f'{low} - {high}':>17s} {item.ratio:6.2f}  {item.against:22s} {asked:>6s} "
+        f"{share:>12s}  {'; '.join(note for note in notes if note)}"
+    )
+
+
+def _digits(value: float) -> str:
+    """Return a time with three digits that count."""
+    whole = len(str(int(value))) if value >= 1 else 0
+    return f"{value:.{max(3 - whole, 0)}f}"
+
+
+def _foot(others: float | None, missed: list[str], asked: int) -> None:
     out = sys.stdout.write
+    out(LEGEND)
     units = {"sgemm": "GFLOP/s of dense products", "memory": "GB/s of a copy, read and written"}
     said = [f"{speed / 1e9:.0f} {units[name]}" for name, speed in MEASURED.items()]
     if said:
         out(f"the machine, in this run: {', '.join(said)}\n")
     if others is not None:
         out(f"other programs used {others:.2f} cores meanwhile\n")
+    if asked:
+        out(f"marks: {asked - len(missed)} of {asked} reached\n")
+    for text in missed:
+        out(f"MISSED {text}\n")
 
 
 class _Others:

@@ -25,6 +25,7 @@ def _load(path: Path) -> Any:
 
 
 timing = _load(FOLDER / "timing.py")
+everything = _load(FOLDER / "all.py")
 peers = _load(FOLDER / "peers" / "run.py")
 
 
@@ -32,6 +33,8 @@ def test_candidates_take_turns_after_a_warm_up() -> None:
     calls: list[str] = []
     found = timing.interleaved({name: lambda n=name: calls.append(n) for name in "ab"}, 3)
     assert calls == ["a", "b"] * 4
+    timing.interleaved({"c": lambda: calls.append("c")}, 2, warm=True)
+    assert calls[8:] == ["c", "c"]
     assert 0 < found["a"].low <= found["a"].median <= found["a"].high
 
 
@@ -53,6 +56,8 @@ def test_bounds_are_measured_here_and_the_longer_one_counts() -> None:
     assert 1e9 < 1e9 / products.seconds < 1e14
     assert 1e8 < 1e9 / moved.seconds < 1e13
     assert timing.longer(products, moved.times(1e6)).by == "memory"
+    timing.MEASURED["sgemm"] = 1e18  # once seen, a peak counts until the end of the run
+    assert timing.products(1e9).seconds == 1e-9
 
 
 def test_a_report_is_a_table_and_a_file(
@@ -61,15 +66,58 @@ def test_a_report_is_a_table_and_a_file(
     path = tmp_path / "found.json"
     monkeypatch.setattr(sys, "argv", ["bench", str(path), "some"])
     taken = timing.Timing("ours", 0.2, 0.1, 0.3)
-    timing.report([timing.row("W1", taken, 1.0, "plain", timing.Bound(0.05, "memory"), "a note")])
-    line = capsys.readouterr().out.splitlines()[1]
-    words = " ".join(line.split())
-    assert words == "W1 ours 200.0 100.0- 300.0 5.00 plain 25 % memory a note"
+    line = timing.row("W1", taken, 1.0, "plain", timing.Bound(0.05, "memory"), "a note")
+    assert timing.report([timing.marked(line, 4.0)], "What it is about.") == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "What it is about."
+    assert " ".join(said[3].split()) == "W1 ours 200 100 - 300 5.00 plain 4 25 % memory a note"
+    assert "marks: 1 of 1 reached" in said
     row = json.loads(path.read_text())["rows"][0]
     assert (row["ratio"], row["bound"], row["bound_by"]) == (5.0, 0.25, "memory")
-    assert timing.chosen(["some", "other"]) == ["some"]
+    assert timing.chosen(["some", "other"]) == timing.chosen(["other"], ["some"]) == ["some"]
     with pytest.raises(SystemExit, match="no part 'some'"):
         timing.chosen(["other"])
+
+
+def test_a_missed_mark_is_told_and_gives_an_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "found.json"
+    monkeypatch.setattr(sys, "argv", ["bench", str(path)])
+    line = timing.row("W1", timing.Timing("ours", 0.2, 0.1, 0.3), 1.0, "plain")
+    few, memory = timing.marked(line, 6.0), timing.at_most(2, 1.5, "GB")
+    assert timing.report([line, few, timing.marked(line, None, memory)], None) == 1
+    missed = "W1, ours: 5 times plain, asked: at least 6"
+    said = capsys.readouterr().out
+    assert f"MISSED {missed}\n" in said
+    assert "marks: 1 of 2 reached" in said
+    (told,) = [text for text in said.splitlines() if text.startswith("W1") and "MISSED" in text]
+    assert " ".join(told.split()).endswith("plain 6 MISSED 5 times plain, asked: at least 6")
+    assert json.loads(path.read_text())["missed"] == [missed]
+
+
+@pytest.mark.parametrize(
+    ("code", "missed"),
+    [
+        ("Path(sys.argv[1]).write_text('{\"missed\": []}')", []),
+        ('Path(sys.argv[1]).write_text(\'{"missed": ["far"]}\'); sys.exit(1)', ["x: far"]),
+        ("sys.exit(2)", ["x broke off (exit code 2)"]),
+    ],
+)
+def test_what_all_benchmarks_missed_is_gathered(
+    tmp_path: Path, code: str, missed: list[str]
+) -> None:
+    path = tmp_path / "bench_x.py"
+    path.write_text(f"import sys\nfrom pathlib import Path\n{code}\n")
+    assert everything.run(path, tmp_path) == missed
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.01234, "0.012"), (1.2345, "1.23"), (45.67, "45.7"), (456.7, "457"), (45678.9, "45679")],
+)
+def test_times_have_three_digits_that_count(value: float, text: str) -> None:
+    assert timing._digits(value) == text
 
 
 def test_peers_are_compared_at_their_better_number_of_threads() -> None:
