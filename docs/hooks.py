@@ -202,9 +202,12 @@ def _type(kind: Any) -> str:
     return _code(plain)
 
 
-def _limits(name: str, requires: list[str]) -> str:
+def _limits(name: str, requires: dict[str, str]) -> str:
     kind: Any = find(name)
-    lines = [f"- Needs a problem that is `{capability}`." for capability in requires]
+    lines = [
+        f"- Needs a problem that is `{capability}`" + (offered and f": {offered}") + "."
+        for capability, offered in requires.items()
+    ]
     if kind.trains == "everyone":
         lines.append("- All clients train in each round; only the cohort uploads.")
     for promise, reason in getattr(kind, "exempt", {}).items():

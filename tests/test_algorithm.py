@@ -44,11 +44,11 @@ class Demanding(Toy):
     requires: ClassVar[tuple[type[Any], ...]] = (Layered, Scalable)
 
 
-def test_a_missing_capability_is_named_with_its_members() -> None:
+def test_a_missing_capability_is_named_with_its_members_and_the_remedy() -> None:
     require(Demanding(), classifier())
     require(FedAvg(), restricted(classifier(), ()))
     with pytest.raises(
-        CapabilityError, match=r"Demanding needs a problem that is Layered; .* lacks blocks, head"
+        CapabilityError, match=r"needs a problem that is Layered; .* blocks, head; use .*model mlp"
     ):
         require(Demanding(), restricted(classifier(), ()))
     with pytest.raises(CapabilityError, match=r"is Scalable; .* lacks narrow, shapes"):

@@ -47,6 +47,17 @@ def test_a_wrong_value_is_refused_by_name(field: str, value: Any) -> None:
         Settings(**{field: value})
 
 
+def test_text_says_none_and_several_values_where_a_field_may_have_them() -> None:
+    assert config.build(Settings, {"maybe": "none"}).maybe is None
+    assert config.build(Settings, {"steps": "10+20"}).steps == (10, 20)
+    assert config.build(Settings, {"steps": "10"}).steps == (10,)
+    with pytest.raises(ConfigError, match=r"^Settings.steps = '1,2': .* valid tuple"):
+        config.build(Settings, {"steps": "1,2"})
+    assert config.build(Settings, {"name": "none"}).name == "none"
+    with pytest.raises(ConfigError, match=r"^Settings.count = 'none': .* valid integer"):
+        config.build(Settings, {"count": "none"})
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [

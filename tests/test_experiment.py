@@ -57,8 +57,17 @@ def test_the_model_fits_the_data() -> None:
     assert regression.score == "mse"
     with pytest.raises(DataError, match="--model glm"):
         problem_for("mlp", real)
-    with pytest.raises(ConfigError, match="cannot be built"):
-        problem_for("glm:l3=1", real)
+    for wrong, message in (
+        ("glm:l3=1", "unknown field of GLM 'l3'; known: .*intercept, keep, l2"),
+        ("glm:l2=strong", "GLM.l2 = 'strong': .* valid number"),
+        ("glm:dtype=float16", "GLM.dtype = 'float16': .* instance of dtype"),
+        ("glm:keep=first", "GLM.keep = .*'first',.*: .* valid integer"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            problem_for(wrong, real)
+    kept = problem_for("glm:keep=2", real)
+    assert isinstance(kept, GLM)
+    assert kept.kept["coef"] == (2,)
 
 
 def test_a_linear_model_runs_on_pictures() -> None:

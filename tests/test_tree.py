@@ -181,6 +181,8 @@ def test_accumulate_is_a_sum_that_never_writes_into_contributions(
         total = tree.accumulate(total, contribution)
         expected = tree.add(expected, contribution)
     assert tree.same(total, expected)
+    assert tree.same(tree.accumulate(None, *nested), expected)
+    assert tree.same(tree.accumulate(tree.accumulate(None, nested[0]), *nested[1:]), expected)
     tree.map(Tensor.zero_, total)
     assert all(tree.same(a, b) for a, b in zip(nested, before, strict=True))
 
@@ -217,6 +219,29 @@ def test_scales_within_scales_multiply() -> None:
     part = tree.Scaled(2.0, (tree.Scaled(3.0, torch.ones(1)), torch.ones(1)))
     total: Any = tree.accumulate(tree.accumulate(None, part), part)
     assert [leaf.item() for leaf in total] == [12.0, 4.0]
+
+
+def test_many_at_once_are_added_in_their_order() -> None:
+    parts = [tree.Scaled(f, {"w": torch.full((2,), v)}) for f, v in ((1.0, 1e8), (3.0, 1.0))]
+    parts.append(tree.Scaled(1.0, {"w": torch.full((2,), -1e8), "b": torch.ones(1)}))
+    one_by_one: Any = None
+    for part in parts:
+        one_by_one = tree.accumulate(one_by_one, part)
+    together: Any = tree.accumulate(None, *parts)
+    assert tree.same(together, one_by_one)
+    assert together["w"][0] != 3.0  # in another order it would be
+    assert tree.accumulate({"a": None}, {"a": None}, {"a": None}) == {"a": None}
+    with pytest.raises(TypeError, match="static values differ"):
+        tree.accumulate(None, (1,), (1,), (2,))
+
+
+def test_a_sum_has_the_layout_of_its_first_summand() -> None:
+    part = {"w": torch.randn(3, 2).T}
+    for factor in (1.0, 2.0):
+        total: Any = tree.accumulate(None, tree.Scaled(factor, part), part)
+        assert total["w"].stride() == part["w"].stride()
+        assert total["w"].data_ptr() != part["w"].data_ptr()
+        torch.testing.assert_close(total["w"], (factor + 1) * part["w"])
 
 
 def test_a_static_none_is_not_an_absent_tree() -> None:

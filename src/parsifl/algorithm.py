@@ -40,7 +40,7 @@ from torch import Tensor
 from parsifl import config
 from parsifl.errors import CapabilityError, ConfigError
 from parsifl.keys import Key
-from parsifl.problem import Model, Problem
+from parsifl.problem import OFFERED_BY, Model, Problem
 from parsifl.work import Shard, Work
 
 P = TypeVar("P", bound=Problem, contravariant=True)
@@ -173,9 +173,10 @@ def require(method: AnyMethod, problem: Problem) -> None:
         if not isinstance(problem, capability):
             members = sorted(set(_members(capability)) - set(_members(Problem)))
             missing = [name for name in members if not hasattr(problem, name)]
+            remedy = f"; use {OFFERED_BY[capability]}" if capability in OFFERED_BY else ""
             raise CapabilityError(
                 f"{type(method).__name__} needs a problem that is {capability.__name__}; "
-                f"{type(problem).__name__} lacks {', '.join(missing)}"
+                f"{type(problem).__name__} lacks {', '.join(missing)}{remedy}"
             )
 
 

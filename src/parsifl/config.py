@@ -1,15 +1,18 @@
 """Settings as typed fields: checked when a method is built, written to and read from JSON.
 
-The fields of a method are annotated with these types, so that a wrong value is refused with its
-name before any work is done, wherever it came from (Python, a TOML file, the command line).
+The fields of a method and the arguments of a model are annotated with these types, so that a wrong
+value is refused with its name before any work is done, wherever it came from (Python, a TOML file,
+the command line).
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import inspect
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, TypeVar
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -33,8 +36,11 @@ def check(settings: Any) -> None:
         _validated(kind, name, adapter, getattr(settings, name), strict=True)
 
 
-def build(kind: type[T], values: Mapping[str, Any]) -> T:
+def build(kind: Callable[..., T], values: Mapping[str, Any]) -> T:
     """Make an instance from loose values (JSON, TOML, or text from the command line).
+
+    A dataclass has fields; of any other class or function the annotated arguments are read. Where
+    a field may be None, or has several values, the texts "none" and "1+2" stand for them.
 
     >>> from parsifl.algorithms.fedavg import FedAvg
     >>> build(FedAvg, {"lr": "0.5"}).lr
@@ -44,9 +50,9 @@ def build(kind: type[T], values: Mapping[str, Any]) -> T:
     adapters = _adapters(hashable)
     for name in values:
         if name not in adapters:
-            raise ConfigError(unknown(f"field of {kind.__name__}", name, adapters))
+            raise ConfigError(unknown(f"field of {hashable.__name__}", name, adapters))
     given = {
-        name: _validated(kind, name, adapters[name], value, strict=False)
+        name: _validated(hashable, name, adapters[name], value, strict=False)
         for name, value in values.items()
     }
     return kind(**given)
@@ -63,13 +69,14 @@ def to_json(settings: Any) -> dict[str, Any]:
 
 
 @functools.cache
-def _adapters(kind: type[Any]) -> dict[str, Any]:
+def _adapters(kind: Any) -> dict[str, Any]:
     # pydantic is imported late: it costs a tenth of a second, and `--help` does not need it
     import pydantic
 
-    hints = typing.get_type_hints(kind, include_extras=True)
-    names = [field.name for field in dataclasses.fields(kind) if field.init]
-    finite = pydantic.ConfigDict(allow_inf_nan=False)
+    plain = isinstance(kind, type) and not dataclasses.is_dataclass(kind)
+    hints = typing.get_type_hints(kind.__init__ if plain else kind, include_extras=True)
+    names = list(inspect.signature(kind).parameters)
+    finite = pydantic.ConfigDict(allow_inf_nan=False, arbitrary_types_allowed=True)
 
     def adapter(hint: Any) -> Any:
         nested = dataclasses.is_dataclass(hint)  # checks itself, and takes no configuration
@@ -86,5 +93,8 @@ def _validated(kind: type, name: str, adapter: Any, value: Any, *, strict: bool)
         lenient = isinstance(value, int) and not isinstance(value, bool)
         return adapter.validate_python(value, strict=strict and not lenient)
     except pydantic.ValidationError as error:
+        if not strict and isinstance(value, str):
+            with contextlib.suppress(pydantic.ValidationError):
+                return adapter.validate_python(None if value == "none" else value.split("+"))
         reason = error.errors()[0]["msg"]
         raise ConfigError(f"{kind.__name__}.{name} = {value!r}: {reason}") from None

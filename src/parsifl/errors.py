@@ -54,13 +54,13 @@ class ClientError(ParsiflError):
         return type(self), (self.stage, self.client, self.round, self.reason)
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> str:
+def unknown(kind: str, name: object, known: Iterable[str]) -> str:
     """Say that `name` is not a known `kind`, with the nearest match or the whole list.
 
     >>> unknown("algorithm", "fedavgg", ["fedavg", "ditto"])
     "unknown algorithm 'fedavgg'; did you mean 'fedavg'?"
     """
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1)
+    close = difflib.get_close_matches(str(name), names, n=1)
     hint = f"did you mean '{close[0]}'?" if close else "known: " + ", ".join(names)
     return f"unknown {kind} '{name}'; {hint}"

@@ -178,6 +178,8 @@ def problem_for(model: str, clients: ClientData) -> Problem:
         name = _automatic(clients)
     if name == "glm":
         return _linear(clients, options)
+    if name not in models.names():
+        raise ConfigError(unknown("model", name, ["auto", "glm", *models.names()]))
     if clients.classes is None:
         raise DataError(f"'{clients.name}' has a real target: use --model glm")
     if not isinstance(clients.x, torch.Tensor):
@@ -195,8 +197,9 @@ def read_model(text: str) -> tuple[str, dict[str, Any]]:
     """
     name, given = parse(text)
     options = {key: _literal(value) for key, value in given.items()}
-    if isinstance(options.get("hidden"), int):
-        options["hidden"] = (options["hidden"],)
+    for several in ("hidden", "keep"):
+        if several in options and not isinstance(options[several], tuple):
+            options[several] = (options[several],)
     return name, options
 
 
@@ -216,14 +219,13 @@ def _linear(clients: ClientData, options: Mapping[str, Any]) -> Problem:
     classes = clients.classes
     datafit = "squared" if classes is None else "logistic" if classes == 2 else "softmax"
     flat = clients.flattened().x
-    dtype = torch.float64 if str(flat.dtype).endswith("float64") else torch.float32
-    try:
-        return GLM(
-            int(flat.shape[1]),
-            **{"datafit": datafit, "classes": classes, "dtype": dtype, **options},
-        )
-    except TypeError as error:
-        raise ConfigError(f"model 'glm' cannot be built: {error}") from error
+    fitting = {
+        "features": int(flat.shape[1]),
+        "datafit": datafit,
+        "classes": classes,
+        "dtype": torch.float64 if str(flat.dtype).endswith("float64") else torch.float32,
+    }
+    return config.build(GLM, {**fitting, **options})
 
 
 def _literal(text: str) -> Any:

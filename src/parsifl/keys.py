@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
+import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _MIX_1 = 0xBF58476D1CE4E5B9
 _MIX_2 = 0x94D049BB133111EB
 NO_CLIENT = -1
+_kept = threading.local()
 
 
 @dataclass(frozen=True)
@@ -62,10 +64,13 @@ class Key:
     def generators(self, clients: Iterable[int]) -> Iterator[np.random.Generator]:
         """Yield the NumPy generator of each of some clients, to be used before the next is taken.
 
-        It is one object, set back each time: to make another would take ten times as long.
+        All are one object of this thread, set back each time: to make another would take ten times
+        as long.
         """
-        generator = self.numpy()
-        state: Any = generator.bit_generator.state
+        if not hasattr(_kept, "generator"):
+            _kept.generator = self.numpy()
+            _kept.state = _kept.generator.bit_generator.state
+        generator, state = _kept.generator, _kept.state
         for word in self.words(clients):
             state["state"]["key"][0] = word
             generator.bit_generator.state = state

@@ -35,8 +35,7 @@ class Sparse(tree.Addend):
         >>> Sparse(torch.tensor([1]), torch.ones(1), (2,)).add_into(torch.zeros(2), 3.0)
         tensor([0., 3.])
         """
-        total.view(-1).index_add_(0, self.index, self.value, alpha=factor)
-        return total
+        return total.put_(self.index, factor * self.value, accumulate=True)
 
 
 @dataclass(frozen=True)

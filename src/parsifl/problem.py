@@ -241,3 +241,11 @@ class Compactable(SupportSolvable, Protocol):
     def compact(self, batches: Batches, coefficients: Tensor) -> CompactSteps | None:
         """Return gradients on those columns; None if the design is dense."""
         ...
+
+
+OFFERED_BY: Mapping[type[Any], str] = {
+    Layered: "parsifl.NeuralProblem (--model mlp, vgg, ...)",
+    Scalable: "parsifl.NeuralProblem with a factory that takes width (--model mlp, vgg, ...)",
+    SupportSolvable: "parsifl.GLM (--model glm)",
+}
+"""Which of our problems has a capability: what to use where it is missing."""

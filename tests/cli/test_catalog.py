@@ -38,6 +38,13 @@ def test_every_algorithm_can_be_shown(name: str) -> None:
         assert field["name"] in text
 
 
+def test_the_linear_model_is_listed_and_named_where_it_is_needed() -> None:
+    assert "linear" in json.loads(invoke("list", "models", "--json"))["glm"]
+    assert "needs a problem that is SupportSolvable: parsifl.GLM (--model glm)" in invoke(
+        "show", "fedgradmp"
+    )
+
+
 def test_parsifl_alone_says_where_to_start() -> None:
     assert "parsifl demo" in invoke()
 

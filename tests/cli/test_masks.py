@@ -66,7 +66,8 @@ def test_curve_as_json_and_as_a_table() -> None:
     ("arguments", "words"),
     [
         (["--model", "mobilnet"], "did you mean 'mobilenet'"),
-        (["--budget", "-0.5"], "must not be negative"),
+        (["--budget", "-0.5"], "not in the range 0.0<=x<=1.0"),
+        (["--budget", "2"], "not in the range 0.0<=x<=1.0"),
         (["--objective", "j"], "unknown objective"),
         (["curve", "--design", "best", "--model", "mlp"], "unknown design"),
         (["--participation", "0", "--devices", "3", "--draws", "2"], "participation is 0"),

@@ -10,9 +10,11 @@ import torch
 from typer.testing import CliRunner
 
 from parsifl import experiment
+from parsifl.cli import flower
 from parsifl.cli.app import app
 from parsifl.data.clients import ClientData
 from parsifl.engine import simulate as simulate_module
+from parsifl.errors import ConfigError
 
 QUICK = ["--data", "digits", "--clients", "5", "--rounds", "2", "--set", "steps=2"]
 
@@ -122,8 +124,11 @@ def test_a_config_file_gives_values_and_options_win(tmp_path: Path) -> None:
         (["fedavg", "--clients", "0"], "clients"),
         (["fedavg", "--rounds", "0"], "rounds"),
         (["fedavg", "--participation", "2"], "participation"),
-        (["fedavg", "--engine", "warp"], "engine"),
+        (["fedavg", "--engine", "warp"], "auto, batched, flower, flower-sim, sequential"),
         (["fedavg", "--model", "mlpp"], "did you mean 'mlp'?"),
+        (["fedavg", "--model", "glmm"], "did you mean 'glm'?"),
+        (["fedgradmp"], "use parsifl.GLM (--model glm)"),
+        (["fedrep", "--model", "glm"], "use parsifl.NeuralProblem (--model mlp, vgg, ...)"),
         (["fedavg", "--config", "missing.toml"], "missing.toml"),
         (["fedavg", "--select", "best-validation"], "validation"),
         (["fedavg", "--precision", "int4"], "precision"),
@@ -137,6 +142,22 @@ def test_mistakes_are_named_without_a_traceback(words: list[str], message: str) 
     assert message in err
     assert "Traceback" not in err
     assert err.startswith("error: ")
+
+
+def test_a_config_file_may_choose_flower_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "experiment.toml"
+    file.write_text('engine = "flower-sim"\n')
+    asked = []
+
+    def deployed(chosen: experiment.Experiment, engine: str, *_: object, **__: object) -> None:
+        asked.append((chosen.engine, engine))
+        raise ConfigError("that is enough")
+
+    monkeypatch.setattr(flower, "execute", deployed)
+    code, _, err = invoke("run", *QUICK, "fedavg", "--config", str(file))
+    assert (code, err, asked) == (2, "error: that is enough\n", [("auto", "flower-sim")])
 
 
 def test_a_model_takes_options() -> None:
@@ -159,6 +180,8 @@ def test_a_profile_tells_where_the_time_went() -> None:
     code, out, err = invoke("run", "fedavg", *QUICK, "--profile")
     assert code == 0, err
     assert all(phase in out for phase in ("phase", "local", "draw", "evaluate", "share"))
+    assert out.count("operations were counted once") == 1
+    assert "count-once" not in out  # it is no part of a round
     code, out, err = invoke("run", "fedavg", *QUICK, "--profile", "--json")
     found = json.loads(out)
     assert sum(found["profile"].values()) == pytest.approx(found["seconds"])

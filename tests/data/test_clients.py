@@ -101,6 +101,7 @@ def test_profiles_are_carried() -> None:
         ({"profiles": ({},)}, "profiles has 1 clients but train has 2"),
         ({"train": Ragged.of([[0], [6]])}, "train names rows 0 to 6, but x has rows 0 to 5"),
         ({"test": [np.array([-1]), np.array([0])]}, "test names rows -1"),
+        ({"profiles": (None, {})}, "a profile must be a mapping, .*got NoneType"),
     ],
 )
 def test_fields_that_contradict_each_other_are_refused(
@@ -109,6 +110,21 @@ def test_fields_that_contradict_each_other_are_refused(
     fields = {**vars(ClientData.of([PAIR, OTHER])), **changes}
     with pytest.raises(DataError, match=message):
         ClientData(**fields)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"test": "most"}, "test must be a fraction of each client's rows, got 'most'"),
+        ({"validation": None}, "validation must be a fraction"),
+        ({"dtype": "float32"}, "dtype must be one of torch, as torch.float32, got 'float32'"),
+        ({"profiles": [{"flops_per_second": "fast"}, {}]}, "a number above 0, got 'fast'"),
+        ({"profiles": [{"flops_per_second": 0}, {}]}, "flops_per_second .* above 0, got 0"),
+    ],
+)
+def test_arguments_of_the_wrong_kind_are_named(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ClientData.of([PAIR, OTHER], **arguments)
 
 
 def test_a_read_only_memory_map_is_shared_and_not_copied(tmp_path: Path) -> None:

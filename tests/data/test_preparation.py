@@ -59,6 +59,11 @@ def test_generated_clients_are_their_own_groups() -> None:
         ({"name": "digits", "test": "most"}, "unknown test rule 'most'"),
         ({"name": "digits", "partition": "dirchlet"}, "did you mean 'dirichlet'"),
         ({"name": "digits", "clients": 0}, "at least 1"),
+        ({"name": "digits", "clients": "5"}, "clients must be a whole number, got '5'"),
+        ({"name": "digits", "clients": 2.5}, "clients must be a whole number, got 2.5"),
+        ({"name": "digits", "clients": True}, "clients must be a whole number, got True"),
+        ({"name": "digits", "seed": "a"}, "seed must be a whole number, got 'a'"),
+        ({"name": "digits", "partition": 3}, "expected a name with options"),
         ({"name": "digits", "test": 0.7, "validation": 0.7}, "add up"),
     ],
 )

@@ -1,14 +1,19 @@
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
+import numpy as np
 import pytest
-from torch import nn
+import torch
+from scipy.sparse import csr_matrix
+from torch import Tensor, nn
 
 from parsifl.algorithms.fedavg import FedAvg
 from parsifl.engine.choice import choose_executor
 from parsifl.engine.simulate import simulate
 from parsifl.errors import ConfigError
+from parsifl.problems.glm import GLM
 from parsifl.problems.neural import NeuralProblem
 from parsifl.testing.conformance.examples import restricted
 from parsifl.testing.toys import classifier, clients
@@ -32,6 +37,41 @@ def test_the_executor_follows_engine_and_problem() -> None:
     assert chosen["auto", "deep"] == "threads"  # many batched convolutions are slower
     blocks = [choose_executor("auto", problem)[1] for problem in (mlp, shallow, other)]
     assert blocks == [20, 10, 10]
+
+
+@pytest.mark.parametrize("engine", ["auto", "batched"])
+def test_clients_with_sparse_rows_train_one_after_the_other(engine: Any) -> None:
+    rows = [(csr_matrix(np.eye(6) * (1 + i)), np.arange(6.0)) for i in range(3)]
+    dense = [(x.toarray(), y) for x, y in rows]
+    method, problem = FedAvg(steps=2, batch=3), GLM(6)
+    sparse = simulate(method, problem, rows, 2, engine=engine)
+    assert sparse.metrics[0]["executor"] == "loop"
+    batched = simulate(method, problem, dense, 2, engine=engine)
+    assert batched.metrics[0]["executor"] == "vmap"
+    torch.testing.assert_close(sparse.model.params, batched.model.params)
+
+
+class Recurrent(nn.Module):
+    """Reads four features one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory = nn.LSTM(1, 3, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        states: Tensor = self.memory(x[:, :, None])[0]
+        return states[:, -1]
+
+
+@pytest.mark.parametrize(("engine", "executor"), [("auto", "threads"), ("batched", "vmap")])
+def test_recurrent_layers_run_without_advice_of_torch(engine: Any, executor: str) -> None:
+    problem = NeuralProblem(Recurrent, dtype=torch.float64)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        run = simulate(FedAvg(steps=2), problem, clients(), 1, engine=engine)
+    assert run.metrics[0]["executor"] == executor
+    assert not run.metrics[0]["fallbacks"]
+    assert not told
 
 
 def test_a_problem_that_cannot_be_batched_runs_in_the_loop() -> None:

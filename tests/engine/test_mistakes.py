@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from scipy.sparse import csr_matrix
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -47,8 +49,114 @@ def test_labels_beyond_the_outputs_are_told() -> None:
     x = np.zeros((8, 3), np.float32)
     good = [(x, np.arange(8) % 2)] * 3
     problem = parsifl.NeuralProblem(lambda: nn.Linear(3, 2))
-    with pytest.raises(DataError, match="labels below its outputs"):
+    with pytest.raises(DataError, match=r"client 3 has the label 5, .* below its outputs"):
         parsifl.simulate(parsifl.get("fedavg"), problem, [*good, (x, np.full(8, 5))], 1)
+
+
+ROWS = np.zeros((8, 3), np.float32)
+LABELS = np.arange(8) % 2
+
+
+@pytest.mark.parametrize(
+    ("problem", "x", "y", "told"),
+    [
+        (
+            parsifl.NeuralProblem(lambda: nn.Sequential(nn.ReLU(), nn.Linear(784, 2))),
+            ROWS,
+            LABELS,
+            r"rows of shape \[3\] and torch.float32 .*first layer is 1: Linear\(in_features=784",
+        ),
+        (
+            parsifl.NeuralProblem(lambda: nn.Conv2d(1, 2, 3)),
+            ROWS,
+            LABELS,
+            r"first layer is Conv2d\(1, 2",
+        ),
+        (
+            parsifl.NeuralProblem(lambda: nn.Linear(3, 2)),
+            csr_matrix(ROWS),
+            LABELS,
+            r"sparse rows of shape \[3\].*X.toarray\(\), or use parsifl.GLM",
+        ),
+        (parsifl.GLM(5), csr_matrix(ROWS), ROWS[:, 0], r"rows of shape \[3\].*has 5 features"),
+        (
+            parsifl.NeuralProblem(lambda: nn.LSTM(3, 2)),
+            ROWS,
+            LABELS,
+            r"TypeError: it returns a tuple instead of a tensor",
+        ),
+        (parsifl.GLM(5), ROWS, ROWS[:, 0], r"rows of shape \[3\].*has 5 features"),
+        (
+            parsifl.NeuralProblem(lambda: nn.Linear(3, 2)),
+            ROWS,
+            ROWS[:, 0],
+            "cross-entropy needs labels, as integers",
+        ),
+        (
+            parsifl.NeuralProblem(lambda: nn.Linear(3, 2), "mse"),
+            ROWS,
+            ROWS[:, 0],
+            r"targets of shape \[\].*predicts, shape \[2\].* as many numbers as outputs",
+        ),
+        (
+            parsifl.NeuralProblem(lambda: nn.Embedding(9, 2)),
+            ROWS,
+            LABELS,
+            r"reads integers, which ClientData.of\(clients, dtype=torch.int64\) keeps",
+        ),
+    ],
+)
+def test_data_that_do_not_fit_the_model_are_told_before_anything_is_written(
+    tmp_path: Path, problem: Any, x: Any, y: Any, told: str
+) -> None:
+    folder = tmp_path / "run"
+    with pytest.raises(DataError, match=told):
+        parsifl.simulate(FedAvg(steps=1), problem, [(x, y)] * 2, 1, folder=folder)
+    assert not folder.exists()
+
+
+class Words(nn.Module):
+    """Tells classes by the mean of the vectors of some words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.vectors = nn.Embedding(50, 4)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.vectors(x).mean(1))
+        return logits
+
+
+def test_integers_stay_integers_for_a_model_that_takes_tokens_alone() -> None:
+    tokens = np.arange(40).reshape(8, 5)
+    whole = tokens.astype(np.float32)
+    words, linear = parsifl.NeuralProblem(Words), parsifl.NeuralProblem(lambda: nn.Linear(5, 2))
+
+    def servers(problem: parsifl.NeuralProblem, *features: Any) -> list[Any]:
+        return [
+            parsifl.simulate(FedAvg(steps=2), problem, [(x, LABELS)] * 3, 2).server
+            for x in features
+        ]
+
+    first, *others = servers(words, tokens, tokens.astype(np.uint8), tokens.tolist())
+    assert all(torch.equal(first[name], other[name]) for other in others for name in first)
+    real, same = servers(linear, whole, tokens)
+    assert all(torch.equal(real[name], same[name]) for name in real)
+    kept = parsifl.ClientData.of([(tokens, LABELS)] * 3, dtype=torch.int64)
+    with pytest.raises(DataError, match=r"reads real numbers, as ClientData.of\(clients\) makes"):
+        parsifl.simulate(FedAvg(steps=2), linear, kept, 1)
+
+
+def test_labels_of_rows_that_nobody_has_do_not_matter() -> None:
+    data = clients()
+    y = data.y.clone()
+    y[data.test[0]] = 7
+    problem = parsifl.NeuralProblem(lambda: nn.Linear(4, 3), dtype=torch.float64)
+    with pytest.raises(DataError, match="client 0 has the label 7, but the model tells 3 classes"):
+        parsifl.simulate(FedAvg(steps=1), problem, replace(data, y=y), 1)
+    nobody = [np.zeros(0, np.int64), *data.test[1:]]
+    parsifl.simulate(FedAvg(steps=1), problem, replace(data, y=y, test=nobody), 1)
 
 
 def test_a_model_predicts_for_arrays() -> None:
@@ -81,6 +189,10 @@ def linear() -> nn.Module:
         ({"evaluation": {"select": "last"}}, r"evaluation must be parsifl\.Evaluation"),
         ({"network": 3}, r"network must be parsifl\.Network"),
         ({"folder": 3}, "folder must be a path, got a int"),
+        ({"progress": 3}, "progress must be a function that takes the record of a round, got a"),
+        ({"state_limit": "1GB"}, "state_limit must be a whole number and at least 0, got '1GB'"),
+        ({"engine": None}, "unknown engine 'None'; known: auto, batched, sequential"),
+        ({"precision": 16}, "unknown precision '16'; known: bfloat16, exact, float16, int8"),
         ({"problem": parsifl.NeuralProblem(nn.Identity)}, "has no parameters"),
     ],
 )

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, final
@@ -107,9 +108,18 @@ def test_a_client_that_raises_is_dropped_and_named(engine: Any) -> None:
     assert run.metrics[1]["trained"] == 2
 
 
+class Untrainable(nn.Linear):
+    """Predicts, and cannot be trained."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            raise ValueError("no training here")
+        return super().forward(x)
+
+
 def test_if_nobody_can_train_in_the_first_round_the_run_stops_with_the_reason() -> None:
-    problem = NeuralProblem(nn.Linear(7, 3), dtype=torch.float64)  # the data have four features
-    with pytest.raises(ClientError, match=r"client 0 failed in local work of round 1: .*shapes"):
+    problem = NeuralProblem(Untrainable(4, 3), dtype=torch.float64)
+    with pytest.raises(ClientError, match=r"client 0 failed in local work of round 1: .*no train"):
         simulate(FedAvg(), problem, clients((6, 9)), 2)
 
 
@@ -305,6 +315,21 @@ def test_with_lossy_messages_everybody_goes_on_with_what_arrived(
     assert difference(run.server, start) > 1e-4
     exact = simulate(method, problem, data, 1)
     assert run.bytes_up < 0.5 * exact.bytes_up
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_client_whose_upload_is_beyond_the_precision_is_dropped_and_named(engine: Any) -> None:
+    method, problem, data = Ditto(lr=0.1, steps=2, batch=4), classifier(), clients((6, 9, 8))
+    x = data.x.clone()  # type: ignore[union-attr]  # a tensor
+    x[data.train[1]] *= 1e9
+    broken = simulate(method, problem, replace(data, x=x), 1, engine=engine, precision="float16")
+    told = broken.metrics[0]["dropped"]
+    assert list(told) == [1]
+    assert re.match(r"upload \d\.\w+: a value is beyond 65504, the largest of float16", told[1])
+    exact = simulate(method, problem, replace(data, x=x), 1, engine=engine)
+    assert exact.metrics[0]["dropped"] == {}
+    # it kept no state of its own: it begins where everybody is
+    assert tree.same(broken.personal(1).params, wire.rounded(broken.server, "float16"))
 
 
 def test_with_lossy_messages_clients_are_judged_on_what_they_receive() -> None:

@@ -16,6 +16,7 @@ from parsifl.engine.shards import Infos, Shards
 from parsifl.engine.simulate import simulate
 from parsifl.errors import CapabilityError, ConfigError, DataError
 from parsifl.keys import Key
+from parsifl.problems.glm import GLM
 from parsifl.problems.neural import NeuralProblem
 from parsifl.testing.toys import classifier, clients
 from parsifl.work import Draw, Work
@@ -65,7 +66,11 @@ def test_a_client_without_training_rows_is_named() -> None:
 
 def test_integer_features_stay_integers() -> None:
     data = replace(clients(), x=torch.arange(46 * 4).reshape(46, 4)[: len(clients().y)])
-    shard = Shards(data, classifier()).shard(0, Work({"t": Draw(2, steps=1)}), Key(0))
+    tokens = NeuralProblem(
+        lambda: nn.Sequential(nn.Embedding(200, 1), nn.Flatten(), nn.Linear(4, 3)),
+        dtype=torch.float64,
+    )
+    shard = Shards(data, tokens).shard(0, Work({"t": Draw(2, steps=1)}), Key(0))
     assert shard["t"].batch(0).x.dtype == torch.int64
     assert shard["t"].weight.dtype == torch.float64
 
@@ -73,7 +78,7 @@ def test_integer_features_stay_integers() -> None:
 def test_a_csr_matrix_is_read_row_by_row() -> None:
     dense = np.eye(12)[:, :4]
     data = replace(clients((3, 3), test=3), x=csr_matrix(dense))
-    rows = Shards(data, classifier()).rows(np.array([2, 0]))
+    rows = Shards(data, GLM(4, "softmax", classes=3)).rows(np.array([2, 0]))
     assert np.array_equal(rows.x.matrix.toarray(), dense[[2, 0]])
 
 

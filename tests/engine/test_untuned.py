@@ -111,12 +111,11 @@ def test_the_global_model_is_judged_with_the_same_bits_by_any_number_of_threads(
 def test_of_clients_that_are_judged_together_the_one_at_fault_is_named() -> None:
     problem, clients = CASES["perceptron"]
     y = clients.y.clone()
-    y[int(clients.test[3][0])] = 7  # there are three outputs
-    run = simulate(FedAvg(steps=2), problem, clients, 1, evaluate_every=0)
-    wrong = simulate(FedAvg(steps=2), problem, replace(clients, y=y), 1, evaluate_every=0)
+    run = simulate(FedAvg(steps=2), problem, replace(clients, y=y), 1, evaluate_every=0)
     personal(run)
+    y[int(clients.test[3][0])] = 7  # there are three outputs
     with pytest.raises(ClientError, match="client 3 failed in judging"):
-        personal(wrong)
+        personal(run)
 
 
 def test_models_that_are_tuned_are_judged_as_those_that_are_not() -> None:

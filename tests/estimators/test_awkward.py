@@ -50,15 +50,28 @@ def test_a_kept_column_that_is_constant_is_said_to_be_absent(value: float) -> No
     x, y, clients = _data()
     x[:, 3] = value
     model = FederatedSparseRegressor(2, keep=[3], rounds=3)
-    with pytest.warns(UserWarning, match="keep names feature 3, which is constant"):
-        model.fit(x, y, groups=clients)
-    assert model.support_.tolist() == [1, 4]
+    constant = "keep names feature 3, which is constant and thus no different from the intercept:"
     classifier = FederatedSparseClassifier(2, keep=[3], solver="fedht", rounds=3)
-    with pytest.warns(UserWarning, match="keep names feature 3"):
-        classifier.fit(x, y > 0, groups=clients)
-    assert classifier.support_.tolist() == [1, 4]
-    alone = FederatedSparseRegressor(2, keep=[3], rounds=3, fit_intercept=False)
-    assert 3 in alone.fit(x, y, groups=clients).support_  # here it is the intercept
+    for rows in (x, sp.csr_matrix(x)):
+        with pytest.warns(UserWarning, match=constant):
+            model.fit(rows, y, groups=clients)
+        assert model.support_.tolist() == [1, 4]
+        assert model.score(rows, y) > 0.99
+        with pytest.warns(UserWarning, match=constant):
+            classifier.fit(rows, y > 0, groups=clients)
+        assert classifier.support_.tolist() == [1, 4]
+        alone = FederatedSparseRegressor(2, keep=[3], rounds=3, fit_intercept=False)
+        assert 3 in alone.fit(rows, y, groups=clients).support_  # here it is the intercept
+
+
+def test_a_kept_column_of_zeros_is_said_to_be_absent_without_an_intercept_too() -> None:
+    x, y, clients = _data()
+    x[:, 3] = 0.0
+    model = FederatedSparseRegressor(2, keep=[3], rounds=3, fit_intercept=False)
+    for rows in (x, sp.csr_matrix(x)):
+        with pytest.warns(UserWarning, match="feature 3, which is zero in every row: it gets"):
+            model.fit(rows, y, groups=clients)
+        assert model.support_.tolist() == [1, 4]
 
 
 def test_a_kept_column_of_sites_vanishes_when_clients_are_centred() -> None:
@@ -79,6 +92,22 @@ def test_more_folds_than_clients_are_said_aloud() -> None:
     assert model.mse_path_.shape == (2, 4)
     with pytest.raises(ValueError, match="estimator must be a FederatedSparseRegressor"):
         FederatedSparseRegressorCV([1], estimator=3).fit(x, y, groups=clients)
+
+
+def test_folds_of_rows_without_weight_are_left_out() -> None:
+    x, y, clients = _data()
+    y = np.where(clients == 3, 1e3 * x[:, 7], y)  # another law, which must not count
+    weight = np.where(clients == 3, 0.0, 1.0)
+    base = FederatedSparseRegressor(rounds=2)
+    model = FederatedSparseRegressorCV([1, 2], cv=4, estimator=base)
+    model.fit(x, y, groups=clients, sample_weight=weight)
+    there = clients != 3
+    absent = FederatedSparseRegressorCV([1, 2], cv=3, estimator=base)
+    absent.fit(x[there], y[there], groups=clients[there])
+    np.testing.assert_allclose(np.sort(model.mse_path_), np.sort(absent.mse_path_), rtol=1e-9)
+    alone = np.where(clients == 0, 1.0, 0.0)
+    with pytest.raises(ValueError, match="no fold has rows with a positive sample_weight"):
+        model.fit(x, y, groups=clients, sample_weight=alone)
 
 
 def test_a_csr_matrix_far_from_zero_is_said_to_harm_the_selection() -> None:

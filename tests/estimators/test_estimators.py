@@ -161,7 +161,7 @@ def test_a_dictionary_that_is_no_matrix_is_refused() -> None:
     with pytest.raises(ValueError, match="finite matrix"):
         FederatedSparseRegressor(1, dictionary=[1.0, np.nan]).fit(x, y, groups=clients)
     recipe = dictionary.Recipe("gaussian", 3, 3)
-    with pytest.raises(ConfigError, match="3 rows"):
+    with pytest.raises(ConfigError, match=r"shape \[3, 3\]"):
         FederatedSparseRegressor(1, dictionary=recipe).fit(x, y, groups=clients)
 
 
@@ -251,6 +251,13 @@ def test_constant_columns_get_no_coefficient() -> None:
         ({"n_nonzero_coefs": 0}, "between 1 and 10 features"),
         ({"n_nonzero_coefs": 2.5}, "between 1 and 10 features"),
         ({"n_nonzero_coefs": "2"}, "between 1 and 10 features"),
+        ({"n_nonzero_coefs": True}, "between 1 and 10 features, got True"),
+        ({"l2": "a"}, "l2 must be finite and at least 0, got 'a'"),
+        ({"l2": True}, "l2 must be finite"),
+        ({"local_steps": "3"}, "local_steps must be a whole number and at least 1, got '3'"),
+        ({"rounds": "3"}, "rounds must be a whole number"),
+        ({"batch": "all"}, "batch"),
+        ({"participation": "half"}, "participation must be a number"),
         ({"solver": "lasso"}, "unknown solver"),
         ({"center": "nobody"}, "center must be"),
         ({"keep": [10]}, "keep names feature 10"),
@@ -320,7 +327,8 @@ def test_stability_selection_refuses_what_it_cannot_halve() -> None:
     x, y, clients = _regression()
     model = FederatedSparseRegressor(3, rounds=1)
     wrong: list[dict[str, Any]] = [
-        {"by": "nobody"}, {"subsamples": 0}, {"subsamples": 2.5}, {"threshold": "often"}
+        {"by": "nobody"}, {"subsamples": 0}, {"subsamples": True}, {"threshold": "often"},
+        {"seed": "a"},
     ]  # fmt: skip
     for change in wrong:
         with pytest.raises(ConfigError, match=f"{next(iter(change))} must be"):

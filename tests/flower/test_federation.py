@@ -71,6 +71,20 @@ def test_short_values_are_the_same_on_both_sides(precision: str, tmp_path: Path)
     assert tree.same(server_state(tmp_path / "run", chosen), simulated(chosen).server)
 
 
+def test_who_would_upload_values_beyond_the_precision_is_left_out_on_both_sides(
+    tmp_path: Path,
+) -> None:
+    settings = {"lr": 1.2e5, "steps": 1}  # some clients come to more than 65504
+    chosen = experiment(
+        "fedavg", model="glm", precision="float16", rounds=1, settings=settings, evaluate_every=0
+    )
+    records = InProcess(chosen, tmp_path / "state").federation(tmp_path / "run").run()
+    expected = simulated(chosen)
+    assert 0 < len(records[0]["dropped"]) < 4
+    assert records[0]["dropped"] == expected.metrics[0]["dropped"]
+    assert tree.same(server_state(tmp_path / "run", chosen), expected.server)
+
+
 def test_fine_tuning_and_sampled_clients_are_judged_as_in_one_process(tmp_path: Path) -> None:
     evaluation = Evaluation(fine_tune_steps=2, clients="sampled")
     chosen = replace(experiment("fedavg", participation=0.5, rounds=2), evaluation=evaluation)

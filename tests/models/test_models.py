@@ -79,8 +79,12 @@ def test_bad_widths_are_refused(width: float) -> None:
 def test_unknown_models_and_settings_are_refused() -> None:
     with pytest.raises(ConfigError, match="did you mean 'mobilenet'"):
         models.build("mobilnet")
-    with pytest.raises(ConfigError, match=r"model 'mlp' cannot be built: .*depth"):
+    with pytest.raises(ConfigError, match="unknown field of MLP 'depth'"):
         models.build("mlp", depth=3)
+    with pytest.raises(ConfigError, match=r"MLP.hidden = \('x',\): .* a valid integer"):
+        models.build("mlp", hidden=("x",))
+    with pytest.raises(ConfigError, match=r"VGG.norm = 'layer': Input should be 'none' or 'batch'"):
+        models.build("vgg", norm="layer")
 
 
 def test_preactivation_shortcut_starts_after_the_first_activation() -> None:

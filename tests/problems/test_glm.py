@@ -146,17 +146,34 @@ def test_it_offers_what_pursuit_needs() -> None:
         ({"features": "squared"}, "features must be a number of at least 1, got 'squared'"),
         ({"features": 2, "datafit": None}, "unknown datafit 'None'"),
         ({"features": 2, "l2": -1.0}, "l2 must be finite"),
+        ({"features": 2, "l2": "a"}, "l2 must be finite and at least 0, got 'a'"),
         ({"features": 2, "l2": float("nan")}, "l2 must be finite"),
         ({"features": 2, "datafit": "softmax"}, "softmax needs classes="),
         ({"features": 2, "datafit": "logistic", "classes": 3}, "use softmax"),
         ({"features": 2, "datafit": "poisson"}, "unknown datafit"),
         ({"features": 2, "keep": (2,)}, "keep names coefficient 2"),
-        ({"features": 2, "dictionary": torch.eye(3)}, "dictionary has 3 rows"),
+        ({"features": 2, "keep": 1}, "keep must list positions of coefficients, got 1"),
+        ({"features": 2, "keep": ["age"]}, "keep must list positions of coefficients"),
+        ({"features": 2, "keep": [0.5]}, "keep must list positions of coefficients"),
+        (
+            {"features": 2, "dictionary": torch.eye(3)},
+            r"dictionary has shape \[3, 3\].* 2 features",
+        ),
+        ({"features": True}, "features must be a number of at least 1, got True"),
+        ({"features": 2, "datafit": "softmax", "classes": "3"}, "at least 2, got '3'"),
+        ({"features": 2, "dtype": "float32"}, "dtype must be torch.float64 or .*, got 'float32'"),
     ],
 )
 def test_impossible_settings_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         GLM(**arguments)
+
+
+def test_a_dictionary_may_be_an_array() -> None:
+    atoms = np.linspace(0, 1, 6).reshape(2, 3)
+    found = GLM(2, dictionary=atoms).dictionary
+    assert found is not None
+    np.testing.assert_array_equal(found.numpy(), atoms)
 
 
 @pytest.mark.parametrize(

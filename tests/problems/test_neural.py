@@ -167,8 +167,31 @@ def test_the_head_is_the_last_layer_or_the_one_that_is_named() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [((linear, "hinge"), "loss must be"), ((lambda: 3,), "expected an nn.Module or a factory")],
+    [
+        ((linear, "hinge"), "loss must be"),
+        ((lambda: 3,), "expected an nn.Module or a factory"),
+        (("mlp",), "expected an nn.Module or a factory of one, got 'mlp'"),
+    ],
 )
 def test_mistakes_are_told(arguments: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         NeuralProblem(*arguments)
+
+
+@pytest.mark.parametrize("dtype", ["float32", torch.int64])
+def test_parameters_are_real_numbers(dtype: Any) -> None:
+    with pytest.raises(ConfigError, match=r"dtype must be torch.float32 or torch.float64, got"):
+        NeuralProblem(linear, dtype=dtype)
+
+
+def test_arrays_of_integers_are_numbers_or_tokens_as_the_model_wants() -> None:
+    numbers, tokens = NeuralProblem(lambda: nn.Linear(3, 2)), NeuralProblem(nn.Embedding(9, 2))
+    given = [[1, 2, 3], [4, 5, 6]]
+    params = numbers.init(Key(0))
+    assert torch.equal(
+        numbers.predict(params, given),
+        numbers.predict(params, torch.tensor(given, dtype=torch.float32)),
+    )
+    assert tokens.predict(tokens.init(Key(0)), given).shape == (2, 3, 2)
+    with pytest.raises(RuntimeError, match="shapes"):
+        numbers.predict(params, [[1.0, 2.0]])

@@ -13,6 +13,7 @@ from torch import Tensor
 from parsifl.problem import Restricted
 from parsifl.problems import datafits
 from parsifl.solvers import support
+from parsifl.solvers.least_squares import solve_symmetric
 
 
 def _part(name: str, ridge: float = 0.1, clients: int = 2) -> Restricted:
@@ -119,6 +120,51 @@ def test_a_client_gets_the_same_numbers_alone_as_in_a_block() -> None:
     together = support.svrg(part, key, batch=4, steps=20)
     alone = [support.svrg(_one(part, i), key[i : i + 1], batch=4, steps=20)[0] for i in range(3)]
     torch.testing.assert_close(together, torch.stack(alone), rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("name", ["logistic", "softmax"])
+def test_newton_does_not_move_clients_that_have_arrived(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = _part(name, clients=3)
+    part.columns[1] = 0.0  # arrives at once
+    moved, hessian = list[int](), support.hessian
+
+    def counted(some: Restricted, z: Tensor) -> Tensor:
+        moved.append(len(z))
+        return hessian(some, z)
+
+    monkeypatch.setattr(support, "hessian", counted)
+    together = support.newton(part, 1e-9)
+    block = moved.copy()
+    moved.clear()
+    alone = torch.cat([support.newton(_one(part, client), 1e-9) for client in range(3)])
+    torch.testing.assert_close(together, alone, rtol=0, atol=1e-14)
+    assert sum(block) == sum(moved)
+    assert block[1] == 2
+
+
+def test_newton_solves_few_large_systems_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    part = _part("softmax", clients=5)
+    expected = support.newton(part)
+    monkeypatch.setattr(support, "_ENTRIES", 2 * (3 * 4) ** 2)
+    solved = list[int]()
+
+    def counted(system: Tensor, right: Tensor) -> Tensor:
+        solved.append(len(system))
+        return solve_symmetric(system, right)
+
+    monkeypatch.setattr(support, "solve_symmetric", counted)
+    torch.testing.assert_close(support.newton(part), expected, rtol=0, atol=1e-14)
+    assert solved[:3] == [2, 2, 1]
+
+
+def test_an_empty_support_has_an_empty_minimiser() -> None:
+    part = _part("logistic")
+    empty = replace(
+        part, columns=part.columns[..., :0], ridge=part.ridge[:, :0], start=part.start[:, :0]
+    )
+    assert support.minimize(empty).shape == (2, 0)
 
 
 def test_separable_classes_without_ridge_end_at_a_finite_point() -> None:

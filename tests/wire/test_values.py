@@ -28,10 +28,12 @@ def test_bits_come_back_as_the_same_tensor(dtype: torch.dtype) -> None:
     bits = values.to_bits(tensor)
     assert bits.dtype.itemsize == dtype.itemsize
     assert torch.equal(values.from_bits(bits, dtype, (3, 2)), tensor)
+    assert values.count_nonzero(tensor) == np.count_nonzero(bits) == 4
 
 
 def test_negative_zero_is_not_a_zero_bit_pattern() -> None:
-    assert np.count_nonzero(values.to_bits(torch.tensor([0.0, -0.0]))) == 1
+    assert values.to_bits(torch.tensor([0.0, -0.0])).astype(bool).tolist() == [False, True]
+    assert values.count_nonzero(torch.tensor([0.0, -0.0])) == 1
 
 
 @pytest.mark.parametrize("precision", values.PRECISIONS)
@@ -53,13 +55,15 @@ def test_large_tensors_take_the_precision_asked_for() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("narrow", [torch.float16, torch.bfloat16])
-def test_half_precisions_saturate_and_round_to_nearest(
+def test_half_precisions_round_to_nearest_and_refuse_what_is_beyond_them(
     dtype: torch.dtype, narrow: torch.dtype
 ) -> None:
     largest, step = torch.finfo(narrow).max, torch.finfo(narrow).eps
-    tensor = torch.tensor([torch.finfo(dtype).max, -torch.finfo(dtype).max, 1 + 0.6 * step, 0.0])
-    found = _trip(tensor.to(dtype), narrow).double()
-    assert found.tolist() == [largest, -largest, 1 + step, 0.0]
+    tensor = torch.tensor([largest, -largest, 1 + 0.6 * step, 0.0], dtype=dtype)
+    assert _trip(tensor, narrow).double().tolist() == [largest, -largest, 1 + step, 0.0]
+    tensor[1] *= 1 + step / 2
+    with pytest.raises(ValueError, match=r"a value is beyond .*, the largest of b?float16"):
+        _trip(tensor, narrow)
 
 
 @given(st.lists(st.floats(-1e300, 1e300), min_size=1, max_size=50))

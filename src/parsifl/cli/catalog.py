@@ -48,8 +48,9 @@ def _catalog(kind: Kind) -> dict[str, str]:
         return {name: f"{recipe.title} ({recipe.paper})" for name, recipe in recipes().items()}
     if kind == "models":
         from parsifl import models
+        from parsifl.problems.glm import GLM
 
-        return {name: models.summary(name) for name in models.names()}
+        return {"glm": _first_line(GLM)} | {name: models.summary(name) for name in models.names()}
     from parsifl import data
 
     if kind == "partitions":
@@ -88,8 +89,9 @@ def show(
     console.print(f"sent down: {found['down']}", markup=False, highlight=False)
     console.print(f"sent up: {found['up']}", markup=False, highlight=False)
     console.print(f"kept on the client: {found['client']}", markup=False, highlight=False)
-    if found["requires"]:
-        console.print(f"needs a problem that is: {', '.join(found['requires'])}")
+    for capability, offered in found["requires"].items():
+        text = f"needs a problem that is {capability}" + (offered and f": {offered}")
+        console.print(text, markup=False, highlight=False)
 
 
 def describe(name: str) -> dict[str, Any]:
@@ -98,6 +100,7 @@ def describe(name: str) -> dict[str, Any]:
 
     from parsifl import config, registry
     from parsifl.algorithm import message_types
+    from parsifl.problem import OFFERED_BY
 
     method = registry.find(name)()
     kind, types = type(method), message_types(method)
@@ -115,7 +118,7 @@ def describe(name: str) -> dict[str, Any]:
         "down": _type_name(types.down),
         "up": _type_name(types.upload),
         "client": _type_name(types.client),
-        "requires": [capability.__name__ for capability in kind.requires],
+        "requires": {c.__name__: OFFERED_BY.get(c, "") for c in kind.requires},
     }
 
 

@@ -108,7 +108,7 @@ def init(
     """
     from parsifl.experiment import Experiment
     from parsifl.flower.scaffold import PARTITION, REGRESSION, write_app
-    from parsifl.flower.settings import NONE, Deployment, to_config
+    from parsifl.flower.settings import Deployment, to_config
 
     regression = template == REGRESSION
     given: dict[str, Any] = {
@@ -123,8 +123,7 @@ def init(
     }
     # a regression: every iteration reads all rows, so that nothing is random
     fields = ["batch=none", "tau=5", *settings] if regression else settings
-    texts = options.assignments(fields)
-    given["settings"] = {name: None if text == NONE else text for name, text in texts.items()}
+    given["settings"] = options.assignments(fields)
     chosen = Experiment.read({name: value for name, value in given.items() if value is not None})
     chosen.method()  # a mistake in the settings shows here, not on the nodes
     plan = Deployment(out=str((folder / "run").resolve()))

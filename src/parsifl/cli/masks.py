@@ -39,7 +39,11 @@ def plan(
     ] = 0.2,
     budget: Annotated[
         list[float] | None,
-        typer.Option(help="Share of the model a weak device may train; repeat for several kinds."),
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            help="Share of the model a weak device may train; repeat for several kinds.",
+        ),
     ] = None,
     objective: Annotated[str, typer.Option(help="J (bias + slack) or bias.")] = "J",
     seconds: Annotated[float, typer.Option(min=0.0, help="When to stop improving.")] = 15.0,

@@ -36,7 +36,9 @@ FINE_TUNE = typer.Option(
     None, "--fine-tune-steps", help="SGD steps of every personal model before it is judged."
 )
 SELECT = typer.Option(None, help="The round of the headline: last, best-validation, best-test.")
-SET = typer.Option([], "--set", help="A field of the algorithm, e.g. --set lr=0.1; repeatable.")
+SET = typer.Option(
+    [], "--set", help="A field of the algorithm, e.g. lr=0.1, batch=none, milestones=10+20."
+)
 CONFIG = typer.Option(None, "--config", help="A TOML file with these settings; options win.")
 DATA_DIR = typer.Option(
     None, "--data-dir", help="A folder that is looked at first (else $PARSIFL_DATA, the cache)."
@@ -53,9 +55,14 @@ _PLAIN = (
 
 
 def experiment(params: Mapping[str, Any]) -> Experiment:
-    """Merge the TOML file, the options and the --set fields of a command into an experiment."""
+    """Return the experiment that a command asks for."""
     from parsifl.experiment import Experiment
 
+    return Experiment.read(merged(params))
+
+
+def merged(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge the TOML file, the options and the --set fields of a command."""
     given = {name: value for name, value in params.items() if value is not None}
     values = read_toml(Path(given["config"])) if "config" in given else {}
     for name in ("settings", "evaluation", "network"):
@@ -66,7 +73,7 @@ def experiment(params: Mapping[str, Any]) -> Experiment:
     if evaluation:
         values["evaluation"] = {**values.get("evaluation", {}), **evaluation}
     values["settings"] = {**values.get("settings", {}), **assignments(given["settings"])}
-    return Experiment.read(values)
+    return values
 
 
 def assignments(texts: Sequence[str]) -> dict[str, Any]:

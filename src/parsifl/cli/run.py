@@ -14,7 +14,7 @@ import typer
 from parsifl.cli import flower, options
 from parsifl.cli.progress import follow
 from parsifl.engine import laps
-from parsifl.errors import ConfigError
+from parsifl.errors import ConfigError, unknown
 
 if TYPE_CHECKING:
     from parsifl.engine.run import Run
@@ -74,15 +74,12 @@ def run(  # typer reads the options from the signature; `context` holds their va
     """
     if resume and out is None:
         raise ConfigError("--resume needs the folder of the run: --out DIR")
-    params = context.params
-    if engine in flower.ENGINES:
-        params = {**params, "engine": None}
-    chosen = options.experiment(params)
+    chosen, runtime = _chosen(context.params)
     with _resumable(out), _kept(out) as folder:
         finished: Run | FlowerRun
-        if engine in flower.ENGINES:
+        if runtime:
             finished = flower.execute(
-                chosen, engine, folder, resume=resume, data_dir=data_dir, quiet=as_json
+                chosen, runtime, folder, resume=resume, data_dir=data_dir, quiet=as_json
             )
         else:
             finished = execute(chosen, folder, resume=resume, data_dir=data_dir, quiet=as_json)
@@ -95,6 +92,21 @@ def run(  # typer reads the options from the signature; `context` holds their va
             show([folder])
             if profile:
                 show_profile(finished.metrics)
+
+
+def _chosen(params: Mapping[str, Any]) -> tuple[Experiment, str]:
+    """Return the experiment, and on which runtime of Flower it is to run (empty: on none)."""
+    from parsifl.engine.choice import ENGINES
+    from parsifl.experiment import Experiment
+
+    values = options.merged(params)
+    engine = values.get("engine", "auto")
+    if engine in flower.ENGINES:
+        del values["engine"]
+        return Experiment.read(values), engine
+    if engine not in ENGINES:
+        raise ConfigError(unknown("engine", str(engine), (*ENGINES, *flower.ENGINES)))
+    return Experiment.read(values), ""
 
 
 @contextmanager
@@ -178,6 +190,7 @@ def show_profile(records: Sequence[Mapping[str, Any]]) -> None:
     from rich.table import Table
 
     found = laps.profile(records)
+    once = found.pop(laps.ONCE, 0.0)
     total = sum(found.values())
     table = Table(title=f"{len(records)} rounds, {total:.2f} s")
     for column in ("phase", "seconds", "ms a round", "share"):
@@ -186,4 +199,7 @@ def show_profile(records: Sequence[Mapping[str, Any]]) -> None:
         share = seconds / total if total else 0.0
         milliseconds = 1e3 * seconds / len(records)
         table.add_row(phase, f"{seconds:.3f}", f"{milliseconds:.2f}", f"{share:.1%}")
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    if once:
+        console.print(f"Beside these, operations were counted once: {once:.3f} s.", highlight=False)

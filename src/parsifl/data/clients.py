@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
@@ -12,7 +14,7 @@ import numpy as np
 
 from parsifl.data.ragged import Array, Indices, Ragged
 from parsifl.data.splits import label_shares, split_clients
-from parsifl.errors import DataError
+from parsifl.errors import ConfigError, DataError
 from parsifl.keys import Key
 
 if TYPE_CHECKING:
@@ -71,6 +73,11 @@ class ClientData:
                 raise DataError(
                     f"{field} has {len(getattr(self, field))} clients but train has {count}"
                 )
+        for kind in set(map(type, self.profiles)):
+            if not issubclass(kind, Mapping):
+                raise DataError(
+                    f"a profile must be a mapping, as {{'width': 0.5}}, got {kind.__name__}"
+                )
         if any(self.profiles):  # they are written as JSON, which knows no NumPy
             object.__setattr__(self, "profiles", tuple(map(_plain, self.profiles)))
         for field in ("train", "validation", "test"):
@@ -94,7 +101,8 @@ class ClientData:
         """Pool a user's own data: one `(X, y)` a client, arrays, tensors or SciPy sparse matrices.
 
         float64 and float32 stay what they are, integer features become float32 (unless `dtype`
-        says otherwise), integer targets become int64 class labels. With a `folder` the features
+        says otherwise: torch.int64 for tokens; `parsifl.simulate` finds out from the model), and
+        integer targets become int64 class labels. With a `folder` the features
         are pooled in a file there (x.npy) and stay on disk: for data that are larger than memory,
         given as one memmap a client.
 
@@ -105,6 +113,7 @@ class ClientData:
         """
         from parsifl.data.pooling import pool
 
+        _check_split(test, validation, dtype)
         if folder is not None:
             Path(folder).mkdir(parents=True, exist_ok=True)
         pooled = pool(clients, None if folder is None else (Path(folder) / "x.npy", _number(dtype)))
@@ -189,6 +198,16 @@ class ClientData:
         return replace(self, x=flat)
 
 
+def _check_split(test: Any, validation: Any, dtype: Any) -> None:
+    import torch
+
+    for what, share in (("test", test), ("validation", validation)):
+        if isinstance(share, bool) or not isinstance(share, Real):
+            raise ConfigError(f"{what} must be a fraction of each client's rows, got {share!r}")
+    if not isinstance(dtype, torch.dtype | None):
+        raise ConfigError(f"dtype must be one of torch, as torch.float32, got {dtype!r}")
+
+
 def _number(dtype: torch.dtype | None) -> np.dtype[Any] | None:
     import torch
 
@@ -225,6 +244,9 @@ def _targets(y: Array, classes: int | None, x: Tensor | csr_matrix) -> Tensor:
 
 
 def _plain(profile: Mapping[str, Any]) -> dict[str, Any]:
+    speed: Any = profile.get("flops_per_second", 1.0)
+    if isinstance(speed, bool) or not isinstance(speed, Real) or not 0 < float(speed) < math.inf:
+        raise ConfigError(f"flops_per_second of a device must be a number above 0, got {speed!r}")
     return {k: v.item() if isinstance(v, np.generic) else v for k, v in profile.items()}
 
 

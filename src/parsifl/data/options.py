@@ -17,6 +17,8 @@ def parse(text: str) -> tuple[str, dict[str, str]]:
     >>> parse("dirichlet:alpha=0.1,min_size=5")
     ('dirichlet', {'alpha': '0.1', 'min_size': '5'})
     """
+    if not isinstance(text, str):
+        raise ConfigError(f"expected a name with options, as 'dirichlet:alpha=0.1', got {text!r}")
     name, _, rest = text.partition(":")
     options: dict[str, str] = {}
     for item in filter(None, rest.split(",")):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -63,6 +64,9 @@ def prepare(
     >>> len(data), data.classes, data.x.shape[1:]
     (20, 10, torch.Size([1, 8, 8]))
     """
+    for what, number in (("clients", clients), ("seed", seed)):
+        if isinstance(number, bool) or not isinstance(number, numbers.Integral | None):
+            raise ConfigError(f"{what} must be a whole number, got {number!r}")
     plain, written = parse(name)
     found = entry(plain)
     normalize = written.pop("normalize", found.about.normalize)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -107,8 +107,7 @@ def _run_block(
     return outcome
 
 
-@dataclass(frozen=True)
-class _Flat:
+class _Flat(NamedTuple):
     """A task taken apart once: its leaves, and what must agree for clients to share a batch."""
 
     task: Task

@@ -57,6 +57,11 @@ class FlopCounter:
         self._known: dict[Any, _Measured | None] = {}
         self._last: tuple[Any, Any] = (None, _form(None))  # what was sent, which many share
 
+    @property
+    def structures(self) -> int:
+        """How many structures were counted so far."""
+        return len(self._known)
+
     def count(self, down: Any, client: Any, shard: Shard) -> Cost | None:
         """Return the operations of one round of local work."""
         mark = self._mark(down, client, shard)

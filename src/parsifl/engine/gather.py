@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from parsifl import tree, wire
 from parsifl.algorithm import AnyMethod, ClientInfo, GatherAlgorithm, Local, Received
 from parsifl.engine.flops import Cost
 from parsifl.engine.network import Network
-from parsifl.engine.threads import suited
+from parsifl.engine.threads import Scope
 from parsifl.keys import Key
 from parsifl.problem import Problem
 from parsifl.wire import Content, Precision
@@ -50,8 +50,7 @@ class Ledger:
     seconds: dict[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Arrival:
+class Arrival(NamedTuple):
     """A client's result as the server sees it.
 
     Attributes
@@ -87,15 +86,18 @@ class Gathered:
         problem: Problem,
         infos: Sequence[ClientInfo],
         network: Network,
-        precision: Precision = "exact",
+        precision: Precision,
+        scope: Scope,
     ) -> None:
         self.ledger = Ledger()
         self._precision: Precision = precision
+        self._scope = scope
         self._known: dict[int, tuple[Any, Content]] = {}  # of messages sent to many
         self._method, self._problem = method, problem
         self._infos, self._network = infos, network
         self._total: Any = None
         self._uploads: list[Received[Any]] = []
+        self._devices: dict[tuple[int | None, ...], dict[str, int | None]] = {}
         self._arrived = 0
         self._info_weight = 0.0
 
@@ -104,8 +106,20 @@ class Gathered:
         self.ledger.bytes_down += bytes_down
         self.ledger.dropped[client] = reason
 
-    def receive(self, arrival: Arrival) -> None:
-        """Book and add up one client's result."""
+    def receive(self, *arrivals: Arrival) -> None:
+        """Book results of clients, and add them up in the order given."""
+        received: list[Received[Any]] = []
+        for arrival in arrivals:
+            info, sent = self._infos[arrival.client], None
+            self._book_down(arrival)
+            if arrival.uploads:
+                weight = self._method.weight(info)
+                received.append(Received(info, weight, arrival.upload))
+                sent = self._book_up(arrival, weight)
+            self._count(arrival, info, sent)
+        self._add(received)
+
+    def _book_down(self, arrival: Arrival) -> None:
         self.ledger.trained += 1
         self.ledger.bytes_down += arrival.bytes_down
         if arrival.down is not None:
@@ -113,22 +127,10 @@ class Gathered:
             self.ledger.dense_down += down.dense
             self.ledger.entropy_down += math.ceil(down.entropy)
             self.ledger.parameters_down += down.values
-        info = self._infos[arrival.client]
-        sent = self._add(arrival, info) if arrival.uploads else None
-        self._count(arrival, info, sent)
 
-    def _add(self, arrival: Arrival, info: ClientInfo) -> int:
-        """Add up an upload; return how many values were sent."""
-        upload = arrival.upload
-        weight = self._method.weight(info)
-        if isinstance(self._method, GatherAlgorithm):
-            self._uploads.append(Received(info, weight, upload))
-        else:
-            method: Any = self._method
-            part = method.contribute(self._problem, upload, weight)
-            self._total = tree.accumulate(self._total, part)
-        self._arrived += 1
-        content = arrival.content or wire.measured(upload, self._precision)[1]
+    def _book_up(self, arrival: Arrival, weight: float) -> int:
+        """Return how many values were sent."""
+        content = arrival.content or wire.measured(arrival.upload, self._precision)[1]
         self.ledger.bytes_up += arrival.bytes_up
         self.ledger.dense_up += content.dense
         self.ledger.entropy_up += math.ceil(content.entropy)
@@ -138,6 +140,16 @@ class Gathered:
             mean = self.ledger.info.get(name, 0.0)
             self.ledger.info[name] = mean + (float(value) - mean) * weight / self._info_weight
         return content.values
+
+    def _add(self, received: Sequence[Received[Any]]) -> None:
+        method: Any = self._method
+        if isinstance(method, GatherAlgorithm):
+            # as they come from the wire: the layout of memory may decide the last bit
+            self._uploads += [replace(r, upload=_contiguous(r.upload)) for r in received]
+        elif received:
+            parts = [method.contribute(self._problem, r.upload, r.weight) for r in received]
+            self._total = tree.accumulate(self._total, *parts)
+        self._arrived += len(received)
 
     def _content_down(self, down: Any) -> Content:
         if id(down) not in self._known:
@@ -156,17 +168,13 @@ class Gathered:
         ledger.simulated_seconds = max(ledger.simulated_seconds, spent)
 
     def _note_device(self, cost: Cost, sent: int | None) -> None:
-        found: dict[str, int | None] = {
-            "forward": cost.forward,
-            "backward": cost.backward,
-            "trainable": cost.trainable,
-            "sent": sent,
-        }
-        for known in self.ledger.devices:
-            if known == {"clients": known["clients"], **found}:
-                known["clients"] = (known["clients"] or 0) + 1
-                return
-        self.ledger.devices.append({"clients": 1, **found})
+        found = (cost.forward, cost.backward, cost.trainable, sent)
+        if found not in self._devices:
+            names = ("clients", "forward", "backward", "trainable", "sent")
+            self._devices[found] = dict(zip(names, (0, *found), strict=True))
+            self.ledger.devices.append(self._devices[found])
+        known = self._devices[found]
+        known["clients"] = (known["clients"] or 0) + 1
 
     def aggregate(self, server: Any, key: Key) -> Any:
         """Return the next server state; it stays as it is if nobody is left."""
@@ -175,15 +183,15 @@ class Gathered:
         method: Any = self._method
         gathers = isinstance(method, GatherAlgorithm)
         ordered = sorted(self._uploads, key=lambda received: received.info.id)
-        combined = ordered if gathers else self._total
-        with suited(self._problem)():
+        combined = ordered if gathers else _contiguous(self._total)
+        with self._scope():
             following = method.aggregate(self._problem, server, combined, key)
         # as a checkpoint would give it back: the layout of memory may decide the last bit
-        return tree.map(_contiguous, following)
+        return _contiguous(following)
 
 
-def _contiguous(leaf: Any) -> Any:
-    return leaf.contiguous() if isinstance(leaf, Tensor) else leaf
+def _contiguous(value: Any) -> Any:
+    return tree.map(lambda leaf: leaf.contiguous() if isinstance(leaf, Tensor) else leaf, value)
 
 
 def first_not_finite(result: Local[Any, Any]) -> str:

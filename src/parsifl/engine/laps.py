@@ -6,6 +6,9 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any, final
 
+ONCE = "count-once"
+"""The phase in which operations are counted where clients do what was not counted before."""
+
 
 @final
 class Laps:

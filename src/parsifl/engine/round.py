@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, NamedTuple
 
 import torch
 
@@ -15,16 +15,18 @@ from parsifl.engine import executors
 from parsifl.engine.executors import Executor
 from parsifl.engine.flops import FlopCounter
 from parsifl.engine.gather import Arrival, Gathered, Ledger, first_not_finite
-from parsifl.engine.laps import Laps
+from parsifl.engine.laps import ONCE, Laps
 from parsifl.engine.network import Network
 from parsifl.engine.shards import Shards
 from parsifl.engine.store import ClientStore
 from parsifl.engine.tasks import Outcome, Task
-from parsifl.engine.threads import one_core, suited
-from parsifl.errors import CapabilityError
+from parsifl.engine.threads import Scope, one_core, suited
+from parsifl.errors import CapabilityError, WireError
 from parsifl.keys import Key
 from parsifl.problem import Problem
 from parsifl.wire import Content, Precision
+
+LocalWork = Callable[[Any, Any, Any], Local[Any, Any]]
 
 
 @dataclass(frozen=True)
@@ -45,9 +47,18 @@ class Setting:
     network: Network
     flops: FlopCounter
 
+    @cached_property
+    def scope(self) -> Scope:
+        """The scope of work at the server."""
+        return suited(self.problem)
 
-@dataclass(frozen=True)
-class _Prepared:
+    @cached_property
+    def local(self) -> LocalWork:
+        """What a client does."""
+        return local_work(self.method, self.problem)
+
+
+class _Prepared(NamedTuple):
     task: Task
     bytes_down: int
     content_down: Content
@@ -72,7 +83,12 @@ def run_round(setting: Setting, server: Any, cohort: Sequence[int], key: Key) ->
     everyone = setting.method.trains == "everyone"
     training = setting.pool if everyone else cohort
     gathered = Gathered(
-        setting.method, setting.problem, setting.infos, setting.network, setting.precision
+        setting.method,
+        setting.problem,
+        setting.infos,
+        setting.network,
+        setting.precision,
+        setting.scope,
     )
     uploading = set(cohort)
     laps = Laps()
@@ -85,7 +101,7 @@ def run_round(setting: Setting, server: Any, cohort: Sequence[int], key: Key) ->
     return server, gathered.ledger
 
 
-def local_work(method: AnyMethod, problem: Problem) -> Callable[[Any, Any, Any], Local[Any, Any]]:
+def local_work(method: AnyMethod, problem: Problem) -> LocalWork:
     """Return what a client does with downlink, state and shard, here and where it is deployed."""
     scope = suited(problem)
 
@@ -103,7 +119,6 @@ def _run_window(
     gathered: Gathered,
     laps: Laps,
 ) -> None:
-    local = local_work(setting.method, setting.problem)
     items = {item.task.client: item for item in prepared}
 
     def book(done: _Done) -> None:
@@ -120,7 +135,7 @@ def _run_window(
     before = torch.get_rng_state()
     tasks = [item.task for item in prepared]
     complete = partial(_complete, setting, uploading)
-    executors.stream(local, tasks, setting.executor, setting.block, complete, book)
+    executors.stream(setting.local, tasks, setting.executor, setting.block, complete, book)
     if not torch.equal(before, torch.get_rng_state()):
         torch.set_rng_state(before)
         raise CapabilityError(
@@ -143,12 +158,15 @@ def _complete(setting: Setting, uploading: set[int], job: Callable[[], Outcome])
             if client not in outcome.finite and (bad := first_not_finite(result))
         }
         laps.lap("check")
-        sent = {
-            client: _transmit(result.upload if client in uploading else None, setting.precision)
-            # backwards: who is added up first is then still in the cache
-            for client, result in reversed(outcome.results.items())
-            if client not in failures
-        }
+        sent = {}
+        # backwards: who is added up first is then still in the cache
+        for client, result in reversed(outcome.results.items()):
+            upload = result.upload if client in uploading else None
+            try:
+                if client not in failures:
+                    sent[client] = _transmit(upload, setting.precision)
+            except WireError as error:  # values beyond what this precision can tell
+                failures[client] = f"upload {error}"
         laps.lap("encode")
     return _Done(outcome, failures, sent, laps.seconds)
 
@@ -159,26 +177,24 @@ def _book(
     uploading: set[int],
     gathered: Gathered,
 ) -> None:
-    for client in sorted({*done.sent, *done.failures}):
-        item = items[client]
-        if client in done.failures:
-            gathered.drop(client, item.bytes_down, done.failures[client])
-            continue
-        upload, size, content = done.sent[client]
-        gathered.receive(
-            Arrival(
-                client=client,
-                down=item.task.arguments[0],
-                upload=upload,
-                info=done.outcome.results[client].info,
-                bytes_down=item.bytes_down,
-                bytes_up=size,
-                flops=item.flops,
-                uploads=client in uploading,
-                content=content,
-                content_down=item.content_down,
-            )
+    for client, failure in sorted(done.failures.items()):
+        gathered.drop(client, items[client].bytes_down, failure)
+    arrivals = [
+        Arrival(
+            client=client,
+            down=(item := items[client]).task.arguments[0],
+            upload=upload,
+            info=done.outcome.results[client].info,
+            bytes_down=item.bytes_down,
+            bytes_up=size,
+            flops=item.flops,
+            uploads=client in uploading,
+            content=content,
+            content_down=item.content_down,
         )
+        for client, (upload, size, content) in sorted(done.sent.items())
+    ]
+    gathered.receive(*arrivals)
 
 
 def _prepare(
@@ -203,11 +219,11 @@ def _prepare(
         for info, (down, _, _) in zip(infos, downs, strict=True)
     ]
     laps.lap("state")
-    prepared = []
+    prepared, known_structures = [], setting.flops.structures
     for client, (down, size, content), *own in zip(ids, downs, states, shards, strict=True):
         flops = setting.flops.count(down, *own)
         prepared.append(_Prepared(Task(client, (down, *own)), size, content, flops))
-    laps.lap("count")
+    laps.lap("count" if setting.flops.structures == known_structures else ONCE)
     return prepared
 
 

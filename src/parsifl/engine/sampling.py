@@ -27,8 +27,9 @@ def choose(clients: int, participation: float, key: Key) -> list[int]:
     size = cohort_size(clients, participation)
     if size == clients:
         return list(range(clients))
-    drawn = key.at(purpose="cohort").numpy().choice(clients, size, replace=False, shuffle=False)
-    return [int(client) for client in np.sort(drawn)]
+    (generator,) = key.at(purpose="cohort").generators([key.client])
+    drawn = generator.choice(clients, size, replace=False, shuffle=False)
+    return sorted(drawn.tolist())
 
 
 def training_pool(clients: int, evaluation: Evaluation, key: Key) -> Sequence[int]:

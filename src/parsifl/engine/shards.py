@@ -10,6 +10,7 @@ import torch
 
 from parsifl.algorithm import ClientInfo
 from parsifl.data.clients import ClientData
+from parsifl.engine.arguments import check_fit
 from parsifl.errors import CapabilityError, DataError
 from parsifl.keys import Key
 from parsifl.problem import Problem
@@ -45,12 +46,14 @@ class Shards:
     def __init__(self, data: ClientData, problem: Problem) -> None:
         self._data = data
         self._problem = problem
-        self._dtype = next(iter(problem.init(Key(0)).values())).dtype
+        params = problem.init(Key(0))
+        self._dtype = next(iter(params.values())).dtype
         check = getattr(problem, "check_targets", None)  # a GLM knows which targets it can read
         if check is not None:
             check(data.y)
         self._x: Any = _cast(as_design(data.x), self._dtype)
         self._y: Any = _cast(data.y, self._dtype)
+        check_fit(problem, params, data, self._x, self._y)
 
     def shard(self, client: int, work: Work, key: Key) -> Shard:
         """Draw what `work` asks for from the client's training rows."""

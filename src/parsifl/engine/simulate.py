@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
+
+from scipy.sparse import issparse
 
 from parsifl import config
 from parsifl.algorithm import AnyMethod, message_types, require
@@ -95,12 +98,13 @@ def simulate(  # noqa: PLR0913 - every argument but four has a default
         "precision": precision,
         "evaluate_every": evaluate_every,
     }
-    arguments.check_options({**options, "rounds": rounds}, evaluation, network, folder)
+    beside = {"rounds": rounds, "state_limit": state_limit, "progress": progress}
+    arguments.check_options({**options, **beside}, evaluation, network, folder)
     size = arguments.check_learnable(problem)
     # numbers of NumPy become plain ones, as a run folder keeps them
     rounds, options["participation"] = int(rounds), float(participation)
     options |= {"seed": int(seed), "evaluate_every": int(evaluate_every)}
-    data = clients if isinstance(clients, ClientData) else ClientData.of(clients)
+    data = clients if isinstance(clients, ClientData) else arguments.pool(problem, clients)
     simulation = _Simulation(
         algorithm,
         problem,
@@ -114,7 +118,10 @@ def simulate(  # noqa: PLR0913 - every argument but four has a default
     )
     if folder is not None:
         simulation.attach(RunFolder(Path(folder)), rounds, resume=resume)
-    simulation.run(rounds, progress)
+    with warnings.catch_warnings():
+        # torch asks for a report about layers that vmap runs one by one: nobody can act on that
+        warnings.filterwarnings("ignore", message="There is a performance drop because we have not")
+        simulation.run(rounds, progress)
     return simulation.result()
 
 
@@ -140,7 +147,7 @@ class _Simulation:
         self._data, self._options = data, options
         self._evaluation, self._network = evaluation, network
         self._key = Key(options["seed"])
-        self._executor, block = choose_executor(options["engine"], problem)
+        self._executor, block = choose_executor(options["engine"], problem, sparse=issparse(data.x))
         self._pool = sampling.training_pool(len(data), evaluation, self._key)
         infos, shards, self._store = Infos(data), Shards(data, problem), store
         self._setting = Setting(

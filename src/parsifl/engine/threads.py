@@ -20,6 +20,7 @@ import torch
 from parsifl.problem import Problem, SupportSolvable
 
 T = TypeVar("T")
+Scope = Callable[[], AbstractContextManager[None]]
 
 
 def cores() -> int:
@@ -42,7 +43,7 @@ def one_core() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def suited(problem: Problem) -> Callable[[], AbstractContextManager[None]]:
+def suited(problem: Problem) -> Scope:
     """Return the scope of work on a problem, at clients and at the server; to ask takes time."""
     # a linear model gains a few percent from a second thread, and takes ten times as long where
     # that thread has to wait for a busy core (docs/adr/0004)

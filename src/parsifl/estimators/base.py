@@ -99,7 +99,7 @@ class FederatedSparse(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         width = self._width(features)
         if given is None:
             given = max(int(0.1 * width), 1)
-        if not isinstance(given, numbers.Integral) or not 1 <= int(given) <= width:
+        if not whole(given) or not 1 <= int(given) <= width:
             kind = "features" if self.dictionary is None else "atoms"
             raise ValueError(
                 f"n_nonzero_coefs must be a number between 1 and {width} {kind}, got {given!r}"
@@ -118,8 +118,10 @@ class FederatedSparse(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
     def _method(self, tau: int, rate: float) -> AnyMethod:
         if self.solver not in SOLVERS:
             raise ConfigError(unknown("solver", str(self.solver), SOLVERS))
-        if self.local_steps < 1:
-            raise ConfigError(f"local_steps must be at least 1, got {self.local_steps}")
+        if not whole(self.local_steps) or self.local_steps < 1:
+            raise ConfigError(
+                f"local_steps must be a whole number and at least 1, got {self.local_steps!r}"
+            )
         settings: dict[str, Any] = {"tau": tau, "scope": "row"}
         if self.solver != "distributediht":
             settings["steps"] = self.local_steps
@@ -216,16 +218,23 @@ class FederatedSparse(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
 
     def _say_what_cannot_be_kept(self, x: Any, kept: tuple[int, ...]) -> None:
         """Warn of columns that are zero after centring: they cannot be in the support."""
-        if sparse.issparse(x):
-            return
-        if gone := [position for position in kept if not x[:, position].any()]:
+        if gone := [position for position in kept if not abs(x[:, position]).sum()]:
+            why = "constant and thus no different from the intercept"
+            if not self.fit_intercept:
+                why = "zero in every row"
+            elif getattr(self, "center", "global") == "client":
+                why = "constant in every client and thus no different from its intercept"
             warnings.warn(
-                f"keep names feature {gone[0]}, which is constant (with center='client': in every "
-                "client) and thus no different from the intercept: it gets the coefficient 0 and "
-                "is not in support_",
+                f"keep names feature {gone[0]}, which is {why}: it gets the coefficient 0 and is "
+                "not in support_",
                 UserWarning,
                 stacklevel=3,
             )
+
+
+def whole(value: Any) -> bool:
+    """Tell whether a value is a whole number."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
 def owners(groups: Any, rows: int) -> tuple[np.ndarray[Any, Any], Indices]:

@@ -81,9 +81,10 @@ def scaled(x: Any, moments: Moments, *, intercept: bool) -> Any:
     """Divide the columns of a CSR matrix by their scales; zeros stay zeros, so nothing is centred.
 
     That matters where there is an intercept and columns lie far from zero, as those of counts and
-    of text do not: it is said.
+    of text do not: it is said. Beside an intercept a constant column becomes zero, as in `centred`.
     """
-    far = np.flatnonzero(np.abs(moments.mean) > FAR * moments.deviation)
+    constant = moments.deviation == 0
+    far = np.flatnonzero((np.abs(moments.mean) > FAR * moments.deviation) & ~constant)
     if intercept and len(far):
         warnings.warn(
             f"a CSR matrix is not centred, and {len(far)} of its columns (the first: {far[0]}) lie "
@@ -92,7 +93,10 @@ def scaled(x: Any, moments: Moments, *, intercept: bool) -> Any:
             UserWarning,
             stacklevel=3,
         )
-    return x.multiply(1 / moments.scale[None, :]).tocsr()
+    factor = np.where(constant & intercept, 0.0, 1 / moments.scale)
+    product = x.multiply(factor[None, :]).tocsr()
+    product.eliminate_zeros()
+    return product
 
 
 def centred(x: Array, moments: Moments) -> Array:

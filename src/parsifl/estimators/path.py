@@ -25,7 +25,7 @@ class FederatedSparseRegressorCV(RegressorMixin, FederatedSparse):  # type: igno
     cv
         How many folds of whole clients (of rows, if there is one client), at most one a client
         (with a warning, if more are asked for); or a splitter or a list of splits, as everywhere
-        in scikit-learn.
+        in scikit-learn. A fold that would fit or judge rows of weight 0 alone is left out.
     estimator
         The regressor that is fitted; None is `FederatedSparseRegressor()`.
 
@@ -56,7 +56,7 @@ class FederatedSparseRegressorCV(RegressorMixin, FederatedSparse):  # type: igno
         names, _ = self._clients(groups, len(y))
         weight = self._weights(sample_weight, X)
         self.path_ = self._numbers(self._base()._width(X.shape[1]))
-        folds = self._folds(X, groups, len(names))
+        folds = _with_weight(self._folds(X, groups, len(names)), weight)
         self.bytes_up_ = self.bytes_down_ = 0
         self.mse_path_ = np.array(
             [
@@ -111,8 +111,7 @@ class FederatedSparseRegressorCV(RegressorMixin, FederatedSparse):  # type: igno
         inside = None if groups is None else np.asarray(groups)[train]
         model = self._fitted(int(number), x[train], y[train], inside, weight[train])
         errors = (model.predict(x[held]) - y[held]) ** 2
-        total = weight[held].sum()
-        return float(weight[held] @ errors / total) if total else float(errors.mean())
+        return float(np.average(errors, weights=weight[held]))
 
     def _fitted(
         self, number: int, x: Any, y: Array, groups: Any, weight: Array
@@ -128,3 +127,13 @@ class FederatedSparseRegressorCV(RegressorMixin, FederatedSparse):  # type: igno
         check_is_fitted(self)
         X = validate_data(self, X, accept_sparse="csr", dtype=np.float64, reset=False)
         return self.best_estimator_.predict(X)
+
+
+def _with_weight(folds: list[tuple[Array, Array]], weight: Array) -> list[tuple[Array, Array]]:
+    """Leave out folds of which either side has rows of weight 0 alone."""
+    found = [fold for fold in folds if all(weight[rows].any() for rows in fold)]
+    if not found:
+        raise ValueError(
+            "no fold has rows with a positive sample_weight on both sides; weigh more clients"
+        )
+    return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numbers
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,7 +11,7 @@ from sklearn.base import clone
 from sklearn.utils import check_array, check_consistent_length
 
 from parsifl.errors import ConfigError
-from parsifl.estimators.base import owners
+from parsifl.estimators.base import owners, whole
 from parsifl.keys import Key
 
 
@@ -62,7 +61,7 @@ def stability_selection(
     threshold
         Above one half.
     """
-    _check(subsamples, threshold, by)
+    _check(subsamples, threshold, by, seed)
     X = check_array(X, accept_sparse="csr", dtype=np.float64)
     y, count = np.asarray(y), 0
     check_consistent_length(X, y, groups)
@@ -88,11 +87,12 @@ def stability_selection(
     return Stability(frequency, support, selected, bound)
 
 
-def _check(subsamples: Any, threshold: Any, by: str) -> None:
+def _check(subsamples: Any, threshold: Any, by: str, seed: Any) -> None:
     if not isinstance(threshold, float | int) or not 0.5 < threshold <= 1:
         raise ConfigError(f"threshold must be above 0.5 and at most 1, got {threshold!r}")
-    if not isinstance(subsamples, numbers.Integral) or subsamples < 1:
-        raise ConfigError(f"subsamples must be a whole number and at least 1, got {subsamples!r}")
+    for name, number, least in (("subsamples", subsamples, 1), ("seed", seed, 0)):
+        if not whole(number) or number < least:
+            raise ConfigError(f"{name} must be a whole number and at least {least}, got {number!r}")
     if by not in ("clients", "rows"):
         raise ConfigError(f"by must be 'clients' or 'rows', got {by!r}")
 

@@ -17,6 +17,7 @@ from parsifl.engine.folder import Record, RunFolder
 from parsifl.engine.gather import Gathered
 from parsifl.engine.identity import identity_of, profiles_checksum
 from parsifl.engine.store import ClientStore
+from parsifl.engine.threads import suited
 from parsifl.errors import CheckpointError
 from parsifl.experiment import problem_for
 from parsifl.flower.collection import NOT_CONNECTED, Collection, Question
@@ -175,7 +176,12 @@ class Federation:
         received = time.perf_counter()
         chosen = self._experiment
         gathered = Gathered(
-            self._method, self._problem, self._infos, chosen.network, chosen.precision
+            self._method,
+            self._problem,
+            self._infos,
+            chosen.network,
+            chosen.precision,
+            suited(self._problem),
         )
         for client in sorted(questions):
             answer = answers[client]

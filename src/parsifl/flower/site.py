@@ -190,12 +190,15 @@ class Site:
         bad = first_not_finite(result)
         if bad:
             return visit.reply(error=f"{bad} is not finite")
+        parts = {}
+        try:
+            if letter.get("uploads", bool) and result.upload is not None:
+                parts["upload"] = wire.encode(result.upload, self._experiment.precision)
+        except WireError as error:  # values beyond what this precision can tell
+            return visit.reply(error=f"upload {error}")
         visit.durable.save(visit.key.round + 1, result.client)
         # the server stores its checkpoint between rounds: it never goes back behind this one
         visit.durable.forget_before(visit.ack)
-        parts = {}
-        if letter.get("uploads", bool) and result.upload is not None:
-            parts["upload"] = wire.encode(result.upload, self._experiment.precision)
         info = {name: float(value) for name, value in result.info.items()}
         return visit.reply(parts, info=info)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import nn
 
+from parsifl import config
 from parsifl.errors import ConfigError, unknown
 from parsifl.models.adapt import adapt
 from parsifl.models.alexnet import AlexNet
@@ -75,7 +76,7 @@ def build(name: str, **kwargs: Any) -> nn.Module:
     if name not in _TABLE:
         raise ConfigError(unknown("model", name, _TABLE))
     try:
-        module = _TABLE[name](**kwargs)
+        module = config.build(_TABLE[name], kwargs)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(f"model '{name}' cannot be built: {error}") from error
     for parameter, value in module.named_parameters():

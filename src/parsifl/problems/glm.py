@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Real
 from typing import Any, final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from parsifl.errors import ConfigError, DataError
@@ -67,32 +70,35 @@ class GLM:
         l2: float = 0.0,
         intercept: bool = False,
         keep: Sequence[int] = (),
-        dictionary: Tensor | None = None,
+        dictionary: Tensor | NDArray[Any] | None = None,
         weighted: bool = False,
         dtype: torch.dtype = torch.float64,
     ) -> None:
         self.datafit = datafits.find(datafit)
-        self._check(features, classes, l2, dictionary)
+        atoms = None if dictionary is None else torch.as_tensor(dictionary)
+        self._check(features, classes, l2, atoms)
+        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+            raise ConfigError(f"dtype must be torch.float64 or torch.float32, got {dtype!r}")
         self.features, self.classes, self.l2 = features, classes, float(l2)
         self.intercept, self.weighted, self.dtype = intercept, weighted, dtype
-        self._psi = None if dictionary is None else dictionary.to(dtype)
+        self._psi = None if atoms is None else atoms.to(dtype)
         self._predictor = Predictor(features, intercept, self._psi)
         self._keep = _checked_keep(keep, self.width - intercept)
 
-    def _check(
-        self, features: int, classes: int | None, l2: float, dictionary: Tensor | None
-    ) -> None:
-        if not isinstance(features, int | np.integer) or features < 1:
+    def _check(self, features: Any, classes: Any, l2: Any, dictionary: Tensor | None) -> None:
+        if not _is_count(features):
             raise ConfigError(f"features must be a number of at least 1, got {features!r}")
-        if not 0 <= l2 < float("inf"):
-            raise ConfigError(f"l2 must be finite and at least 0, got {l2}")
-        if self.datafit.name == "softmax" and (classes is None or classes < 2):
-            raise ConfigError(f"softmax needs classes= of at least 2, got {classes}")
+        number = isinstance(l2, Real) and not isinstance(l2, bool)
+        if not number or not 0 <= l2 < float("inf"):
+            raise ConfigError(f"l2 must be finite and at least 0, got {l2!r}")
+        if self.datafit.name == "softmax" and not (_is_count(classes) and classes > 1):
+            raise ConfigError(f"softmax needs classes= of at least 2, got {classes!r}")
         if self.datafit.name != "softmax" and classes not in (None, 2):
             raise ConfigError(f"{self.datafit.name} cannot tell {classes} classes; use softmax")
-        if dictionary is not None and dictionary.shape[0] != features:
+        if dictionary is not None and (dictionary.ndim != 2 or len(dictionary) != features):
             raise ConfigError(
-                f"the dictionary has {dictionary.shape[0]} rows, but there are {features} features"
+                f"the dictionary has shape {list(dictionary.shape)}, but there are {features} "
+                "features: it needs as many rows"
             )
 
     def __repr__(self) -> str:
@@ -292,7 +298,16 @@ class GLMSteps:
 
 
 def _checked_keep(keep: Sequence[int], width: int) -> tuple[int, ...]:
-    outside = [position for position in keep if not 0 <= position < width]
+    try:
+        places = sorted({operator.index(position) for position in keep})
+    except TypeError:
+        raise ConfigError(f"keep must list positions of coefficients, got {keep!r}") from None
+    outside = [position for position in places if not 0 <= position < width]
     if outside:
         raise ConfigError(f"keep names coefficient {outside[0]}, but there are 0 .. {width - 1}")
-    return tuple(sorted(set(keep)))
+    return tuple(places)
+
+
+def _is_count(value: Any) -> bool:
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    return bool(whole and value >= 1)

@@ -73,6 +73,10 @@ class NeuralProblem:
         self.dtype, self.device = dtype, torch.device(device)
         self._head_name = head
         self._source = module
+        if not callable(module):
+            raise ConfigError(f"expected an nn.Module or a factory of one, got {module!r}")
+        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+            raise ConfigError(f"dtype must be torch.float32 or torch.float64, got {dtype!r}")
         with torch.random.fork_rng(devices=[]):
             built = module if isinstance(module, nn.Module) else module()
             if not isinstance(built, nn.Module):
@@ -138,10 +142,15 @@ class NeuralProblem:
 
     def predict(self, params: Params, x: Any) -> Tensor:
         """Return the module's output, in evaluation mode; arrays are taken too."""
-        if not isinstance(x, Tensor):
-            given = torch.as_tensor(x)
-            x = given.to(self.dtype) if given.is_floating_point() else given
-        return self._judge(params, x)
+        if isinstance(x, Tensor):
+            return self._judge(params, x)
+        given = torch.as_tensor(x)
+        try:
+            return self._judge(params, given.to(self.dtype))
+        except RuntimeError:
+            if given.is_floating_point():
+                raise
+            return self._judge(params, given)  # tokens
 
     def loss(self, params: Params, batch: Batch) -> Tensor:
         """Return the weighted mean loss of a batch, in training mode."""

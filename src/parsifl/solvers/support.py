@@ -18,8 +18,10 @@ from parsifl.solvers.least_squares import least_squares, solve_symmetric
 
 _NEWTON_STEPS = 25
 _HALVINGS = 8
+_ENTRIES = 1 << 17  # of Hessians that are solved at once: more do not stay in the cache
 
-Move = Callable[[Tensor, int], Tensor]
+Move = Callable[[Tensor, int, Tensor], Tensor]
+"""The change of z in a step; that of clients which are not going is not used."""
 
 
 def predictor(part: Restricted, z: Tensor) -> Tensor:
@@ -64,14 +66,38 @@ def newton(part: Restricted, delta: float = 0.0, steps: int = _NEWTON_STEPS) -> 
     Where the loss has no minimiser on the support (separable classes without l2), the steps end
     at a finite point of small loss.
     """
-    fractions = torch.tensor([0.5**power for power in range(_HALVINGS)] + [0.0])
+    most = max(1, _ENTRIES // max(1, part.start.shape[1:].numel()) ** 2)
 
-    def move(z: Tensor, _: int) -> Tensor:
-        step = solve_symmetric(hessian(part, z), gradient(part, z).flatten(1)).reshape(z.shape)
-        losses = torch.stack([loss(part, z - float(f) * step) for f in fractions])
-        return -_spread(_longest_good(fractions.to(z.dtype), losses), z) * step
+    def move(z: Tensor, _: int, going: Tensor) -> Tensor:
+        change = torch.zeros_like(z)
+        for some in torch.split(going.nonzero()[:, 0], most):  # nobody takes a dear step in vain
+            change[some] = _newton_step(_members(part, some), z[some])
+        return change
 
     return _walk(part.start, move, delta, steps)
+
+
+def _newton_step(part: Restricted, z: Tensor) -> Tensor:
+    fractions = torch.tensor([0.5**power for power in range(_HALVINGS)] + [0.0])
+    step = solve_symmetric(hessian(part, z), gradient(part, z).flatten(1)).reshape(z.shape)
+    losses = torch.stack([loss(part, z - float(f) * step) for f in fractions])
+    return -_spread(_longest_good(fractions.to(z.dtype), losses), z) * step
+
+
+def _members(part: Restricted, some: Tensor) -> Restricted:
+    """Return the losses of some of the clients, by their places in order."""
+    if len(some) == len(part.start):
+        return part
+    return replace(
+        part,
+        columns=part.columns[some],
+        targets=part.targets[some],
+        weight=part.weight[some],
+        rows=part.rows[some],
+        ridge=part.ridge[some],
+        start=part.start[some],
+        u=None if part.u is None else part.u[some],
+    )
 
 
 def _longest_good(fractions: Tensor, losses: Tensor) -> Tensor:
@@ -85,7 +111,7 @@ def _longest_good(fractions: Tensor, losses: Tensor) -> Tensor:
 def gradient_descent(part: Restricted, delta: float = 0.0, steps: int = 50) -> Tensor:
     """Take gradient steps of length 1 / L, L being the largest curvature on the support."""
     rate = _spread(1 / smoothness(part), part.start)
-    return _walk(part.start, lambda z, _: -rate * gradient(part, z), delta, steps)
+    return _walk(part.start, lambda z, *_: -rate * gradient(part, z), delta, steps)
 
 
 def stochastic_gradient(
@@ -93,7 +119,7 @@ def stochastic_gradient(
 ) -> Tensor:
     """Take SGD steps on rows that are drawn by key, with replacement."""
 
-    def move(z: Tensor, step: int) -> Tensor:
+    def move(z: Tensor, step: int, _: Tensor) -> Tensor:
         return -lr * gradient(_sample(part, key, batch, step), z)
 
     return _walk(part.start, move, 0.0, steps)
@@ -116,7 +142,7 @@ def _reduced(
 ) -> Move:
     full = gradient(part, anchor)
 
-    def move(z: Tensor, step: int) -> Tensor:
+    def move(z: Tensor, step: int, _: Tensor) -> Tensor:
         some = _sample(part, key, batch, first + step)
         return -rate * (gradient(some, z) - gradient(some, anchor) + full)
 
@@ -175,7 +201,7 @@ def _spread(values: Tensor, like: Tensor) -> Tensor:
 def _walk(z: Tensor, move: Move, delta: float, steps: int) -> Tensor:
     going = torch.ones(len(z), dtype=torch.bool)
     for step in range(steps):
-        change = move(z, step)
+        change = move(z, step, going)
         going = going & (change.flatten(1).norm(dim=1) > delta)
         if not bool(going.any()):
             break

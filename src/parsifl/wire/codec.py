@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -34,7 +33,13 @@ def encode(message: Any, precision: Precision = "exact") -> bytes:
     parts = _forms(leaves, names, precision, checked=True)
     pieces: list[Any] = [head, *(part.layout.record for part in parts)]
     for part in parts:
-        pieces.extend(part.pieces())
+        try:
+            pieces.extend(part.pieces())
+        except (MemoryError, OverflowError, ValueError) as error:
+            raise WireError(
+                f"memory: too little to code {part.size} entries, of which each takes a byte at "
+                "least, zeros too"
+            ) from error
     crc = frame.checksum(flags, pieces)
     return b"".join([frame.PREFIX.pack(frame.MAGIC, frame.VERSION, flags, crc), *pieces])
 
@@ -72,7 +77,7 @@ def _mark(leaf: Any, precision: str) -> Any:
     plain = type(leaf) is Tensor and leaf.layout == torch.strided and not leaf.is_meta
     if not plain or precision != "exact" or leaf.dtype not in values.CODES:
         return None
-    return leaf.dtype, leaf.shape, np.count_nonzero(values.to_bits(leaf))
+    return leaf.dtype, leaf.shape, values.count_nonzero(leaf)
 
 
 def _measured(leaves: list[Any], structure: tree.Structure, precision: str) -> tuple[int, Content]:
@@ -200,10 +205,5 @@ def _rounded(leaf: Any, precision: str, name: str) -> Any:
 
 
 def _round(tensor: Tensor, entries: int, precision: str, name: str) -> Tensor:
-    narrow = values.stored(tensor.dtype, entries, precision)
-    if narrow == tensor.dtype:
-        return tensor
-    if not values.all_finite(tensor):
-        raise WireError(f"{name}: holds NaN or infinity; drop this message")
-    short, scale = values.narrowed(tensor, narrow)
+    short, scale = forms.shortened(tensor, entries, precision, name, checked=False)
     return values.widened(short, tensor.dtype, scale)

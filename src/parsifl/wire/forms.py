@@ -148,11 +148,21 @@ def _bits(
     """Return the bits that travel, and the bytes of their scale."""
     if precision == "exact" and not checked:  # the commonest case, in a simulation
         return values.to_bits(tensor), b""
+    short, scale = shortened(tensor, entries, precision, name, checked)
+    return values.to_bits(short), scale
+
+
+def shortened(
+    tensor: Tensor, entries: int, precision: str, name: str, checked: bool
+) -> tuple[Tensor, bytes]:
+    """Return a tensor in the dtype in which it travels, and the bytes of its scale."""
     narrow = values.stored(tensor.dtype, entries, precision)
     if (checked or narrow != tensor.dtype) and not values.all_finite(tensor):
         raise WireError(f"{name}: holds NaN or infinity; drop this message")
-    short, scale = values.narrowed(tensor, narrow)
-    return values.to_bits(short), scale
+    try:
+        return values.narrowed(tensor, narrow)
+    except ValueError as error:
+        raise WireError(f"{name}: {error}; use a precision that reaches farther") from error
 
 
 def padded(shape: tuple[int, ...]) -> int:
@@ -200,6 +210,12 @@ def read_record(reader: Reader, spec: Spec, shape: tuple[int, ...], precision: s
         raise WireError(f"{spec.name}: {nonzeros} non-zeros in a tensor of {size} entries")
     coded = nonzeros != _DENSE and not support.is_trivial(size, nonzeros)
     code = reader.varint(spec.name) if coded else 0
+    # a byte more or less: logarithms may differ in the last bit from machine to machine
+    if coded and abs(code - support.length(size, nonzeros)) > 1:
+        raise WireError(
+            f"{spec.name}: {code} bytes for the places of {nonzeros} non-zeros among {size}, which "
+            f"take {support.length(size, nonzeros)}"
+        )
     narrow = values.stored(spec.dtype, size, precision)
     return Record(spec.name, spec.dtype, shape, narrow, nonzeros, code)
 

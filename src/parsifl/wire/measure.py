@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -130,7 +129,7 @@ def _entropy(leaf: Tensor | Sparse, precision: Precision) -> float:
     if isinstance(leaf, Sparse):
         dtype, count = leaf.value.dtype, leaf.index.numel()
     else:
-        dtype, count = leaf.dtype, int(np.count_nonzero(values.to_bits(leaf)))
+        dtype, count = leaf.dtype, values.count_nonzero(leaf)
     narrow = values.stored(dtype, entries, precision)
     item = 0 if narrow == torch.bool else narrow.itemsize
     return min(support.information(entries, count, item), _dense(narrow, entries))

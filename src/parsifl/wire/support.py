@@ -177,7 +177,7 @@ def decode(data: memoryview, size: int, count: int) -> Iterator[NDArray[np.intp]
         if tail:
             last = reader.read(_model(size, count, tail), 1)
             counts, ranks = counts + last[0], ranks + last[1]
-        found = _places(np.array(counts), np.array(ranks))
+        found = _places(np.array(counts), np.array(ranks), np.flatnonzero(counts))
         left -= found.size
         if left < 0:
             break
@@ -186,15 +186,21 @@ def decode(data: memoryview, size: int, count: int) -> Iterator[NDArray[np.intp]
         raise ValueError(f"support does not code {count} of {size} positions")
 
 
-def _places(counts: NDArray[np.int64], ranks: NDArray[np.int64]) -> NDArray[np.intp]:
-    """Undo `_symbols`, all blocks at once."""
+def _places(
+    counts: NDArray[np.int64], ranks: NDArray[np.int64], filled: NDArray[np.intp]
+) -> NDArray[np.intp]:
+    """Undo `_symbols`, all blocks that are not empty at once."""
+    skipped = filled - np.arange(filled.size)
+    if filled.size < counts.size:
+        counts, ranks = counts[filled], ranks[filled]
     bits = np.zeros((_BLOCK, counts.size), np.bool_)
     for place in reversed(range(_BLOCK)):
         below = _CHOOSE[place].take(counts)  # 1 where no one is left, and then the rank is 0
         np.greater_equal(ranks, below, out=bits[place])
         ranks -= below * bits[place]
         counts -= bits[place]
-    return np.flatnonzero(bits.T)
+    found = np.flatnonzero(bits.T)
+    return found + _BLOCK * skipped[found // _BLOCK] if skipped.any() else found
 
 
 class _Reader:
@@ -216,19 +222,20 @@ class _Reader:
     def read(self, model: _Model, blocks: int) -> tuple[list[int], list[int]]:
         """Return the numbers of ones and the ranks of the next blocks."""
         (starts, weights), rest, span = model, self._rest, self._span
-        counts, ranks = [], []
-        for _ in range(blocks):
+        counts, ranks, empty = [0] * blocks, [0] * blocks, weights[0]
+        for block in range(blocks):
             unit = span >> _WEIGHT
-            number = rest // unit
-            if number >= starts[-1]:
-                raise ValueError("support is no code: a number lies beyond the last symbol")
-            ones = bisect_right(starts, number) - 1
-            start, weight = starts[ones], weights[ones]
-            rank = (number - start) // weight
-            counts.append(ones)
-            ranks.append(rank)
-            rest -= unit * (start + rank * weight)
-            span = unit * weight
+            span = unit * empty
+            if rest >= span:  # not all of them are zero, as most are in a sparse tensor
+                number = rest // unit
+                if number >= starts[-1]:
+                    raise ValueError("support is no code: a number lies beyond the last symbol")
+                ones = bisect_right(starts, number) - 1
+                start, weight = starts[ones], weights[ones]
+                rank = (number - start) // weight
+                counts[block], ranks[block] = ones, rank
+                rest -= unit * (start + rank * weight)
+                span = unit * weight
             while span < _LEAST:
                 rest, span = self._shifted(rest), span << _WORD
         self._rest, self._span = rest, span

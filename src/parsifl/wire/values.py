@@ -1,8 +1,8 @@
 """Tensors as bits, and the lossy precisions.
 
 Zeros are looked for in the bits, so -0.0 is not a zero and survives. A lossy precision touches
-floating-point tensors only, and only where it makes them shorter. bfloat16 and float16 saturate
-at their largest finite value; int8 is symmetric with one scale a tensor: x = q scale.
+floating-point tensors only, and only where it makes them shorter. Values beyond the largest of
+bfloat16 or float16 are refused; int8 is symmetric with one scale a tensor: x = q scale.
 """
 
 from __future__ import annotations
@@ -52,12 +52,21 @@ def scale_size(dtype: torch.dtype, narrow: torch.dtype) -> int:
 
 
 def narrowed(values: Tensor, narrow: torch.dtype) -> tuple[Tensor, bytes]:
-    """Return values in the dtype in which they travel, and the bytes of their scale."""
+    """Return finite values in the dtype in which they travel, and the bytes of their scale.
+
+    Raises
+    ------
+    ValueError
+        If a value is too large for this dtype.
+    """
     if narrow == values.dtype:
         return values, b""
     if narrow != torch.int8:
-        largest = torch.finfo(narrow).max
-        return values.clamp(-largest, largest).to(narrow), b""
+        short = values.to(narrow)
+        if not all_finite(short):
+            name, largest = str(narrow).removeprefix("torch."), torch.finfo(narrow).max
+            raise ValueError(f"a value is beyond {largest:g}, the largest of {name}")
+        return short, b""
     wide = values.to(_SCALES[scale_size(values.dtype, narrow)])
     scale = wide.abs().amax() / _LEVELS if wide.numel() else wide.new_zeros(())
     # a scale that underflows to zero makes every value zero
@@ -95,8 +104,17 @@ def all_finite(values: Tensor) -> bool:
 
 def to_bits(tensor: Tensor) -> NDArray[Any]:
     """Return the entries as a flat array of integers of the same width."""
+    return _integers(tensor).ravel()
+
+
+def count_nonzero(tensor: Tensor) -> int:
+    """Return how many entries have a bit that is set, in whatever order they are in memory."""
+    return int(np.count_nonzero(_integers(tensor)))
+
+
+def _integers(tensor: Tensor) -> NDArray[Any]:
     own = tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor
-    entries = own.numpy(force=True).ravel()
+    entries = own.numpy(force=True)
     return entries.view(_INTEGERS[entries.itemsize])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, final
 
 import torch
@@ -79,6 +80,9 @@ class Pass:
 
     def __init__(self, network: Network, host: Host) -> None:
         stages = [_STAGES[type(layer)](layer, host) for layer in network.chain]
+        for below, stage in pairwise(stages):
+            if isinstance(stage, ActivateStage):
+                stage.overwrites = isinstance(below, LinearStage | ConvStage)
         learning = [_learns(layer, host) for layer in network.chain]
         # below the first layer that learns nobody needs a gradient
         first = learning.index(True) if True in learning else len(stages)

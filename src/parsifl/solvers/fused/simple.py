@@ -13,6 +13,11 @@ from parsifl.problems.layers import Activate, Dropout, Embed, Flatten, Linear
 from parsifl.solvers.fused.stage import Host, landing, read
 
 _aten: Any = torch.ops.aten
+_FUNCTIONS = {
+    "relu": (torch.relu, torch.relu_),
+    "tanh": (torch.tanh, torch.tanh_),
+    "sigmoid": (torch.sigmoid, torch.sigmoid_),
+}
 
 
 @final
@@ -87,15 +92,16 @@ class EmbedStage:
 class ActivateStage:
     """Elementwise functions whose derivative follows from their output."""
 
+    overwrites = False
+    """Whether the input is nobody else's, and makes room for the output."""
+
     def __init__(self, layer: Activate, host: Host) -> None:
         self._function = layer.function
 
     def forward(self, value: Tensor, key: Tensor | None) -> Tensor:
         """Apply the function."""
-        if self._function == "relu":
-            self._output = value.relu()
-        else:
-            self._output = value.tanh() if self._function == "tanh" else value.sigmoid()
+        anew, in_place = _FUNCTIONS[self._function]
+        self._output = in_place(value) if self.overwrites else anew(value)
         return self._output
 
     def backward(self, gradient: Tensor, below: bool) -> Tensor:
