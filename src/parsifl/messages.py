@@ -28,14 +28,16 @@ class Sparse(tree.Addend):
         flat = self.value.new_zeros(math.prod(self.shape))
         return flat.scatter(0, self.index, self.value).reshape(self.shape)
 
-    def add_into(self, total: Tensor, factor: float) -> Tensor:
+    def add_into(self, total: Tensor, factor: float) -> None:
         """Add in place; only the positions that are there are touched.
 
         >>> import torch
-        >>> Sparse(torch.tensor([1]), torch.ones(1), (2,)).add_into(torch.zeros(2), 3.0)
+        >>> total = torch.zeros(2)
+        >>> Sparse(torch.tensor([1]), torch.ones(1), (2,)).add_into(total, 3.0)
+        >>> total
         tensor([0., 3.])
         """
-        return total.put_(self.index, factor * self.value, accumulate=True)
+        total.put_(self.index, factor * self.value, accumulate=True)
 
 
 @dataclass(frozen=True)

@@ -226,8 +226,8 @@ class Addend(ABC):
         """Return the tensor that it stands for, in memory of its own."""
 
     @abstractmethod
-    def add_into(self, total: Tensor, factor: float) -> Tensor:
-        """Return total + factor * this, in the memory of `total`."""
+    def add_into(self, total: Tensor, factor: float) -> None:
+        """Add factor * this to the total, in place."""
 
 
 _Part = tuple[float | None, Any]

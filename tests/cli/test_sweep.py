@@ -47,6 +47,18 @@ def test_a_bad_point_is_refused_before_anything_runs(tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
+def test_a_sweep_that_could_not_choose_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    words = ["fedavg", *BASE, "--grid", "lr=0.1", "--judge", "best", "--out", str(tmp_path / "new")]
+    code, _, err = invoke(*words)
+    assert code == 2
+    assert "'best' is not one of 'personal', 'global'" in err
+    words[words.index("--judge") :] = ["--evaluate-every", "0", "--out", str(tmp_path / "new")]
+    code, _, err = invoke(*words)
+    assert code == 2
+    assert "--evaluate-every must be at least 1" in err
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_method_without_a_global_model_cannot_be_judged_on_it(tmp_path: Path) -> None:
     words = ["local", *BASE, "--grid", "lr=0.1", "--judge", "global", "--out", str(tmp_path)]
     code, _, err = invoke(*words)

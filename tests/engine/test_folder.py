@@ -93,6 +93,15 @@ def test_a_folder_of_another_configuration_is_refused_with_the_difference(
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
 
 
+@pytest.mark.parametrize("name", ["notes", "notes/run"])
+def test_a_file_is_no_place_for_a_run(name: str, tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    notes.write_text("dear diary")
+    with pytest.raises(CheckpointError, match="choose a folder"):
+        run(tmp_path / name)
+    assert notes.read_text() == "dear diary"
+
+
 def test_a_folder_of_a_version_that_runs_clients_in_another_way_is_refused(tmp_path: Path) -> None:
     run(tmp_path)
     config = tmp_path / "config.toml"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
@@ -27,8 +27,8 @@ def sweep(  # typer reads the options from the signature; `context` holds their 
     algorithm: str = options.ALGORITHM,
     grid: list[str] = typer.Option(..., "--grid", help="field=a,b,c; repeatable."),
     seeds: int = typer.Option(1, help="Repetitions of every combination."),
-    model_judged: str = typer.Option(
-        "personal", "--judge", help="Which model is to be best: personal or global."
+    model_judged: Literal["personal", "global"] = typer.Option(
+        "personal", "--judge", help="Which model is to be best."
     ),
     data: str | None = options.DATA,
     clients: int | None = options.CLIENTS,
@@ -62,6 +62,8 @@ def sweep(  # typer reads the options from the signature; `context` holds their 
     from parsifl import sweeps
 
     base = options.experiment(context.params)
+    if not base.evaluate_every:
+        raise ConfigError("a sweep chooses by scores: --evaluate-every must be at least 1")
     if validation is None and not base.validation:
         base = replace(base, validation=HELD_OUT)
     values = {

@@ -42,7 +42,10 @@ class RunFolder:
                     "(resume=True, --resume), or choose another folder"
                 )
             return
-        self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError) as error:
+            raise CheckpointError(f"{self.path} is or lies in a file; choose a folder") from error
         # config.toml comes last: it says that the folder is complete
         replace_file(self.path / "environment.json", json.dumps(environment(), indent=1).encode())
         replace_file(config, tomli_w.dumps(_plain(identity)).encode())
