@@ -38,7 +38,10 @@ def run(path: Path, place: Path) -> list[str]:
 
 def main() -> int:
     """Run everything; the exit code is 1 if a mark was missed or a benchmark broke off."""
-    place = Path(sys.argv[1]) if len(sys.argv) > 1 else HERE.parent / "build" / "bench"
+    words = sys.argv[1:]
+    if len(words) > 1 or any(word.startswith("-") for word in words):
+        sys.exit(__doc__)
+    place = Path(words[0]) if words else HERE.parent / "build" / "bench"
     place.mkdir(parents=True, exist_ok=True)
     started = time.perf_counter()
     missed = [text for path in sorted(HERE.glob("bench_*.py")) for text in run(path, place)]

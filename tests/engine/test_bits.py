@@ -11,6 +11,7 @@ from torch import nn
 
 from parsifl import tree
 from parsifl.algorithms.ditto import Ditto
+from parsifl.algorithms.fedavg import FedAvg
 from parsifl.engine import threads
 from parsifl.engine.simulate import simulate
 from parsifl.problems.neural import NeuralProblem
@@ -63,3 +64,23 @@ def test_a_run_has_the_same_bits_with_any_number_of_threads(
     assert all(tree.same(a, b) for (_, a), (_, b) in zip(one._store, three._store, strict=True))
     for scope in ("global", "personal"):
         assert one.metrics[-1][scope] == three.metrics[-1][scope]
+
+
+@pytest.mark.parametrize("clients", [3, 7])
+@pytest.mark.parametrize("batch", [20, 32])
+def test_one_block_of_perceptrons_has_the_same_bits_with_any_number_of_threads(
+    clients: int, batch: int
+) -> None:
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(clients, 100, 192)).astype(np.float32)
+    data = list(zip(x, generator.integers(0, 10, (clients, 100)), strict=True))
+    method = FedAvg(lr=0.1, steps=3, batch=batch)
+    before, servers = torch.get_num_threads(), []
+    for count in (1, 2, 5):
+        torch.set_num_threads(count)
+        try:
+            run = simulate(method, NeuralProblem(perceptron), data, 2, evaluate_every=0)
+            servers.append(run.server)
+        finally:
+            torch.set_num_threads(before)
+    assert all(tree.same(servers[0], other) for other in servers[1:])

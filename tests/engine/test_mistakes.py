@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,12 @@ from torch.nn import functional
 
 import parsifl
 from parsifl.algorithms.fedavg import FedAvg
+from parsifl.data.clients import Ragged
+from parsifl.engine.arguments import check_fit
+from parsifl.engine.shards import Shards
 from parsifl.errors import CapabilityError, ConfigError, DataError
 from parsifl.keys import Key
+from parsifl.problems.design import as_design
 from parsifl.testing.toys import clients
 
 
@@ -157,6 +162,62 @@ def test_labels_of_rows_that_nobody_has_do_not_matter() -> None:
         parsifl.simulate(FedAvg(steps=1), problem, replace(data, y=y), 1)
     nobody = [np.zeros(0, np.int64), *data.test[1:]]
     parsifl.simulate(FedAvg(steps=1), problem, replace(data, y=y, test=nobody), 1)
+
+
+def test_labels_are_not_looked_up_client_by_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A million clients and some rows without a label would take minutes."""
+    data = clients((6, 9))
+    data = replace(data, train=Ragged.of(data.train), test=Ragged.of([[], [len(data.y) - 1]]))
+    problem = parsifl.NeuralProblem(lambda: nn.Linear(4, 3), dtype=torch.float64)
+    monkeypatch.setattr(Ragged, "__getitem__", None)
+    last = data.y.clone()
+    last[-2:] = torch.tensor([-1, 8])
+    for y, client in ((data.y.where(torch.arange(len(data.y)) != 6, -1), None), (last, 1)):
+        with pytest.raises(DataError, match="1 has the label 8") if client else nullcontext():
+            check_fit(problem, problem.init(Key(0)), replace(data, y=y), as_design(data.x), y)
+
+
+class Own:
+    """Squared error of a line; what it tells of new rows is no tensor."""
+
+    score, maximize, batchable, rows_interact = "mse", False, True, False
+
+    def init(self, key: Key) -> dict[str, Tensor]:  # noqa: ARG002 - the contract names it
+        return {"w": torch.zeros(4, dtype=torch.float64)}
+
+    def loss(self, params: Any, batch: Any) -> Tensor:
+        share = batch.weight / batch.weight.sum()
+        loss: Tensor = ((batch.x @ params["w"] - batch.y).square() * share).sum()
+        return loss
+
+    def predict(self, params: Any, x: Any) -> Any:
+        return {"mean": x @ params["w"]}
+
+    def metrics(self, params: Any, rows: Any) -> dict[str, Tensor]:
+        return {"mse": (rows.x @ params["w"] - rows.y).square()}
+
+
+def test_a_problem_of_ones_own_need_not_be_like_ours() -> None:
+    assert parsifl.simulate(FedAvg(steps=1), Own(), clients(), 1).summary()["global"]
+
+
+def test_a_model_is_tried_on_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that meet after each layer would take a second where another program is busy."""
+    problem, seen = parsifl.NeuralProblem(lambda: nn.Linear(4, 3), dtype=torch.float64), []
+    predict = problem.predict
+
+    def noted(params: Any, x: Any) -> Tensor:
+        seen.append(torch.get_num_threads())
+        return predict(params, x)
+
+    monkeypatch.setattr(problem, "predict", noted)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        Shards(clients(), problem)
+    finally:
+        torch.set_num_threads(before)
+    assert set(seen) == {1}
 
 
 def test_a_model_predicts_for_arrays() -> None:

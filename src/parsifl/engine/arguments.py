@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from parsifl.algorithm import Method
-from parsifl.data.clients import ClientData
+from parsifl.data.clients import ClientData, Ragged
 from parsifl.engine.evaluation import Evaluation
 from parsifl.engine.network import Network
 from parsifl.engine.tasks import reason
@@ -112,8 +112,10 @@ def check_fit(problem: Problem, params: Params, data: ClientData, x: Design, y: 
     """Refuse data that the model cannot read, or whose targets are not what it predicts.
 
     `x` and `y` are the features and targets of `data` as the model is given them; it is tried with
-    the parameters `params`.
+    the parameters `params`. A user's own problem may mean anything by its methods: it is not tried.
     """
+    if not isinstance(problem, NeuralProblem | GLM):
+        return
     few, targets = x[:_FEW], y[:_FEW]
     output = _tried(problem, params, few)
     if isinstance(output, Exception):
@@ -130,7 +132,7 @@ def check_fit(problem: Problem, params: Params, data: ClientData, x: Design, y: 
         raise DataError(
             f"targets of shape {list(y.shape[1:])} and {y.dtype} are not what the model predicts, "
             f"shape {list(output.shape[1:])} ({reason(error)}); cross-entropy needs labels, as "
-            "integers, and mse as many numbers as outputs"
+            "integers (int64), and mse as many numbers as outputs"
         ) from error
 
 
@@ -138,15 +140,20 @@ def _check_labels(data: ClientData, y: Tensor, output: Tensor) -> None:
     if y.is_floating_point() or output.ndim < 2:
         return
     classes = output.shape[1]
-    outside = ((y < 0) | (y >= classes)).nonzero().numpy()
-    for client in range(len(data) if len(outside) else 0):
-        own = np.concatenate([part[client] for part in (data.train, data.validation, data.test)])
-        found = outside[np.isin(outside[:, 0], own)]
-        if len(found):
-            raise DataError(
-                f"client {client} has the label {int(y[tuple(found[0])])}, but the model tells "
-                f"{classes} classes; it needs labels from 0 that are below its outputs"
-            )
+    outside = (y < 0) | (y >= classes)
+    if not outside.any():
+        return
+    wrong, found = outside.reshape(len(y), -1).any(1).numpy(), []
+    for part in map(Ragged.of, (data.train, data.validation, data.test)):
+        places = np.flatnonzero(wrong[part.values])
+        if len(places):
+            found.append((int(part.owners()[places[0]]), int(part.values[places[0]])))
+    if found:
+        client, row = min(found)
+        raise DataError(
+            f"client {client} has the label {int(y[row][outside[row]][0])}, but the model tells "
+            f"{classes} classes; it needs labels from 0 that are below its outputs"
+        )
 
 
 def _tried(problem: Problem, params: Params, rows: Any) -> Tensor | Exception:

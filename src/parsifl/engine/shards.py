@@ -11,6 +11,7 @@ import torch
 from parsifl.algorithm import ClientInfo
 from parsifl.data.clients import ClientData
 from parsifl.engine.arguments import check_fit
+from parsifl.engine.threads import one_core
 from parsifl.errors import CapabilityError, DataError
 from parsifl.keys import Key
 from parsifl.problem import Problem
@@ -53,7 +54,8 @@ class Shards:
             check(data.y)
         self._x: Any = _cast(as_design(data.x), self._dtype)
         self._y: Any = _cast(data.y, self._dtype)
-        check_fit(problem, params, data, self._x, self._y)
+        with one_core():  # two rows: threads would wait for each other longer than they compute
+            check_fit(problem, params, data, self._x, self._y)
 
     def shard(self, client: int, work: Work, key: Key) -> Shard:
         """Draw what `work` asks for from the client's training rows."""

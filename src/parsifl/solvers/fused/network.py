@@ -44,9 +44,6 @@ _STAGES: dict[type[Any], Callable[[Any, Host], Stage]] = {
 }
 
 
-_WIDE = 16  # classes from which on torch's softmax of the last axis is the faster one
-
-
 @final
 @dataclass(frozen=True)
 class Network:
@@ -106,11 +103,8 @@ def _learns(layer: Layer, host: Host) -> bool:
 
 def _cross_entropy(output: Tensor, y: Tensor, scale: Tensor) -> Tensor:
     """Return the gradient of sum(scale * l) in the output; `scale` is [clients, rows]."""
-    if output.shape[-1] < _WIDE:
-        gradient = torch.softmax(output.mT, 1).mT
-    else:
-        gradient = torch.softmax(output, -1)
-    shares = scale.unsqueeze(2)
+    # along the last axis: along another one the last bit depends on how threads share the rows
+    gradient, shares = torch.softmax(output, -1), scale.unsqueeze(2)
     return gradient.mul_(shares).scatter_add_(2, y.unsqueeze(2), -shares)
 
 
