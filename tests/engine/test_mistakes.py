@@ -15,7 +15,7 @@ from torch.nn import functional
 import parsifl
 from parsifl.algorithms.fedavg import FedAvg
 from parsifl.data.clients import Ragged
-from parsifl.engine.arguments import check_fit
+from parsifl.engine.fit import check_fit
 from parsifl.engine.shards import Shards
 from parsifl.errors import CapabilityError, ConfigError, DataError
 from parsifl.keys import Key

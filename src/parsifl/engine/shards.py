@@ -10,7 +10,7 @@ import torch
 
 from parsifl.algorithm import ClientInfo
 from parsifl.data.clients import ClientData
-from parsifl.engine.arguments import check_fit
+from parsifl.engine.fit import check_fit
 from parsifl.engine.threads import one_core
 from parsifl.errors import CapabilityError, DataError
 from parsifl.keys import Key

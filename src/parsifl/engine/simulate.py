@@ -13,7 +13,7 @@ from scipy.sparse import issparse
 from parsifl import config
 from parsifl.algorithm import AnyMethod, message_types, require
 from parsifl.data.clients import ClientData
-from parsifl.engine import arguments, checkpoint, sampling
+from parsifl.engine import arguments, checkpoint, fit, sampling
 from parsifl.engine.choice import BLOCK, choose_executor
 from parsifl.engine.evaluation import Evaluation, Split
 from parsifl.engine.flops import FlopCounter
@@ -104,7 +104,7 @@ def simulate(  # noqa: PLR0913 - every argument but four has a default
     # numbers of NumPy become plain ones, as a run folder keeps them
     rounds, options["participation"] = int(rounds), float(participation)
     options |= {"seed": int(seed), "evaluate_every": int(evaluate_every)}
-    data = clients if isinstance(clients, ClientData) else arguments.pool(problem, clients)
+    data = clients if isinstance(clients, ClientData) else fit.pool(problem, clients)
     simulation = _Simulation(
         algorithm,
         problem,
