@@ -171,13 +171,17 @@ def require(method: AnyMethod, problem: Problem) -> None:
     """Raise CapabilityError if the problem lacks something that the method requires."""
     for capability in method.requires:
         if not isinstance(problem, capability):
-            members = sorted(set(_members(capability)) - set(_members(Problem)))
-            missing = [name for name in members if not hasattr(problem, name)]
+            missing = lacking(problem, capability)
             remedy = f"; use {OFFERED_BY[capability]}" if capability in OFFERED_BY else ""
             raise CapabilityError(
                 f"{type(method).__name__} needs a problem that is {capability.__name__}; "
                 f"{type(problem).__name__} lacks {', '.join(missing)}{remedy}"
             )
+
+
+def lacking(problem: Any, capability: type[Any]) -> list[str]:
+    """Name the members that a problem would need to be of this kind."""
+    return [name for name in sorted(_members(capability)) if not hasattr(problem, name)]
 
 
 def _members(protocol: type[Any]) -> set[str]:

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 import parsifl
 from parsifl.algorithms.fedavg import FedAvg
-from parsifl.data.clients import Ragged
+from parsifl.data.ragged import Ragged
 from parsifl.engine.fit import check_fit
 from parsifl.engine.shards import Shards
 from parsifl.errors import CapabilityError, ConfigError, DataError
@@ -289,3 +289,14 @@ def test_a_folder_with_more_rounds_than_asked_for_is_told(tmp_path: Path) -> Non
         parsifl.simulate(FedAvg(steps=1), problem, clients(), 2, folder=tmp_path, resume=True)
     again = parsifl.simulate(FedAvg(steps=1), problem, clients(), 3, folder=tmp_path, resume=True)
     assert len(again.metrics) == 3
+
+
+def test_a_problem_of_ones_own_that_is_not_whole_names_what_it_lacks() -> None:
+    class Half:
+        maximize = False
+
+        def loss(self, params: Any, batch: Any) -> None:
+            """Do nothing."""
+
+    with pytest.raises(ConfigError, match=r"got an? Half, which lacks batchable, .*predict"):
+        parsifl.simulate(FedAvg(), Half(), clients(), 1)  # type: ignore[arg-type]  # that is the mistake

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from parsifl.algorithm import Method
+from parsifl.algorithm import Method, lacking
 from parsifl.data.clients import ClientData
 from parsifl.engine.evaluation import Evaluation
 from parsifl.engine.network import Network
@@ -33,8 +33,10 @@ def check_parts(algorithm: Any, problem: Any, clients: Any) -> None:
             "write parsifl.NeuralProblem(module)"
         )
     if isinstance(problem, type) or not isinstance(problem, Problem):
+        missing = lacking(problem, Problem) if hasattr(problem, "loss") else []
+        told = f", which lacks {', '.join(missing)}" if missing else ""
         raise ConfigError(
-            f"problem must be a parsifl.NeuralProblem or a parsifl.GLM, got {_kind(problem)}"
+            f"problem must be a parsifl.NeuralProblem or a parsifl.GLM, got {_kind(problem)}{told}"
         )
     if not isinstance(clients, ClientData) and (
         isinstance(clients, str) or not isinstance(clients, Sequence)
