@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup check test deploy docs notebooks bench bench-peers demo format clean
+.PHONY: help setup check test deploy docs notebooks bench bench-peers compare-base demo format clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -37,6 +37,9 @@ notebooks: setup  ## the examples as notebooks, in notebooks/
 
 bench: setup  ## ratios against plain PyTorch and the hardware; wants a quiet machine
 	$(BIN)/python benchmarks/all.py build/bench
+
+compare-base: setup  ## compare results with those of the commit REF, bit for bit, on this machine
+	$(BIN)/python tools/compare_base.py $(REF)
 
 bench-peers: setup  ## the same round in pfl, fluke and Flower's simulation, each in its own environment
 	mkdir -p build && $(BIN)/python benchmarks/peers/run.py build/peers.json
