@@ -17,11 +17,11 @@ from timing import THREADS, Row, interleaved, longer, moved, products, report, r
 from torch import nn
 
 import parsifl
-from parsifl import models
+from parsifl.core.keys import Key
+from parsifl.core.problem import Params
 from parsifl.data.clients import ClientData, Ragged
 from parsifl.engine.choice import choose_executor
-from parsifl.keys import Key
-from parsifl.problem import Params
+from parsifl.nn import models
 
 ROUND = Key(0, round=0)
 
@@ -66,7 +66,7 @@ def data_for(case: Case) -> ClientData:
 def measure(case: Case) -> list[Row]:
     """Compare both, after one round in which everybody got a model of its own."""
     data, problem = data_for(case), parsifl.NeuralProblem(case.build)
-    method = parsifl.get("ditto", lr=0.01, steps=1)
+    method = parsifl.get("ditto", lr=0.01, local_steps=1)
     run = parsifl.simulate(method, problem, data, 1, evaluate_every=0)
     executor, block = choose_executor("auto", problem)
     ids = range(case.clients)

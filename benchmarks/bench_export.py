@@ -16,12 +16,12 @@ from timing import Row, at_most, interleaved, marked, products, report, row
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from parsifl.core.keys import Key
+from parsifl.core.leaves import LowRank, matricize
+from parsifl.core.problem import Model, Params
 from parsifl.engine.export import Export, export
-from parsifl.keys import Key
-from parsifl.messages import LowRank, matricize
-from parsifl.models import build
-from parsifl.problem import Model, Params
-from parsifl.problems.neural import NeuralProblem
+from parsifl.nn.models import build
+from parsifl.nn.neural import NeuralProblem
 from parsifl.solvers.svt import has_rank
 
 RANK = 0.058

@@ -40,13 +40,14 @@ from timing import (
 )
 
 import parsifl
-from parsifl import models, registry
-from parsifl.algorithm import AnyMethod
+from parsifl.core import registry
+from parsifl.core.algorithm import AnyAlgorithm
+from parsifl.core.errors import ConfigError
+from parsifl.core.problem import Problem
 from parsifl.data.clients import ClientData
 from parsifl.engine.flops import FlopCounter
 from parsifl.engine.run import Run
-from parsifl.errors import ConfigError
-from parsifl.problem import Problem
+from parsifl.nn import models
 
 ROWS, TURNS, LOWEST = 80, 3, 0.95
 CLOSER = 3  # times as many turns for what seems to be slower than the loop
@@ -132,15 +133,17 @@ def row_bytes(x: Any) -> float:
     return float(held / x.shape[0])
 
 
-def configured(name: str, steps: int) -> AnyMethod:
+def configured(name: str, steps: int) -> AnyAlgorithm:
     """Return a method with so many steps, if it takes them."""
     try:
-        return registry.get(name, steps=steps)
+        return registry.get(name, local_steps=steps)
     except ConfigError:
         return registry.get(name)
 
 
-def trained(method: AnyMethod, problem: Problem, data: ClientData, rounds: int, engine: Any) -> Run:
+def trained(
+    method: AnyAlgorithm, problem: Problem, data: ClientData, rounds: int, engine: Any
+) -> Run:
     """Train a few rounds and judge at the end."""
     return parsifl.simulate(method, problem, data, rounds, engine=engine, evaluate_every=rounds)
 

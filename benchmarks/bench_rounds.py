@@ -36,15 +36,16 @@ from timing import (
 from torch import Tensor, nn
 
 import parsifl
-from parsifl import models, registry
+from parsifl.core import registry
+from parsifl.core.keys import Key
 from parsifl.data.clients import ClientData
+from parsifl.engine.batch_sampler import BatchSampler, Infos
 from parsifl.engine.choice import choose_executor
 from parsifl.engine.flops import FlopCounter
 from parsifl.engine.round import Setting, run_round
-from parsifl.engine.shards import Infos, Shards
 from parsifl.engine.simulate import WINDOW
-from parsifl.engine.store import ClientStore
-from parsifl.keys import Key
+from parsifl.engine.state_store import StateStore
+from parsifl.nn import models
 
 W1 = Workload(
     "W1 perceptron, 10 of 20", lambda: models.build("mlp"), (784,), 20, 10, 20, 2000, 1.278e9, 9
@@ -92,7 +93,7 @@ def simulated(
     work: Workload, data: ClientData, name: str, engine: Any = "auto", **options: Any
 ) -> Callable[[], None]:
     """Return one round of the simulator, the drawing of batches and the mean included."""
-    method = registry.get(name, steps=work.steps, **options)
+    method = registry.get(name, local_steps=work.steps, **options)
     problem = parsifl.NeuralProblem(work.build)
     executor, block = choose_executor(engine, problem)
     infos = Infos(data)
@@ -101,13 +102,13 @@ def simulated(
         problem=problem,
         infos=infos,
         pool=range(len(infos)),
-        shards=Shards(data, problem),
-        store=ClientStore(),
+        shards=BatchSampler(data, problem),
+        store=StateStore(),
         executor=executor,
         block=block,
         window=WINDOW,
         precision="exact",
-        network=parsifl.Network(),
+        network=parsifl.NetworkModel(),
         flops=FlopCounter(method, problem),
     )
     server = method.init_server(problem, infos, Key(0))

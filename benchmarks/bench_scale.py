@@ -73,7 +73,7 @@ def crowd(clients: int) -> Case:
 
 def perceptron() -> Any:
     """Return 784-100-10."""
-    from parsifl import models
+    from parsifl.nn import models
 
     return models.build("mlp")
 
@@ -142,7 +142,7 @@ def child(name: str) -> dict[str, Any]:
         started = time.perf_counter()
         case, ends = CASES[name](Path(folder)), list[float]()
         run = parsifl.simulate(  # Ditto: clients keep a model of their own
-            parsifl.get("ditto", lr=0.01, steps=STEPS, batch=BATCH),
+            parsifl.get("ditto", lr=0.01, local_steps=STEPS, batch_size=BATCH),
             parsifl.NeuralProblem(case.build),
             case.data,
             case.rounds,

@@ -20,14 +20,14 @@ from timing import Row, at_most, chosen, interleaved, marked, moved, progress, r
 from parsifl import GLM, ClientData, simulate, wire
 from parsifl.algorithms.fedgradmp import FedGradMP
 from parsifl.algorithms.fedht import FedHT
+from parsifl.core.keys import Key
 from parsifl.data import load
 from parsifl.engine import executors
+from parsifl.engine.batch_sampler import BatchSampler, Infos
 from parsifl.engine.choice import choose_executor
 from parsifl.engine.round import local_work
-from parsifl.engine.shards import Infos, Shards
 from parsifl.engine.tasks import Task
-from parsifl.engine.threads import one_core
-from parsifl.keys import Key
+from parsifl.engine.threads import single_threaded
 
 FASTER, ERROR = 2.5, 1e-14  # asked of FedGradMP
 PRODUCTS, MEMORY = 5, 2  # at most, of a round on CSR data: times its products, times its data
@@ -64,12 +64,12 @@ def pursuit(turns: int = 9) -> list[Row]:
     data = ClientData.of(list(zip(x, y, strict=True)), test=0.0)
     problem = GLM(WIDTH, "squared-half")
 
-    method = FedGradMP(tau=TAU, steps=STEPS, batch=BATCH)
-    shards, infos = Shards(data, problem), Infos(data)
+    method = FedGradMP(tau=TAU, local_steps=STEPS, batch_size=BATCH)
+    shards, infos = BatchSampler(data, problem), Infos(data)
     down = {"coef": torch.from_numpy(made.truth) * 0.9}
     tasks = [
         [
-            Task(i.id, (down, None, shards.shard(i.id, method.work(i, at), Key(0, at))))
+            Task(i.id, (down, None, shards.shard(i.id, method.batches(i, at), Key(0, at))))
             for i in infos
         ]
         for at in range(ROUNDS)
@@ -109,9 +109,9 @@ def text(steps: int, turns: int = 3) -> list[Row]:
     made = [(dataset.x[rows], dataset.y[rows]) for rows in parts]
     columns = dataset.x.shape[1]
     data: Any = ClientData.of(made, test=0.0)
-    method, problem = FedHT(lr=1e-3, batch=20, steps=steps, tau=200), GLM(columns)
-    shards, infos = Shards(data, problem), Infos(data)
-    drawn = [shards.shard(i.id, method.work(i, 0), Key(0)) for i in infos]
+    method, problem = FedHT(lr=1e-3, batch_size=20, local_steps=steps, tau=200), GLM(columns)
+    shards, infos = BatchSampler(data, problem), Infos(data)
+    drawn = [shards.shard(i.id, method.batches(i, 0), Key(0)) for i in infos]
     batches = [shard["train"] for shard in drawn]
     matrices = [[b.x.matrix[index.numpy()] for index in b.index] for b in batches]
     model = torch.zeros(columns, dtype=torch.float64)
@@ -123,8 +123,11 @@ def text(steps: int, turns: int = 3) -> list[Row]:
                 matrix.T @ (matrix @ model.numpy())
 
     def local() -> list[Any]:
-        with one_core():  # as in a round
-            return [method.local(problem, {"coef": model}, None, shard).upload for shard in drawn]
+        with single_threaded():  # as in a round
+            return [
+                method.client_update(problem, {"coef": model}, None, shard).upload
+                for shard in drawn
+            ]
 
     uploads = local()
 

@@ -17,12 +17,12 @@ from timing import Row, chosen, interleaved, marked, products, progress, report,
 from torch import Tensor
 
 from parsifl.algorithms.fedslr import FedSLR
+from parsifl.core.keys import Key
+from parsifl.core.leaves import dematricize, densify, matricize
+from parsifl.core.problem import Params
 from parsifl.engine.simulate import simulate
-from parsifl.keys import Key
-from parsifl.messages import dematricize, densify, matricize
-from parsifl.models import build
-from parsifl.problem import Params
-from parsifl.problems.neural import NeuralProblem
+from parsifl.nn.models import build
+from parsifl.nn.neural import NeuralProblem
 from parsifl.solvers.svt import Compact, has_rank, svt_layers
 
 TURNS = 3
@@ -103,7 +103,9 @@ def second_round(threshold: float) -> tuple[Params, Compact | None]:
         seen.append((point, near))
         return svt_layers(point, threshold, near)
 
-    method = FedSLR(eta_g=10.0, lam=threshold / 10, lr=0.1, batch=8, steps=2, personal_epochs=0.0)
+    method = FedSLR(
+        eta_g=10.0, lam=threshold / 10, lr=0.1, batch_size=8, local_steps=2, personal_epochs=0.0
+    )
     problem = NeuralProblem(partial(build, "resnet18"))
     with mock.patch("parsifl.algorithms.fedslr.svt_layers", watched):
         simulate(method, problem, rows, 2, evaluate_every=0)

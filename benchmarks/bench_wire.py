@@ -18,9 +18,10 @@ import torch
 from timing import Row, interleaved, moved, report, row
 from torch import Tensor
 
-from parsifl import tree, wire
-from parsifl.keys import Key
-from parsifl.messages import LowRank, Sparse
+from parsifl import wire
+from parsifl.core import tree
+from parsifl.core.keys import Key
+from parsifl.core.leaves import LowRank, Sparse
 
 SHAPES = {
     "a perceptron, 79,510 numbers": ((100, 784), (100,), (10, 100), (10,)),

@@ -18,9 +18,9 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from sizes import Sizes, sizes
 
-from parsifl.algorithm import message_types
-from parsifl.cli.catalog import describe
-from parsifl.registry import algorithms, find
+from parsifl.cli.list_show import describe
+from parsifl.core.algorithm import message_types
+from parsifl.core.registry import algorithms, find
 
 _BLOCK = re.compile(r"^\.\. math::(.*?)(?=\n\s*\n|\Z)", re.DOTALL | re.MULTILINE)
 _INLINE = re.compile(r":math:`([^`]*)`")
@@ -198,7 +198,7 @@ def _type(kind: Any) -> str:
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         names = ", ".join(f"`{field.name}`" for field in dataclasses.fields(kind))
         return f"`{kind.__name__}` with {names}"
-    plain = str(kind).replace("torch.", "").replace("parsifl.messages.", "")
+    plain = str(kind).replace("torch.", "").replace("parsifl.core.leaves.", "")
     return _code(plain)
 
 

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from parsifl import NeuralProblem, models, simulate
-from parsifl.algorithm import AnyMethod
-from parsifl.keys import Key
-from parsifl.problems.glm import GLM
-from parsifl.registry import find
+from parsifl import NeuralProblem, simulate
+from parsifl.core.algorithm import AnyAlgorithm
+from parsifl.core.keys import Key
+from parsifl.core.registry import find
+from parsifl.linear.glm import GLM
+from parsifl.nn import models
 
 CLIENTS, ROWS, COLUMNS, HIDDEN, CLASSES = 4, 40, 784, 100, 10
 ROUNDS = 3
@@ -54,7 +55,7 @@ def sizes(name: str) -> Sizes:
     return Sizes(model, parameters, item, told["down"], told["up"])  # type: ignore[arg-type]  # three each
 
 
-def _problem(method: AnyMethod) -> tuple[str, Any, Any]:
+def _problem(method: AnyAlgorithm) -> tuple[str, Any, Any]:
     if any(capability.__name__ == "SupportSolvable" for capability in method.requires):
         problem = GLM(COLUMNS, "squared-half")
         return LINEAR, problem, lambda draw: draw.normal(size=ROWS).astype(np.float32)

@@ -7,14 +7,14 @@ from typing import ClassVar, final
 
 from torch import Tensor
 
-from parsifl.algorithm import ClientInfo, Local
-from parsifl.algorithms.mean import WeightedMean
-from parsifl.algorithms.settings import LocalSGD
-from parsifl.config import NonNegative
-from parsifl.problem import Params, Problem
-from parsifl.solvers.rules import Aux, Rule
+from parsifl.algorithms._bases.averaging import Averaging
+from parsifl.algorithms._bases.local_sgd import LocalSgd
+from parsifl.core.algorithm import ClientInfo, ClientUpdate
+from parsifl.core.batching import ClientRoundData, DataRequest
+from parsifl.core.config import NonNegative
+from parsifl.core.problem import Params, Problem
 from parsifl.solvers.sgd import sgd
-from parsifl.work import Shard, Work
+from parsifl.solvers.update_rules import Aux, Rule
 
 
 @final
@@ -31,7 +31,7 @@ class Shrink(Rule):
 
 @final
 @dataclass(frozen=True)
-class FedShrink(LocalSGD, WeightedMean[Problem]):
+class FedShrink(LocalSgd, Averaging[Problem, None]):
     r"""Proximal SGD for an l1 penalty on every client; the server averages.
 
     .. math:: w_i \leftarrow \operatorname{soft}(w_i - \eta g_i(w_i), \eta \lambda) \quad
@@ -45,21 +45,21 @@ class FedShrink(LocalSGD, WeightedMean[Problem]):
 
     lam: NonNegative = 0.001
 
-    def work(self, info: ClientInfo, round: int) -> Work:
+    def batches(self, client: ClientInfo, round: int) -> DataRequest:
         """Read the mini-batches of local SGD."""
-        return Work({"train": self.draw(info)})
+        return DataRequest({"train": self.draw(client)})
 
-    def local(
-        self, problem: Problem, down: Params, client: None, shard: Shard
-    ) -> Local[None, Params]:
+    def client_update(
+        self, problem: Problem, received: Params, state: None, data: ClientRoundData
+    ) -> ClientUpdate[None, Params]:
         """Shrink after every step."""
         trained = sgd(
             problem,
-            down,
-            shard["train"],
-            self.rate(shard.round),
+            received,
+            data["train"],
+            self.rate(data.round),
             rule=Shrink(self.lam),
             momentum=self.momentum,
-            decay=self.decay,
+            decay=self.weight_decay,
         )
-        return Local(None, trained)
+        return ClientUpdate(None, trained)

@@ -18,17 +18,17 @@ from torch import Tensor
 
 import parsifl
 from parsifl import data
-from parsifl.algorithm import ClientInfo, Local
-from parsifl.algorithms.mean import Mean, WeightedMean
-from parsifl.algorithms.settings import LocalSGD
-from parsifl.config import Fraction
-from parsifl.experiment import problem_for
-from parsifl.keys import Key
-from parsifl.problem import Params, Problem
+from parsifl.algorithms._bases.averaging import Averaging, Mean
+from parsifl.algorithms._bases.local_sgd import LocalSgd
+from parsifl.core.algorithm import ClientInfo, ClientUpdate
+from parsifl.core.batching import ClientRoundData, DataRequest
+from parsifl.core.config import Fraction
+from parsifl.core.keys import Key
+from parsifl.core.problem import Params, Problem
+from parsifl.engine.experiment import problem_for
 from parsifl.report import build
 from parsifl.solvers.sgd import sgd
 from parsifl.testing.conformance import check_algorithm
-from parsifl.work import Shard, Work
 
 FOLDER = Path("runs/new-algorithm")
 ROUNDS = 20
@@ -49,7 +49,7 @@ def largest(change: Tensor, share: float) -> Tensor:
 
 @final
 @dataclass(frozen=True)
-class FedTop(LocalSGD, WeightedMean[Problem]):
+class FedTop(LocalSgd, Averaging[Problem, None]):
     r"""Local SGD; a client sends the largest entries of its change.
 
     .. math:: \Delta_i = \operatorname{top}(w_i - w), \qquad w \leftarrow w + \sum_i p_i \Delta_i
@@ -60,20 +60,22 @@ class FedTop(LocalSGD, WeightedMean[Problem]):
     cites: ClassVar[str] = "An example; see Aji and Heafield, Sparse Communication, EMNLP 2017"
     share: Fraction = 0.05
 
-    def work(self, info: ClientInfo, round: int) -> Work:  # noqa: ARG002 - the contract names it
+    def batches(self, client: ClientInfo, round: int) -> DataRequest:  # noqa: ARG002 - the contract names it
         """Read the mini-batches of local SGD."""
-        return Work({"train": self.draw(info)})
+        return DataRequest({"train": self.draw(client)})
 
-    def local(
+    def client_update(
         self,
         problem: Problem,
-        down: Params,
-        client: None,  # noqa: ARG002 - the contract names it
-        shard: Shard,
-    ) -> Local[None, Params]:
+        received: Params,
+        state: None,  # noqa: ARG002 - the contract names it
+        data: ClientRoundData,
+    ) -> ClientUpdate[None, Params]:
         """Train, and return the largest changes."""
-        trained = sgd(problem, down, shard["train"], self.rate(shard.round))
-        return Local(None, {name: largest(trained[name] - down[name], self.share) for name in down})
+        trained = sgd(problem, received, data["train"], self.rate(data.round))
+        return ClientUpdate(
+            None, {name: largest(trained[name] - received[name], self.share) for name in received}
+        )
 
     def aggregate(self, problem: Problem, server: Params, total: Mean, key: Key) -> Params:  # noqa: ARG002 - the contract
         """Add the mean change."""
@@ -86,7 +88,7 @@ class FedTop(LocalSGD, WeightedMean[Problem]):
 # bit for bit, messages that survive the wire, nothing personal in an upload, and so on.
 
 # %%
-check_algorithm(FedTop(lr=0.1, steps=2, batch=4))
+check_algorithm(FedTop(lr=0.1, local_steps=2, batch_size=4))
 print("FedTop keeps every promise")
 
 # %% [markdown]

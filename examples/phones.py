@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import torch
 
-from parsifl import masks, models
+from parsifl import masks
+from parsifl.nn import models
 
 PHONES, SHARES = 10, (0.1, 0.4, 1.0)
 

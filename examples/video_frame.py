@@ -19,12 +19,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from parsifl_reproduction.fedgradmp_video import TARGET, frames, measure
+from parsifl_reproduction.recipe import Context
 
 import parsifl
-from parsifl.atoms.ksvd import ksvd, omp
-from parsifl.problems.glm import GLM
-from parsifl.recipes.fedgradmp_video import TARGET, frames, measure
-from parsifl.recipes.recipe import Context
+from parsifl.linear.glm import GLM
+from parsifl.linear.sparsity.ksvd import ksvd, omp
 
 PIECES, USED, ROUNDS = 50, 3, 40
 
@@ -47,7 +47,7 @@ print(f"frame {TARGET + 1} of {source}: {len(frame):,} pixels")
 basis, small = torch.linalg.qr(pieces)
 sensors = measure(frame, basis, seed=0)
 problem = GLM(PIECES, "squared-half", dictionary=small)
-method = parsifl.get("fedgradmp", tau=USED, steps=1, batch=None)
+method = parsifl.get("fedgradmp", tau=USED, local_steps=1, batch_size=None)
 run = parsifl.simulate(method, problem, sensors, ROUNDS, evaluate_every=0)
 model = run.model
 recovered = (pieces @ model.params["coef"]).numpy()

@@ -19,7 +19,7 @@ from tests.report.browser import browse, find_chromium
 from typer.testing import CliRunner
 
 from parsifl.cli.app import app
-from parsifl.registry import algorithms
+from parsifl.core.registry import algorithms
 from parsifl.testing.conformance import check_algorithm
 
 ROOT = Path(__file__).parents[1]
@@ -150,7 +150,7 @@ def test_the_skeleton_keeps_every_promise() -> None:
     sys.modules["skeleton"] = skeleton  # dataclasses look their module up by name
     try:
         spec.loader.exec_module(skeleton)
-        check_algorithm(skeleton.FedShrink(lr=0.1, steps=2, batch=4))
+        check_algorithm(skeleton.FedShrink(lr=0.1, local_steps=2, batch_size=4))
     finally:
         del sys.modules["skeleton"]
 

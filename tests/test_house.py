@@ -29,7 +29,7 @@ def imports(path: Path) -> set[str]:
 
 def test_there_is_something_to_check() -> None:
     assert len(SOURCES) > 50
-    assert "parsifl.tree" in imports(ROOT / "src/parsifl/engine/round.py") | imports(
+    assert "parsifl.core.tree" in imports(ROOT / "src/parsifl/engine/round.py") | imports(
         ROOT / "src/parsifl/engine/store.py"
     )
 

@@ -8,8 +8,8 @@ import pytest
 from tests import trajectories
 from tests.flower.inprocess import InProcess
 
-from parsifl import registry
-from parsifl.algorithm import message_types
+from parsifl.core import registry
+from parsifl.core.algorithm import message_types
 from parsifl.data.clients import ClientData
 from parsifl.engine import checkpoint
 from parsifl.engine.run import Run

@@ -17,23 +17,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from parsifl import config, registry, tree
-from parsifl.algorithm import AnyMethod
+from parsifl.core import config, registry, tree
+from parsifl.core.algorithm import AnyAlgorithm
+from parsifl.core.leaves import densify
+from parsifl.core.problem import Problem
 from parsifl.data.clients import ClientData
+from parsifl.engine.experiment import Experiment, problem_for
 from parsifl.engine.run import Run
 from parsifl.engine.simulate import simulate
-from parsifl.experiment import Experiment, problem_for
-from parsifl.messages import densify
-from parsifl.problem import Problem
 from parsifl.testing.conformance.examples import example_for
-from parsifl.testing.conformance.trial import small
+from parsifl.testing.conformance.harness import small
 
 FOLDER = Path(__file__).parent / "golden" / "trajectories"
 ROUNDS, SEED, PARTICIPATION = 3, 5, 0.7
 
 
 @cache
-def method_of(name: str) -> AnyMethod:
+def method_of(name: str) -> AnyAlgorithm:
     return small(registry.find(name))
 
 

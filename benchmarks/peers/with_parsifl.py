@@ -13,7 +13,9 @@ def main() -> None:
     """Run FedAvg."""
     ends: list[float] = []
     parsifl.simulate(
-        parsifl.get("fedavg", lr=workload.RATE, batch=workload.BATCH, steps=workload.STEPS),
+        parsifl.get(
+            "fedavg", lr=workload.RATE, batch_size=workload.BATCH, local_steps=workload.STEPS
+        ),
         parsifl.NeuralProblem(workload.module),
         parsifl.ClientData.of([(x, y) for x, y in workload.data()], test=0.0),
         workload.ROUNDS + 1,

@@ -16,23 +16,23 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
 if TYPE_CHECKING:
+    from parsifl.core.registry import get
     from parsifl.data.clients import ClientData
     from parsifl.engine.evaluation import Evaluation
-    from parsifl.engine.network import Network
+    from parsifl.engine.network_model import NetworkModel
     from parsifl.engine.run import Run
     from parsifl.engine.simulate import simulate
-    from parsifl.problems.glm import GLM
-    from parsifl.problems.neural import NeuralProblem
-    from parsifl.registry import get
+    from parsifl.linear.glm import GLM
+    from parsifl.nn.neural import NeuralProblem
 
 _HOMES = {
     "ClientData": "parsifl.data.clients",
     "Evaluation": "parsifl.engine.evaluation",
-    "GLM": "parsifl.problems.glm",
-    "Network": "parsifl.engine.network",
-    "NeuralProblem": "parsifl.problems.neural",
+    "GLM": "parsifl.linear.glm",
+    "NetworkModel": "parsifl.engine.network_model",
+    "NeuralProblem": "parsifl.nn.neural",
     "Run": "parsifl.engine.run",
-    "get": "parsifl.registry",
+    "get": "parsifl.core.registry",
     "simulate": "parsifl.engine.simulate",
 }
 
@@ -40,7 +40,7 @@ __all__ = [
     "GLM",
     "ClientData",
     "Evaluation",
-    "Network",
+    "NetworkModel",
     "NeuralProblem",
     "Run",
     "get",

@@ -10,15 +10,15 @@ import torch
 from tests.reference_lowrank import Draws, Rows, Weights
 from torch import nn
 
-from parsifl.algorithm import AnyMethod
+from parsifl.core.algorithm import AnyAlgorithm
+from parsifl.core.keys import Key
+from parsifl.core.leaves import densify
 from parsifl.data.clients import ClientData
 from parsifl.engine import sampling
+from parsifl.engine.batch_sampler import BatchSampler, Infos
 from parsifl.engine.run import Run
-from parsifl.engine.shards import Infos, Shards
 from parsifl.engine.simulate import simulate
-from parsifl.keys import Key
-from parsifl.messages import densify
-from parsifl.problems.neural import NeuralProblem
+from parsifl.nn.neural import NeuralProblem
 
 SIZES = (11, 16, 7, 24, 13)
 FEATURES, HIDDEN, CLASSES = 6, 5, 3
@@ -49,7 +49,7 @@ INFOS = Infos(DATA)
 
 
 def run(
-    method: AnyMethod,
+    method: AnyAlgorithm,
     engine: Engine = "sequential",
     *,
     rounds: int = ROUNDS,
@@ -68,12 +68,12 @@ def cohorts(rounds: int = ROUNDS, participation: float = PARTICIPATION) -> list[
     return [[int(i) for i in sampling.choose(len(SIZES), participation, key)] for key in keys]
 
 
-def draws(method: AnyMethod) -> Draws:
+def draws(method: AnyAlgorithm) -> Draws:
     """Return the very mini-batches that the engine draws for `local`."""
-    shards = Shards(DATA, PROBLEM)
+    shards = BatchSampler(DATA, PROBLEM)
 
     def rows(round: int, client: int, name: str) -> list[Rows]:
-        work = method.work(INFOS[client], round)
+        work = method.batches(INFOS[client], round)
         batches = shards.shard(client, work, Key(SEED, round=round))[name]
         return [(b.x.numpy(), b.y.numpy(), b.weight.numpy()) for b in batches]
 
@@ -81,7 +81,7 @@ def draws(method: AnyMethod) -> Draws:
 
 
 def all_rows(client: int) -> Rows:
-    rows = Shards(DATA, PROBLEM).rows(DATA.train[client])
+    rows = BatchSampler(DATA, PROBLEM).rows(DATA.train[client])
     return rows.x.numpy(), rows.y.numpy(), rows.weight.numpy()
 
 

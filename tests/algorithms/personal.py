@@ -10,15 +10,15 @@ import torch
 from tests.reference_personal import Array, Draws, Rows
 from torch import Tensor, nn
 
-from parsifl.algorithm import AnyMethod
+from parsifl.core.algorithm import AnyAlgorithm
+from parsifl.core.batching import ClientRoundData
+from parsifl.core.keys import Key
 from parsifl.data.clients import ClientData
 from parsifl.engine import sampling
+from parsifl.engine.batch_sampler import BatchSampler, Infos
 from parsifl.engine.run import Run
-from parsifl.engine.shards import Infos, Shards
 from parsifl.engine.simulate import simulate
-from parsifl.keys import Key
-from parsifl.problems.neural import NeuralProblem
-from parsifl.work import Shard
+from parsifl.nn.neural import NeuralProblem
 
 SIZES = (11, 16, 7, 24, 13)
 FEATURES, CLASSES = 4, 3
@@ -42,7 +42,7 @@ DATA = clients()
 INFOS = Infos(DATA)
 
 
-def run(method: AnyMethod, engine: Literal["sequential", "batched"] = "sequential") -> Run:
+def run(method: AnyAlgorithm, engine: Literal["sequential", "batched"] = "sequential") -> Run:
     done = simulate(
         method, PROBLEM, DATA, ROUNDS, seed=SEED, participation=PARTICIPATION, engine=engine
     )
@@ -55,23 +55,23 @@ def cohorts() -> list[list[int]]:
     return [sampling.choose(len(SIZES), PARTICIPATION, key) for key in keys]
 
 
-def draws(method: AnyMethod, name: str = "train") -> Draws:
+def draws(method: AnyAlgorithm, name: str = "train") -> Draws:
     """Return the very mini-batches that the engine draws for `local`."""
 
     return lambda round, client: _rows(shard(method, round, client)[name])
 
 
-def shard(method: AnyMethod, round: int, client: int) -> Shard:
+def shard(method: AnyAlgorithm, round: int, client: int) -> ClientRoundData:
     """Return what `local` reads."""
-    work = method.work(INFOS[client], round)
-    return Shards(DATA, PROBLEM).shard(client, work, Key(SEED, round=round))
+    work = method.batches(INFOS[client], round)
+    return BatchSampler(DATA, PROBLEM).shard(client, work, Key(SEED, round=round))
 
 
-def tuning(method: AnyMethod, client: int, name: str) -> list[Rows]:
+def tuning(method: AnyAlgorithm, client: int, name: str) -> list[Rows]:
     """Return the mini-batches that personalise a client when a run has ended."""
     key = Key(SEED, round=ROUNDS - 1)
-    work = method.tuning(INFOS[client])
-    return _rows(Shards(DATA, PROBLEM).shard(client, work, key)[name])
+    work = method.personalization_batches(INFOS[client])
+    return _rows(BatchSampler(DATA, PROBLEM).shard(client, work, key)[name])
 
 
 def _rows(batches: Any) -> list[Rows]:

@@ -9,12 +9,12 @@ import torch
 from tests.reference_sparse import Client
 from torch import Tensor
 
-from parsifl.algorithm import AnyMethod
+from parsifl.core.algorithm import AnyAlgorithm
+from parsifl.core.keys import Key
 from parsifl.data.clients import ClientData
-from parsifl.engine.shards import Infos, Shards
+from parsifl.engine.batch_sampler import BatchSampler, Infos
 from parsifl.engine.simulate import simulate
-from parsifl.keys import Key
-from parsifl.problems.glm import GLM
+from parsifl.linear.glm import GLM
 
 WIDTH = 12
 
@@ -40,14 +40,14 @@ def rows_of(pooled: ClientData) -> list[Client]:
     return [(x[rows].numpy(), pooled.y[rows].numpy()) for rows in pooled.train]
 
 
-def draws(method: AnyMethod, problem: Any, pooled: ClientData, rounds: int, name: str) -> Any:
+def draws(method: AnyAlgorithm, problem: Any, pooled: ClientData, rounds: int, name: str) -> Any:
     """Return the batches of every round and client as positions in the client's rows."""
-    shards, infos = Shards(pooled, problem), Infos(pooled)
+    shards, infos = BatchSampler(pooled, problem), Infos(pooled)
     found = []
     for round in range(rounds):
         row = []
         for info in infos:
-            work = method.work(info, round)
+            work = method.batches(info, round)
             batches = shards.shard(info.id, work, Key(0, round))[name]
             place = {int(number): at for at, number in enumerate(pooled.train[info.id])}
             row.append(
@@ -61,7 +61,12 @@ def draws(method: AnyMethod, problem: Any, pooled: ClientData, rounds: int, name
 
 
 def trained(
-    method: AnyMethod, pooled: ClientData, rounds: int, *, engine: Any = "auto", problem: Any = None
+    method: AnyAlgorithm,
+    pooled: ClientData,
+    rounds: int,
+    *,
+    engine: Any = "auto",
+    problem: Any = None,
 ) -> Tensor:
     run = simulate(
         method, problem or GLM(WIDTH, "squared"), pooled, rounds, engine=engine, evaluate_every=0
@@ -71,7 +76,7 @@ def trained(
     return run.model.params["coef"]
 
 
-def same_batched(method: AnyMethod, pooled: ClientData, rounds: int, **more: Any) -> None:
+def same_batched(method: AnyAlgorithm, pooled: ClientData, rounds: int, **more: Any) -> None:
     """Check that one by one and all at once give the same numbers."""
     alone = trained(method, pooled, rounds, engine="sequential", **more)
     together = trained(method, pooled, rounds, engine="batched", **more)

@@ -9,13 +9,13 @@ from tests.reference_lowrank import apfl_rounds
 
 from parsifl.algorithms.apfl import APFL
 from parsifl.algorithms.fedavg import FedAvg
-from parsifl.errors import ConfigError
+from parsifl.core.errors import ConfigError
 
 
 @pytest.mark.parametrize("engine", lowrank.ENGINES)
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_rounds_match_the_papers_equations(adaptive: bool, engine: Engine) -> None:
-    method = APFL(alpha=0.4, adaptive=adaptive, lr=0.2, batch=4, epochs=2.0)
+    method = APFL(alpha=0.4, adaptive=adaptive, lr=0.2, batch_size=4, epochs=2.0)
     expected = apfl_rounds(
         lowrank.start(), 0.4, 0.2, lowrank.cohorts(), lowrank.sizes(), lowrank.draws(method),
         adaptive=adaptive,
@@ -32,7 +32,7 @@ def test_rounds_match_the_papers_equations(adaptive: bool, engine: Engine) -> No
 
 
 def test_without_a_share_of_its_own_every_client_has_the_model_of_fedavg() -> None:
-    shared: dict[str, Any] = {"lr": 0.2, "batch": 4, "steps": 5}
+    shared: dict[str, Any] = {"lr": 0.2, "batch_size": 4, "local_steps": 5}
     ours, theirs = lowrank.run(APFL(alpha=0.0, **shared)), lowrank.run(FedAvg(**shared))
     for client in range(len(lowrank.SIZES)):
         lowrank.assert_same(ours.personal(client).params, lowrank.arrays(theirs.server))

@@ -4,28 +4,30 @@ from typing import Any
 
 import pytest
 
-from parsifl import tree
 from parsifl.algorithms.ditto import Ditto
 from parsifl.algorithms.fedavg import FedAvg
-from parsifl.engine.shards import Shards
+from parsifl.core import tree
+from parsifl.core.batching import BatchSpec, DataRequest
+from parsifl.core.keys import Key
+from parsifl.engine.batch_sampler import BatchSampler
 from parsifl.engine.simulate import simulate
-from parsifl.keys import Key
 from parsifl.solvers.sgd import sgd
-from parsifl.testing.conformance.trial import difference
-from parsifl.testing.toys import classifier, clients
-from parsifl.work import Draw, Work
+from parsifl.testing.conformance.harness import difference
+from parsifl.testing.fixtures import classifier, clients
 
-SETTINGS: dict[str, Any] = {"lr": 0.2, "steps": 3, "batch": 4}
+SETTINGS: dict[str, Any] = {"lr": 0.2, "local_steps": 3, "batch_size": 4}
 ENGINES: tuple[Any, ...] = ("sequential", "batched")
 
 
 def fedavg_on_shared_batches(problem: Any, data: Any, rounds: int) -> Any:
     """FedAvg by hand, on the batches that Ditto draws for its global model."""
-    shards, params = Shards(data, problem), problem.init(Key(0))
+    shards, params = BatchSampler(data, problem), problem.init(Key(0))
     for number in range(rounds):
         parts = []
         for client, rows in enumerate(data.train):
-            shard = shards.shard(client, Work({"shared": Draw(4, steps=3)}), Key(0, number))
+            shard = shards.shard(
+                client, DataRequest({"shared": BatchSpec(4, steps=3)}), Key(0, number)
+            )
             parts.append((len(rows), sgd(problem, params, shard["shared"], 0.2)))
         total = sum(size for size, _ in parts)
         params = {n: sum(size / total * p[n] for size, p in parts) for n in params}
@@ -44,11 +46,13 @@ def test_the_global_model_is_that_of_fedavg_whatever_lambda(engine: Any, lam: fl
 def test_without_the_pull_personal_models_are_those_of_clients_alone(engine: Any) -> None:
     problem, data = classifier(), clients()
     run = simulate(Ditto(lam=0.0, **SETTINGS), problem, data, 3, engine=engine)
-    shards = Shards(data, problem)
+    shards = BatchSampler(data, problem)
     for client in range(len(data)):
         params = problem.init(Key(0))
         for number in range(3):
-            shard = shards.shard(client, Work({"personal": Draw(4, steps=3)}), Key(0, number))
+            shard = shards.shard(
+                client, DataRequest({"personal": BatchSpec(4, steps=3)}), Key(0, number)
+            )
             params = sgd(problem, params, shard["personal"], 0.2)
         assert difference(run.personal(client).params, params) < 1e-13
 
@@ -66,8 +70,8 @@ def test_a_strong_pull_keeps_personal_models_near_the_global_one() -> None:
 def test_the_personal_model_may_train_longer() -> None:
     problem, data = classifier(), clients((8, 8))
     method = Ditto(personal_epochs=3.0, **SETTINGS)
-    work = method.work(simulate(method, problem, data, 1)._judge._infos[0], 0)
-    assert work.draws == {"shared": Draw(4, steps=3), "personal": Draw(4, epochs=3.0)}
+    work = method.batches(simulate(method, problem, data, 1)._judge._infos[0], 0)
+    assert work.batches == {"shared": BatchSpec(4, steps=3), "personal": BatchSpec(4, epochs=3.0)}
 
 
 def test_a_client_that_was_never_drawn_is_judged_on_the_model_it_receives() -> None:

@@ -10,11 +10,11 @@ from tests.reference_personal import attentive_rounds, distance_attention
 
 from parsifl.algorithms.fedamp import FedAMP
 from parsifl.algorithms.local import Local
-from parsifl.errors import ConfigError
-from parsifl.keys import Key
+from parsifl.core.errors import ConfigError
+from parsifl.core.keys import Key
 
 BASE: dict[str, Any] = {
-    "lr": 0.2, "lam": 1.0, "alpha": 0.8, "sigma": 4.0, "batch": 4, "steps": 5,
+    "lr": 0.2, "lam": 1.0, "alpha": 0.8, "sigma": 4.0, "batch_size": 4, "local_steps": 5,
 }  # fmt: skip
 
 
@@ -58,7 +58,7 @@ def test_attention_rows_sum_to_one_and_near_models_weigh_more() -> None:
 
 
 def test_no_pull_and_own_start_is_training_alone() -> None:
-    shared: dict[str, Any] = {"lr": 0.2, "batch": 4, "steps": 5}
+    shared: dict[str, Any] = {"lr": 0.2, "batch_size": 4, "local_steps": 5}
     attentive, alone = personal.run(FedAMP(**shared, lam=0.0)), personal.run(Local(**shared))
     for client in range(len(personal.SIZES)):
         left, right = attentive.personal(client).params, alone.personal(client).params

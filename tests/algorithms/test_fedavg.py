@@ -5,26 +5,28 @@ from typing import Any
 import pytest
 import torch
 
-from parsifl import tree
-from parsifl.algorithm import ClientInfo
+from parsifl.algorithms._bases.averaging import Mean
+from parsifl.algorithms._bases.local_sgd import LocalSgd
 from parsifl.algorithms.fedavg import FedAvg
-from parsifl.algorithms.mean import Mean
-from parsifl.algorithms.settings import LocalSGD
-from parsifl.engine.shards import Shards
+from parsifl.core import tree
+from parsifl.core.algorithm import ClientInfo
+from parsifl.core.batching import BatchSpec, DataRequest
+from parsifl.core.keys import Key
+from parsifl.engine.batch_sampler import BatchSampler
 from parsifl.engine.simulate import simulate
-from parsifl.keys import Key
 from parsifl.solvers.sgd import sgd
-from parsifl.testing.conformance.trial import difference
-from parsifl.testing.toys import classifier, clients
-from parsifl.work import Draw, Work
+from parsifl.testing.conformance.harness import difference
+from parsifl.testing.fixtures import classifier, clients
 
 
 def test_one_client_is_plain_sgd() -> None:
     problem, data = classifier(), clients((9,))
-    run = simulate(FedAvg(lr=0.2, steps=3, batch=4), problem, data, 2, engine="sequential")
-    params, shards = problem.init(Key(0)), Shards(data, problem)
+    run = simulate(
+        FedAvg(lr=0.2, local_steps=3, batch_size=4), problem, data, 2, engine="sequential"
+    )
+    params, shards = problem.init(Key(0)), BatchSampler(data, problem)
     for number in range(2):
-        shard = shards.shard(0, Work({"train": Draw(4, steps=3)}), Key(0, number))
+        shard = shards.shard(0, DataRequest({"train": BatchSpec(4, steps=3)}), Key(0, number))
         params = sgd(problem, params, shard["train"], 0.2)
     assert difference(run.server, params) < 1e-14
 
@@ -33,7 +35,7 @@ def test_one_full_step_is_a_gradient_step_on_all_rows() -> None:
     """With one step on all rows and weights by rows, the federation is one big client."""
     problem = classifier()
     apart = clients((4, 8, 12), test=0)
-    method = FedAvg(lr=0.2, epochs=1, batch=24, steps=0)
+    method = FedAvg(lr=0.2, epochs=1, batch_size=24, local_steps=0)
     federated = simulate(method, problem, apart, 3, evaluate_every=0)
     together = simulate(method, problem, clients((24,), test=0), 3, evaluate_every=0)
     assert difference(federated.server, together.server) < 1e-13
@@ -45,9 +47,9 @@ def test_one_full_step_is_a_gradient_step_on_all_rows() -> None:
 )
 def test_the_mean_weighs_as_asked(weighting: Any, shares: tuple[float, float], engine: Any) -> None:
     problem, data = classifier(), clients((4, 12))
-    method = FedAvg(lr=0.2, steps=2, batch=4, weighting=weighting)
+    method = FedAvg(lr=0.2, local_steps=2, batch_size=4, weighting=weighting)
     run = simulate(method, problem, data, 1, engine=engine, evaluate_every=0)
-    shards, work = Shards(data, problem), Work({"train": Draw(4, steps=2)})
+    shards, work = BatchSampler(data, problem), DataRequest({"train": BatchSpec(4, steps=2)})
     start = problem.init(Key(0))
     one, two = (sgd(problem, start, shards.shard(i, work, Key(0))["train"], 0.2) for i in (0, 1))
     wanted = {name: shares[0] * one[name] + shares[1] * two[name] for name in one}
@@ -67,29 +69,31 @@ def test_the_mean_of_one_client_is_what_it_sent() -> None:
 
 
 def test_the_rate_follows_decay_and_milestones() -> None:
-    settings = LocalSGD(lr=1.0, lr_decay=0.5, milestones=(2, 4))
+    settings = LocalSgd(lr=1.0, lr_decay=0.5, milestones=(2, 4))
     assert [settings.rate(t) for t in (0, 1, 2, 4)] == pytest.approx([1, 0.5, 0.025, 0.000625])
 
 
 @pytest.mark.parametrize(
     ("settings", "profile", "wanted"),
     [
-        ({"steps": 5}, {}, Draw(20, steps=5)),
-        ({"steps": 5, "epochs": 2.0}, {}, Draw(20, epochs=2.0)),
-        ({"steps": 5}, {"steps": 7}, Draw(20, steps=7)),
-        ({"steps": 5}, {"epochs": 3}, Draw(20, epochs=3)),
-        ({"epochs": 2.0}, {"steps": 7}, Draw(20, steps=7)),
-        ({"epochs": 2.0}, {"epochs": 0.5}, Draw(20, epochs=0.5)),
+        ({"local_steps": 5}, {}, BatchSpec(20, steps=5)),
+        ({"local_steps": 5, "epochs": 2.0}, {}, BatchSpec(20, epochs=2.0)),
+        ({"local_steps": 5}, {"local_steps": 7}, BatchSpec(20, steps=7)),
+        ({"local_steps": 5}, {"epochs": 3}, BatchSpec(20, epochs=3)),
+        ({"epochs": 2.0}, {"local_steps": 7}, BatchSpec(20, steps=7)),
+        ({"epochs": 2.0}, {"epochs": 0.5}, BatchSpec(20, epochs=0.5)),
     ],
 )
 def test_a_device_profile_overrides_steps_and_epochs(
-    settings: dict[str, Any], profile: dict[str, Any], wanted: Draw
+    settings: dict[str, Any], profile: dict[str, Any], wanted: BatchSpec
 ) -> None:
-    assert LocalSGD(**settings).draw(ClientInfo(0, 50, profile)) == wanted
+    assert LocalSgd(**settings).draw(ClientInfo(0, 50, profile)) == wanted
 
 
 def test_the_learning_rate_of_a_round_reaches_the_clients() -> None:
     problem, data = classifier(), clients()
-    frozen = FedAvg(lr=0.5, lr_decay=0.0, steps=2, batch=4)  # 0^0 = 1: only round 0 learns
+    frozen = FedAvg(
+        lr=0.5, lr_decay=0.0, local_steps=2, batch_size=4
+    )  # 0^0 = 1: only round 0 learns
     runs = [simulate(frozen, problem, data, rounds, evaluate_every=0) for rounds in (1, 4)]
     assert difference(runs[1].server, runs[0].server) < 1e-14

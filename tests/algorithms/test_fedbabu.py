@@ -9,9 +9,15 @@ from tests.algorithms.unequal import PROBLEM, SEED, Engine
 from tests.reference_unequal import BODY, descend, masked_rounds
 
 from parsifl.algorithms.fedbabu import FedBABU
-from parsifl.keys import Key
+from parsifl.core.keys import Key
 
-SETTINGS: dict[str, Any] = {"lr": 0.1, "batch": 4, "steps": 3, "momentum": 0.5, "decay": 0.01}
+SETTINGS: dict[str, Any] = {
+    "lr": 0.1,
+    "batch_size": 4,
+    "local_steps": 3,
+    "momentum": 0.5,
+    "weight_decay": 0.01,
+}
 
 
 @pytest.mark.parametrize("engine", unequal.ENGINES)

@@ -6,12 +6,12 @@ from tests.algorithms.lowrank import Engine
 from tests.reference_lowrank import combine, dyn_rounds
 
 from parsifl.algorithms.feddyn import FedDyn
-from parsifl.errors import ConfigError
+from parsifl.core.errors import ConfigError
 
 
 @pytest.mark.parametrize("engine", lowrank.ENGINES)
 def test_rounds_match_the_papers_equations(engine: Engine) -> None:
-    method = FedDyn(alpha=0.3, lr=0.2, batch=4, steps=5)
+    method = FedDyn(alpha=0.3, lr=0.2, batch_size=4, local_steps=5)
     expected = dyn_rounds(
         lowrank.start(), 0.3, 0.2, lowrank.cohorts(), len(lowrank.SIZES), lowrank.draws(method)
     )
@@ -19,7 +19,7 @@ def test_rounds_match_the_papers_equations(engine: Engine) -> None:
 
 
 def test_the_server_keeps_the_mean_of_all_duals() -> None:
-    done = lowrank.run(FedDyn(alpha=0.3, lr=0.2, batch=4, steps=5))
+    done = lowrank.run(FedDyn(alpha=0.3, lr=0.2, batch_size=4, local_steps=5))
     duals = [lowrank.arrays(state) for _, state in done._store]
     total = combine(lambda *values: sum(values), *duals)
     mean = combine(lambda value: value / len(lowrank.SIZES), total)

@@ -14,23 +14,23 @@ from tests.reference_sparse import cosamp, fed_grad_mp
 
 from parsifl.algorithms.fedgradmp import FedGradMP
 from parsifl.algorithms.inexactfedgradmp import InexactFedGradMP
-from parsifl.atoms import dictionary
+from parsifl.core.errors import CapabilityError
+from parsifl.core.keys import Key
 from parsifl.data.clients import ClientData
 from parsifl.engine import executors
-from parsifl.engine.shards import Infos, Shards
+from parsifl.engine.batch_sampler import BatchSampler, Infos
 from parsifl.engine.simulate import simulate
 from parsifl.engine.tasks import Task
-from parsifl.errors import CapabilityError
-from parsifl.keys import Key
-from parsifl.problems.glm import GLM
-from parsifl.problems.neural import NeuralProblem
+from parsifl.linear.glm import GLM
+from parsifl.linear.sparsity import dictionary
+from parsifl.nn.neural import NeuralProblem
 
 PRUNINGS: tuple[Literal["largest", "omp"], ...] = ("largest", "omp")
 
 
 def test_it_follows_the_paper() -> None:
     pooled = sparse.data(sparse.clients(noise=0.3))
-    method = FedGradMP(tau=2, steps=2, batch=5)
+    method = FedGradMP(tau=2, local_steps=2, batch_size=5)
     drawn = sparse.draws(method, GLM(sparse.WIDTH), pooled, 3, "select")
     expected = fed_grad_mp(sparse.rows_of(pooled), drawn, tau=2)
     found = sparse.trained(method, pooled, 3)
@@ -46,11 +46,11 @@ def test_one_client_with_full_batches_is_cosamp_step_by_step() -> None:
     iterates = cosamp(z, y, 3, 4)
     pooled = ClientData.of([(z, y)], test=0.0)
     for round, expected in enumerate(iterates, start=1):
-        method = FedGradMP(tau=3, steps=1, batch=None)
+        method = FedGradMP(tau=3, local_steps=1, batch_size=None)
         found = sparse.trained(method, pooled, round, problem=GLM(60, "squared-half"))
         np.testing.assert_allclose(found, expected, atol=1e-12)
     deep = sparse.trained(
-        FedGradMP(tau=3, steps=4, batch=None), pooled, 1, problem=GLM(60, "squared-half")
+        FedGradMP(tau=3, local_steps=4, batch_size=None), pooled, 1, problem=GLM(60, "squared-half")
     )
     np.testing.assert_allclose(deep, iterates[-1], atol=1e-12)
 
@@ -58,11 +58,13 @@ def test_one_client_with_full_batches_is_cosamp_step_by_step() -> None:
 @pytest.mark.parametrize(
     "method",
     [
-        FedGradMP(tau=2, steps=2, batch=5),
-        InexactFedGradMP(tau=2, steps=2, batch=5, solver="gd"),
-        InexactFedGradMP(tau=2, steps=2, batch=5, solver="svrg", inner_steps=20),
-        InexactFedGradMP(tau=2, steps=2, batch=5, solver="sgd", inner_steps=9, radius=1.0),
-        InexactFedGradMP(tau=2, steps=2, batch=5, solver="newton"),
+        FedGradMP(tau=2, local_steps=2, batch_size=5),
+        InexactFedGradMP(tau=2, local_steps=2, batch_size=5, solver="gd"),
+        InexactFedGradMP(tau=2, local_steps=2, batch_size=5, solver="svrg", inner_steps=20),
+        InexactFedGradMP(
+            tau=2, local_steps=2, batch_size=5, solver="sgd", inner_steps=9, radius=1.0
+        ),
+        InexactFedGradMP(tau=2, local_steps=2, batch_size=5, solver="newton"),
     ],
 )
 @pytest.mark.parametrize("kind", ["squared", "logistic", "softmax"])
@@ -95,7 +97,7 @@ def test_the_paper_s_recovery_reaches_machine_precision() -> None:
         z = draw.normal(draw.standard_normal(), client**-0.55, (50, 200))
         made.append((z, z @ truth))
     found = sparse.trained(
-        FedGradMP(tau=5, batch=20), sparse.data(made), 4, problem=GLM(200, "squared-half")
+        FedGradMP(tau=5, batch_size=20), sparse.data(made), 4, problem=GLM(200, "squared-half")
     )
     assert np.linalg.norm(found.numpy() - truth) < 1e-14
 
@@ -106,25 +108,28 @@ def test_a_client_alone_has_the_bits_that_it_has_in_a_block(scope: Any) -> None:
     truth = np.where(np.arange(80) < 5, 3.0, 0.0)
     made = [draw.standard_normal((40, 80)) for _ in range(7)]
     pooled = ClientData.of([(z, z @ truth + draw.standard_normal(40)) for z in made], test=0.0)
-    method, problem = FedGradMP(tau=5, steps=3, batch=15, scope=scope), GLM(80, "squared-half")
+    method, problem = (
+        FedGradMP(tau=5, local_steps=3, batch_size=15, scope=scope),
+        GLM(80, "squared-half"),
+    )
     tasks = [
         Task(i.id, ({"coef": torch.from_numpy(truth)}, None, shard))
         for i in Infos(pooled)
-        for shard in [Shards(pooled, problem).shard(i.id, method.work(i, 0), Key(0))]
+        for shard in [BatchSampler(pooled, problem).shard(i.id, method.batches(i, 0), Key(0))]
     ]
-    whole = executors.run(partial(method.local, problem), tasks, "vmap", 64).results
-    alone = executors.run(partial(method.local, problem), tasks, "loop", 1).results
+    whole = executors.run(partial(method.client_update, problem), tasks, "vmap", 64).results
+    alone = executors.run(partial(method.client_update, problem), tasks, "loop", 1).results
     for client, found in alone.items():
         assert torch.equal(found.upload["coef"], whole[client].upload["coef"])
 
 
 def test_nearly_exact_inner_solvers_give_the_exact_method() -> None:
     pooled = sparse.data(sparse.clients(noise=0.3))
-    exact = sparse.trained(FedGradMP(tau=2, steps=2, batch=5), pooled, 3)
+    exact = sparse.trained(FedGradMP(tau=2, local_steps=2, batch_size=5), pooled, 3)
     settings: list[tuple[Any, int]] = [("gd", 20000), ("newton", 5), ("least-squares", 1)]
     for solver, steps in settings:
         method = InexactFedGradMP(
-            tau=2, steps=2, batch=5, solver=solver, inner_steps=steps, delta=1e-14
+            tau=2, local_steps=2, batch_size=5, solver=solver, inner_steps=steps, delta=1e-14
         )
         found = sparse.trained(method, pooled, 3)
         torch.testing.assert_close(found, exact, atol=1e-8, rtol=0)
@@ -132,7 +137,7 @@ def test_nearly_exact_inner_solvers_give_the_exact_method() -> None:
 
 def test_the_ball_holds_the_model() -> None:
     pooled = sparse.data(sparse.clients())
-    found = sparse.trained(InexactFedGradMP(tau=3, radius=0.5, batch=5), pooled, 3)
+    found = sparse.trained(InexactFedGradMP(tau=3, radius=0.5, batch_size=5), pooled, 3)
     assert float(found.norm()) <= 0.5 + 1e-12
     assert float(found.norm()) > 0.4
 
@@ -143,7 +148,7 @@ def test_fewer_rows_than_coefficients_take_the_minimiser_nearest_to_the_iterate(
     truth[:20] = draw.standard_normal(20)
     made = [(z, z @ truth) for z in (draw.standard_normal((15, 60)) for _ in range(12))]
     problem, pooled = GLM(60, "squared-half"), sparse.data(made)
-    method = FedGradMP(tau=20, batch=10)
+    method = FedGradMP(tau=20, batch_size=10)
     errors = [
         float(np.linalg.norm(sparse.trained(method, pooled, t, problem=problem).numpy() - truth))
         for t in (1, 12)
@@ -155,7 +160,7 @@ def test_an_orthonormal_dictionary_is_a_rotation() -> None:
     psi = dictionary.orthonormal(sparse.WIDTH, sparse.WIDTH, seed=2)
     made = sparse.clients(noise=0.3)
     rotated = [(z @ psi.numpy(), y) for z, y in made]
-    method = FedGradMP(tau=3, batch=5)
+    method = FedGradMP(tau=3, batch_size=5)
     plain = sparse.trained(method, sparse.data(rotated), 2)
     found = sparse.trained(
         method, sparse.data(made), 2, problem=GLM(sparse.WIDTH, "squared", dictionary=psi)
@@ -169,23 +174,25 @@ def test_a_redundant_dictionary_recovers_what_is_sparse_in_it() -> None:
     draw = np.random.default_rng(0)
     made = [(z, z @ truth.numpy()) for z in (draw.standard_normal((30, 20)) for _ in range(4))]
     problem = GLM(20, "squared-half", dictionary=psi)
-    found = sparse.trained(FedGradMP(tau=2, batch=20), sparse.data(made), 6, problem=problem)
+    found = sparse.trained(FedGradMP(tau=2, batch_size=20), sparse.data(made), 6, problem=problem)
     assert float((psi @ found - truth).norm()) < 1e-12
 
 
 def test_groups_are_selected_together() -> None:
-    found = sparse.trained(FedGradMP(tau=1, groups=3, batch=None), sparse.data(sparse.clients()), 2)
+    found = sparse.trained(
+        FedGradMP(tau=1, groups=3, batch_size=None), sparse.data(sparse.clients()), 2
+    )
     assert found.nonzero()[:, 0].tolist() in [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
 
 
 def test_no_local_steps_change_nothing() -> None:
-    found = sparse.trained(FedGradMP(tau=2, steps=0), sparse.data(sparse.clients()), 2)
+    found = sparse.trained(FedGradMP(tau=2, local_steps=0), sparse.data(sparse.clients()), 2)
     assert not found.any()
 
 
 def test_tau_beyond_the_dimension_is_least_squares() -> None:
     made = [sparse.clients(noise=0.3)[1]]
-    found = sparse.trained(FedGradMP(tau=100, batch=None), sparse.data(made), 1)
+    found = sparse.trained(FedGradMP(tau=100, batch_size=None), sparse.data(made), 1)
     expected = np.linalg.lstsq(*made[0], rcond=None)[0]
     np.testing.assert_allclose(found, expected, atol=1e-11)
 
@@ -206,7 +213,10 @@ def test_a_neural_problem_is_refused_by_what_it_lacks() -> None:
 
 def test_operations_are_counted() -> None:
     run = simulate(
-        FedGradMP(tau=1, steps=2, batch=5), GLM(sparse.WIDTH), sparse.data(sparse.clients()), 1
+        FedGradMP(tau=1, local_steps=2, batch_size=5),
+        GLM(sparse.WIDTH),
+        sparse.data(sparse.clients()),
+        1,
     )
     rows = [9, 14, 11]
     expected = sum(2 * (2 * 5 * sparse.WIDTH + 2 * n * 3 * 3) for n in rows)
@@ -220,7 +230,10 @@ def test_orthonormal_atoms_are_pruned_alike_by_size_and_by_pursuit() -> None:
     problem = GLM(8, "squared-half", dictionary=psi)
     found = [
         simulate(
-            FedGradMP(tau=2, batch=5, prune=prune), problem, ClientData.of(clients, test=0.0), 3
+            FedGradMP(tau=2, batch_size=5, prune=prune),
+            problem,
+            ClientData.of(clients, test=0.0),
+            3,
         ).model.params["coef"]
         for prune in PRUNINGS
     ]

@@ -12,17 +12,20 @@ from tests.algorithms import sparse
 from tests.reference_sparse import fed_ht
 from torch import nn
 
-from parsifl.algorithm import ClientInfo
 from parsifl.algorithms.distributediht import DistributedIHT
 from parsifl.algorithms.fedht import FedHT
 from parsifl.algorithms.fediterht import FedIterHT
+from parsifl.core.algorithm import ClientInfo
+from parsifl.core.errors import ConfigError
 from parsifl.data.clients import ClientData
 from parsifl.engine.simulate import simulate
-from parsifl.errors import ConfigError
-from parsifl.problems.glm import GLM
-from parsifl.problems.neural import NeuralProblem
+from parsifl.linear.glm import GLM
+from parsifl.nn.neural import NeuralProblem
 
-BOTH = [FedHT(lr=0.05, batch=4, steps=3, tau=3), FedIterHT(lr=0.05, batch=4, steps=3, tau=3)]
+BOTH = [
+    FedHT(lr=0.05, batch_size=4, local_steps=3, tau=3),
+    FedIterHT(lr=0.05, batch_size=4, local_steps=3, tau=3),
+]
 
 
 @pytest.mark.parametrize("method", BOTH, ids=lambda m: type(m).__name__)
@@ -69,18 +72,18 @@ def test_csr_uploads_only_columns_that_occur() -> None:
 
 def test_distributed_iht_is_fed_ht_with_one_step() -> None:
     pooled = sparse.data(sparse.clients())
-    one = sparse.trained(DistributedIHT(lr=0.05, batch=4, tau=3), pooled, 5)
-    other = sparse.trained(FedHT(lr=0.05, batch=4, steps=1, tau=3), pooled, 5)
+    one = sparse.trained(DistributedIHT(lr=0.05, batch_size=4, tau=3), pooled, 5)
+    other = sparse.trained(FedHT(lr=0.05, batch_size=4, local_steps=1, tau=3), pooled, 5)
     assert torch.equal(one, other)
     with pytest.raises(ConfigError, match="steps"):
-        DistributedIHT(steps=2)
+        DistributedIHT(local_steps=2)
 
 
 @pytest.mark.parametrize("kind", [FedHT, FedIterHT, DistributedIHT])
 def test_no_local_steps_change_nothing(kind: type[FedHT]) -> None:
     pooled = sparse.data(sparse.clients())
     problem = NeuralProblem(lambda: nn.Linear(sparse.WIDTH, 1), loss="mse", dtype=torch.float64)
-    method = kind(steps=0, tau=4)
+    method = kind(local_steps=0, tau=4)
     start = simulate(method, problem, pooled, 1, evaluate_every=0).server
     later = simulate(method, problem, pooled, 3, evaluate_every=0).server
     for name in start:
@@ -95,7 +98,7 @@ def test_neural_problems_are_thresholded_too(kind: type[FedHT], scope: Any) -> N
     problem = NeuralProblem(
         lambda: nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 2)), dtype=torch.float64
     )
-    method = kind(lr=0.1, batch=4, steps=3, density=0.5, scope=scope)
+    method = kind(lr=0.1, batch_size=4, local_steps=3, density=0.5, scope=scope)
     runs = [
         simulate(method, problem, made, 2, engine=engine) for engine in ("sequential", "batched")
     ]
@@ -112,7 +115,7 @@ def test_neural_problems_are_thresholded_too(kind: type[FedHT], scope: Any) -> N
 
 def test_batches_grow_until_they_hold_everything() -> None:
     info = ClientInfo(0, 40)
-    method = FedHT(batch=10, batch_growth=2.0)
-    sizes = [method.work(info, round).draws["train"].rows(40) for round in range(4)]
+    method = FedHT(batch_size=10, batch_growth=2.0)
+    sizes = [method.batches(info, round).batches["train"].rows(40) for round in range(4)]
     assert sizes == [10, 20, 40, 40]
-    assert FedHT(full_batch=True).work(info, 0).draws["train"].rows(40) == 40
+    assert FedHT(full_batch=True).batches(info, 0).batches["train"].rows(40) == 40

@@ -10,14 +10,14 @@ from tests.algorithms import personal
 from tests.reference_personal import Coupling, coupled_rounds, gradient, prune
 from torch import nn
 
-from parsifl import config, tree
 from parsifl.algorithms.fedmac import FedMac
+from parsifl.core import config, tree
+from parsifl.core.errors import ConfigError, DataError
+from parsifl.core.keys import Key
 from parsifl.engine.simulate import simulate
-from parsifl.errors import ConfigError, DataError
-from parsifl.keys import Key
-from parsifl.problems.neural import NeuralProblem
+from parsifl.nn.neural import NeuralProblem
 
-BASE: dict[str, Any] = {"lr": 0.2, "outer_lr": 3.0, "lam": 0.1, "batch": 4, "steps": 5}
+BASE: dict[str, Any] = {"lr": 0.2, "outer_lr": 3.0, "lam": 0.1, "batch_size": 4, "local_steps": 5}
 SPARSE = {**BASE, "gamma": 0.05, "gamma_w": 0.01, "rho": 0.1}
 PROXIMAL = {**SPARSE, "l1": "proximal", "gamma": 0.3, "gamma_w": 0.02}
 
@@ -111,13 +111,13 @@ def test_vanishing_lambda_is_local_sgd_with_a_moving_average() -> None:
     rate = 0.3
     errors = []
     for lam in (1e-3, 1e-6):
-        method = FedMac(lr=0.2, outer_lr=rate / lam, lam=lam, batch=4, steps=5)
+        method = FedMac(lr=0.2, outer_lr=rate / lam, lam=lam, batch_size=4, local_steps=5)
         theta = w = personal.start()
         for rows in personal.draws(method)(0, 1):
             theta = theta - method.lr * gradient(theta, rows)
             w = (1 - rate) * w + rate * theta
         start, shard = personal.PROBLEM.init(Key(personal.SEED)), personal.shard(method, 0, 1)
-        anchor = method.local(personal.PROBLEM, start, None, shard).upload
+        anchor = method.client_update(personal.PROBLEM, start, None, shard).upload
         own = method.personalize(personal.PROBLEM, start, None, shard).params
         gaps = (personal.array(own) - theta, personal.array(anchor) - w)
         errors.append(max(np.abs(gap).max() for gap in gaps))
@@ -168,7 +168,7 @@ def test_sparse_model_costs_little_more_than_its_support() -> None:
     )
     draw = np.random.default_rng(0)
     rows = [(draw.normal(size=(8, 784)).astype(np.float32), draw.integers(10, size=8))] * 3
-    method = FedMac(steps=1, threshold=1e9, floor=0.5)
+    method = FedMac(local_steps=1, threshold=1e9, floor=0.5)
     done = simulate(method, problem, rows, 2, evaluate_every=0)
     record = done.metrics[1]  # the first model that goes down is not sparse yet
     sent = record["bytes_up"] + record["bytes_down"]
@@ -185,7 +185,7 @@ def test_proximal_variant_has_exact_zeros_and_the_smooth_one_has_none() -> None:
 
 
 def test_no_steps_leave_the_model_where_it_was() -> None:
-    method = FedMac(**{**SPARSE, "steps": 0})
+    method = FedMac(**{**SPARSE, "local_steps": 0})
     np.testing.assert_allclose(personal.array(personal.run(method).server), personal.start())
 
 

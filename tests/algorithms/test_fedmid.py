@@ -13,13 +13,13 @@ from tests.reference_sparse import fed_dual_avg, fed_mid, hard, soft
 from parsifl.algorithms.feddualavg import FedDualAvg
 from parsifl.algorithms.fediterht import FedIterHT
 from parsifl.algorithms.fedmid import FedMid
-from parsifl.errors import ConfigError
-from parsifl.problems.glm import GLM
+from parsifl.core.errors import ConfigError
+from parsifl.linear.glm import GLM
 
 
 def test_fedmid_follows_its_paper() -> None:
     pooled = sparse.data(sparse.clients())
-    method = FedMid(lr=0.05, batch=4, steps=3, lam=0.3, server_lr=0.8)
+    method = FedMid(lr=0.05, batch_size=4, local_steps=3, lam=0.3, server_lr=0.8)
     drawn = sparse.draws(method, GLM(sparse.WIDTH), pooled, 4, "train")
     expected = fed_mid(sparse.rows_of(pooled), drawn, 0.05, 0.8, 0.3)
     found = sparse.trained(method, pooled, 4)
@@ -30,7 +30,9 @@ def test_fedmid_follows_its_paper() -> None:
 @pytest.mark.parametrize("prox", ["l1", "hard"])
 def test_feddualavg_follows_its_paper(prox: Any) -> None:
     pooled = sparse.data(sparse.clients())
-    method = FedDualAvg(lr=0.05, batch=4, steps=3, lam=0.3, server_lr=0.8, tau=3, prox=prox)
+    method = FedDualAvg(
+        lr=0.05, batch_size=4, local_steps=3, lam=0.3, server_lr=0.8, tau=3, prox=prox
+    )
     drawn = sparse.draws(method, GLM(sparse.WIDTH), pooled, 4, "train")
     if prox == "l1":
         expected = fed_dual_avg(
@@ -47,19 +49,19 @@ def test_feddualavg_follows_its_paper(prox: Any) -> None:
 def test_batched_is_sequential(kind: type[FedMid], prox: Any) -> None:
     pooled = sparse.data(sparse.clients())
     problem = GLM(sparse.WIDTH, intercept=True)
-    sparse.same_batched(kind(lr=0.05, batch=4, prox=prox, tau=3), pooled, 3, problem=problem)
+    sparse.same_batched(kind(lr=0.05, batch_size=4, prox=prox, tau=3), pooled, 3, problem=problem)
 
 
 def test_fedmid_with_a_hard_prox_is_fediterht() -> None:
     pooled = sparse.data(sparse.clients())
-    mid = sparse.trained(FedMid(lr=0.05, batch=4, prox="hard", tau=3), pooled, 3)
-    other = sparse.trained(FedIterHT(lr=0.05, batch=4, tau=3), pooled, 3)
+    mid = sparse.trained(FedMid(lr=0.05, batch_size=4, prox="hard", tau=3), pooled, 3)
+    other = sparse.trained(FedIterHT(lr=0.05, batch_size=4, tau=3), pooled, 3)
     torch.testing.assert_close(mid, other, rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.parametrize("kind", [FedMid, FedDualAvg])
 def test_no_local_steps_change_nothing(kind: type[FedMid]) -> None:
-    found = sparse.trained(kind(steps=0), sparse.data(sparse.clients()), 2)
+    found = sparse.trained(kind(local_steps=0), sparse.data(sparse.clients()), 2)
     assert not found.any()
 
 
@@ -67,7 +69,10 @@ def test_an_intercept_is_not_shrunk() -> None:
     draw = np.random.default_rng(0)
     made = [(draw.standard_normal((20, 3)), np.full(20, 5.0)) for _ in range(2)]
     problem = GLM(3, intercept=True)
-    for method in (FedMid(lr=0.05, lam=2.0, steps=200), FedDualAvg(lr=0.05, lam=2.0, steps=200)):
+    for method in (
+        FedMid(lr=0.05, lam=2.0, local_steps=200),
+        FedDualAvg(lr=0.05, lam=2.0, local_steps=200),
+    ):
         found = sparse.trained(method, sparse.data(made), 2, problem=problem)
         assert float(found[-1]) == pytest.approx(5.0, abs=1e-3)
         assert not found[:-1].any()

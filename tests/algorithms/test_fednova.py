@@ -5,17 +5,17 @@ from tests.algorithms import unequal
 from tests.algorithms.unequal import Engine
 from tests.reference_unequal import nova_length, nova_rounds
 
-from parsifl import tree
 from parsifl.algorithms.fedavg import FedAvg
 from parsifl.algorithms.fednova import FedNova
+from parsifl.core import tree
 
-SPEEDS = [{"steps": 2}, {"steps": 5}, {}, {"epochs": 1}, {"steps": 1}]
+SPEEDS = [{"local_steps": 2}, {"local_steps": 5}, {}, {"epochs": 1}, {"local_steps": 1}]
 
 
 @pytest.mark.parametrize("engine", unequal.ENGINES)
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_rounds_match_the_papers_equations(momentum: float, engine: Engine) -> None:
-    method = FedNova(lr=0.1, batch=4, steps=4, momentum=momentum)
+    method = FedNova(lr=0.1, batch_size=4, local_steps=4, momentum=momentum)
     expected = nova_rounds(
         unequal.start(), unequal.cohorts(), unequal.sizes(), unequal.draws(method, SPEEDS),
         0.1, momentum,
@@ -26,15 +26,21 @@ def test_rounds_match_the_papers_equations(momentum: float, engine: Engine) -> N
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_with_equal_steps_it_is_fedavg(weighting: str, momentum: float) -> None:
-    settings = {"lr": 0.1, "batch": 4, "steps": 3, "weighting": weighting, "momentum": momentum}
+    settings = {
+        "lr": 0.1,
+        "batch_size": 4,
+        "local_steps": 3,
+        "weighting": weighting,
+        "momentum": momentum,
+    }
     plain = unequal.run(FedAvg(**settings))  # type: ignore[arg-type]  # a dict of all kinds
     nova = unequal.run(FedNova(**settings))  # type: ignore[arg-type]
     unequal.assert_same(nova.server, unequal.arrays(plain.server), 1e-13)
 
 
 def test_with_unequal_steps_it_is_not_fedavg() -> None:
-    plain = unequal.run(FedAvg(lr=0.1, batch=4), SPEEDS)
-    nova = unequal.run(FedNova(lr=0.1, batch=4), SPEEDS)
+    plain = unequal.run(FedAvg(lr=0.1, batch_size=4), SPEEDS)
+    nova = unequal.run(FedNova(lr=0.1, batch_size=4), SPEEDS)
     assert not tree.same(plain.server, nova.server)
 
 

@@ -4,15 +4,21 @@ from typing import Any
 
 import pytest
 
-from parsifl import tree
 from parsifl.algorithms.fedavg import FedAvg
 from parsifl.algorithms.fedprox import FedProx
+from parsifl.core import tree
+from parsifl.core.keys import Key
 from parsifl.engine.simulate import simulate
-from parsifl.keys import Key
-from parsifl.testing.conformance.trial import difference
-from parsifl.testing.toys import classifier, clients
+from parsifl.testing.conformance.harness import difference
+from parsifl.testing.fixtures import classifier, clients
 
-SETTINGS: dict[str, Any] = {"lr": 0.2, "steps": 4, "batch": 4, "momentum": 0.5, "decay": 0.01}
+SETTINGS: dict[str, Any] = {
+    "lr": 0.2,
+    "local_steps": 4,
+    "batch_size": 4,
+    "momentum": 0.5,
+    "weight_decay": 0.01,
+}
 
 
 @pytest.mark.parametrize("engine", ["sequential", "batched"])
@@ -25,7 +31,7 @@ def test_without_the_proximal_term_it_is_fedavg(engine: Any) -> None:
 
 def test_one_step_does_not_feel_the_proximal_term() -> None:
     problem, data = classifier(), clients()
-    settings = {**SETTINGS, "steps": 1}
+    settings = {**SETTINGS, "local_steps": 1}
     prox = simulate(FedProx(mu=3.0, **settings), problem, data, 2)
     plain = simulate(FedAvg(**settings), problem, data, 2)
     assert difference(prox.server, plain.server) < 1e-13
@@ -36,6 +42,8 @@ def test_a_stronger_pull_keeps_clients_nearer_to_the_model() -> None:
     start = problem.init(Key(0))
     moved = [
         float(tree.norm(tree.subtract(simulate(method, problem, data, 1).server, start)))
-        for method in (FedProx(mu=mu, lr=0.2, steps=8, batch=4) for mu in (0.0, 0.5, 2.0))
+        for method in (
+            FedProx(mu=mu, lr=0.2, local_steps=8, batch_size=4) for mu in (0.0, 0.5, 2.0)
+        )
     ]
     assert moved[0] > moved[1] > moved[2] > 0

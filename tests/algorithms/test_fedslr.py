@@ -12,20 +12,21 @@ from tests.algorithms.lowrank import Engine
 from tests.reference_lowrank import Array, Slr, gradient, zeros
 from torch import nn
 
-from parsifl import tree, wire
+from parsifl import wire
+from parsifl.algorithms._bases.averaging import Mean
 from parsifl.algorithms.feddyn import FedDyn
 from parsifl.algorithms.fedslr import FedSLR, SlrServer, _all_dead
-from parsifl.algorithms.mean import Mean
+from parsifl.core import tree
+from parsifl.core.errors import ConfigError
+from parsifl.core.keys import Key
+from parsifl.core.leaves import LowRank
 from parsifl.data.clients import ClientData
-from parsifl.engine.shards import Infos, Shards
+from parsifl.engine.batch_sampler import BatchSampler, Infos
 from parsifl.engine.simulate import simulate
-from parsifl.errors import ConfigError
-from parsifl.keys import Key
-from parsifl.messages import LowRank
-from parsifl.problems.neural import NeuralProblem
+from parsifl.nn.neural import NeuralProblem
 
 BASE: dict[str, Any] = {
-    "eta_g": 2.0, "lam": 0.03, "mu": 0.1, "lr": 0.2, "lr_decay": 0.9, "decay": 0.01,
+    "eta_g": 2.0, "lam": 0.03, "mu": 0.1, "lr": 0.2, "lr_decay": 0.9, "weight_decay": 0.01,
 }  # fmt: skip
 VARIANTS: list[dict[str, Any]] = [
     {},
@@ -44,7 +45,7 @@ def test_one_mean_dual_gives_the_iterates_of_one_dual_a_client(
     variant: dict[str, Any], engine: Engine, participation: float
 ) -> None:
     """Algorithm 3 against Algorithm 1 (all take part) and Algorithm 2 (some do)."""
-    method = FedSLR(**BASE, **variant, batch=4, steps=5, personal_epochs=1.0)
+    method = FedSLR(**BASE, **variant, batch_size=4, local_steps=5, personal_epochs=1.0)
     w0 = lowrank.start()
     reference = Slr(**BASE, **variant)
     cohorts = lowrank.cohorts(participation=participation)
@@ -60,7 +61,7 @@ def test_one_mean_dual_gives_the_iterates_of_one_dual_a_client(
 
 
 def test_a_copied_personal_start_follows_the_same_equations() -> None:
-    method = FedSLR(**BASE, p_init="copy", batch=4, steps=3)
+    method = FedSLR(**BASE, p_init="copy", batch_size=4, local_steps=3)
     w0 = lowrank.start()
     p0 = {n: v if v.ndim > 1 else np.zeros_like(v) for n, v in w0.items()}
     expected = Slr(**BASE).rounds(
@@ -73,7 +74,7 @@ def test_a_copied_personal_start_follows_the_same_equations() -> None:
 @pytest.mark.parametrize("participation", [0.6, 1.0])
 def test_without_a_penalty_it_is_feddyn(participation: float) -> None:
     # the two methods name their mini-batches differently: full batches make them the same rows
-    full: dict[str, Any] = {"lr": 0.1, "batch": 24, "steps": 5}
+    full: dict[str, Any] = {"lr": 0.1, "batch_size": 24, "local_steps": 5}
     slr, dyn = FedSLR(lam=0.0, eta_g=4.0, **full), FedDyn(alpha=0.25, **full)
     ours = lowrank.run(slr, rounds=20, participation=participation)
     theirs = lowrank.run(dyn, rounds=20, participation=participation)
@@ -82,7 +83,7 @@ def test_without_a_penalty_it_is_feddyn(participation: float) -> None:
 
 
 def test_the_personal_component_is_sparse_and_the_global_model_of_low_rank() -> None:
-    done = lowrank.run(FedSLR(**{**BASE, "lam": 0.06}, batch=4, steps=5))
+    done = lowrank.run(FedSLR(**{**BASE, "lam": 0.06}, batch_size=4, local_steps=5))
     w = lowrank.arrays(done.server.params)["0.weight"]
     kept = done.server.params["0.weight"]
     assert isinstance(kept, LowRank)
@@ -93,7 +94,9 @@ def test_the_personal_component_is_sparse_and_the_global_model_of_low_rank() -> 
 
 
 def test_the_global_model_does_not_read_personal_components() -> None:
-    usual, pure = (lowrank.run(FedSLR(**{**BASE, "mu": mu}, batch=4, steps=5)) for mu in (0.1, 10))
+    usual, pure = (
+        lowrank.run(FedSLR(**{**BASE, "mu": mu}, batch_size=4, local_steps=5)) for mu in (0.1, 10)
+    )
     for name, value in lowrank.arrays(usual.server.params).items():
         np.testing.assert_array_equal(value, lowrank.arrays(pure.server.params)[name])
     for _, state in pure._store:
@@ -126,7 +129,9 @@ def test_a_layer_of_full_rank_is_sent_dense() -> None:
 # ---------------------------------------------------------------- theory
 def test_with_exact_local_solves_the_dual_is_the_local_gradient() -> None:
     eta_g = 0.2
-    method = FedSLR(eta_g=eta_g, lam=0.02, lr=0.1, batch=24, steps=400, personal_epochs=0.0)
+    method = FedSLR(
+        eta_g=eta_g, lam=0.02, lr=0.1, batch_size=24, local_steps=400, personal_epochs=0.0
+    )
     before = lowrank.run(method, "batched", rounds=2, participation=1.0)
     after = lowrank.run(method, "batched", rounds=3, participation=1.0)
     w_t, old = lowrank.arrays(before.server.params), dict(before._store)
@@ -169,7 +174,7 @@ class Convex:
 
     def walk(self, method: FedSLR, rounds: int) -> Iterator[tuple[Array, list[Array]]]:
         """Give w and every gamma_i after each round, all clients taking part."""
-        infos, shards = Infos(self.data), Shards(self.data, self.problem)
+        infos, shards = Infos(self.data), BatchSampler(self.data, self.problem)
         server = method.init_server(self.problem, infos, Key(0))
         down = method.broadcast(self.problem, server, infos[0], Key(0))
         states = [method.init_client(self.problem, info, down, Key(0)) for info in infos]
@@ -177,9 +182,9 @@ class Convex:
             total: Mean | None = None
             for info in infos:
                 key = Key(0, round=round)
-                shard = shards.shard(info.id, method.work(info, round), key)
-                done = method.local(self.problem, server.params, states[info.id], shard)
-                states[info.id] = done.client
+                shard = shards.shard(info.id, method.batches(info, round), key)
+                done = method.client_update(self.problem, server.params, states[info.id], shard)
+                states[info.id] = done.state
                 part = method.contribute(self.problem, done.upload, method.weight(info))
                 total = tree.accumulate(total, part)
             assert total is not None
@@ -196,7 +201,7 @@ def test_the_potential_of_the_proof_never_rises() -> None:
     convex = Convex()
     eta_g = 1 / (2 * convex.smoothness)
     method = FedSLR(
-        eta_g=eta_g, lam=LAM, lr=1 / (3 * convex.smoothness), batch=convex.rows, steps=30,
+        eta_g=eta_g, lam=LAM, lr=1 / (3 * convex.smoothness), batch_size=convex.rows, local_steps=30,
         personal_epochs=0.0,
     )  # fmt: skip
     w_t = convex.problem.init(Key(0))["weight"].numpy()
@@ -220,7 +225,7 @@ def test_the_limit_is_that_of_centralised_proximal_gradient() -> None:
     convex = Convex()
     step = 1 / (2 * convex.smoothness)
     method = FedSLR(
-        eta_g=step, lam=LAM, lr=1 / (3 * convex.smoothness), batch=convex.rows, steps=8,
+        eta_g=step, lam=LAM, lr=1 / (3 * convex.smoothness), batch_size=convex.rows, local_steps=8,
         personal_epochs=0.0,
     )  # fmt: skip
     *_, (found, _) = convex.walk(method, 120)
@@ -236,7 +241,7 @@ def test_the_limit_is_that_of_centralised_proximal_gradient() -> None:
 # ---------------------------------------------------------------- bad input
 @pytest.mark.parametrize("solver", ["dual", "local", "global"])
 def test_a_penalty_that_kills_every_layer_is_said_once_and_goes_on(solver: Any) -> None:
-    method = FedSLR(lam=1000.0, batch=4, steps=3, solver=solver)
+    method = FedSLR(lam=1000.0, batch_size=4, local_steps=3, solver=solver)
     with pytest.warns(UserWarning, match="lam=1000 left no singular value in any layer") as said:
         done = lowrank.run(method, rounds=3)
     assert len(said) == 1
@@ -247,7 +252,7 @@ def test_a_penalty_that_kills_every_layer_is_said_once_and_goes_on(solver: Any) 
 
 def test_a_model_that_starts_at_zero_and_never_leaves_it_is_said_too() -> None:
     problem = NeuralProblem(lambda: nn.Linear(6, 3, bias=False))
-    method = FedSLR(lam=1000.0, steps=2)
+    method = FedSLR(lam=1000.0, local_steps=2)
     server = SlrServer({"weight": torch.zeros(3, 6)}, {"weight": torch.zeros(3, 6)}, 2)
     total = Mean.of({"weight": torch.ones(3, 6)}, 1.0)
     with pytest.warns(UserWarning, match="no singular value"):
@@ -257,11 +262,11 @@ def test_a_model_that_starts_at_zero_and_never_leaves_it_is_said_too() -> None:
 
 def test_the_penalty_that_is_named_as_the_limit_is_the_limit() -> None:
     with pytest.warns(UserWarning, match="no singular value") as said:
-        lowrank.run(FedSLR(lam=100.0, batch=4, steps=3), rounds=1)
+        lowrank.run(FedSLR(lam=100.0, batch_size=4, local_steps=3), rounds=1)
     limit = float(str(said[0].message).partition("(below ")[2].partition(" ")[0])
     with pytest.warns(UserWarning, match="no singular value"):
-        lowrank.run(FedSLR(lam=1.1 * limit, batch=4, steps=3), rounds=1)
-    done = lowrank.run(FedSLR(lam=0.9 * limit, batch=4, steps=3), rounds=1)  # no warning
+        lowrank.run(FedSLR(lam=1.1 * limit, batch_size=4, local_steps=3), rounds=1)
+    done = lowrank.run(FedSLR(lam=0.9 * limit, batch_size=4, local_steps=3), rounds=1)  # no warning
     assert any(weights.any() for weights in lowrank.arrays(done.server.params).values())
 
 
@@ -277,7 +282,7 @@ def test_a_layer_without_a_rank_stays_dense_and_is_named_once() -> None:
     draw = np.random.default_rng(0)
     data = [(draw.normal(size=(8, 1, 5)).astype(np.float32), np.arange(8) % 2) for _ in range(2)]
     with pytest.warns(UserWarning, match="leaves 0.weight dense") as said:
-        done = simulate(FedSLR(lam=0.01, steps=2), problem, data, 3)
+        done = simulate(FedSLR(lam=0.01, local_steps=2), problem, data, 3)
     assert len(said) == 1
     assert isinstance(done.server.params["0.weight"], torch.Tensor)
 
@@ -292,7 +297,7 @@ def test_without_a_low_rank_penalty_nothing_is_said() -> None:
 def test_a_client_with_broken_data_is_dropped_and_named() -> None:
     draw = np.random.default_rng(0)
     data = [(draw.normal(size=(8, 6)), np.arange(8) % 3) for _ in range(3)]
-    method = FedSLR(lam=0.01, steps=2, lr=0.1)
+    method = FedSLR(lam=0.01, local_steps=2, lr=0.1)
     clients = ClientData.of(data)
     assert isinstance(clients.x, torch.Tensor)
     clients.x[clients.train[1]] = torch.nan
@@ -304,8 +309,8 @@ def test_a_client_with_broken_data_is_dropped_and_named() -> None:
 
 def test_rounds_without_local_steps_are_refused_with_a_penalty() -> None:
     with pytest.raises(ConfigError, match="only shrinks"):
-        FedSLR(steps=0)
-    assert FedSLR(steps=0, lam=0.0).steps == 0
+        FedSLR(local_steps=0)
+    assert FedSLR(local_steps=0, lam=0.0).steps == 0
 
 
 @pytest.mark.parametrize("bad", [{"eta_g": 0.0}, {"lam": -1.0}, {"mu": -1.0}, {"p_init": "x"}])

@@ -14,8 +14,8 @@ from tests.reference_lowrank import spa_rounds
 from parsifl import wire
 from parsifl.algorithms.fedavg import FedAvg
 from parsifl.algorithms.fedspa import FedSpa, draw_masks, erk_counts
-from parsifl.errors import ConfigError
-from parsifl.keys import Key
+from parsifl.core.errors import ConfigError
+from parsifl.core.keys import Key
 
 
 def first_masks(density: float) -> list[dict[str, np.ndarray]]:
@@ -32,7 +32,7 @@ def first_masks(density: float) -> list[dict[str, np.ndarray]]:
 
 @pytest.mark.parametrize("engine", lowrank.ENGINES)
 def test_rounds_match_the_papers_equations(engine: Engine) -> None:
-    method = FedSpa(density=0.5, prune=0.4, horizon=6, lr=0.2, batch=4, steps=5)
+    method = FedSpa(density=0.5, prune=0.4, horizon=6, lr=0.2, batch_size=4, local_steps=5)
     masks = first_masks(0.5)
     w, masks = spa_rounds(
         lowrank.start(), masks, 0.2, 0.4, 6, lowrank.cohorts(), lowrank.draws(method)
@@ -45,7 +45,7 @@ def test_rounds_match_the_papers_equations(engine: Engine) -> None:
 
 
 def test_masks_change_but_keep_their_size() -> None:
-    method = FedSpa(density=0.4, prune=0.5, lr=0.2, batch=4, steps=5)
+    method = FedSpa(density=0.4, prune=0.5, lr=0.2, batch_size=4, local_steps=5)
     first, done = first_masks(0.4), lowrank.run(method)
     for client, masks in done.server.masks.items():
         for name, mask in masks.items():
@@ -60,8 +60,8 @@ def test_masks_change_but_keep_their_size() -> None:
 
 
 def test_full_density_is_fedavg() -> None:
-    ours = lowrank.run(FedSpa(density=1.0, lr=0.2, batch=4, steps=5))
-    theirs = lowrank.run(FedAvg(weighting="uniform", lr=0.2, batch=4, steps=5))
+    ours = lowrank.run(FedSpa(density=1.0, lr=0.2, batch_size=4, local_steps=5))
+    theirs = lowrank.run(FedAvg(weighting="uniform", lr=0.2, batch_size=4, local_steps=5))
     lowrank.assert_same(ours.server.params, lowrank.arrays(theirs.server))
 
 

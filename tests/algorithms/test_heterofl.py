@@ -9,12 +9,12 @@ from tests.algorithms import unequal
 from tests.algorithms.unequal import PROBLEM, Engine
 from tests.reference_unequal import cut, sliced_rounds
 
-from parsifl import tree
+from parsifl.algorithms._bases.width_slices import merged, padded
 from parsifl.algorithms.fedavg import FedAvg
 from parsifl.algorithms.heterofl import HeteroFL
-from parsifl.algorithms.heterofl_slices import merged, padded
-from parsifl.errors import ConfigError
-from parsifl.keys import Key
+from parsifl.core import tree
+from parsifl.core.errors import ConfigError
+from parsifl.core.keys import Key
 
 WIDTHS = (0.5, 1.0, 0.25, 0.5, 0.25)
 PROFILES = [{"width": width} for width in WIDTHS]
@@ -26,7 +26,7 @@ def shapes(width: float) -> dict[str, tuple[int, ...]]:
 
 @pytest.mark.parametrize("engine", unequal.ENGINES)
 def test_rounds_match_the_papers_equations(engine: Engine) -> None:
-    method = HeteroFL(lr=0.05, batch=4, steps=3)
+    method = HeteroFL(lr=0.05, batch_size=4, local_steps=3)
     expected = sliced_rounds(
         unequal.start(), WIDTHS, shapes, unequal.cohorts(), unequal.sizes(),
         unequal.draws(method, PROFILES), 0.05,
@@ -38,7 +38,7 @@ def test_rounds_match_the_papers_equations(engine: Engine) -> None:
 
 
 def test_with_full_width_it_is_fedavg_bit_for_bit() -> None:
-    settings: dict[str, Any] = {"lr": 0.1, "batch": 4, "steps": 3, "momentum": 0.5}
+    settings: dict[str, Any] = {"lr": 0.1, "batch_size": 4, "local_steps": 3, "momentum": 0.5}
     full = [{"width": 1.0}] * 3 + [{}] * 2
     hetero = unequal.run(HeteroFL(**settings), full)
     assert tree.same(hetero.server.params, unequal.run(FedAvg(**settings)).server)
@@ -46,14 +46,14 @@ def test_with_full_width_it_is_fedavg_bit_for_bit() -> None:
 
 def test_an_entry_that_no_device_has_keeps_its_value() -> None:
     narrow = [{"width": 0.5}] * 5
-    done = unequal.run(HeteroFL(lr=0.1, batch=4, steps=3), narrow)
+    done = unequal.run(HeteroFL(lr=0.1, batch_size=4, local_steps=3), narrow)
     old, new = PROBLEM.init(Key(unequal.SEED)), done.server.params
     assert torch.equal(new["2.weight"][2:], old["2.weight"][2:])
     assert not torch.equal(new["2.weight"][:2, :4], old["2.weight"][:2, :4])
 
 
 def test_weak_devices_send_and_spend_less() -> None:
-    done = unequal.run(HeteroFL(batch=4, steps=2), PROFILES, participation=1.0)
+    done = unequal.run(HeteroFL(batch_size=4, local_steps=2), PROFILES, participation=1.0)
     rows = {row["trainable"]: row for row in done.metrics[0]["devices"]}
     sizes = {sum(map(np.prod, shapes(width).values())): width for width in WIDTHS}
     assert set(rows) == set(sizes)

@@ -11,9 +11,16 @@ from tests.algorithms import personal
 from tests.reference_personal import angle_attention, attentive_rounds
 
 from parsifl.algorithms.heurfedamp import HeurFedAMP
-from parsifl.errors import ConfigError
+from parsifl.core.errors import ConfigError
 
-BASE: dict[str, Any] = {"lr": 0.2, "lam": 1.0, "sigma": 3.0, "own": 0.4, "batch": 4, "steps": 5}
+BASE: dict[str, Any] = {
+    "lr": 0.2,
+    "lam": 1.0,
+    "sigma": 3.0,
+    "own": 0.4,
+    "batch_size": 4,
+    "local_steps": 5,
+}
 
 
 @pytest.mark.parametrize("engine", personal.ENGINES)

@@ -4,29 +4,31 @@ from typing import Any
 
 import pytest
 
-from parsifl import tree
 from parsifl.algorithms.ditto import Ditto
 from parsifl.algorithms.local import Local
-from parsifl.engine.shards import Shards
+from parsifl.core import tree
+from parsifl.core.batching import BatchSpec, DataRequest
+from parsifl.core.keys import Key
+from parsifl.engine.batch_sampler import BatchSampler
 from parsifl.engine.simulate import simulate
-from parsifl.keys import Key
 from parsifl.solvers.sgd import sgd
-from parsifl.testing.conformance.trial import difference
-from parsifl.testing.toys import classifier, clients
-from parsifl.work import Draw, Work
+from parsifl.testing.conformance.harness import difference
+from parsifl.testing.fixtures import classifier, clients
 
-SETTINGS: dict[str, Any] = {"lr": 0.2, "steps": 3, "batch": 4}
+SETTINGS: dict[str, Any] = {"lr": 0.2, "local_steps": 3, "batch_size": 4}
 
 
 @pytest.mark.parametrize("engine", ["sequential", "batched"])
 def test_every_client_trains_alone_from_the_same_start(engine: Any) -> None:
     problem, data = classifier(), clients()
     run = simulate(Local(**SETTINGS), problem, data, 3, engine=engine)
-    shards = Shards(data, problem)
+    shards = BatchSampler(data, problem)
     for client in range(len(data)):
         params = problem.init(Key(0))
         for number in range(3):
-            shard = shards.shard(client, Work({"train": Draw(4, steps=3)}), Key(0, number))
+            shard = shards.shard(
+                client, DataRequest({"train": BatchSpec(4, steps=3)}), Key(0, number)
+            )
             params = sgd(problem, params, shard["train"], 0.2)
         assert difference(run.personal(client).params, params) < 1e-13
 

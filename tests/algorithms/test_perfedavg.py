@@ -8,14 +8,14 @@ from tests.algorithms import personal
 from tests.reference_personal import MetaStep, gradient, meta_rounds
 
 from parsifl.algorithms.perfedavg import PerFedAvg
-from parsifl.errors import ConfigError
+from parsifl.core.errors import ConfigError
 
-BASE: dict[str, Any] = {"lr": 0.2, "adapt_lr": 0.3, "batch": 3, "steps": 4}
+BASE: dict[str, Any] = {"lr": 0.2, "adapt_lr": 0.3, "batch_size": 3, "local_steps": 4}
 
 
 def reference(method: PerFedAvg) -> MetaStep:
     delta = method.delta if method.variant == "hessian-free" else 0.0
-    return MetaStep(method.adapt_lr, method.lr, method.batch, delta)
+    return MetaStep(method.adapt_lr, method.lr, method.batch_size, delta)
 
 
 @pytest.mark.parametrize("engine", personal.ENGINES)
@@ -25,7 +25,7 @@ def reference(method: PerFedAvg) -> MetaStep:
         BASE,
         {**BASE, "epochs": 2.0},
         {**BASE, "variant": "hessian-free", "delta": 1e-2},
-        {**BASE, "batch": 6},  # two parts are more rows than the smallest client has
+        {**BASE, "batch_size": 6},  # two parts are more rows than the smallest client has
     ],
 )
 def test_rounds_match_the_papers_equations(settings: dict[str, Any], engine: Any) -> None:
@@ -79,7 +79,7 @@ def test_personal_model_is_adapted_to_training_rows() -> None:
 
 
 def test_no_steps_leave_the_model_where_it_was() -> None:
-    found = personal.array(personal.run(PerFedAvg(**{**BASE, "steps": 0})).server)
+    found = personal.array(personal.run(PerFedAvg(**{**BASE, "local_steps": 0})).server)
     np.testing.assert_allclose(found, personal.start())
 
 
@@ -92,7 +92,7 @@ def test_work_is_counted() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"partial": "pad"}, "partial"),
+        ({"last_batch": "pad"}, "partial"),
         ({"momentum": 0.5}, "momentum"),
         ({"delta": 0.0}, "PerFedAvg.delta"),
         ({"adapt_lr": 0.0}, "PerFedAvg.adapt_lr"),

@@ -12,20 +12,26 @@ from tests.algorithms.unequal import DATA, PROBLEM, SEED, Engine
 from tests.reference_unequal import BODY, HEAD, descend, masked_rounds, sliced_rounds
 from torch import nn
 
-from parsifl import tree
-from parsifl.algorithm import ClientInfo
+from parsifl.algorithms._bases.mask_plan import budget_of, design_masks
 from parsifl.algorithms.fedbabu import FedBABU
 from parsifl.algorithms.perfedmask import PerFedMask
-from parsifl.algorithms.perfedmask_plan import budget_of, design_masks
+from parsifl.core import tree
+from parsifl.core.algorithm import ClientInfo
+from parsifl.core.errors import ConfigError
+from parsifl.core.keys import Key
 from parsifl.engine.simulate import simulate
-from parsifl.errors import ConfigError
-from parsifl.keys import Key
-from parsifl.problems.neural import NeuralProblem
+from parsifl.nn.neural import NeuralProblem
 
 FIRST, SECOND = (block.size for block in PROBLEM.blocks)  # 56 and 36 parameters
 BUDGETS: tuple[Any, ...] = (0.4, 1.0, 0.4, FIRST, None)
 PROFILES = [{} if budget is None else {"budget": budget} for budget in BUDGETS]
-SETTINGS: dict[str, Any] = {"lr": 0.1, "batch": 4, "steps": 3, "momentum": 0.5, "decay": 0.01}
+SETTINGS: dict[str, Any] = {
+    "lr": 0.1,
+    "batch_size": 4,
+    "local_steps": 3,
+    "momentum": 0.5,
+    "weight_decay": 0.01,
+}
 
 
 def names(server: Any, client: int) -> list[str]:
@@ -89,9 +95,9 @@ def test_backward_operations_are_weight_gradients_and_input_gradients_down_to_th
     }
     for size, operations in expected.items():
         profiles = [{"budget": size}] + [{}] * 4
-        method = PerFedMask(batch=4, steps=1, design="sequential")
+        method = PerFedMask(batch_size=4, local_steps=1, design="sequential")
         if size == SECOND:
-            method = PerFedMask(batch=4, steps=1)
+            method = PerFedMask(batch_size=4, local_steps=1)
         done = unequal.run(method, profiles, rounds=1, participation=1.0)
         found = {row["trainable"]: row["backward"] for row in done.metrics[0]["devices"]}
         assert found[size] == operations
@@ -101,7 +107,7 @@ def test_backward_operations_are_weight_gradients_and_input_gradients_down_to_th
 def test_on_heterofl_slices_are_masked(engine: Engine) -> None:
     widths = (0.5, 1.0, 0.5, 0.5, 1.0)
     profiles = [{"width": width, "budget": 0.5 if n < 3 else 1} for n, width in enumerate(widths)]
-    method = PerFedMask(lr=0.05, batch=4, steps=3, base="heterofl", tune_epochs=0)
+    method = PerFedMask(lr=0.05, batch_size=4, local_steps=3, base="heterofl", tune_epochs=0)
     done = unequal.run(method, profiles, engine)
     masks = [names(done.server, n) for n in range(5)]
     expected = sliced_rounds(
@@ -120,7 +126,7 @@ def test_on_splitmix_every_network_of_a_device_has_its_mask(engine: Engine) -> N
         {},
         {"width": 0.5},
     ]
-    method = PerFedMask(lr=0.05, batch=4, steps=2, base="splitmix", bases=2)
+    method = PerFedMask(lr=0.05, batch_size=4, local_steps=2, base="splitmix", bases=2)
     done = unequal.run(method, profiles, engine, participation=1.0, evaluate=True)
     blocks = [block.size for block in PROBLEM.narrow(0.5).blocks]
     sent = sorted(row["sent"] for row in done.metrics[0]["devices"] for _ in range(row["clients"]))

@@ -7,12 +7,12 @@ import pytest
 from tests.algorithms import personal
 from tests.reference_personal import Coupling, coupled_rounds
 
-from parsifl import tree
 from parsifl.algorithms.pfedme import PFedMe
-from parsifl.errors import ConfigError
-from parsifl.registry import get
+from parsifl.core import tree
+from parsifl.core.errors import ConfigError
+from parsifl.core.registry import get
 
-BASE: dict[str, Any] = {"lr": 0.1, "outer_lr": 0.02, "lam": 10.0, "batch": 4, "steps": 4}
+BASE: dict[str, Any] = {"lr": 0.1, "outer_lr": 0.02, "lam": 10.0, "batch_size": 4, "local_steps": 4}
 
 
 def reference(method: PFedMe) -> Coupling:

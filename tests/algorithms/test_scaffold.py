@@ -5,15 +5,15 @@ from typing import Any
 import pytest
 import torch
 
-from parsifl import tree
 from parsifl.algorithms.fedavg import FedAvg
 from parsifl.algorithms.scaffold import Scaffold
+from parsifl.core import tree
+from parsifl.core.keys import Key
 from parsifl.engine.simulate import simulate
-from parsifl.keys import Key
-from parsifl.testing.conformance.trial import difference
-from parsifl.testing.toys import classifier, clients
+from parsifl.testing.conformance.harness import difference
+from parsifl.testing.fixtures import classifier, clients
 
-SETTINGS: dict[str, Any] = {"lr": 0.2, "steps": 3, "batch": 4}
+SETTINGS: dict[str, Any] = {"lr": 0.2, "local_steps": 3, "batch_size": 4}
 ENGINES: tuple[Any, ...] = ("sequential", "batched")
 
 
@@ -47,7 +47,7 @@ def test_the_server_control_is_the_mean_of_all_clients_even_if_few_take_part() -
 def test_one_step_on_all_rows_is_gradient_descent_whatever_the_controls() -> None:
     """With equal sizes the corrections cancel in the mean of one full-batch step."""
     problem, data = classifier(), clients((8, 8, 8))
-    one: dict[str, Any] = {"lr": 0.2, "steps": 1, "batch": 8}
+    one: dict[str, Any] = {"lr": 0.2, "local_steps": 1, "batch_size": 8}
     scaffold = simulate(Scaffold(**one), problem, data, 4)
     plain = simulate(FedAvg(weighting="uniform", **one), problem, data, 4)
     assert difference(scaffold.server.params, plain.server) < 1e-12
@@ -68,7 +68,7 @@ def test_the_server_step_scales_the_move() -> None:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_device_without_steps_keeps_its_control(engine: Any) -> None:
     problem = classifier()
-    lazy = clients((6, 9, 8), profiles=[{}, {"steps": 0}, {}])
+    lazy = clients((6, 9, 8), profiles=[{}, {"local_steps": 0}, {}])
     run = simulate(Scaffold(**SETTINGS), problem, lazy, 3, engine=engine)
     states = dict(run._store)
     assert all(bool((value == 0).all()) for value in states[1].values())

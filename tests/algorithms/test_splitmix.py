@@ -9,13 +9,13 @@ from tests.algorithms.test_heterofl import shapes
 from tests.algorithms.unequal import PROBLEM, SEED, Engine
 from tests.reference_unequal import average, cut, descend
 
-from parsifl import tree
-from parsifl.algorithm import ClientInfo
+from parsifl.algorithms._bases.width_members import members_for
 from parsifl.algorithms.fedavg import FedAvg
 from parsifl.algorithms.splitmix import SplitMix
-from parsifl.algorithms.splitmix_members import members_for
-from parsifl.keys import Key
-from parsifl.problems.ensemble import member_key, part
+from parsifl.core import tree
+from parsifl.core.algorithm import ClientInfo
+from parsifl.core.keys import Key
+from parsifl.nn.ensemble import member_key, part
 
 PROFILES = [{"width": 0.5}, {}, {"width": 0.25}, {"width": 0.25}, {"width": 0.5}]
 BASES = 4
@@ -23,7 +23,7 @@ BASES = 4
 
 @pytest.mark.parametrize("engine", unequal.ENGINES)
 def test_rounds_match_the_papers_equations(engine: Engine) -> None:
-    method = SplitMix(lr=0.05, batch=4, steps=3, bases=BASES)
+    method = SplitMix(lr=0.05, batch_size=4, local_steps=3, bases=BASES)
     draws, sizes = unequal.draws(method, PROFILES), unequal.sizes()
     bases = [cut(unequal.start(member_key(Key(SEED), b)), shapes(1 / BASES)) for b in range(BASES)]
     for t, cohort in enumerate(unequal.cohorts()):
@@ -39,7 +39,7 @@ def test_rounds_match_the_papers_equations(engine: Engine) -> None:
 
 
 def test_with_one_base_it_is_fedavg_bit_for_bit() -> None:
-    settings: dict[str, Any] = {"lr": 0.1, "batch": 4, "steps": 3, "momentum": 0.5}
+    settings: dict[str, Any] = {"lr": 0.1, "batch_size": 4, "local_steps": 3, "momentum": 0.5}
     plain = unequal.run(FedAvg(**settings), evaluate=True)
     split = unequal.run(SplitMix(**settings, bases=1), evaluate=True)
     assert tree.same(part(split.server.params, 0), plain.server)
@@ -47,7 +47,7 @@ def test_with_one_base_it_is_fedavg_bit_for_bit() -> None:
 
 
 def test_the_model_predicts_with_the_mean_of_all_networks() -> None:
-    done = unequal.run(SplitMix(lr=0.1, batch=4, steps=2, bases=2), rounds=1)
+    done = unequal.run(SplitMix(lr=0.1, batch_size=4, local_steps=2, bases=2), rounds=1)
     x = torch.randn(5, unequal.FEATURES, dtype=torch.float64)
     narrow = PROBLEM.narrow(0.5)
     each = [narrow.predict(part(done.server.params, b), x) for b in range(2)]
@@ -65,7 +65,9 @@ def test_networks_are_dealt_so_that_each_is_trained_and_devices_see_them_all() -
 
 
 def test_uploads_hold_the_trained_networks_alone() -> None:
-    done = unequal.run(SplitMix(batch=4, steps=1, bases=BASES), PROFILES, participation=1.0)
+    done = unequal.run(
+        SplitMix(batch_size=4, local_steps=1, bases=BASES), PROFILES, participation=1.0
+    )
     one = sum(v.numel() for v in PROBLEM.narrow(1 / BASES).init(Key(0)).values())
     found = {row["sent"]: (row["clients"], row["trainable"]) for row in done.metrics[0]["devices"]}
     assert found == {one: (2, one), 2 * one: (2, 2 * one), 4 * one: (1, 4 * one)}

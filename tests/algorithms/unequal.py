@@ -11,15 +11,15 @@ import torch
 from tests.reference_unequal import Draws, Rows, Weights
 from torch import nn
 
-from parsifl.algorithm import AnyMethod
+from parsifl.core.algorithm import AnyAlgorithm
+from parsifl.core.keys import Key
 from parsifl.data.clients import ClientData
 from parsifl.engine import sampling
+from parsifl.engine.batch_sampler import BatchSampler, Infos
 from parsifl.engine.run import Run
-from parsifl.engine.shards import Infos, Shards
 from parsifl.engine.simulate import simulate
-from parsifl.keys import Key
-from parsifl.models.width import scaled
-from parsifl.problems.neural import NeuralProblem
+from parsifl.nn.models.width import scaled
+from parsifl.nn.neural import NeuralProblem
 
 SIZES = (11, 16, 7, 24, 13)
 FEATURES, FIRST, SECOND, CLASSES = 6, 8, 4, 3
@@ -56,7 +56,7 @@ def with_profiles(profiles: Profiles | None) -> ClientData:
 
 
 def run(
-    method: AnyMethod,
+    method: AnyAlgorithm,
     profiles: Profiles | None = None,
     engine: Engine = "sequential",
     *,
@@ -77,23 +77,23 @@ def cohorts(rounds: int = ROUNDS) -> list[list[int]]:
     return [[int(i) for i in sampling.choose(len(SIZES), PARTICIPATION, key)] for key in keys]
 
 
-def draws(method: AnyMethod, profiles: Profiles | None = None) -> Draws:
+def draws(method: AnyAlgorithm, profiles: Profiles | None = None) -> Draws:
     """Return the very mini-batches that the engine draws for `local`."""
     data = with_profiles(profiles)
-    shards, infos = Shards(data, PROBLEM), Infos(data)
+    shards, infos = BatchSampler(data, PROBLEM), Infos(data)
 
     def rows(round: int, client: int) -> list[Rows]:
-        work = method.work(infos[client], round)
+        work = method.batches(infos[client], round)
         return _rows(shards.shard(client, work, Key(SEED, round=round))["train"])
 
     return rows
 
 
-def tuning(method: AnyMethod, client: int) -> list[Rows]:
+def tuning(method: AnyAlgorithm, client: int) -> list[Rows]:
     """Return the mini-batches that fine-tune a client when a run has ended."""
     key = Key(SEED, round=ROUNDS - 1, purpose="tuning")
-    work = method.tuning(Infos(DATA)[client])
-    return _rows(Shards(DATA, PROBLEM).shard(client, work, key)["tune"])
+    work = method.personalization_batches(Infos(DATA)[client])
+    return _rows(BatchSampler(DATA, PROBLEM).shard(client, work, key)["tune"])
 
 
 def _rows(batches: Any) -> list[Rows]:

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from scipy.sparse import issparse
 
-from parsifl import models, registry
+from parsifl.core import registry
 from parsifl.engine.choice import choose_executor
+from parsifl.nn import models
 
 LINEAR = {"regression": "vmap", "sparse regression": "loop", "logistic": "vmap", "softmax": "vmap"}
 FOLDER = Path(__file__).parents[2] / "benchmarks"

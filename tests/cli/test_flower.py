@@ -8,8 +8,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from parsifl.cli.errors import FriendlyGroup
 from parsifl.cli.flower import app
-from parsifl.cli.friendly import FriendlyGroup
 
 shell = typer.Typer(cls=FriendlyGroup)
 shell.add_typer(app, name="flower")
@@ -60,7 +60,7 @@ def test_keys_says_what_goes_where(tmp_path: Path) -> None:
 def test_up_refuses_a_folder_that_is_no_app(tmp_path: Path) -> None:
     pytest.importorskip("flwr", reason="needs flwr: install the extra parsifl[flower]")
     from parsifl.cli.flower import _config
-    from parsifl.errors import ConfigError
+    from parsifl.core.errors import ConfigError
 
     with pytest.raises(ConfigError, match="no Flower app"):
         _config(tmp_path)
@@ -129,12 +129,12 @@ def test_up_without_an_app_stays_and_plain_connections_must_be_asked_for(
 def test_an_experiment_is_handed_to_flower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("flwr", reason="needs flwr: install the extra parsifl[flower]")
     from parsifl.cli.flower import execute
-    from parsifl.experiment import Experiment
+    from parsifl.engine.experiment import Experiment
 
     def run_on_flower(chosen: Experiment, out: Path, **more: Any) -> tuple[Any, ...]:
         return chosen, out, more["simulation"], more["resume"], more["data_dir"]
 
-    monkeypatch.setattr("parsifl.flower.trial.run_on_flower", run_on_flower)
+    monkeypatch.setattr("parsifl.flower.local_run.run_on_flower", run_on_flower)
     chosen: Any = Experiment("fedavg")
     data = tmp_path / "data"
     result: Any = execute(chosen, "flower-sim", tmp_path, resume=True, data_dir=data, quiet=True)

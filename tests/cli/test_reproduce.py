@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+from parsifl_reproduction.recipe import Claim, Job, Recipe, recipes
 from typer.testing import CliRunner
 
 from parsifl.cli.app import app
-from parsifl.recipes.recipe import Claim, Job, Recipe, recipes
 
 
 def invoke(*words: str) -> tuple[int, str, str]:
@@ -70,7 +70,7 @@ def test_jobs_without_a_result_are_named_when_others_are_collected(
     toy = Recipe(
         "toy", "A toy", "none", lambda c: jobs[: c.seeds], lambda *_: [Claim("so", "", "", "held")]
     )
-    monkeypatch.setattr("parsifl.recipes.recipe.find", lambda _: toy)
+    monkeypatch.setattr("parsifl_reproduction.recipe.find", lambda _: toy)
     words = ["toy", "--out", str(tmp_path)]
     assert invoke(*words, "--seeds", "2")[0] == 0
     code, out, err = invoke(*words, "--seeds", "2", "--collect", "--json")

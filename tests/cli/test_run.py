@@ -9,14 +9,14 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from parsifl import experiment
 from parsifl.cli import flower
 from parsifl.cli.app import app
+from parsifl.core.errors import ConfigError
 from parsifl.data.clients import ClientData
+from parsifl.engine import experiment
 from parsifl.engine import simulate as simulate_module
-from parsifl.errors import ConfigError
 
-QUICK = ["--data", "digits", "--clients", "5", "--rounds", "2", "--set", "steps=2"]
+QUICK = ["--data", "digits", "--clients", "5", "--rounds", "2", "--set", "local_steps=2"]
 
 
 def invoke(*words: str) -> tuple[int, str, str]:

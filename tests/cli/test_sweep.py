@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from parsifl.cli.app import app
 
-BASE = ["--data", "digits", "--clients", "4", "--rounds", "2", "--set", "steps=2"]
+BASE = ["--data", "digits", "--clients", "4", "--rounds", "2", "--set", "local_steps=2"]
 
 
 def invoke(*words: str) -> tuple[int, str, str]:

@@ -8,11 +8,11 @@ import pytest
 import torch
 from scipy.sparse import csr_matrix
 
-from parsifl.data.arrays import Dataset
+from parsifl.core.errors import ConfigError, DataError
+from parsifl.core.keys import Key
 from parsifl.data.clients import ClientData, as_tensor
+from parsifl.data.dataset import Dataset
 from parsifl.data.ragged import Ragged
-from parsifl.errors import ConfigError, DataError
-from parsifl.keys import Key
 
 PAIR = (np.arange(8.0).reshape(4, 2), np.array([0, 1, 0, 2]))
 OTHER = (np.arange(4.0).reshape(2, 2), np.array([1, 1]))

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_matrix
 
+from parsifl.core.errors import ConfigError, DataError
 from parsifl.data import normalize as module
 from parsifl.data.normalize import normalizations, normalize
 from parsifl.data.ragged import Array
-from parsifl.errors import ConfigError, DataError
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from parsifl.core.errors import ConfigError, DataError
 from parsifl.data.preparation import prepare
 from parsifl.data.ragged import Ragged
-from parsifl.errors import ConfigError, DataError
 
 
 def test_the_defaults_are_those_of_the_data_set() -> None:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from parsifl.core.errors import DataError
 from parsifl.data.ragged import Ragged
-from parsifl.errors import DataError
 
 
 @given(st.lists(st.integers(0, 6), max_size=8))

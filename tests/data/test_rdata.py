@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from parsifl.core.errors import DataError
 from parsifl.data.rdata import read_rdata
-from parsifl.errors import DataError
 
 NIL = struct.pack(">i", 254)
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from parsifl.core.errors import ConfigError
 from parsifl.data import registry
-from parsifl.data.arrays import Dataset
-from parsifl.data.files import Files
+from parsifl.data.dataset import Dataset
+from parsifl.data.download import Files
 from parsifl.data.normalize import normalizations
 from parsifl.data.partitions import partition_names
-from parsifl.errors import ConfigError
 
 EXPECTED = {
     *("digits", "mnist", "fashion-mnist", "mnist-writers", "cifar-10", "cifar-100"),

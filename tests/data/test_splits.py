@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from parsifl.core.errors import ConfigError, DataError
+from parsifl.core.keys import Key
 from parsifl.data.ragged import Ragged
 from parsifl.data.splits import group_tests, label_shares, personal_tests, split, split_clients
-from parsifl.errors import ConfigError, DataError
-from parsifl.keys import Key
 
 
 @given(

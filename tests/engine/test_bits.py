@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from parsifl import tree
 from parsifl.algorithms.ditto import Ditto
 from parsifl.algorithms.fedavg import FedAvg
+from parsifl.core import tree
 from parsifl.engine import threads
 from parsifl.engine.simulate import simulate
-from parsifl.problems.neural import NeuralProblem
+from parsifl.nn.neural import NeuralProblem
 
 
 def perceptron() -> nn.Module:
@@ -55,7 +55,7 @@ def test_a_run_has_the_same_bits_with_any_number_of_threads(
     for count in (1, 3):
         torch.set_num_threads(count)
         try:
-            runs.append(simulate(Ditto(lr=0.1, steps=5), NeuralProblem(build), data, 2))
+            runs.append(simulate(Ditto(lr=0.1, local_steps=5), NeuralProblem(build), data, 2))
         finally:
             torch.set_num_threads(before)
     one, three = runs
@@ -74,7 +74,7 @@ def test_one_block_of_perceptrons_has_the_same_bits_with_any_number_of_threads(
     generator = np.random.default_rng(0)
     x = generator.normal(size=(clients, 100, 192)).astype(np.float32)
     data = list(zip(x, generator.integers(0, 10, (clients, 100)), strict=True))
-    method = FedAvg(lr=0.1, steps=3, batch=batch)
+    method = FedAvg(lr=0.1, local_steps=3, batch_size=batch)
     before, servers = torch.get_num_threads(), []
     for count in (1, 2, 5):
         torch.set_num_threads(count)

@@ -12,15 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from parsifl import tree
-from parsifl.algorithm import MessageTypes
 from parsifl.algorithms.scaffold import ScaffoldServer
+from parsifl.core import tree
+from parsifl.core.algorithm import TreeTypes
+from parsifl.core.errors import CheckpointError
 from parsifl.engine import checkpoint
-from parsifl.engine.store import ClientStore
-from parsifl.errors import CheckpointError
+from parsifl.engine.state_store import StateStore
 from parsifl.testing import strategies
 
-TYPES = MessageTypes(ScaffoldServer, dict[str, Tensor], None, None)
+TYPES = TreeTypes(ScaffoldServer, dict[str, Tensor], None, None)
 PART = "part-00000001.safetensors"
 FILES = ("LATEST", "state.json", "server.safetensors", PART)
 
@@ -30,8 +30,8 @@ def server(value: float) -> ScaffoldServer:
     return ScaffoldServer(params, {"c": torch.tensor(-0.0)}, 7)
 
 
-def store(value: float) -> ClientStore:
-    states = ClientStore()
+def store(value: float) -> StateStore:
+    states = StateStore()
     shared = torch.full((4,), value, dtype=torch.float64)
     states.save(5, {"v": shared, "w": shared[:2]})  # memory that overlaps
     states.save(12, {"v": torch.zeros(0), "w": torch.tensor([float("inf")])})
@@ -69,17 +69,17 @@ def test_what_is_saved_comes_back_bit_for_bit(tmp_path: Path) -> None:
 @given(strategies.params(torch.float32))
 def test_any_parameters_come_back(tmp_path_factory: Any, params: dict[str, Tensor]) -> None:
     folder = tmp_path_factory.mktemp("checkpoint")
-    checkpoint.save(folder, 1, params, ClientStore(), {})
-    found = checkpoint.load(folder, MessageTypes(dict[str, Tensor], type(None), None, None))
+    checkpoint.save(folder, 1, params, StateStore(), {})
+    found = checkpoint.load(folder, TreeTypes(dict[str, Tensor], type(None), None, None))
     assert found is not None
     assert tree.same(found.server, params)
 
 
 def test_a_state_of_nothing_comes_back(tmp_path: Path) -> None:
-    states = ClientStore()
+    states = StateStore()
     states.save(0, None)
     checkpoint.save(tmp_path, 1, None, states, {})
-    found = checkpoint.load(tmp_path, MessageTypes(type(None), type(None), None, None))
+    found = checkpoint.load(tmp_path, TreeTypes(type(None), type(None), None, None))
     assert found is not None
     assert found.server is None
     assert found.clients == {0: None}
@@ -100,7 +100,7 @@ def test_the_latest_wins_and_older_ones_are_removed(tmp_path: Path) -> None:
 
 
 def test_only_what_has_changed_is_written(tmp_path: Path) -> None:
-    states = ClientStore()
+    states = StateStore()
     for client in range(6):
         states.save(client, {"w": torch.full((3,), float(client))})
     checkpoint.save(tmp_path, 1, server(1.0), states, {})
@@ -115,7 +115,7 @@ def test_only_what_has_changed_is_written(tmp_path: Path) -> None:
 
 
 def test_files_out_of_date_are_removed(tmp_path: Path) -> None:
-    states = ClientStore()
+    states = StateStore()
     for round in range(1, 41):
         for client in range(round % 3, 8, 3):
             states.save(client, {"w": torch.full((3,), float(100 * round + client))})
@@ -207,7 +207,7 @@ def test_a_state_that_does_not_fit_is_refused(tmp_path: Path, change: Any) -> No
 def test_a_checkpoint_of_another_method_is_refused(tmp_path: Path) -> None:
     checkpoint.save(tmp_path, 2, server(1.0), store(1.0), {})
     with pytest.raises(CheckpointError, match="does not fit the type"):
-        checkpoint.load(tmp_path, MessageTypes(dict[str, Tensor], dict[str, Tensor], None, None))
+        checkpoint.load(tmp_path, TreeTypes(dict[str, Tensor], dict[str, Tensor], None, None))
 
 
 @settings(max_examples=20, deadline=None)

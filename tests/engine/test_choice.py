@@ -10,13 +10,13 @@ from scipy.sparse import csr_matrix
 from torch import Tensor, nn
 
 from parsifl.algorithms.fedavg import FedAvg
+from parsifl.core.errors import ConfigError
 from parsifl.engine.choice import choose_executor
 from parsifl.engine.simulate import simulate
-from parsifl.errors import ConfigError
-from parsifl.problems.glm import GLM
-from parsifl.problems.neural import NeuralProblem
+from parsifl.linear.glm import GLM
+from parsifl.nn.neural import NeuralProblem
 from parsifl.testing.conformance.examples import restricted
-from parsifl.testing.toys import classifier, clients
+from parsifl.testing.fixtures import classifier, clients
 
 
 def test_the_executor_follows_engine_and_problem() -> None:
@@ -43,7 +43,7 @@ def test_the_executor_follows_engine_and_problem() -> None:
 def test_clients_with_sparse_rows_train_one_after_the_other(engine: Any) -> None:
     rows = [(csr_matrix(np.eye(6) * (1 + i)), np.arange(6.0)) for i in range(3)]
     dense = [(x.toarray(), y) for x, y in rows]
-    method, problem = FedAvg(steps=2, batch=3), GLM(6)
+    method, problem = FedAvg(local_steps=2, batch_size=3), GLM(6)
     sparse = simulate(method, problem, rows, 2, engine=engine)
     assert sparse.metrics[0]["executor"] == "loop"
     batched = simulate(method, problem, dense, 2, engine=engine)
@@ -68,7 +68,7 @@ def test_recurrent_layers_run_without_advice_of_torch(engine: Any, executor: str
     problem = NeuralProblem(Recurrent, dtype=torch.float64)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        run = simulate(FedAvg(steps=2), problem, clients(), 1, engine=engine)
+        run = simulate(FedAvg(local_steps=2), problem, clients(), 1, engine=engine)
     assert run.metrics[0]["executor"] == executor
     assert not run.metrics[0]["fallbacks"]
     assert not told
@@ -76,7 +76,7 @@ def test_recurrent_layers_run_without_advice_of_torch(engine: Any, executor: str
 
 def test_a_problem_that_cannot_be_batched_runs_in_the_loop() -> None:
     class Alone:
-        batchable = False
+        supports_vmap = False
 
     problem: Any = Alone()
     assert choose_executor("batched", problem)[0] == "loop"

@@ -9,26 +9,26 @@ import pytest
 import torch
 from torch import nn
 
-from parsifl import tree
-from parsifl.algorithm import ClientInfo
 from parsifl.algorithms.ditto import Ditto
 from parsifl.algorithms.fedavg import FedAvg
 from parsifl.algorithms.local import Local as LocalOnly
+from parsifl.core import tree
+from parsifl.core.algorithm import ClientInfo
+from parsifl.core.batching import BatchSpec, ClientRoundData, DataRequest
+from parsifl.core.errors import CapabilityError, ClientError, ConfigError
+from parsifl.core.keys import Key
+from parsifl.core.problem import Model, Params, Problem
+from parsifl.engine.batch_sampler import BatchSampler
 from parsifl.engine.evaluation import Evaluation, Scores
-from parsifl.engine.judge import FINE_TUNE, Judge
-from parsifl.engine.shards import Shards
+from parsifl.engine.evaluator import FINE_TUNE, Evaluator
 from parsifl.engine.simulate import simulate
 from parsifl.engine.summary import headline
-from parsifl.errors import CapabilityError, ClientError, ConfigError
-from parsifl.keys import Key
-from parsifl.problem import Model, Params, Problem
-from parsifl.problems.neural import NeuralProblem
+from parsifl.nn.neural import NeuralProblem
 from parsifl.solvers.sgd import sgd
-from parsifl.testing.conformance.trial import difference
-from parsifl.testing.toys import Toy, classifier, clients
-from parsifl.work import Draw, Shard, Work
+from parsifl.testing.conformance.harness import difference
+from parsifl.testing.fixtures import TinyFedAvg, classifier, clients
 
-METHOD = Ditto(lr=0.1, steps=2, batch=4)
+METHOD = Ditto(lr=0.1, local_steps=2, batch_size=4)
 ENGINES: tuple[Any, ...] = ("sequential", "batched")
 
 
@@ -54,7 +54,7 @@ def test_scores_are_those_of_each_clients_own_test_rows(engine: Any) -> None:
 
 
 def test_a_method_without_a_global_model_has_no_global_score() -> None:
-    run = simulate(LocalOnly(steps=1, batch=4), classifier(), clients(), 1)
+    run = simulate(LocalOnly(local_steps=1, batch_size=4), classifier(), clients(), 1)
     assert "global" not in run.metrics[0]
     assert run.summary()["global"] is None
     with pytest.raises(CapabilityError, match="Local has no global model; use personal"):
@@ -70,14 +70,14 @@ def test_judging_changes_nothing_that_the_run_keeps() -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("method", [METHOD, FedAvg(lr=0.1, steps=2, batch=4)])
+@pytest.mark.parametrize("method", [METHOD, FedAvg(lr=0.1, local_steps=2, batch_size=4)])
 def test_fine_tuning_takes_its_steps_from_the_personal_model(engine: Any, method: Any) -> None:
     problem, data = classifier(), clients()
     tuned = Evaluation(fine_tune_steps=3, fine_tune_lr=0.5, fine_tune_batch=4)
     plain = simulate(method, problem, data, 2, engine=engine)
     fine = simulate(method, problem, data, 2, engine=engine, evaluation=tuned)
-    work = Work({FINE_TUNE: Draw(4, steps=3)})
-    shard = Shards(data, problem).shard(1, work, Key(0, 1, purpose="tuning"))
+    work = DataRequest({FINE_TUNE: BatchSpec(4, steps=3)})
+    shard = BatchSampler(data, problem).shard(1, work, Key(0, 1, purpose="tuning"))
     wanted = sgd(problem, plain.personal(1).params, shard[FINE_TUNE], 0.5)
     assert difference(fine.personal(1).params, wanted) < 1e-13
     assert fine.metrics[-1]["personal"] != plain.metrics[-1]["personal"]
@@ -86,7 +86,7 @@ def test_fine_tuning_takes_its_steps_from_the_personal_model(engine: Any, method
 
 
 def test_fine_tuning_may_go_on_as_the_round_trained() -> None:
-    method = FedAvg(lr=0.4, steps=2, batch=4, milestones=(1,))
+    method = FedAvg(lr=0.4, local_steps=2, batch_size=4, milestones=(1,))
     problem, data = classifier(), clients()
     told = Evaluation(
         fine_tune_steps=3, fine_tune_lr=None, fine_tune_batch=4, fine_tune_momentum=0.9,
@@ -94,14 +94,14 @@ def test_fine_tuning_may_go_on_as_the_round_trained() -> None:
     )  # fmt: skip
     plain = simulate(method, problem, data, 2)
     fine = simulate(method, problem, data, 2, evaluation=told)
-    work = Work({FINE_TUNE: Draw(4, steps=3)})
-    shard = Shards(data, problem).shard(1, work, Key(0, 1, purpose="tuning"))
+    work = DataRequest({FINE_TUNE: BatchSpec(4, steps=3)})
+    shard = BatchSampler(data, problem).shard(1, work, Key(0, 1, purpose="tuning"))
     start = plain.personal(1).params
     wanted = sgd(problem, start, shard[FINE_TUNE], 0.04, momentum=0.9, decay=0.1)
     assert difference(fine.personal(1).params, wanted) < 1e-13
     nobody: Any = None  # stands for a method without local SGD
     with pytest.raises(ConfigError, match="no learning rate of the round"):
-        Judge(nobody, problem, data, (), Shards(data, problem), told)
+        Evaluator(nobody, problem, data, (), BatchSampler(data, problem), told)
 
 
 def test_models_are_judged_every_so_many_rounds_and_after_the_last() -> None:
@@ -126,7 +126,7 @@ def test_sampled_clients_are_those_that_have_trained() -> None:
 
 @final
 @dataclass(frozen=True)
-class AllTrain(Toy):
+class AllTrain(TinyFedAvg):
     """Let everybody train."""
 
     trains: ClassVar[Literal["cohort", "everyone"]] = "everyone"
@@ -245,10 +245,12 @@ def test_the_best_on_validation_needs_validation_rows() -> None:
 # ---------------------------------------------------------------------- odd models and methods
 @final
 @dataclass(frozen=True)
-class BadJudge(Toy):
+class BadJudge(TinyFedAvg):
     """Raise when judged."""
 
-    def personalize(self, problem: Problem, down: Params, client: None, shard: Shard) -> Model:
+    def personalize(
+        self, problem: Problem, received: Params, state: None, data: ClientRoundData
+    ) -> Model:
         """Fail."""
         raise ValueError("no model today")
 
@@ -260,17 +262,19 @@ def test_a_model_that_cannot_be_judged_names_the_client() -> None:
 
 @final
 @dataclass(frozen=True)
-class Branching(Toy):
+class Branching(TinyFedAvg):
     """Look at a value when judged."""
 
-    def tuning(self, info: ClientInfo) -> Work:
+    def personalization_batches(self, client: ClientInfo) -> DataRequest:
         """Read a batch."""
-        return self.work(info, 0)
+        return self.batches(client, 0)
 
-    def personalize(self, problem: Problem, down: Params, client: None, shard: Shard) -> Model:
+    def personalize(
+        self, problem: Problem, received: Params, state: None, data: ClientRoundData
+    ) -> Model:
         """Branch on the data."""
-        weight = shard["train"].weight.sum()
-        return Model(problem, down if float(weight) > 0 else {})
+        weight = data["train"].weight.sum()
+        return Model(problem, received if float(weight) > 0 else {})
 
 
 def test_a_fallback_in_judging_is_recorded() -> None:
@@ -286,7 +290,7 @@ def test_models_with_batch_statistics_are_judged_client_by_client(engine: Any) -
         return nn.Sequential(signal, nn.Conv1d(1, 2, 2), norm, nn.ReLU(), nn.Flatten(), head)
 
     problem, data = NeuralProblem(build, dtype=torch.float64), clients((8, 8, 12), test=4)
-    method = FedAvg(lr=0.1, steps=2, batch=4)
+    method = FedAvg(lr=0.1, local_steps=2, batch_size=4)
     evaluation = Evaluation(fine_tune_steps=1, fine_tune_batch=3)
     run = simulate(method, problem, data, 2, engine=engine, evaluation=evaluation)
     shared = [accuracy(run.model, data, i) for i in range(3)]
@@ -308,9 +312,9 @@ def test_batch_statistics_over_whole_clients_do_not_see_padding() -> None:
 
 @final
 @dataclass(frozen=True)
-class WholeClients(Toy):
+class WholeClients(TinyFedAvg):
     """Take steps on all rows at once."""
 
-    def work(self, info: ClientInfo, round: int) -> Work:
+    def batches(self, client: ClientInfo, round: int) -> DataRequest:
         """Read everything."""
-        return Work({"train": Draw(None, steps=2)})
+        return DataRequest({"train": BatchSpec(None, steps=2)})

@@ -9,21 +9,21 @@ from hypothesis import given as given_values
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from parsifl import tree
 from parsifl.algorithms.ditto import Ditto
+from parsifl.core import tree
+from parsifl.core.batching import Batches, BatchSpec, ClientRoundData, DataRequest
+from parsifl.core.keys import Key
+from parsifl.core.problem import Problem
+from parsifl.core.tree import Opaque
 from parsifl.engine import executors, threads
-from parsifl.engine.shards import Shards
+from parsifl.engine.batch_sampler import BatchSampler
 from parsifl.engine.simulate import simulate
 from parsifl.engine.tasks import Task
-from parsifl.keys import Key
-from parsifl.problem import Problem
-from parsifl.problems.neural import NeuralProblem
+from parsifl.nn.neural import NeuralProblem
 from parsifl.solvers.sgd import sgd
 from parsifl.testing.conformance.examples import restricted
-from parsifl.testing.conformance.trial import difference, snapshot
-from parsifl.testing.toys import classifier, clients
-from parsifl.tree import Opaque
-from parsifl.work import Batches, Draw, Shard, Work
+from parsifl.testing.conformance.harness import difference, snapshot
+from parsifl.testing.fixtures import classifier, clients
 
 EXECUTORS: tuple[Literal["vmap", "fused"], ...] = ("vmap", "fused")
 
@@ -36,8 +36,8 @@ def same(left: dict[int, Any], right: dict[int, Any]) -> bool:
     return left.keys() == right.keys() and all(tree.same(left[i], right[i]) for i in left)
 
 
-def shards(problem: Problem, sizes: tuple[int, ...], work: Work) -> list[Any]:
-    maker = Shards(clients(sizes), problem)
+def shards(problem: Problem, sizes: tuple[int, ...], work: DataRequest) -> list[Any]:
+    maker = BatchSampler(clients(sizes), problem)
     return [maker.shard(client, work, Key(1)) for client in range(len(sizes))]
 
 
@@ -64,14 +64,14 @@ def test_clients_in_threads_have_the_bits_of_a_loop_on_one_core(
     count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(threads, "cores", lambda: 4)
-    problem, work = classifier(), Work({"train": Draw(4, steps=3)})
+    problem, work = classifier(), DataRequest({"train": BatchSpec(4, steps=3)})
     given = [Task(i, (shard,)) for i, shard in enumerate(shards(problem, (5, 9, 8, 4), work))]
     start = problem.init(Key(2))
 
-    def local(shard: Shard) -> Any:
+    def local(shard: ClientRoundData) -> Any:
         return sgd(problem, start, shard["train"], 0.1), torch.tensor(torch.get_num_threads())
 
-    with threads.one_core():
+    with threads.single_threaded():
         loop = executors.run(local, given, "loop", 10)
     before = torch.get_num_threads()
     torch.set_num_threads(count)
@@ -103,7 +103,7 @@ def test_a_convolutional_run_gives_the_bits_of_the_loop() -> None:
         )
 
     problem, data = NeuralProblem(build, dtype=torch.float64), clients()
-    method = Ditto(lr=0.1, steps=2, batch=4)
+    method = Ditto(lr=0.1, local_steps=2, batch_size=4)
     auto, loop = (simulate(method, problem, data, 2, engine=e) for e in ("auto", "sequential"))
     assert auto.metrics[-1]["executor"] == "threads"
     assert tree.same(snapshot(auto), snapshot(loop))
@@ -127,7 +127,7 @@ def test_groups_are_derived_from_structure_shape_and_dtype() -> None:
 
 
 def test_what_is_padded_is_taken_apart_in_the_order_of_trees() -> None:
-    (shard,) = shards(classifier(), (5,), Work({"train": Draw(4, steps=3)}, rows=True))
+    (shard,) = shards(classifier(), (5,), DataRequest({"train": BatchSpec(4, steps=3)}, rows=True))
     for part in (shard["train"], shard.rows):
         assert tuple(tree.names(tree.structure(part))) == executors._TENSORS[type(part)]
 
@@ -173,7 +173,9 @@ def test_the_loop_takes_clients_one_by_one() -> None:
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_the_number_of_threads_changes_no_bit(executor: Any, monkeypatch: Any) -> None:
     problem = classifier(torch.float32)
-    drawn = shards(problem, tuple(range(5, 28)), Work({"train": Draw(batch=4, epochs=2)}))
+    drawn = shards(
+        problem, tuple(range(5, 28)), DataRequest({"train": BatchSpec(batch_size=4, epochs=2)})
+    )
     start = problem.init(Key(0))
     given = tasks(*((start, shard) for shard in drawn))
 
@@ -276,7 +278,7 @@ def test_randomness_that_is_not_keyed_cannot_hide_in_a_batch() -> None:
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_unequal_steps_and_rows_are_padded_exactly(executor: Any, momentum: float) -> None:
     problem = classifier()
-    work = Work({"train": Draw(batch=4, epochs=2)})
+    work = DataRequest({"train": BatchSpec(batch_size=4, epochs=2)})
     drawn = shards(problem, (3, 4, 9, 17, 6), work)
     assert len({len(shard["train"]) for shard in drawn}) > 2
     start = problem.init(Key(0))
@@ -295,8 +297,10 @@ def test_unequal_steps_and_rows_are_padded_exactly(executor: Any, momentum: floa
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_a_client_without_steps_stays_as_it_is_in_a_batch(executor: Any) -> None:
     problem = classifier()
-    maker = Shards(clients((6, 8)), problem)
-    drawn = [maker.shard(i, Work({"train": Draw(4, steps=2 * i)}), Key(1)) for i in range(2)]
+    maker = BatchSampler(clients((6, 8)), problem)
+    drawn = [
+        maker.shard(i, DataRequest({"train": BatchSpec(4, steps=2 * i)}), Key(1)) for i in range(2)
+    ]
     start = problem.init(Key(0))
     given = tasks(*((start, shard) for shard in drawn))
     outcome = executors.run(
@@ -312,7 +316,7 @@ def test_a_client_without_steps_stays_as_it_is_in_a_batch(executor: Any) -> None
 
 def test_full_batches_of_unequal_size_are_padded_exactly() -> None:
     problem = restricted(classifier(), ())
-    drawn = shards(problem, (3, 7, 5), Work({"train": Draw(None, steps=3)}))
+    drawn = shards(problem, (3, 7, 5), DataRequest({"train": BatchSpec(None, steps=3)}))
     start = problem.init(Key(0))
     given = tasks(*((start, shard) for shard in drawn))
 
@@ -331,8 +335,8 @@ def test_padding_reads_no_rows_of_other_clients() -> None:
     data = clients((3, 7, 5))
     assert isinstance(data.x, Tensor)
     data.x[data.train[0]] = torch.nan
-    maker, start = Shards(data, problem), problem.init(Key(0))
-    work = Work({"train": Draw(None, steps=2)})
+    maker, start = BatchSampler(data, problem), problem.init(Key(0))
+    work = DataRequest({"train": BatchSpec(None, steps=2)})
     given = tasks(*((start, maker.shard(client, work, Key(1))) for client in range(3)))
 
     def local(down: Any, shard: Any) -> Any:
@@ -347,7 +351,7 @@ def test_padding_reads_no_rows_of_other_clients() -> None:
 
 def test_batches_whose_rows_may_not_be_padded_are_kept_apart() -> None:
     problem = classifier()
-    drawn = shards(problem, (3, 7, 7), Work({"train": Draw(None, steps=1)}))
+    drawn = shards(problem, (3, 7, 7), DataRequest({"train": BatchSpec(None, steps=1)}))
     fixed = [replace(s, draws={"train": replace(s["train"], fixed=True)}) for s in drawn]
     given = tasks(*((shard,) for shard in fixed))
     outcome = executors.run(lambda shard: shard["train"].weight.sum(), given, "vmap", 9)
@@ -356,10 +360,10 @@ def test_batches_whose_rows_may_not_be_padded_are_kept_apart() -> None:
 
 def test_all_rows_are_padded_with_weight_zero() -> None:
     problem = classifier()
-    drawn = shards(problem, (3, 7, 5), Work(rows=True))
+    drawn = shards(problem, (3, 7, 5), DataRequest(rows=True))
     given = tasks(*((shard,) for shard in drawn))
 
-    def total(shard: Shard) -> Tensor:
+    def total(shard: ClientRoundData) -> Tensor:
         rows = shard.all_rows()
         total: Tensor = (rows.x * rows.weight[:, None]).sum(0) / rows.weight.sum()
         return total
@@ -373,7 +377,9 @@ def test_all_rows_are_padded_with_weight_zero() -> None:
 
 def test_other_pooled_data_make_another_group() -> None:
     problem = classifier()
-    first, second = (shards(problem, (4, 4), Work({"t": Draw(2, steps=1)})) for _ in range(2))
+    first, second = (
+        shards(problem, (4, 4), DataRequest({"t": BatchSpec(2, steps=1)})) for _ in range(2)
+    )
     given = tasks(*((shard,) for shard in (first[0], second[0], first[1], second[1])))
 
     def rows(shard: Any) -> Any:

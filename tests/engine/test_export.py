@@ -8,16 +8,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from parsifl import models, registry
+from parsifl.core import registry
+from parsifl.core.errors import CapabilityError, CheckpointError, ConfigError, DataError
+from parsifl.core.keys import Key
+from parsifl.core.leaves import LowRank, Sparse, matricize
+from parsifl.core.problem import Model
 from parsifl.engine.compact import Part, compress
 from parsifl.engine.export import Export, export, load
 from parsifl.engine.run import Run
 from parsifl.engine.simulate import simulate
-from parsifl.errors import CapabilityError, CheckpointError, ConfigError, DataError
-from parsifl.keys import Key
-from parsifl.messages import LowRank, Sparse, matricize
-from parsifl.problem import Model
-from parsifl.problems.neural import NeuralProblem
+from parsifl.nn import models
+from parsifl.nn.neural import NeuralProblem
 
 
 class Odd(nn.Module):
@@ -130,7 +131,7 @@ def _digits() -> list[tuple[Any, Any]]:
 
 def _run(name: str, **settings: Any) -> Run:
     problem = NeuralProblem(lambda: nn.Sequential(nn.Linear(64, 40), nn.ReLU(), nn.Linear(40, 10)))
-    method = registry.get(name, lr=0.1, steps=5, **settings)
+    method = registry.get(name, lr=0.1, local_steps=5, **settings)
     return simulate(method, problem, _digits(), 4, evaluate_every=0)
 
 

@@ -8,16 +8,17 @@ import pytest
 import torch
 from torch import nn
 
-from parsifl import models, registry
 from parsifl.algorithms.perfedmask import PerFedMask
+from parsifl.core import registry
+from parsifl.core.keys import Key
+from parsifl.core.problem import Problem
 from parsifl.data.clients import ClientData
+from parsifl.engine.batch_sampler import BatchSampler, Infos
 from parsifl.engine.flops import Cost, FlopCounter
-from parsifl.engine.shards import Infos, Shards
 from parsifl.engine.simulate import simulate
-from parsifl.keys import Key
-from parsifl.problem import Problem
-from parsifl.problems.neural import NeuralProblem
-from parsifl.testing import toys
+from parsifl.nn import models
+from parsifl.nn.neural import NeuralProblem
+from parsifl.testing import fixtures
 
 
 def device_costs(factory: Callable[[], nn.Module], nu: float, devices: int = 10) -> list[Cost]:
@@ -28,14 +29,14 @@ def device_costs(factory: Callable[[], nn.Module], nu: float, devices: int = 10)
     strong = round(nu * devices)
     profiles: list[dict[str, Any]] = [{"budget": 0.125}] * (devices - strong) + [{}] * strong
     both = replace(data, profiles=(profiles[0], profiles[-1]))
-    method = PerFedMask(batch=50, steps=1, partial="wrap")
+    method = PerFedMask(batch_size=50, local_steps=1, last_batch="wrap")
     infos = [replace(Infos(both)[0], id=n, profile=profiles[n]) for n in range(devices)]
     server = method.init_server(problem, infos, Key(0))
     counter, found = FlopCounter(method, problem), []
     for info in (infos[0], infos[-1]):
         down = method.broadcast(problem, server, info, Key(0))
         state = method.init_client(problem, info, down, Key(0))
-        shard = Shards(both, problem).shard(0, method.work(info, 0), Key(0))
+        shard = BatchSampler(both, problem).shard(0, method.batches(info, 0), Key(0))
         cost = counter.count(down, state, shard)
         assert cost is not None
         found.append(cost)
@@ -64,8 +65,10 @@ def linear_costs(rows: int) -> tuple[int, int]:
 
 
 def test_both_passes_trainable_and_sent_parameters_are_in_every_record() -> None:
-    data = toys.clients((6, 9, 8), profiles=[{"steps": 1}, {}, {}])
-    run = simulate(registry.get("fedavg", batch=3, steps=2), toys.classifier(), data, 2)
+    data = fixtures.clients((6, 9, 8), profiles=[{"local_steps": 1}, {}, {}])
+    run = simulate(
+        registry.get("fedavg", batch_size=3, local_steps=2), fixtures.classifier(), data, 2
+    )
     forward, backward = linear_costs(3)
     everything = 4 * 5 + 5 + 5 * 3 + 3
     for record in run.metrics:
@@ -81,15 +84,17 @@ def test_both_passes_trainable_and_sent_parameters_are_in_every_record() -> None
 
 @pytest.mark.parametrize("name", ["perfedavg", "fedper", "ditto", "apfl"])
 def test_gradients_by_other_ways_are_counted_too(name: str) -> None:
-    method = registry.get(name, batch=3, steps=1)
-    run = simulate(method, toys.classifier(), toys.clients((6, 6)), 1)
+    method = registry.get(name, batch_size=3, local_steps=1)
+    run = simulate(method, fixtures.classifier(), fixtures.clients((6, 6)), 1)
     (row,) = run.metrics[0]["devices"]
     assert row["backward"] > row["forward"] > 0
     assert row["trainable"] == 43
 
 
 def test_idle_work_costs_nothing() -> None:
-    run = simulate(registry.get("fedavg", steps=0), toys.classifier(), toys.clients((6, 6)), 1)
+    run = simulate(
+        registry.get("fedavg", local_steps=0), fixtures.classifier(), fixtures.clients((6, 6)), 1
+    )
     (row,) = run.metrics[0]["devices"]
     assert (row["forward"], row["backward"], row["trainable"]) == (0, 0, 0)
 
@@ -100,10 +105,10 @@ def test_a_cost_is_a_number_with_parts() -> None:
 
 
 def test_work_that_is_no_tensor_is_not_counted() -> None:
-    problem: Problem = toys.classifier()
-    shards = Shards(toys.clients(), problem)
-    method = registry.get("fedavg", batch=3, steps=1)
-    info = Infos(toys.clients())[0]
-    shard = shards.shard(0, method.work(info, 0), Key(0))
+    problem: Problem = fixtures.classifier()
+    shards = BatchSampler(fixtures.clients(), problem)
+    method = registry.get("fedavg", batch_size=3, local_steps=1)
+    info = Infos(fixtures.clients())[0]
+    shard = shards.shard(0, method.batches(info, 0), Key(0))
     counter = FlopCounter(method, problem)
     assert counter.count({"x": None}, None, shard) is None

@@ -9,21 +9,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from parsifl import tree
-from parsifl.algorithm import AnyMethod, ClientInfo
 from parsifl.algorithms.fedamp import FedAMP
 from parsifl.algorithms.fedavg import FedAvg
+from parsifl.core import tree
+from parsifl.core.algorithm import AnyAlgorithm, ClientInfo
+from parsifl.core.keys import Key
 from parsifl.engine.flops import Cost
 from parsifl.engine.gather import Arrival, Gathered
-from parsifl.engine.network import Network
-from parsifl.keys import Key
-from parsifl.testing.toys import classifier
+from parsifl.engine.network_model import NetworkModel
+from parsifl.testing.fixtures import classifier
 
 INFOS = [ClientInfo(client, 3 + client) for client in range(4)]
 
 
-def gathered(method: AnyMethod) -> Gathered:
-    return Gathered(method, classifier(), INFOS, Network(), "exact", nullcontext)
+def gathered(method: AnyAlgorithm) -> Gathered:
+    return Gathered(method, classifier(), INFOS, NetworkModel(), "exact", nullcontext)
 
 
 def arrivals(uploads: list[dict[str, Tensor]]) -> list[Arrival]:
@@ -34,7 +34,7 @@ def arrivals(uploads: list[dict[str, Tensor]]) -> list[Arrival]:
 
 
 def drawn() -> list[dict[str, Tensor]]:
-    draw = Key(0, purpose="test/gather").torch()
+    draw = Key(0, purpose="test/gather").torch_generator()
     start = classifier().init(Key(0))
     return [
         tree.map(lambda leaf: torch.randn(leaf.shape, generator=draw, dtype=leaf.dtype), start)

@@ -14,13 +14,13 @@ from torch.nn import functional
 
 import parsifl
 from parsifl.algorithms.fedavg import FedAvg
+from parsifl.core.errors import CapabilityError, ConfigError, DataError
+from parsifl.core.keys import Key
 from parsifl.data.ragged import Ragged
-from parsifl.engine.fit import check_fit
-from parsifl.engine.shards import Shards
-from parsifl.errors import CapabilityError, ConfigError, DataError
-from parsifl.keys import Key
-from parsifl.problems.design import as_design
-from parsifl.testing.toys import clients
+from parsifl.engine.batch_sampler import BatchSampler
+from parsifl.engine.data_checks import check_fit
+from parsifl.linear.design import as_design
+from parsifl.testing.fixtures import clients
 
 
 class Noisy(nn.Module):
@@ -116,7 +116,7 @@ def test_data_that_do_not_fit_the_model_are_told_before_anything_is_written(
 ) -> None:
     folder = tmp_path / "run"
     with pytest.raises(DataError, match=told):
-        parsifl.simulate(FedAvg(steps=1), problem, [(x, y)] * 2, 1, folder=folder)
+        parsifl.simulate(FedAvg(local_steps=1), problem, [(x, y)] * 2, 1, folder=folder)
     assert not folder.exists()
 
 
@@ -140,7 +140,7 @@ def test_integers_stay_integers_for_a_model_that_takes_tokens_alone() -> None:
 
     def servers(problem: parsifl.NeuralProblem, *features: Any) -> list[Any]:
         return [
-            parsifl.simulate(FedAvg(steps=2), problem, [(x, LABELS)] * 3, 2).server
+            parsifl.simulate(FedAvg(local_steps=2), problem, [(x, LABELS)] * 3, 2).server
             for x in features
         ]
 
@@ -150,7 +150,7 @@ def test_integers_stay_integers_for_a_model_that_takes_tokens_alone() -> None:
     assert all(torch.equal(real[name], same[name]) for name in real)
     kept = parsifl.ClientData.of([(tokens, LABELS)] * 3, dtype=torch.int64)
     with pytest.raises(DataError, match=r"reads real numbers, as ClientData.of\(clients\) makes"):
-        parsifl.simulate(FedAvg(steps=2), linear, kept, 1)
+        parsifl.simulate(FedAvg(local_steps=2), linear, kept, 1)
 
 
 def test_labels_of_rows_that_nobody_has_do_not_matter() -> None:
@@ -159,9 +159,9 @@ def test_labels_of_rows_that_nobody_has_do_not_matter() -> None:
     y[data.test[0]] = 7
     problem = parsifl.NeuralProblem(lambda: nn.Linear(4, 3), dtype=torch.float64)
     with pytest.raises(DataError, match="client 0 has the label 7, but the model tells 3 classes"):
-        parsifl.simulate(FedAvg(steps=1), problem, replace(data, y=y), 1)
+        parsifl.simulate(FedAvg(local_steps=1), problem, replace(data, y=y), 1)
     nobody = [np.zeros(0, np.int64), *data.test[1:]]
-    parsifl.simulate(FedAvg(steps=1), problem, replace(data, y=y, test=nobody), 1)
+    parsifl.simulate(FedAvg(local_steps=1), problem, replace(data, y=y, test=nobody), 1)
 
 
 def test_labels_are_not_looked_up_client_by_client(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +180,7 @@ def test_labels_are_not_looked_up_client_by_client(monkeypatch: pytest.MonkeyPat
 class Own:
     """Squared error of a line; what it tells of new rows is no tensor."""
 
-    score, maximize, batchable, rows_interact = "mse", False, True, False
+    score, maximize, supports_vmap, uses_batch_statistics = "mse", False, True, False
 
     def init(self, key: Key) -> dict[str, Tensor]:  # noqa: ARG002 - the contract names it
         return {"w": torch.zeros(4, dtype=torch.float64)}
@@ -198,7 +198,7 @@ class Own:
 
 
 def test_a_problem_of_ones_own_need_not_be_like_ours() -> None:
-    assert parsifl.simulate(FedAvg(steps=1), Own(), clients(), 1).summary()["global"]
+    assert parsifl.simulate(FedAvg(local_steps=1), Own(), clients(), 1).summary()["global"]
 
 
 def test_a_model_is_tried_on_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,7 +214,7 @@ def test_a_model_is_tried_on_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        Shards(clients(), problem)
+        BatchSampler(clients(), problem)
     finally:
         torch.set_num_threads(before)
     assert set(seen) == {1}
@@ -259,7 +259,7 @@ def linear() -> nn.Module:
 )
 def test_arguments_of_the_wrong_kind_are_told(change: dict[str, Any], told: str) -> None:
     given = {
-        "algorithm": FedAvg(steps=1),
+        "algorithm": FedAvg(local_steps=1),
         "problem": parsifl.NeuralProblem(linear, dtype=torch.float64),
         "clients": clients(),
         "rounds": 1,
@@ -272,22 +272,24 @@ def test_arguments_of_the_wrong_kind_are_told(change: dict[str, Any], told: str)
 def test_a_device_that_is_not_there_is_told() -> None:
     problem = parsifl.NeuralProblem(linear, device="cuda")
     with pytest.raises(ConfigError, match="the device 'cuda' cannot be used"):
-        parsifl.simulate(FedAvg(steps=1), problem, clients(), 1)
+        parsifl.simulate(FedAvg(local_steps=1), problem, clients(), 1)
 
 
 def test_numbers_of_numpy_are_numbers() -> None:
     problem = parsifl.NeuralProblem(linear, dtype=torch.float64)
     options = {"rounds": np.int64(1), "seed": np.int32(3), "participation": np.float64(0.5)}
-    run = parsifl.simulate(FedAvg(steps=1), problem, clients(), **options)  # type: ignore[arg-type]  # on purpose
+    run = parsifl.simulate(FedAvg(local_steps=1), problem, clients(), **options)  # type: ignore[arg-type]  # on purpose
     assert len(run.metrics) == 1
 
 
 def test_a_folder_with_more_rounds_than_asked_for_is_told(tmp_path: Path) -> None:
     problem = parsifl.NeuralProblem(linear, dtype=torch.float64)
-    parsifl.simulate(FedAvg(steps=1), problem, clients(), 3, folder=tmp_path)
+    parsifl.simulate(FedAvg(local_steps=1), problem, clients(), 3, folder=tmp_path)
     with pytest.raises(ConfigError, match="already has 3 rounds, more than the 2 asked for"):
-        parsifl.simulate(FedAvg(steps=1), problem, clients(), 2, folder=tmp_path, resume=True)
-    again = parsifl.simulate(FedAvg(steps=1), problem, clients(), 3, folder=tmp_path, resume=True)
+        parsifl.simulate(FedAvg(local_steps=1), problem, clients(), 2, folder=tmp_path, resume=True)
+    again = parsifl.simulate(
+        FedAvg(local_steps=1), problem, clients(), 3, folder=tmp_path, resume=True
+    )
     assert len(again.metrics) == 3
 
 

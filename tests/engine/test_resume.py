@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from parsifl import tree
 from parsifl.algorithms.ditto import Ditto
+from parsifl.core import tree
 from parsifl.engine import simulate as simulate_module
 from parsifl.engine.evaluation import Evaluation
-from parsifl.engine.folder import read_metrics
+from parsifl.engine.run_dir import read_metrics
 from parsifl.engine.simulate import simulate
-from parsifl.testing.conformance.trial import snapshot
-from parsifl.testing.toys import classifier, clients
+from parsifl.testing.conformance.harness import snapshot
+from parsifl.testing.fixtures import classifier, clients
 
 # The driver forks a child for each attempt, so that everything is imported once; with one thread
 # torch may be used before a fork.
@@ -28,8 +28,8 @@ from pathlib import Path
 from parsifl import tree
 from parsifl.algorithms.ditto import Ditto
 from parsifl.engine import simulate as module
-from parsifl.testing.conformance.trial import snapshot
-from parsifl.testing.toys import classifier, clients
+from parsifl.testing.conformance.harness import snapshot
+from parsifl.testing.fixtures import classifier, clients
 
 folder, engine, seed, every = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
 module.CHECKPOINT_SECONDS = every
@@ -125,7 +125,7 @@ def test_a_run_that_stops_after_any_round_goes_on_from_its_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: int, every: float
 ) -> None:
     monkeypatch.setattr(simulate_module, "CHECKPOINT_SECONDS", every)
-    method, problem, data = Ditto(lr=0.1, steps=2, batch=4), classifier(), clients()
+    method, problem, data = Ditto(lr=0.1, local_steps=2, batch_size=4), classifier(), clients()
     options: dict[str, Any] = {
         "participation": 0.5,
         "evaluation": Evaluation(clients="sampled"),

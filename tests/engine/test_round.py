@@ -15,24 +15,25 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from parsifl import tree, wire
-from parsifl.algorithm import ClientInfo, GatherAlgorithm, Local, Received
+from parsifl import wire
+from parsifl.algorithms._bases.averaging import Averaging
 from parsifl.algorithms.ditto import Ditto
 from parsifl.algorithms.fedavg import FedAvg
-from parsifl.algorithms.local import Local as LocalOnly
-from parsifl.algorithms.mean import WeightedMean
+from parsifl.algorithms.local import ClientUpdate as LocalOnly
+from parsifl.core import tree
+from parsifl.core.algorithm import ClientInfo, ClientUpdate, ClientUpload, GatherAlgorithm
+from parsifl.core.batching import ClientRoundData, DataRequest
+from parsifl.core.errors import ClientError
+from parsifl.core.keys import Key
+from parsifl.core.problem import Model, Params, Problem
 from parsifl.data.clients import ClientData
 from parsifl.engine import round as round_module
 from parsifl.engine import simulate as simulate_module
-from parsifl.engine.network import Network
+from parsifl.engine.network_model import NetworkModel
 from parsifl.engine.simulate import simulate
-from parsifl.errors import ClientError
-from parsifl.keys import Key
-from parsifl.problem import Model, Params, Problem
-from parsifl.problems.neural import NeuralProblem
-from parsifl.testing.conformance.trial import difference, snapshot
-from parsifl.testing.toys import Toy, classifier, clients
-from parsifl.work import Shard, Work
+from parsifl.nn.neural import NeuralProblem
+from parsifl.testing.conformance.harness import difference, snapshot
+from parsifl.testing.fixtures import TinyFedAvg, classifier, clients
 
 ENGINES: tuple[Any, ...] = ("sequential", "batched")
 
@@ -47,7 +48,7 @@ def with_nan(data: ClientData, client: int) -> ClientData:
 # ---------------------------------------------------------------------- failures
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_client_with_bad_data_is_dropped_and_named_and_the_others_go_on(engine: Any) -> None:
-    method, problem = Ditto(lr=0.1, steps=2, batch=4), classifier()
+    method, problem = Ditto(lr=0.1, local_steps=2, batch_size=4), classifier()
     data = with_nan(clients((6, 9, 8)), 1)
     run = simulate(method, problem, data, 2, engine=engine, evaluate_every=0)
     for record in run.metrics:
@@ -59,7 +60,7 @@ def test_a_client_with_bad_data_is_dropped_and_named_and_the_others_go_on(engine
 
 
 def test_the_rest_of_the_round_is_as_if_the_bad_client_had_not_been_there() -> None:
-    method, problem = FedAvg(lr=0.1, steps=2, batch=4), classifier()
+    method, problem = FedAvg(lr=0.1, local_steps=2, batch_size=4), classifier()
     data = with_nan(clients((6, 9, 8)), 2)
     healthy = replace(
         data,
@@ -75,7 +76,7 @@ def test_the_rest_of_the_round_is_as_if_the_bad_client_had_not_been_there() -> N
 
 @final
 @dataclass(frozen=True)
-class Weak(Toy):
+class Weak(TinyFedAvg):
     """Fail on one client from the second round on."""
 
     @dataclass(frozen=True)
@@ -84,20 +85,24 @@ class Weak(Toy):
         weak: Tensor
 
     def broadcast(  # type: ignore[override]  # a message of its own
-        self, problem: Problem, server: Params, info: ClientInfo, key: Key
+        self, problem: Problem, server: Params, client: ClientInfo, key: Key
     ) -> Weak._Down:
         """Tell the weak client."""
-        return Weak._Down(server, torch.tensor(info.id == 1 and key.round > 0))
+        return Weak._Down(server, torch.tensor(client.id == 1 and key.round > 0))
 
-    def local(self, problem: Problem, down: Any, client: None, shard: Shard) -> Local[None, Params]:
+    def client_update(
+        self, problem: Problem, received: Any, state: None, data: ClientRoundData
+    ) -> ClientUpdate[None, Params]:
         """Train, or raise."""
-        if bool(down.weak):
+        if bool(received.weak):
             raise MemoryError("out of memory")
-        return super().local(problem, down.params, client, shard)
+        return super().client_update(problem, received.params, state, data)
 
-    def personalize(self, problem: Problem, down: Any, client: None, shard: Shard) -> Model:
+    def personalize(
+        self, problem: Problem, received: Any, state: None, data: ClientRoundData
+    ) -> Model:
         """Judge the model."""
-        return Model(problem, down.params)
+        return Model(problem, received.params)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -124,14 +129,20 @@ def test_if_nobody_can_train_in_the_first_round_the_run_stops_with_the_reason() 
 
 
 def test_data_are_read_in_the_dtype_of_the_parameters() -> None:
-    run = simulate(FedAvg(steps=1), classifier(torch.float64), clients(dtype=torch.float32), 1)
+    run = simulate(
+        FedAvg(local_steps=1), classifier(torch.float64), clients(dtype=torch.float32), 1
+    )
     assert all(value.dtype == torch.float64 for value in run.server.values())
 
 
 def test_if_nobody_is_left_in_a_later_round_the_server_state_stays(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    method, problem, data = FedAvg(lr=0.1, steps=2, batch=4), classifier(), clients((6, 9))
+    method, problem, data = (
+        FedAvg(lr=0.1, local_steps=2, batch_size=4),
+        classifier(),
+        clients((6, 9)),
+    )
     real = round_module.run_round
 
     def sabotage(setting: Any, server: Any, cohort: Any, key: Key) -> Any:
@@ -160,35 +171,41 @@ class AllTrain(GatherAlgorithm[Problem, Params, Params, Params, Params]):
         """Start at nothing, with room for every client."""
         return {"seen": torch.zeros(len(clients))}
 
-    def broadcast(self, problem: Problem, server: Params, info: ClientInfo, key: Key) -> Params:
+    def broadcast(self, problem: Problem, server: Params, client: ClientInfo, key: Key) -> Params:
         """Tell each client its own number."""
-        return {"id": torch.tensor(float(info.id))}
+        return {"id": torch.tensor(float(client.id))}
 
-    def work(self, info: ClientInfo, round: int) -> Work:
+    def batches(self, client: ClientInfo, round: int) -> DataRequest:
         """Read nothing."""
-        return Work()
+        return DataRequest()
 
-    def init_client(self, problem: Problem, info: ClientInfo, down: Params, key: Key) -> Params:
+    def init_client(
+        self, problem: Problem, client: ClientInfo, received: Params, key: Key
+    ) -> Params:
         """Start counting."""
         return {"rounds": torch.zeros(())}
 
-    def local(
-        self, problem: Problem, down: Params, client: Params, shard: Shard
-    ) -> Local[Params, Params]:
+    def client_update(
+        self, problem: Problem, received: Params, state: Params, data: ClientRoundData
+    ) -> ClientUpdate[Params, Params]:
         """Count on."""
-        return Local({"rounds": client["rounds"] + 1}, {"id": down["id"]}, {"id": down["id"]})
+        return ClientUpdate(
+            {"rounds": state["rounds"] + 1}, {"id": received["id"]}, {"id": received["id"]}
+        )
 
-    def personalize(self, problem: Problem, down: Params, client: Params, shard: Shard) -> Model:
+    def personalize(
+        self, problem: Problem, received: Params, state: Params, data: ClientRoundData
+    ) -> Model:
         """Judge nothing in particular."""
         return Model(problem, problem.init(Key(0)))
 
     def aggregate(
-        self, problem: Problem, server: Params, uploads: Sequence[Received[Params]], key: Key
+        self, problem: Problem, server: Params, uploads: Sequence[ClientUpload[Params]], key: Key
     ) -> Params:
         """Mark who has arrived, and check the order."""
-        ids = [received.info.id for received in uploads]
+        ids = [received.client.id for received in uploads]
         assert ids == sorted(ids)
-        assert [float(r.upload["id"]) for r in uploads] == ids
+        assert [float(r.value["id"]) for r in uploads] == ids
         seen = server["seen"].clone()
         seen[ids] += 1
         return {"seen": seen}
@@ -214,13 +231,19 @@ def test_messages_differ_by_client_and_info_is_averaged_over_uploads() -> None:
 
 
 def test_only_the_cohort_trains_otherwise() -> None:
-    run = simulate(Ditto(steps=1, batch=4), classifier(), clients((4,) * 6), 1, participation=0.34)
+    run = simulate(
+        Ditto(local_steps=1, batch_size=4), classifier(), clients((4,) * 6), 1, participation=0.34
+    )
     assert run.metrics[0]["trained"] == 2
     assert len(run._store) == 2
 
 
 def test_windows_do_not_change_a_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    method, problem, data = Ditto(lr=0.1, steps=2, batch=4), classifier(), clients((6, 9, 8, 7, 5))
+    method, problem, data = (
+        Ditto(lr=0.1, local_steps=2, batch_size=4),
+        classifier(),
+        clients((6, 9, 8, 7, 5)),
+    )
     whole = simulate(method, problem, data, 2, engine="sequential")
     monkeypatch.setattr(simulate_module, "WINDOW", 2)
     cut = simulate(method, problem, data, 2, engine="sequential")
@@ -230,27 +253,29 @@ def test_windows_do_not_change_a_bit(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---------------------------------------------------------------------- absent leaves
 @final
 @dataclass(frozen=True)
-class Halves(WeightedMean[Problem]):
+class Halves(Averaging[Problem, None]):
     """Even clients send one layer, odd ones the other, and the first bias is nobody's."""
 
     cites: ClassVar[str] = "A toy"
 
-    def work(self, info: ClientInfo, round: int) -> Work:
+    def batches(self, client: ClientInfo, round: int) -> DataRequest:
         """Read nothing."""
-        return Work()
+        return DataRequest()
 
-    def broadcast(self, problem: Problem, server: Params, info: ClientInfo, key: Key) -> Params:
+    def broadcast(self, problem: Problem, server: Params, client: ClientInfo, key: Key) -> Params:
         """Send one layer."""
-        layer = "0.weight" if info.id % 2 == 0 else "2.weight"
+        layer = "0.weight" if client.id % 2 == 0 else "2.weight"
         return {layer: server[layer]}
 
-    def local(
-        self, problem: Problem, down: Params, client: None, shard: Shard
-    ) -> Local[None, Params]:
+    def client_update(
+        self, problem: Problem, received: Params, state: None, data: ClientRoundData
+    ) -> ClientUpdate[None, Params]:
         """Add the number of steps, which is one."""
-        return Local(None, {name: value + 1 for name, value in down.items()})
+        return ClientUpdate(None, {name: value + 1 for name, value in received.items()})
 
-    def personalize(self, problem: Problem, down: Params, client: None, shard: Shard) -> Model:
+    def personalize(
+        self, problem: Problem, received: Params, state: None, data: ClientRoundData
+    ) -> Model:
         """Judge the initial model."""
         return Model(problem, problem.init(Key(0)))
 
@@ -268,7 +293,7 @@ def test_a_leaf_is_averaged_over_those_who_sent_it_and_kept_if_nobody_did(engine
 # ---------------------------------------------------------------------- bytes, seconds, precision
 def test_bytes_are_those_of_the_encoded_messages() -> None:
     problem, data = classifier(), clients((6, 9, 8))
-    run = simulate(FedAvg(lr=0.1, steps=2, batch=4), problem, data, 1)
+    run = simulate(FedAvg(lr=0.1, local_steps=2, batch_size=4), problem, data, 1)
     sent = len(wire.encode(problem.init(Key(0))))
     assert run.bytes_down == 3 * sent
     assert run.bytes_up == 3 * sent  # nothing in it is zero: dense, the same shapes
@@ -280,17 +305,19 @@ def test_bytes_are_those_of_the_encoded_messages() -> None:
 
 
 def test_nothing_sent_costs_nothing() -> None:
-    network = Network(latency=1.0, up=1.0, down=1.0)
-    run = simulate(LocalOnly(steps=1, batch=4), classifier(), clients(), 2, network=network)
+    network = NetworkModel(latency=1.0, up=1.0, down=1.0)
+    run = simulate(
+        LocalOnly(local_steps=1, batch_size=4), classifier(), clients(), 2, network=network
+    )
     assert run.bytes_up == run.bytes_down == 0
     assert [record["simulated_seconds"] for record in run.metrics] == [0.0, 0.0]
 
 
 def test_a_round_lasts_as_long_as_its_slowest_client() -> None:
     profiles = [{"flops_per_second": 1e6}, {"flops_per_second": 1e3}, {}]
-    network = Network(latency=0.5, up=1000.0, down=4000.0)
+    network = NetworkModel(latency=0.5, up=1000.0, down=4000.0)
     run = simulate(
-        FedAvg(steps=2, batch=4), classifier(), clients((6, 6, 6), profiles=profiles), 1,
+        FedAvg(local_steps=2, batch_size=4), classifier(), clients((6, 6, 6), profiles=profiles), 1,
         network=network,
     )  # fmt: skip
     record = run.metrics[0]
@@ -305,12 +332,16 @@ def test_with_lossy_messages_everybody_goes_on_with_what_arrived(
     engine: Any, precision: Any
 ) -> None:
     """The server averages decoded uploads, and clients start from decoded models."""
-    method, problem, data = FedAvg(lr=0.1, steps=0, weighting="uniform"), classifier(), clients()
+    method, problem, data = (
+        FedAvg(lr=0.1, local_steps=0, weighting="uniform"),
+        classifier(),
+        clients(),
+    )
     run = simulate(method, problem, data, 1, engine=engine, precision=precision)
     start = problem.init(Key(0))
     # without local steps the upload is the decoded downlink, coded once more
-    once = wire.rounded(start, precision)
-    twice = wire.rounded(once, precision)
+    once = wire.as_received(start, precision)
+    twice = wire.as_received(once, precision)
     assert difference(run.server, twice) < 1e-14
     assert difference(run.server, start) > 1e-4
     exact = simulate(method, problem, data, 1)
@@ -319,7 +350,11 @@ def test_with_lossy_messages_everybody_goes_on_with_what_arrived(
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_client_whose_upload_is_beyond_the_precision_is_dropped_and_named(engine: Any) -> None:
-    method, problem, data = Ditto(lr=0.1, steps=2, batch=4), classifier(), clients((6, 9, 8))
+    method, problem, data = (
+        Ditto(lr=0.1, local_steps=2, batch_size=4),
+        classifier(),
+        clients((6, 9, 8)),
+    )
     x = data.x.clone()  # type: ignore[union-attr]  # a tensor
     x[data.train[1]] *= 1e9
     broken = simulate(method, problem, replace(data, x=x), 1, engine=engine, precision="float16")
@@ -329,14 +364,14 @@ def test_a_client_whose_upload_is_beyond_the_precision_is_dropped_and_named(engi
     exact = simulate(method, problem, replace(data, x=x), 1, engine=engine)
     assert exact.metrics[0]["dropped"] == {}
     # it kept no state of its own: it begins where everybody is
-    assert tree.same(broken.personal(1).params, wire.rounded(broken.server, "float16"))
+    assert tree.same(broken.personal(1).params, wire.as_received(broken.server, "float16"))
 
 
 def test_with_lossy_messages_clients_are_judged_on_what_they_receive() -> None:
-    method, problem, data = FedAvg(lr=0.1, steps=2, batch=4), classifier(), clients()
+    method, problem, data = FedAvg(lr=0.1, local_steps=2, batch_size=4), classifier(), clients()
     run = simulate(method, problem, data, 1, precision="int8")
-    assert difference(wire.rounded(run.server, "int8"), run.server) > 1e-4
-    assert tree.same(run.personal(0).params, wire.rounded(run.server, "int8"))
+    assert difference(wire.as_received(run.server, "int8"), run.server) > 1e-4
+    assert tree.same(run.personal(0).params, wire.as_received(run.server, "int8"))
     assert tree.same(run.model.params, run.server)
 
 

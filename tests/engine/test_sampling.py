@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from parsifl.core.errors import ConfigError
+from parsifl.core.keys import Key
 from parsifl.engine import sampling
-from parsifl.errors import ConfigError
-from parsifl.keys import Key
 
 
 @given(st.integers(1, 200), st.floats(0.001, 1.0), st.integers(0, 99))
@@ -25,7 +25,7 @@ def test_a_cohort_is_ascending_without_repetition_and_of_the_right_size(
 def test_every_client_is_drawn_about_equally_often() -> None:
     counts = np.zeros(10)
     for number in range(2000):
-        counts[sampling.choose(10, 0.3, Key(0).at(round=number))] += 1
+        counts[sampling.choose(10, 0.3, Key(0).replace(round=number))] += 1
     assert np.abs(counts / 2000 - 0.3).max() < 0.05
 
 

@@ -12,15 +12,15 @@ import torch
 from torch import nn
 
 import parsifl
-from parsifl import tree
 from parsifl.algorithms.ditto import Ditto
+from parsifl.core import tree
 from parsifl.data.clients import ClientData, Ragged
 from parsifl.engine import simulate as module
-from parsifl.engine.store import ClientStore
-from parsifl.testing.conformance.trial import snapshot
-from parsifl.testing.toys import classifier, clients
+from parsifl.engine.state_store import StateStore
+from parsifl.testing.conformance.harness import snapshot
+from parsifl.testing.fixtures import classifier, clients
 
-METHOD = Ditto(lr=0.1, steps=2, batch=5)
+METHOD = Ditto(lr=0.1, local_steps=2, batch_size=5)
 
 
 def crowd(count: int) -> ClientData:
@@ -76,13 +76,13 @@ def test_a_run_with_little_memory_for_states_ends_with_the_same_bits(
 ) -> None:
     monkeypatch.setattr(module, "CHECKPOINT_SECONDS", 0.0)
     held: list[int] = []
-    save = ClientStore.save
+    save = StateStore.save
 
-    def watched(self: ClientStore, client: int, state: Any) -> None:
+    def watched(self: StateStore, client: int, state: Any) -> None:
         save(self, client, state)
         held.append(self.held)
 
-    monkeypatch.setattr(ClientStore, "save", watched)
+    monkeypatch.setattr(StateStore, "save", watched)
     data, options = clients((6, 9, 8, 11, 7, 5)), {"participation": 0.5, "seed": 4}
     free = parsifl.simulate(METHOD, classifier(), data, 8, **options)  # type: ignore[arg-type]  # by name
     limit = max(held) // 3

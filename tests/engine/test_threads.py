@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from parsifl.engine import threads
-from parsifl.problems.glm import GLM
-from parsifl.testing.toys import classifier
+from parsifl.linear.glm import GLM
+from parsifl.testing.fixtures import classifier
 
 PLACE: ContextVar[str] = ContextVar("place", default="nowhere")
 
@@ -60,7 +60,7 @@ def test_results_are_handed_over_in_order_one_at_a_time_and_not_kept(count: int)
         taken.append(result.number)
         free.release()
 
-    threads.hand_over([partial(job, number) for number in range(count)], take)
+    threads.imap_ordered([partial(job, number) for number in range(count)], take)
     assert taken == list(range(count))
     assert not alive
 
@@ -150,6 +150,6 @@ def test_after_an_error_in_a_helper_no_other_job_begins() -> None:
 
 def test_linear_models_keep_to_one_core() -> None:
     for problem, count in ((GLM(3), 1), (classifier(), 3)):
-        with threads.suited(problem)():
+        with threads.thread_scope(problem)():
             assert torch.get_num_threads() == count
     assert torch.get_num_threads() == 3

@@ -10,14 +10,14 @@ from torch import nn
 
 from parsifl.algorithms.ditto import Ditto
 from parsifl.algorithms.fedavg import FedAvg
+from parsifl.core.errors import ClientError
 from parsifl.data.clients import ClientData
-from parsifl.engine import judge, threads
+from parsifl.engine import evaluator, threads
 from parsifl.engine.evaluation import Evaluation
 from parsifl.engine.run import Run
 from parsifl.engine.simulate import simulate
-from parsifl.errors import ClientError
-from parsifl.problems.glm import GLM
-from parsifl.problems.neural import NeuralProblem
+from parsifl.linear.glm import GLM
+from parsifl.nn.neural import NeuralProblem
 
 SIZES = (3, 1, 17, 40, 2, 9)
 
@@ -64,22 +64,22 @@ def personal(run: Run) -> dict[str, list[float]]:
 
 @pytest.mark.parametrize("most", [0, 20, 1000])
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("method", [Ditto(steps=2), FedAvg(steps=2)])
+@pytest.mark.parametrize("method", [Ditto(local_steps=2), FedAvg(local_steps=2)])
 def test_scores_have_the_bits_that_each_client_would_find_alone(
     name: str, method: Any, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many share a job, and with any number of threads."""
     run = trained(name, method)
-    with threads.one_core():
+    with threads.single_threaded():
         alone = [
             run._judge.own_score(run.server, run._store, client, "test", run._key)
             for client in range(len(SIZES))
         ]
-    monkeypatch.setattr(judge, "_PIECE_ROWS", most)
+    monkeypatch.setattr(evaluator, "_PIECE_ROWS", most)
     monkeypatch.setattr(threads, "cores", lambda: 4)
     before = torch.get_num_threads()
     for count, large in ((1, 0), (3, 0), (3, 10**9)):
-        monkeypatch.setattr(judge, "_LARGE", large)
+        monkeypatch.setattr(evaluator, "_LARGE", large)
         torch.set_num_threads(count)
         try:
             found = personal(run)
@@ -93,8 +93,8 @@ def test_scores_have_the_bits_that_each_client_would_find_alone(
 def test_the_global_model_is_judged_with_the_same_bits_by_any_number_of_threads(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = trained(name, FedAvg(steps=2))
-    monkeypatch.setattr(judge, "PIECE_BYTES", 37 * 4 * 16)
+    run = trained(name, FedAvg(local_steps=2))
+    monkeypatch.setattr(evaluator, "PIECE_BYTES", 37 * 4 * 16)
     monkeypatch.setattr(threads, "cores", lambda: 4)
     before, found = torch.get_num_threads(), []
     for count in (1, 3):
@@ -111,7 +111,7 @@ def test_the_global_model_is_judged_with_the_same_bits_by_any_number_of_threads(
 def test_of_clients_that_are_judged_together_the_one_at_fault_is_named() -> None:
     problem, clients = CASES["perceptron"]
     y = clients.y.clone()
-    run = simulate(FedAvg(steps=2), problem, replace(clients, y=y), 1, evaluate_every=0)
+    run = simulate(FedAvg(local_steps=2), problem, replace(clients, y=y), 1, evaluate_every=0)
     personal(run)
     y[int(clients.test[3][0])] = 7  # there are three outputs
     with pytest.raises(ClientError, match="client 3 failed in judging"):
@@ -121,9 +121,9 @@ def test_of_clients_that_are_judged_together_the_one_at_fault_is_named() -> None
 def test_models_that_are_tuned_are_judged_as_those_that_are_not() -> None:
     """No step is a fixed point, and batches only pad."""
     problem, clients = CASES["perceptron"]
-    plain = simulate(Ditto(steps=2), problem, clients, 2)
+    plain = simulate(Ditto(local_steps=2), problem, clients, 2)
     tuned = simulate(
-        Ditto(steps=2),
+        Ditto(local_steps=2),
         problem,
         clients,
         2,

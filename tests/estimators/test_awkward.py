@@ -9,7 +9,7 @@ import pytest
 import scipy.sparse as sp
 from sklearn.base import clone
 
-from parsifl.errors import ConfigError
+from parsifl.core.errors import ConfigError
 from parsifl.estimators import (
     FederatedSparseClassifier,
     FederatedSparseRegressor,

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
+from parsifl.core.errors import CapabilityError, ConfigError
 from parsifl.data.clients import ClientData
-from parsifl.errors import CapabilityError, ConfigError
 from parsifl.estimators import diagnose
-from parsifl.problems.glm import GLM
+from parsifl.linear.glm import GLM
 
 
 def _data(matrices: list[np.ndarray], csr: bool = False) -> ClientData:

@@ -17,14 +17,14 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.estimator_checks import check_estimator
 
-from parsifl.atoms import dictionary
-from parsifl.errors import ConfigError
+from parsifl.core.errors import ConfigError
 from parsifl.estimators import (
     FederatedSparseClassifier,
     FederatedSparseRegressor,
     FederatedSparseRegressorCV,
     stability_selection,
 )
+from parsifl.linear.sparsity import dictionary
 
 TRUTH = np.array([0.0, 3.0, 0.0, 0.0, -2.0, 0.0, 0.0, 0.0, 1.0, 0.0])
 
@@ -256,7 +256,7 @@ def test_constant_columns_get_no_coefficient() -> None:
         ({"l2": True}, "l2 must be finite"),
         ({"local_steps": "3"}, "local_steps must be a whole number and at least 1, got '3'"),
         ({"rounds": "3"}, "rounds must be a whole number"),
-        ({"batch": "all"}, "batch"),
+        ({"batch_size": "all"}, "batch"),
         ({"participation": "half"}, "participation must be a number"),
         ({"solver": "lasso"}, "unknown solver"),
         ({"center": "nobody"}, "center must be"),

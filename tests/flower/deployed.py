@@ -18,14 +18,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from parsifl.algorithm import message_types
+from parsifl.core.algorithm import message_types
 from parsifl.engine import checkpoint
-from parsifl.engine.folder import Record, read_metrics
-from parsifl.experiment import Experiment
+from parsifl.engine.experiment import Experiment
+from parsifl.engine.run_dir import Record, read_metrics
+from parsifl.flower.app_template import write_app
 from parsifl.flower.cluster import HOST, Cluster
-from parsifl.flower.scaffold import write_app
+from parsifl.flower.local_run import follow
 from parsifl.flower.settings import Deployment, to_config
-from parsifl.flower.trial import follow
 
 TABLE = {
     "FedAvg": Experiment("fedavg"),

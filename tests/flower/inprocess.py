@@ -8,15 +8,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from parsifl.engine.experiment import Experiment, problem_for
 from parsifl.engine.run import Run
 from parsifl.engine.simulate import simulate
-from parsifl.experiment import Experiment, problem_for
-from parsifl.flower.federation import Federation
-from parsifl.flower.letter import Letter, from_text, to_text
-from parsifl.flower.link import Answers, Kind
+from parsifl.flower.client import Site, alone, told
+from parsifl.flower.message import Letter, from_text, to_text
+from parsifl.flower.server import Federation
 from parsifl.flower.settings import Deployment, Settings
-from parsifl.flower.site import Site, alone, told
-from parsifl.problems.glm import GLM
+from parsifl.flower.transport import Answers, Kind
+from parsifl.linear.glm import GLM
 
 Answer = Letter | str | None
 Fault = Callable[[Kind, int, Letter, Callable[[], Letter]], Answer]

@@ -21,18 +21,18 @@ from tests.flower.inprocess import simulated
 from tests.flower.test_settings import flat
 
 import parsifl.flower
-from parsifl import tree
-from parsifl.algorithm import message_types
+from parsifl.core import tree
+from parsifl.core.algorithm import message_types
+from parsifl.core.errors import CapabilityError, ParsiflError
+from parsifl.core.problem import Problem
 from parsifl.engine import checkpoint
-from parsifl.engine.folder import read_metrics
-from parsifl.errors import CapabilityError, ParsiflError
-from parsifl.experiment import Experiment
+from parsifl.engine.experiment import Experiment
+from parsifl.engine.run_dir import read_metrics
+from parsifl.flower.app_template import write_app
 from parsifl.flower.regression import MODEL_FILE, LinearModel
-from parsifl.flower.scaffold import write_app
 from parsifl.flower.settings import DONE_FILE, ERROR_FILE, Deployment, to_config
 from parsifl.flower.tables import read_csv
-from parsifl.problem import Problem
-from parsifl.problems.neural import NeuralProblem
+from parsifl.nn.neural import NeuralProblem
 
 
 class HandOver:
@@ -186,7 +186,7 @@ def test_why_a_run_failed_is_in_its_folder(tmp_path: Path) -> None:
 def test_a_regression_over_tables(tmp_path: Path) -> None:
     write_app(tmp_path / "app", "sparse-regression", {}, "study")
     chosen = Experiment(
-        "fedgradmp", {"tau": 4, "batch": None}, clients=3, rounds=2, evaluate_every=0
+        "fedgradmp", {"tau": 4, "batch_size": None}, clients=3, rounds=2, evaluate_every=0
     )
     config = to_config(chosen, Deployment(out=str(tmp_path / "run")))
     places = [

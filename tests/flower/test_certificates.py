@@ -9,7 +9,7 @@ pytest.importorskip("cryptography", reason="needs flwr: install the extra parsif
 
 from cryptography.hazmat.primitives import serialization
 
-from parsifl.errors import ConfigError
+from parsifl.core.errors import ConfigError
 from parsifl.flower.certificates import make_keys
 
 

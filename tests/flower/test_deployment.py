@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from tests.flower.inprocess import simulated
 
-from parsifl import tree
-from parsifl.experiment import Experiment
+from parsifl.core import tree
+from parsifl.engine.experiment import Experiment
 
 pytest.importorskip("flwr", reason="needs flwr: install the extra parsifl[flower]")
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from tests.flower.inprocess import InProcess
 
-from parsifl import registry
-from parsifl.algorithm import GatherAlgorithm
+from parsifl.core import registry
+from parsifl.core.algorithm import GatherAlgorithm
 from parsifl.flower.settings import Deployment
 
 PAGE = Path(__file__).parents[2] / "docs" / "flower.md"

@@ -15,22 +15,22 @@ import pytest
 from tests.flower.inprocess import simulated
 from tests.flower.test_regression import in_process
 
-from parsifl import tree
-from parsifl.engine.folder import read_metrics
-from parsifl.experiment import Experiment
+from parsifl.core import tree
+from parsifl.engine.experiment import Experiment
+from parsifl.engine.run_dir import read_metrics
 
 pytest.importorskip("flwr", reason="needs flwr: install the extra parsifl[flower]")
 
 from tests.flower.deployed import app_of, deploy_counted, limit, server_state, tabled, until
 from tests.flower.test_documentation import table
 
+from parsifl.flower.app_template import write_app
 from parsifl.flower.certificates import KeyFolder, add_node, make_keys
 from parsifl.flower.cluster import NAME, Cluster
+from parsifl.flower.local_run import follow, run_on_flower
 from parsifl.flower.regression import MODEL_FILE, LinearModel
-from parsifl.flower.scaffold import write_app
 from parsifl.flower.settings import PROCESS_FILE, Deployment, to_config
 from parsifl.flower.tables import read_csv
-from parsifl.flower.trial import follow, run_on_flower
 
 pytestmark = [
     pytest.mark.slow,
@@ -125,7 +125,7 @@ def has_ended(cluster: Cluster, node: int) -> bool:
 def test_a_secured_regression_over_tables_is_the_fit_in_process(tmp_path: Path) -> None:
     app, out = tmp_path / "app", tmp_path / "app" / "run"
     chosen = Experiment(
-        "fedgradmp", {"tau": 4, "batch": None}, clients=3, rounds=2, evaluate_every=0
+        "fedgradmp", {"tau": 4, "batch_size": None}, clients=3, rounds=2, evaluate_every=0
     )
     write_app(app, "sparse-regression", to_config(chosen, Deployment(out=str(out))), "study")
     files = f'data="{app}/examples/hospital{{id}}.csv"'

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from parsifl import registry
-from parsifl.algorithm import GatherAlgorithm
-from parsifl.errors import CapabilityError
+from parsifl.core import registry
+from parsifl.core.algorithm import GatherAlgorithm
+from parsifl.core.errors import CapabilityError
 from parsifl.flower.privacy import check_additive, check_mods
 
 

@@ -8,19 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from parsifl.errors import ParsiflError
+from parsifl.core.errors import ParsiflError
+from parsifl.engine.experiment import Experiment
 from parsifl.estimators import FederatedSparseRegressor
-from parsifl.experiment import Experiment
-from parsifl.flower.letter import Letter, from_text, to_text
-from parsifl.flower.link import Answers, Kind
+from parsifl.flower.app_template import write_app
+from parsifl.flower.client import told
+from parsifl.flower.message import Letter, from_text, to_text
 from parsifl.flower.regression import MODEL_FILE, LinearModel, Regression, TableSite
-from parsifl.flower.scaffold import write_app
 from parsifl.flower.settings import Deployment, Settings
-from parsifl.flower.site import told
 from parsifl.flower.tables import Agreement, read_csv, summarise
+from parsifl.flower.transport import Answers, Kind
 
 EXPERIMENT = Experiment(
-    "fedgradmp", {"tau": 4, "batch": None}, clients=3, rounds=4, evaluate_every=0
+    "fedgradmp", {"tau": 4, "batch_size": None}, clients=3, rounds=4, evaluate_every=0
 )
 
 

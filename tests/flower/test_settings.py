@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from parsifl.core.errors import ConfigError
 from parsifl.engine.evaluation import Evaluation
-from parsifl.errors import ConfigError
-from parsifl.experiment import Experiment
+from parsifl.engine.experiment import Experiment
 from parsifl.flower import settings
 from parsifl.flower.settings import Deployment
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from parsifl.errors import DataError, WireError
+from parsifl.core.errors import DataError, WireError
 from parsifl.flower.tables import Agreement, read_csv, summarise
 
 ONE = {"age": ["30", "", "50"], "ward": ["b", "a", "NA"], "y": ["1", "2", "3"]}

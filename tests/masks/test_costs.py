@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from parsifl import models
-from parsifl.errors import ConfigError
+from parsifl.core.errors import ConfigError
 from parsifl.masks import MaskPlan, blocks, from_bytes, from_flops, from_memory, optimal
+from parsifl.masks.cost_model import Probe
 from parsifl.masks.costs import flops_costs, memory_costs
-from parsifl.masks.measure import Probe
-from parsifl.models.flops import flop_counter
+from parsifl.nn import models
+from parsifl.nn.models.flops import flop_counter
 
 
 def real_backward(module: nn.Module, sample: Tensor, trained: set[str]) -> int:

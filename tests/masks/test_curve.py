@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from parsifl import models
-from parsifl.errors import ConfigError
+from parsifl.core.errors import ConfigError
 from parsifl.masks import curve
+from parsifl.nn import models
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from parsifl.keys import Key
+from parsifl.core.keys import Key
 from parsifl.masks import heuristics
 from parsifl.masks.instance import gammas, instance_of, value
 
@@ -43,7 +43,7 @@ def test_random_designs_follow_from_the_key() -> None:
 def test_best_of_random_is_the_best_feasible_one() -> None:
     instance = instance_of([5, 4, 3], [7, 5, 12])
     key = Key(3)
-    family = heuristics.random_family(instance, key.at(round=0), 40)
+    family = heuristics.random_family(instance, key.replace(round=0), 40)
     feasible = [value(instance, m, "J") for m in family if instance.broken(m) is None]
     best = heuristics.best_of_random(instance, key, 40)
     assert best is not None

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from parsifl.errors import ConfigError
+from parsifl.core.errors import ConfigError
 from parsifl.masks import expected_bias, optimal, participation
 from parsifl.masks.instance import bias
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from parsifl.errors import ConfigError
-from parsifl.keys import Key
+from parsifl.core.errors import ConfigError
+from parsifl.core.keys import Key
 from parsifl.masks import compare, optimal
 from parsifl.masks.instance import instance_of, value
 from parsifl.masks.sca import _rounded, _start, sca

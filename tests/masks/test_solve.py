@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from parsifl.blocks import Block
-from parsifl.errors import ConfigError
-from parsifl.keys import Key
+from parsifl.core.errors import ConfigError
+from parsifl.core.keys import Key
 from parsifl.masks import MaskPlan, heuristics, optimal, replan
 from parsifl.masks.instance import instance_of, value
+from parsifl.nn.layer_groups import Block
 
 MOBILENET = [928, 2528, 9152, 18048, 34688, 68864, 134912, *[268800] * 5, 531968, 1061888]
 PRERESNET = [1728, 73984, 73984, 229760, 295424, 918272, 1180672, 3671552, 4720640, 1024]
@@ -180,7 +180,7 @@ def test_spread_budgets_reach_the_certified_bracket() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("layers", [MOBILENET, PRERESNET], ids=["mobilenet", "preresnet"])
 def test_a_thousand_devices_beat_a_thousand_random_designs(layers: list[int]) -> None:
-    shares = Key(0, purpose="test budgets").numpy().uniform(0.05, 1.0, 20)
+    shares = Key(0, purpose="test budgets").numpy_generator().uniform(0.05, 1.0, 20)
     budgets = np.repeat(shares, 50) * sum(layers)
     plan = optimal(layers, budgets, seconds=10.0)
     check(plan)
@@ -191,7 +191,7 @@ def test_a_thousand_devices_beat_a_thousand_random_designs(layers: list[int]) ->
 
 
 def test_every_budget_may_differ() -> None:
-    shares = Key(2, purpose="test budgets").numpy().uniform(0.02, 1.0, 60)
+    shares = Key(2, purpose="test budgets").numpy_generator().uniform(0.02, 1.0, 60)
     plan = optimal(PRERESNET, shares * sum(PRERESNET), seconds=2.0)
     check(plan)
     assert np.isfinite(plan.bound)
@@ -199,7 +199,7 @@ def test_every_budget_may_differ() -> None:
 
 
 def test_many_layers_get_a_bound_without_listing_their_subsets() -> None:
-    sizes = Key(3, purpose="test sizes").numpy().integers(100, 9000, 40).tolist()
+    sizes = Key(3, purpose="test sizes").numpy_generator().integers(100, 9000, 40).tolist()
     plan = optimal(sizes, fleet(sizes, 0.4, 5, 25), seconds=3.0)
     check(plan)
     assert 0.0 <= plan.gap < 0.6

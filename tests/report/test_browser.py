@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from tests.report.browser import Page, browse, find_chromium
 from tests.report.folders import make_run
-from tests.report.test_anatomy import supports, write
+from tests.report.test_state_sparsity import supports, write
 
 from parsifl.report import build
-from parsifl.report.watch import serve
+from parsifl.report.live import serve
 
 CURVES = "document.querySelector('[data-figure=curves]')"
 CANVAS = f"{CURVES}.querySelector('.canvas')"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.report.folders import costs, make_run
 
-from parsifl.errors import CheckpointError
+from parsifl.core.errors import CheckpointError
 from parsifl.report import load
 
 
@@ -118,5 +118,5 @@ def test_a_damaged_folder_among_others_is_named(tmp_path: Path) -> None:
 
 
 def test_reading_does_not_load_torch() -> None:
-    code = "import sys, parsifl.report, parsifl.report.watch; assert 'torch' not in sys.modules"
+    code = "import sys, parsifl.report, parsifl.report.live; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tests.report.folders import make_run
 
-from parsifl.errors import CheckpointError
+from parsifl.core.errors import CheckpointError
 from parsifl.report import build
 from parsifl.report.load import read_all
 from parsifl.report.page import render

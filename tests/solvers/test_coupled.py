@@ -14,12 +14,12 @@ from scipy.optimize import minimize
 
 from parsifl.solvers.coupled import (
     Coupled,
-    Held,
+    FixedAnchor,
     density,
     smooth_sign,
     sparsify,
 )
-from parsifl.solvers.rules import soften_
+from parsifl.solvers.update_rules import soften_
 
 Array = npt.NDArray[np.float64]
 RULES = [
@@ -90,11 +90,11 @@ def test_held_rule_makes_the_same_step_and_leaves_the_anchor(rule: Coupled) -> N
     rule.before_(moved, (anchor,), 0.1)
     rule.after_(moved, (anchor,), 0.1)
     kept = w.clone()
-    Held(rule).before_(held, (kept,), 0.1)
-    Held(rule).after_(held, (kept,), 0.1)
+    FixedAnchor(rule).before_(held, (kept,), 0.1)
+    FixedAnchor(rule).after_(held, (kept,), 0.1)
     assert torch.equal(held, moved)
     assert torch.equal(kept, w)
-    assert not Held(rule).moves_aux
+    assert not FixedAnchor(rule).moves_aux
 
 
 def test_slope_agrees_with_the_step_in_place() -> None:

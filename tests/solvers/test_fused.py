@@ -9,22 +9,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from parsifl import tree
+from parsifl.core import tree
+from parsifl.core.batching import Batches, BatchSpec, DataRequest
+from parsifl.core.keys import Key
+from parsifl.core.problem import Params, Problem
 from parsifl.data.clients import ClientData
 from parsifl.engine import executors
-from parsifl.engine.shards import Shards
+from parsifl.engine.batch_sampler import BatchSampler
 from parsifl.engine.tasks import Task
-from parsifl.keys import Key
-from parsifl.problem import Params, Problem
-from parsifl.problems.neural import NeuralProblem
+from parsifl.nn.neural import NeuralProblem
 from parsifl.solvers import fused
 from parsifl.solvers.coupled import Coupled, alternate
-from parsifl.solvers.lookahead import sgd_ahead
-from parsifl.solvers.rules import Affine
+from parsifl.solvers.maml import sgd_ahead
 from parsifl.solvers.sgd import gradient, sgd, sgd_pair
-from parsifl.testing.conformance.trial import difference
-from parsifl.testing.toys import classifier, clients
-from parsifl.work import Batches, Draw, Work
+from parsifl.solvers.update_rules import LinearRule
+from parsifl.testing.conformance.harness import difference
+from parsifl.testing.fixtures import classifier, clients
 
 SIZES = (6, 11, 9)
 Solver = Callable[[Problem, Params, Batches], Any]
@@ -37,8 +37,8 @@ def two_ways(
 
     Clients begin at points of their own, or all at the same one.
     """
-    work = Work({"t": Draw(**{"batch": 4, "epochs": 2, **draw})})
-    shards = Shards(data, problem)
+    work = DataRequest({"t": BatchSpec(**{"batch_size": 4, "epochs": 2, **draw})})
+    shards = BatchSampler(data, problem)
     start = problem.init(Key(3))
     tasks = [
         Task(
@@ -82,7 +82,7 @@ def head_only(problem: Problem, params: Params, batches: Batches) -> Params:
     names = sorted(params)[-2:]
     trained = {name: params[name] for name in names}
     fixed = {name: value for name, value in params.items() if name not in names}
-    return sgd(problem, trained, batches, 0.1, frozen=fixed, rule=Affine(0.2), aux=(trained,))
+    return sgd(problem, trained, batches, 0.1, frozen=fixed, rule=LinearRule(0.2), aux=(trained,))
 
 
 def body_only(problem: Problem, params: Params, batches: Batches) -> Params:
@@ -115,8 +115,8 @@ def test_gradients_by_hand_are_really_taken(solve: Solver, monkeypatch: pytest.M
     """Guards the tests here: without autograd no loss is ever called."""
     problem = classifier()
     monkeypatch.setattr(torch.func, "grad", None)
-    data, work = clients(SIZES), Work({"t": Draw(batch=4, steps=2)})
-    shards = Shards(data, problem)
+    data, work = clients(SIZES), DataRequest({"t": BatchSpec(batch_size=4, steps=2)})
+    shards = BatchSampler(data, problem)
     params = problem.init(Key(3))
     tasks = [Task(i, (shards.shard(i, work, Key(2))["t"],)) for i in range(3)]
     outcome = executors.run(lambda batches: solve(problem, params, batches), tasks, "fused", 10)
@@ -126,8 +126,8 @@ def test_gradients_by_hand_are_really_taken(solve: Solver, monkeypatch: pytest.M
 
 def test_a_gradient_of_a_gradient_is_left_to_autograd() -> None:
     problem = classifier()
-    data, work = clients(SIZES), Work({"t": Draw(batch=4, steps=1)})
-    drawn = Shards(data, problem).shard(0, work, Key(2))["t"].batch(0)
+    data, work = clients(SIZES), DataRequest({"t": BatchSpec(batch_size=4, steps=1)})
+    drawn = BatchSampler(data, problem).shard(0, work, Key(2))["t"].batch(0)
     params = problem.init(Key(3))
 
     def curved(scale: Tensor) -> Tensor:
@@ -170,8 +170,8 @@ def test_a_broad_first_weight_lies_across_where_clients_begin_alike(outputs: int
     """Guards the test above."""
     hidden = nn.Sequential(nn.Linear(4, outputs), nn.ReLU(), nn.Linear(outputs, 3))
     problem = NeuralProblem(lambda: hidden, dtype=torch.float64)
-    data, work = clients(SIZES), Work({"t": Draw(batch=4, steps=2)})
-    shards, params = Shards(data, problem), problem.init(Key(3))
+    data, work = clients(SIZES), DataRequest({"t": BatchSpec(batch_size=4, steps=2)})
+    shards, params = BatchSampler(data, problem), problem.init(Key(3))
     tasks = [Task(i, (shards.shard(i, work, Key(2))["t"],)) for i in range(3)]
     outcome = executors.run(lambda batches: plain(problem, params, batches), tasks, "fused", 10)
     assert not outcome.fallbacks

@@ -12,11 +12,11 @@ from tests.solvers.test_fused import SOLVERS, Solver, two_ways
 from torch import Tensor, nn
 
 import parsifl
-from parsifl import models
 from parsifl.data.clients import ClientData
-from parsifl.models.dropout import KeyedDropout
-from parsifl.problems.neural import NeuralProblem
-from parsifl.testing.conformance.trial import difference
+from parsifl.nn import models
+from parsifl.nn.dropout import KeyedDropout
+from parsifl.nn.neural import NeuralProblem
+from parsifl.testing.conformance.harness import difference
 
 SIZES = (6, 11, 9)
 SHAPE = (2, 6, 6)
@@ -178,7 +178,7 @@ def test_a_model_of_words_is_trained_by_the_simulator() -> None:
     own = [(x, np.minimum(x[:, 0], 2)) for x in rows]
     data = ClientData.of(own, dtype=torch.int64)
     problem = NeuralProblem(Words, dtype=torch.float64)
-    method = parsifl.get("fedavg", batch=4, steps=3)
+    method = parsifl.get("fedavg", batch_size=4, local_steps=3)
     fused = parsifl.simulate(method, problem, data, 2, engine="batched")
     alone = parsifl.simulate(method, problem, data, 2, engine="sequential")
     assert data.x.dtype == torch.int64

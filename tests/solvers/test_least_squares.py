@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from parsifl.problem import Restricted
-from parsifl.problems.datafits import SQUARED_HALF
+from parsifl.core.problem import Restricted
+from parsifl.linear.datafits import SQUARED_HALF
 from parsifl.solvers.least_squares import least_squares, solve_symmetric
 
 

@@ -8,25 +8,27 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from parsifl import tree
-from parsifl.engine.shards import Shards
-from parsifl.keys import Key
-from parsifl.problem import Params
-from parsifl.problems.neural import NeuralProblem
-from parsifl.solvers.rules import Affine, Rule
+from parsifl.core import tree
+from parsifl.core.batching import Batch, Batches, BatchSpec, DataRequest
+from parsifl.core.keys import Key
+from parsifl.core.problem import Params
+from parsifl.engine.batch_sampler import BatchSampler
+from parsifl.nn.neural import NeuralProblem
 from parsifl.solvers.sgd import gradient, sgd, sgd_pair
 from parsifl.solvers.thresholding import SoftThreshold
-from parsifl.testing.conformance.trial import difference
-from parsifl.testing.toys import classifier, clients
-from parsifl.work import Batch, Batches, Draw, Work
+from parsifl.solvers.update_rules import LinearRule, Rule
+from parsifl.testing.conformance.harness import difference
+from parsifl.testing.fixtures import classifier, clients
 
 PROBLEM = classifier()
 START = PROBLEM.init(Key(3))
 
 
 def batches(client: int = 0, **draw: Any) -> Batches:
-    given = Draw(**{"batch": 4, "steps": 5, **draw})
-    return Shards(clients((6, 11)), PROBLEM).shard(client, Work({"t": given}), Key(2))["t"]
+    given = BatchSpec(**{"batch_size": 4, "steps": 5, **draw})
+    return BatchSampler(clients((6, 11)), PROBLEM).shard(client, DataRequest({"t": given}), Key(2))[
+        "t"
+    ]
 
 
 def with_optimizer(start: Params, drawn: Batches, prox: float = 0.0, **options: Any) -> Params:
@@ -56,7 +58,7 @@ def test_it_is_the_sgd_of_torch(momentum: float, decay: float) -> None:
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_a_proximal_rule_is_part_of_the_gradient(momentum: float) -> None:
     aux = (tree.scale(-0.7, START),)
-    found = sgd(PROBLEM, START, batches(), 0.3, rule=Affine(0.7), aux=aux, momentum=momentum)
+    found = sgd(PROBLEM, START, batches(), 0.3, rule=LinearRule(0.7), aux=aux, momentum=momentum)
     wanted = with_optimizer(START, batches(), prox=0.7, lr=0.3, momentum=momentum)
     assert difference(found, wanted) < 1e-13
 
@@ -72,7 +74,7 @@ def test_a_threshold_comes_after_the_step() -> None:
 def test_inputs_are_not_changed() -> None:
     start, drawn = {n: v.clone() for n, v in START.items()}, batches()
     before = tree.map(torch.clone, drawn)
-    sgd(PROBLEM, start, drawn, 0.3, rule=Affine(0.1), aux=(start,), momentum=0.5)
+    sgd(PROBLEM, start, drawn, 0.3, rule=LinearRule(0.1), aux=(start,), momentum=0.5)
     assert tree.same(start, START)
     assert tree.same(drawn, before)
 
@@ -88,7 +90,12 @@ def test_inactive_steps_change_nothing_even_with_momentum_and_rules() -> None:
     active = torch.tensor([True, True, True, False, False])
     ragged = replace(drawn, active=active, ragged=True)
     short = replace(drawn, index=drawn.index[:3], weight=drawn.weight[:3], active=drawn.active[:3])
-    options: dict[str, Any] = {"rule": Affine(0.3), "aux": (START,), "momentum": 0.9, "decay": 0.1}
+    options: dict[str, Any] = {
+        "rule": LinearRule(0.3),
+        "aux": (START,),
+        "momentum": 0.9,
+        "weight_decay": 0.1,
+    }
     found = sgd(PROBLEM, START, ragged, 0.3, **options)
     assert tree.same(found, sgd(PROBLEM, START, short, 0.3, **options))
 

@@ -10,8 +10,8 @@ import torch
 from scipy.optimize import minimize as scipy_minimize
 from torch import Tensor
 
-from parsifl.problem import Restricted
-from parsifl.problems import datafits
+from parsifl.core.problem import Restricted
+from parsifl.linear import datafits
 from parsifl.solvers import support
 from parsifl.solvers.least_squares import solve_symmetric
 

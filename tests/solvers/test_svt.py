@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parsifl.messages import LowRank, densify, matricize
+from parsifl.core.leaves import LowRank, densify, matricize
 from parsifl.solvers.svt import TRUSTED, svt, svt_layers, svt_stack
 
 

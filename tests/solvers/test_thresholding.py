@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from parsifl.atoms.sparsity import Sparsity
+from parsifl.linear.sparsity.constraint import Sparsity
 from parsifl.solvers.thresholding import HardThreshold, SoftThreshold
 
 

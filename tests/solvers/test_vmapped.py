@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from parsifl.problem import Params
+from parsifl.core.problem import Params
 from parsifl.solvers import vmapped
 
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from parsifl import registry
+from parsifl.core import registry
 from parsifl.testing.conformance import CHECKS, Trial, run_check, small, trial_for
 from parsifl.testing.conformance.__main__ import main
 

@@ -13,36 +13,36 @@ import pytest
 import torch
 from torch import Tensor
 
-from parsifl import tree
-from parsifl.algorithm import AnyMethod, ClientInfo, Local
-from parsifl.algorithms.mean import Mean, MeanServer
-from parsifl.algorithms.settings import LocalSGD
-from parsifl.keys import Key
-from parsifl.problem import Model, Params, Problem
+from parsifl.algorithms._bases.averaging import Averaging, Mean
+from parsifl.algorithms._bases.local_sgd import LocalSgd
+from parsifl.core import tree
+from parsifl.core.algorithm import AnyAlgorithm, ClientInfo, ClientUpdate
+from parsifl.core.batching import ClientRoundData, DataRequest
+from parsifl.core.keys import Key
+from parsifl.core.problem import Model, Params, Problem
 from parsifl.solvers.sgd import sgd
 from parsifl.testing.conformance import run_check, trial_for
-from parsifl.testing.toys import Toy
-from parsifl.work import Shard, Work
+from parsifl.testing.fixtures import TinyFedAvg
 
 
 @final
 @dataclass(frozen=True)
-class Impure(Toy):
+class Impure(TinyFedAvg):
     """Change the message that came in."""
 
-    def local(
-        self, problem: Problem, down: Params, client: None, shard: Shard
-    ) -> Local[None, Params]:
+    def client_update(
+        self, problem: Problem, received: Params, state: None, data: ClientRoundData
+    ) -> ClientUpdate[None, Params]:
         """Train in place."""
-        trained = sgd(problem, down, shard["train"], self.lr)
-        for name, value in down.items():
+        trained = sgd(problem, received, data["train"], self.lr)
+        for name, value in received.items():
             value.copy_(trained[name])
-        return Local(None, trained)
+        return ClientUpdate(None, trained)
 
 
 @final
 @dataclass(frozen=True)
-class ImpureServer(Toy):
+class ImpureServer(TinyFedAvg):
     """Change the state that came in."""
 
     def aggregate(self, problem: Problem, server: Params, total: Mean, key: Key) -> Params:
@@ -54,20 +54,20 @@ class ImpureServer(Toy):
 
 @final
 @dataclass(frozen=True)
-class Remembering(Toy):
+class Remembering(TinyFedAvg):
     """Keep something on self."""
 
     notes: list[int] = field(default_factory=list, init=False, compare=False)
 
-    def broadcast(self, problem: Problem, server: Params, info: ClientInfo, key: Key) -> Params:
+    def broadcast(self, problem: Problem, server: Params, client: ClientInfo, key: Key) -> Params:
         """Send the model, and take a note."""
-        self.notes.append(info.id)
+        self.notes.append(client.id)
         return server
 
 
 @final
 @dataclass(frozen=True)
-class GlobalTorch(Toy):
+class GlobalTorch(TinyFedAvg):
     """Draw from torch's generator."""
 
     def init_server(self, problem: Problem, clients: Sequence[ClientInfo], key: Key) -> Params:
@@ -77,92 +77,94 @@ class GlobalTorch(Toy):
 
 @final
 @dataclass(frozen=True)
-class GlobalNumpy(Toy):
+class GlobalNumpy(TinyFedAvg):
     """Draw from NumPy's generator."""
 
-    def weight(self, info: ClientInfo) -> float:
+    def weight(self, client: ClientInfo) -> float:
         """Weigh by chance."""
         return float(np.random.rand() + 1)  # noqa: NPY002 - the mistake that is to be found
 
 
 @final
 @dataclass(frozen=True)
-class Branching(Toy):
+class Branching(TinyFedAvg):
     """Look at a value inside `local`."""
 
-    def local(
-        self, problem: Problem, down: Params, client: None, shard: Shard
-    ) -> Local[None, Params]:
+    def client_update(
+        self, problem: Problem, received: Params, state: None, data: ClientRoundData
+    ) -> ClientUpdate[None, Params]:
         """Branch on a tensor."""
-        trained = sgd(problem, down, shard["train"], self.lr)
+        trained = sgd(problem, received, data["train"], self.lr)
         first = next(iter(trained.values()))
-        return Local(None, trained if float(first.sum()) > -1e9 else down)
+        return ClientUpdate(None, trained if float(first.sum()) > -1e9 else received)
 
 
 @final
 @dataclass(frozen=True)
-class BranchingJudge(Toy):
+class BranchingJudge(TinyFedAvg):
     """Look at a value inside `personalize`."""
 
-    def tuning(self, info: ClientInfo) -> Work:
+    def personalization_batches(self, client: ClientInfo) -> DataRequest:
         """Read one batch."""
-        return self.work(info, 0)
+        return self.batches(client, 0)
 
-    def personalize(self, problem: Problem, down: Params, client: None, shard: Shard) -> Model:
+    def personalize(
+        self, problem: Problem, received: Params, state: None, data: ClientRoundData
+    ) -> Model:
         """Branch on a tensor."""
-        tuned = sgd(problem, down, shard["train"], self.lr)
-        return Model(problem, tuned if float(next(iter(tuned.values())).sum()) > -1e9 else down)
+        tuned = sgd(problem, received, data["train"], self.lr)
+        return Model(problem, tuned if float(next(iter(tuned.values())).sum()) > -1e9 else received)
 
 
 @final
 @dataclass(frozen=True)
-class SinglePrecision(Toy):
+class SinglePrecision(TinyFedAvg):
     """Upload float32 whatever comes in."""
 
-    def local(
-        self, problem: Problem, down: Params, client: None, shard: Shard
-    ) -> Local[None, Params]:
+    def client_update(
+        self, problem: Problem, received: Params, state: None, data: ClientRoundData
+    ) -> ClientUpdate[None, Params]:
         """Train and round."""
-        trained = sgd(problem, down, shard["train"], self.lr)
-        return Local(None, {name: value.float() for name, value in trained.items()})
+        trained = sgd(problem, received, data["train"], self.lr)
+        return ClientUpdate(None, {name: value.float() for name, value in trained.items()})
 
 
 @final
 @dataclass(frozen=True)
-class Lazy(Toy):
+class Lazy(TinyFedAvg):
     """Send back what came."""
 
-    def local(
-        self, problem: Problem, down: Params, client: None, shard: Shard
-    ) -> Local[None, Params]:
+    def client_update(
+        self, problem: Problem, received: Params, state: None, data: ClientRoundData
+    ) -> ClientUpdate[None, Params]:
         """Do nothing."""
-        return Local(None, dict(down))
+        return ClientUpdate(None, dict(received))
 
 
 @final
 @dataclass(frozen=True)
-class Restless(Toy):
+class Restless(TinyFedAvg):
     """Shrink the model even without a step."""
 
-    def local(
-        self, problem: Problem, down: Params, client: None, shard: Shard
-    ) -> Local[None, Params]:
+    def client_update(
+        self, problem: Problem, received: Params, state: None, data: ClientRoundData
+    ) -> ClientUpdate[None, Params]:
         """Train and shrink."""
-        trained = sgd(problem, down, shard["train"], self.lr)
-        return Local(None, tree.scale(0.9, trained))
+        trained = sgd(problem, received, data["train"], self.lr)
+        return ClientUpdate(None, tree.scale(0.9, trained))
 
 
 @final
 @dataclass(frozen=True)
-class DataDependent(Toy):
+class DataDependent(TinyFedAvg):
     """Upload a number of entries that the data decide."""
 
-    def local(
-        self, problem: Problem, down: Params, client: None, shard: Shard
-    ) -> Local[None, Params]:
+    def client_update(
+        self, problem: Problem, received: Params, state: None, data: ClientRoundData
+    ) -> ClientUpdate[None, Params]:
         """Send only what is positive."""
-        trained = sgd(problem, down, shard["train"], self.lr)
-        return Local(None, {n: v.flatten()[v.flatten() > 0] for n, v in trained.items()})
+        trained = sgd(problem, received, data["train"], self.lr)
+        return ClientUpdate(None, {n: v.flatten()[v.flatten() > 0] for n, v in trained.items()})
 
     def aggregate(self, problem: Problem, server: Params, total: Mean, key: Key) -> Params:
         """Forget the uploads."""
@@ -175,7 +177,7 @@ class DataDependent(Toy):
 
 @final
 @dataclass(frozen=True)
-class Unweighted(Toy):
+class Unweighted(TinyFedAvg):
     """Let the last client win, so that the order matters."""
 
     def contribute(self, problem: Problem, upload: Params, weight: float) -> Mean:
@@ -189,7 +191,7 @@ class Unweighted(Toy):
 
 @final
 @dataclass(frozen=True)
-class Undeclared(Toy):
+class Undeclared(TinyFedAvg):
     """Use the head without requiring Layered."""
 
     def model(self, problem: Any, server: Params) -> Model:
@@ -200,11 +202,11 @@ class Undeclared(Toy):
 
 @final
 @dataclass(frozen=True)
-class Mistyped(Toy):
+class Mistyped(TinyFedAvg):
     """Say that the downlink is a tensor."""
 
     def broadcast(  # type: ignore[override]  # the mistake that is to be found
-        self, problem: Problem, server: Params, info: ClientInfo, key: Key
+        self, problem: Problem, server: Params, client: ClientInfo, key: Key
     ) -> Tensor:
         """Send a dict all the same."""
         result: Any = server
@@ -213,52 +215,56 @@ class Mistyped(Toy):
 
 @final
 @dataclass(frozen=True)
-class Telltale(LocalSGD, MeanServer[Problem, Params]):
+class Telltale(LocalSgd, Averaging[Problem, Params]):
     """Upload the personal model."""
 
     cites: ClassVar[str] = "A toy"
-    batch: int = 4
-    steps: int = 2
+    batch_size: int = 4
+    local_steps: int = 2
 
-    def init_client(self, problem: Problem, info: ClientInfo, down: Params, key: Key) -> Params:
+    def init_client(
+        self, problem: Problem, client: ClientInfo, received: Params, key: Key
+    ) -> Params:
         """Start from what came."""
-        return down
+        return received
 
-    def work(self, info: ClientInfo, round: int) -> Work:
+    def batches(self, client: ClientInfo, round: int) -> DataRequest:
         """Read mini-batches."""
-        return Work({"train": self.draw(info)})
+        return DataRequest({"train": self.draw(client)})
 
-    def local(
-        self, problem: Problem, down: Params, client: Params, shard: Shard
-    ) -> Local[Params, Params]:
+    def client_update(
+        self, problem: Problem, received: Params, state: Params, data: ClientRoundData
+    ) -> ClientUpdate[Params, Params]:
         """Train the personal model and give it away."""
-        own = sgd(problem, client, shard["train"], self.lr)
-        return Local(own, own)
+        own = sgd(problem, state, data["train"], self.lr)
+        return ClientUpdate(own, own)
 
-    def personalize(self, problem: Problem, down: Params, client: Params, shard: Shard) -> Model:
+    def personalize(
+        self, problem: Problem, received: Params, state: Params, data: ClientRoundData
+    ) -> Model:
         """Judge the personal model."""
-        return Model(problem, client)
+        return Model(problem, state)
 
 
 @dataclass(frozen=True)
-class NotFinal(Toy):
+class NotFinal(TinyFedAvg):
     """Leave out the decorator."""
 
 
 @final
-class NotADataclass(Toy):
+class NotADataclass(TinyFedAvg):
     """Leave out the other decorator."""
 
 
 @final
 @dataclass(frozen=True)
-class Silent(Toy):
+class Silent(TinyFedAvg):
     cites: ClassVar[str] = "A toy"
 
 
 @final
 @dataclass(frozen=True)
-class Uncited(Toy):
+class Uncited(TinyFedAvg):
     """Name no paper."""
 
     cites: ClassVar[str] = " "
@@ -266,7 +272,7 @@ class Uncited(Toy):
 
 @final
 @dataclass(frozen=True)
-class Forgetful(Toy):
+class Forgetful(TinyFedAvg):
     """Lose a setting on the way to JSON."""
 
     hidden: float = field(default=1.0, init=False)
@@ -304,9 +310,9 @@ class Forgetful(Toy):
         (Uncited(), "documented"),
         (Forgetful(), "settings survive JSON"),
     ],
-    ids=lambda value: type(value).__name__ if isinstance(value, Toy | Telltale) else "",
+    ids=lambda value: type(value).__name__ if isinstance(value, TinyFedAvg | Telltale) else "",
 )
-def test_a_broken_method_fails_the_check_for_it(method: AnyMethod, check: str) -> None:
+def test_a_broken_method_fails_the_check_for_it(method: AnyAlgorithm, check: str) -> None:
     result = run_check(check, trial_for(method))
     assert result.status == "failed"
     assert result.reason

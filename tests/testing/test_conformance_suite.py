@@ -11,37 +11,37 @@ from typing import Any, ClassVar, final
 import pytest
 import torch
 
-from parsifl.algorithm import Local
 from parsifl.algorithms.fedavg import FedAvg
+from parsifl.core.algorithm import ClientUpdate
+from parsifl.core.batching import ClientRoundData
+from parsifl.core.errors import CapabilityError, ConfigError
+from parsifl.core.problem import Layered, Params, Problem
 from parsifl.data.clients import ClientData
-from parsifl.errors import CapabilityError, ConfigError
-from parsifl.problem import Layered, Params, Problem
-from parsifl.problems.neural import NeuralProblem
+from parsifl.nn.neural import NeuralProblem
 from parsifl.solvers.sgd import sgd
 from parsifl.testing import conformance
 from parsifl.testing.conformance import ConformanceError, check_algorithm, run_check, trial_for
 from parsifl.testing.conformance.examples import Example, neural
-from parsifl.testing.toys import Toy
-from parsifl.work import Shard
+from parsifl.testing.fixtures import TinyFedAvg
 
 
 @final
 @dataclass(frozen=True)
-class Healthy(Toy):
+class Healthy(TinyFedAvg):
     """Do nothing wrong."""
 
 
 @final
 @dataclass(frozen=True)
-class SinglePrecision(Toy):
+class SinglePrecision(TinyFedAvg):
     """Upload float32 whatever comes in."""
 
-    def local(
-        self, problem: Problem, down: Params, client: None, shard: Shard
-    ) -> Local[None, Params]:
+    def client_update(
+        self, problem: Problem, received: Params, state: None, data: ClientRoundData
+    ) -> ClientUpdate[None, Params]:
         """Train and round."""
-        trained = sgd(problem, down, shard["train"], self.lr)
-        return Local(None, {name: value.float() for name, value in trained.items()})
+        trained = sgd(problem, received, data["train"], self.lr)
+        return ClientUpdate(None, {name: value.float() for name, value in trained.items()})
 
 
 def test_a_healthy_method_passes_everything() -> None:
@@ -58,7 +58,7 @@ def test_every_broken_promise_is_listed() -> None:
 
 @final
 @dataclass(frozen=True)
-class Excused(Toy):
+class Excused(TinyFedAvg):
     """Shrink without a step, and say so."""
 
     exempt: ClassVar[Mapping[str, str]] = {"zero local steps change nothing": "it shrinks"}
@@ -77,7 +77,7 @@ def test_settings_for_the_trial_are_taken_from_the_class() -> None:
 
 @final
 @dataclass(frozen=True)
-class Headed(Toy):
+class Headed(TinyFedAvg):
     """Require a head."""
 
     requires: ClassVar[tuple[type[Any], ...]] = (Layered,)
@@ -97,7 +97,7 @@ class Impossible(Problem):
 
 @final
 @dataclass(frozen=True)
-class Ambitious(Toy):
+class Ambitious(TinyFedAvg):
     """Require what nobody has."""
 
     requires: ClassVar[tuple[type[Any], ...]] = (Impossible,)

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import nn
 
-from parsifl import registry, tree
+from parsifl.core import registry, tree
+from parsifl.core.keys import Key
 from parsifl.data.clients import ClientData
+from parsifl.engine.batch_sampler import BatchSampler, Infos
 from parsifl.engine.run import Run
-from parsifl.engine.shards import Infos, Shards
 from parsifl.engine.simulate import simulate
-from parsifl.keys import Key
-from parsifl.problems.neural import NeuralProblem
+from parsifl.nn.neural import NeuralProblem
 from parsifl.testing import reference
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -99,16 +99,16 @@ def test_the_engine_follows_the_golden_trajectory(algorithm: str, case: str, eng
 def test_the_schedule_draws_the_stored_batches_and_cohorts(algorithm: str) -> None:
     golden = stored(algorithm, "softmax")
     problem, data = federation(golden)
-    shards, infos = Shards(data, problem), Infos(data)
+    shards, infos = BatchSampler(data, problem), Infos(data)
     method = registry.get(algorithm, **golden["settings"])
     for number, wanted in enumerate(golden["rounds"]):
         assert list(map(int, wanted["batches"])) == wanted["cohort"]
         for client in wanted["cohort"]:
             key = Key(golden["seed"], number)
-            shard = shards.shard(client, method.work(infos[client], number), key)
+            shard = shards.shard(client, method.batches(infos[client], number), key)
             drawn = {
                 name: [i[w > 0].tolist() for i, w in zip(b.index, b.weight, strict=True)]
-                for name, b in shard.draws.items()
+                for name, b in shard.batches.items()
             }
             assert drawn == wanted["batches"][str(client)]
 
@@ -180,7 +180,7 @@ def test_the_reference_imports_nothing_that_it_is_compared_with() -> None:
         node.module for node in ast.walk(tree_) if isinstance(node, ast.ImportFrom) and node.module
     } | {a.name for node in ast.walk(tree_) if isinstance(node, ast.Import) for a in node.names}
     own = {name for name in imported if name.startswith("parsifl")}
-    assert own == {"parsifl.keys", "parsifl.work"}
+    assert own == {"parsifl.core.keys", "parsifl.core.batching"}
     assert "torch" not in imported
 
 

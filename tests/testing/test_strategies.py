@@ -9,9 +9,10 @@ from hypothesis import HealthCheck, find, given, settings
 from hypothesis.errors import NoSuchExample
 from torch import Tensor
 
-from parsifl import tree, wire
+from parsifl import wire
+from parsifl.core import tree
+from parsifl.core.leaves import LowRank, Sparse
 from parsifl.data.clients import ClientData
-from parsifl.messages import LowRank, Sparse
 from parsifl.testing import strategies
 
 FEW = settings(max_examples=50, deadline=None)

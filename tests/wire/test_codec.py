@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from parsifl import tree, wire
-from parsifl.errors import ConfigError, WireError
-from parsifl.messages import LowRank, Sparse
-from parsifl.wire import values
+from parsifl import wire
+from parsifl.core import tree
+from parsifl.core.errors import ConfigError, WireError
+from parsifl.core.leaves import LowRank, Sparse
+from parsifl.wire import quantization
 
 PRECISIONS = list(wire.PRECISIONS)
 
@@ -43,7 +44,7 @@ def _tensor(seed: int, dtype: torch.dtype, shape: tuple[int, ...], density: floa
 tensors = st.builds(
     _tensor,
     st.integers(0, 1000),
-    st.sampled_from(list(values.CODES)),
+    st.sampled_from(list(quantization.CODES)),
     st.lists(st.sampled_from([0, 1, 2, 7, 30]), max_size=3).map(tuple),
     st.sampled_from([0.0, 0.02, 0.3, 0.9, 1.0]),
 )
@@ -93,7 +94,7 @@ def test_exact_messages_come_back_bit_for_bit(message: Any) -> None:
     data = wire.encode(message)
     assert tree.same(wire.decode(data, Any), message)
     assert wire.size(message) == len(data)
-    assert wire.rounded(message, "exact") is message
+    assert wire.as_received(message, "exact") is message
 
 
 @settings(max_examples=200, deadline=None)
@@ -102,11 +103,11 @@ def test_rounded_is_what_the_receiver_sees(message: Any, precision: wire.Precisi
     try:
         data = wire.encode(message, precision)
     except WireError:
-        for refuses in (wire.rounded, wire.size):
+        for refuses in (wire.as_received, wire.size):
             with pytest.raises(WireError, match=f"the largest of {precision}"):
                 refuses(message, precision)
         return
-    seen = wire.rounded(message, precision)
+    seen = wire.as_received(message, precision)
     assert tree.same(wire.decode(data, Any), seen)
     assert wire.size(message, precision) == len(data)
 
@@ -211,7 +212,7 @@ def test_senders_refuse_values_that_are_not_finite(number: float, precision: str
             wire.encode(message, precision)  # type: ignore[arg-type]  # parametrised by text
     if precision != "exact":
         with pytest.raises(WireError, match=r"^layer\.w: holds NaN"):
-            wire.rounded(dense, precision)  # type: ignore[arg-type]  # parametrised by text
+            wire.as_received(dense, precision)  # type: ignore[arg-type]  # parametrised by text
 
 
 def test_values_beyond_a_precision_are_refused_by_name() -> None:
@@ -219,7 +220,7 @@ def test_values_beyond_a_precision_are_refused_by_name() -> None:
         {"w": torch.tensor([1.0, 65520.0] * 9)},
         {"w": Sparse(torch.arange(9), torch.full((9,), -1e6), (99,))},
     ):
-        for refuses in (wire.encode, wire.rounded, wire.size):
+        for refuses in (wire.encode, wire.as_received, wire.size):
             with pytest.raises(WireError, match=r"^w: a value is beyond 65504, .* float16"):
                 refuses(message, "float16")
         assert wire.decode(wire.encode(message, "bfloat16"), dict[str, Any]).keys() == {"w"}
@@ -233,7 +234,7 @@ def test_a_support_in_more_places_than_there_is_memory_is_refused(places: int) -
 
 
 def test_unknown_precision_is_a_config_error() -> None:
-    for function in (wire.encode, wire.size, wire.rounded):
+    for function in (wire.encode, wire.size, wire.as_received):
         function({}, "exact")
         with pytest.raises(ConfigError, match="unknown precision"):
             function({}, "int4")  # type: ignore[arg-type]  # the mistake under test

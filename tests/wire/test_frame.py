@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from parsifl import tree, tree_json, wire
-from parsifl.errors import WireError
-from parsifl.messages import LowRank, Sparse
+from parsifl import wire
+from parsifl.core import tree, tree_schema
+from parsifl.core.errors import WireError
+from parsifl.core.leaves import LowRank, Sparse
 from parsifl.wire import frame
 
 Forge = Callable[..., bytes]
@@ -239,7 +240,7 @@ def test_names_beyond_reason_are_not_sent() -> None:
 
 def test_repetitive_descriptions_are_deflated_and_short_ones_are_not() -> None:
     many = {f"layer{i}.block.weight": torch.ones(1) for i in range(100)}
-    plain = len(json.dumps([tree_json.to_json(tree.structure(many)), [["f4", 1]] * 100]))
+    plain = len(json.dumps([tree_schema.to_json(tree.structure(many)), [["f4", 1]] * 100]))
     assert wire.size(many) - wire.dense_size(many) < plain / 4
     assert wire.encode({"w": torch.ones(1)})[5] == 0
     assert wire.encode(many)[5] == frame.DEFLATED

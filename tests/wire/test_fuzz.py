@@ -13,9 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from parsifl import tree, wire
-from parsifl.errors import WireError
-from parsifl.messages import LowRank, Sparse
+from parsifl import wire
+from parsifl.core import tree
+from parsifl.core.errors import WireError
+from parsifl.core.leaves import LowRank, Sparse
 
 Seal = Callable[[bytes], bytes]
 LIMIT = 1 << 16

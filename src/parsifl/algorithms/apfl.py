@@ -8,16 +8,16 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from parsifl import tree
-from parsifl.algorithm import ClientInfo, Local
-from parsifl.algorithms.mean import MeanServer
-from parsifl.algorithms.settings import LocalSGD
-from parsifl.config import Fraction
-from parsifl.errors import ConfigError
-from parsifl.keys import Key
-from parsifl.problem import Model, Params, Problem
+from parsifl.algorithms._bases.averaging import Averaging
+from parsifl.algorithms._bases.local_sgd import LocalSgd
+from parsifl.core import tree
+from parsifl.core.algorithm import ClientInfo, ClientUpdate
+from parsifl.core.batching import Batch, ClientRoundData, DataRequest
+from parsifl.core.config import Fraction
+from parsifl.core.errors import ConfigError
+from parsifl.core.keys import Key
+from parsifl.core.problem import Model, Params, Problem
 from parsifl.solvers.sgd import gradient
-from parsifl.work import Batch, Shard, Work
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class ApflClient:
 
 @final
 @dataclass(frozen=True)
-class APFL(LocalSGD, MeanServer[Problem, ApflClient]):
+class APFL(LocalSgd, Averaging[Problem, ApflClient]):
     r"""FedAvg for w, and beside it a model v_i that is trained for its share in a mixture.
 
     .. math:: \bar v_i = \alpha_i v_i + (1 - \alpha_i) w_i, \quad
@@ -62,25 +62,27 @@ class APFL(LocalSGD, MeanServer[Problem, ApflClient]):
         if self.momentum:
             raise ConfigError(f"APFL has no momentum, got momentum={self.momentum}; set it to 0")
 
-    def init_client(self, problem: Problem, info: ClientInfo, down: Params, key: Key) -> ApflClient:
+    def init_client(
+        self, problem: Problem, client: ClientInfo, received: Params, key: Key
+    ) -> ApflClient:
         """Start from the first model received."""
-        return ApflClient(down, next(iter(down.values())).new_tensor(self.alpha))
+        return ApflClient(received, next(iter(received.values())).new_tensor(self.alpha))
 
-    def work(self, info: ClientInfo, round: int) -> Work:
+    def batches(self, client: ClientInfo, round: int) -> DataRequest:
         """Read the mini-batches of local SGD."""
-        return Work({"train": self.draw(info)})
+        return DataRequest({"train": self.draw(client)})
 
-    def local(
-        self, problem: Problem, down: Params, client: ApflClient, shard: Shard
-    ) -> Local[ApflClient, Params]:
+    def client_update(
+        self, problem: Problem, received: Params, state: ApflClient, data: ClientRoundData
+    ) -> ClientUpdate[ApflClient, Params]:
         """Step both models on every batch."""
-        rate, batches = self.rate(shard.round), shard["train"]
-        state = (down, client)
+        rate, batches = self.rate(data.round), data["train"]
+        both = (received, state)
         for number, batch in enumerate(batches):
-            moved = self._step(problem, *state, batch, rate, first=number == 0)
-            state = tree.where(batch.active, moved, state) if batches.ragged else moved
-        shared, mixed = state
-        return Local(mixed, shared, {"alpha": mixed.alpha})
+            moved = self._step(problem, *both, batch, rate, first=number == 0)
+            both = tree.where(batch.active, moved, both) if batches.ragged else moved
+        shared, mixed = both
+        return ClientUpdate(mixed, shared, {"alpha": mixed.alpha})
 
     def _step(
         self,
@@ -102,14 +104,14 @@ class APFL(LocalSGD, MeanServer[Problem, ApflClient]):
         return next_shared, ApflClient(next_own, alpha)
 
     def _descend(self, params: Params, slope: Params, rate: float) -> Params:
-        keep = 1 - rate * self.decay
+        keep = 1 - rate * self.weight_decay
         return tree.map(lambda w, g: torch.sub(keep * w, g, alpha=rate), params, slope)
 
     def personalize(
-        self, problem: Problem, down: Params, client: ApflClient, shard: Shard
+        self, problem: Problem, received: Params, state: ApflClient, data: ClientRoundData
     ) -> Model:
         """Judge every client on its mixture."""
-        return Model(problem, mix(client.alpha, client.own, down))
+        return Model(problem, mix(state.alpha, state.own, received))
 
 
 def mix(alpha: Tensor, own: Params, shared: Params) -> Params:

@@ -7,11 +7,11 @@ from typing import Annotated, ClassVar, final
 
 from annotated_types import Ge, Le
 
-from parsifl.algorithm import Local
-from parsifl.algorithms.thresholded import Thresholded
-from parsifl.problem import Params, Problem
+from parsifl.algorithms._bases.hard_threshold import Thresholded
+from parsifl.core.algorithm import ClientUpdate
+from parsifl.core.batching import ClientRoundData
+from parsifl.core.problem import Params, Problem
 from parsifl.solvers.thresholding import SparseParams, descend
-from parsifl.work import Shard
 
 
 @final
@@ -30,10 +30,10 @@ class DistributedIHT(Thresholded):
         "Eldar and Keidar, Distributed Compressed Sensing, 2014"
     )
 
-    steps: Annotated[int, Ge(0), Le(1)] = 1
+    local_steps: Annotated[int, Ge(0), Le(1)] = 1
 
-    def local(
-        self, problem: Problem, down: Params, client: None, shard: Shard
-    ) -> Local[None, SparseParams]:
+    def client_update(
+        self, problem: Problem, received: Params, state: None, data: ClientRoundData
+    ) -> ClientUpdate[None, SparseParams]:
         """Take one step."""
-        return Local(None, descend(problem, down, shard["train"], self.pace(shard)))
+        return ClientUpdate(None, descend(problem, received, data["train"], self.pace(data)))

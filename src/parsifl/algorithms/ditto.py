@@ -5,21 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from parsifl import tree
-from parsifl.algorithm import ClientInfo, Local
-from parsifl.algorithms.mean import MeanServer
-from parsifl.algorithms.settings import LocalSGD
-from parsifl.config import NonNegative
-from parsifl.keys import Key
-from parsifl.problem import Model, Params, Problem
-from parsifl.solvers.rules import Affine
+from parsifl.algorithms._bases.averaging import Averaging
+from parsifl.algorithms._bases.local_sgd import LocalSgd
+from parsifl.core import tree
+from parsifl.core.algorithm import ClientInfo, ClientUpdate
+from parsifl.core.batching import BatchSpec, ClientRoundData, DataRequest
+from parsifl.core.config import NonNegative
+from parsifl.core.keys import Key
+from parsifl.core.problem import Model, Params, Problem
 from parsifl.solvers.sgd import sgd
-from parsifl.work import Draw, Shard, Work
+from parsifl.solvers.update_rules import LinearRule
 
 
 @final
 @dataclass(frozen=True)
-class Ditto(LocalSGD, MeanServer[Problem, Params]):
+class Ditto(LocalSgd, Averaging[Problem, Params]):
     r"""FedAvg for the global model, and beside it one regularised personal model a client.
 
     .. math:: v_i \leftarrow v_i - \eta \left(g_i(v_i) + \lambda (v_i - w)\right)
@@ -42,35 +42,43 @@ class Ditto(LocalSGD, MeanServer[Problem, Params]):
     lam: NonNegative = 0.1
     personal_epochs: NonNegative | None = None
 
-    def init_client(self, problem: Problem, info: ClientInfo, down: Params, key: Key) -> Params:
+    def init_client(
+        self, problem: Problem, client: ClientInfo, received: Params, key: Key
+    ) -> Params:
         """Start from the first model received."""
-        return down
+        return received
 
-    def work(self, info: ClientInfo, round: int) -> Work:
+    def batches(self, client: ClientInfo, round: int) -> DataRequest:
         """Read separate mini-batches for the global and for the personal model."""
-        shared = personal = self.draw(info)
+        shared = personal = self.draw(client)
         if self.personal_epochs is not None:
-            personal = Draw(self.batch, epochs=self.personal_epochs, partial=self.partial)
-        return Work({"shared": shared, "personal": personal})
+            personal = BatchSpec(
+                self.batch_size, epochs=self.personal_epochs, last_batch=self.last_batch
+            )
+        return DataRequest({"shared": shared, "personal": personal})
 
-    def local(
-        self, problem: Problem, down: Params, client: Params, shard: Shard
-    ) -> Local[Params, Params]:
+    def client_update(
+        self, problem: Problem, received: Params, state: Params, data: ClientRoundData
+    ) -> ClientUpdate[Params, Params]:
         """Train the global model for the server, then the personal one against what came down."""
-        rate = self.rate(shard.round)
-        shared = sgd(problem, down, shard["shared"], rate, momentum=self.momentum, decay=self.decay)
+        rate = self.rate(data.round)
+        shared = sgd(
+            problem, received, data["shared"], rate, momentum=self.momentum, decay=self.weight_decay
+        )
         personal = sgd(
             problem,
-            client,
-            shard["personal"],
+            state,
+            data["personal"],
             rate,
-            rule=Affine(self.lam),
-            aux=(tree.scale(-self.lam, down),),
+            rule=LinearRule(self.lam),
+            aux=(tree.scale(-self.lam, received),),
             momentum=self.momentum,
-            decay=self.decay,
+            decay=self.weight_decay,
         )
-        return Local(personal, shared)
+        return ClientUpdate(personal, shared)
 
-    def personalize(self, problem: Problem, down: Params, client: Params, shard: Shard) -> Model:
+    def personalize(
+        self, problem: Problem, received: Params, state: Params, data: ClientRoundData
+    ) -> Model:
         """Judge every client on its personal model."""
-        return Model(problem, client)
+        return Model(problem, state)

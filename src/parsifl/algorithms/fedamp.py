@@ -9,12 +9,12 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from parsifl.algorithm import ClientInfo
-from parsifl.algorithms.attentive import Attentive, AttentiveServer
-from parsifl.config import NonNegative, Positive
-from parsifl.errors import ConfigError
-from parsifl.keys import Key
-from parsifl.problem import Problem
+from parsifl.algorithms._bases.attention import Attentive, AttentiveServer
+from parsifl.core.algorithm import ClientInfo
+from parsifl.core.config import NonNegative, Positive
+from parsifl.core.errors import ConfigError
+from parsifl.core.keys import Key
+from parsifl.core.problem import Problem
 
 
 @final

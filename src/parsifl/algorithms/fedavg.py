@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from parsifl.algorithm import ClientInfo, Local
-from parsifl.algorithms.mean import WeightedMean
-from parsifl.algorithms.settings import LocalSGD
-from parsifl.problem import Params, Problem
+from parsifl.algorithms._bases.averaging import Averaging
+from parsifl.algorithms._bases.local_sgd import LocalSgd
+from parsifl.core.algorithm import ClientInfo, ClientUpdate
+from parsifl.core.batching import ClientRoundData, DataRequest
+from parsifl.core.problem import Params, Problem
 from parsifl.solvers.sgd import sgd
-from parsifl.work import Shard, Work
 
 
 @final
 @dataclass(frozen=True)
-class FedAvg(LocalSGD, WeightedMean[Problem]):
+class FedAvg(LocalSgd, Averaging[Problem, None]):
     r"""Every client takes K SGD steps from the global model; the server averages.
 
     .. math:: w_i \leftarrow w_i - \eta g_i(w_i) \quad (K \text{ times}), \qquad
@@ -29,14 +29,16 @@ class FedAvg(LocalSGD, WeightedMean[Problem]):
         "Data, AISTATS 2017"
     )
 
-    def work(self, info: ClientInfo, round: int) -> Work:
+    def batches(self, client: ClientInfo, round: int) -> DataRequest:
         """Read the mini-batches of local SGD."""
-        return Work({"train": self.draw(info)})
+        return DataRequest({"train": self.draw(client)})
 
-    def local(
-        self, problem: Problem, down: Params, client: None, shard: Shard
-    ) -> Local[None, Params]:
+    def client_update(
+        self, problem: Problem, received: Params, state: None, data: ClientRoundData
+    ) -> ClientUpdate[None, Params]:
         """Run plain SGD from the received model."""
-        rate = self.rate(shard.round)
-        trained = sgd(problem, down, shard["train"], rate, momentum=self.momentum, decay=self.decay)
-        return Local(None, trained)
+        rate = self.rate(data.round)
+        trained = sgd(
+            problem, received, data["train"], rate, momentum=self.momentum, decay=self.weight_decay
+        )
+        return ClientUpdate(None, trained)

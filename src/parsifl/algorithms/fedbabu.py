@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
-from parsifl.algorithm import ClientInfo
-from parsifl.algorithms.perfedmask_forms import Fleet, Form, FormedMean
-from parsifl.config import NonNegative
-from parsifl.keys import Key
-from parsifl.problem import Layered
+from parsifl.algorithms._bases.submodel import Fleet, Form, FormedMean
+from parsifl.core.algorithm import ClientInfo
+from parsifl.core.config import NonNegative
+from parsifl.core.keys import Key
+from parsifl.core.problem import Layered
 
 
 @final

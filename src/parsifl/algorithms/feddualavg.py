@@ -9,14 +9,14 @@ from typing import ClassVar, Literal, final
 import torch
 from torch import Tensor
 
-from parsifl import tree
-from parsifl.algorithm import Algorithm, ClientInfo, Local
-from parsifl.algorithms.mean import Mean
-from parsifl.algorithms.proximal import Proximal
-from parsifl.keys import Key
-from parsifl.problem import Model, Params, Problem
+from parsifl.algorithms._bases.averaging import Mean
+from parsifl.algorithms._bases.proximal import Proximal
+from parsifl.core import tree
+from parsifl.core.algorithm import AdditiveAlgorithm, ClientInfo, ClientUpdate
+from parsifl.core.batching import ClientRoundData, DataRequest
+from parsifl.core.keys import Key
+from parsifl.core.problem import Model, Params, Problem
 from parsifl.solvers.sgd import gradient
-from parsifl.work import Shard, Work
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class DualSum:
 
 @final
 @dataclass(frozen=True)
-class FedDualAvg(Proximal, Algorithm[Problem, Dual, None, Dual, Dual, DualSum]):
+class FedDualAvg(Proximal, AdditiveAlgorithm[Problem, Dual, None, Dual, Dual, DualSum]):
     r"""Federated dual averaging with an l1 or a hard-thresholding proximal operator.
 
     .. math:: w = \mathrm{prox}_{h\psi}(z_i), \quad z_i \leftarrow z_i - \eta g_i(w), \quad
@@ -54,9 +54,9 @@ class FedDualAvg(Proximal, Algorithm[Problem, Dual, None, Dual, Dual, DualSum]):
 
     weighting: Literal["samples", "uniform"] = "samples"
 
-    def weight(self, info: ClientInfo) -> float:
+    def weight(self, client: ClientInfo) -> float:
         """Weigh by training rows or equally."""
-        return float(info.samples) if self.weighting == "samples" else 1.0
+        return float(client.samples) if self.weighting == "samples" else 1.0
 
     def init_server(self, problem: Problem, clients: Sequence[ClientInfo], key: Key) -> Dual:
         """Start with the initial parameters as dual."""
@@ -64,7 +64,7 @@ class FedDualAvg(Proximal, Algorithm[Problem, Dual, None, Dual, Dual, DualSum]):
         dtype = next(iter(start.values())).dtype
         return Dual(start, torch.zeros((), dtype=dtype))
 
-    def broadcast(self, problem: Problem, server: Dual, info: ClientInfo, key: Key) -> Dual:
+    def broadcast(self, problem: Problem, server: Dual, client: ClientInfo, key: Key) -> Dual:
         """Send the dual."""
         return server
 
@@ -72,31 +72,35 @@ class FedDualAvg(Proximal, Algorithm[Problem, Dual, None, Dual, Dual, DualSum]):
         """Return the primal model."""
         return Model(problem, self.proximal(problem, server.params, server.elapsed))
 
-    def init_client(self, problem: Problem, info: ClientInfo, down: Dual, key: Key) -> None:
+    def init_client(self, problem: Problem, client: ClientInfo, received: Dual, key: Key) -> None:
         """Keep nothing on the client."""
         return None
 
-    def work(self, info: ClientInfo, round: int) -> Work:
+    def batches(self, client: ClientInfo, round: int) -> DataRequest:
         """Read the mini-batches of dual averaging."""
-        return Work({"train": self.draw(info)})
+        return DataRequest({"train": self.draw(client)})
 
-    def local(self, problem: Problem, down: Dual, client: None, shard: Shard) -> Local[None, Dual]:
+    def client_update(
+        self, problem: Problem, received: Dual, state: None, data: ClientRoundData
+    ) -> ClientUpdate[None, Dual]:
         """Move the dual against gradients at the primal point."""
-        rate, batches = self.rate(shard.round), shard["train"]
-        dual, elapsed = down.params, down.elapsed
+        rate, batches = self.rate(data.round), data["train"]
+        dual, elapsed = received.params, received.elapsed
         for batch in batches:
             primal = self.proximal(problem, dual, elapsed)
             slope = gradient(problem, primal, batch)
-            if self.decay:
-                slope = tree.axpy(self.decay, primal, slope)
+            if self.weight_decay:
+                slope = tree.axpy(self.weight_decay, primal, slope)
             pace = batch.active.to(elapsed.dtype) * rate
             dual = tree.axpy(-pace, slope, dual)
             elapsed = elapsed + pace
-        return Local(None, Dual(dual, elapsed))
+        return ClientUpdate(None, Dual(dual, elapsed))
 
-    def personalize(self, problem: Problem, down: Dual, client: None, shard: Shard) -> Model:
+    def personalize(
+        self, problem: Problem, received: Dual, state: None, data: ClientRoundData
+    ) -> Model:
         """Judge every client on the primal model that it receives."""
-        return Model(problem, self.proximal(problem, down.params, down.elapsed))
+        return Model(problem, self.proximal(problem, received.params, received.elapsed))
 
     def contribute(self, problem: Problem, upload: Dual, weight: float) -> DualSum:
         """Weigh the dual and its time."""

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from parsifl import tree
-from parsifl.algorithm import Algorithm, ClientInfo, Local
-from parsifl.algorithms.dual import Pace, server_step, solve
-from parsifl.algorithms.mean import Mean
-from parsifl.algorithms.settings import LocalSGD
-from parsifl.config import Positive
-from parsifl.keys import Key
-from parsifl.problem import Model, Params, Problem
-from parsifl.work import Shard, Work
+from parsifl.algorithms._bases.averaging import Mean
+from parsifl.algorithms._bases.dynamic_regularization import Pace, server_step, solve
+from parsifl.algorithms._bases.local_sgd import LocalSgd
+from parsifl.core import tree
+from parsifl.core.algorithm import AdditiveAlgorithm, ClientInfo, ClientUpdate
+from parsifl.core.batching import ClientRoundData, DataRequest
+from parsifl.core.config import Positive
+from parsifl.core.keys import Key
+from parsifl.core.problem import Model, Params, Problem
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class DynServer:
 
 @final
 @dataclass(frozen=True)
-class FedDyn(LocalSGD, Algorithm[Problem, DynServer, Params, Params, Params, Mean]):
+class FedDyn(LocalSgd, AdditiveAlgorithm[Problem, DynServer, Params, Params, Params, Mean]):
     r"""Every client's minimiser is aligned with that of the whole by a linear and a proximal term.
 
     .. math:: w_i \approx \arg\min_w f_i(w) - \langle h_i, w\rangle
@@ -52,7 +52,7 @@ class FedDyn(LocalSGD, Algorithm[Problem, DynServer, Params, Params, Params, Mea
 
     alpha: Positive = 0.1
 
-    def weight(self, info: ClientInfo) -> float:
+    def weight(self, client: ClientInfo) -> float:
         """Count every client once, as in the paper."""
         return 1.0
 
@@ -61,7 +61,9 @@ class FedDyn(LocalSGD, Algorithm[Problem, DynServer, Params, Params, Params, Mea
         params = problem.init(key)
         return DynServer(params, tree.zeros_like(params), len(clients))
 
-    def broadcast(self, problem: Problem, server: DynServer, info: ClientInfo, key: Key) -> Params:
+    def broadcast(
+        self, problem: Problem, server: DynServer, client: ClientInfo, key: Key
+    ) -> Params:
         """Send the model."""
         return server.params
 
@@ -69,25 +71,29 @@ class FedDyn(LocalSGD, Algorithm[Problem, DynServer, Params, Params, Params, Mea
         """Return the global model."""
         return Model(problem, server.params)
 
-    def init_client(self, problem: Problem, info: ClientInfo, down: Params, key: Key) -> Params:
+    def init_client(
+        self, problem: Problem, client: ClientInfo, received: Params, key: Key
+    ) -> Params:
         """Start with a zero dual."""
-        return tree.zeros_like(down)
+        return tree.zeros_like(received)
 
-    def work(self, info: ClientInfo, round: int) -> Work:
+    def batches(self, client: ClientInfo, round: int) -> DataRequest:
         """Read the mini-batches of local SGD."""
-        return Work({"train": self.draw(info)})
+        return DataRequest({"train": self.draw(client)})
 
-    def local(
-        self, problem: Problem, down: Params, client: Params, shard: Shard
-    ) -> Local[Params, Params]:
+    def client_update(
+        self, problem: Problem, received: Params, state: Params, data: ClientRoundData
+    ) -> ClientUpdate[Params, Params]:
         """Solve the regularised problem and move the dual."""
-        pace = Pace(self.rate(shard.round), self.momentum, self.decay)
-        trained, dual = solve(problem, down, client, shard["train"], self.alpha, pace)
-        return Local(dual, trained)
+        pace = Pace(self.rate(data.round), self.momentum, self.weight_decay)
+        trained, dual = solve(problem, received, state, data["train"], self.alpha, pace)
+        return ClientUpdate(dual, trained)
 
-    def personalize(self, problem: Problem, down: Params, client: Params, shard: Shard) -> Model:
+    def personalize(
+        self, problem: Problem, received: Params, state: Params, data: ClientRoundData
+    ) -> Model:
         """Judge every client on the global model."""
-        return Model(problem, down)
+        return Model(problem, received)
 
     def contribute(self, problem: Problem, upload: Params, weight: float) -> Mean:
         """Sum plainly."""

@@ -7,8 +7,8 @@ from typing import ClassVar, final
 
 from torch import Tensor
 
-from parsifl.algorithms.pursuit import Pursuit
-from parsifl.problem import Restricted
+from parsifl.algorithms._bases.matching_pursuit import Pursuit
+from parsifl.core.problem import Restricted
 from parsifl.solvers.support import minimize
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from parsifl.algorithm import Local
-from parsifl.algorithms.thresholded import Thresholded
-from parsifl.problem import Params, Problem
+from parsifl.algorithms._bases.hard_threshold import Thresholded
+from parsifl.core.algorithm import ClientUpdate
+from parsifl.core.batching import ClientRoundData
+from parsifl.core.problem import Params, Problem
 from parsifl.solvers.thresholding import SparseParams, descend
-from parsifl.work import Shard
 
 
 @final
@@ -28,8 +28,8 @@ class FedHT(Thresholded):
         "Tong et al., Federated Nonconvex Sparse Learning (Fed-HT and FedIter-HT), 2022"
     )
 
-    def local(
-        self, problem: Problem, down: Params, client: None, shard: Shard
-    ) -> Local[None, SparseParams]:
+    def client_update(
+        self, problem: Problem, received: Params, state: None, data: ClientRoundData
+    ) -> ClientUpdate[None, SparseParams]:
         """Run plain SGD from the sparse model."""
-        return Local(None, descend(problem, down, shard["train"], self.pace(shard)))
+        return ClientUpdate(None, descend(problem, received, data["train"], self.pace(data)))

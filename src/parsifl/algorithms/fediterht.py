@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from parsifl.algorithm import Local
-from parsifl.algorithms.thresholded import Thresholded
-from parsifl.problem import Params, Problem
+from parsifl.algorithms._bases.hard_threshold import Thresholded
+from parsifl.core.algorithm import ClientUpdate
+from parsifl.core.batching import ClientRoundData
+from parsifl.core.problem import Params, Problem
 from parsifl.solvers.thresholding import SparseParams, threshold
-from parsifl.work import Shard
 
 
 @final
@@ -28,8 +28,10 @@ class FedIterHT(Thresholded):
         "Tong et al., Federated Nonconvex Sparse Learning (Fed-HT and FedIter-HT), 2022"
     )
 
-    def local(
-        self, problem: Problem, down: Params, client: None, shard: Shard
-    ) -> Local[None, SparseParams]:
+    def client_update(
+        self, problem: Problem, received: Params, state: None, data: ClientRoundData
+    ) -> ClientUpdate[None, SparseParams]:
         """Run SGD with thresholding from the sparse model."""
-        return Local(None, threshold(problem, down, shard["train"], self.pace(shard), self))
+        return ClientUpdate(
+            None, threshold(problem, received, data["train"], self.pace(data), self)
+        )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from parsifl.algorithms.envelope import Envelope
-from parsifl.config import NonNegative, Positive
+from parsifl.algorithms._bases.moreau import Envelope
+from parsifl.core.config import NonNegative, Positive
 from parsifl.solvers.coupled import Coupled
 
 
@@ -62,5 +62,5 @@ class FedMac(Envelope):
         1644
         """
         smoothness = self.lam + self.gamma_w / self.rho
-        local_steps = self.steps if self.epochs is None else 1
+        local_steps = self.local_steps if self.epochs is None else 1
         return self.outer_lr * self.beta * local_steps * (18 + 256) * smoothness

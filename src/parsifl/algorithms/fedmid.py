@@ -6,22 +6,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from parsifl import messages, tree
-from parsifl.algorithm import ClientInfo, Local
-from parsifl.algorithms.mean import Mean, WeightedMean
-from parsifl.algorithms.proximal import Proximal
-from parsifl.atoms.sparsity import kept_places
-from parsifl.errors import ConfigError
-from parsifl.keys import Key
-from parsifl.problem import Params, Problem
+from parsifl.algorithms._bases.averaging import Averaging, Mean
+from parsifl.algorithms._bases.proximal import Proximal
+from parsifl.core import leaves, tree
+from parsifl.core.algorithm import ClientInfo, ClientUpdate
+from parsifl.core.batching import ClientRoundData, DataRequest
+from parsifl.core.errors import ConfigError
+from parsifl.core.keys import Key
+from parsifl.core.problem import Params, Problem
+from parsifl.linear.sparsity.constraint import kept_places
 from parsifl.solvers.sgd import sgd
 from parsifl.solvers.thresholding import SoftThreshold, Steps, threshold
-from parsifl.work import Shard, Work
 
 
 @final
 @dataclass(frozen=True)
-class FedMid(Proximal, WeightedMean[Problem]):
+class FedMid(Proximal, Averaging[Problem, None]):
     r"""Federated mirror descent: proximal steps on the clients and on the server.
 
     .. math:: w_i \leftarrow \mathrm{prox}_{\eta\psi}(w_i - \eta g_i(w_i)) \quad (K \text{ times}),
@@ -43,26 +43,36 @@ class FedMid(Proximal, WeightedMean[Problem]):
         start = problem.init(key)
         return self.project(problem, start) if self.prox == "hard" else start
 
-    def work(self, info: ClientInfo, round: int) -> Work:
+    def batches(self, client: ClientInfo, round: int) -> DataRequest:
         """Read the mini-batches of local SGD."""
-        return Work({"train": self.draw(info)})
+        return DataRequest({"train": self.draw(client)})
 
-    def local(
-        self, problem: Problem, down: Params, client: None, shard: Shard
-    ) -> Local[None, Params]:
+    def client_update(
+        self, problem: Problem, received: Params, state: None, data: ClientRoundData
+    ) -> ClientUpdate[None, Params]:
         """Run proximal SGD."""
-        rate, batches = self.rate(shard.round), shard["train"]
-        pace = Steps(rate, self.momentum, self.decay)
+        rate, batches = self.rate(data.round), data["train"]
+        pace = Steps(rate, self.momentum, self.weight_decay)
         if self.prox == "hard":
-            return Local(None, messages.densify(threshold(problem, down, batches, pace, self)))
+            return ClientUpdate(
+                None, leaves.densify(threshold(problem, received, batches, pace, self))
+            )
         rule = SoftThreshold(self.lam, next(iter(kept_places(problem).values()), ()))
         trained = sgd(
-            problem, down, batches, rate, rule=rule, momentum=self.momentum, decay=self.decay
+            problem,
+            received,
+            batches,
+            rate,
+            rule=rule,
+            momentum=self.momentum,
+            decay=self.weight_decay,
         )
-        return Local(None, trained)
+        return ClientUpdate(None, trained)
 
     def aggregate(self, problem: Problem, server: Params, total: Mean, key: Key) -> Params:
         """Move by the mean change, then apply the proximal operator of K local steps."""
         change = tree.subtract(total.value(), server)
         moved = tree.axpy(self.server_lr, change, server)
-        return self.proximal(problem, moved, self.server_lr * self.rate(key.round) * self.steps)
+        return self.proximal(
+            problem, moved, self.server_lr * self.rate(key.round) * self.local_steps
+        )

@@ -8,13 +8,13 @@ from typing import ClassVar, Literal, final
 
 from torch import Tensor
 
-from parsifl import tree
-from parsifl.algorithm import Algorithm, ClientInfo, Local
-from parsifl.algorithms.settings import LocalSGD
-from parsifl.keys import Key
-from parsifl.problem import Model, Params, Problem
+from parsifl.algorithms._bases.local_sgd import LocalSgd
+from parsifl.core import tree
+from parsifl.core.algorithm import AdditiveAlgorithm, ClientInfo, ClientUpdate
+from parsifl.core.batching import ClientRoundData, DataRequest
+from parsifl.core.keys import Key
+from parsifl.core.problem import Model, Params, Problem
 from parsifl.solvers.sgd import sgd
-from parsifl.work import Shard, Work
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class NovaSum:
 
 @final
 @dataclass(frozen=True)
-class FedNova(LocalSGD, Algorithm[Problem, Params, None, Params, NovaUpload, NovaSum]):
+class FedNova(LocalSgd, AdditiveAlgorithm[Problem, Params, None, Params, NovaUpload, NovaSum]):
     r"""Every device's change counts as if all had taken the same number of steps.
 
     .. math:: d_i = \frac{w - w_i}{\|a_i\|_1}, \qquad
@@ -60,15 +60,15 @@ class FedNova(LocalSGD, Algorithm[Problem, Params, None, Params, NovaUpload, Nov
 
     weighting: Literal["samples", "uniform"] = "samples"
 
-    def weight(self, info: ClientInfo) -> float:
+    def weight(self, client: ClientInfo) -> float:
         """Weigh by training rows or equally."""
-        return float(info.samples) if self.weighting == "samples" else 1.0
+        return float(client.samples) if self.weighting == "samples" else 1.0
 
     def init_server(self, problem: Problem, clients: Sequence[ClientInfo], key: Key) -> Params:
         """Start from the problem's initial parameters."""
         return problem.init(key)
 
-    def broadcast(self, problem: Problem, server: Params, info: ClientInfo, key: Key) -> Params:
+    def broadcast(self, problem: Problem, server: Params, client: ClientInfo, key: Key) -> Params:
         """Send the model."""
         return server
 
@@ -76,30 +76,34 @@ class FedNova(LocalSGD, Algorithm[Problem, Params, None, Params, NovaUpload, Nov
         """Return the global model."""
         return Model(problem, server)
 
-    def init_client(self, problem: Problem, info: ClientInfo, down: Params, key: Key) -> None:
+    def init_client(self, problem: Problem, client: ClientInfo, received: Params, key: Key) -> None:
         """Keep nothing on the client."""
         return None
 
-    def work(self, info: ClientInfo, round: int) -> Work:
+    def batches(self, client: ClientInfo, round: int) -> DataRequest:
         """Read the mini-batches of local SGD."""
-        return Work({"train": self.draw(info)})
+        return DataRequest({"train": self.draw(client)})
 
-    def local(
-        self, problem: Problem, down: Params, client: None, shard: Shard
-    ) -> Local[None, NovaUpload]:
+    def client_update(
+        self, problem: Problem, received: Params, state: None, data: ClientRoundData
+    ) -> ClientUpdate[None, NovaUpload]:
         """Run SGD and normalise the change by the length of the accumulation vector a_i."""
-        batches, rate = shard["train"], self.rate(shard.round)
-        trained = sgd(problem, down, batches, rate, momentum=self.momentum, decay=self.decay)
-        steps = batches.active.sum().to(next(iter(down.values())).dtype)
+        batches, rate = data["train"], self.rate(data.round)
+        trained = sgd(
+            problem, received, batches, rate, momentum=self.momentum, decay=self.weight_decay
+        )
+        steps = batches.active.sum().to(next(iter(received.values())).dtype)
         rho = self.momentum
         length = (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
         divisor = length.clamp(min=1)  # without steps there is no change to divide
-        change = tree.map(lambda old, new: (old - new) / divisor, down, trained)
-        return Local(None, NovaUpload(change, length))
+        change = tree.map(lambda old, new: (old - new) / divisor, received, trained)
+        return ClientUpdate(None, NovaUpload(change, length))
 
-    def personalize(self, problem: Problem, down: Params, client: None, shard: Shard) -> Model:
+    def personalize(
+        self, problem: Problem, received: Params, state: None, data: ClientRoundData
+    ) -> Model:
         """Judge every client on the global model."""
-        return Model(problem, down)
+        return Model(problem, received)
 
     def contribute(self, problem: Problem, upload: NovaUpload, weight: float) -> NovaSum:
         """Weigh the change and its length."""

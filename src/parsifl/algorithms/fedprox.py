@@ -5,20 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from parsifl import tree
-from parsifl.algorithm import ClientInfo, Local
-from parsifl.algorithms.mean import WeightedMean
-from parsifl.algorithms.settings import LocalSGD
-from parsifl.config import NonNegative
-from parsifl.problem import Params, Problem
-from parsifl.solvers.rules import Affine
+from parsifl.algorithms._bases.averaging import Averaging
+from parsifl.algorithms._bases.local_sgd import LocalSgd
+from parsifl.core import tree
+from parsifl.core.algorithm import ClientInfo, ClientUpdate
+from parsifl.core.batching import ClientRoundData, DataRequest
+from parsifl.core.config import NonNegative
+from parsifl.core.problem import Params, Problem
 from parsifl.solvers.sgd import sgd
-from parsifl.work import Shard, Work
+from parsifl.solvers.update_rules import LinearRule
 
 
 @final
 @dataclass(frozen=True)
-class FedProx(LocalSGD, WeightedMean[Problem]):
+class FedProx(LocalSgd, Averaging[Problem, None]):
     r"""FedAvg with a proximal term towards the global model.
 
     .. math:: w_i \leftarrow w_i - \eta \left(g_i(w_i) + \mu (w_i - w)\right), \qquad
@@ -31,22 +31,22 @@ class FedProx(LocalSGD, WeightedMean[Problem]):
 
     mu: NonNegative = 1e-4
 
-    def work(self, info: ClientInfo, round: int) -> Work:
+    def batches(self, client: ClientInfo, round: int) -> DataRequest:
         """Read the mini-batches of local SGD."""
-        return Work({"train": self.draw(info)})
+        return DataRequest({"train": self.draw(client)})
 
-    def local(
-        self, problem: Problem, down: Params, client: None, shard: Shard
-    ) -> Local[None, Params]:
+    def client_update(
+        self, problem: Problem, received: Params, state: None, data: ClientRoundData
+    ) -> ClientUpdate[None, Params]:
         """Run SGD on f_i(w) + (mu/2) |w - w_t|^2."""
         trained = sgd(
             problem,
-            down,
-            shard["train"],
-            self.rate(shard.round),
-            rule=Affine(self.mu),
-            aux=(tree.scale(-self.mu, down),),
+            received,
+            data["train"],
+            self.rate(data.round),
+            rule=LinearRule(self.mu),
+            aux=(tree.scale(-self.mu, received),),
             momentum=self.momentum,
-            decay=self.decay,
+            decay=self.weight_decay,
         )
-        return Local(None, trained)
+        return ClientUpdate(None, trained)

@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from parsifl.algorithm import ClientInfo, Local
-from parsifl.algorithms.partial import PartialMean
-from parsifl.algorithms.settings import LocalSGD
-from parsifl.config import NonNegative
-from parsifl.problem import Layered, Params
+from parsifl.algorithms._bases.layer_sharing import PartialMean
+from parsifl.algorithms._bases.local_sgd import LocalSgd
+from parsifl.core.algorithm import ClientInfo, ClientUpdate
+from parsifl.core.batching import BatchSpec, ClientRoundData, DataRequest
+from parsifl.core.config import NonNegative
+from parsifl.core.problem import Layered, Params
 from parsifl.solvers.sgd import sgd
-from parsifl.work import Draw, Shard, Work
 
 
 @final
 @dataclass(frozen=True)
-class FedRep(LocalSGD, PartialMean):
+class FedRep(LocalSgd, PartialMean):
     r"""The head is fitted to the frozen body, then the body to the frozen head.
 
     .. math:: h_i \leftarrow h_i - \eta\, \nabla_h f_i(b, h_i), \qquad
@@ -43,20 +43,22 @@ class FedRep(LocalSGD, PartialMean):
         """Share everything but the head."""
         return name not in problem.head
 
-    def work(self, info: ClientInfo, round: int) -> Work:
+    def batches(self, client: ClientInfo, round: int) -> DataRequest:
         """Read separate mini-batches for the head and for the body."""
-        body = head = self.draw(info)
+        body = head = self.draw(client)
         if self.head_epochs is not None:
-            head = Draw(self.batch, epochs=self.head_epochs, partial=self.partial)
-        return Work({"body": body, "head": head})
+            head = BatchSpec(self.batch_size, epochs=self.head_epochs, last_batch=self.last_batch)
+        return DataRequest({"body": body, "head": head})
 
-    def local(
-        self, problem: Layered, down: Params, client: Params, shard: Shard
-    ) -> Local[Params, Params]:
+    def client_update(
+        self, problem: Layered, received: Params, state: Params, data: ClientRoundData
+    ) -> ClientUpdate[Params, Params]:
         """Fit the head, then the body."""
-        rate, momentum, decay = self.rate(shard.round), self.momentum, self.decay
+        rate, momentum, decay = self.rate(data.round), self.momentum, self.weight_decay
         head = sgd(
-            problem, client, shard["head"], rate, momentum=momentum, decay=decay, frozen=down
+            problem, state, data["head"], rate, momentum=momentum, decay=decay, frozen=received
         )
-        body = sgd(problem, down, shard["body"], rate, momentum=momentum, decay=decay, frozen=head)
-        return Local(head, body)
+        body = sgd(
+            problem, received, data["body"], rate, momentum=momentum, decay=decay, frozen=head
+        )
+        return ClientUpdate(head, body)

@@ -10,21 +10,21 @@ from typing import ClassVar, Literal, final
 import torch
 from torch import Tensor
 
-from parsifl import tree
-from parsifl.algorithm import Algorithm, ClientInfo, Local
-from parsifl.algorithms.dual import Pace, server_step, solve
-from parsifl.algorithms.mean import Mean
-from parsifl.algorithms.settings import LocalSGD
-from parsifl.config import NonNegative, Positive
-from parsifl.errors import ConfigError
-from parsifl.keys import Key
-from parsifl.messages import LowRank, densify, matricize
-from parsifl.problem import Model, Params, Problem
-from parsifl.solvers.rules import Rule, soft
+from parsifl.algorithms._bases.averaging import Mean
+from parsifl.algorithms._bases.dynamic_regularization import Pace, server_step, solve
+from parsifl.algorithms._bases.local_sgd import LocalSgd
+from parsifl.core import tree
+from parsifl.core.algorithm import AdditiveAlgorithm, ClientInfo, ClientUpdate
+from parsifl.core.batching import BatchSpec, ClientRoundData, DataRequest
+from parsifl.core.config import NonNegative, Positive
+from parsifl.core.errors import ConfigError
+from parsifl.core.keys import Key
+from parsifl.core.leaves import LowRank, densify, matricize
+from parsifl.core.problem import Model, Params, Problem
+from parsifl.solvers.proximal_sgd import Penalty, Proximal, fit_component
 from parsifl.solvers.sgd import sgd
-from parsifl.solvers.shifted import Penalty, Proximal, fit_component
 from parsifl.solvers.svt import Compact, has_rank, svt_layers
-from parsifl.work import Draw, Shard, Work
+from parsifl.solvers.update_rules import Rule, soft
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class SlrClient:
 
 @final
 @dataclass(frozen=True)
-class FedSLR(LocalSGD, Algorithm[Problem, SlrServer, SlrClient, Compact, Params, Mean]):
+class FedSLR(LocalSgd, AdditiveAlgorithm[Problem, SlrServer, SlrClient, Compact, Params, Mean]):
     r"""A low-rank global model w (the GKR) plus a sparse component p_i a client.
 
     Phase I finds w, with one singular value thresholding a round, on the server; phase II fits p_i
@@ -105,13 +105,13 @@ class FedSLR(LocalSGD, Algorithm[Problem, SlrServer, SlrClient, Compact, Params,
 
     def check(self) -> None:
         """Refuse rounds without local steps, in which the proximal step could only shrink."""
-        if self.lam and not (self.steps if self.epochs is None else self.epochs):
+        if self.lam and not (self.local_steps if self.epochs is None else self.epochs):
             raise ConfigError(
                 f"FedSLR with lam={self.lam} and no local steps only shrinks its model; give it "
                 "steps or epochs, or set lam to 0"
             )
 
-    def weight(self, info: ClientInfo) -> float:
+    def weight(self, client: ClientInfo) -> float:
         """Count every client once, as in the paper."""
         return 1.0
 
@@ -131,7 +131,9 @@ class FedSLR(LocalSGD, Algorithm[Problem, SlrServer, SlrClient, Compact, Params,
                 stacklevel=2,
             )
 
-    def broadcast(self, problem: Problem, server: SlrServer, info: ClientInfo, key: Key) -> Compact:
+    def broadcast(
+        self, problem: Problem, server: SlrServer, client: ClientInfo, key: Key
+    ) -> Compact:
         """Send the model, with the factors that the server's last step gave."""
         return server.params
 
@@ -139,7 +141,9 @@ class FedSLR(LocalSGD, Algorithm[Problem, SlrServer, SlrClient, Compact, Params,
         """Return the global model without any personal component."""
         return Model(problem, densify(server.params))
 
-    def init_client(self, problem: Problem, info: ClientInfo, down: Compact, key: Key) -> SlrClient:
+    def init_client(
+        self, problem: Problem, client: ClientInfo, received: Compact, key: Key
+    ) -> SlrClient:
         """Start with a zero dual, and p_i by `p_init`."""
         initial = problem.init(key)
         zero = tree.zeros_like(initial)
@@ -148,49 +152,51 @@ class FedSLR(LocalSGD, Algorithm[Problem, SlrServer, SlrClient, Compact, Params,
             zero if self.solver == "dual" else {}, copied if self.p_init == "copy" else zero
         )
 
-    def work(self, info: ClientInfo, round: int) -> Work:
+    def batches(self, client: ClientInfo, round: int) -> DataRequest:
         """Read separate mini-batches for the two phases."""
-        shared = personal = self.draw(info)
+        shared = personal = self.draw(client)
         if self.personal_epochs is not None:
-            personal = Draw(self.batch, epochs=self.personal_epochs, partial=self.partial)
-        return Work({"shared": shared, "personal": personal})
+            personal = BatchSpec(
+                self.batch_size, epochs=self.personal_epochs, last_batch=self.last_batch
+            )
+        return DataRequest({"shared": shared, "personal": personal})
 
-    def local(
-        self, problem: Problem, down: Compact, client: SlrClient, shard: Shard
-    ) -> Local[SlrClient, Params]:
+    def client_update(
+        self, problem: Problem, received: Compact, state: SlrClient, data: ClientRoundData
+    ) -> ClientUpdate[SlrClient, Params]:
         """Train the global model, then the personal component against the model received."""
-        received: Params = densify(down)
-        rate = self.rate(shard.round)
-        trained, dual = self._train(problem, received, client.dual, shard, rate)
+        model: Params = densify(received)
+        rate = self.rate(data.round)
+        trained, dual = self._train(problem, model, state.dual, data, rate)
         personal = fit_component(
             problem,
-            received,
-            client.personal,
-            shard["personal"],
+            model,
+            state.personal,
+            data["personal"],
             rate,
-            rule=Proximal(self.personal_penalty, self.mu, self.decay),
+            rule=Proximal(self.personal_penalty, self.mu, self.weight_decay),
             momentum=self.momentum,
         )
-        return Local(SlrClient(dual, personal), trained, _sizes(down, personal))
+        return ClientUpdate(SlrClient(dual, personal), trained, _sizes(model, personal))
 
     def _train(
-        self, problem: Problem, received: Params, dual: Params, shard: Shard, rate: float
+        self, problem: Problem, received: Params, dual: Params, shard: ClientRoundData, rate: float
     ) -> tuple[Params, Params]:
         batches = shard["shared"]
         if self.solver == "dual":
-            pace = Pace(rate, self.momentum, self.decay)
+            pace = Pace(rate, self.momentum, self.weight_decay)
             return solve(problem, received, dual, batches, 1 / self.eta_g, pace)
         local_step = Proximal(self.global_penalty, self.lam)
         rule = local_step if self.solver == "local" else Rule()
-        momentum, decay = self.momentum, self.decay
+        momentum, decay = self.momentum, self.weight_decay
         trained = sgd(problem, received, batches, rate, rule=rule, momentum=momentum, decay=decay)
         return trained, dual
 
     def personalize(
-        self, problem: Problem, down: Compact, client: SlrClient, shard: Shard
+        self, problem: Problem, received: Compact, state: SlrClient, data: ClientRoundData
     ) -> Model:
         """Judge every client on the mixed model w + p_i."""
-        return Model(problem, tree.axpy(1.0, client.personal, densify(down)))
+        return Model(problem, tree.axpy(1.0, state.personal, densify(received)))
 
     def contribute(self, problem: Problem, upload: Params, weight: float) -> Mean:
         """Sum plainly."""

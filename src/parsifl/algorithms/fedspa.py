@@ -10,17 +10,17 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from parsifl import tree
-from parsifl.algorithm import ClientInfo, GatherAlgorithm, Local, Received
-from parsifl.algorithms.settings import LocalSGD
-from parsifl.config import Count, Fraction
-from parsifl.errors import ConfigError
-from parsifl.keys import Key
-from parsifl.messages import Sparse, densify
-from parsifl.problem import Model, Params, Problem
-from parsifl.solvers.rules import Aux, Rule
+from parsifl.algorithms._bases.local_sgd import LocalSgd
+from parsifl.core import tree
+from parsifl.core.algorithm import ClientInfo, ClientUpdate, ClientUpload, GatherAlgorithm
+from parsifl.core.batching import BatchSpec, ClientRoundData, DataRequest
+from parsifl.core.config import Count, Fraction
+from parsifl.core.errors import ConfigError
+from parsifl.core.keys import Key
+from parsifl.core.leaves import Sparse, densify
+from parsifl.core.problem import Model, Params, Problem
 from parsifl.solvers.sgd import gradient, sgd
-from parsifl.work import Draw, Shard, Work
+from parsifl.solvers.update_rules import Aux, Rule
 
 Masked = dict[str, Tensor | Sparse]
 Masks = dict[str, Tensor]
@@ -54,7 +54,7 @@ class _OnMask(Rule):
 
 @final
 @dataclass(frozen=True)
-class FedSpa(LocalSGD, GatherAlgorithm[Problem, SpaServer, None, Masked, SpaUpload]):
+class FedSpa(LocalSgd, GatherAlgorithm[Problem, SpaServer, None, Masked, SpaUpload]):
     r"""Every client trains and exchanges only the entries under its own mask m_i.
 
     .. math:: w_i \leftarrow w_i - \eta\, m_i \odot g_i(w_i), \quad w_i^0 = m_i \odot w, \qquad
@@ -89,7 +89,7 @@ class FedSpa(LocalSGD, GatherAlgorithm[Problem, SpaServer, None, Masked, SpaUplo
         if self.density == 0.0:
             raise ConfigError("FedSpa.density must be above 0, got 0.0: nothing would be trained")
 
-    def weight(self, info: ClientInfo) -> float:
+    def weight(self, client: ClientInfo) -> float:
         """Count every client once, as in the paper."""
         return 1.0
 
@@ -97,9 +97,11 @@ class FedSpa(LocalSGD, GatherAlgorithm[Problem, SpaServer, None, Masked, SpaUplo
         """Start dense; masks are drawn when a client is first met."""
         return SpaServer(problem.init(key), {})
 
-    def broadcast(self, problem: Problem, server: SpaServer, info: ClientInfo, key: Key) -> Masked:
+    def broadcast(
+        self, problem: Problem, server: SpaServer, client: ClientInfo, key: Key
+    ) -> Masked:
         """Send the entries under the client's mask."""
-        masks = self._masks(server, info.id, key)
+        masks = self._masks(server, client.id, key)
         return {
             name: _under(masks[name], value) if name in masks else value
             for name, value in server.params.items()
@@ -114,36 +116,38 @@ class FedSpa(LocalSGD, GatherAlgorithm[Problem, SpaServer, None, Masked, SpaUplo
         """Return the dense mean of the clients' models."""
         return Model(problem, server.params)
 
-    def init_client(self, problem: Problem, info: ClientInfo, down: Masked, key: Key) -> None:
+    def init_client(self, problem: Problem, client: ClientInfo, received: Masked, key: Key) -> None:
         """Keep nothing on the client: its mask arrives with the model."""
         return None
 
-    def work(self, info: ClientInfo, round: int) -> Work:
+    def batches(self, client: ClientInfo, round: int) -> DataRequest:
         """Read the mini-batches of local SGD, and one more for the mask."""
-        probe = Draw(self.batch, steps=1, partial=self.partial)
-        return Work({"train": self.draw(info), "probe": probe})
+        probe = BatchSpec(self.batch_size, steps=1, last_batch=self.last_batch)
+        return DataRequest({"train": self.draw(client), "probe": probe})
 
-    def local(
-        self, problem: Problem, down: Masked, client: None, shard: Shard
-    ) -> Local[None, SpaUpload]:
+    def client_update(
+        self, problem: Problem, received: Masked, state: None, data: ClientRoundData
+    ) -> ClientUpdate[None, SpaUpload]:
         """Train under the mask, then look for the next one."""
-        start: Params = densify(down)
+        start: Params = densify(received)
         trained = sgd(
             problem,
             start,
-            shard["train"],
-            self.rate(shard.round),
+            data["train"],
+            self.rate(data.round),
             rule=_OnMask(),
-            aux=({name: _mask(value) for name, value in down.items()},),
+            aux=({name: _mask(value) for name, value in received.items()},),
             momentum=self.momentum,
-            decay=self.decay,
+            decay=self.weight_decay,
         )
         change = tree.subtract(trained, start)
-        sent = {name: _entries(change[name], value) for name, value in down.items()}
-        mask = self._search(problem, down, trained, shard)
-        return Local(None, SpaUpload(sent, mask))
+        sent = {name: _entries(change[name], value) for name, value in received.items()}
+        mask = self._search(problem, received, trained, data)
+        return ClientUpdate(None, SpaUpload(sent, mask))
 
-    def _search(self, problem: Problem, down: Masked, trained: Params, shard: Shard) -> Masks:
+    def _search(
+        self, problem: Problem, down: Masked, trained: Params, shard: ClientRoundData
+    ) -> Masks:
         if len(shard["probe"]) == 0:
             return {n: _mask(v) > 0 for n, v in down.items() if isinstance(v, Sparse)}
         share = self.replaced(shard.round) if len(shard["train"]) else 0.0
@@ -160,30 +164,32 @@ class FedSpa(LocalSGD, GatherAlgorithm[Problem, SpaServer, None, Masked, SpaUplo
         passed = min(round / self.horizon, 1.0)
         return self.prune / 2 * (1 + math.cos(math.pi * passed))
 
-    def personalize(self, problem: Problem, down: Masked, client: None, shard: Shard) -> Model:
+    def personalize(
+        self, problem: Problem, received: Masked, state: None, data: ClientRoundData
+    ) -> Model:
         """Judge every client on its sparse part of the global model."""
-        return Model(problem, densify(down))
+        return Model(problem, densify(received))
 
     def aggregate(
         self,
         problem: Problem,
         server: SpaServer,
-        uploads: Sequence[Received[SpaUpload]],
+        uploads: Sequence[ClientUpload[SpaUpload]],
         key: Key,
     ) -> SpaServer:
         """Add the mean change, and remember the new masks."""
         total = tree.map(torch.clone, server.params)
         masks = dict(server.masks)
         for received in uploads:
-            used = self._masks(server, received.info.id, key)
-            for name, change in received.upload.change.items():
+            used = self._masks(server, received.client.id, key)
+            for name, change in received.value.change.items():
                 part = change / len(uploads)
                 if name in used:
                     index = used[name].reshape(-1).nonzero().squeeze(1)
                     total[name].view(-1).index_add_(0, index, part)
                 else:
                     total[name].add_(part)
-            masks[str(received.info.id)] = received.upload.mask
+            masks[str(received.client.id)] = received.value.mask
         return SpaServer(total, masks)
 
 
@@ -209,7 +215,7 @@ def erk_counts(shapes: Mapping[str, tuple[int, ...]], density: float) -> dict[st
 def draw_masks(params: Params, density: float, key: Key) -> Masks:
     """Draw a random mask for every layer with two axes or more."""
     shapes = {name: tuple(v.shape) for name, v in sorted(params.items()) if v.ndim > 1}
-    generator = key.torch()
+    generator = key.torch_generator()
     masks: Masks = {}
     for name, count in erk_counts(shapes, density).items():
         order = torch.randperm(math.prod(shapes[name]), generator=generator)[:count]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
-from parsifl.algorithm import ClientInfo
-from parsifl.algorithms.heterofl_slices import width_of
-from parsifl.algorithms.perfedmask_forms import Fleet, Form, FormedMean
-from parsifl.keys import Key
-from parsifl.problem import Scalable
+from parsifl.algorithms._bases.submodel import Fleet, Form, FormedMean
+from parsifl.algorithms._bases.width_slices import width_of
+from parsifl.core.algorithm import ClientInfo
+from parsifl.core.keys import Key
+from parsifl.core.problem import Scalable
 
 
 @final

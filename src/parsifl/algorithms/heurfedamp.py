@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from parsifl.algorithms.attentive import Attentive
-from parsifl.config import Fraction, NonNegative, Positive
+from parsifl.algorithms._bases.attention import Attentive
+from parsifl.core.config import Fraction, NonNegative, Positive
 
 
 @final

@@ -8,9 +8,9 @@ from typing import ClassVar, Literal, final
 import torch
 from torch import Tensor
 
-from parsifl.algorithms.pursuit import Pursuit
-from parsifl.config import Count, NonNegative, Positive
-from parsifl.problem import Restricted
+from parsifl.algorithms._bases.matching_pursuit import Pursuit
+from parsifl.core.config import Count, NonNegative, Positive
+from parsifl.core.problem import Restricted
 from parsifl.solvers import support
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from parsifl.algorithms.partial import JointMean
-from parsifl.problem import Layered
+from parsifl.algorithms._bases.layer_sharing import JointMean
+from parsifl.core.problem import Layered
 
 
 @final

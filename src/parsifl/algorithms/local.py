@@ -6,18 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from parsifl.algorithm import Algorithm, ClientInfo
-from parsifl.algorithm import Local as Outcome
-from parsifl.algorithms.settings import LocalSGD
-from parsifl.keys import Key
-from parsifl.problem import Model, Params, Problem
+from parsifl.algorithms._bases.local_sgd import LocalSgd
+from parsifl.core.algorithm import AdditiveAlgorithm, ClientInfo, ClientUpdate
+from parsifl.core.batching import ClientRoundData, DataRequest
+from parsifl.core.keys import Key
+from parsifl.core.problem import Model, Params, Problem
 from parsifl.solvers.sgd import sgd
-from parsifl.work import Shard, Work
 
 
 @final
 @dataclass(frozen=True)
-class Local(LocalSGD, Algorithm[Problem, None, Params, None, None, None]):
+class Local(LocalSgd, AdditiveAlgorithm[Problem, None, Params, None, None, None]):
     r"""Every client trains on its own data alone; nothing is sent.
 
     .. math:: v_i \leftarrow v_i - \eta g_i(v_i)
@@ -31,35 +30,37 @@ class Local(LocalSGD, Algorithm[Problem, None, Params, None, None, None]):
         """Keep nothing on the server."""
         return None
 
-    def broadcast(self, problem: Problem, server: None, info: ClientInfo, key: Key) -> None:
+    def broadcast(self, problem: Problem, server: None, client: ClientInfo, key: Key) -> None:
         """Send nothing."""
         return None
 
-    def init_client(self, problem: Problem, info: ClientInfo, down: None, key: Key) -> Params:
+    def init_client(self, problem: Problem, client: ClientInfo, received: None, key: Key) -> Params:
         """Start from the problem's initial parameters."""
         return problem.init(key)
 
-    def work(self, info: ClientInfo, round: int) -> Work:
+    def batches(self, client: ClientInfo, round: int) -> DataRequest:
         """Read the mini-batches of local SGD."""
-        return Work({"train": self.draw(info)})
+        return DataRequest({"train": self.draw(client)})
 
-    def local(
-        self, problem: Problem, down: None, client: Params, shard: Shard
-    ) -> Outcome[Params, None]:
+    def client_update(
+        self, problem: Problem, received: None, state: Params, data: ClientRoundData
+    ) -> ClientUpdate[Params, None]:
         """Go on with SGD."""
         trained = sgd(
             problem,
-            client,
-            shard["train"],
-            self.rate(shard.round),
+            state,
+            data["train"],
+            self.rate(data.round),
             momentum=self.momentum,
-            decay=self.decay,
+            decay=self.weight_decay,
         )
-        return Outcome(trained, None)
+        return ClientUpdate(trained, None)
 
-    def personalize(self, problem: Problem, down: None, client: Params, shard: Shard) -> Model:
+    def personalize(
+        self, problem: Problem, received: None, state: Params, data: ClientRoundData
+    ) -> Model:
         """Judge every client on its own model."""
-        return Model(problem, client)
+        return Model(problem, state)
 
     def contribute(self, problem: Problem, upload: None, weight: float) -> None:
         """Add nothing."""

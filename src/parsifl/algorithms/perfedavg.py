@@ -5,21 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal, final
 
-from parsifl import tree
-from parsifl.algorithm import ClientInfo, Local
-from parsifl.algorithms.mean import WeightedMean
-from parsifl.algorithms.settings import LocalSGD
-from parsifl.config import Count, Positive
-from parsifl.errors import ConfigError
-from parsifl.problem import Model, Params, Problem
-from parsifl.solvers.lookahead import part, sgd_ahead, shifted, slope, step_
+from parsifl.algorithms._bases.averaging import Averaging
+from parsifl.algorithms._bases.local_sgd import LocalSgd
+from parsifl.core import tree
+from parsifl.core.algorithm import ClientInfo, ClientUpdate
+from parsifl.core.batching import Batch, BatchSpec, ClientRoundData, DataRequest, Partial
+from parsifl.core.config import Count, Positive
+from parsifl.core.errors import ConfigError
+from parsifl.core.problem import Model, Params, Problem
+from parsifl.solvers.maml import part, sgd_ahead, shifted, slope, step_
 from parsifl.solvers.sgd import owned, sgd
-from parsifl.work import Batch, Draw, Partial, Shard, Work
 
 
 @final
 @dataclass(frozen=True)
-class PerFedAvg(LocalSGD, WeightedMean[Problem]):
+class PerFedAvg(LocalSgd, Averaging[Problem, None]):
     r"""Local meta-learning steps, then a mean; each client adapts the result to itself.
 
     .. math:: w_i' = w_i - \alpha g_i(w_i; D), \qquad
@@ -51,52 +51,58 @@ class PerFedAvg(LocalSGD, WeightedMean[Problem]):
     adapt_lr: Positive = 0.05
     adapt_steps: Count = 1
     delta: Positive = 1e-3
-    partial: Partial = "wrap"
+    last_batch: Partial = "wrap"
 
     def check(self) -> None:
         """Refuse settings under which a part of a draw would be empty or without meaning."""
-        if self.partial == "pad":
+        if self.last_batch == "pad":
             raise ConfigError(
                 'partial = "pad" would leave D\' empty on small clients: use "wrap" or "drop"'
             )
         if self.momentum:
             raise ConfigError(f"momentum = {self.momentum:g}: Per-FedAvg takes plain steps, set 0")
 
-    def work(self, info: ClientInfo, round: int) -> Work:
+    def batches(self, client: ClientInfo, round: int) -> DataRequest:
         """Read two (or three) mini-batches a step, as parts of a larger one."""
-        draw = self.draw(info)
+        draw = self.draw(client)
         parts = 2 if self.variant == "first-order" else 3
-        return Work({"train": Draw(parts * self.batch, draw.steps, draw.epochs, draw.partial)})
+        return DataRequest(
+            {"train": BatchSpec(parts * self.batch_size, draw.steps, draw.epochs, draw.last_batch)}
+        )
 
-    def tuning(self, info: ClientInfo) -> Work:
+    def personalization_batches(self, client: ClientInfo) -> DataRequest:
         """Read training rows to adapt on."""
-        return Work({"adapt": Draw(self.batch, steps=self.adapt_steps, partial="wrap")})
+        return DataRequest(
+            {"adapt": BatchSpec(self.batch_size, steps=self.adapt_steps, last_batch="wrap")}
+        )
 
-    def local(
-        self, problem: Problem, down: Params, client: None, shard: Shard
-    ) -> Local[None, Params]:
+    def client_update(
+        self, problem: Problem, received: Params, state: None, data: ClientRoundData
+    ) -> ClientUpdate[None, Params]:
         """Take meta-learning steps from the received model."""
-        rate, batches = self.rate(shard.round), shard["train"]
+        rate, batches = self.rate(data.round), data["train"]
         if self.variant == "first-order":
-            trained = sgd_ahead(problem, down, batches, rate, self.adapt_lr, self.decay)
-            return Local(None, trained)
+            trained = sgd_ahead(problem, received, batches, rate, self.adapt_lr, self.weight_decay)
+            return ClientUpdate(None, trained)
         if len(batches) == 0:
-            return Local(None, dict(down))
-        params = owned(down, batches)
+            return ClientUpdate(None, dict(received))
+        params = owned(received, batches)
         for batch in batches:
             step_(params, self._direction(problem, params, batch), rate, batch, batches.ragged)
-        return Local(None, params)
+        return ClientUpdate(None, params)
 
-    def personalize(self, problem: Problem, down: Params, client: None, shard: Shard) -> Model:
+    def personalize(
+        self, problem: Problem, received: Params, state: None, data: ClientRoundData
+    ) -> Model:
         """Judge every client on the model that it has adapted to its training rows."""
-        adapted = sgd(problem, down, shard["adapt"], self.adapt_lr, decay=self.decay)
+        adapted = sgd(problem, received, data["adapt"], self.adapt_lr, decay=self.weight_decay)
         return Model(problem, adapted)
 
     def _direction(self, problem: Problem, params: Params, batch: Batch) -> Params:
         first, second, third = (part(batch, number, 3) for number in range(3))
-        adapted = shifted(params, -self.adapt_lr, slope(problem, params, first, self.decay))
-        direction = slope(problem, adapted, second, self.decay)
-        ahead = slope(problem, shifted(params, self.delta, direction), third, self.decay)
-        behind = slope(problem, shifted(params, -self.delta, direction), third, self.decay)
+        adapted = shifted(params, -self.adapt_lr, slope(problem, params, first, self.weight_decay))
+        direction = slope(problem, adapted, second, self.weight_decay)
+        ahead = slope(problem, shifted(params, self.delta, direction), third, self.weight_decay)
+        behind = slope(problem, shifted(params, -self.delta, direction), third, self.weight_decay)
         factor = -self.adapt_lr / (2 * self.delta)
         return shifted(direction, factor, tree.subtract(ahead, behind))

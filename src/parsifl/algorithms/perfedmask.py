@@ -8,10 +8,7 @@ from typing import Any, ClassVar, Literal, final
 
 import numpy as np
 
-from parsifl.algorithm import ClientInfo
-from parsifl.algorithms.heterofl_slices import layered, narrowed, width_of
-from parsifl.algorithms.perfedmask_forms import Fleet, Form, FormedMean
-from parsifl.algorithms.perfedmask_plan import (
+from parsifl.algorithms._bases.mask_plan import (
     Design,
     Masks,
     Objective,
@@ -19,10 +16,13 @@ from parsifl.algorithms.perfedmask_plan import (
     design_masks,
     tell_gaps,
 )
-from parsifl.algorithms.splitmix_members import members_for
-from parsifl.config import Count, NonNegative
-from parsifl.keys import Key
-from parsifl.problem import Layered, Problem
+from parsifl.algorithms._bases.submodel import Fleet, Form, FormedMean
+from parsifl.algorithms._bases.width_members import members_for
+from parsifl.algorithms._bases.width_slices import layered, narrowed, width_of
+from parsifl.core.algorithm import ClientInfo
+from parsifl.core.config import Count, NonNegative
+from parsifl.core.keys import Key
+from parsifl.core.problem import Layered, Problem
 
 
 @final
@@ -107,7 +107,7 @@ class PerFedMask(FormedMean):
             one = problem if width == 1.0 else narrowed(problem, float(width))
             members = np.flatnonzero(widths == width)
             named = [clients[int(index)] for index in members]
-            here = key.at(purpose=f"masks/{width}")
+            here = key.replace(purpose=f"masks/{width}")
             found = design_masks(layered(one).blocks, named, self.design, self.objective, here)
             parts.append((members, found))
         masks = np.zeros((len(clients), parts[0][1].shape[1]), dtype=np.bool_)

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
-from parsifl.algorithms.envelope import Envelope
-from parsifl.config import Count, NonNegative, Positive
-from parsifl.errors import ConfigError
+from parsifl.algorithms._bases.moreau import Envelope
+from parsifl.core.config import Count, NonNegative, Positive
+from parsifl.core.errors import ConfigError
 from parsifl.solvers.coupled import Coupled
 
 

@@ -9,15 +9,15 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from parsifl import tree
-from parsifl.algorithm import Algorithm, ClientInfo, Local
-from parsifl.algorithms.settings import LocalSGD
-from parsifl.config import Positive
-from parsifl.keys import Key
-from parsifl.problem import Model, Params, Problem
-from parsifl.solvers.rules import Affine
+from parsifl.algorithms._bases.local_sgd import LocalSgd
+from parsifl.core import tree
+from parsifl.core.algorithm import AdditiveAlgorithm, ClientInfo, ClientUpdate
+from parsifl.core.batching import ClientRoundData, DataRequest
+from parsifl.core.config import Positive
+from parsifl.core.keys import Key
+from parsifl.core.problem import Model, Params, Problem
 from parsifl.solvers.sgd import sgd
-from parsifl.work import Shard, Work
+from parsifl.solvers.update_rules import LinearRule
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,10 @@ class ScaffoldSum:
 @final
 @dataclass(frozen=True)
 class Scaffold(
-    LocalSGD,
-    Algorithm[Problem, ScaffoldServer, Params, ScaffoldMessage, ScaffoldMessage, ScaffoldSum],
+    LocalSgd,
+    AdditiveAlgorithm[
+        Problem, ScaffoldServer, Params, ScaffoldMessage, ScaffoldMessage, ScaffoldSum
+    ],
 ):
     r"""Local SGD corrected by control variates (option II of the paper).
 
@@ -69,7 +71,7 @@ class Scaffold(
 
     server_lr: Positive = 1.0
 
-    def weight(self, info: ClientInfo) -> float:
+    def weight(self, client: ClientInfo) -> float:
         """Count every client once, as in the paper."""
         return 1.0
 
@@ -81,7 +83,7 @@ class Scaffold(
         return ScaffoldServer(params, tree.zeros_like(params), len(clients))
 
     def broadcast(
-        self, problem: Problem, server: ScaffoldServer, info: ClientInfo, key: Key
+        self, problem: Problem, server: ScaffoldServer, client: ClientInfo, key: Key
     ) -> ScaffoldMessage:
         """Send the model and the server's control."""
         return ScaffoldMessage(server.params, server.control)
@@ -91,43 +93,43 @@ class Scaffold(
         return Model(problem, server.params)
 
     def init_client(
-        self, problem: Problem, info: ClientInfo, down: ScaffoldMessage, key: Key
+        self, problem: Problem, client: ClientInfo, received: ScaffoldMessage, key: Key
     ) -> Params:
         """Start with a zero control."""
-        return tree.zeros_like(down.params)
+        return tree.zeros_like(received.params)
 
-    def work(self, info: ClientInfo, round: int) -> Work:
+    def batches(self, client: ClientInfo, round: int) -> DataRequest:
         """Read the mini-batches of local SGD."""
-        return Work({"train": self.draw(info)})
+        return DataRequest({"train": self.draw(client)})
 
-    def local(
-        self, problem: Problem, down: ScaffoldMessage, client: Params, shard: Shard
-    ) -> Local[Params, ScaffoldMessage]:
+    def client_update(
+        self, problem: Problem, received: ScaffoldMessage, state: Params, data: ClientRoundData
+    ) -> ClientUpdate[Params, ScaffoldMessage]:
         """Run corrected SGD and move the control by option II."""
-        rate, batches = self.rate(shard.round), shard["train"]
-        correction = tree.subtract(down.control, client)
+        rate, batches = self.rate(data.round), data["train"]
+        correction = tree.subtract(received.control, state)
         trained = sgd(
             problem,
-            down.params,
+            received.params,
             batches,
             rate,
-            rule=Affine(),
+            rule=LinearRule(),
             aux=(correction,),
             momentum=self.momentum,
-            decay=self.decay,
+            decay=self.weight_decay,
         )
-        moved = tree.subtract(trained, down.params)
+        moved = tree.subtract(trained, received.params)
         # two divisions: steps * rate would be a float32 tensor, whatever the dtype of the model
         steps = batches.active.sum().clamp(min=1)
         control = tree.map(lambda c, dw: -c - dw / steps / rate, correction, moved)
-        control = tree.where(batches.active.any(), control, client)
-        return Local(control, ScaffoldMessage(moved, tree.subtract(control, client)))
+        control = tree.where(batches.active.any(), control, state)
+        return ClientUpdate(control, ScaffoldMessage(moved, tree.subtract(control, state)))
 
     def personalize(
-        self, problem: Problem, down: ScaffoldMessage, client: Params, shard: Shard
+        self, problem: Problem, received: ScaffoldMessage, state: Params, data: ClientRoundData
     ) -> Model:
         """Judge every client on the global model."""
-        return Model(problem, down.params)
+        return Model(problem, received.params)
 
     def contribute(self, problem: Problem, upload: ScaffoldMessage, weight: float) -> ScaffoldSum:
         """Sum plainly."""

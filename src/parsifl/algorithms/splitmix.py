@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
-from parsifl.algorithm import ClientInfo
-from parsifl.algorithms.perfedmask_forms import Fleet, Form, FormedMean
-from parsifl.algorithms.splitmix_members import members_for
-from parsifl.config import Count
-from parsifl.keys import Key
-from parsifl.problem import Scalable
+from parsifl.algorithms._bases.submodel import Fleet, Form, FormedMean
+from parsifl.algorithms._bases.width_members import members_for
+from parsifl.core.algorithm import ClientInfo
+from parsifl.core.config import Count
+from parsifl.core.keys import Key
+from parsifl.core.problem import Scalable
 
 
 @final

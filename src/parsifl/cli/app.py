@@ -5,8 +5,8 @@ from __future__ import annotations
 import typer
 
 import parsifl
-from parsifl.cli import catalog, data, doctor, flower, masks, report, reproduce, run, sweep
-from parsifl.cli.friendly import FriendlyGroup
+from parsifl.cli import data, doctor, flower, list_show, masks, report, reproduce, run, sweep
+from parsifl.cli.errors import FriendlyGroup
 
 app = typer.Typer(
     cls=FriendlyGroup,
@@ -46,8 +46,8 @@ app.command()(run.run)
 app.command()(run.demo)
 app.command()(sweep.sweep)
 app.command()(reproduce.reproduce)
-app.command("list")(catalog.list_)
-app.command()(catalog.show)
+app.command("list")(list_show.list_)
+app.command()(list_show.show)
 app.command()(report.report)
 app.command()(doctor.doctor)
 app.add_typer(data.app, name="data")

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from parsifl.cli.friendly import FriendlyGroup
+from parsifl.cli.errors import FriendlyGroup
 
 if TYPE_CHECKING:
     from parsifl.data.clients import ClientData
-    from parsifl.data.show import Bar
+    from parsifl.data.describe import Bar
 
 app = typer.Typer(
     cls=FriendlyGroup, help="Fetch data sets and show how they are divided.", no_args_is_help=True

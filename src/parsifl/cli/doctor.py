@@ -148,7 +148,7 @@ def threads() -> Iterator[Finding]:
 
 def registered() -> Iterator[Finding]:
     """Load every algorithm, those of other packages included."""
-    from parsifl.registry import algorithms
+    from parsifl.core.registry import algorithms
 
     yield Finding("algorithms", "ok", f"{len(algorithms())} registered")
 
@@ -172,7 +172,7 @@ def messages() -> Iterator[Finding]:
 def data_folders(data_dir: Path | None) -> Iterator[Finding]:
     """Look at the folders of data sets, and name the sets that are at hand."""
     from parsifl import data
-    from parsifl.data.files import FOLDER_VARIABLE, Files
+    from parsifl.data.download import FOLDER_VARIABLE, Files
     from parsifl.data.registry import entry
 
     named = {"--data-dir": data_dir, f"${FOLDER_VARIABLE}": os.environ.get(FOLDER_VARIABLE)}

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from parsifl.cli import options
-from parsifl.cli.friendly import FriendlyGroup
+from parsifl.cli.errors import FriendlyGroup
 from parsifl.cli.progress import follow as progress_of
-from parsifl.errors import ConfigError
+from parsifl.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from parsifl.experiment import Experiment
+    from parsifl.engine.experiment import Experiment
     from parsifl.flower.cluster import Cluster
-    from parsifl.flower.trial import FlowerRun
+    from parsifl.flower.local_run import FlowerRun
 
 app = typer.Typer(
     cls=FriendlyGroup,
@@ -39,7 +39,7 @@ def execute(
 ) -> FlowerRun:
     """Run an experiment on Flower on this machine, with its progress on standard error."""
     _need_flower()
-    from parsifl.flower.trial import run_on_flower
+    from parsifl.flower.local_run import run_on_flower
 
     simulation = engine == "flower-sim"
     if not quiet:
@@ -106,8 +106,8 @@ def init(
 
       parsifl flower init trial --template partition --data digits --algorithm ditto
     """
-    from parsifl.experiment import Experiment
-    from parsifl.flower.scaffold import PARTITION, REGRESSION, write_app
+    from parsifl.engine.experiment import Experiment
+    from parsifl.flower.app_template import PARTITION, REGRESSION, write_app
     from parsifl.flower.settings import Deployment, to_config
 
     regression = template == REGRESSION
@@ -122,7 +122,7 @@ def init(
         "evaluate_every": 0 if regression else evaluate_every,
     }
     # a regression: every iteration reads all rows, so that nothing is random
-    fields = ["batch=none", "tau=5", *settings] if regression else settings
+    fields = ["batch_size=none", "tau=5", *settings] if regression else settings
     given["settings"] = options.assignments(fields)
     chosen = Experiment.read({name: value for name, value in given.items() if value is not None})
     chosen.method()  # a mistake in the settings shows here, not on the nodes
@@ -171,8 +171,8 @@ def up(
 
 
 def _run(cluster: Cluster, target: Path, *, resume: bool) -> None:
+    from parsifl.flower.local_run import follow
     from parsifl.flower.settings import clear
-    from parsifl.flower.trial import follow
 
     config = _config(target)
     out, rounds = Path(config["deployment"]["out"]), int(config["rounds"])

@@ -10,7 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from parsifl.cli.friendly import FriendlyGroup
+from parsifl.cli.errors import FriendlyGroup
 
 if TYPE_CHECKING:
     from torch import nn
@@ -108,8 +108,8 @@ def curve(
 def _module(model: str, classes: int) -> nn.Module:
     import torch
 
-    from parsifl import models
-    from parsifl.experiment import read_model
+    from parsifl.engine.experiment import read_model
+    from parsifl.nn import models
 
     name, options = read_model(model)
     with torch.device("meta"):
@@ -117,7 +117,7 @@ def _module(model: str, classes: int) -> nn.Module:
 
 
 def _picture(model: str) -> tuple[int, ...]:
-    from parsifl.experiment import read_model
+    from parsifl.engine.experiment import read_model
 
     name, options = read_model(model)
     usual = _PICTURES.get(name, (3, 32, 32))

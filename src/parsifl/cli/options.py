@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from parsifl.errors import ConfigError
+from parsifl.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from parsifl.experiment import Experiment
+    from parsifl.engine.experiment import Experiment
 
 ALGORITHM = typer.Argument(help="An algorithm, e.g. fedavg; see `parsifl list algorithms`.")
 DATA = typer.Option(None, help="A data set, e.g. digits or mnist:normalize=unit.")
@@ -56,7 +56,7 @@ _PLAIN = (
 
 def experiment(params: Mapping[str, Any]) -> Experiment:
     """Return the experiment that a command asks for."""
-    from parsifl.experiment import Experiment
+    from parsifl.engine.experiment import Experiment
 
     return Experiment.read(merged(params))
 

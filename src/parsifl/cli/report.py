@@ -10,9 +10,9 @@ from rich.console import Console
 
 from parsifl.report import build
 from parsifl.report.groups import sections
+from parsifl.report.live import serve
 from parsifl.report.load import read_all
-from parsifl.report.tables import headline, render
-from parsifl.report.watch import serve
+from parsifl.report.summary import headline, render
 
 
 def report(

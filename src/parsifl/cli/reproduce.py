@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from parsifl.errors import ConfigError
+from parsifl.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from parsifl.recipes.recipe import Claim, Job
+    from parsifl_reproduction.recipe import Claim, Job
 
 SHOWN = 10
 """Most jobs without a result that are named."""
@@ -47,11 +47,11 @@ def reproduce(
 
       parsifl reproduce perfedmask-table7 --record docs/reproduction --not-run "no DomainNet here"
     """
-    from parsifl.recipes import record as records
-    from parsifl.recipes.pages import write_pages
-    from parsifl.recipes.recipe import Context, find, missing, recipes
-    from parsifl.recipes.recipe import collect as collect_results
-    from parsifl.recipes.recipe import reproduce as run_recipe
+    from parsifl_reproduction import record as records
+    from parsifl_reproduction.pages import write_pages
+    from parsifl_reproduction.recipe import Context, find, missing, recipes
+    from parsifl_reproduction.recipe import collect as collect_results
+    from parsifl_reproduction.recipe import reproduce as run_recipe
 
     if name is None and record is not None and not list_all:
         for page in write_pages(record):

@@ -13,13 +13,13 @@ import typer
 
 from parsifl.cli import flower, options
 from parsifl.cli.progress import follow
-from parsifl.engine import laps
-from parsifl.errors import ConfigError, unknown
+from parsifl.core.errors import ConfigError, unknown
+from parsifl.engine import profiling
 
 if TYPE_CHECKING:
+    from parsifl.engine.experiment import Experiment
     from parsifl.engine.run import Run
-    from parsifl.experiment import Experiment
-    from parsifl.flower.trial import FlowerRun
+    from parsifl.flower.local_run import FlowerRun
 
 _STOPPED = 130  # what shells expect of a program that Ctrl-C ended
 DEMO: dict[str, dict[str, float]] = {
@@ -86,7 +86,7 @@ def run(  # typer reads the options from the signature; `context` holds their va
         if as_json:
             row = {"algorithm": chosen.algorithm, **finished.summary()}
             if profile:
-                row["profile"] = laps.profile(finished.metrics)
+                row["profile"] = profiling.profile(finished.metrics)
             typer.echo(json.dumps(row))
         else:
             show([folder])
@@ -97,7 +97,7 @@ def run(  # typer reads the options from the signature; `context` holds their va
 def _chosen(params: Mapping[str, Any]) -> tuple[Experiment, str]:
     """Return the experiment, and on which runtime of Flower it is to run (empty: on none)."""
     from parsifl.engine.choice import ENGINES
-    from parsifl.experiment import Experiment
+    from parsifl.engine.experiment import Experiment
 
     values = options.merged(params)
     engine = values.get("engine", "auto")
@@ -141,7 +141,7 @@ def demo(
 
     Twenty clients hold two labels each. Ends with a table and a report to open in a browser.
     """
-    from parsifl.experiment import Experiment
+    from parsifl.engine.experiment import Experiment
     from parsifl.report import build
 
     folders = [out / name for name in DEMO]
@@ -179,7 +179,7 @@ def show(folders: Sequence[Path]) -> None:
     from rich.console import Console
 
     from parsifl.report.load import read_all
-    from parsifl.report.tables import headline, render
+    from parsifl.report.summary import headline, render
 
     Console().print(render(headline(read_all(folders))))
 
@@ -189,8 +189,8 @@ def show_profile(records: Sequence[Mapping[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    found = laps.profile(records)
-    once = found.pop(laps.ONCE, 0.0)
+    found = profiling.profile(records)
+    once = found.pop(profiling.ONCE, 0.0)
     total = sum(found.values())
     table = Table(title=f"{len(records)} rounds, {total:.2f} s")
     for column in ("phase", "seconds", "ms a round", "share"):

@@ -11,12 +11,12 @@ import typer
 
 from parsifl.cli import options
 from parsifl.cli.run import execute
-from parsifl.errors import ConfigError
+from parsifl.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from parsifl.engine.experiment import Experiment
     from parsifl.engine.run import Run
-    from parsifl.experiment import Experiment
-    from parsifl.sweeps import Outcome
+    from parsifl.engine.study import Outcome
 
 HELD_OUT = 0.1
 """The fraction of rows that the best is chosen by, unless --validation says otherwise."""
@@ -59,7 +59,7 @@ def sweep(  # typer reads the options from the signature; `context` holds their 
 
       parsifl sweep ditto --grid lam=0.01,0.1,1 --validation 0.1 --select best-validation --resume
     """
-    from parsifl import sweeps
+    from parsifl.engine import study
 
     base = options.experiment(context.params)
     if not base.evaluate_every:
@@ -77,12 +77,12 @@ def sweep(  # typer reads the options from the signature; `context` holds their 
     def run(experiment: Experiment, folder: Path) -> Run:
         nonlocal maximize
         finished = execute(experiment, folder, resume=True, data_dir=data_dir, quiet=as_json)
-        maximize = finished.problem.maximize
+        maximize = finished.problem.higher_is_better
         return finished
 
-    outcomes = sweeps.sweep(base, values, seeds, run, out)
-    winner = sweeps.best(outcomes, model_judged, maximize)
-    split = sweeps.chosen_by(outcomes, model_judged)
+    outcomes = study.sweep(base, values, seeds, run, out)
+    winner = study.best(outcomes, model_judged, maximize)
+    split = study.chosen_by(outcomes, model_judged)
     if split == "test":
         typer.echo(_OPTIMISTIC, err=True)
     if as_json:

@@ -6,14 +6,14 @@
 
 from __future__ import annotations
 
-from parsifl.data.arrays import Dataset
 from parsifl.data.clients import ClientData
+from parsifl.data.dataset import Dataset
+from parsifl.data.describe import bars, summary
 from parsifl.data.normalize import normalizations
 from parsifl.data.partitions import describe_partition, partition, partition_names
 from parsifl.data.preparation import prepare
 from parsifl.data.ragged import Ragged
 from parsifl.data.registry import describe, fetch, load, names
-from parsifl.data.show import bars, summary
 from parsifl.data.splits import label_shares, personal_tests, split, split_clients
 
 __all__ = [

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
+from parsifl.core.errors import ConfigError, DataError
+from parsifl.core.keys import Key
 from parsifl.data.ragged import Array, Indices, Ragged
 from parsifl.data.splits import label_shares, split_clients
-from parsifl.errors import ConfigError, DataError
-from parsifl.keys import Key
 
 if TYPE_CHECKING:
     import torch
     from scipy.sparse import csr_matrix
     from torch import Tensor
 
-    from parsifl.data.arrays import Dataset
+    from parsifl.data.dataset import Dataset
 
 __all__ = ["ClientData", "Ragged"]
 
@@ -111,7 +111,7 @@ class ClientData:
         >>> len(data), data.train.sizes.tolist(), data.test.sizes.tolist(), data.classes
         (1, [3], [1], 2)
         """
-        from parsifl.data.pooling import pool
+        from parsifl.data.stacking import pool
 
         _check_split(test, validation, dtype)
         if folder is not None:

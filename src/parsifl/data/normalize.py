@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from parsifl.core.errors import ConfigError, DataError, unknown
 from parsifl.data.ragged import Array, Indices
-from parsifl.errors import ConfigError, DataError, unknown
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
 
-    from parsifl.data.arrays import Features
+    from parsifl.data.dataset import Features
 
 _NAMES = ("channel", "feature", "none", "pixel", "unit")
 _CHUNK = 4096

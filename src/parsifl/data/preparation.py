@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from parsifl.core.errors import ConfigError, DataError, unknown
+from parsifl.core.keys import Key
 from parsifl.data.clients import ClientData
-from parsifl.data.options import parse
 from parsifl.data.partitions import partition as divide
 from parsifl.data.ragged import Ragged
 from parsifl.data.registry import Entry, entry, read
+from parsifl.data.spec import parse
 from parsifl.data.splits import group_tests, label_shares, personal_tests
-from parsifl.errors import ConfigError, DataError, unknown
-from parsifl.keys import Key
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     import torch
 
-    from parsifl.data.arrays import Dataset
+    from parsifl.data.dataset import Dataset
 
 _DTYPES = ("float32", "float64")
 _OFFICIAL_TESTS = ("all", "groups", "shares")

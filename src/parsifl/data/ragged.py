@@ -9,7 +9,7 @@ from typing import Any, TypeAlias, final, overload
 import numpy as np
 import numpy.typing as npt
 
-from parsifl.errors import DataError
+from parsifl.core.errors import DataError
 
 Array: TypeAlias = npt.NDArray[Any]
 Indices: TypeAlias = npt.NDArray[np.int64]

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from parsifl.core.errors import DataError
 from parsifl.data.ragged import Array
-from parsifl.errors import DataError
 
 _NIL, _REFERENCE = 254, 255
 _SYMBOL, _PAIRS, _CHARACTERS, _LOGICAL, _INTEGER, _REAL, _STRINGS, _LIST = (

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, final
 
-from parsifl.data.options import bind, defaults
-from parsifl.errors import ConfigError, unknown
+from parsifl.core.errors import ConfigError, unknown
+from parsifl.data.spec import bind, defaults
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from parsifl.data.arrays import Dataset
+    from parsifl.data.dataset import Dataset
 
     Loader = Callable[..., Dataset]
 
@@ -87,9 +87,9 @@ def dataset(name: str, about: About) -> Callable[[Loader], Loader]:
 
 @cache
 def _discover() -> None:
-    package = importlib.import_module("parsifl.data.sets")
+    package = importlib.import_module("parsifl.data.datasets")
     for module in pkgutil.iter_modules(package.__path__):
-        importlib.import_module(f"parsifl.data.sets.{module.name}")
+        importlib.import_module(f"parsifl.data.datasets.{module.name}")
 
 
 def names() -> list[str]:
@@ -141,7 +141,7 @@ def read(
     verify: bool = True,
 ) -> Dataset:
     """Read a registered data set; options may be text, as they come from the command line."""
-    from parsifl.data.files import Files
+    from parsifl.data.download import Files
 
     bound = bind(f"data set '{found.name}'", found.loader, options)
     return found.loader(Files(found, data_dir, verify), **bound)
@@ -149,7 +149,7 @@ def read(
 
 def fetch(name: str, data_dir: str | Path | None = None) -> list[Path]:
     """Make sure that every file of a data set is on this machine, and return where they are."""
-    from parsifl.data.files import Files
+    from parsifl.data.download import Files
 
     found = entry(name)
     return Files(found, data_dir, verify=True).everything()

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from parsifl.core.errors import ConfigError, DataError
+from parsifl.core.keys import Key
 from parsifl.data.ragged import Array, Indices, Ragged
-from parsifl.errors import ConfigError, DataError
-from parsifl.keys import Key
 
 
 def split(
@@ -43,7 +43,7 @@ def split_clients(
         raise ConfigError("nothing is left for training; lower the validation and test shares")
     ragged = Ragged.of(parts)
     owners, sizes = ragged.owners(), ragged.sizes
-    order = np.lexsort((key.numpy().random(len(ragged.values)), owners))
+    order = np.lexsort((key.numpy_generator().random(len(ragged.values)), owners))
     shuffled = ragged.values[order]
     cuts = _cuts(sizes, shares)
     place = np.arange(len(shuffled)) - np.repeat(ragged.offsets[:-1], sizes)
@@ -110,7 +110,7 @@ def personal_tests(shares: Array, test_y: Array, key: Key, *, size: int = 100) -
         )
     parts: list[Indices] = []
     for client, counts in enumerate(wanted):
-        draw = key.at(client=client).numpy()
+        draw = key.replace(client=client).numpy_generator()
         rows = [
             draw.choice(by_label[label], size=count, replace=False)
             for label, count in enumerate(counts)

@@ -20,11 +20,11 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from parsifl import tree, tree_json
-from parsifl.algorithm import MessageTypes
-from parsifl.engine.shelf import Shelf, checksum, write_synced
-from parsifl.engine.store import ClientStore
-from parsifl.errors import CheckpointError
+from parsifl.core import tree, tree_schema
+from parsifl.core.algorithm import TreeTypes
+from parsifl.core.errors import CheckpointError
+from parsifl.engine.segment_store import SegmentStore, checksum, write_synced
+from parsifl.engine.state_store import StateStore
 
 _LATEST = "LATEST"
 _CLIENTS = "clients"
@@ -41,7 +41,7 @@ class Checkpoint:
     totals: dict[str, Any]
 
 
-def save(folder: Path, round: int, server: Any, store: ClientStore, totals: dict[str, Any]) -> None:
+def save(folder: Path, round: int, server: Any, store: StateStore, totals: dict[str, Any]) -> None:
     """Write a checkpoint and make it the latest one."""
     name = f"round-{round:08d}"
     temporary, final = folder / f".{name}.tmp", folder / name
@@ -52,7 +52,7 @@ def save(folder: Path, round: int, server: Any, store: ClientStore, totals: dict
     shelf = store.settle(folder / _CLIENTS)
     state = {
         "round": round,
-        "server": tree_json.to_json(structure),
+        "server": tree_schema.to_json(structure),
         "clients": shelf.seal(),
         "totals": totals,
     }
@@ -71,7 +71,7 @@ def clients_folder(folder: Path) -> Path:
     return folder / _CLIENTS
 
 
-def load(folder: Path, types: MessageTypes) -> Checkpoint | None:
+def load(folder: Path, types: TreeTypes) -> Checkpoint | None:
     """Read the latest checkpoint; None if there is none."""
     if not (folder / _LATEST).exists():
         return None
@@ -84,7 +84,7 @@ def load(folder: Path, types: MessageTypes) -> Checkpoint | None:
         state = json.loads((place / "state.json").read_text())
         server_leaves = load_file(place / "server.safetensors")
         server = _rebuild(state["server"], types.server, server_leaves)
-        clients = Shelf.open(folder / _CLIENTS, state["clients"], types.client)
+        clients = SegmentStore.open(folder / _CLIENTS, state["clients"], types.client)
         return Checkpoint(state["round"], server, clients, state["totals"])
     except (OSError, ValueError, LookupError, TypeError, SafetensorError) as error:
         raise CheckpointError(
@@ -100,7 +100,7 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def _rebuild(description: Any, hint: Any, leaves: Mapping[str, Any]) -> Any:
-    structure = tree_json.from_json(description, hint)
+    structure = tree_schema.from_json(description, hint)
     count = len(tree.names(structure))
     # copies: memory that is aligned as in a run that was not interrupted gives the same bits
     return tree.unflatten([leaves[str(i)].clone() for i in range(count)], structure)

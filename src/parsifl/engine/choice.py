@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import nn
 
+from parsifl.core.errors import ConfigError, unknown
+from parsifl.core.problem import Problem, SupportSolvable
 from parsifl.engine.executors import Executor
-from parsifl.errors import ConfigError, unknown
-from parsifl.problem import Problem, SupportSolvable
-from parsifl.problems.neural import NeuralProblem
+from parsifl.nn.neural import NeuralProblem
 
 BLOCK = 10  # clients a batch: larger blocks fall out of the cache and are slower
 DENSE_BLOCK = 20  # of fused perceptrons: threads hand Python's lock over less often (docs/adr/0004)
@@ -22,7 +22,7 @@ def choose_executor(engine: str, problem: Problem, *, sparse: bool = False) -> t
         raise ConfigError(unknown("engine", engine, ENGINES))
     # sparse rows make no batch; clients in threads would take twice as long as one after the other,
     # since each of their many short products hands Python's lock over (docs/adr/0004)
-    if engine == "sequential" or not problem.batchable or sparse:
+    if engine == "sequential" or not problem.supports_vmap or sparse:
         return "loop", BLOCK
     fusible = isinstance(problem, NeuralProblem) and problem.chain is not None
     # deep convolutions are no faster in batches than alone; clients that have a core each do not

@@ -15,12 +15,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from parsifl.core.errors import CheckpointError
+from parsifl.core.leaves import LowRank, Sparse, factored, matricize
+from parsifl.core.problem import Params
 from parsifl.engine.checkpoint import replace_file
-from parsifl.errors import CheckpointError
-from parsifl.messages import LowRank, Sparse, factored, matricize
-from parsifl.problem import Params
 from parsifl.solvers.svt import has_rank
-from parsifl.wire import support
+from parsifl.wire import range_coder
 
 VERSION = 2
 _META = "parsifl"
@@ -58,7 +58,7 @@ def _numbers(part: Tensor | LowRank | Sparse) -> int:
 
 def _size(part: Tensor | LowRank | Sparse) -> float:
     if isinstance(part, Sparse):
-        positions = support.bound(math.prod(part.shape), part.index.numel()) / 8
+        positions = range_coder.bound(math.prod(part.shape), part.index.numel()) / 8
         return positions + part.value.numel() * part.value.itemsize
     sample = part.left if isinstance(part, LowRank) else part
     return float(_numbers(part) * sample.itemsize)
@@ -131,7 +131,7 @@ def _put(name: str, part: Part, tensors: dict[str, Tensor]) -> dict[str, Any]:
     if part.extra is not None:
         mask = np.zeros(math.prod(part.extra.shape), np.bool_)
         mask[part.extra.index.numpy()] = True
-        code = support.encode(mask, part.extra.index.numel())
+        code = range_coder.encode(mask, part.extra.index.numel())
         tensors[f"{name}/support"] = torch.from_numpy(np.frombuffer(code, np.uint8).copy())
         tensors[f"{name}/values"] = part.extra.value
         entry["nonzeros"] = part.extra.index.numel()
@@ -166,7 +166,7 @@ def _take(
     extra = None
     if "nonzeros" in entry:
         code = memoryview(tensors[f"{name}/support"].numpy().tobytes())
-        found = list(support.decode(code, math.prod(shape), entry["nonzeros"]))
+        found = list(range_coder.decode(code, math.prod(shape), entry["nonzeros"]))
         index = np.concatenate([np.zeros(0, np.int64), *found]).astype(np.int64)
         extra = Sparse(torch.from_numpy(index), tensors[f"{name}/values"], shape)
     part = Part(base, extra)

@@ -12,9 +12,9 @@ from typing import Any, Literal, final
 import numpy as np
 import numpy.typing as npt
 
-from parsifl import config
-from parsifl.config import Count, Fraction, Momentum, NonNegative, Positive, Size
-from parsifl.problem import Problem
+from parsifl.core import config
+from parsifl.core.config import Count, Fraction, Momentum, NonNegative, Positive, Size
+from parsifl.core.problem import Problem
 
 Split = Literal["validation", "test"]
 Select = Literal["last", "best-validation", "best-test"]
@@ -78,7 +78,9 @@ class Scores:
         weights = np.ones_like(self.samples) if uniform else self.samples
         return {
             # every metric but a maximised score is a loss
-            name: _summary(values, weights, name == problem.score and problem.maximize)
+            name: _summary(
+                values, weights, name == problem.primary_metric and problem.higher_is_better
+            )
             for name, values in self.values.items()
         }
 

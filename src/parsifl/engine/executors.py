@@ -19,11 +19,11 @@ from torch import Tensor
 from torch._functorch import vmap
 from torch.nn import functional
 
-from parsifl import tree
+from parsifl.core import tree
+from parsifl.core.batching import Batches, Rows
 from parsifl.engine.tasks import Outcome, Task, reason, run_alone
-from parsifl.engine.threads import hand_over
+from parsifl.engine.threads import imap_ordered
 from parsifl.solvers.fused import fused_steps
-from parsifl.work import Batches, Rows
 
 T = TypeVar("T")
 Executor = Literal["loop", "threads", "vmap", "fused"]
@@ -74,7 +74,7 @@ def stream(
     else:
         scope = nullcontext if executor == "vmap" else fused_steps
         jobs = [partial(_run_block, function, part, scope) for part in _blocks(tasks, block)]
-    hand_over([partial(complete, job) for job in jobs], take)
+    imap_ordered([partial(complete, job) for job in jobs], take)
 
 
 def _run_client(function: Callable[..., Any], task: Task) -> Outcome:

@@ -14,12 +14,12 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from parsifl.core.errors import CapabilityError, ConfigError, DataError
+from parsifl.core.leaves import LowRank
+from parsifl.core.problem import Model, Params
 from parsifl.engine import compact
 from parsifl.engine.compact import Part
-from parsifl.errors import CapabilityError, ConfigError, DataError
-from parsifl.messages import LowRank
-from parsifl.problem import Model, Params
-from parsifl.problems.neural import NeuralProblem
+from parsifl.nn.neural import NeuralProblem
 
 
 @final

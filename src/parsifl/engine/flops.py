@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from parsifl import tree
-from parsifl.algorithm import AnyMethod
-from parsifl.models.flops import flop_counter, noting_trained
-from parsifl.problem import Problem
-from parsifl.work import Batches, Shard
+from parsifl.core import tree
+from parsifl.core.algorithm import AnyAlgorithm
+from parsifl.core.batching import Batches, ClientRoundData
+from parsifl.core.problem import Problem
+from parsifl.nn.models.flops import flop_counter, noting_trained
 
 
 @final
@@ -52,7 +52,7 @@ class FlopCounter:
     each sequence give the rest. None where the work cannot run without data (CSR designs).
     """
 
-    def __init__(self, method: AnyMethod, problem: Problem) -> None:
+    def __init__(self, method: AnyAlgorithm, problem: Problem) -> None:
         self._method, self._problem = method, problem
         self._known: dict[Any, _Measured | None] = {}
         self._last: tuple[Any, Any] = (None, _form(None))  # what was sent, which many share
@@ -62,7 +62,7 @@ class FlopCounter:
         """How many structures were counted so far."""
         return len(self._known)
 
-    def count(self, down: Any, client: Any, shard: Shard) -> Cost | None:
+    def count(self, down: Any, client: Any, shard: ClientRoundData) -> Cost | None:
         """Return the operations of one round of local work."""
         mark = self._mark(down, client, shard)
         if mark not in self._known:
@@ -70,35 +70,37 @@ class FlopCounter:
         measured = self._known[mark]
         return None if measured is None else measured.cost(shard)
 
-    def _mark(self, down: Any, client: Any, shard: Shard) -> Any:
+    def _mark(self, down: Any, client: Any, shard: ClientRoundData) -> Any:
         if down is not self._last[0]:
             self._last = (down, _form(down))
-        draws = [(name, b.index.shape[1], len(b) > 0) for name, b in sorted(shard.draws.items())]
+        draws = [(name, b.index.shape[1], len(b) > 0) for name, b in sorted(shard.batches.items())]
         rows = None if shard.rows is None else len(shard.rows.y)
         return self._last[1], _form(client), tuple(draws), rows
 
-    def _measure(self, down: Any, client: Any, shard: Shard) -> _Measured | None:
+    def _measure(self, down: Any, client: Any, shard: ClientRoundData) -> _Measured | None:
         if not _has_tensors_only((down, client, shard)):
             return None
-        idle = {name: _cut(batches, 0) for name, batches in shard.draws.items()}
+        idle = {name: _cut(batches, 0) for name, batches in shard.batches.items()}
         try:
             with noting_trained() as noted:
-                base = self._run(down, client, replace(shard, draws=idle))
+                base = self._run(down, client, replace(shard, batches=idle))
                 steps = {
-                    name: self._run(down, client, replace(shard, draws={**idle, name: _cut(b, 1)}))
-                    for name, b in shard.draws.items()
+                    name: self._run(
+                        down, client, replace(shard, batches={**idle, name: _cut(b, 1)})
+                    )
+                    for name, b in shard.batches.items()
                     if len(b)
                 }
         except Exception:  # work that needs values cannot be counted; the record says None
             return None
         return _Measured(base, steps, sum(noted.values()))
 
-    def _run(self, down: Any, client: Any, shard: Shard) -> _Passes:
+    def _run(self, down: Any, client: Any, shard: ClientRoundData) -> _Passes:
         arguments = tree.to_meta((down, client, shard))
         with flop_counter() as counter:
             passes = _Passes(counter)
             with passes:
-                self._method.local(self._problem, *arguments)
+                self._method.client_update(self._problem, *arguments)
         return passes
 
 
@@ -137,9 +139,9 @@ class _Measured:
         self._trained = trained
         self._costs: dict[tuple[int, ...], Cost] = {}
 
-    def cost(self, shard: Shard) -> Cost:
+    def cost(self, shard: ClientRoundData) -> Cost:
         """Return the operations for a shard with its numbers of steps."""
-        steps = tuple([len(shard.draws[name]) for name in self._steps])
+        steps = tuple([len(shard.batches[name]) for name in self._steps])
         if steps not in self._costs:
             self._costs[steps] = self._cost(steps)
         return self._costs[steps]

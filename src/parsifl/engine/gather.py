@@ -10,14 +10,21 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from parsifl import tree, wire
-from parsifl.algorithm import AnyMethod, ClientInfo, GatherAlgorithm, Local, Received
+from parsifl import wire
+from parsifl.core import tree
+from parsifl.core.algorithm import (
+    AnyAlgorithm,
+    ClientInfo,
+    ClientUpdate,
+    ClientUpload,
+    GatherAlgorithm,
+)
+from parsifl.core.keys import Key
+from parsifl.core.problem import Problem
 from parsifl.engine.flops import Cost
-from parsifl.engine.network import Network
+from parsifl.engine.network_model import NetworkModel
 from parsifl.engine.threads import Scope
-from parsifl.keys import Key
-from parsifl.problem import Problem
-from parsifl.wire import Content, Precision
+from parsifl.wire import MessageStats, Precision
 
 
 @dataclass
@@ -73,8 +80,8 @@ class Arrival(NamedTuple):
     bytes_up: int
     flops: int | None
     uploads: bool = True
-    content: Content | None = None
-    content_down: Content | None = None
+    content: MessageStats | None = None
+    content_down: MessageStats | None = None
 
 
 class Gathered:
@@ -82,21 +89,21 @@ class Gathered:
 
     def __init__(
         self,
-        method: AnyMethod,
+        method: AnyAlgorithm,
         problem: Problem,
         infos: Sequence[ClientInfo],
-        network: Network,
+        network: NetworkModel,
         precision: Precision,
         scope: Scope,
     ) -> None:
         self.ledger = Ledger()
         self._precision: Precision = precision
         self._scope = scope
-        self._known: dict[int, tuple[Any, Content]] = {}  # of messages sent to many
+        self._known: dict[int, tuple[Any, MessageStats]] = {}  # of messages sent to many
         self._method, self._problem = method, problem
         self._infos, self._network = infos, network
         self._total: Any = None
-        self._uploads: list[Received[Any]] = []
+        self._uploads: list[ClientUpload[Any]] = []
         self._devices: dict[tuple[int | None, ...], dict[str, int | None]] = {}
         self._arrived = 0
         self._info_weight = 0.0
@@ -108,13 +115,13 @@ class Gathered:
 
     def receive(self, *arrivals: Arrival) -> None:
         """Book results of clients, and add them up in the order given."""
-        received: list[Received[Any]] = []
+        received: list[ClientUpload[Any]] = []
         for arrival in arrivals:
             info, sent = self._infos[arrival.client], None
             self._book_down(arrival)
             if arrival.uploads:
                 weight = self._method.weight(info)
-                received.append(Received(info, weight, arrival.upload))
+                received.append(ClientUpload(info, weight, arrival.upload))
                 sent = self._book_up(arrival, weight)
             self._count(arrival, info, sent)
         self._add(received)
@@ -130,7 +137,7 @@ class Gathered:
 
     def _book_up(self, arrival: Arrival, weight: float) -> int:
         """Return how many values were sent."""
-        content = arrival.content or wire.measured(arrival.upload, self._precision)[1]
+        content = arrival.content or wire.measure(arrival.upload, self._precision)[1]
         self.ledger.bytes_up += arrival.bytes_up
         self.ledger.dense_up += content.dense
         self.ledger.entropy_up += math.ceil(content.entropy)
@@ -141,19 +148,19 @@ class Gathered:
             self.ledger.info[name] = mean + (float(value) - mean) * weight / self._info_weight
         return content.values
 
-    def _add(self, received: Sequence[Received[Any]]) -> None:
+    def _add(self, received: Sequence[ClientUpload[Any]]) -> None:
         method: Any = self._method
         if isinstance(method, GatherAlgorithm):
             # as they come from the wire: the layout of memory may decide the last bit
-            self._uploads += [replace(r, upload=_contiguous(r.upload)) for r in received]
+            self._uploads += [replace(r, value=_contiguous(r.value)) for r in received]
         elif received:
-            parts = [method.contribute(self._problem, r.upload, r.weight) for r in received]
+            parts = [method.contribute(self._problem, r.value, r.weight) for r in received]
             self._total = tree.accumulate(self._total, *parts)
         self._arrived += len(received)
 
-    def _content_down(self, down: Any) -> Content:
+    def _content_down(self, down: Any) -> MessageStats:
         if id(down) not in self._known:
-            self._known[id(down)] = (down, wire.measured(down, self._precision)[1])
+            self._known[id(down)] = (down, wire.measure(down, self._precision)[1])
         return self._known[id(down)][1]
 
     def _count(self, arrival: Arrival, info: ClientInfo, sent: int | None) -> None:
@@ -182,7 +189,7 @@ class Gathered:
             return server
         method: Any = self._method
         gathers = isinstance(method, GatherAlgorithm)
-        ordered = sorted(self._uploads, key=lambda received: received.info.id)
+        ordered = sorted(self._uploads, key=lambda received: received.client.id)
         combined = ordered if gathers else _contiguous(self._total)
         with self._scope():
             following = method.aggregate(self._problem, server, combined, key)
@@ -194,9 +201,13 @@ def _contiguous(value: Any) -> Any:
     return tree.map(lambda leaf: leaf.contiguous() if isinstance(leaf, Tensor) else leaf, value)
 
 
-def first_not_finite(result: Local[Any, Any]) -> str:
+def first_not_finite(result: ClientUpdate[Any, Any]) -> str:
     """Name the first leaf of a result that holds NaN or infinity; empty if there is none."""
-    for what, part in (("upload", result.upload), ("state", result.client), ("info", result.info)):
+    for what, part in (
+        ("upload", result.upload),
+        ("state", result.state),
+        ("info", result.metrics),
+    ):
         leaves, structure = tree.flatten(part)
         for place, leaf in enumerate(leaves):
             if isinstance(leaf, Tensor) and leaf.is_floating_point() and not _finite(leaf):

@@ -10,47 +10,47 @@ from typing import Any, NamedTuple
 import torch
 
 from parsifl import wire
-from parsifl.algorithm import AnyMethod, ClientInfo, Local
+from parsifl.core.algorithm import AnyAlgorithm, ClientInfo, ClientUpdate
+from parsifl.core.errors import CapabilityError, WireError
+from parsifl.core.keys import Key
+from parsifl.core.problem import Problem
 from parsifl.engine import executors
+from parsifl.engine.batch_sampler import BatchSampler
 from parsifl.engine.executors import Executor
 from parsifl.engine.flops import FlopCounter
 from parsifl.engine.gather import Arrival, Gathered, Ledger, first_not_finite
-from parsifl.engine.laps import ONCE, Laps
-from parsifl.engine.network import Network
-from parsifl.engine.shards import Shards
-from parsifl.engine.store import ClientStore
+from parsifl.engine.network_model import NetworkModel
+from parsifl.engine.profiling import ONCE, PhaseTimer
+from parsifl.engine.state_store import StateStore
 from parsifl.engine.tasks import Outcome, Task
-from parsifl.engine.threads import Scope, one_core, suited
-from parsifl.errors import CapabilityError, WireError
-from parsifl.keys import Key
-from parsifl.problem import Problem
-from parsifl.wire import Content, Precision
+from parsifl.engine.threads import Scope, single_threaded, thread_scope
+from parsifl.wire import MessageStats, Precision
 
-LocalWork = Callable[[Any, Any, Any], Local[Any, Any]]
+LocalWork = Callable[[Any, Any, Any], ClientUpdate[Any, Any]]
 
 
 @dataclass(frozen=True)
 class Setting:
     """Everything that stays the same from round to round."""
 
-    method: AnyMethod
+    method: AnyAlgorithm
     problem: Problem
     infos: Sequence[ClientInfo]
     pool: Sequence[int]
     """The clients that may train, ascending."""
-    shards: Shards
-    store: ClientStore
+    shards: BatchSampler
+    store: StateStore
     executor: Executor
     block: int
     window: int
     precision: Precision
-    network: Network
+    network: NetworkModel
     flops: FlopCounter
 
     @cached_property
     def scope(self) -> Scope:
         """The scope of work at the server."""
-        return suited(self.problem)
+        return thread_scope(self.problem)
 
     @cached_property
     def local(self) -> LocalWork:
@@ -61,7 +61,7 @@ class Setting:
 class _Prepared(NamedTuple):
     task: Task
     bytes_down: int
-    content_down: Content
+    content_down: MessageStats
     flops: int | None
 
 
@@ -71,7 +71,7 @@ class _Done:
 
     outcome: Outcome
     failures: dict[int, str]
-    sent: dict[int, tuple[Any, int, Content]]
+    sent: dict[int, tuple[Any, int, MessageStats]]
     seconds: dict[str, float]
 
 
@@ -91,23 +91,23 @@ def run_round(setting: Setting, server: Any, cohort: Sequence[int], key: Key) ->
         setting.scope,
     )
     uploading = set(cohort)
-    laps = Laps()
+    laps = PhaseTimer()
     for at in range(0, len(training), setting.window):
         prepared = _prepare(setting, server, training[at : at + setting.window], key, laps)
         _run_window(setting, prepared, uploading, gathered, laps)
-    server = gathered.aggregate(server, key.at(purpose="aggregate"))
+    server = gathered.aggregate(server, key.replace(purpose="aggregate"))
     laps.lap("aggregate")
     gathered.ledger.seconds = laps.seconds
     return server, gathered.ledger
 
 
-def local_work(method: AnyMethod, problem: Problem) -> LocalWork:
+def local_work(method: AnyAlgorithm, problem: Problem) -> LocalWork:
     """Return what a client does with downlink, state and shard, here and where it is deployed."""
-    scope = suited(problem)
+    scope = thread_scope(problem)
 
-    def local(down: Any, client: Any, shard: Any) -> Local[Any, Any]:
+    def local(down: Any, client: Any, shard: Any) -> ClientUpdate[Any, Any]:
         with scope():
-            return method.local(problem, down, client, shard)
+            return method.client_update(problem, down, client, shard)
 
     return local
 
@@ -117,14 +117,14 @@ def _run_window(
     prepared: Sequence[_Prepared],
     uploading: set[int],
     gathered: Gathered,
-    laps: Laps,
+    laps: PhaseTimer,
 ) -> None:
     items = {item.task.client: item for item in prepared}
 
     def book(done: _Done) -> None:
         laps.share(done.seconds)
         gathered.ledger.fallbacks += done.outcome.fallbacks
-        with one_core():  # to wake another thread takes longer than to add up a small model
+        with single_threaded():  # to wake another thread takes longer than to add up a small model
             _book(items, done, uploading, gathered)
         laps.lap("aggregate")
         for client, result in done.outcome.results.items():
@@ -140,18 +140,18 @@ def _run_window(
         torch.set_rng_state(before)
         raise CapabilityError(
             "the model or the method draws random numbers of its own, so that the same seed would "
-            "give other results: use parsifl.models.KeyedDropout (adapt puts it in place of "
-            "nn.Dropout), or parsifl.keys.uniform"
+            "give other results: use parsifl.nn.models.KeyedDropout (adapt puts it in place of "
+            "nn.Dropout), or parsifl.core.keys.uniform"
         )
     laps.lap("local")
 
 
 def _complete(setting: Setting, uploading: set[int], job: Callable[[], Outcome]) -> _Done:
     """Do a job, and what follows from its results alone: several threads may be at it."""
-    laps = Laps()
+    laps = PhaseTimer()
     outcome = job()
     laps.lap("local")
-    with one_core():
+    with single_threaded():
         failures = outcome.failures | {
             client: f"{bad} is not finite"
             for client, result in outcome.results.items()
@@ -198,24 +198,24 @@ def _book(
 
 
 def _prepare(
-    setting: Setting, server: Any, ids: Sequence[int], key: Key, laps: Laps
+    setting: Setting, server: Any, ids: Sequence[int], key: Key, laps: PhaseTimer
 ) -> list[_Prepared]:
     method, problem = setting.method, setting.problem
     infos = [setting.infos[client] for client in ids]
-    works = [method.work(info, key.round) for info in infos]
+    works = [method.batches(info, key.round) for info in infos]
     shards = setting.shards.window(ids, works, key)
     laps.lap("draw")
-    known: dict[int, tuple[Any, Any, int, Content]] = {}  # a message to many is measured once
+    known: dict[int, tuple[Any, Any, int, MessageStats]] = {}  # a message to many is measured once
     downs = []
     for info in infos:
-        here = key.at(client=info.id, purpose="broadcast")
+        here = key.replace(client=info.id, purpose="broadcast")
         sent = method.broadcast(problem, server, info, here)
         if id(sent) not in known:
             known[id(sent)] = (sent, *_transmit(sent, setting.precision))
         downs.append(known[id(sent)][1:])
     laps.lap("encode")
     states = [
-        setting.store.load(info.id, first_state(method, problem, info, down, key))
+        setting.store.load(info.id, initial_state(method, problem, info, down, key))
         for info, (down, _, _) in zip(infos, downs, strict=True)
     ]
     laps.lap("state")
@@ -227,8 +227,8 @@ def _prepare(
     return prepared
 
 
-def first_state(
-    method: AnyMethod, problem: Problem, info: ClientInfo, down: Any, key: Key
+def initial_state(
+    method: AnyAlgorithm, problem: Problem, info: ClientInfo, down: Any, key: Key
 ) -> Callable[[], Any]:
     """Return the maker of a client's first state; its key does not depend on the round."""
 
@@ -239,11 +239,11 @@ def first_state(
     return make
 
 
-def _transmit(message: Any, precision: Precision) -> tuple[Any, int, Content]:
+def _transmit(message: Any, precision: Precision) -> tuple[Any, int, MessageStats]:
     """Return what the receiver sees of a message, its length, and what is in it.
 
     None is not sent at all.
     """
     if message is None:
-        return None, 0, Content(0, 0.0, 0)
-    return wire.rounded(message, precision), *wire.measured(message, precision)
+        return None, 0, MessageStats(0, 0.0, 0)
+    return wire.as_received(message, precision), *wire.measure(message, precision)

@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from parsifl.algorithm import AnyMethod
+from parsifl.core.algorithm import AnyAlgorithm
+from parsifl.core.errors import CapabilityError, ConfigError
+from parsifl.core.keys import Key
+from parsifl.core.problem import Model, Problem
 from parsifl.engine.evaluation import Evaluation
+from parsifl.engine.evaluator import Evaluator
 from parsifl.engine.export import Export, export
-from parsifl.engine.folder import Record
-from parsifl.engine.judge import Judge
-from parsifl.engine.laps import profile
-from parsifl.engine.store import ClientStore
+from parsifl.engine.profiling import profile
+from parsifl.engine.run_dir import Record
+from parsifl.engine.state_store import StateStore
 from parsifl.engine.summary import headline
-from parsifl.errors import CapabilityError, ConfigError
-from parsifl.keys import Key
-from parsifl.problem import Model, Problem
 
 
 @dataclass(frozen=True)
@@ -34,14 +34,14 @@ class Run:
         The server's last state.
     """
 
-    method: AnyMethod
+    method: AnyAlgorithm
     problem: Problem
     metrics: list[Record]
     server: Any
     evaluation: Evaluation
     folder: Path | None
-    _judge: Judge
-    _store: ClientStore
+    _judge: Evaluator
+    _store: StateStore
     _key: Key
 
     @property
@@ -92,4 +92,9 @@ class Run:
 
     def summary(self) -> dict[str, Any]:
         """Return the headline numbers, from the round that the evaluation selects."""
-        return headline(self.metrics, self.problem.score, self.problem.maximize, self.evaluation)
+        return headline(
+            self.metrics,
+            self.problem.primary_metric,
+            self.problem.higher_is_better,
+            self.evaluation,
+        )

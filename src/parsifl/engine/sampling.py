@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from parsifl.core.errors import ConfigError
+from parsifl.core.keys import Key
 from parsifl.engine.evaluation import Evaluation
-from parsifl.errors import ConfigError
-from parsifl.keys import Key
 
 
 def cohort_size(clients: int, participation: float) -> int:
@@ -27,12 +27,12 @@ def choose(clients: int, participation: float, key: Key) -> list[int]:
     size = cohort_size(clients, participation)
     if size == clients:
         return list(range(clients))
-    (generator,) = key.at(purpose="cohort").generators([key.client])
+    (generator,) = key.replace(purpose="cohort").generators([key.client])
     drawn = generator.choice(clients, size, replace=False, shuffle=False)
     return sorted(drawn.tolist())
 
 
-def training_pool(clients: int, evaluation: Evaluation, key: Key) -> Sequence[int]:
+def eligible_clients(clients: int, evaluation: Evaluation, key: Key) -> Sequence[int]:
     """Return the clients that may be sampled; the unseen ones are drawn once, by the seed."""
     unseen = round(clients * evaluation.unseen)
     if evaluation.clients == "unseen" and not unseen:
@@ -41,7 +41,7 @@ def training_pool(clients: int, evaluation: Evaluation, key: Key) -> Sequence[in
         raise ConfigError(f"unseen={evaluation.unseen} leaves no client to train")
     if not unseen:
         return range(clients)
-    drawn = key.at(purpose="unseen").numpy().permutation(clients)[unseen:]
+    drawn = key.replace(purpose="unseen").numpy_generator().permutation(clients)[unseen:]
     return [int(client) for client in np.sort(drawn)]
 
 

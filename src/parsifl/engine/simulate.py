@@ -10,25 +10,25 @@ from typing import Any, Literal
 
 from scipy.sparse import issparse
 
-from parsifl import config
-from parsifl.algorithm import AnyMethod, message_types, require
+from parsifl.core import config
+from parsifl.core.algorithm import AnyAlgorithm, message_types, require
+from parsifl.core.errors import ClientError, ConfigError
+from parsifl.core.keys import Key
+from parsifl.core.problem import Problem
 from parsifl.data.clients import ClientData
-from parsifl.engine import arguments, checkpoint, fit, sampling
+from parsifl.engine import checkpoint, data_checks, sampling, validation
+from parsifl.engine.batch_sampler import BatchSampler, Infos
 from parsifl.engine.choice import BLOCK, choose_executor
 from parsifl.engine.evaluation import Evaluation, Split
+from parsifl.engine.evaluator import Evaluator
+from parsifl.engine.fingerprint import identity
 from parsifl.engine.flops import FlopCounter
-from parsifl.engine.folder import Record, RunFolder
 from parsifl.engine.gather import Ledger
-from parsifl.engine.identity import identity
-from parsifl.engine.judge import Judge
-from parsifl.engine.network import Network
+from parsifl.engine.network_model import NetworkModel
 from parsifl.engine.round import Setting, run_round
 from parsifl.engine.run import Run
-from parsifl.engine.shards import Infos, Shards
-from parsifl.engine.store import LIMIT, ClientStore
-from parsifl.errors import ClientError, ConfigError
-from parsifl.keys import Key
-from parsifl.problem import Problem
+from parsifl.engine.run_dir import Record, RunDir
+from parsifl.engine.state_store import LIMIT, StateStore
 from parsifl.wire import Precision
 
 Clients = ClientData | Sequence[tuple[Any, Any]]
@@ -38,7 +38,7 @@ WINDOW_BYTES = 1 << 30
 
 
 def simulate(  # noqa: PLR0913 - every argument but four has a default
-    algorithm: AnyMethod,
+    algorithm: AnyAlgorithm,
     problem: Problem,
     clients: Clients,
     rounds: int,
@@ -49,7 +49,7 @@ def simulate(  # noqa: PLR0913 - every argument but four has a default
     folder: str | Path | None = None,
     evaluate_every: int = 1,
     evaluation: Evaluation | None = None,
-    network: Network | None = None,
+    network: NetworkModel | None = None,
     precision: Precision = "exact",
     resume: bool = False,
     progress: Callable[[Record], None] | None = None,
@@ -88,7 +88,7 @@ def simulate(  # noqa: PLR0913 - every argument but four has a default
         Most bytes of client state that are kept in memory; the rest is in the run folder, or in a
         temporary one.
     """
-    arguments.check_parts(algorithm, problem, clients)
+    validation.check_parts(algorithm, problem, clients)
     if resume and folder is None:
         raise ConfigError("resume=True needs the folder of the run that is to go on")
     options: dict[str, Any] = {
@@ -99,25 +99,25 @@ def simulate(  # noqa: PLR0913 - every argument but four has a default
         "evaluate_every": evaluate_every,
     }
     beside = {"rounds": rounds, "state_limit": state_limit, "progress": progress}
-    arguments.check_options({**options, **beside}, evaluation, network, folder)
-    size = arguments.check_learnable(problem)
+    validation.check_options({**options, **beside}, evaluation, network, folder)
+    size = validation.check_learnable(problem)
     # numbers of NumPy become plain ones, as a run folder keeps them
     rounds, options["participation"] = int(rounds), float(participation)
     options |= {"seed": int(seed), "evaluate_every": int(evaluate_every)}
-    data = clients if isinstance(clients, ClientData) else fit.pool(problem, clients)
+    data = clients if isinstance(clients, ClientData) else data_checks.pool(problem, clients)
     simulation = _Simulation(
         algorithm,
         problem,
         data,
         options,
         evaluation or Evaluation(),
-        network or Network(),
-        ClientStore(state_limit),
+        network or NetworkModel(),
+        StateStore(state_limit),
         # what the clients of a window send and keep is to fit in memory
         max(BLOCK, min(WINDOW, WINDOW_BYTES // max(1, 4 * size))),
     )
     if folder is not None:
-        simulation.attach(RunFolder(Path(folder)), rounds, resume=resume)
+        simulation.attach(RunDir(Path(folder)), rounds, resume=resume)
     with warnings.catch_warnings():
         # torch asks for a report about layers that vmap runs one by one: nobody can act on that
         warnings.filterwarnings("ignore", message="There is a performance drop because we have not")
@@ -130,13 +130,13 @@ class _Simulation:
 
     def __init__(
         self,
-        method: AnyMethod,
+        method: AnyAlgorithm,
         problem: Problem,
         data: ClientData,
         options: dict[str, Any],
         evaluation: Evaluation,
-        network: Network,
-        store: ClientStore,
+        network: NetworkModel,
+        store: StateStore,
         window: int,
     ) -> None:
         require(method, problem)
@@ -148,8 +148,8 @@ class _Simulation:
         self._evaluation, self._network = evaluation, network
         self._key = Key(options["seed"])
         self._executor, block = choose_executor(options["engine"], problem, sparse=issparse(data.x))
-        self._pool = sampling.training_pool(len(data), evaluation, self._key)
-        infos, shards, self._store = Infos(data), Shards(data, problem), store
+        self._pool = sampling.eligible_clients(len(data), evaluation, self._key)
+        infos, shards, self._store = Infos(data), BatchSampler(data, problem), store
         self._setting = Setting(
             method=method,
             problem=problem,
@@ -164,15 +164,17 @@ class _Simulation:
             network=network,
             flops=FlopCounter(method, problem),
         )
-        self._judge = Judge(method, problem, data, infos, shards, evaluation, options["precision"])
-        self._server = method.init_server(problem, infos, self._key.at(purpose="server"))
+        self._judge = Evaluator(
+            method, problem, data, infos, shards, evaluation, options["precision"]
+        )
+        self._server = method.init_server(problem, infos, self._key.replace(purpose="server"))
         self._records: list[Record] = []
         self._sampled: set[int] = set()
-        self._folder: RunFolder | None = None
+        self._folder: RunDir | None = None
         self._saved_at = time.monotonic()
         self._saving: float | None = None
 
-    def attach(self, folder: RunFolder, rounds: int, *, resume: bool) -> None:
+    def attach(self, folder: RunDir, rounds: int, *, resume: bool) -> None:
         """Record into a folder, and go on from its checkpoint if there is one."""
         described = identity(self._setting.method, self._setting.problem, self._data, self._run())
         folder.open(described, resume=resume)
@@ -216,7 +218,7 @@ class _Simulation:
     def _round(self, round: int, *, last: bool) -> Record:
         cohort = self._cohort(round)
         self._sampled.update(self._training(cohort))
-        key = self._key.at(round=round)
+        key = self._key.replace(round=round)
         self._server, ledger = run_round(self._setting, self._server, cohort, key)
         _refuse_hopeless(ledger, round)
         record: Record = {"round": round + 1, "cohort": len(cohort), **vars(ledger)}
@@ -232,7 +234,7 @@ class _Simulation:
 
     def _cohort(self, round: int) -> list[int]:
         return sampling.cohort(
-            self._pool, self._options["participation"], self._key.at(round=round)
+            self._pool, self._options["participation"], self._key.replace(round=round)
         )
 
     def _training(self, cohort: list[int]) -> Sequence[int]:
@@ -280,7 +282,7 @@ class _Simulation:
             folder=None if self._folder is None else self._folder.path,
             _judge=self._judge,
             _store=self._store,
-            _key=self._key.at(round=max(0, len(self._records) - 1)),
+            _key=self._key.replace(round=max(0, len(self._records) - 1)),
         )
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from parsifl.core.errors import ConfigError
 from parsifl.engine.evaluation import Evaluation
-from parsifl.engine.folder import Record
-from parsifl.errors import ConfigError
+from parsifl.engine.run_dir import Record
 
 MODELS = ("global", "personal")
 

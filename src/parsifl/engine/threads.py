@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 
 import torch
 
-from parsifl.problem import Problem, SupportSolvable
+from parsifl.core.problem import Problem, SupportSolvable
 
 T = TypeVar("T")
 Scope = Callable[[], AbstractContextManager[None]]
@@ -30,7 +30,7 @@ def cores() -> int:
 
 
 @contextmanager
-def one_core() -> Iterator[None]:
+def single_threaded() -> Iterator[None]:
     """Let torch compute on the calling thread alone; its results then have the same bits anywhere.
 
     torch keeps this setting for each thread, and hands the latest one to threads that are new.
@@ -43,21 +43,21 @@ def one_core() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def suited(problem: Problem) -> Scope:
+def thread_scope(problem: Problem) -> Scope:
     """Return the scope of work on a problem, at clients and at the server; to ask takes time."""
     # a linear model gains a few percent from a second thread, and takes ten times as long where
     # that thread has to wait for a busy core (docs/adr/0004)
-    return one_core if isinstance(problem, SupportSolvable) else nullcontext
+    return single_threaded if isinstance(problem, SupportSolvable) else nullcontext
 
 
 def run_jobs(jobs: Sequence[Callable[[], T]]) -> list[T]:
     """Return what the jobs return, in their order."""
     results: list[T] = []
-    hand_over(jobs, results.append)
+    imap_ordered(jobs, results.append)
     return results
 
 
-def hand_over(jobs: Sequence[Callable[[], T]], take: Callable[[T], None]) -> None:
+def imap_ordered(jobs: Sequence[Callable[[], T]], take: Callable[[T], None]) -> None:
     """Run jobs, and let `take` have what they return: in their order, never two at a time.
 
     Whoever is free begins the next job. A job that is the only one may use all threads of torch.
@@ -82,10 +82,10 @@ def hand_over(jobs: Sequence[Callable[[], T]], take: Callable[[T], None]) -> Non
                 raise
 
     def help_out() -> None:
-        with one_core():
+        with single_threaded():
             work()
 
-    with one_core():
+    with single_threaded():
         if helpers < 1:
             work()
         else:

@@ -17,12 +17,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from parsifl.core.batching import Rows
+from parsifl.core.problem import Model
 from parsifl.engine.tasks import Outcome, Task, run_alone
-from parsifl.engine.threads import one_core, run_jobs
-from parsifl.problem import Model
-from parsifl.problems.neural import NeuralProblem
-from parsifl.problems.scoring import Loss, row_metrics
-from parsifl.work import Rows
+from parsifl.engine.threads import run_jobs, single_threaded
+from parsifl.nn.neural import NeuralProblem
+from parsifl.nn.row_losses import Loss, row_metrics
 
 T = TypeVar("T")
 Columns = dict[str, npt.NDArray[np.float64]]
@@ -35,7 +35,7 @@ def run_on_one_core(jobs: Sequence[Callable[[], T]], *, threads: bool = True) ->
     """Return what jobs return; each has one core, so that no bit depends on their number."""
     if threads and len(jobs) > 1:
         return run_jobs(jobs)
-    with one_core():
+    with single_threaded():
         return [job() for job in jobs]
 
 

@@ -8,8 +8,8 @@ says how often a coefficient is selected, which is another question.
 from __future__ import annotations
 
 from parsifl.estimators.classifier import FederatedSparseClassifier
+from parsifl.estimators.cv import FederatedSparseRegressorCV
 from parsifl.estimators.diagnosis import Diagnosis, diagnose
-from parsifl.estimators.path import FederatedSparseRegressorCV
 from parsifl.estimators.regressor import FederatedSparseRegressor
 from parsifl.estimators.stability import Stability, stability_selection
 

@@ -14,19 +14,20 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight
 
-from parsifl import registry, wire
-from parsifl.algorithm import AnyMethod
-from parsifl.atoms.dictionary import Recipe
+from parsifl import wire
+from parsifl.core import registry
+from parsifl.core.algorithm import AnyAlgorithm
+from parsifl.core.batching import Batch
+from parsifl.core.errors import ConfigError, unknown
+from parsifl.core.problem import Params
 from parsifl.data.clients import ClientData
 from parsifl.data.ragged import Ragged
 from parsifl.engine.run import Run
 from parsifl.engine.simulate import simulate
-from parsifl.errors import ConfigError, unknown
 from parsifl.estimators.moments import Array, Indices, Moments, smoothness
-from parsifl.problem import Params
-from parsifl.problems.design import as_design
-from parsifl.problems.glm import GLM
-from parsifl.work import Batch
+from parsifl.linear.design import as_design
+from parsifl.linear.glm import GLM
+from parsifl.linear.sparsity.dictionary import Recipe
 
 PURSUIT = ("fedgradmp", "inexactfedgradmp")
 SOLVERS = (*PURSUIT, "fedht", "fediterht", "distributediht", "fedmid", "feddualavg")
@@ -115,7 +116,7 @@ class FederatedSparse(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
             )
         return tau
 
-    def _method(self, tau: int, rate: float) -> AnyMethod:
+    def _method(self, tau: int, rate: float) -> AnyAlgorithm:
         if self.solver not in SOLVERS:
             raise ConfigError(unknown("solver", str(self.solver), SOLVERS))
         if not whole(self.local_steps) or self.local_steps < 1:
@@ -124,15 +125,15 @@ class FederatedSparse(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
             )
         settings: dict[str, Any] = {"tau": tau, "scope": "row"}
         if self.solver != "distributediht":
-            settings["steps"] = self.local_steps
+            settings["local_steps"] = self.local_steps
         if self.solver in PURSUIT:
-            return registry.get(self.solver, batch=self.batch, **settings)
+            return registry.get(self.solver, batch_size=self.batch, **settings)
         settings["lr"] = rate
         if self.solver in ("fedmid", "feddualavg"):
             settings["prox"] = "hard"
         if self.batch is None:
             return registry.get(self.solver, full_batch=True, **settings)
-        return registry.get(self.solver, batch=self.batch, **settings)
+        return registry.get(self.solver, batch_size=self.batch, **settings)
 
     def _train(
         self, problem: GLM, x: Any, y: torch.Tensor, parts: list[Indices], moments: Moments
@@ -143,7 +144,7 @@ class FederatedSparse(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         """
         weight = y[:, 1].numpy()
         parts = [kept for rows in parts if len(kept := rows[weight[rows] > 0])]
-        free = problem.width - len(problem.kept["coef"])
+        free = problem.width - len(problem.unpenalized["coef"])
         tau = min(self._sparsity(x.shape[1], parts), free) or 1
         method = self._method(tau, self._rate(problem, x, weight, parts))
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
@@ -283,9 +284,7 @@ def _say_if_diverged(problem: GLM, data: ClientData, params: Params) -> None:
 
 
 def _matrix(dictionary: Any) -> torch.Tensor:
-    expected = (
-        "dictionary must be a finite matrix [features, atoms] or a parsifl.atoms.dictionary.Recipe"
-    )
+    expected = "dictionary must be a finite matrix [features, atoms] or a parsifl.linear.sparsity.dictionary.Recipe"
     try:
         atoms = np.array(dictionary, dtype=np.float64)
     except (TypeError, ValueError):

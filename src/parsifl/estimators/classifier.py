@@ -14,7 +14,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from parsifl.estimators.base import FederatedSparse
 from parsifl.estimators.moments import Array, centred, gather, scaled
-from parsifl.problems.glm import GLM
+from parsifl.linear.glm import GLM
 
 
 class FederatedSparseClassifier(ClassifierMixin, FederatedSparse):  # type: ignore[misc]  # untyped

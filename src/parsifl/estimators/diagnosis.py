@@ -12,13 +12,13 @@ import numpy.typing as npt
 import torch
 
 from parsifl.algorithms.fedgradmp import FedGradMP
+from parsifl.core.errors import CapabilityError, ConfigError
+from parsifl.core.keys import Key
+from parsifl.core.problem import Selection
 from parsifl.data.clients import ClientData
 from parsifl.engine.simulate import simulate
-from parsifl.errors import CapabilityError, ConfigError
-from parsifl.keys import Key
-from parsifl.problem import Selection
-from parsifl.problems.design import as_design
-from parsifl.problems.glm import GLM
+from parsifl.linear.design import as_design
+from parsifl.linear.glm import GLM
 from parsifl.solvers.support import hessian
 
 Array = npt.NDArray[np.float64]
@@ -102,7 +102,7 @@ def _visited(
     found = []
     for round in range(1, rounds + 1):
         run = simulate(
-            FedGradMP(tau=tau, steps=steps, batch=None),
+            FedGradMP(tau=tau, local_steps=steps, batch_size=None),
             problem,
             data,
             round,
@@ -111,7 +111,7 @@ def _visited(
         )
         support = run.model.params["coef"].nonzero()[:, 0].numpy()
         others = np.setdiff1d(np.arange(problem.width), support)
-        more = Key(seed, round, purpose="diagnosis").numpy().permutation(others)
+        more = Key(seed, round, purpose="diagnosis").numpy_generator().permutation(others)
         chosen = np.sort(np.concatenate([support, more[: size - len(support)]]))
         found.append(torch.from_numpy(chosen))
     return found

@@ -10,9 +10,9 @@ import numpy.typing as npt
 from sklearn.base import clone
 from sklearn.utils import check_array, check_consistent_length
 
-from parsifl.errors import ConfigError
+from parsifl.core.errors import ConfigError
+from parsifl.core.keys import Key
 from parsifl.estimators.base import owners, whole
-from parsifl.keys import Key
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def _check(subsamples: Any, threshold: Any, by: str, seed: Any) -> None:
 
 
 def _half(owner: npt.NDArray[np.int64], by: str, key: Key) -> npt.NDArray[np.int64]:
-    draw = key.numpy()
+    draw = key.numpy_generator()
     clients = int(owner.max()) + 1
     if by == "clients":
         chosen = draw.permutation(clients)[: max(clients // 2, 1)]

@@ -24,7 +24,7 @@ def __getattr__(name: str) -> Any:
     try:
         import flwr  # noqa: F401
     except ImportError:
-        from parsifl.errors import ConfigError
+        from parsifl.core.errors import ConfigError
 
         raise ConfigError("flwr is not installed; install the extra: parsifl[flower]") from None
     from importlib import import_module

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from parsifl.errors import ConfigError
+from parsifl.core.errors import ConfigError
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _CURVE = ec.SECP384R1()

@@ -8,14 +8,9 @@ from typing import Any, Protocol, get_args
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from parsifl.experiment import Experiment
+from parsifl.engine.experiment import Experiment
 from parsifl.flower import settings
-from parsifl.flower.letter import Letter
-from parsifl.flower.link import Kind
-from parsifl.flower.payload import MESSAGE_TYPES, pack, unpack
-from parsifl.flower.privacy import check_mods
-from parsifl.flower.regression import LoadTable, TableSite
-from parsifl.flower.site import (
+from parsifl.flower.client import (
     Load,
     MakeProblem,
     NodeConfig,
@@ -26,6 +21,11 @@ from parsifl.flower.site import (
     state_root,
     told,
 )
+from parsifl.flower.message import Letter
+from parsifl.flower.privacy import check_mods
+from parsifl.flower.records import MESSAGE_TYPES, pack, unpack
+from parsifl.flower.regression import LoadTable, TableSite
+from parsifl.flower.transport import Kind
 
 
 def client_app(

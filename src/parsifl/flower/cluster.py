@@ -16,10 +16,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from parsifl.errors import ConfigError, ParsiflError
-from parsifl.flower import children
+from parsifl.core.errors import ConfigError, ParsiflError
+from parsifl.flower import processes
 from parsifl.flower.certificates import KeyFolder, make_keys
-from parsifl.flower.site import STATE_VARIABLE
+from parsifl.flower.client import STATE_VARIABLE
 
 HOST = "127.0.0.1"
 NAME = "loopback"
@@ -220,7 +220,7 @@ class Cluster:
 
     def stop(self) -> None:
         """End the children, politely and then firmly."""
-        children.end([*self._nodes.values(), *([self._link] if self._link else [])])
+        processes.end([*self._nodes.values(), *([self._link] if self._link else [])])
         self._nodes, self._link = {}, None
 
     def __enter__(self) -> Self:
@@ -295,7 +295,7 @@ class Cluster:
 
     def _popen(self, log: str, name: str, *arguments: str) -> subprocess.Popen[bytes]:
         command = [program(name), *arguments]
-        return children.start(command, self.folder / f"{log}.log", self.environment, self.folder)
+        return processes.start(command, self.folder / f"{log}.log", self.environment, self.folder)
 
     def _need_keys(self) -> KeyFolder:
         if self.keys is None:

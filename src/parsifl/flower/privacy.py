@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from parsifl.algorithm import AnyMethod, GatherAlgorithm
-from parsifl.errors import CapabilityError
+from parsifl.core.algorithm import AnyAlgorithm, GatherAlgorithm
+from parsifl.core.errors import CapabilityError
 
 _SAFE_MODS = ("message_size_mod",)
 
@@ -27,7 +27,7 @@ def check_mods(mods: Sequence[Any]) -> None:
             )
 
 
-def check_additive(method: AnyMethod) -> None:
+def check_additive(method: AnyAlgorithm) -> None:
     """Raise CapabilityError unless the server needs nothing but a sum over uploads.
 
     That is what secure aggregation can give: then `contribute` may run on the client, and the

@@ -14,21 +14,21 @@ import torch
 from torch import Tensor
 
 from parsifl import wire
+from parsifl.core.errors import ConfigError, ParsiflError, WireError
+from parsifl.core.keys import Key
+from parsifl.core.problem import Problem
 from parsifl.data.clients import ClientData
 from parsifl.data.ragged import Ragged
 from parsifl.engine.checkpoint import replace_file
-from parsifl.errors import ConfigError, ParsiflError, WireError
-from parsifl.experiment import Experiment
-from parsifl.flower.federation import Federation
-from parsifl.flower.letter import Letter
-from parsifl.flower.link import Kind, Link
-from parsifl.flower.roster import Log, all_of
+from parsifl.engine.experiment import Experiment
+from parsifl.flower.client import NodeConfig, Site
+from parsifl.flower.membership import Log, all_of
+from parsifl.flower.message import Letter
+from parsifl.flower.server import Federation
 from parsifl.flower.settings import Settings
-from parsifl.flower.site import NodeConfig, Site
 from parsifl.flower.tables import Agreement, Array, Table, summarise
-from parsifl.keys import Key
-from parsifl.problem import Problem
-from parsifl.problems.glm import GLM
+from parsifl.flower.transport import Kind, Link
+from parsifl.linear.glm import GLM
 
 MODEL_FILE = "model.json"
 LoadTable = Callable[[NodeConfig], Table]

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from parsifl.core.errors import WireError
+from parsifl.core.problem import Problem
 from parsifl.engine.evaluation import Evaluation, Scores
-from parsifl.engine.folder import Record
-from parsifl.errors import WireError
-from parsifl.flower.letter import Letter
-from parsifl.problem import Problem
+from parsifl.engine.run_dir import Record
+from parsifl.flower.message import Letter
 
 _MODELS = ("global", "personal")
 _SPLITS = ("validation", "test")

@@ -11,16 +11,16 @@ from pathlib import Path
 from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 
+from parsifl.core.errors import ParsiflError, WireError
 from parsifl.engine.checkpoint import replace_file
-from parsifl.errors import ParsiflError, WireError
 from parsifl.flower import settings
-from parsifl.flower.federation import Federation
-from parsifl.flower.letter import Letter
-from parsifl.flower.link import Answers, Kind, Link
-from parsifl.flower.payload import MESSAGE_TYPES, pack, unpack
+from parsifl.flower.client import MakeProblem
+from parsifl.flower.message import Letter
+from parsifl.flower.records import MESSAGE_TYPES, pack, unpack
 from parsifl.flower.regression import Regression
+from parsifl.flower.server import Federation
 from parsifl.flower.settings import DONE_FILE, ERROR_FILE, PROCESS_FILE, Settings, clear
-from parsifl.flower.site import MakeProblem
+from parsifl.flower.transport import Answers, Kind, Link
 
 _PULL_SECONDS = 0.5
 _logger = logging.getLogger("flwr")

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, final
 
-from parsifl import config
-from parsifl.config import Count, Fraction, Positive, Size
-from parsifl.errors import ConfigError
-from parsifl.experiment import Experiment
+from parsifl.core import config
+from parsifl.core.config import Count, Fraction, Positive, Size
+from parsifl.core.errors import ConfigError
+from parsifl.engine.experiment import Experiment
 
 ERROR_FILE = "error.txt"
 """In the run folder: why the last attempt ended."""

@@ -12,7 +12,7 @@ from typing import Any, final
 import numpy as np
 import numpy.typing as npt
 
-from parsifl.errors import DataError, WireError
+from parsifl.core.errors import DataError, WireError
 
 Table = Mapping[str, Sequence[str]]
 Array = npt.NDArray[np.float64]

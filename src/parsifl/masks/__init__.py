@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from parsifl.blocks import Block, blocks
 from parsifl.masks.costs import from_bytes, from_flops, from_memory
 from parsifl.masks.curve import curve
 from parsifl.masks.participation import ExpectedBias, expected_bias
-from parsifl.masks.picture import compare, picture, rows_of
 from parsifl.masks.plan import MaskPlan
+from parsifl.masks.render import compare, picture, rows_of
 from parsifl.masks.solve import optimal, replan
+from parsifl.nn.layer_groups import Block, blocks
 
 __all__ = [
     "Block",

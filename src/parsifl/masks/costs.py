@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from parsifl.blocks import Block, blocks
-from parsifl.errors import ConfigError
+from parsifl.core.errors import ConfigError
+from parsifl.masks.cost_model import Probe
+from parsifl.masks.feasible_sets import Catalogue
 from parsifl.masks.instance import Floats, Instance, is_whole, read_budgets, read_objective
-from parsifl.masks.measure import Probe
-from parsifl.masks.patterns import Catalogue
 from parsifl.masks.plan import MaskPlan
 from parsifl.masks.solve import solve
+from parsifl.nn.layer_groups import Block, blocks
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

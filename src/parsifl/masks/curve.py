@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from parsifl.blocks import blocks
-from parsifl.errors import ConfigError
+from parsifl.core.errors import ConfigError
+from parsifl.masks.cost_model import Probe
+from parsifl.masks.feasible_sets import Catalogue
 from parsifl.masks.instance import Instance, instance_of, is_number
-from parsifl.masks.measure import Probe
-from parsifl.masks.patterns import Catalogue
+from parsifl.nn.layer_groups import blocks
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from parsifl.keys import Key
+from parsifl.core.keys import Key
+from parsifl.masks.feasible_sets import Catalogue, fill, groups_of
 from parsifl.masks.instance import Floats, Instance, Masks, Objective
-from parsifl.masks.patterns import Catalogue, fill, groups_of
 
 
 def sequential(instance: Instance) -> Masks:
@@ -22,7 +22,7 @@ def sequential(instance: Instance) -> Masks:
 
 def random(instance: Instance, key: Key) -> Masks:
     """Each device takes layers in an order of its own, skipping what no longer fits."""
-    generator = key.numpy()
+    generator = key.numpy_generator()
     layers = len(instance.sizes)
     return np.array(
         [fill(instance, generator.permutation(layers), limit) for limit in instance.limits]
@@ -31,7 +31,7 @@ def random(instance: Instance, key: Key) -> Masks:
 
 def random_family(instance: Instance, key: Key, count: int) -> Masks:
     """Draw `count` random designs at once: [count, N, L]."""
-    generator = key.numpy()
+    generator = key.numpy_generator()
     devices, layers = instance.devices, len(instance.sizes)
     order = generator.random((count, devices, layers)).argsort(axis=-1)
     masks = np.zeros((count, devices, layers), dtype=bool)
@@ -56,7 +56,7 @@ def best_of_random(
     # chunks keep the memory near a few megabytes
     chunk = max(1, 500_000 // (instance.devices * len(instance.sizes)))
     for start in range(0, count, chunk):
-        family = random_family(instance, key.at(round=start), min(chunk, count - start))
+        family = random_family(instance, key.replace(round=start), min(chunk, count - start))
         values = family_values(instance, family, objective)
         for index in np.argsort(values, kind="stable"):
             if values[index] >= best_value:

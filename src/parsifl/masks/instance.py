@@ -21,7 +21,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from parsifl.errors import ConfigError
+from parsifl.core.errors import ConfigError
 
 Masks = NDArray[np.bool_]
 Floats = NDArray[np.float64]

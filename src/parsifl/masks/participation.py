@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from parsifl.errors import ConfigError
-from parsifl.keys import Key
+from parsifl.core.errors import ConfigError
+from parsifl.core.keys import Key
 from parsifl.masks.instance import Floats, Ints, Masks, is_number, is_whole
 from parsifl.masks.plan import MaskPlan
 
@@ -43,7 +43,7 @@ def expected_bias(plan: MaskPlan, participation: float, *, draws: int = 4000) ->
     cohort = max(1, int(participation * len(plan.masks) + 1e-9))
     if math.prod(int(count) + 1 for count in counts) <= _EXACT:
         return _summed(plan, kinds, counts, cohort)
-    generator = Key(0, purpose="participation").numpy()
+    generator = Key(0, purpose="participation").numpy_generator()
     came = generator.multivariate_hypergeometric(counts, cohort, size=draws)
     found = _biases(plan.instance.sizes, kinds, came)
     return ExpectedBias(float(found.mean()), float(found.std(ddof=1) / math.sqrt(draws)), cohort)

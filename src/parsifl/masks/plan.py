@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from parsifl.errors import ConfigError
+from parsifl.core.errors import ConfigError
 from parsifl.masks.instance import Instance, Masks, Objective, bias, slack
 
 _PROVEN = 1e-6  # of d_w: HiGHS works with tolerances of this order

@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from parsifl.errors import ConfigError
-from parsifl.keys import Key
+from parsifl.core.errors import ConfigError
+from parsifl.core.keys import Key
 from parsifl.masks import heuristics
+from parsifl.masks.feasible_sets import fill
 from parsifl.masks.instance import Floats, Instance, Masks, value
-from parsifl.masks.patterns import fill
 
 _FIRST_PENALTY = 0.01  # of d_w, per unit of distance to binary masks
 _LAST_PENALTY = 10.0

@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from parsifl.errors import ConfigError
-from parsifl.keys import Key
+from parsifl.core.errors import ConfigError
+from parsifl.core.keys import Key
 from parsifl.masks import heuristics
+from parsifl.masks.feasible_sets import Catalogue, Group, groups_of
 from parsifl.masks.instance import (
     Instance,
     Layers,
@@ -26,11 +27,10 @@ from parsifl.masks.instance import (
     read_objective,
     value,
 )
-from parsifl.masks.patterns import Catalogue, Group, groups_of
+from parsifl.masks.local_search import improve
+from parsifl.masks.max_coverage import widest
+from parsifl.masks.milp import Columns, Program, knapsack_columns, set_columns
 from parsifl.masks.plan import MaskPlan, messages_of, plan_of
-from parsifl.masks.program import Columns, Program, knapsack_columns, set_columns
-from parsifl.masks.search import improve
-from parsifl.masks.widest import widest
 
 _MOST_GROUPS = 24  # distinct budgets that enter one program; more are rounded
 _SMALL_PROGRAM = 400  # columns up to which many buckets at once pay off

@@ -10,12 +10,12 @@ from itertools import accumulate
 from statistics import fmean, stdev
 from typing import Any
 
-from parsifl.report import units
-from parsifl.report.anatomy import read_anatomy
+from parsifl.report import formatting
 from parsifl.report.groups import Group, Section
 from parsifl.report.load import MODELS, Round, RunData
-from parsifl.report.paired import baselines
-from parsifl.report.tables import total
+from parsifl.report.paired_gains import baselines
+from parsifl.report.state_sparsity import read_anatomy
+from parsifl.report.summary import total
 
 MOST_POINTS = 400  # more cannot be told apart on a screen
 _COSTS: Mapping[str, Callable[[Round], float]] = {
@@ -33,7 +33,7 @@ def figures(section: Section) -> dict[str, Any]:
     names = [baseline.label for baseline in baselines(section)]
     return {
         "score": section.score,
-        "percent": section.score in units.PERCENT,
+        "percent": section.score in formatting.PERCENT,
         "maximize": section.maximize,
         "baselines": names,
         "groups": [_group(group) for group in section.groups],

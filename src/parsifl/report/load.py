@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from parsifl.errors import CheckpointError
+from parsifl.core.errors import CheckpointError
 
 MODELS = ("global", "personal")
 SPLITS = ("test", "validation")

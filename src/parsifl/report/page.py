@@ -15,16 +15,16 @@ from typing import Any
 
 import parsifl
 from parsifl.report.figures import figures
-from parsifl.report.grid import Grid
 from parsifl.report.groups import Section, flat, sections
-from parsifl.report.load import RunData, read_all
-from parsifl.report.sheets import (
+from parsifl.report.html_tables import (
     cost_sheet,
     difference_sheet,
     gain_sheets,
     headline_sheet,
     ledger_sheet,
 )
+from parsifl.report.load import RunData, read_all
+from parsifl.report.table import Grid
 
 _SCRIPTS = ("chart.js", "lines.js", "clients.js", "bars.js", "heat.js", "export.js", "page.js")
 

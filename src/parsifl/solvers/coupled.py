@@ -19,11 +19,11 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from parsifl import keys, tree
-from parsifl.problem import Params, Problem
-from parsifl.solvers.rules import Aux, Line, Rule, move_towards_, soften_
+from parsifl.core import keys, tree
+from parsifl.core.batching import Batch, Batches
+from parsifl.core.problem import Params, Problem
 from parsifl.solvers.sgd import gradient, sgd, sgd_pair
-from parsifl.work import Batch, Batches
+from parsifl.solvers.update_rules import Aux, LinearTerm, Rule, move_towards_, soften_
 
 
 @final
@@ -53,9 +53,9 @@ class Coupled(Rule):
     rho: float = 1e-2
     proximal: bool = False
 
-    def line(self) -> Line | None:
+    def line(self) -> LinearTerm | None:
         """Return decay theta - lam w_i, unless a smoothed norm bends it."""
-        return None if self._smooth(self.gamma) else Line(self.decay, (-self.lam,))
+        return None if self._smooth(self.gamma) else LinearTerm(self.decay, (-self.lam,))
 
     def before_(self, w: Tensor, aux: Aux, lr: float) -> None:
         """Subtract lr (decay theta - lam w_i + gamma tanh(theta / rho))."""
@@ -96,12 +96,12 @@ class Coupled(Rule):
 
 @final
 @dataclass(frozen=True)
-class Held(Rule):
+class FixedAnchor(Rule):
     """The same steps of theta while the anchor stays where it is."""
 
     coupling: Coupled
 
-    def line(self) -> Line | None:
+    def line(self) -> LinearTerm | None:
         """Return that of the coupling."""
         return self.coupling.line()
 
@@ -183,7 +183,7 @@ class _Nested:
             active=batches.active[step].expand(self.inner),
             key=keys.fold(batches.key, step),
         )
-        rule = Held(self.rule)
+        rule = FixedAnchor(self.rule)
         return sgd(
             self.problem, theta, repeated, self.lr, rule=rule, aux=(anchor,), decay=self.decay
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from parsifl.problem import Restricted
+from parsifl.core.problem import Restricted
 
 _SINE = 1e-4  # columns closer to the span of the others than this take the slower way
 _LOST = 1e-13  # normal equations lose eps / sine^2: where that is more, they are solved twice

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from parsifl.problem import Params, Problem
+from parsifl.core.batching import Batch, Batches
+from parsifl.core.problem import Params, Problem
+from parsifl.core.tracing import is_transformed
 from parsifl.solvers import fused, vmapped
-from parsifl.solvers.rules import Line, Rule
-from parsifl.tracing import is_transformed
-from parsifl.work import Batch, Batches
+from parsifl.solvers.update_rules import LinearTerm, Rule
 
 PLAIN = Rule()
 
@@ -140,7 +140,7 @@ class _Walk:
     ) -> None:
         self.rule, self.lr, self.momentum, self.decay = rule, lr, momentum, decay
         self.params, self.aux = params, aux
-        self._adds = rule.line() != Line()
+        self._adds = rule.line() != LinearTerm()
         self._follows = type(rule).after_ is not Rule.after_
         self.velocity = {n: torch.zeros_like(v) for n, v in params.items()} if momentum else {}
 

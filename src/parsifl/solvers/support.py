@@ -12,8 +12,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from parsifl import keys
-from parsifl.problem import Restricted
+from parsifl.core import keys
+from parsifl.core.problem import Restricted
 from parsifl.solvers.least_squares import least_squares, solve_symmetric
 
 _NEWTON_STEPS = 25

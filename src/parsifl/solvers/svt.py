@@ -16,9 +16,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from parsifl.keys import Key
-from parsifl.messages import LowRank, dematricize, factored, matricize
-from parsifl.problem import Params
+from parsifl.core.keys import Key
+from parsifl.core.leaves import LowRank, dematricize, factored, matricize
+from parsifl.core.problem import Params
 
 Compact = dict[str, Tensor | LowRank]
 """Parameters in which a layer may be a pair of factors."""
@@ -99,7 +99,7 @@ def _warm(matrix: Tensor, threshold: float, start: Tensor) -> Factors | None:
     matrix outside the subspace: then no survivor was missed, and those found have converged.
     """
     room = max(16, start.shape[1] // 4)
-    draw = Key(0, purpose="svt").torch()
+    draw = Key(0, purpose="svt").torch_generator()
     fresh = torch.randn(len(matrix), room, generator=draw, dtype=matrix.dtype).to(matrix.device)
     basis = torch.linalg.qr(torch.cat([start, fresh], 1))[0]
     for _ in range(SWEEPS):

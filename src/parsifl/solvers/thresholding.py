@@ -8,14 +8,14 @@ from typing import cast, final
 import torch
 from torch import Tensor
 
-from parsifl import tree
-from parsifl.atoms.coordinates import largest_now, marked
-from parsifl.atoms.sparsity import Sparsity, kept_places
-from parsifl.messages import Sparse
-from parsifl.problem import Compactable, Params, Problem
-from parsifl.solvers.rules import Aux, Rule, soft
+from parsifl.core import tree
+from parsifl.core.batching import Batches
+from parsifl.core.leaves import Sparse
+from parsifl.core.problem import Compactable, Params, Problem
+from parsifl.linear.sparsity.constraint import Sparsity, kept_places
+from parsifl.linear.sparsity.coordinates import largest_now, marked
 from parsifl.solvers.sgd import sgd
-from parsifl.work import Batches
+from parsifl.solvers.update_rules import Aux, Rule, soft
 
 SparseParams = dict[str, Tensor | Sparse]
 
@@ -129,7 +129,7 @@ def _on_columns(
     if small is None:
         return None
     places = small.positions
-    kept = able.kept.get(able.name, ())
+    kept = able.unpenalized.get(able.name, ())
     always = tuple(torch.isin(places, torch.tensor(kept)).nonzero()[:, 0].tolist()) if kept else ()
     z, velocity = whole.index_select(-1, places), whole.new_zeros(())
     for step in range(len(batches)):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from parsifl.problem import Params
+from parsifl.core.problem import Params
 
 _functorch: Any = torch._C._functorch
 

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from parsifl.keys import Key
-from parsifl.work import Draw, schedule
+from parsifl.core.batching import BatchSpec, schedule
+from parsifl.core.keys import Key
 
 Array = npt.NDArray[np.float64]
 Params = dict[str, Array]
@@ -82,17 +82,17 @@ class Setting:
         size = max(1, int(count * self.participation + 0.5))
         if size == count:
             return list(range(count))
-        generator = Key(self.seed, round, purpose="cohort").numpy()
+        generator = Key(self.seed, round, purpose="cohort").numpy_generator()
         drawn = generator.choice(count, size, replace=False, shuffle=False)
         return sorted(int(client) for client in drawn)
 
     def batches(self, round: int, client: int, name: str) -> list[list[int]]:
         """Draw the mini-batches of a client; a short batch is short, not padded."""
         rows = np.array(self.train[client])
-        steps = self.profiles[client].get("steps", self.settings["steps"])
+        steps = self.profiles[client].get("steps", self.settings["local_steps"])
         key = Key(self.seed, round, client, f"batches/{name}")
-        draw = Draw(self.settings["batch"], steps=steps)
-        (index,), valid = schedule(len(rows), draw, [key.numpy()])
+        draw = BatchSpec(self.settings["batch_size"], steps=steps)
+        (index,), valid = schedule(len(rows), draw, [key.numpy_generator()])
         return [rows[i[v]].tolist() for i, v in zip(index, valid, strict=True)]
 
 
@@ -228,7 +228,7 @@ def run(algorithm: str, setting: Setting, rounds: int = ROUNDS) -> list[State]:
 
 # ---------------------------------------------------------------------- golden files
 FEATURES, CLASSES, HIDDEN = 4, 3, 5
-_COMMON: dict[str, Any] = {"lr": 0.2, "steps": 4, "batch": 3}
+_COMMON: dict[str, Any] = {"lr": 0.2, "local_steps": 4, "batch_size": 3}
 _OWN: dict[str, dict[str, Any]] = {
     "fedavg": {},
     "fedprox": {"mu": 0.3},
@@ -239,7 +239,7 @@ _OWN: dict[str, dict[str, Any]] = {
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "softmax": ("softmax", {}),
     "mlp": ("mlp", {}),
-    "mlp-momentum": ("mlp", {"momentum": 0.9, "decay": 0.01, "lr": 0.05}),
+    "mlp-momentum": ("mlp", {"momentum": 0.9, "weight_decay": 0.01, "lr": 0.05}),
 }
 
 
@@ -265,7 +265,7 @@ def golden_setting(algorithm: str, case: str) -> Setting:
         x=x,
         y=y,
         train=[list(range(a, b)) for a, b in itertools.pairwise(bounds)],
-        profiles=[{}, {"steps": 2}, {}, {}],
+        profiles=[{}, {"local_steps": 2}, {}, {}],
         settings={**_COMMON, **_OWN[algorithm], **changes},
         participation=0.75,
         seed=11,

@@ -15,9 +15,9 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from parsifl.core.leaves import LowRank, Sparse
+from parsifl.core.problem import Params
 from parsifl.data.clients import ClientData
-from parsifl.messages import LowRank, Sparse
-from parsifl.problem import Params
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)

@@ -1,6 +1,6 @@
 """Messages as bytes: the only place where bytes are counted.
 
-A message is a tree (see `parsifl.tree`) whose leaves are strided tensors, `Sparse` or `LowRank`.
+A message is a tree (see `parsifl.core.tree`) whose leaves are strided tensors, `Sparse` or `LowRank`.
 Leaf by leaf the shortest form wins:
 
 - a tensor travels dense, or as an entropy-coded support with the non-zero values (a bool tensor
@@ -13,25 +13,25 @@ Leaf by leaf the shortest form wins:
 - a layer that does not travel is a missing key.
 
 Integers and floats are lossless unless a lower precision is asked for; then a sender goes on with
-`rounded(message, precision)`, the values that the receiver sees. The layout is in `wire.frame`.
+`as_received(message, precision)`, the values that the receiver sees. The layout is in `wire.frame`.
 """
 
 from __future__ import annotations
 
-from parsifl.wire.codec import decode, encode, measured, rounded, size
-from parsifl.wire.measure import Content, check, dense_size, entropy_size
-from parsifl.wire.values import PRECISIONS, Precision
+from parsifl.wire.codec import as_received, decode, encode, measure, size
+from parsifl.wire.message_size import MessageStats, check, dense_size, entropy_size
+from parsifl.wire.quantization import PRECISIONS, Precision
 
 __all__ = [
     "PRECISIONS",
-    "Content",
+    "MessageStats",
     "Precision",
+    "as_received",
     "check",
     "decode",
     "dense_size",
     "encode",
     "entropy_size",
-    "measured",
-    "rounded",
+    "measure",
     "size",
 ]

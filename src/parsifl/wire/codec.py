@@ -8,12 +8,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from parsifl import tree
-from parsifl.errors import WireError
-from parsifl.messages import UNITS, LowRank, Sparse
-from parsifl.wire import forms, frame, values
-from parsifl.wire.measure import Content, dense_leaves
-from parsifl.wire.values import Precision
+from parsifl.core import tree
+from parsifl.core.errors import WireError
+from parsifl.core.leaves import UNITS, LowRank, Sparse
+from parsifl.wire import frame, quantization, tensor_codec
+from parsifl.wire.message_size import MessageStats, dense_leaves
+from parsifl.wire.quantization import Precision
 
 T = TypeVar("T")
 LIMIT = 1 << 31
@@ -29,7 +29,7 @@ def encode(message: Any, precision: Precision = "exact") -> bytes:
     """
     leaves, structure = tree.flatten(message, units=UNITS)
     names, flag, head = _described(leaves, structure)
-    flags = values.precision_index(precision) | flag
+    flags = quantization.precision_index(precision) | flag
     parts = _forms(leaves, names, precision, checked=True)
     pieces: list[Any] = [head, *(part.layout.record for part in parts)]
     for part in parts:
@@ -51,10 +51,10 @@ def size(message: Any, precision: Precision = "exact") -> int:
     >>> size({"w": torch.eye(3)}) == len(encode({"w": torch.eye(3)}))
     True
     """
-    return measured(message, precision)[0]
+    return measure(message, precision)[0]
 
 
-def measured(message: Any, precision: Precision = "exact") -> tuple[int, Content]:
+def measure(message: Any, precision: Precision = "exact") -> tuple[int, MessageStats]:
     """Return `size` and `content` of a message after looking at its values once."""
     leaves, structure = tree.flatten(message, units=UNITS)
     mark = (precision, structure, *[_mark(leaf, precision) for leaf in leaves])
@@ -69,36 +69,40 @@ def measured(message: Any, precision: Precision = "exact") -> tuple[int, Content
 
 
 _KEPT = 256
-_kept: dict[Any, tuple[int, Content]] = {}
+_kept: dict[Any, tuple[int, MessageStats]] = {}
 
 
 def _mark(leaf: Any, precision: str) -> Any:
     """Return all that decides how an ordinary tensor travels; None if there is more to look at."""
     plain = type(leaf) is Tensor and leaf.layout == torch.strided and not leaf.is_meta
-    if not plain or precision != "exact" or leaf.dtype not in values.CODES:
+    if not plain or precision != "exact" or leaf.dtype not in quantization.CODES:
         return None
-    return leaf.dtype, leaf.shape, values.count_nonzero(leaf)
+    return leaf.dtype, leaf.shape, quantization.count_nonzero(leaf)
 
 
-def _measured(leaves: list[Any], structure: tree.Structure, precision: str) -> tuple[int, Content]:
-    values.precision_index(precision)
+def _measured(
+    leaves: list[Any], structure: tree.Structure, precision: str
+) -> tuple[int, MessageStats]:
+    quantization.precision_index(precision)
     names, _, head = _described(leaves, structure)
     length, information, reals = frame.PREFIX.size + len(head), 0.0, 0
     for part in _forms(leaves, names, precision, checked=False):
         length += part.length()
         information += part.layout.information
         reals += part.reals
-    return length, Content(dense_leaves(leaves), information, reals)
+    return length, MessageStats(dense_leaves(leaves), information, reals)
 
 
-def _forms(leaves: list[Any], names: list[str], precision: str, checked: bool) -> list[forms.Form]:
-    found: list[forms.Form] = []
+def _forms(
+    leaves: list[Any], names: list[str], precision: str, checked: bool
+) -> list[tensor_codec.Form]:
+    found: list[tensor_codec.Form] = []
     for leaf, name in zip(leaves, names, strict=True):
         if isinstance(leaf, Sparse):
-            found.append(forms.of_sparse(leaf, precision, name, checked))
+            found.append(tensor_codec.of_sparse(leaf, precision, name, checked))
         else:
             tensors = _tensors(leaf)
-            found.extend([forms.of_tensor(t, precision, name, checked) for t in tensors])
+            found.extend([tensor_codec.of_tensor(t, precision, name, checked) for t in tensors])
     return found
 
 
@@ -135,7 +139,7 @@ def decode(data: bytes, hint: Any, limit: int = LIMIT) -> Any:
     reader = frame.Reader(memoryview(data))
     flags = frame.read_prefix(reader)
     structure, specs = frame.read_description(reader, flags, hint)
-    announced = [_announced(reader, spec, values.PRECISIONS[flags & 3]) for spec in specs]
+    announced = [_announced(reader, spec, quantization.PRECISIONS[flags & 3]) for spec in specs]
     _check_sizes(reader, announced, limit)
     try:
         leaves = [_leaf(reader, *entry) for entry in announced]
@@ -147,12 +151,12 @@ def decode(data: bytes, hint: Any, limit: int = LIMIT) -> Any:
         raise WireError(f"(root): the fields were refused: {error}") from error
 
 
-_Announced = tuple[frame.Spec, list[forms.Record]]
+_Announced = tuple[frame.Spec, list[tensor_codec.Record]]
 
 
 def _announced(reader: frame.Reader, spec: frame.Spec, precision: str) -> _Announced:
     shapes = spec.parts()
-    return spec, [forms.read_record(reader, spec, shape, precision) for shape in shapes]
+    return spec, [tensor_codec.read_record(reader, spec, shape, precision) for shape in shapes]
 
 
 def _check_sizes(reader: frame.Reader, announced: list[_Announced], limit: int) -> None:
@@ -160,7 +164,7 @@ def _check_sizes(reader: frame.Reader, announced: list[_Announced], limit: int) 
     for spec, records in announced:
         held = sum(record.held(spec.kind is Sparse) for record in records)
         # the tensor that factors stand for counts too
-        total += max(held, forms.padded(spec.shape) * spec.dtype.itemsize)
+        total += max(held, tensor_codec.padded(spec.shape) * spec.dtype.itemsize)
         needed += sum(sum(record.lengths()) for record in records)
         if total > limit:
             raise WireError(
@@ -172,21 +176,21 @@ def _check_sizes(reader: frame.Reader, announced: list[_Announced], limit: int) 
         raise WireError(f"length: {left} bytes of tensors, the records announce {needed}")
 
 
-def _leaf(reader: frame.Reader, spec: frame.Spec, records: list[forms.Record]) -> Any:
+def _leaf(reader: frame.Reader, spec: frame.Spec, records: list[tensor_codec.Record]) -> Any:
     if spec.kind is Sparse:
-        return forms.read_sparse(reader, records[0])
-    first, *rest = (forms.read_tensor(reader, record) for record in records)
+        return tensor_codec.read_sparse(reader, records[0])
+    first, *rest = (tensor_codec.read_tensor(reader, record) for record in records)
     return LowRank(first, rest[0], spec.shape) if spec.kind is LowRank else first
 
 
-def rounded(message: T, precision: Precision) -> T:
+def as_received(message: T, precision: Precision) -> T:
     """Return what a receiver would see: equal to `decode(encode(message, precision))`.
 
     >>> import torch
     >>> rounded({"w": torch.tensor([1.0, 1.001])}, "bfloat16")["w"]
     tensor([1., 1.])
     """
-    if values.precision_index(precision) == 0:
+    if quantization.precision_index(precision) == 0:
         return message
     leaves, structure = tree.flatten(message, units=UNITS)
     named = zip(leaves, tree.names(structure), strict=True)
@@ -205,5 +209,5 @@ def _rounded(leaf: Any, precision: str, name: str) -> Any:
 
 
 def _round(tensor: Tensor, entries: int, precision: str, name: str) -> Tensor:
-    short, scale = forms.shortened(tensor, entries, precision, name, checked=False)
-    return values.widened(short, tensor.dtype, scale)
+    short, scale = tensor_codec.shortened(tensor, entries, precision, name, checked=False)
+    return quantization.widened(short, tensor.dtype, scale)

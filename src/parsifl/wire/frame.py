@@ -28,10 +28,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from parsifl import tree, tree_json
-from parsifl.errors import WireError
-from parsifl.messages import UNITS, LowRank, Sparse, matrix_shape
-from parsifl.wire.values import CODES, DTYPES, PRECISIONS
+from parsifl.core import tree, tree_schema
+from parsifl.core.errors import WireError
+from parsifl.core.leaves import UNITS, LowRank, Sparse, matrix_shape
+from parsifl.wire.quantization import CODES, DTYPES, PRECISIONS
 
 MAGIC = b"PSFL"
 VERSION = 2
@@ -137,7 +137,7 @@ def read_prefix(reader: Reader) -> int:
 @functools.lru_cache(maxsize=256)
 def description(structure: tree.Structure, rows: tuple[Row, ...]) -> tuple[int, bytes]:
     """Return the flag and the bytes of a description; kept, since rounds repeat themselves."""
-    content = [tree_json.to_json(structure), [list(row) for row in rows]]
+    content = [tree_schema.to_json(structure), [list(row) for row in rows]]
     try:
         text = json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
         readable = len(text) <= DESCRIPTION_LIMIT and _parse(text) == content
@@ -161,7 +161,7 @@ def read_description(reader: Reader, flags: int, hint: Any) -> tuple[tree.Struct
         content = _parse(text)
         if not isinstance(content, list) or len(content) != 2 or not isinstance(content[1], list):
             raise ValueError("expected [structure, leaves]")
-        structure = tree_json.from_json(content[0], hint, units=UNITS)
+        structure = tree_schema.from_json(content[0], hint, units=UNITS)
         names, kinds, rows = tree.names(structure), tree.kinds(structure), content[1]
     except (ValueError, RecursionError) as error:
         raise WireError(f"description: {error}") from error
@@ -249,10 +249,10 @@ def spec_of(leaf: Any, name: str) -> Spec:
                 f"{name}: {tensor.layout} {tensor.dtype} on {tensor.device} cannot travel"
             )
     spec = Spec(name, type(leaf), tensors[0].dtype, tuple(leaf.shape), rank)
-    if len(name) > tree_json.LONGEST_NAME:
+    if len(name) > tree_schema.LONGEST_NAME:
         raise WireError(
             f"{name[:40]}...: a name of {len(name)} characters, at most "
-            f"{tree_json.LONGEST_NAME} travel"
+            f"{tree_schema.LONGEST_NAME} travel"
         )
     if len(spec.shape) >= DIMENSIONS:
         raise WireError(f"{name}: {len(spec.shape)} dimensions, at most {DIMENSIONS - 1} travel")

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_matrix
 
-from parsifl.data.arrays import Dataset
+from parsifl.core.errors import ConfigError, DataError
+from parsifl.core.keys import Key
+from parsifl.data.dataset import Dataset
 from parsifl.data.partitions.clusters import kmeans
-from parsifl.errors import ConfigError, DataError
-from parsifl.keys import Key
 
 TRUE = np.repeat(np.arange(4), 50)
 X = np.eye(4)[TRUE] * 10 + np.random.default_rng(0).normal(0, 0.1, (200, 4))

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from parsifl.core.errors import ConfigError, DataError
+from parsifl.core.keys import Key
 from parsifl.data.partitions.dirichlet import dirichlet, inner_dirichlet
 from parsifl.data.splits import label_shares
-from parsifl.errors import ConfigError, DataError
-from parsifl.keys import Key
 
 LABELS = np.repeat(np.arange(10), 6000)
 

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from parsifl.core.errors import ConfigError, DataError
+from parsifl.core.keys import Key
 from parsifl.data.partitions.labels import pathological, shard
 from parsifl.data.ragged import Array
-from parsifl.errors import ConfigError, DataError
-from parsifl.keys import Key
 
 LABELS = np.repeat(np.arange(10), 60)
 

@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from parsifl.core.errors import DataError
+from parsifl.core.keys import Key
 from parsifl.data.partitions.natural import natural_id
-from parsifl.errors import DataError
-from parsifl.keys import Key
 
 GROUPS = np.array([2, 0, 2, 5, 0, 2])
 

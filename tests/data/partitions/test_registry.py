@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from parsifl.data.arrays import Dataset
+from parsifl.core.errors import ConfigError, DataError
+from parsifl.core.keys import Key
+from parsifl.data.dataset import Dataset
 from parsifl.data.partitions import describe_partition, partition, partition_names
-from parsifl.errors import ConfigError, DataError
-from parsifl.keys import Key
 
 LABELS = np.repeat(np.arange(10), 40)
 DATASET = Dataset("toy", np.zeros((400, 2)), LABELS, classes=10, groups=LABELS)

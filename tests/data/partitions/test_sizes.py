@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from parsifl.core.errors import ConfigError, DataError
+from parsifl.core.keys import Key
 from parsifl.data.partitions.sizes import exponential, iid, linear, size, square
 from parsifl.data.ragged import Ragged
-from parsifl.errors import ConfigError, DataError
-from parsifl.keys import Key
 
 RULES = (iid, linear, square, exponential)
 

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from parsifl.core.errors import ConfigError, DataError
+from parsifl.core.keys import Key
 from parsifl.data.partitions.registry import partitioner
 from parsifl.data.ragged import Array, Ragged
-from parsifl.errors import ConfigError, DataError
-from parsifl.keys import Key
 
 if TYPE_CHECKING:
-    from parsifl.data.arrays import Dataset
+    from parsifl.data.dataset import Dataset
 
 
 @partitioner("kmeans", reads="dataset")
@@ -38,7 +38,7 @@ def kmeans(
             f"picks must be 1 to {len(present)}, the number of clusters, and parts at least 1; "
             f"got picks={picks}, parts={parts}"
         )
-    draw = key.at(purpose=f"{key.purpose}/picks").numpy()
+    draw = key.replace(purpose=f"{key.purpose}/picks").numpy_generator()
     pieces = []
     for cluster in present:
         rows = draw.permutation(np.flatnonzero(numbers == cluster))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from parsifl.core.errors import ConfigError, DataError
+from parsifl.core.keys import Key
 from parsifl.data.partitions.registry import partitioner
 from parsifl.data.ragged import Array, Indices, Ragged
-from parsifl.errors import ConfigError, DataError
-from parsifl.keys import Key
 
 _ATTEMPTS = 10
 
@@ -36,7 +36,7 @@ def dirichlet(
             f"{clients} clients with at least {min_size} rows need {min_size * clients} rows, but "
             f"there are {len(labels)}; use fewer clients or a smaller min_size"
         )
-    draw = key.numpy()
+    draw = key.numpy_generator()
     best = _assign(labels, clients, alpha, balance, draw)
     for _ in range(_ATTEMPTS - 1):
         if _shortage(best, clients, min_size) == 0:
@@ -117,7 +117,7 @@ def inner_dirichlet(
             f"{clients} clients with {count} rows each do not fit into {len(labels)} rows; "
             "use fewer clients, a smaller size, or refill=true"
         )
-    draw = key.numpy()
+    draw = key.numpy_generator()
     known = np.unique(labels)
     queues = [draw.permutation(np.flatnonzero(labels == label)) for label in known]
     totals = np.array([len(queue) for queue in queues])

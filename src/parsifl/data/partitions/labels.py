@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from parsifl.core.errors import ConfigError, DataError
+from parsifl.core.keys import Key
 from parsifl.data.partitions.registry import partitioner
 from parsifl.data.ragged import Array, Indices, Ragged
-from parsifl.errors import ConfigError, DataError
-from parsifl.keys import Key
 
 
 @partitioner("pathological", reads="labels")
@@ -44,7 +44,7 @@ def pathological(
         )
     if sizes not in ("unequal", "equal"):
         raise ConfigError(f"sizes must be unequal or equal, got '{sizes}'")
-    draw = key.numpy()
+    draw = key.numpy_generator()
     hands = _hands(assign, len(known), clients, classes, draw)
     parts: list[list[Indices]] = [[] for _ in range(clients)]
     for position, label in enumerate(known):
@@ -115,7 +115,7 @@ def shard(labels: Indices, clients: int, key: Key, *, shards: int = 2, size: int
             f"{count} shards of at least {max(size, 1)} rows need {count * max(size, 1)} rows, "
             f"but there are {len(labels)}; use fewer clients, or fewer or smaller shards"
         )
-    draw = key.numpy()
+    draw = key.numpy_generator()
     shuffled = draw.permutation(len(labels))
     order = shuffled[np.argsort(labels[shuffled], kind="stable")]
     if size:

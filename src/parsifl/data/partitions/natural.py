@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from parsifl.core.errors import DataError
+from parsifl.core.keys import Key
 from parsifl.data.partitions.registry import partitioner
 from parsifl.data.ragged import Indices, Ragged
-from parsifl.errors import DataError
-from parsifl.keys import Key
 
 
 @partitioner("natural-id", reads="groups")
@@ -30,7 +30,7 @@ def natural_id(groups: Indices, clients: int | None, key: Key, *, min_size: int 
             f"{clients or 'some'} clients are asked for; use fewer, or a lower min_size"
         )
     if clients is not None:
-        eligible = np.sort(key.numpy().choice(eligible, clients, replace=False))
+        eligible = np.sort(key.numpy_generator().choice(eligible, clients, replace=False))
     if len(eligible) == len(present):
         return everyone
     return Ragged.of([everyone[int(group)] for group in eligible])

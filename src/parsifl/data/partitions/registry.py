@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal, final
 
 import numpy as np
 
-from parsifl.data.options import bind, defaults, parse
+from parsifl.core.errors import ConfigError, DataError, unknown
+from parsifl.core.keys import Key
 from parsifl.data.ragged import Ragged
-from parsifl.errors import ConfigError, DataError, unknown
-from parsifl.keys import Key
+from parsifl.data.spec import bind, defaults, parse
 
 if TYPE_CHECKING:
-    from parsifl.data.arrays import Dataset
+    from parsifl.data.dataset import Dataset
 
 Reads = Literal["rows", "labels", "groups", "dataset"]
 Partitioner = Callable[..., Ragged]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from parsifl.core.errors import ConfigError, DataError
+from parsifl.core.keys import Key
 from parsifl.data.partitions.registry import partitioner
 from parsifl.data.ragged import Array, Ragged
-from parsifl.errors import ConfigError, DataError
-from parsifl.keys import Key
 
 
 @partitioner("iid", reads="rows")
@@ -47,7 +47,7 @@ def size(rows: int, clients: int | None, key: Key, *, sizes: tuple[int, ...]) ->
         raise ConfigError("partition 'size' needs sizes of at least 1, such as sizes=100+200")
     if sum(sizes) > rows:
         raise DataError(f"the sizes add up to {sum(sizes)}, but there are {rows} rows")
-    order = key.numpy().permutation(rows)
+    order = key.numpy_generator().permutation(rows)
     return Ragged.from_sizes(order[: sum(sizes)], np.asarray(sizes))
 
 
@@ -62,4 +62,4 @@ def _proportional(rows: int, weights: Array, key: Key) -> Ragged:
     counts = np.floor(ideal + 1e-9).astype(np.int64)
     remainders = np.argsort(counts - ideal, kind="stable")
     counts[remainders[: rows - counts.sum()]] += 1
-    return Ragged.from_sizes(key.numpy().permutation(rows), counts)
+    return Ragged.from_sizes(key.numpy_generator().permutation(rows), counts)

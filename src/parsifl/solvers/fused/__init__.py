@@ -5,8 +5,8 @@ the weights of all clients at once. Rules apply before and after, as in the gene
 the reference for this one.
 """
 
-from parsifl.solvers.fused.ahead import Route
-from parsifl.solvers.fused.door import fused_steps, gradient, network_for, run, run_ahead
+from parsifl.solvers.fused.maml import Route
 from parsifl.solvers.fused.steps import Recipe
+from parsifl.solvers.fused.vmap_bridge import fused_steps, gradient, network_for, run, run_ahead
 
 __all__ = ["Recipe", "Route", "fused_steps", "gradient", "network_for", "run", "run_ahead"]

@@ -13,9 +13,9 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from parsifl.problems.layers import Conv
-from parsifl.solvers.fused.stage import Host, Stage, landing, merged, parted, read
-from parsifl.solvers.fused.unfolded import UnfoldedStage, output_size
+from parsifl.nn.chain_layers import Conv
+from parsifl.solvers.fused.im2col import UnfoldedStage, output_size
+from parsifl.solvers.fused.layer import FusedLayer, ParameterStore, landing, merged, parted, read
 
 _aten: Any = torch.ops.aten
 _SMALL = 8  # positions of the output from which on a grouped convolution is faster
@@ -25,7 +25,7 @@ _SMALL = 8  # positions of the output from which on a grouped convolution is fas
 class ConvStage:
     """A grouped convolution, unless the pictures are small."""
 
-    def __init__(self, layer: Conv, host: Host) -> None:
+    def __init__(self, layer: Conv, host: ParameterStore) -> None:
         self._layer, self._host = layer, host
 
     def forward(self, value: Tensor, key: Tensor | None) -> Tensor:
@@ -33,7 +33,7 @@ class ConvStage:
         if not hasattr(self, "_way"):
             height, width = output_size(self._layer, self._host.read(self._layer.weight), value)
             form = UnfoldedStage if height * width <= _SMALL else GroupedStage
-            self._way: Stage = form(self._layer, self._host)
+            self._way: FusedLayer = form(self._layer, self._host)
         return self._way.forward(value, key)
 
     def backward(self, gradient: Tensor, below: bool) -> Tensor:
@@ -45,7 +45,7 @@ class ConvStage:
 class GroupedStage:
     """The channels of all clients are those of one picture."""
 
-    def __init__(self, layer: Conv, host: Host) -> None:
+    def __init__(self, layer: Conv, host: ParameterStore) -> None:
         self._form = (layer.stride, layer.padding, layer.dilation)
         self._weight, self._bias = host.read(layer.weight), read(host, layer.bias)
         self._land, self._land_bias = host.landing(layer.weight), landing(host, layer.bias)

@@ -9,13 +9,13 @@ from typing import final
 import torch
 from torch import Tensor
 
+from parsifl.solvers.fused.layer import GradientSink
 from parsifl.solvers.fused.network import Network
 from parsifl.solvers.fused.schedule import Step
-from parsifl.solvers.fused.stage import Landing
 
 
 @final
-class Found:
+class GradientCollector:
     """Collects gradients; the weights stay as they are."""
 
     def __init__(self, values: Mapping[str, Tensor], wanted: frozenset[str]) -> None:
@@ -31,7 +31,7 @@ class Found:
         """Return a weight of all clients."""
         return self._values[name]
 
-    def landing(self, name: str) -> Landing | None:
+    def landing(self, name: str) -> GradientSink | None:
         """Keep the gradient of what is trained."""
         return partial(self._keep, name) if name in self._wanted else None
 

@@ -10,37 +10,37 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from parsifl.problems import layers
-from parsifl.problems.layers import Chain, Layer, parameters
-from parsifl.problems.scoring import Loss
+from parsifl.nn import chain_layers
+from parsifl.nn.chain_layers import Chain, Layer, parameters
+from parsifl.nn.row_losses import Loss
 from parsifl.solvers.fused.convolution import ConvStage
-from parsifl.solvers.fused.pictures import (
-    AdaptivePoolStage,
-    GroupNormStage,
-    LayerNormStage,
-    PoolStage,
-)
-from parsifl.solvers.fused.schedule import Step
-from parsifl.solvers.fused.simple import (
+from parsifl.solvers.fused.dense import (
     ActivateStage,
     DropoutStage,
     EmbedStage,
     FlattenStage,
     LinearStage,
 )
-from parsifl.solvers.fused.stage import Host, Stage
+from parsifl.solvers.fused.layer import FusedLayer, ParameterStore
+from parsifl.solvers.fused.pooling_norm import (
+    AdaptivePoolStage,
+    GroupNormStage,
+    LayerNormStage,
+    PoolStage,
+)
+from parsifl.solvers.fused.schedule import Step
 
-_STAGES: dict[type[Any], Callable[[Any, Host], Stage]] = {
-    layers.Linear: LinearStage,
-    layers.Conv: ConvStage,
-    layers.Embed: EmbedStage,
-    layers.GroupNorm: GroupNormStage,
-    layers.LayerNorm: LayerNormStage,
-    layers.Pool: PoolStage,
-    layers.AdaptivePool: AdaptivePoolStage,
-    layers.Dropout: DropoutStage,
-    layers.Activate: ActivateStage,
-    layers.Flatten: FlattenStage,
+_STAGES: dict[type[Any], Callable[[Any, ParameterStore], FusedLayer]] = {
+    chain_layers.Linear: LinearStage,
+    chain_layers.Conv: ConvStage,
+    chain_layers.Embed: EmbedStage,
+    chain_layers.GroupNorm: GroupNormStage,
+    chain_layers.LayerNorm: LayerNormStage,
+    chain_layers.Pool: PoolStage,
+    chain_layers.AdaptivePool: AdaptivePoolStage,
+    chain_layers.Dropout: DropoutStage,
+    chain_layers.Activate: ActivateStage,
+    chain_layers.Flatten: FlattenStage,
 }
 
 
@@ -55,18 +55,18 @@ class Network:
     @property
     def keyed(self) -> bool:
         """Whether a layer draws random numbers."""
-        return any(isinstance(layer, layers.Dropout) for layer in self.chain)
+        return any(isinstance(layer, chain_layers.Dropout) for layer in self.chain)
 
     def opening(self, trained: Collection[str]) -> str | None:
         """Name the weight of the first layer that learns, if it is linear and this is trained."""
         for layer in self.chain:
             if not set(parameters(layer)).isdisjoint(trained):
-                if isinstance(layer, layers.Linear) and layer.weight in trained:
+                if isinstance(layer, chain_layers.Linear) and layer.weight in trained:
                     return layer.weight
                 break
         return None
 
-    def on(self, host: Host) -> Pass:
+    def on(self, host: ParameterStore) -> Pass:
         """Return the way through the layers for one host."""
         return Pass(self, host)
 
@@ -75,7 +75,7 @@ class Network:
 class Pass:
     """Forward and backward with the weights of a host."""
 
-    def __init__(self, network: Network, host: Host) -> None:
+    def __init__(self, network: Network, host: ParameterStore) -> None:
         stages = [_STAGES[type(layer)](layer, host) for layer in network.chain]
         for below, stage in pairwise(stages):
             if isinstance(stage, ActivateStage):
@@ -97,7 +97,7 @@ class Pass:
             gradient = backward(gradient, below)
 
 
-def _learns(layer: Layer, host: Host) -> bool:
+def _learns(layer: Layer, host: ParameterStore) -> bool:
     return any(host.landing(name) is not None for name in parameters(layer))
 
 

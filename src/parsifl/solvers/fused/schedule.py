@@ -8,7 +8,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
-from parsifl import keys
+from parsifl.core import keys
 
 Leaf = tuple[Tensor, int | None]
 """A tensor and its axis of clients; None where all clients share it."""

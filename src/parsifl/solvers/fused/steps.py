@@ -10,10 +10,10 @@ from typing import final
 import torch
 from torch import Tensor
 
+from parsifl.solvers.fused.layer import GradientSink, add_product_
 from parsifl.solvers.fused.network import Network
 from parsifl.solvers.fused.schedule import Leaf, Schedule
-from parsifl.solvers.fused.stage import Landing, add_product_
-from parsifl.solvers.rules import Aux, Rule
+from parsifl.solvers.update_rules import Aux, Rule
 
 # Entries of weights that a rule moves in one go, so that they stay in the cache from one of its
 # passes to the next: a linear rule has so few that only large weights are worth a call each.
@@ -129,7 +129,7 @@ class _Leading:
         """Return a weight of these clients."""
         return self._places[name].w if name in self._places else self._frozen[name]
 
-    def landing(self, name: str) -> Landing | None:
+    def landing(self, name: str) -> GradientSink | None:
         """Return the step w <- after(w - lr (g + e)); nothing is frozen that has one."""
         if name not in self._places:
             return None

@@ -19,6 +19,7 @@ from __future__ import annotations
 # the modules of checks register themselves when they are imported
 from parsifl.testing.conformance import declared, equal, messages, pure
 from parsifl.testing.conformance.examples import Example, example_for, register
+from parsifl.testing.conformance.harness import ConformanceError, Trial, small, trial_for
 from parsifl.testing.conformance.registry import (
     CHECKS,
     Result,
@@ -26,7 +27,6 @@ from parsifl.testing.conformance.registry import (
     run_check,
     run_checks,
 )
-from parsifl.testing.conformance.trial import ConformanceError, Trial, small, trial_for
 
 __all__ = [
     "CHECKS",

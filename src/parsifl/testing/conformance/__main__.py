@@ -13,8 +13,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from parsifl import registry
-from parsifl.errors import ParsiflError
+from parsifl.core import registry
+from parsifl.core.errors import ParsiflError
 from parsifl.testing.conformance import CHECKS, Result, run_checks, small
 
 _MARKS = {

@@ -7,13 +7,13 @@ import inspect
 import json
 from typing import Any
 
-from parsifl import config, tree, tree_json
-from parsifl.algorithm import message_types, require
-from parsifl.errors import CapabilityError
-from parsifl.messages import UNITS
+from parsifl.core import config, tree, tree_schema
+from parsifl.core.algorithm import message_types, require
+from parsifl.core.errors import CapabilityError
+from parsifl.core.leaves import UNITS
 from parsifl.testing.conformance.examples import restricted
+from parsifl.testing.conformance.harness import NotApplicable, Trial
 from parsifl.testing.conformance.registry import expect, promise
-from parsifl.testing.conformance.trial import NotApplicable, Trial
 
 
 @promise("final and frozen")
@@ -65,13 +65,13 @@ def types_are_told(trial: Trial) -> None:
     types, scene = message_types(trial.method), trial.second
     found: list[tuple[str, Any, Any]] = [("server state", scene.server, types.server)]
     for turn in scene.turns:
-        found.append(("client state", turn.result.client, types.client))
+        found.append(("client state", turn.result.state, types.client))
         found.append(("downlink", turn.down, types.down))
         found.append(("upload", turn.result.upload, types.upload))
     for what, value, hint in found:
         structure = tree.flatten(value, units=UNITS)[1]
         try:
-            read = tree_json.from_json(tree_json.to_json(structure), hint, units=UNITS)
+            read = tree_schema.from_json(tree_schema.to_json(structure), hint, units=UNITS)
         except ValueError as error:
             read = error.args
         expect(read == structure, f"the {what} does not fit its type hint {hint}: {read}")

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from parsifl import tree
-from parsifl.algorithm import GatherAlgorithm
-from parsifl.errors import ConfigError
+from parsifl.core import tree
+from parsifl.core.algorithm import GatherAlgorithm
+from parsifl.core.errors import ConfigError
 from parsifl.testing.conformance.examples import example_for
+from parsifl.testing.conformance.harness import NotApplicable, Trial, difference, snapshot
 from parsifl.testing.conformance.registry import expect, promise
-from parsifl.testing.conformance.trial import NotApplicable, Trial, difference, snapshot
 
 TOLERANCE = 1e-9  # float64; a ReLU that flips near zero would show as 1e-4
 
@@ -85,7 +85,7 @@ def zero_steps(trial: Trial) -> None:
     gap = difference(after, before)
     expect(gap <= TOLERANCE, f"models move by {gap:.1e} in a round without local steps")
     for turn in idle.step(trial.second).turns:
-        gap = difference(turn.result.client, turn.client)
+        gap = difference(turn.result.state, turn.client)
         expect(gap <= TOLERANCE, f"client state moves by {gap:.1e} without local steps")
 
 
@@ -104,7 +104,7 @@ def _check_dtype(trial: Trial) -> None:
     found: dict[str, Any] = {"server state": scene.server, "models": trial.models(scene)}
     for turn in scene.turns:
         found[f"client {turn.info.id}"] = {
-            "client state": turn.result.client,
+            "client state": turn.result.state,
             "downlink": turn.down,
             "upload": turn.result.upload,
         }
@@ -121,7 +121,9 @@ def _idle(trial: Trial) -> Trial:
     known = {item.name for item in dataclasses.fields(method)}
     if not known & {"steps", "epochs"}:
         raise NotApplicable("has neither steps nor epochs")
-    settings: dict[str, Any] = {"steps": 0, "epochs": None} if "steps" in known else {"epochs": 0}
+    settings: dict[str, Any] = (
+        {"local_steps": 0, "epochs": None} if "steps" in known else {"epochs": 0}
+    )
     changes = {name: value for name, value in settings.items() if name in known}
     try:
         lazy = dataclasses.replace(method, **changes)
@@ -132,7 +134,7 @@ def _idle(trial: Trial) -> Trial:
 
 
 def _need_batches(trial: Trial) -> None:
-    if not trial.problem.batchable:
+    if not trial.problem.supports_vmap:
         raise NotApplicable("the problem runs one client at a time")
 
 

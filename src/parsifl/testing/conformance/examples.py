@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from parsifl.algorithm import AnyMethod
+from parsifl.core.algorithm import AnyAlgorithm
+from parsifl.core.errors import CapabilityError
+from parsifl.core.keys import Key
+from parsifl.core.problem import Problem
 from parsifl.data.clients import ClientData
-from parsifl.errors import CapabilityError
-from parsifl.keys import Key
-from parsifl.problem import Problem
-from parsifl.problems.neural import NeuralProblem
+from parsifl.nn.neural import NeuralProblem
 
 SIZES = (9, 12, 16, 16, 23)  # unequal, so that batches are partial and steps differ
 FEATURES = 6
@@ -46,7 +46,7 @@ def neural(dtype: torch.dtype) -> Example:
 def sparse_regression(dtype: torch.dtype) -> Example | None:
     """Return least squares with two relevant features of six."""
     try:
-        module = importlib.import_module("parsifl.problems.glm")
+        module = importlib.import_module("parsifl.linear.glm")
     except ModuleNotFoundError:
         return None
     truth = np.zeros(FEATURES)
@@ -63,7 +63,7 @@ def register(maker: Maker) -> None:
     _MAKERS.insert(0, maker)
 
 
-def example_for(method: AnyMethod, dtype: torch.dtype = torch.float64) -> Example:
+def example_for(method: AnyAlgorithm, dtype: torch.dtype = torch.float64) -> Example:
     """Return the first example whose problem offers everything that the method requires."""
     for maker in _MAKERS:
         example = maker(dtype)
@@ -118,9 +118,9 @@ def _clients(target: Callable[[Any], Any], dtype: torch.dtype) -> ClientData:
         y = target(x)
         clients.append((x.astype(number), y if y.dtype.kind == "i" else y.astype(number)))
     profiles: list[dict[str, Any]] = [{} for _ in SIZES]
-    profiles[1] = {"steps": 1}  # a slow device: its neighbours in a batch take more steps
+    profiles[1] = {"local_steps": 1}  # a slow device: its neighbours in a batch take more steps
     return ClientData.of(clients, test=0.25, validation=0.15, profiles=profiles)
 
 
 def _generator(purpose: str) -> np.random.Generator:
-    return Key(0, purpose=f"conformance/{purpose}").numpy()
+    return Key(0, purpose=f"conformance/{purpose}").numpy_generator()

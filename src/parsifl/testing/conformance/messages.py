@@ -6,11 +6,12 @@ from typing import Any
 
 from torch import Tensor
 
-from parsifl import tree, wire
-from parsifl.algorithm import message_types
-from parsifl.messages import densify
+from parsifl import wire
+from parsifl.core import tree
+from parsifl.core.algorithm import message_types
+from parsifl.core.leaves import densify
+from parsifl.testing.conformance.harness import NotApplicable, Trial
 from parsifl.testing.conformance.registry import expect, promise
-from parsifl.testing.conformance.trial import NotApplicable, Trial
 
 
 @promise("upload foreseen without data")
@@ -20,9 +21,9 @@ def upload_foreseen(trial: Trial) -> None:
         arguments = (turn.down, turn.client, turn.shard)
         if not all(isinstance(leaf, Tensor) for leaf in tree.leaves(arguments)):
             raise NotApplicable("this problem reads data that are no tensors")
-        template = trial.method.local(trial.problem, *tree.to_meta(arguments))
+        template = trial.method.client_update(trial.problem, *tree.to_meta(arguments))
         wire.check(turn.result.upload, template.upload)
-        wire.check(turn.result.client, template.client)
+        wire.check(turn.result.state, template.state)
 
 
 @promise("messages survive the wire")
@@ -50,7 +51,7 @@ def personal_state_stays(trial: Trial) -> None:
     kept = False
     for turn in trial.second.turns:
         public, sent = _telling(turn.down), _telling(turn.result.upload)
-        for when, state in (("old", turn.client), ("new", turn.result.client)):
+        for when, state in (("old", turn.client), ("new", turn.result.state)):
             for name, leaf in _telling(state).items():
                 kept = True
                 if any(_equal(leaf, other) for other in public.values()):

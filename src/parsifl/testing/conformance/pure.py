@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from parsifl import config, tree
-from parsifl.algorithm import GatherAlgorithm, Received
+from parsifl.core import config, tree
+from parsifl.core.algorithm import ClientUpload, GatherAlgorithm
+from parsifl.testing.conformance.harness import Scene, Trial, snapshot
 from parsifl.testing.conformance.registry import expect, promise
-from parsifl.testing.conformance.trial import Scene, Trial, snapshot
 
 
 @promise("inputs stay as they are")
@@ -75,7 +75,7 @@ Watch = Callable[..., Any]
 def _call_all(trial: Trial, watch: Watch) -> None:
     """Call every method of the contract once, through `watch`, from a state that has trained."""
     method, problem = trial.method, trial.problem
-    scene, key = trial.first, trial.key.at(round=1, client=0, purpose="broadcast")
+    scene, key = trial.first, trial.key.replace(round=1, client=0, purpose="broadcast")
     watch("init_server", lambda: method.init_server(problem, trial.infos, key))
     watch("model", lambda server: method.model(problem, server), scene.server)
     for client in range(2):
@@ -91,26 +91,28 @@ def _call_all(trial: Trial, watch: Watch) -> None:
             lambda down, info=info: method.init_client(problem, info, down, key),
             down,
         )
-        work = watch("work", lambda info=info: method.work(info, 1))
+        work = watch("work", lambda info=info: method.batches(info, 1))
         shard = trial.shards.shard(client, work, key)
-        tuning = trial.shards.shard(client, watch("tuning", lambda i=info: method.tuning(i)), key)
+        tuning = trial.shards.shard(
+            client, watch("tuning", lambda i=info: method.personalization_batches(i)), key
+        )
         state = scene.clients[client]
-        watch("local", lambda *a: method.local(problem, *a), down, state, shard)
+        watch("local", lambda *a: method.client_update(problem, *a), down, state, shard)
         watch("personalize", lambda *a: method.personalize(problem, *a), down, state, tuning)
     _call_server(trial, scene, watch)
 
 
 def _call_server(trial: Trial, scene: Scene, watch: Watch) -> None:
     method: Any = trial.method
-    problem, key = trial.problem, trial.key.at(purpose="aggregate")
+    problem, key = trial.problem, trial.key.replace(purpose="aggregate")
     # the state before these uploads, made anew: writing the result into it then shows
-    server = method.init_server(problem, trial.infos, trial.key.at(purpose="server"))
+    server = method.init_server(problem, trial.infos, trial.key.replace(purpose="server"))
     weighted = [(t.info, method.weight(t.info), t.result.upload) for t in scene.turns]
     if isinstance(method, GatherAlgorithm):
 
         def gather(server: Any, *uploads: Any) -> Any:
             rows = zip(weighted, uploads, strict=True)
-            arrived = [Received(info, weight, upload) for (info, weight, _), upload in rows]
+            arrived = [ClientUpload(info, weight, upload) for (info, weight, _), upload in rows]
             return method.aggregate(problem, server, arrived, key)
 
         watch("aggregate", gather, server, *(upload for *_, upload in weighted))

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from parsifl.algorithm import AnyMethod
+from parsifl.core.algorithm import AnyAlgorithm
+from parsifl.core.errors import ConfigError, unknown
+from parsifl.core.problem import Problem
 from parsifl.data.clients import ClientData
-from parsifl.errors import ConfigError, unknown
-from parsifl.problem import Problem
-from parsifl.testing.conformance.trial import ConformanceError, NotApplicable, Trial, trial_for
+from parsifl.testing.conformance.harness import ConformanceError, NotApplicable, Trial, trial_for
 
 Check = Callable[[Trial], None]
 Status = Literal["passed", "failed", "exempt", "not applicable"]
@@ -67,7 +67,7 @@ def run_check(name: str, trial: Trial) -> Result:
 
 
 def run_checks(
-    method: AnyMethod,
+    method: AnyAlgorithm,
     problem: Problem | None = None,
     data: ClientData | None = None,
     checks: Iterable[str] | None = None,
@@ -78,7 +78,7 @@ def run_checks(
 
 
 def check_algorithm(
-    method: AnyMethod, problem: Problem | None = None, data: ClientData | None = None
+    method: AnyAlgorithm, problem: Problem | None = None, data: ClientData | None = None
 ) -> None:
     """Raise ConformanceError with every promise that a method breaks.
 

@@ -1,0 +1,93 @@
+"""What came of a recipe, as data that can be kept: claims, command, date, seeds, machine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from parsifl import __version__
+from parsifl.core.errors import DataError
+from parsifl.engine.checkpoint import replace_file
+from parsifl_reproduction.machine import machine
+from parsifl_reproduction.recipe import SKIPPED, Claim, Context, Recipe, Result
+
+Record = dict[str, Any]
+_MACHINE = ("processor", "cores", "system", "machine", "python", "torch", "numpy", "parsifl")
+
+
+def record(
+    recipe: Recipe, context: Context, results: Sequence[Result], claims: Sequence[Claim]
+) -> Record:
+    """Return everything that a reader needs to trust the claims or to try them again."""
+    made = [result.made or {} for result in results]
+    dates = sorted(each["finished"] for each in made if "finished" in each)
+    known = next((each for each in made if "processor" in each), machine())
+    seconds = [each["seconds"] for each in made if "seconds" in each]
+    return {
+        **_head(recipe, context),
+        "jobs": len(recipe.plan(context)),
+        "collected": len(results),
+        "finished": sum(SKIPPED not in result.values for result in results),
+        "skipped": _skipped(results),
+        "first": dates[0] if dates else datetime.now(UTC).isoformat(),
+        "last": dates[-1] if dates else datetime.now(UTC).isoformat(),
+        "seconds": round(sum(seconds), 1) if len(seconds) == len(results) else None,
+        "machine": {name: known[name] for name in _MACHINE if name in known},
+        "claims": [asdict(claim) for claim in claims],
+    }
+
+
+def not_run(recipe: Recipe, context: Context, reason: str) -> Record:
+    """Return the record of a recipe that nobody ran, with the reason."""
+    return {
+        **_head(recipe, context),
+        "jobs": len(recipe.plan(context)),
+        "finished": 0,
+        "last": datetime.now(UTC).isoformat(),
+        "reason": reason,
+        "claims": [],
+    }
+
+
+def _head(recipe: Recipe, context: Context) -> Record:
+    scale = "" if context.scale == "small" else f" --scale {context.scale}"
+    return {
+        "recipe": recipe.name,
+        "title": recipe.title,
+        "paper": recipe.paper,
+        "command": f"parsifl reproduce {recipe.name}{scale} --seeds {context.seeds}",
+        "scale": context.scale,
+        "seeds": list(range(context.seeds)),
+        "version": __version__,
+    }
+
+
+def _skipped(results: Sequence[Result]) -> dict[str, str]:
+    """Return why jobs did not run, by label."""
+    return {
+        result.label: str(result.values[SKIPPED]) for result in results if SKIPPED in result.values
+    }
+
+
+def write(folder: Path, found: Record) -> Path:
+    """Keep a record in a folder; a newer one replaces it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{found['recipe']}.json"
+    replace_file(file, (json.dumps(found, indent=1, ensure_ascii=False) + "\n").encode())
+    return file
+
+
+def read_all(folder: Path) -> dict[str, Record]:
+    """Return the records of a folder by recipe."""
+    found: dict[str, Record] = {}
+    for file in sorted(folder.glob("*.json")):
+        try:
+            values = json.loads(file.read_text())
+            found[values["recipe"]] = values
+        except (ValueError, LookupError, TypeError):
+            raise DataError(f"{file} is no record of `parsifl reproduce --record`") from None
+    return found

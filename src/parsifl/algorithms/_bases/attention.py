@@ -1,0 +1,144 @@
+"""What FedAMP and HeurFedAMP share: the server mixes for each client a model of its own."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from parsifl.algorithms._bases.local_sgd import LocalSgd
+from parsifl.core import tree
+from parsifl.core.algorithm import ClientInfo, ClientUpdate, ClientUpload, GatherAlgorithm
+from parsifl.core.batching import ClientRoundData, DataRequest
+from parsifl.core.config import NonNegative, Positive
+from parsifl.core.errors import ConfigError
+from parsifl.core.keys import Key
+from parsifl.core.problem import Model, Params, Problem
+from parsifl.solvers.sgd import sgd
+from parsifl.solvers.update_rules import LinearRule
+
+
+@dataclass(frozen=True)
+class AttentiveServer:
+    """The last model of every client and the mixture for every client, stacked by client id."""
+
+    models: Params
+    clouds: Params
+
+
+@dataclass(frozen=True)
+class Attentive(LocalSgd, GatherAlgorithm[Problem, AttentiveServer, Params, Params, Params]):
+    """Abstract base: u_i = sum_j xi_ij w_j on the server, f_i + (prox / 2) |w - u_i|^2 on clients.
+
+    A client that has not uploaded yet counts with the initial model.
+
+    Parameters
+    ----------
+    lr
+        Step size of the clients' SGD.
+    lam
+        lambda, the strength of the pull towards the mixture.
+    sigma
+        Scale of the attention.
+    start
+        Where a client begins: at its "own" last model, or at the "cloud" model it receives.
+    """
+
+    exempt: ClassVar[Mapping[str, str]] = {
+        "personal state stays at home": "the server mixes the clients' own models, so they are sent"
+    }
+
+    lr: Positive = 0.05
+    lam: NonNegative = 1.0
+    sigma: Positive = 50.0
+    start: Literal["own", "cloud"] = "own"
+
+    @abstractmethod
+    def attention(self, models: Tensor) -> Tensor:
+        """Return xi [N, N], whose rows sum to one, from the clients' models [N, d]."""
+
+    def prox(self) -> float:
+        """Return the weight of |w - u_i|^2 / 2 in a client's objective."""
+        return self.lam
+
+    def check(self) -> None:
+        """Refuse a pull that diverges."""
+        if self.lr * self.prox() >= 2:
+            raise ConfigError(
+                f"lr times the weight of the proximal term is {self.lr * self.prox():g} and must "
+                "be below 2, or the steps towards the mixture diverge; lower lr or lam"
+            )
+
+    def init_server(
+        self, problem: Problem, clients: Sequence[ClientInfo], key: Key
+    ) -> AttentiveServer:
+        """Give every client the initial model."""
+        count = len(clients)
+        models = tree.map(lambda leaf: torch.stack([leaf] * count), problem.init(key))
+        return AttentiveServer(models, models)
+
+    def broadcast(
+        self, problem: Problem, server: AttentiveServer, client: ClientInfo, key: Key
+    ) -> Params:
+        """Send the client its mixture u_i."""
+        return {name: leaf[client.id] for name, leaf in server.clouds.items()}
+
+    def init_client(
+        self, problem: Problem, client: ClientInfo, received: Params, key: Key
+    ) -> Params:
+        """Start from the initial model, as the server assumes of a client that has not sent."""
+        return problem.init(key)
+
+    def batches(self, client: ClientInfo, round: int) -> DataRequest:
+        """Read the mini-batches of local SGD."""
+        return DataRequest({"train": self.draw(client)})
+
+    def client_update(
+        self, problem: Problem, received: Params, state: Params, data: ClientRoundData
+    ) -> ClientUpdate[Params, Params]:
+        """Train the own model under the pull of the mixture."""
+        trained = sgd(
+            problem,
+            state if self.start == "own" else received,
+            data["train"],
+            self.rate(data.round),
+            rule=LinearRule(self.prox()),
+            aux=(tree.scale(-self.prox(), received),),
+            momentum=self.momentum,
+            decay=self.weight_decay,
+        )
+        return ClientUpdate(trained, trained)
+
+    def personalize(
+        self, problem: Problem, received: Params, state: Params, data: ClientRoundData
+    ) -> Model:
+        """Judge every client on its own model."""
+        return Model(problem, state)
+
+    def aggregate(
+        self,
+        problem: Problem,
+        server: AttentiveServer,
+        uploads: Sequence[ClientUpload[Params]],
+        key: Key,
+    ) -> AttentiveServer:
+        """Replace the models that arrived and mix anew for everybody."""
+        index = torch.tensor([received.client.id for received in uploads])
+        models = {
+            name: leaf.index_copy(0, index.to(leaf.device), _stacked(uploads, name))
+            for name, leaf in server.models.items()
+        }
+        flat = torch.cat([leaf.flatten(1) for _, leaf in sorted(models.items())], dim=1)
+        weights = self.attention(flat)
+        clouds = {
+            name: (weights @ leaf.flatten(1)).reshape(leaf.shape) for name, leaf in models.items()
+        }
+        return AttentiveServer(models, clouds)
+
+
+def _stacked(uploads: Sequence[ClientUpload[Params]], name: str) -> Tensor:
+    return torch.stack([received.value[name] for received in uploads])

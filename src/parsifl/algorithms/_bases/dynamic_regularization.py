@@ -1,0 +1,63 @@
+"""What FedDyn and FedSLR share: local problems with a dual variable, and its mean on the server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from parsifl.algorithms._bases.averaging import Mean
+from parsifl.core import tree
+from parsifl.core.batching import Batches
+from parsifl.core.problem import Params, Problem
+from parsifl.solvers.sgd import sgd
+from parsifl.solvers.update_rules import LinearRule
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How the local problem is solved: learning rate, momentum and weight decay."""
+
+    lr: float
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+
+def solve(
+    problem: Problem, received: Params, dual: Params, batches: Batches, alpha: float, pace: Pace
+) -> tuple[Params, Params]:
+    r"""Minimise f_i(w) - <gamma_i, w> + (alpha/2) |w - w_t|^2 by SGD.
+
+    Returns w_i and the new dual:
+
+    .. math:: \gamma_i \leftarrow \gamma_i + \alpha (w_t - w_i)
+    """
+    trained = sgd(
+        problem,
+        received,
+        batches,
+        pace.lr,
+        rule=LinearRule(alpha),
+        aux=(tree.map(lambda w, gamma: -alpha * w - gamma, received, dual),),
+        momentum=pace.momentum,
+        decay=pace.weight_decay,
+    )
+    return trained, tree.map(lambda g, w, v: g + alpha * (w - v), dual, received, trained)
+
+
+def server_step(
+    received: Params, dual: Params, total: Mean, clients: int, alpha: float
+) -> tuple[Params, Params]:
+    r"""Return the point before any proximal step, and the mean of all gamma_i.
+
+    Only the mean over all N clients is kept (Algorithm 3 of FedSLR); those that did not arrive
+    keep their gamma_i, so dividing by N is exact under partial participation too.
+
+    .. math:: \bar\gamma \leftarrow \bar\gamma + \tfrac{\alpha}{N} \textstyle\sum_{i \in S}
+              (w_t - w_i), \qquad v = \tfrac{1}{|S|} \textstyle\sum_{i \in S} w_i
+              - \tfrac{1}{\alpha} \bar\gamma
+    """
+    mean = total.value()
+    moved = {
+        name: dual[name] + (alpha / clients) * total.weight[name] * (received[name] - value)
+        for name, value in mean.items()
+    }
+    return {name: value - moved[name] / alpha for name, value in mean.items()}, moved

@@ -1,0 +1,56 @@
+"""Settings that every method with local SGD has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from parsifl.core.algorithm import ClientInfo
+from parsifl.core.batching import BatchSpec, Partial
+from parsifl.core.config import Count, Fraction, Momentum, NonNegative, Positive, Size
+from parsifl.core.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class LocalSgd:
+    """Local SGD: how long, how fast, on which batches.
+
+    Parameters
+    ----------
+    lr, lr_decay, milestones
+        Learning rate in round t: lr * lr_decay^t, times 0.1 for each milestone that t has reached.
+    batch, steps, epochs
+        Rows a step and how many steps a round; `epochs` is used instead of `steps` if given, and
+        a device profile with "epochs" or "steps" (one of them) overrides both.
+    momentum, decay
+        Heavy-ball momentum (fresh each round) and weight decay.
+    partial
+        What becomes of a last batch that is not full (see `BatchSpec`).
+    """
+
+    lr: Positive = 0.02
+    lr_decay: Fraction = 1.0
+    milestones: tuple[int, ...] = ()
+    batch_size: Count = 20
+    local_steps: Size = 20
+    epochs: NonNegative | None = None
+    momentum: Momentum = 0.0
+    weight_decay: NonNegative = 0.0
+    last_batch: Partial = "pad"
+
+    def rate(self, round: int) -> float:
+        """Return the learning rate of a round."""
+        passed = sum(round >= milestone for milestone in self.milestones)
+        return float(self.lr * self.lr_decay**round * 0.1**passed)
+
+    def draw(self, info: ClientInfo) -> BatchSpec:
+        """Return the mini-batches that this device trains on in a round."""
+        device = {name: info.profile.get(name) for name in ("epochs", "steps")}
+        if None not in device.values():
+            raise ConfigError(
+                f"the profile of client {info.id} has both epochs and steps; give one of them"
+            )
+        if device["epochs"] is None and device["steps"] is None:
+            device = {"epochs": self.epochs, "local_steps": self.local_steps}
+        if device["epochs"] is not None:
+            return BatchSpec(self.batch_size, epochs=device["epochs"], last_batch=self.last_batch)
+        return BatchSpec(self.batch_size, steps=device["steps"], last_batch=self.last_batch)

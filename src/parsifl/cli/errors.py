@@ -1,0 +1,34 @@
+"""Errors and warnings for people: a message, never a traceback or a line of our source."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import typer
+from typer import core
+
+from parsifl.core.errors import ParsiflError
+
+EXIT_MISTAKE = 2
+
+# help is printed plainly here, but typer escapes its brackets, "\[default: 3]", for rich
+core.HAS_RICH = False
+
+
+class FriendlyGroup(core.TyperGroup):
+    """Tells errors that a user can mend (files that cannot be read included); exit code 2."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        try:
+            with warnings.catch_warnings():
+                warnings.showwarning = _tell
+                return super().invoke(ctx)
+        except (ParsiflError, OSError, UnicodeDecodeError) as error:
+            typer.echo(f"error: {error}", err=True)
+            raise typer.Exit(EXIT_MISTAKE) from None
+
+
+def _tell(message: Warning | str, *_: object, **__: object) -> None:
+    typer.echo(f"warning: {message}", err=True)

@@ -1,0 +1,1 @@
+"""What everything else rests on: the contract, problems, trees, keys, settings, errors."""

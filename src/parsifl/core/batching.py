@@ -1,0 +1,217 @@
+"""What data a client reads in a round: asked for as `DataRequest`, handed over as a `ClientRoundData`.
+
+The engine draws a shard from `Key(seed, round, client, name)`, so the same mini-batches come out
+in every engine. All shapes within a batch of clients are equal: short batches repeat a row with
+weight 0, and a client with fewer steps than its neighbours has `active = False` in the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from parsifl.core import augment, keys
+from parsifl.core.errors import ConfigError, DataError
+
+Partial = Literal["pad", "wrap", "drop"]
+Index = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class BatchSpec:
+    """A sequence of mini-batches without replacement, reshuffled each epoch.
+
+    Parameters
+    ----------
+    batch
+        Rows a step; None takes all rows of the client in every step.
+    steps, epochs
+        How long; give one of them.
+    partial
+        What becomes of a last batch that is not full: "pad" (zero weights, exact), "wrap" (filled
+        from the next epoch) or "drop".
+    """
+
+    batch_size: int | None = 20
+    steps: int | None = None
+    epochs: float | None = None
+    last_batch: Partial = "pad"
+
+    def __post_init__(self) -> None:
+        if (self.steps is None) == (self.epochs is None):
+            raise ConfigError("a Draw needs either steps= or epochs=, not both and not neither")
+        if self.batch_size is not None and self.batch_size < 1:
+            raise ConfigError(f"batch must be at least 1, got {self.batch_size}")
+        whole = self.steps is None or type(self.steps) is int
+        if not whole or not _is_number(self.epochs):
+            raise ConfigError(
+                "steps must be a whole number and epochs a finite one (also in a device profile), "
+                f"got steps={self.steps!r}, epochs={self.epochs!r}"
+            )
+        if (self.steps or 0) < 0 or (self.epochs or 0) < 0:
+            given = f"local_steps={self.steps}" if self.epochs is None else f"epochs={self.epochs}"
+            raise ConfigError(f"a Draw cannot have fewer than zero steps, got {given}")
+
+    def rows(self, samples: int) -> int:
+        """Return the rows a step for a client with this many samples."""
+        return samples if self.batch_size is None else self.batch_size
+
+    def count(self, samples: int) -> int:
+        """Return the number of steps for a client with this many samples."""
+        if self.steps is not None:
+            return self.steps
+        batch = self.rows(samples)
+        per_epoch = samples // batch if self.last_batch == "drop" else math.ceil(samples / batch)
+        return round((self.epochs or 0.0) * per_epoch)
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or (isinstance(value, int | float) and math.isfinite(value))
+
+
+@dataclass(frozen=True)
+class DataRequest:
+    """The mini-batch sequences that a method reads, by name, and whether it reads all rows."""
+
+    batches: Mapping[str, BatchSpec] = field(default_factory=dict)
+    rows: bool = False
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One mini-batch: the loss is sum(weight * l) / sum(weight)."""
+
+    x: Any
+    y: Tensor
+    weight: Tensor
+    active: Tensor
+    key: Tensor
+
+
+@dataclass(frozen=True)
+class Rows:
+    """All rows of a client; padding has weight 0."""
+
+    x: Any
+    y: Tensor
+    weight: Tensor
+
+
+@dataclass(frozen=True)
+class Batches:
+    """A sequence of mini-batches as positions in pooled data, which no client copies.
+
+    Shapes: `index` and `weight` [steps, rows], `active` [steps]. `ragged` says that some client
+    of the block has fewer steps; `fixed` that rows may not be padded further, because the model
+    takes statistics over them.
+    """
+
+    x: Any
+    y: Tensor
+    index: Tensor
+    weight: Tensor
+    active: Tensor
+    key: Tensor
+    ragged: bool = False
+    augment: str = ""
+    fixed: bool = False
+
+    def __len__(self) -> int:
+        return self.index.shape[0]
+
+    def __iter__(self) -> Iterator[Batch]:
+        for step in range(len(self)):
+            yield self.batch(step)
+
+    @cached_property
+    def _keys(self) -> Tensor:
+        """The keys of all steps."""
+        return keys.fold(self.key, torch.arange(len(self), device=self.key.device))
+
+    def batch(self, step: int) -> Batch:
+        """Gather the rows of one step."""
+        rows = self.index[step]
+        x = _taken(self.x, rows)
+        key = self._keys[step]
+        if self.augment:
+            x = augment.apply(self.augment, x, key)
+        return Batch(x, self.y[rows], self.weight[step], self.active[step], key)
+
+
+def _taken(x: Any, rows: Tensor) -> Any:
+    """Return x[rows]. An embedding copies whole rows, in half of the time, and vmap knows it."""
+    if not isinstance(x, Tensor) or x.ndim == 1 or not x.is_contiguous():
+        return x[rows]
+    found = torch.embedding(x.flatten(1), rows)
+    return found if x.ndim == 2 else found.reshape(*rows.shape, *x.shape[1:])
+
+
+@dataclass(frozen=True)
+class ClientRoundData:
+    """The data of one client for one round, as its method asked for them."""
+
+    batches: dict[str, Batches]
+    rows: Rows | None
+    key: Tensor
+    round: int
+
+    def __getitem__(self, name: str) -> Batches:
+        return self.batches[name]
+
+    def all_rows(self) -> Rows:
+        """Return all rows; only where the method's `DataRequest` says rows=True."""
+        if self.rows is None:
+            raise ConfigError("this method reads all rows but its work() does not say rows=True")
+        return self.rows
+
+
+def schedule(
+    samples: int, draw: BatchSpec, generators: Iterable[np.random.Generator]
+) -> tuple[Index, npt.NDArray[np.bool_]]:
+    """Draw which of its `samples` rows each client reads, with a generator for each of them.
+
+    Returns positions [clients, steps, rows] and which of them count, [steps, rows]. Steps that
+    read all rows read them in their order, whoever the client is: [1, steps, rows].
+    """
+    if samples == 0:
+        raise DataError("a client without training rows cannot train; leave it out")
+    steps, batch = draw.count(samples), draw.rows(samples)
+    if draw.last_batch == "drop" and samples < batch and (draw.steps or draw.epochs):
+        raise ConfigError(
+            f'a client has {samples} rows, fewer than the batch of {batch}: partial="drop" leaves '
+            "it no batch; use a smaller batch, or pad or wrap"
+        )
+    if draw.batch_size is None:
+        every = np.tile(np.arange(samples), (1, steps, 1))
+        return every, np.ones(every.shape[1:], np.bool_)
+    if draw.last_batch == "wrap":
+        read = min(samples, steps * batch)
+        index = _orders(samples, math.ceil(steps * batch / samples), read, generators)
+        index = index.reshape(len(index), -1)[:, : steps * batch]
+        return index.reshape(len(index), steps, batch), np.ones((steps, batch), np.bool_)
+    full, rest = divmod(samples, batch)
+    per_epoch = full + (rest > 0 and draw.last_batch == "pad")
+    epochs = math.ceil(steps / per_epoch) if steps else 0
+    width = min(steps, per_epoch) * batch
+    index = _orders(samples, epochs, width, generators)
+    if samples < width:  # repeat the first row of the short batch; its weight is 0
+        first = index[..., full * batch, None]
+        index = np.concatenate([index, first.repeat(width - samples, -1)], -1)
+    valid = np.tile(np.arange(width) < samples, epochs)
+    return index.reshape(len(index), -1, batch)[:, :steps], valid.reshape(-1, batch)[:steps]
+
+
+def _orders(
+    samples: int, epochs: int, read: int, generators: Iterable[np.random.Generator]
+) -> Index:
+    """Shuffle the rows anew for every epoch, of which so many are read: [clients, epochs, rows]."""
+    drawn = [[each.permutation(samples)[:read] for _ in range(epochs)] for each in generators]
+    return np.array(drawn, np.int64).reshape(len(drawn), epochs, min(read, samples))

@@ -1,0 +1,100 @@
+"""Settings as typed fields: checked when a method is built, written to and read from JSON.
+
+The fields of a method and the arguments of a model are annotated with these types, so that a wrong
+value is refused with its name before any work is done, wherever it came from (Python, a TOML file,
+the command line).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, TypeVar
+
+from annotated_types import Ge, Gt, Le, Lt
+
+from parsifl.core.errors import ConfigError, unknown
+
+Positive = Annotated[float, Gt(0.0)]
+NonNegative = Annotated[float, Ge(0.0)]
+Fraction = Annotated[float, Ge(0.0), Le(1.0)]
+Momentum = Annotated[float, Ge(0.0), Lt(1.0)]
+Count = Annotated[int, Ge(1)]
+Size = Annotated[int, Ge(0)]
+
+T = TypeVar("T")
+
+
+def check(settings: Any) -> None:
+    """Check every field of a dataclass instance against its annotation."""
+    kind: Any = type(settings)
+    for name, adapter in _adapters(kind).items():
+        _validated(kind, name, adapter, getattr(settings, name), strict=True)
+
+
+def build(kind: Callable[..., T], values: Mapping[str, Any]) -> T:
+    """Make an instance from loose values (JSON, TOML, or text from the command line).
+
+    A dataclass has fields; of any other class or function the annotated arguments are read. Where
+    a field may be None, or has several values, the texts "none" and "1+2" stand for them.
+
+    >>> from parsifl.algorithms.fedavg import FedAvg
+    >>> build(FedAvg, {"lr": "0.5"}).lr
+    0.5
+    """
+    hashable: Any = kind
+    adapters = _adapters(hashable)
+    for name in values:
+        if name not in adapters:
+            raise ConfigError(unknown(f"field of {hashable.__name__}", name, adapters))
+    given = {
+        name: _validated(hashable, name, adapters[name], value, strict=False)
+        for name, value in values.items()
+    }
+    return kind(**given)
+
+
+def to_json(settings: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass instance as JSON values."""
+    kind: Any = type(settings)
+    adapters = _adapters(kind)
+    return {
+        name: adapter.dump_python(getattr(settings, name), mode="json")
+        for name, adapter in adapters.items()
+    }
+
+
+@functools.cache
+def _adapters(kind: Any) -> dict[str, Any]:
+    # pydantic is imported late: it costs a tenth of a second, and `--help` does not need it
+    import pydantic
+
+    plain = isinstance(kind, type) and not dataclasses.is_dataclass(kind)
+    hints = typing.get_type_hints(kind.__init__ if plain else kind, include_extras=True)
+    names = list(inspect.signature(kind).parameters)
+    finite = pydantic.ConfigDict(allow_inf_nan=False, arbitrary_types_allowed=True)
+
+    def adapter(hint: Any) -> Any:
+        nested = dataclasses.is_dataclass(hint)  # checks itself, and takes no configuration
+        return pydantic.TypeAdapter(hint, config=None if nested else finite)
+
+    return {name: adapter(hints[name]) for name in names}
+
+
+def _validated(kind: type, name: str, adapter: Any, value: Any, *, strict: bool) -> Any:
+    import pydantic
+
+    try:
+        # an int is good enough where a float is asked for, but True is no number
+        lenient = isinstance(value, int) and not isinstance(value, bool)
+        return adapter.validate_python(value, strict=strict and not lenient)
+    except pydantic.ValidationError as error:
+        if not strict and isinstance(value, str):
+            with contextlib.suppress(pydantic.ValidationError):
+                return adapter.validate_python(None if value == "none" else value.split("+"))
+        reason = error.errors()[0]["msg"]
+        raise ConfigError(f"{kind.__name__}.{name} = {value!r}: {reason}") from None

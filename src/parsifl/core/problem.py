@@ -1,0 +1,251 @@
+"""What a method may ask of a problem: a base and its capabilities, as protocols.
+
+A problem is a model and a loss, never data. Server and clients both have it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Tensor
+
+from parsifl.core.batching import Batch, Batches, Rows
+from parsifl.core.keys import Key
+from parsifl.nn.layer_groups import Block
+
+Params = dict[str, Tensor]
+
+
+@runtime_checkable
+class Problem(Protocol):
+    """A model with a loss."""
+
+    @property
+    def primary_metric(self) -> str:
+        """The row metric that is reported first ("accuracy", "mse", ...)."""
+        ...
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Whether a larger score is better."""
+        ...
+
+    @property
+    def supports_vmap(self) -> bool:
+        """Whether many clients may run at once under `torch.func.vmap`."""
+        ...
+
+    @property
+    def uses_batch_statistics(self) -> bool:
+        """Whether predictions depend on the rest of the batch: then padding is not exact."""
+        ...
+
+    def init(self, key: Key) -> Params:
+        """Return the initial parameters; they depend on the seed alone, not on round or client."""
+        ...
+
+    def loss(self, params: Params, batch: Batch) -> Tensor:
+        """Return the training loss of a batch: sum(weight * l) / sum(weight), a scalar."""
+        ...
+
+    def predict(self, params: Params, x: Any) -> Tensor:
+        """Return the model's output for each row (logits, or the regression value)."""
+        ...
+
+    def metrics(self, params: Params, rows: Rows) -> dict[str, Tensor]:
+        """Return metrics with one value a row [n]; their weighted means are what is reported."""
+        ...
+
+
+@dataclass(frozen=True)
+class Model:
+    """Parameters together with the problem that reads them."""
+
+    problem: Problem
+    params: Params
+
+
+@runtime_checkable
+class Layered(Problem, Protocol):
+    """A model made of blocks (a weight with its bias and norm), one of which is the head."""
+
+    @property
+    def head(self) -> tuple[str, ...]:
+        """The names of the parameters of the last layer."""
+        ...
+
+    @property
+    def blocks(self) -> Sequence[Block]:
+        """The blocks below the head, in forward order."""
+        ...
+
+
+@runtime_checkable
+class Scalable(Problem, Protocol):
+    """A model that exists in several widths, a narrower one being a corner of the full one."""
+
+    def narrow(self, width: float, *, scaled: bool = True) -> Scalable:
+        """Return the problem at a fraction of the full width.
+
+        With `scaled`, training makes up for the missing channels (HeteroFL's scaler).
+        """
+        ...
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape of every parameter."""
+        ...
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Rows of pooled data for a block of clients, by number and not gathered.
+
+    Attributes
+    ----------
+    x, y
+        The pooled data of everybody.
+    rows, weight
+        [clients, n]: row numbers, and their weights (0 for padding).
+    """
+
+    x: Any
+    y: Tensor
+    rows: Tensor
+    weight: Tensor
+
+    @cached_property
+    def targets(self) -> Tensor:
+        """The targets of the rows."""
+        return self.y[self.rows]
+
+    @cached_property
+    def share(self) -> Tensor:
+        """The weights as fractions of a client's sum."""
+        return self.weight / self.weight.sum(-1, keepdim=True).clamp(min=1)
+
+    @cached_property
+    def count(self) -> Tensor:
+        """How many rows each client has."""
+        return (self.weight > 0).sum(-1)
+
+
+@dataclass(frozen=True)
+class Restricted:
+    """The local losses of a block of clients as functions of few coefficients z on a support.
+
+    A client's loss is sum_j weight_j l(u_j, targets_j) + ridge/2 |z|^2 with u = columns z. Every
+    tensor has a leading client axis; with classes, columns, ridge and z have a class axis next.
+
+    Attributes
+    ----------
+    columns
+        [.., n, k]; zero where a support has fewer than k coefficients.
+    targets, weight
+        [clients, n]; the weights of all rows of a client sum to 1.
+    rows
+        [clients]: how many rows come before the padding.
+    ridge, start
+        [.., k]: the l2 strength of each coefficient, and the current coefficients.
+    loss, slope, curvature
+        The function l and its derivatives in u, row by row.
+    scale
+        The constant curvature of a quadratic loss; None if it is not quadratic.
+    u
+        The predictor at `start`; None if it is not known.
+    """
+
+    columns: Tensor
+    targets: Tensor
+    weight: Tensor
+    rows: Tensor
+    ridge: Tensor
+    start: Tensor
+    loss: Callable[[Tensor, Tensor], Tensor]
+    slope: Callable[[Tensor, Tensor], Tensor]
+    curvature: Callable[[Tensor], Tensor]
+    scale: float | None
+    u: Tensor | None = None
+
+
+@runtime_checkable
+class HasUnpenalized(Problem, Protocol):
+    """A problem that exempts some coefficients from sparsity (an intercept, chosen covariates)."""
+
+    @property
+    def unpenalized(self) -> Mapping[str, tuple[int, ...]]:
+        """For each parameter, the positions along its last axis that are always kept."""
+        ...
+
+
+@runtime_checkable
+class SupportSolvable(HasUnpenalized, Protocol):
+    """A problem in one coefficient tensor that can be minimised over a given support.
+
+    The methods take blocks of clients (`parsifl.solvers.eager`): coefficients [clients, d] or
+    [clients, classes, d].
+    """
+
+    @property
+    def name(self) -> str:
+        """The name of the coefficient tensor among the parameters."""
+        ...
+
+    @property
+    def gram(self) -> Tensor | None:
+        """The inner products [d, d] of the atoms; None: coordinates, which are orthonormal."""
+        ...
+
+    def predictions(self, coefficients: Tensor, data: Selection) -> Tensor:
+        """Return the linear predictor u of the selected rows: [clients, n(, classes)]."""
+        ...
+
+    def gradients(self, coefficients: Tensor, data: Selection, u: Tensor) -> Tensor:
+        """Return the gradients of the mean losses over the selected rows, where u is known."""
+        ...
+
+    def restrict(
+        self,
+        coefficients: Tensor,
+        data: Selection,
+        index: Tensor,
+        valid: Tensor,
+        u: Tensor | None = None,
+    ) -> Restricted:
+        """Return the losses on the supports `index` where `valid`, both [.., k].
+
+        The predictor u may be given if the supports hold all coefficients that are not zero.
+        """
+        ...
+
+
+class CompactSteps(Protocol):
+    """Gradients of mini-batches in the few coefficients that they touch."""
+
+    @property
+    def positions(self) -> Tensor:
+        """The positions of these coefficients along the last axis, ascending."""
+        ...
+
+    def gradient(self, coefficients: Tensor, step: int) -> Tensor:
+        """Return the gradient of the loss of one mini-batch."""
+        ...
+
+
+@runtime_checkable
+class Compactable(SupportSolvable, Protocol):
+    """A problem whose SGD on a CSR design can be done on the columns that occur."""
+
+    def compact(self, batches: Batches, coefficients: Tensor) -> CompactSteps | None:
+        """Return gradients on those columns; None if the design is dense."""
+        ...
+
+
+OFFERED_BY: Mapping[type[Any], str] = {
+    Layered: "parsifl.NeuralProblem (--model mlp, vgg, ...)",
+    Scalable: "parsifl.NeuralProblem with a factory that takes width (--model mlp, vgg, ...)",
+    SupportSolvable: "parsifl.GLM (--model glm)",
+}
+"""Which of our problems has a capability: what to use where it is missing."""

@@ -1,0 +1,90 @@
+"""Algorithms by name: found in `parsifl.algorithms` and in the entry points of other packages.
+
+Nothing is listed by hand. A class is registered if it is a final `FederatedAlgorithm`; its name is the class
+name in lower case. Another package adds its own with the entry point group "parsifl.algorithms",
+each entry naming a module that holds such classes.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+from importlib.metadata import entry_points
+from types import ModuleType
+from typing import Any
+
+from parsifl.core import config
+from parsifl.core.algorithm import AnyAlgorithm, FederatedAlgorithm
+from parsifl.core.errors import ConfigError, unknown
+
+ENTRY_POINT_GROUP = "parsifl.algorithms"
+
+
+@functools.cache
+def algorithms() -> dict[str, type[AnyAlgorithm]]:
+    """Return every registered algorithm by name, sorted."""
+    found: dict[str, type[AnyAlgorithm]] = {}
+    for module in _modules():
+        for kind in vars(module).values():
+            if _is_final_method(kind) and kind.__module__ == module.__name__:
+                name = kind.__name__.lower()
+                if found.setdefault(name, kind) is not kind:
+                    raise ConfigError(
+                        f"two algorithms are called '{name}': {found[name].__module__} and "
+                        f"{module.__name__}; rename one of them"
+                    )
+    return dict(sorted(found.items()))
+
+
+def find(name: str) -> type[AnyAlgorithm]:
+    """Return an algorithm's class; case, dashes and underscores do not matter.
+
+    >>> find("Fed-Avg").__name__
+    'FedAvg'
+    """
+    if not isinstance(name, str):
+        raise ConfigError(f"an algorithm is named by a string such as 'fedavg', got {name!r}")
+    plain = name.lower().replace("-", "").replace("_", "")
+    known = algorithms()
+    if plain not in known:
+        raise ConfigError(unknown("algorithm", plain, known))
+    return known[plain]
+
+
+def get(name: str, **settings: Any) -> AnyAlgorithm:
+    """Build an algorithm by name.
+
+    >>> get("fedavg", lr=0.5).lr
+    0.5
+    """
+    return config.build(find(name), settings)
+
+
+def _modules() -> list[ModuleType]:
+    package = importlib.import_module("parsifl.algorithms")
+    own = [f"{package.__name__}.{found.name}" for found in pkgutil.iter_modules(package.__path__)]
+    outside = [entry.value for entry in entry_points(group=ENTRY_POINT_GROUP)]
+    return [
+        *(importlib.import_module(name) for name in sorted(own)),
+        *(_outside(name) for name in sorted(outside)),
+    ]
+
+
+def _outside(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except Exception as error:  # another package may fail in any way; say which one it was
+        raise ConfigError(
+            f"the entry point '{name}' of the group {ENTRY_POINT_GROUP} cannot be imported "
+            f"({type(error).__name__}: {error}); repair or uninstall the package that has it"
+        ) from error
+
+
+def _is_final_method(kind: Any) -> bool:
+    # looked up on the class itself: a subclass would inherit the mark
+    return (
+        isinstance(kind, type)
+        and issubclass(kind, FederatedAlgorithm)
+        and "__final__" in vars(kind)
+    )

@@ -1,0 +1,137 @@
+"""Turns a request for data (`DataRequest`) into tensors (`ClientRoundData`), by key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, overload
+
+import numpy as np
+import torch
+
+from parsifl.core.algorithm import ClientInfo
+from parsifl.core.batching import (
+    Batches,
+    BatchSpec,
+    ClientRoundData,
+    DataRequest,
+    Index,
+    Rows,
+    schedule,
+)
+from parsifl.core.errors import CapabilityError, DataError
+from parsifl.core.keys import Key
+from parsifl.core.problem import Problem
+from parsifl.data.clients import ClientData
+from parsifl.engine.data_checks import check_fit
+from parsifl.engine.threads import single_threaded
+from parsifl.linear.design import as_design
+
+
+class Infos(Sequence[ClientInfo]):
+    """What the server knows of each client, made on demand: a million clients cost nothing."""
+
+    def __init__(self, data: ClientData) -> None:
+        self._data = data
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    @overload
+    def __getitem__(self, index: int) -> ClientInfo: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[ClientInfo]: ...
+    def __getitem__(self, index: int | slice) -> ClientInfo | Sequence[ClientInfo]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        return ClientInfo(index, len(self._data.train[index]), self._data.profiles[index])
+
+    def __iter__(self) -> Iterator[ClientInfo]:
+        return (self[i] for i in range(len(self)))
+
+
+class BatchSampler:
+    """Draws the shards of a data set for one problem, in the dtype of its parameters."""
+
+    def __init__(self, data: ClientData, problem: Problem) -> None:
+        self._data = data
+        self._problem = problem
+        params = problem.init(Key(0))
+        self._dtype = next(iter(params.values())).dtype
+        check = getattr(problem, "check_targets", None)  # a GLM knows which targets it can read
+        if check is not None:
+            check(data.y)
+        self._x: Any = _cast(as_design(data.x), self._dtype)
+        self._y: Any = _cast(data.y, self._dtype)
+        with (
+            single_threaded()
+        ):  # two rows: threads would wait for each other longer than they compute
+            check_fit(problem, params, data, self._x, self._y)
+
+    def shard(self, client: int, work: DataRequest, key: Key) -> ClientRoundData:
+        """Draw what `work` asks for from the client's training rows."""
+        return self.window([client], [work], key)[0]
+
+    def window(
+        self, clients: Sequence[int], works: Sequence[DataRequest], key: Key
+    ) -> list[ClientRoundData]:
+        """Draw the shards of many clients; those with equally many rows are drawn together."""
+        alike: dict[tuple[str, BatchSpec, int], list[int]] = {}
+        owned = [self._data.train[client] for client in clients]
+        for place, (rows, work) in enumerate(zip(owned, works, strict=True)):
+            if work.batches and not len(rows):
+                raise DataError(
+                    f"client {clients[place]} has no training rows to draw from; leave it out"
+                )
+            for name, draw in work.batches.items():
+                alike.setdefault((name, draw, len(rows)), []).append(place)
+        draws: list[dict[str, Batches]] = [{} for _ in clients]
+        for (name, draw, _), places in alike.items():
+            drawn = key.replace(purpose=f"batches/{name}")
+            members = [clients[place] for place in places]
+            found = self._batches([owned[place] for place in places], draw, members, drawn)
+            for place, batches in zip(places, found, strict=True):
+                draws[place][name] = batches
+        own_keys = key.replace(purpose="local").tensors(clients)
+        return [
+            ClientRoundData(own, self.rows(rows) if work.rows else None, own_key, key.round)
+            for own, rows, work, own_key in zip(draws, owned, works, own_keys, strict=True)
+        ]
+
+    def rows(self, rows: Index) -> Rows:
+        """Gather rows by their numbers, each of weight 1."""
+        index = torch.from_numpy(np.ascontiguousarray(rows))
+        weight = torch.ones(len(rows), dtype=self._dtype)
+        return Rows(self._x[index], self._y[index], weight)
+
+    def _batches(
+        self, rows: Sequence[Index], draw: BatchSpec, clients: Sequence[int], key: Key
+    ) -> Iterator[Batches]:
+        """Draw for clients with equally many rows."""
+        samples = len(rows[0])
+        padded = draw.last_batch == "pad" and samples % draw.rows(samples)
+        if self._problem.uses_batch_statistics and padded:
+            raise CapabilityError(
+                "this model normalises over the batch, so a padded batch would not be exact: set "
+                "partial to 'wrap' or 'drop', or adapt the model with GroupNorm"
+            )
+        positions, valid = schedule(samples, draw, key.generators(clients))
+        read = np.broadcast_to(positions, (len(clients), *positions.shape[1:]))
+        index = torch.from_numpy(np.array([own[at] for own, at in zip(rows, read, strict=True)]))
+        weight = torch.from_numpy(valid).to(self._dtype)
+        active = torch.ones(len(weight), dtype=torch.bool)
+        for own, own_key in zip(index.unbind(), key.tensors(clients), strict=True):
+            yield Batches(
+                x=self._x,
+                y=self._y,
+                index=own,
+                weight=weight,
+                active=active,
+                key=own_key,
+                augment=self._data.augment,
+                fixed=self._problem.uses_batch_statistics,
+            )
+
+
+def _cast(values: Any, dtype: torch.dtype) -> Any:
+    """Return real numbers in the given dtype; labels and tokens stay what they are."""
+    return values.to(dtype) if values.dtype.is_floating_point else values

@@ -1,0 +1,244 @@
+"""A run that is described by plain values: what the command line, sweeps and recipes start."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, final
+
+import torch
+
+from parsifl import data
+from parsifl.algorithms._bases.local_sgd import LocalSgd
+from parsifl.core import config, registry
+from parsifl.core.algorithm import AnyAlgorithm
+from parsifl.core.config import Count, Fraction, Positive, Size
+from parsifl.core.errors import ConfigError, DataError, unknown
+from parsifl.core.problem import Problem
+from parsifl.data.clients import ClientData
+from parsifl.data.spec import parse
+from parsifl.engine.evaluation import Evaluation
+from parsifl.engine.network_model import NetworkModel
+from parsifl.engine.run import Run
+from parsifl.engine.run_dir import Record
+from parsifl.engine.simulate import simulate
+from parsifl.linear.glm import GLM
+from parsifl.nn import models
+from parsifl.nn.neural import NeuralProblem
+from parsifl.wire import Precision
+
+PROFILE = ("budget", "epochs", "flops_per_second", "steps", "width")
+"""What a device profile may say; the method decides what it reads."""
+_NESTED: dict[str, type[Any]] = {"evaluation": Evaluation, "network": NetworkModel}
+
+
+@final
+@dataclass(frozen=True)
+class Experiment:
+    """One run.
+
+    Parameters
+    ----------
+    algorithm, settings
+        A registered algorithm and its fields.
+    data, clients, partition, test, validation
+        A data set and how it is divided, as in `parsifl.data.prepare`.
+    model
+        A model of `parsifl.nn.models` with options ("mlp:hidden=100"), "glm", or "auto": a linear
+        model for regression and for sparse or double-precision data, the VGG for colour pictures
+        of 32 pixels and more, a perceptron otherwise.
+    devices
+        Profiles of unequal devices, such as "budget=0.125+1,epochs=1+4": the values of each entry
+        are given to consecutive groups of clients of equal size.
+    rounds, seed, participation, engine, evaluate_every, precision, evaluation, network
+        As in `parsifl.simulate`.
+    """
+
+    algorithm: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    data: str = "digits"
+    clients: Count | None = None
+    partition: str | None = None
+    test: Fraction | str = 0.25
+    validation: Fraction = 0.0
+    model: str = "auto"
+    devices: str = ""
+    rounds: Count = 50
+    seed: Size = 0
+    participation: Positive = 1.0
+    engine: Literal["auto", "sequential", "batched"] = "auto"
+    evaluate_every: Size = 1
+    precision: Precision = "exact"
+    evaluation: Evaluation = field(default_factory=Evaluation)
+    network: NetworkModel = field(default_factory=NetworkModel)
+
+    def __post_init__(self) -> None:
+        config.check(self)
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> Experiment:
+        """Build an experiment from plain values, such as a TOML file holds."""
+        given = dict(values)
+        for name, kind in _NESTED.items():
+            if isinstance(given.get(name), Mapping):
+                given[name] = config.build(kind, given[name])
+        known = [f.name for f in fields(cls)]
+        for name in given:
+            if name not in known:
+                raise ConfigError(unknown("setting", name, known))
+        if "algorithm" not in given:
+            raise ConfigError("no algorithm is named; `parsifl list algorithms` shows them")
+        return config.build(cls, given)
+
+    def method(self) -> AnyAlgorithm:
+        """Return the configured algorithm."""
+        return registry.get(self.algorithm, **self.settings)
+
+    def load(self, data_dir: str | Path | None = None) -> ClientData:
+        """Return the data of the clients."""
+        prepared = data.prepare(
+            self.data,
+            clients=self.clients,
+            partition=self.partition,
+            seed=self.seed,
+            data_dir=data_dir,
+            test=self.test,
+            validation=self.validation,
+        )
+        return replace(prepared, profiles=profiles(self.devices, len(prepared)))
+
+    def run(
+        self,
+        folder: str | Path | None = None,
+        *,
+        resume: bool = False,
+        data_dir: str | Path | None = None,
+        progress: Callable[[Record], None] | None = None,
+    ) -> Run:
+        """Run it."""
+        method, clients = self.method(), self.load(data_dir)
+        _tell_unread(method, clients.profiles)
+        problem = problem_for(self.model, clients)
+        return simulate(
+            method,
+            problem,
+            clients.flattened() if isinstance(problem, GLM) else clients,
+            self.rounds,
+            seed=self.seed,
+            participation=self.participation,
+            engine=self.engine,
+            folder=folder,
+            evaluate_every=self.evaluate_every,
+            evaluation=self.evaluation,
+            network=self.network,
+            precision=self.precision,
+            resume=resume,
+            progress=progress,
+        )
+
+
+def profiles(devices: str, count: int) -> tuple[dict[str, Any], ...]:
+    """Return the profile of each of `count` devices.
+
+    >>> profiles("budget=0.125+1", 4)
+    ({'budget': 0.125}, {'budget': 0.125}, {'budget': 1}, {'budget': 1})
+    """
+    _, entries = parse(f"devices:{devices}")
+    for name in entries:
+        if name not in PROFILE:
+            raise ConfigError(unknown("entry of a device profile", name, PROFILE))
+    values = {name: _literal(text) for name, text in entries.items()}
+    groups = {name: v if isinstance(v, tuple) else (v,) for name, v in values.items()}
+    return tuple(
+        {name: group[len(group) * device // count] for name, group in groups.items()}
+        for device in range(count)
+    )
+
+
+def _tell_unread(method: AnyAlgorithm, given: Sequence[Mapping[str, Any]]) -> None:
+    """Warn of entries of the device profiles that make no difference to this method."""
+    read = ["flops_per_second"]
+    if isinstance(method, LocalSgd):
+        read += ["epochs", "steps"]
+    read += getattr(method, "reads", tuple)()  # those that read more than local SGD does say so
+    unread = sorted({name for profile in given for name in profile} - set(read))
+    if unread:
+        warnings.warn(
+            f"{type(method).__name__} does not read {', '.join(unread)} of the device profiles; "
+            f"it reads {', '.join(sorted(read))}",
+            stacklevel=3,
+        )
+
+
+def problem_for(model: str, clients: ClientData) -> Problem:
+    """Return the problem that a model name stands for on these data."""
+    name, options = read_model(model)
+    if name == "auto":
+        name = _automatic(clients)
+    if name == "glm":
+        return _linear(clients, options)
+    if name not in models.names():
+        raise ConfigError(unknown("model", name, ["auto", "glm", *models.names()]))
+    if clients.classes is None:
+        raise DataError(f"'{clients.name}' has a real target: use --model glm")
+    if not isinstance(clients.x, torch.Tensor):
+        raise DataError(f"'{clients.name}' is sparse: use --model glm")
+    inputs = clients.x[0].numel() if name == "mlp" else clients.x.shape[1]
+    factory = partial(_build, name, {"inputs": int(inputs), "classes": clients.classes, **options})
+    return NeuralProblem(factory, dtype=clients.x.dtype)
+
+
+def read_model(text: str) -> tuple[str, dict[str, Any]]:
+    """Split the name of a model from its options.
+
+    >>> read_model("mlp:hidden=100")
+    ('mlp', {'hidden': (100,)})
+    """
+    name, given = parse(text)
+    options = {key: _literal(value) for key, value in given.items()}
+    for several in ("hidden", "keep"):
+        if several in options and not isinstance(options[several], tuple):
+            options[several] = (options[several],)
+    return name, options
+
+
+def _build(name: str, options: dict[str, Any], width: float = 1.0) -> torch.nn.Module:
+    return models.build(name, **{"width": width, **options})
+
+
+def _automatic(clients: ClientData) -> str:
+    x = clients.x
+    if clients.classes is None or not isinstance(x, torch.Tensor) or x.dtype == torch.float64:
+        return "glm"
+    colour = x.ndim == 4 and x.shape[1] == 3 and x.shape[2] >= 32
+    return "vgg" if colour else "mlp"
+
+
+def _linear(clients: ClientData, options: Mapping[str, Any]) -> Problem:
+    classes = clients.classes
+    datafit = "squared" if classes is None else "logistic" if classes == 2 else "softmax"
+    flat = clients.flattened().x
+    fitting = {
+        "features": int(flat.shape[1]),
+        "datafit": datafit,
+        "classes": classes,
+        "dtype": torch.float64 if str(flat.dtype).endswith("float64") else torch.float32,
+    }
+    return config.build(GLM, {**fitting, **options})
+
+
+def _literal(text: str) -> Any:
+    """Read a number, a list of numbers joined by +, true or false; anything else is text."""
+    if "+" in text:
+        return tuple(_literal(part) for part in text.split("+"))
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

@@ -1,0 +1,86 @@
+"""What makes two runs the same: used to refuse a folder that belongs to another run."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from parsifl.core import config
+from parsifl.core.algorithm import AnyAlgorithm
+from parsifl.core.keys import Key
+from parsifl.core.problem import Problem
+from parsifl.data.clients import ClientData, Ragged
+
+
+def identity(
+    method: AnyAlgorithm, problem: Problem, data: ClientData, run: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Describe a run by its settings and by checksums of its data and initial parameters."""
+    described = {
+        "name": data.name,
+        "clients": len(data),
+        "rows": len(data.y),
+        "augment": data.augment,
+        "checksum": _checksum(*_arrays(data)),
+        "profiles": profiles_checksum(data.profiles),
+    }
+    return identity_of(method, problem, described, run)
+
+
+def identity_of(
+    method: AnyAlgorithm, problem: Problem, data: Mapping[str, Any], run: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Describe a run whose data are elsewhere, by what is known of them."""
+    initial = problem.init(Key(int(run["seed"])))
+    parameters = sum(value.numel() for value in initial.values())
+    return {
+        "algorithm": {"name": type(method).__name__.lower(), **config.to_json(method)},
+        "problem": {
+            "kind": type(problem).__name__,
+            "score": problem.primary_metric,
+            "maximize": problem.higher_is_better,
+            "parameters": parameters,
+            "form": _checksum_of_text(_form(problem)),
+            "checksum": _checksum(*(initial[name].numpy() for name in sorted(initial))),
+        },
+        "data": dict(data),
+        "run": dict(run),
+    }
+
+
+def _form(problem: Problem) -> str:
+    """Return what a problem says of itself; the default repr names an address and says nothing."""
+    told = getattr(problem, "module", problem)
+    return "" if type(told).__repr__ is object.__repr__ else repr(told)
+
+
+def profiles_checksum(profiles: Iterable[Mapping[str, Any]]) -> str:
+    """Return a checksum of what is known of the clients' devices."""
+    return _checksum_of_text(json.dumps([dict(profile) for profile in profiles]))
+
+
+def _arrays(data: ClientData) -> list[Any]:
+    if isinstance(data.x, Tensor):
+        x = [data.x.numpy()]
+    else:
+        x = [data.x.data, data.x.indices, data.x.indptr]
+    splits = [Ragged.of(split) for split in (data.train, data.validation, data.test)]
+    # with the sizes: rows that move from one client to the next are other data
+    sizes = np.stack([split.sizes for split in splits])
+    return [*x, data.y.numpy(), sizes, *(split.values for split in splits)]
+
+
+def _checksum(*arrays: Any) -> str:
+    value = 0
+    for array in arrays:
+        value = zlib.crc32(np.ascontiguousarray(array).view(np.uint8).reshape(-1).data, value)
+    return f"{value:08x}"
+
+
+def _checksum_of_text(text: str) -> str:
+    return f"{zlib.crc32(text.encode()):08x}"

@@ -1,0 +1,155 @@
+"""A run on disk: config.toml, metrics.jsonl, clients.json, environment.json, checkpoint/.
+
+`target.json` tells how many rounds the run is to have in all.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import tomllib
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from parsifl.core.errors import CheckpointError
+from parsifl.engine.checkpoint import replace_file
+
+Record = dict[str, Any]
+_TARGET = "target.json"
+_PACKAGES = ("parsifl", "torch", "numpy", "scipy", "scikit-learn", "flwr")
+
+
+class RunDir:
+    """The files of one run; `metrics.jsonl` holds a line for every finished round."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoints = path / "checkpoint"
+        self._metrics = path / "metrics.jsonl"
+
+    def open(self, identity: Mapping[str, Any], *, resume: bool) -> None:
+        """Create the folder, or check that it belongs to this very configuration."""
+        config = self.path / "config.toml"
+        if config.exists():
+            self._check_same(read_config(self.path), _plain(identity))
+            if not resume:
+                raise CheckpointError(
+                    f"{self.path} already holds a run of this configuration; resume it "
+                    "(resume=True, --resume), or choose another folder"
+                )
+            return
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError) as error:
+            raise CheckpointError(f"{self.path} is or lies in a file; choose a folder") from error
+        # config.toml comes last: it says that the folder is complete
+        replace_file(self.path / "environment.json", json.dumps(environment(), indent=1).encode())
+        replace_file(config, tomli_w.dumps(_plain(identity)).encode())
+
+    def _check_same(self, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+        before, now = _flat(found), _flat(wanted)
+        changed = [
+            f"{name}: {before.get(name, 'absent')!r} there, {now.get(name, 'absent')!r} asked for"
+            for name in sorted({*before, *now})
+            if before.get(name) != now.get(name)
+        ]
+        if not changed:
+            return
+        listed = "\n  ".join(["", *changed])
+        if all(line.startswith(("run.executor:", "run.block:")) for line in changed):
+            raise CheckpointError(
+                f"{self.path} was begun by another version of Parsifl, which runs clients in "
+                "another way, so that bits would differ: resume it with the version that "
+                f"environment.json tells, or begin anew in another folder:{listed}"
+            )
+        raise CheckpointError(f"{self.path} belongs to another configuration:{listed}")
+
+    def aim(self, rounds: int) -> None:
+        """Note how many rounds the run is to have; it may be asked for more later."""
+        replace_file(self.path / _TARGET, json.dumps({"rounds": rounds}).encode())
+
+    def append(self, record: Record) -> None:
+        """Add the line of a finished round."""
+        with self._metrics.open("a") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def rewind(self, round: int) -> list[Record]:
+        """Forget the lines after a round (they will be made again) and return the others."""
+        kept = [record for record in read_metrics(self.path) if record["round"] <= round]
+        if len(kept) != round:
+            raise CheckpointError(
+                f"{self._metrics} is damaged: it has {len(kept)} whole lines, the checkpoint is "
+                f"of round {round}; delete the run folder to start anew"
+            )
+        lines = "".join(json.dumps(record) + "\n" for record in kept)
+        replace_file(self._metrics, lines.encode())
+        return kept
+
+    def write_clients(self, scores: Record) -> None:
+        """Replace the per-client scores of the last evaluated round."""
+        replace_file(self.path / "clients.json", json.dumps(scores).encode())
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Read the configuration of a run folder."""
+    try:
+        return tomllib.loads((path / "config.toml").read_text())
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is not a run folder: it has no config.toml") from None
+    except tomllib.TOMLDecodeError as error:
+        raise CheckpointError(f"{path / 'config.toml'} is damaged: {error}") from None
+
+
+def read_target(path: Path) -> int | None:
+    """Read how many rounds a run is to have in all; None if its folder does not tell."""
+    try:
+        return int(json.loads((path / _TARGET).read_text())["rounds"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
+def read_metrics(path: Path) -> list[Record]:
+    """Read the lines of a run folder; a last line that was cut off by a crash is left out."""
+    file = path / "metrics.jsonl"
+    records: list[Record] = []
+    for line in file.read_bytes().splitlines() if file.exists() else []:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            break
+        # JSON has text keys only; clients are numbers
+        record["dropped"] = {int(i): reason for i, reason in record.get("dropped", {}).items()}
+        records.append(record)
+    return records
+
+
+def environment() -> dict[str, str]:
+    """Return the versions that a result may depend on."""
+    found = {"python": platform.python_version(), "machine": platform.machine()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """Return what TOML can hold: no None, tuples as lists."""
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items() if v is not None}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            flat.update(_flat(value, f"{prefix}{name}."))
+        else:
+            flat[prefix + name] = value
+    return flat

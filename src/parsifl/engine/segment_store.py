@@ -1,0 +1,181 @@
+"""Client states on disk: files that are written once, the newest file of a client has its state.
+
+A file is in the safetensors form; its metadata tell the structure of every state in it. Nothing is
+ever changed in place, so a checkpoint merely names the files that it consists of, and writing one
+costs as much as the states that have changed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, final
+
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from parsifl.core import tree, tree_schema
+
+PART_BYTES = 64 << 20
+PART_LEAVES = 1024  # of a file: its header is read whenever one state is
+PART_CLIENTS = 1 << 16
+_META = "parsifl"
+_PATTERN = "part-*.safetensors"
+
+
+class Part(NamedTuple):
+    """A file, and how many states were written to it."""
+
+    name: str
+    states: int
+
+
+@final
+class SegmentStore(Mapping[int, Any]):
+    """The states in a folder; reading one takes a copy, so that memory holds what is used."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._places: dict[int, tuple[Part, tree.Structure]] = {}
+        self._living: Counter[Part] = Counter()
+        self._forms: dict[tree.Structure, tree.Structure] = {}  # one object for equal ones
+        self._number: int | None = None
+        self._checksums: dict[str, str] = {}  # of files that are surely on the disk
+
+    @classmethod
+    def open(cls, folder: Path, parts: Iterable[Sequence[Any]], hint: Any) -> SegmentStore:
+        """Read where the states are, oldest file first; ValueError if a file is damaged."""
+        shelf = cls(folder)
+        for name, expected, states in parts:
+            part = Part(str(name), int(states))
+            if checksum(folder / part.name) != expected:
+                raise ValueError(f"the checksum of {part.name} does not agree")
+            shelf._checksums[part.name] = expected
+            with safe_open(folder / part.name, "pt") as file:
+                told = json.loads(file.metadata()[_META])
+            forms = [shelf._form(tree_schema.from_json(form, hint)) for form in told["forms"]]
+            for client, form in told["clients"].items():
+                shelf._place(int(client), part, forms[form])
+        return shelf
+
+    @property
+    def parts(self) -> list[Part]:
+        """The files that hold a state which is still the newest, oldest first."""
+        return sorted(self._living)
+
+    def __getitem__(self, client: int) -> Any:
+        part, structure = self._places[client]
+        with safe_open(self.folder / part.name, "pt") as file:
+            # copies: memory that is aligned as in a run that was not interrupted
+            count = len(tree.names(structure))
+            leaves = [file.get_tensor(f"{client}/{i}").clone() for i in range(count)]
+        return tree.unflatten(leaves, structure)
+
+    def __contains__(self, client: object) -> bool:
+        return client in self._places
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(sorted(self._places))
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def put(self, states: Iterable[tuple[int, Any]]) -> None:
+        """Write states, as many to a file as fit; they own their memory."""
+        batch: dict[int, tuple[list[Any], tree.Structure]] = {}
+        size = leaves = 0
+        for client, state in states:
+            batch[client] = tree.flatten(state)
+            size += sum(leaf.nbytes for leaf in batch[client][0])
+            leaves += len(batch[client][0])
+            if size >= PART_BYTES or leaves >= PART_LEAVES or len(batch) >= PART_CLIENTS:
+                self._write(batch)
+                batch, size, leaves = {}, 0, 0
+        if batch:
+            self._write(batch)
+
+    def _write(self, batch: Mapping[int, tuple[list[Any], tree.Structure]]) -> None:
+        forms: dict[tree.Structure, int] = {}
+        members = {
+            client: forms.setdefault(form, len(forms)) for client, (_, form) in batch.items()
+        }
+        tensors = {
+            f"{client}/{i}": leaf
+            for client, (leaves, _) in batch.items()
+            for i, leaf in enumerate(leaves)
+        }
+        told = {"forms": [tree_schema.to_json(form) for form in forms], "clients": members}
+        part = Part(f"part-{self._next():08d}.safetensors", len(batch))
+        self.folder.mkdir(parents=True, exist_ok=True)
+        meta = {_META: json.dumps(told, separators=(",", ":"))}
+        save_file(tensors, self.folder / part.name, meta)
+        for client, (_, form) in batch.items():
+            self._place(client, part, self._form(form))
+
+    def _next(self) -> int:
+        """Return a number that no file has, those that an interrupted run left behind included."""
+        if self._number is None:
+            found = self.folder.glob(_PATTERN)
+            self._number = max((int(path.stem.removeprefix("part-")) for path in found), default=0)
+        self._number += 1
+        return self._number
+
+    def _form(self, structure: tree.Structure) -> tree.Structure:
+        return self._forms.setdefault(structure, structure)
+
+    def _place(self, client: int, part: Part, structure: tree.Structure) -> None:
+        if client in self._places:
+            before = self._places[client][0]
+            self._living[before] -= 1
+            if not self._living[before]:
+                del self._living[before]
+        self._places[client] = part, structure
+        self._living[part] += 1
+
+    def tidy(self) -> None:
+        """Write the living states of stale files anew once most of what is on disk is stale."""
+        if sum(part.states for part in self._living) <= 2 * len(self._places):
+            return
+        stale = {part for part, living in self._living.items() if 2 * living <= part.states}
+        moving = [client for client, (part, _) in self._places.items() if part in stale]
+        self.put((client, self[client]) for client in moving)
+
+    def seal(self) -> list[tuple[str, str, int]]:
+        """Wait until all is on the disk; return what `open` needs: names, checksums, counts."""
+        for part in self._living:
+            if part.name not in self._checksums:
+                path = self.folder / part.name
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
+                self._checksums[part.name] = checksum(path)
+        return [(part.name, self._checksums[part.name], part.states) for part in self.parts]
+
+    def sweep(self) -> None:
+        """Remove the files that hold nothing that is needed."""
+        needed = {part.name for part in self._living}
+        for path in self.folder.glob(_PATTERN):
+            if path.name not in needed:
+                path.unlink()
+                self._checksums.pop(path.name, None)
+
+
+def checksum(*paths: Path) -> str:
+    """Return the checksum of the content of files, one after the other."""
+    value = 0
+    for path in paths:
+        with path.open("rb") as file:
+            while piece := file.read(1 << 20):
+                value = zlib.crc32(piece, value)
+    return f"{value:08x}"
+
+
+def write_synced(path: Path, content: bytes) -> None:
+    """Write a file and wait until it is on the disk."""
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,131 @@
+"""Grids of experiments: every combination of settings and seeds, each in a folder of its own.
+
+The best is chosen by validation rows where there are any: a score on test rows that was used to
+choose is better than what the method will do on rows that nobody has seen.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from parsifl.core.errors import ConfigError
+from parsifl.engine.experiment import Experiment
+from parsifl.engine.run import Run
+from parsifl.engine.summary import MODELS
+
+Grid = Mapping[str, Sequence[Any]]
+Split = Literal["validation", "test"]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One combination of settings, with the folder name of each of its seeds."""
+
+    settings: dict[str, Any]
+
+    @property
+    def label(self) -> str:
+        """The settings in words, fit for a folder name."""
+        return ",".join(f"{name}={value}" for name, value in self.settings.items()) or "default"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the seeds of one point gave: the headline of each run, and its validation scores."""
+
+    point: Point
+    summaries: tuple[dict[str, Any], ...]
+    validation: tuple[dict[str, float], ...] = ()
+
+    def mean(self, model: str, split: Split = "test") -> float | None:
+        """Return the mean score over seeds of the global or the personal model."""
+        if split == "validation":
+            known = [scores[model] for scores in self.validation if model in scores]
+        else:
+            known = [found["mean"] for each in self.summaries if (found := each[model]) is not None]
+        if not known or len(known) < len(self.summaries):
+            return None
+        return math.fsum(known) / len(known)
+
+
+def points(grid: Grid) -> list[Point]:
+    """Return every combination of a grid.
+
+    >>> [point.label for point in points({"lr": [0.1, 0.2], "mu": [1]})]
+    ['lr=0.1,mu=1', 'lr=0.2,mu=1']
+    """
+    for name, values in grid.items():
+        if not values:
+            raise ConfigError(f"the grid gives no value for '{name}'")
+    return [
+        Point(dict(zip(grid, values, strict=True))) for values in itertools.product(*grid.values())
+    ]
+
+
+def experiments(base: Experiment, grid: Grid, seeds: int) -> Iterator[tuple[Point, Experiment]]:
+    """Yield every experiment; all are built (and so checked) before the first one runs."""
+    if seeds < 1:
+        raise ConfigError(f"seeds must be at least 1, got {seeds}")
+    planned = []
+    for point in points(grid):
+        for seed in range(base.seed, base.seed + seeds):
+            settings = {**base.settings, **point.settings}
+            experiment = replace(base, settings=settings, seed=seed)
+            experiment.method()
+            planned.append((point, experiment))
+    return iter(planned)
+
+
+def sweep(
+    base: Experiment,
+    grid: Grid,
+    seeds: int,
+    run: Callable[[Experiment, Path], Run],
+    folder: Path,
+) -> list[Outcome]:
+    """Run the whole grid; `run` resumes a folder that holds a part of its experiment."""
+    found: dict[str, Outcome] = {}
+    for point, experiment in experiments(base, grid, seeds):
+        finished = run(experiment, folder / point.label / f"seed-{experiment.seed}")
+        before = found.get(point.label, Outcome(point, ()))
+        found[point.label] = replace(
+            before,
+            summaries=(*before.summaries, finished.summary()),
+            validation=(*before.validation, _validation(finished)),
+        )
+    return list(found.values())
+
+
+def _validation(run: Run) -> dict[str, float]:
+    """Return the validation score of each model, in the round that its headline comes from."""
+    summary, records = run.summary(), {record["round"]: record for record in run.metrics}
+    scores: dict[str, float] = {}
+    for model in MODELS:
+        record = records.get(summary[f"{model}_round"], {})
+        if "validation" in record.get(model, {}):
+            scores[model] = record[model]["validation"][summary["score"]]["mean"]
+    return scores
+
+
+def chosen_by(outcomes: Sequence[Outcome], model: str) -> Split:
+    """Return which rows the best is chosen by: test rows only where there are no others."""
+    whole = all(outcome.mean(model, "validation") is not None for outcome in outcomes)
+    return "validation" if whole else "test"
+
+
+def best(outcomes: Sequence[Outcome], model: str, maximize: bool) -> Outcome:
+    """Return the outcome with the best mean score of a model, on the rows of `chosen_by`."""
+    if model not in MODELS:
+        raise ConfigError(f"model must be one of {', '.join(MODELS)}, got '{model}'")
+    split = chosen_by(outcomes, model)
+    scored = [(outcome.mean(model, split), outcome) for outcome in outcomes]
+    known = [(score, outcome) for score, outcome in scored if score is not None]
+    if not known:
+        raise ConfigError(f"no run of this sweep has a {model} model; choose the other one")
+    sign = 1.0 if maximize else -1.0
+    return max(known, key=lambda pair: sign * pair[0])[1]

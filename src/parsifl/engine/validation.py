@@ -1,0 +1,102 @@
+"""Mistakes in the arguments of a run are told before any work is done."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from parsifl.core.algorithm import FederatedAlgorithm, lacking
+from parsifl.core.errors import ConfigError
+from parsifl.core.keys import Key
+from parsifl.core.problem import Problem
+from parsifl.data.clients import ClientData
+from parsifl.engine.evaluation import Evaluation
+from parsifl.engine.network_model import NetworkModel
+
+
+def check_parts(algorithm: Any, problem: Any, clients: Any) -> None:
+    """Refuse what is no method, no problem or no data, and say what to write instead."""
+    if not isinstance(algorithm, FederatedAlgorithm):
+        told = repr(algorithm) if isinstance(algorithm, str) else _kind(algorithm)
+        name = algorithm if isinstance(algorithm, str) else "fedavg"
+        raise ConfigError(
+            f"algorithm must be a configured method, got {told}; write parsifl.get({name!r}), "
+            "or run a parsifl.engine.experiment.Experiment, which takes names"
+        )
+    if isinstance(problem, nn.Module):
+        raise ConfigError(
+            f"problem must say what is learned, got the bare module {type(problem).__name__}; "
+            "write parsifl.NeuralProblem(module)"
+        )
+    if isinstance(problem, type) or not isinstance(problem, Problem):
+        missing = lacking(problem, Problem) if hasattr(problem, "loss") else []
+        told = f", which lacks {', '.join(missing)}" if missing else ""
+        raise ConfigError(
+            f"problem must be a parsifl.NeuralProblem or a parsifl.GLM, got {_kind(problem)}{told}"
+        )
+    if not isinstance(clients, ClientData) and (
+        isinstance(clients, str) or not isinstance(clients, Sequence)
+    ):
+        raise ConfigError(
+            "clients must be a list with one (X, y) for each client, or a ClientData (as "
+            f"parsifl.data.prepare returns it), got {_kind(clients)}"
+        )
+
+
+def check_learnable(problem: Problem) -> int:
+    """Refuse a model that has nothing to learn, or whose device is not there; return its bytes."""
+    try:
+        params = problem.init(Key(0))
+    except (RuntimeError, AssertionError) as error:
+        device = getattr(problem, "device", "cpu")
+        if str(device) == "cpu":
+            raise
+        raise ConfigError(f"the device {str(device)!r} cannot be used: {error}") from error
+    if not params:
+        raise ConfigError("the model has no parameters: there is nothing to learn")
+    return sum(value.nbytes for value in params.values())
+
+
+def check_options(options: Mapping[str, Any], evaluation: Any, network: Any, folder: Any) -> None:
+    """Refuse numbers and settings of the wrong kind."""
+    for name, least in (("rounds", 1), ("seed", 0), ("evaluate_every", 0), ("state_limit", 0)):
+        value = options[name]
+        if not _is(value, numbers.Integral) or value < least:
+            raise ConfigError(
+                f"{name} must be a whole number and at least {least}, got {_shown(value)}"
+            )
+    share = options["participation"]
+    if not _is(share, numbers.Real):
+        raise ConfigError(
+            f"participation must be a number above 0 and at most 1, got {_shown(share)}"
+        )
+    progress = options["progress"]
+    if progress is not None and not callable(progress):
+        raise ConfigError(
+            f"progress must be a function that takes the record of a round, got {_kind(progress)}"
+        )
+    for name, given, kind, wanted in (
+        ("evaluation", evaluation, Evaluation, "parsifl.Evaluation(...)"),
+        ("network", network, NetworkModel, "parsifl.Network(...)"),
+        ("folder", folder, (str, Path), "a path"),
+    ):
+        if given is not None and not isinstance(given, kind):
+            raise ConfigError(f"{name} must be {wanted}, got {_kind(given)}")
+
+
+def _is(value: Any, kind: type) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def _shown(value: Any) -> str:
+    return repr(value) if isinstance(value, str | int | float | None) else _kind(value)
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "None"
+    return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"

@@ -1,0 +1,178 @@
+"""Asks clients, and believes only answers that can be true."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+
+from parsifl.core import tree
+from parsifl.core.errors import ParsiflError, WireError
+from parsifl.engine.gather import Arrival
+from parsifl.flower.membership import Membership
+from parsifl.flower.message import Letter
+from parsifl.flower.settings import Deployment
+from parsifl.flower.transport import Kind, Link
+from parsifl.flower.upload_template import Expectations, Expected
+
+_SILENT = "no answer in time"
+NOT_CONNECTED = "not connected"
+_LONGEST_REASON = 500
+_MOST_INFO = 1000
+
+
+@final
+@dataclass(frozen=True)
+class Question:
+    """A letter to a client, and what is needed to understand the answer."""
+
+    letter: Letter
+    down: Any
+    bytes_down: int
+    expected: Expected | None
+    uploads: bool
+
+
+class Collection:
+    """One exchange with several clients."""
+
+    def __init__(
+        self, expectations: Expectations, roster: Membership, link: Link, deployment: Deployment
+    ) -> None:
+        self._expectations, self._roster = expectations, roster
+        self._link, self._deployment = link, deployment
+        self.notes: list[str] = []
+
+    def collect(self, questions: Mapping[int, Question], cohort: int) -> dict[int, Arrival | str]:
+        """Return each client's result, or the reason why it is left out of this round.
+
+        Those who did not answer are asked again while fewer than the quorum have arrived: asking
+        twice is harmless, since every letter names the state to go on from.
+        """
+        self._note_untyped(questions)
+        needed = max(1, math.ceil(self._deployment.quorum * cohort))
+        answers: dict[int, Arrival | str] = {}
+        silent = dict(questions)
+        for _ in range(1 + self._deployment.retries):
+            for client, reply in self._ask("train", silent).items():
+                if isinstance(reply, Letter):
+                    del silent[client]
+                    answers[client] = self._believed(client, questions[client], reply)
+                else:
+                    answers[client] = reply
+            found = answers.values()
+            arrived = sum(isinstance(answer, Arrival) and answer.uploads for answer in found)
+            if arrived >= needed:
+                return answers
+            if not silent:
+                break
+        raise self._shortage(answers, arrived, needed, questions)
+
+    def judge(self, questions: Mapping[int, Question]) -> dict[int, Letter | str]:
+        """Return each client's scores as it sent them, or why there are none."""
+        answers: dict[int, Letter | str] = {}
+        for client, reply in self._ask("judge", questions).items():
+            try:
+                answers[client] = _addressed(questions[client].letter, reply)
+            except (WireError, _Failed) as error:
+                answers[client] = str(error)[:_LONGEST_REASON]
+        return answers
+
+    def _ask(self, kind: Kind, questions: Mapping[int, Question]) -> dict[int, Letter | str]:
+        timeout = self._deployment.timeout
+        self._roster.refresh(timeout)
+        online = self._roster.online()
+        letters = {
+            online[client]: question.letter
+            for client, question in questions.items()
+            if client in online
+        }
+        replies = self._link.ask(kind, letters, timeout) if letters else {}
+        if not letters:
+            self._link.pause(min(timeout, 5.0))
+        return {
+            client: replies.get(online[client], _SILENT) if client in online else NOT_CONNECTED
+            for client in questions
+        }
+
+    def _believed(self, client: int, question: Question, reply: Letter) -> Arrival | str:
+        try:
+            letter = _addressed(question.letter, reply)
+            upload, size = self._upload(question, letter)
+            info = _info(letter.meta.get("info"))
+        except WireError as error:
+            return f"{type(error).__name__}: {error}"[:_LONGEST_REASON]
+        except _Failed as failure:
+            return str(failure)
+        return Arrival(
+            client=client,
+            down=question.down,
+            upload=upload,
+            info=info,
+            bytes_down=question.bytes_down,
+            bytes_up=size,
+            flops=None if question.expected is None else question.expected.flops,
+            uploads=question.uploads,
+        )
+
+    def _upload(self, question: Question, letter: Letter) -> tuple[Any, int]:
+        expected = question.expected
+        nothing = expected is not None and expected.known and expected.template is None
+        if not question.uploads or nothing:
+            if letter.parts:
+                raise WireError("upload: none was asked for")
+            return None, 0
+        if letter.parts.keys() != {"upload"} or expected is None:
+            raise WireError(f"upload: expected one part, got {len(letter.parts)}")
+        data = letter.parts["upload"]
+        # a copy: memory that is aligned as in a run in one process gives the same bits
+        return tree.map(_copy, self._expectations.read(data, expected)), len(data)
+
+    def _note_untyped(self, questions: Mapping[int, Question]) -> None:
+        notes = {q.expected.note for q in questions.values() if q.expected and q.expected.note}
+        self.notes += sorted(notes)
+
+    def _shortage(
+        self,
+        answers: Mapping[int, Arrival | str],
+        arrived: int,
+        needed: int,
+        questions: Mapping[int, Question],
+    ) -> ParsiflError:
+        round = next(iter(questions.values())).letter.meta["round"] + 1
+        reasons = [f"client {c}: {a}" for c, a in sorted(answers.items()) if isinstance(a, str)]
+        return ParsiflError(
+            f"round {round}: {arrived} uploads arrived and {needed} are needed; nothing is lost, "
+            "the run can be resumed (deployment.resume=true)\n  " + "\n  ".join(reasons[:20])
+        )
+
+
+class _Failed(Exception):
+    """A client says itself that its work failed."""
+
+
+def _addressed(sent: Letter, reply: Letter | str) -> Letter:
+    """Return a reply that answers this very letter."""
+    if isinstance(reply, str):
+        raise WireError(reply)
+    if "error" in reply.meta:
+        raise _Failed(str(reply.meta["error"])[:_LONGEST_REASON])
+    for name, kind in (("client", int), ("round", int), ("experiment", str)):
+        found, wanted = reply.get(name, kind), sent.meta[name]
+        if found != wanted:
+            raise WireError(f"{name}: an answer for {found!r:.40}, not {wanted!r}")
+    return reply
+
+
+def _info(value: Any) -> dict[str, float]:
+    good = isinstance(value, dict) and len(value) <= _MOST_INFO
+    if not good or not all(type(v) is float and math.isfinite(v) for v in value.values()):
+        raise WireError("info: expected finite numbers by name")
+    return dict(value)
+
+
+def _copy(leaf: Any) -> Any:
+    return leaf.clone(memory_format=torch.contiguous_format)

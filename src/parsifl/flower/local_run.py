@@ -1,0 +1,137 @@
+"""A whole experiment on Flower on this machine: what `parsifl run --engine flower` does."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, final
+
+from parsifl.core.algorithm import message_types, require
+from parsifl.core.errors import ConfigError, ParsiflError
+from parsifl.data.download import FOLDER_VARIABLE
+from parsifl.engine import checkpoint
+from parsifl.engine.experiment import Experiment, problem_for
+from parsifl.engine.run_dir import Record, read_metrics
+from parsifl.engine.summary import headline
+from parsifl.flower.app_template import PARTITION, write_app
+from parsifl.flower.cluster import Cluster
+from parsifl.flower.server import check_free
+from parsifl.flower.settings import DONE_FILE, ERROR_FILE, Deployment, clear, to_config
+
+_POLL = 0.5
+_STATUS_SECONDS = 30.0
+
+
+@final
+@dataclass(frozen=True)
+class FlowerRun:
+    """A finished run on Flower.
+
+    Attributes
+    ----------
+    metrics
+        A record for every round.
+    server
+        The server's last state.
+    """
+
+    experiment: Experiment
+    folder: Path
+    metrics: list[Record]
+    server: Any
+    score: str
+    maximize: bool
+
+    def summary(self) -> dict[str, Any]:
+        """Return the headline numbers, from the round that the evaluation selects."""
+        return headline(self.metrics, self.score, self.maximize, self.experiment.evaluation)
+
+
+def run_on_flower(
+    experiment: Experiment,
+    folder: str | Path,
+    *,
+    resume: bool = False,
+    secure: bool = True,
+    simulation: bool = False,
+    deployment: Deployment | None = None,
+    data_dir: str | Path | None = None,
+    progress: Callable[[Record], None] | None = None,
+) -> FlowerRun:
+    """Run an experiment on Flower with every process on this machine, over loopback.
+
+    Parameters
+    ----------
+    folder
+        The run folder; logs, keys and client state are in its subfolder `flower`.
+    secure
+        TLS and authenticated nodes.
+    simulation
+        Flower's simulation runtime (Ray) instead of a SuperLink with SuperNodes.
+    deployment
+        Quorum and time limits; `out` and `resume` are set here.
+    data_dir
+        Where the data set is, for this process and for the nodes.
+    """
+    out = Path(folder).resolve()
+    check_free(out, resume=resume)
+    if simulation and find_spec("ray") is None:
+        raise ConfigError(
+            "Flower's simulation runtime needs Ray, which is not installed; install the extra: "
+            "parsifl[flower-sim]"
+        )
+    data = experiment.load(data_dir)
+    chosen = replace(experiment, clients=len(data))
+    # mistakes show here, before anything is started
+    problem = problem_for(chosen.model, data)
+    require(chosen.method(), problem)
+    plan = replace(deployment or Deployment(), out=str(out), resume=resume)
+    place = out / "flower"
+    app = place / "app"
+    shutil.rmtree(app, ignore_errors=True)
+    write_app(app, PARTITION, to_config(chosen, plan), "trial")
+    clear(out)
+    variables = {} if data_dir is None else {FOLDER_VARIABLE: str(Path(data_dir).resolve())}
+    with Cluster(
+        place, len(data), secure=secure, simulation=simulation, variables=variables
+    ) as cluster:
+        run = cluster.submit(app)
+        follow(cluster, run, out, progress)
+    found = checkpoint.load(out / "checkpoint", message_types(chosen.method()))
+    server = None if found is None else found.server
+    metrics = read_metrics(out)
+    return FlowerRun(chosen, out, metrics, server, problem.primary_metric, problem.higher_is_better)
+
+
+def follow(
+    cluster: Cluster,
+    run: str,
+    out: Path,
+    progress: Callable[[Record], None] | None = None,
+) -> None:
+    """Wait for a run, reporting its rounds; raise ParsiflError if it fails.
+
+    The run folder is looked at, not Flower: asking Flower costs seconds of computing each time.
+    """
+    told, asked = 0, time.monotonic()
+    while True:
+        finished = (out / DONE_FILE).exists()  # looked for first: then all records are there
+        records = read_metrics(out)
+        if progress is not None:
+            for record in records[told:]:
+                progress(record)
+        told = len(records)
+        if (out / ERROR_FILE).exists():
+            raise ParsiflError((out / ERROR_FILE).read_text().strip())
+        if finished:
+            return
+        if time.monotonic() - asked > _STATUS_SECONDS:
+            status, asked = cluster.status(run), time.monotonic()
+            if status.startswith("finished") and not (out / DONE_FILE).exists():
+                tail = cluster.log_tail("superlink")
+                raise ParsiflError(f"the run is {status}; it can be resumed. The log:\n{tail}")
+        time.sleep(_POLL)

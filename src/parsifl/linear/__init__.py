@@ -1,0 +1,1 @@
+"""Generalized linear models, dense or CSR, and sparsity constraints."""

@@ -1,0 +1,143 @@
+r"""How far predictions are from targets: losses with their slopes and curvatures.
+
+With the linear predictor :math:`u = z^\top x`:
+
+=============  ============================================  ==================
+squared        :math:`(u - y)^2`, as in Fed-HT               regression
+squared-half   :math:`\frac12 (u - y)^2`, as in FedGradMP    regression
+logistic       :math:`\log(1 + e^{-s u})`, s = +1 or -1      two classes
+softmax        :math:`\log \sum_c e^{u_c} - u_y`             many classes
+=============  ============================================  ==================
+
+The logistic loss has the sign that makes sense; the Fed-HT paper prints the other one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from parsifl.core.errors import ConfigError, DataError, unknown
+
+
+@dataclass(frozen=True)
+class Datafit:
+    """A loss of the linear predictor, row by row.
+
+    Attributes
+    ----------
+    loss, slope, curvature
+        The loss, its gradient and its Hessian in the predictor u: of shape [n] for [n]; for
+        [n, c] the Hessian is [n, c, c].
+    smoothness
+        The largest curvature that can occur.
+    classes
+        Whether targets are labels.
+    quadratic
+        Whether least squares solves it.
+    """
+
+    name: str
+    loss: Callable[[Tensor, Tensor], Tensor]
+    slope: Callable[[Tensor, Tensor], Tensor]
+    curvature: Callable[[Tensor], Tensor]
+    smoothness: float
+    classes: bool = False
+    quadratic: bool = False
+
+
+def signs(y: Tensor, like: Tensor) -> Tensor:
+    """Return labels 0/1 (or -1/+1) as -1 and +1.
+
+    >>> signs(torch.tensor([0, 1]), torch.zeros(1)).tolist()
+    [-1.0, 1.0]
+    """
+    return 2 * (y > 0).to(like.dtype) - 1
+
+
+def _logistic_loss(u: Tensor, y: Tensor) -> Tensor:
+    # torch's own threshold of 20 would be wrong by 2e-9, which float64 can see
+    return functional.softplus(-signs(y, u) * u, threshold=50.0)
+
+
+def _logistic_slope(u: Tensor, y: Tensor) -> Tensor:
+    s = signs(y, u)
+    return -s * torch.sigmoid(-s * u)
+
+
+def _logistic_curvature(u: Tensor) -> Tensor:
+    return torch.sigmoid(u) * torch.sigmoid(-u)
+
+
+def _softmax_loss(u: Tensor, y: Tensor) -> Tensor:
+    return torch.logsumexp(u, -1) - u.gather(-1, y[..., None].long())[..., 0]
+
+
+def _softmax_slope(u: Tensor, y: Tensor) -> Tensor:
+    hot = functional.one_hot(y.long(), u.shape[-1])
+    return torch.softmax(u, -1) - hot.to(u.dtype)
+
+
+def _softmax_curvature(u: Tensor) -> Tensor:
+    p = torch.softmax(u, -1)
+    return torch.diag_embed(p) - p[..., :, None] * p[..., None, :]
+
+
+SQUARED = Datafit(
+    "squared",
+    lambda u, y: (u - y).square(),
+    lambda u, y: 2 * (u - y),
+    lambda u: torch.full_like(u, 2.0),
+    2.0,
+    quadratic=True,
+)
+SQUARED_HALF = Datafit(
+    "squared-half",
+    lambda u, y: (u - y).square() / 2,
+    lambda u, y: u - y,
+    torch.ones_like,
+    1.0,
+    quadratic=True,
+)
+LOGISTIC = Datafit(
+    "logistic", _logistic_loss, _logistic_slope, _logistic_curvature, 0.25, classes=True
+)
+SOFTMAX = Datafit("softmax", _softmax_loss, _softmax_slope, _softmax_curvature, 0.5, classes=True)
+DATAFITS = {fit.name: fit for fit in (SQUARED, SQUARED_HALF, LOGISTIC, SOFTMAX)}
+
+
+def check_targets(fit: Datafit, y: Tensor, classes: int | None) -> None:
+    """Refuse targets that the loss cannot read: numbers that are not finite, labels of no class.
+
+    >>> check_targets(LOGISTIC, torch.tensor([0, 1, 1]), None)
+    """
+    if y.ndim != 1:
+        raise DataError(f"{fit.name} needs one target a row, got targets of shape {list(y.shape)}")
+    if y.is_floating_point() and not bool(torch.isfinite(y).all()):
+        raise DataError("a target is NaN or infinite; leave such rows out")
+    if not fit.classes:
+        return
+    labels = torch.unique(y).tolist()
+    if fit.name == "logistic":
+        allowed = set(labels) <= {0, 1} or set(labels) <= {-1, 1}
+        wanted = "labels 0 and 1, or -1 and +1"
+    else:
+        allowed = all(label == int(label) and 0 <= label < (classes or 0) for label in labels)
+        wanted = f"labels 0 .. {(classes or 0) - 1}"
+    if not allowed:
+        few = ", ".join(f"{label:g}" for label in labels[:5])
+        raise DataError(
+            f"{fit.name} needs {wanted}, got {len(labels)} distinct targets ({few}"
+            f"{' ...' if len(labels) > 5 else ''}); recode them, or use a squared loss for numbers"
+        )
+
+
+def find(name: str) -> Datafit:
+    """Return a datafit by name."""
+    if name not in DATAFITS:
+        raise ConfigError(unknown("datafit", str(name), DATAFITS))
+    return DATAFITS[name]

@@ -1,0 +1,313 @@
+"""Generalised linear models: a datafit times a design matrix, dense or CSR."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from numbers import Real
+from typing import Any, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from parsifl.core.batching import Batch, Batches, Rows
+from parsifl.core.errors import ConfigError, DataError
+from parsifl.core.keys import Key
+from parsifl.core.problem import Params, Restricted, Selection
+from parsifl.linear import datafits
+from parsifl.linear.csr_batches import Compacted, compacted
+from parsifl.linear.design import CsrDesign
+from parsifl.linear.predictor import Predictor
+
+NAME = "coef"
+
+
+@final
+class GLM:
+    r"""A linear predictor with a convex loss; coefficients start at zero.
+
+    .. math:: f_i(x) = \frac{1}{n_i} \sum_j \ell(z_j^\top x, y_j) + \frac{\lambda}{2} \|x\|_2^2
+
+    The one parameter is "coef", of shape [d], or [classes, d] for softmax. It is float64 unless
+    told otherwise.
+
+    Parameters
+    ----------
+    features
+        The number of columns of the design matrix.
+    datafit
+        "squared" (Fed-HT's scaling, no 1/2), "squared-half" (FedGradMP's), "logistic" (labels 0
+        and 1, or -1 and +1) or "softmax" (labels 0 .. classes - 1).
+    classes
+        How many classes softmax tells apart.
+    l2
+        The strength lambda; an intercept is not penalised.
+    intercept
+        Adds a last coefficient that multiplies 1.
+    keep
+        Coefficients that no method may set to zero (an intercept is among them anyway).
+    dictionary
+        Atoms as columns [features, d]: the coefficients then belong to the atoms, x = Psi a.
+    weighted
+        The target has a second column, the weight of the row (1 on average over all clients).
+
+    Examples
+    --------
+    >>> GLM(3, "softmax", classes=2).init(Key(0))["coef"].shape
+    torch.Size([2, 3])
+    """
+
+    def __init__(
+        self,
+        features: int,
+        datafit: str = "squared",
+        *,
+        classes: int | None = None,
+        l2: float = 0.0,
+        intercept: bool = False,
+        keep: Sequence[int] = (),
+        dictionary: Tensor | NDArray[Any] | None = None,
+        weighted: bool = False,
+        dtype: torch.dtype = torch.float64,
+    ) -> None:
+        self.datafit = datafits.find(datafit)
+        atoms = None if dictionary is None else torch.as_tensor(dictionary)
+        self._check(features, classes, l2, atoms)
+        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+            raise ConfigError(f"dtype must be torch.float64 or torch.float32, got {dtype!r}")
+        self.features, self.classes, self.l2 = features, classes, float(l2)
+        self.intercept, self.weighted, self.dtype = intercept, weighted, dtype
+        self._psi = None if atoms is None else atoms.to(dtype)
+        self._predictor = Predictor(features, intercept, self._psi)
+        self._keep = _checked_keep(keep, self.width - intercept)
+
+    def _check(self, features: Any, classes: Any, l2: Any, dictionary: Tensor | None) -> None:
+        if not _is_count(features):
+            raise ConfigError(f"features must be a number of at least 1, got {features!r}")
+        number = isinstance(l2, Real) and not isinstance(l2, bool)
+        if not number or not 0 <= l2 < float("inf"):
+            raise ConfigError(f"l2 must be finite and at least 0, got {l2!r}")
+        if self.datafit.name == "softmax" and not (_is_count(classes) and classes > 1):
+            raise ConfigError(f"softmax needs classes= of at least 2, got {classes!r}")
+        if self.datafit.name != "softmax" and classes not in (None, 2):
+            raise ConfigError(f"{self.datafit.name} cannot tell {classes} classes; use softmax")
+        if dictionary is not None and (dictionary.ndim != 2 or len(dictionary) != features):
+            raise ConfigError(
+                f"the dictionary has shape {list(dictionary.shape)}, but there are {features} "
+                "features: it needs as many rows"
+            )
+
+    def __repr__(self) -> str:
+        """Tell problems apart (their dictionaries by a sum of their entries)."""
+        atoms = None if self._psi is None else (tuple(self._psi.shape), float(self._psi.sum()))
+        return (
+            f"GLM({self.features}, {self.datafit.name!r}, classes={self.classes}, l2={self.l2}, "
+            f"intercept={self.intercept}, keep={self._keep}, dictionary={atoms}, "
+            f"weighted={self.weighted}, dtype={self.dtype})"
+        )
+
+    @property
+    def name(self) -> str:
+        """The name of the coefficient tensor."""
+        return NAME
+
+    @property
+    def width(self) -> int:
+        """The number of coefficients (of each class)."""
+        return self._predictor.width
+
+    @property
+    def dictionary(self) -> Tensor | None:
+        """The atoms as columns; None for plain coordinates."""
+        return self._psi
+
+    @cached_property
+    def gram(self) -> Tensor | None:
+        """The inner products of the atoms, an intercept being one of its own."""
+        if self._psi is None:
+            return None
+        inner = torch.eye(self.width, dtype=self.dtype)
+        atoms = self._psi.shape[1]
+        inner[:atoms, :atoms] = self._psi.mT @ self._psi
+        return inner
+
+    @property
+    def primary_metric(self) -> str:
+        """The metric that is reported first."""
+        return "accuracy" if self.datafit.classes else "mse"
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Accuracy is to be large, the squared error small."""
+        return self.datafit.classes
+
+    @property
+    def supports_vmap(self) -> bool:
+        """Dense designs run many clients at once; a CSR design keeps its clients in the loop."""
+        return True
+
+    @property
+    def uses_batch_statistics(self) -> bool:
+        """Predictions depend on their own row alone."""
+        return False
+
+    @cached_property
+    def unpenalized(self) -> Mapping[str, tuple[int, ...]]:
+        """The coefficients that sparsity must leave alone."""
+        last = (self.width - 1,) if self.intercept else ()
+        return {NAME: (*self._keep, *last)}
+
+    @cached_property
+    def _ridge(self) -> Tensor:
+        strength = torch.full((self.width,), self.l2, dtype=self.dtype)
+        if self.intercept:
+            strength[-1] = 0.0
+        return strength
+
+    def init(self, key: Key) -> Params:  # noqa: ARG002 - the same for every seed
+        """Return zeros."""
+        shape = (self.width,) if self._single else (self.classes or 0, self.width)
+        return {NAME: torch.zeros(shape, dtype=self.dtype)}
+
+    @property
+    def _single(self) -> bool:
+        return self.datafit.name != "softmax"
+
+    def predict(self, params: Params, x: Any) -> Tensor:
+        """Return the linear predictor of each row: the value, the log-odds, or the logits."""
+        return self._predictor.apply(x, params[NAME])
+
+    def loss(self, params: Params, batch: Batch) -> Tensor:
+        """Return the weighted mean loss of a batch plus the l2 term."""
+        y, importance = self._targets(batch.y)
+        losses = self.datafit.loss(self.predict(params, batch.x), y)
+        fit = (losses * importance * batch.weight).sum() / batch.weight.sum().clamp(min=1)
+        return fit + (self._ridge * params[NAME].square()).sum() / 2 if self.l2 else fit
+
+    def _targets(self, y: Tensor) -> tuple[Tensor, Tensor | float]:
+        return (y[..., 0], y[..., 1]) if self.weighted else (y, 1.0)
+
+    def check_targets(self, y: Tensor) -> None:
+        """Refuse targets of the wrong form before anything is trained on them."""
+        if not self.weighted:
+            return datafits.check_targets(self.datafit, y, self.classes)
+        if y.ndim != 2 or y.shape[1] != 2:
+            raise DataError(f"a target and a weight a row are needed, got shape {list(y.shape)}")
+        if not bool((torch.isfinite(y[:, 1]) & (y[:, 1] >= 0)).all()):
+            raise DataError("a row has a weight that is negative or not finite")
+        return datafits.check_targets(self.datafit, y[:, 0], self.classes)
+
+    def metrics(self, params: Params, rows: Rows) -> dict[str, Tensor]:
+        """Return squared errors, or accuracy and loss, of each row."""
+        u = self.predict(params, rows.x)
+        y, _ = self._targets(rows.y)
+        if not self.datafit.classes:
+            return {"mse": (u - y).square()}
+        right = (u > 0) == (y > 0) if self._single else u.argmax(-1) == y
+        return {"accuracy": right.to(u.dtype), "loss": self.datafit.loss(u, y)}
+
+    def compact(self, batches: Batches, coefficients: Tensor) -> GLMSteps | None:
+        """Return SGD steps on the columns that CSR batches or the coefficients touch.
+
+        None where there is nothing to gain (a dense design, or a dictionary).
+        """
+        if not isinstance(batches.x, CsrDesign) or self._psi is not None:
+            return None
+        used = coefficients[..., : self.features].numpy() != 0
+        small = compacted(batches, used if self._single else used.any(0))
+        positions = small.columns
+        if self.intercept:
+            positions = torch.cat([positions, torch.tensor([self.features])])
+        ridge = self._ridge[positions] if self.l2 else self._ridge[:0]
+        whole = Selection(batches.x, batches.y, batches.index, batches.weight)
+        return GLMSteps(self, small, positions, ridge, *self._shares(whole))
+
+    def predictions(self, coefficients: Tensor, data: Selection) -> Tensor:
+        """Return the linear predictor u of the selected rows."""
+        return self._predictor.chosen(data.x, data.rows, coefficients)
+
+    def gradients(self, coefficients: Tensor, data: Selection, u: Tensor) -> Tensor:
+        """Return the gradients of the mean losses over the selected rows, l2 term included."""
+        targets, share = self._shares(data)
+        slope = self.datafit.slope(u, targets)
+        slope = slope * (share if self._single else share[..., None])
+        pulled = self._predictor.pull(data.x, data.rows, slope.to(self.dtype))
+        return pulled + self._ridge * coefficients if self.l2 else pulled
+
+    def _shares(self, data: Selection) -> tuple[Tensor, Tensor]:
+        y, importance = self._targets(data.targets)
+        return y, (data.share * importance if self.weighted else data.share).to(self.dtype)
+
+    def restrict(
+        self,
+        coefficients: Tensor,
+        data: Selection,
+        index: Tensor,
+        valid: Tensor,
+        u: Tensor | None = None,
+    ) -> Restricted:
+        """Return the mean losses over the selected rows in the coefficients at `index`."""
+        targets, weight = self._shares(data)
+        columns = self._predictor.columns(data.x, data.rows, index)
+        start = coefficients.gather(-1, index)
+        if not bool(valid.all()):
+            columns.mT.numpy()[~valid.numpy()] = 0.0
+            start *= valid
+        return Restricted(
+            columns=columns,
+            targets=targets,
+            weight=weight,
+            rows=data.count,
+            ridge=self._ridge[index] if self.l2 else torch.zeros_like(start),
+            start=start,
+            loss=self.datafit.loss,
+            slope=self.datafit.slope,
+            curvature=self.datafit.curvature,
+            scale=self.datafit.smoothness if self.datafit.quadratic else None,
+            u=u,
+        )
+
+
+@dataclass(frozen=True)
+class GLMSteps:
+    """Gradients of CSR mini-batches in the coefficients at `positions` (see `GLM.compact`)."""
+
+    problem: GLM
+    data: Compacted
+    positions: Tensor
+    ridge: Tensor
+    targets: Tensor
+    shares: Tensor
+
+    def gradient(self, coefficients: Tensor, step: int) -> Tensor:
+        """Return the gradient of the loss of one mini-batch."""
+        rows, intercept = self.data.step(step), self.problem.intercept
+        u = rows.product(coefficients[..., :-1] if intercept else coefficients)
+        u = u + coefficients[..., -1] if intercept else u
+        share = self.shares[step]
+        slope = self.problem.datafit.slope(u, self.targets[step])
+        slope = slope * (share if u.ndim == 1 else share[:, None])
+        back = rows.adjoint(slope)
+        if intercept:
+            back = torch.cat([back, slope.sum(0)[..., None]], dim=-1)
+        return back + self.ridge * coefficients if self.problem.l2 else back
+
+
+def _checked_keep(keep: Sequence[int], width: int) -> tuple[int, ...]:
+    try:
+        places = sorted({operator.index(position) for position in keep})
+    except TypeError:
+        raise ConfigError(f"keep must list positions of coefficients, got {keep!r}") from None
+    outside = [position for position in places if not 0 <= position < width]
+    if outside:
+        raise ConfigError(f"keep names coefficient {outside[0]}, but there are 0 .. {width - 1}")
+    return tuple(places)
+
+
+def _is_count(value: Any) -> bool:
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    return bool(whole and value >= 1)

@@ -1,0 +1,118 @@
+"""The sparsity settings of a method, and the projection that they stand for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from parsifl.core.config import Count, Fraction
+from parsifl.core.errors import ConfigError
+from parsifl.core.problem import Params, Problem
+from parsifl.linear.sparsity.coordinates import largest, marked
+from parsifl.linear.sparsity.groups import Groups, labels, largest_groups
+
+Scope = Literal["all", "layer", "row"]
+Select = Callable[[Tensor, int], Tensor]
+
+
+@dataclass(frozen=True)
+class Sparsity:
+    """How many coefficients may differ from zero.
+
+    Parameters
+    ----------
+    tau, density
+        The number of coefficients that are kept, or their fraction (used instead if given). A
+        number beyond the dimension keeps all of them.
+        Coefficients that the problem always keeps (an intercept) come on top.
+    scope
+        Over what the largest are taken: "all" parameters at once, each "layer" (parameter
+        tensor), or each "row" of it (for softmax: each class).
+    spare_vectors
+        Leaves parameters with fewer than two axes (biases, norms) dense.
+    groups
+        Group sparsity: the length of contiguous groups or the group number of each coefficient
+        of a row; `tau` then counts groups, each judged by its Euclidean norm.
+    """
+
+    tau: Count = 10
+    density: Fraction | None = None
+    scope: Scope = "all"
+    spare_vectors: bool = False
+    groups: Groups | None = None
+
+    def count(self, size: int, multiple: int = 1) -> int:
+        """Return how many of `size` entries are kept, or so many times as many."""
+        number = self.tau if self.density is None else math.ceil(self.density * size)
+        return min(number * multiple, size)
+
+    def project(self, problem: Problem, params: Params) -> Params:
+        """Return the nearest parameters that are sparse in this sense."""
+        names = [n for n, value in params.items() if not (self.spare_vectors and value.ndim < 2)]
+        if self.scope == "all" and len(names) > 1:
+            masks = self._joint_masks(problem, {name: params[name] for name in names})
+        else:
+            always = kept_places(problem)
+            masks = {name: self.mask(params[name], always.get(name, ())) for name in names}
+        return {
+            name: torch.where(masks[name], value, 0.0) if name in masks else value
+            for name, value in params.items()
+        }
+
+    def _joint_masks(self, problem: Problem, params: Params) -> Params:
+        if kept_places(problem) or self.groups is not None:
+            raise ConfigError("groups and always-kept coefficients need scope='layer' or 'row'")
+        flat = torch.cat([value.flatten() for value in params.values()])
+        chosen = largest(flat, self.count(flat.shape[0]))
+        parts = torch.split(chosen, [value.numel() for value in params.values()])
+        pairs = zip(params.items(), parts, strict=True)
+        return {name: part.reshape(value.shape) for (name, value), part in pairs}
+
+    def mask(
+        self,
+        value: Tensor,
+        always: tuple[int, ...] = (),
+        *,
+        lead: int = 0,
+        multiple: int = 1,
+        select: Select = largest,
+    ) -> Tensor:
+        """Mark the entries of one parameter that are kept.
+
+        Parameters
+        ----------
+        always
+            Positions along the last axis that are kept in any case.
+        lead
+            How many leading axes are clients, each with a selection of its own.
+        multiple
+            Marks so many times the number of entries that may differ from zero.
+        select
+            `largest`, or outside of vmap the faster `largest_now`.
+        """
+        rows = value if self.scope == "row" or value.ndim == lead + 1 else value.flatten(lead)
+        if not always:
+            return self._largest(rows, 0, multiple, select).reshape(value.shape)
+        kept = marked(always, value.shape[-1]).expand(value.shape).reshape(rows.shape)
+        exempted = len(always) * (rows.shape[-1] // value.shape[-1])
+        chosen = self._largest(torch.where(kept, 0.0, rows), exempted, multiple, select)
+        return (chosen | kept).reshape(value.shape)
+
+    def _largest(self, rows: Tensor, exempted: int, multiple: int, select: Select) -> Tensor:
+        width = rows.shape[-1]
+        if self.groups is None:
+            return select(rows, self.count(width - exempted, multiple))
+        number = labels(self.groups, width).to(rows.device)
+        return largest_groups(rows, self.count(int(number.max()) + 1, multiple), number)
+
+
+def kept_places(problem: Problem) -> Mapping[str, tuple[int, ...]]:
+    """Return the coefficients that the problem exempts from sparsity, by parameter."""
+    # isinstance(problem, Selective) would ask the same, a hundred times slower
+    kept: Mapping[str, tuple[int, ...]] = getattr(problem, "kept", {})
+    return {name: places for name, places in kept.items() if places}

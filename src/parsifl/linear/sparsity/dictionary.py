@@ -1,0 +1,103 @@
+r"""Dictionaries: atoms of which few make up the model, :math:`x = \Psi a`.
+
+Coefficients live in the space of atoms. Candidates are chosen by :math:`|a_j| \|\psi_j\|` (or by
+the correlations :math:`|\psi_j^\top w|`, which is what a gradient in `a` holds for unit atoms);
+what is cut away is projected back by least squares on the atoms that stay.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from parsifl.core.errors import ConfigError
+from parsifl.core.keys import Key
+from parsifl.core.tracing import is_transformed
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A dictionary that travels as a seed: everybody draws the same atoms.
+
+    >>> Recipe("orthonormal", 4, 4, seed=1).draw().shape
+    torch.Size([4, 4])
+    """
+
+    kind: Literal["orthonormal", "gaussian"]
+    features: int
+    atoms: int
+    seed: int = 0
+
+    def draw(self, dtype: torch.dtype = torch.float64) -> Tensor:
+        """Return the atoms as unit columns [features, atoms]."""
+        if self.kind == "orthonormal":
+            return orthonormal(self.features, self.atoms, self.seed).to(dtype)
+        return gaussian(self.features, self.atoms, self.seed).to(dtype)
+
+
+def gaussian(features: int, atoms: int, seed: int = 0) -> Tensor:
+    """Draw atoms uniformly from the unit sphere."""
+    draw = Key(seed, purpose="dictionary/gaussian").numpy_generator()
+    return unit_columns(torch.from_numpy(draw.standard_normal((features, atoms))))
+
+
+def orthonormal(features: int, atoms: int, seed: int = 0) -> Tensor:
+    """Draw orthonormal atoms; there can be no more than features."""
+    if atoms > features:
+        raise ConfigError(f"{atoms} atoms in {features} dimensions cannot be orthonormal")
+    draw = Key(seed, purpose="dictionary/orthonormal").numpy_generator()
+    basis: Tensor = torch.linalg.qr(torch.from_numpy(draw.standard_normal((features, atoms))))[0]
+    return basis
+
+
+def unit_columns(matrix: Tensor) -> Tensor:
+    """Scale each atom to length 1; a zero atom is refused."""
+    sizes = torch.linalg.vector_norm(matrix, dim=0)
+    if not bool((sizes > 0).all()):
+        raise ConfigError("a dictionary has an atom that is zero; leave it out")
+    scaled: Tensor = matrix / sizes
+    return scaled
+
+
+def project(gram: Tensor, coefficients: Tensor, chosen: Tensor) -> Tensor:
+    r"""Return the coefficients of :math:`P_\Lambda(\Psi a)` for the atoms Lambda that are chosen.
+
+    Least squares on the chosen atoms through the Gram matrix :math:`\Psi^\top \Psi`, which is
+    small where features are many. Coefficients are along the last axis; it runs under vmap.
+    """
+    mask = chosen.to(gram.dtype)
+    system = gram * mask[..., :, None] * mask[..., None, :] + torch.diag_embed(1 - mask)
+    right = (coefficients @ gram) * mask
+    found, failed = torch.linalg.solve_ex(system, right[..., None])
+    if not is_transformed() and bool(failed.any()):  # atoms that repeat: the shortest solution
+        found = torch.linalg.pinv(system, hermitian=True) @ right[..., None]
+    solution: Tensor = found[..., 0] * mask
+    return solution
+
+
+def pursue(gram: Tensor, coefficients: Tensor, count: int, always: tuple[int, ...] = ()) -> Tensor:
+    r"""Approximate :math:`\Psi a` by `count` atoms: orthogonal matching pursuit through the Gram.
+
+    Atoms that are alike (frames of a film) may have large coefficients that cancel, so that the
+    largest ones need not be the best to keep; this takes what explains most of what is left.
+
+    >>> gram = torch.tensor([[1.0, 0.99, 0.0], [0.99, 1.0, 0.0], [0.0, 0.0, 1.0]])
+    >>> pursue(gram, torch.tensor([5.0, -4.9, 1.0]), 1).round(decimals=2).tolist()
+    [0.0, 0.0, 1.0]
+    """
+    chosen = torch.zeros_like(coefficients, dtype=torch.bool)
+    chosen[..., list(always)] = True
+    found = project(gram, coefficients, chosen) if always else torch.zeros_like(coefficients)
+    for _ in range(min(count, gram.shape[0] - len(always))):
+        left = ((coefficients - found) @ gram / lengths(gram)).abs().masked_fill(chosen, -1.0)
+        chosen = chosen.scatter(-1, left.argmax(-1, keepdim=True), True)
+        found = project(gram, coefficients, chosen)
+    return found
+
+
+def lengths(gram: Tensor) -> Tensor:
+    """Return the lengths of the atoms."""
+    return gram.diagonal(dim1=-2, dim2=-1).sqrt()

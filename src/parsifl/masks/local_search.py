@@ -1,0 +1,132 @@
+"""Local search: move devices of equal mask to another set of layers while the objective falls."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parsifl.masks.feasible_sets import Catalogue, Group, groups_of
+from parsifl.masks.instance import Floats, Instance, Masks, Objective, value
+
+_CHUNK = 3_000_000  # numbers that are looked at together
+_LARGEST_POOL = 60  # maximal sets tried per budget
+_WORK = 500_000  # numbers looked at per move: with many different devices fewer sets are tried
+
+
+def improve(
+    instance: Instance,
+    masks: Masks,
+    objective: Objective,
+    catalogue: Catalogue,
+    deadline: float,
+) -> Masks:
+    """Return masks that are at least as good; stops at a local optimum or at the deadline."""
+    groups = groups_of(instance)
+    design = _Design(instance, objective, groups, masks)
+    pools = [_pool(catalogue, group) for group in groups]
+    improved = True
+    while improved and time.perf_counter() < deadline:
+        improved = False
+        design.merge()
+        for row in np.argsort(-design.count, kind="stable"):
+            if time.perf_counter() < deadline:
+                improved |= design.move(int(row), pools[int(design.group[row])])
+    found = design.expand(masks)
+    better = value(instance, found, objective) < value(instance, masks, objective)
+    return found if better and instance.broken(found) is None else masks
+
+
+def _pool(catalogue: Catalogue, group: Group) -> Masks:
+    sets = catalogue.maximal(group.limit)
+    best = np.argsort(-(sets @ catalogue.instance.sizes), kind="stable")[:_LARGEST_POOL]
+    return sets[best]
+
+
+class _Design:
+    """Masks, held once per (group, mask) with the number of devices that use each."""
+
+    def __init__(
+        self, instance: Instance, objective: Objective, groups: Sequence[Group], masks: Masks
+    ) -> None:
+        self.instance, self.objective, self.groups = instance, objective, groups
+        self.needed = instance.trainable()
+        self.group: NDArray[np.intp] = np.repeat(
+            np.arange(len(groups)), [len(group.members) for group in groups]
+        )
+        self.sets: Masks = np.concatenate([masks[group.members] for group in groups])
+        self.count: Floats = np.ones(len(self.sets))
+
+    def merge(self) -> None:
+        """Join equal rows and forget unused ones."""
+        used = self.count > 0
+        table = np.concatenate([self.group[used, None], self.sets[used].astype(int)], axis=1)
+        rows, where = np.unique(table, axis=0, return_inverse=True)
+        self.count = np.bincount(where.ravel(), weights=self.count[used]).astype(np.float64)
+        self.group, self.sets = rows[:, 0], rows[:, 1:].astype(bool)
+
+    def expand(self, masks: Masks) -> Masks:
+        """Return one mask per device; devices that cannot train keep their empty mask."""
+        full = masks.copy()
+        for index, group in enumerate(self.groups):
+            rows = self.group == index
+            full[group.members] = np.repeat(self.sets[rows], self.count[rows].astype(int), axis=0)
+        return full
+
+    def move(self, row: int, pool: Masks) -> bool:
+        """Try other sets for all, then for one, of a row's devices; take the best improvement."""
+        if self.count[row] <= 0:
+            return False
+        coverage = self.count @ self.sets
+        targets = self._targets(row, pool, coverage)
+        current = float(self._scores(row, 0.0, self.sets[row : row + 1], coverage)[0])
+        for moved in dict.fromkeys([float(self.count[row]), 1.0]):
+            scores = self._scores(row, moved, targets, coverage)
+            if len(scores) and scores.min() < current - 1e-9 * self.instance.total:
+                self._apply(row, moved, targets[int(scores.argmin())])
+                return True
+        return False
+
+    def _targets(self, row: int, pool: Masks, coverage: Floats) -> Masks:
+        """List the pool's sets, cut to the layers above each coverage (which lowers gamma)."""
+        floors = np.unique(coverage)
+        cut = (pool[None] & (coverage >= floors[:, None])[:, None]).reshape(-1, pool.shape[1])
+        same = self.sets[self.group == self.group[row]]
+        targets = np.unique(np.concatenate([cut, same]), axis=0)
+        limit = np.full(1, self.groups[int(self.group[row])].limit)
+        targets = targets[targets.any(axis=1) & self.instance.fits(targets, limit)]
+        most = max(12, _WORK // self.sets.size)
+        if len(targets) <= most:
+            return targets
+        own = self.instance.total / np.where(targets, coverage, np.inf).min(axis=1)
+        if self.objective == "J":
+            own -= targets @ self.instance.sizes
+        return targets[np.argsort(own, kind="stable")[:most]]
+
+    def _scores(self, row: int, moved: float, targets: Masks, coverage: Floats) -> Floats:
+        """Return the objective (up to a constant) after moving `moved` devices to each target."""
+        stays = self.count.copy()
+        stays[row] -= moved
+        kept = stays > 0
+        sets, count = self.sets[kept], stays[kept]
+        chunk = max(1, _CHUNK // (max(1, len(sets)) * sets.shape[1]))
+        parts = []
+        for start in range(0, len(targets), chunk):
+            some = targets[start : start + chunk]
+            new = coverage + moved * (some.astype(float) - self.sets[row])
+            least = np.where(sets, new[:, None, :], np.inf).min(axis=2)
+            gamma = (1.0 / least) @ count
+            gamma += moved / np.where(some, new, np.inf).min(axis=1)
+            score = self.instance.total * gamma
+            if self.objective == "J":
+                score -= new @ self.instance.sizes
+            parts.append(np.where((new[:, self.needed] > 0).all(axis=1), score, np.inf))
+        return np.concatenate(parts) if parts else np.zeros(0)
+
+    def _apply(self, row: int, moved: float, target: NDArray[np.bool_]) -> None:
+        self.count[row] -= moved
+        self.sets = np.concatenate([self.sets, target[None]])
+        self.group = np.append(self.group, self.group[row])
+        self.count = np.append(self.count, moved)

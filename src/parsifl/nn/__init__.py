@@ -1,0 +1,1 @@
+"""Neural networks as federated problems: modules, layers, models."""

@@ -1,0 +1,169 @@
+"""The maskable layers of any module: a weight with its bias and norm; the head stays out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from parsifl.core.errors import ConfigError, unknown
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@runtime_checkable
+class Grouped(Protocol):
+    """A module that says which of its submodules form one maskable layer."""
+
+    def mask_blocks(self) -> Sequence[Sequence[str]]:
+        """Return the names of the submodules of each block."""
+        ...
+
+
+@dataclass(frozen=True)
+class Block:
+    """Parameters that are frozen or trained together."""
+
+    name: str
+    parameters: tuple[str, ...]
+    size: int
+
+
+def blocks(
+    module: nn.Module, head: str | None = None, groups: Sequence[Sequence[str]] | None = None
+) -> tuple[Block, ...]:
+    """List the blocks of a module, without its head, in the order of registration.
+
+    Parameters
+    ----------
+    module
+        Any module; it may be on the `meta` device.
+    head
+        Name of the submodule that is the head. Default: the module's `head_name`, else the layer
+        that the output comes from, which must then be linear (see `find_head`).
+    groups
+        Names of the submodules that form each block. Default: what the module's `mask_blocks()`
+        says, else one block per weight, with its bias and the norm that follows it.
+
+    Examples
+    --------
+    >>> from torch import nn
+    >>> net = nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3), nn.Linear(3, 2))
+    >>> [(block.name, block.size) for block in blocks(net)]
+    [('0', 21)]
+    """
+    _check_module(module)
+    own_head = head_parameters(module, head)
+    if groups is None and isinstance(module, Grouped):
+        groups = module.mask_blocks()
+    if groups is None:
+        named = _by_weight(module, set(own_head))
+    else:
+        named = [(group[0], _below(module, group)) for group in groups]
+    sizes = {name: parameter.numel() for name, parameter in module.named_parameters()}
+    if tied := [one for _, own in named for one in own if one not in sizes]:
+        raise ConfigError(
+            f"parameter '{tied[0]}' is tied to another one, so it belongs to two layers; untie it "
+            "(parsifl.nn.adapt does)"
+        )
+    found = [Block(name, own, sum(sizes[one] for one in own)) for name, own in named if own]
+    _check_partition(found, own_head, set(sizes))
+    return tuple(found)
+
+
+def find_head(module: nn.Module, head: str | None = None) -> str:
+    """Return the name of the head: given, declared by the module, or where its output comes from.
+
+    The layer that produces the output is found by tracing `forward` symbolically (`torch.fx`). If
+    that fails, it is the last layer with weights in the order of declaration; name the head if
+    that is another one.
+    """
+    from torch import nn
+
+    from parsifl.nn.output_layers import output_layers
+
+    _check_module(module)
+    named = head if head is not None else getattr(module, "head_name", None)
+    weighted = {
+        name: child
+        for name, child in module.named_modules()
+        if any(parameter.ndim > 1 for parameter in child.parameters(recurse=False))
+    }
+    if named is not None:
+        modules = dict(module.named_modules())
+        if named not in modules or not named:
+            raise ConfigError(unknown("head", named, weighted))
+        return str(named)
+    seen = "it has no layers with weights"
+    if weighted:
+        traced = output_layers(module)
+        last = (next(reversed(weighted)),) if traced is None else traced
+        modules = dict(module.named_modules())
+        if len(last) == 1 and last[0] and isinstance(modules[last[0]], nn.Linear):
+            return last[0]
+        told = "its last layer with weights is" if traced is None else "its output comes from"
+        seen = f"{told} {' and '.join(_describe(name, modules[name]) for name in last)}"
+    raise ConfigError(
+        f"the model has no head that can be found: {seen}; "
+        "a head is a linear layer after the others, or name it with head=..."
+    )
+
+
+def head_parameters(module: nn.Module, head: str | None = None) -> tuple[str, ...]:
+    """Return the names of the parameters of the head."""
+    return _below(module, [find_head(module, head)])
+
+
+def _describe(name: str, child: nn.Module) -> str:
+    if not name:
+        return f"the whole model, which is one layer ({type(child).__name__})"
+    return f"'{name}' ({type(child).__name__})"
+
+
+def _check_module(module: object) -> None:
+    from torch import nn
+
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"expected an nn.Module, got {type(module).__name__}")
+
+
+def _by_weight(module: nn.Module, head: set[str]) -> list[tuple[str, tuple[str, ...]]]:
+    """Start a block at each layer with a weight matrix; a norm joins the weight before it.
+
+    A norm that comes before any weight joins the first.
+    """
+    found: list[tuple[str, tuple[str, ...]]] = []
+    waiting: tuple[str, ...] = ()
+    for name, child in module.named_modules():
+        prefix = f"{name}." if name else ""
+        named = {prefix + leaf: value for leaf, value in child.named_parameters(recurse=False)}
+        own = tuple(leaf for leaf in named if leaf not in head)
+        if any(named[leaf].ndim > 1 for leaf in own):
+            found.append((name or own[0], waiting + own))
+            waiting = ()
+        elif found:
+            found[-1] = (found[-1][0], found[-1][1] + own)
+        else:
+            waiting += own
+    return found if found or not waiting else [(waiting[0], waiting)]
+
+
+def _below(module: nn.Module, names: Sequence[str]) -> tuple[str, ...]:
+    modules = dict(module.named_modules())
+    for name in names:
+        if name not in modules:
+            raise ConfigError(unknown("submodule", name, modules))
+    below = [f"{name}.{leaf}" for name in names for leaf, _ in modules[name].named_parameters()]
+    return tuple(below)
+
+
+def _check_partition(found: Sequence[Block], head: Sequence[str], known: set[str]) -> None:
+    if not found:
+        raise ConfigError("the model has no layer besides its head; there is nothing to mask")
+    listed = [name for block in found for name in block.parameters]
+    listed += list(head)
+    if twice := {name for name in listed if listed.count(name) > 1}:
+        raise ConfigError(f"parameter '{min(twice)}' is in two blocks; each belongs to one")
+    if left := known - set(listed):
+        raise ConfigError(f"parameter '{min(left)}' is in no block; add its submodule to one")

@@ -1,1 +1,0 @@
-"""Models with a loss: any `nn.Module`, and generalised linear models."""

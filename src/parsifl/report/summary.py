@@ -1,0 +1,241 @@
+"""The headline: one row for each configuration, every number with its protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from parsifl.report import formatting
+from parsifl.report.groups import Group, Section, sections
+from parsifl.report.load import Round, RunData
+
+
+@dataclass(frozen=True)
+class Number:
+    """A mean over seeds, with their standard deviation (None for a single seed)."""
+
+    mean: float
+    spread: float | None = None
+
+    @staticmethod
+    def of(values: Sequence[float]) -> Number:
+        """Summarise one value a seed."""
+        return Number(fmean(values), stdev(values) if len(values) > 1 else None)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The score of one kind of model: mean, spread and worst tenth over clients.
+
+    Attributes
+    ----------
+    protocol
+        Which model, clients, split, round and weighting, in words.
+    """
+
+    mean: Number
+    std: Number
+    worst_decile: Number
+    protocol: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """The headline numbers of one configuration; costs are totals of a run, averaged over seeds."""
+
+    label: str
+    algorithm: str
+    data: str
+    score: str
+    maximize: bool
+    seeds: tuple[int, ...]
+    rounds: tuple[int, ...]
+    global_model: Judged | None
+    personal_model: Judged | None
+    bytes_up: Number
+    bytes_down: Number
+    dense_up: Number
+    dense_down: Number
+    seconds: Number
+    simulated_seconds: Number
+
+
+def headline(runs: Sequence[RunData]) -> list[Row]:
+    """Return a row for every configuration; the seeds of one configuration share a row."""
+    return [row for section in sections(runs) for row in rows(section)]
+
+
+def rows(section: Section) -> list[Row]:
+    """Return the rows of one section."""
+    return [_row(group) for group in section.groups]
+
+
+def total(group: Group, cost: Callable[[Round], float | None]) -> float | None:
+    """Return a cost of a whole run, averaged over seeds; None if some round does not tell it."""
+    found = [[cost(round) for round in run.rounds] for run in group.runs]
+    known = [[value for value in run if value is not None] for run in found]
+    return fmean(map(sum, known)) if known == found else None
+
+
+def _row(group: Group) -> Row:
+    def summed(cost: Callable[[Round], float]) -> Number:
+        return Number.of([sum(map(cost, run.rounds)) for run in group.runs])
+
+    first = group.runs[0]
+    return Row(
+        label=group.label,
+        algorithm=group.algorithm,
+        data=first.data,
+        score=first.score,
+        maximize=first.maximize,
+        seeds=tuple(run.seed for run in group.runs),
+        rounds=tuple(len(run.rounds) for run in group.runs),
+        global_model=_judged(group, "global"),
+        personal_model=_judged(group, "personal"),
+        bytes_up=summed(lambda r: r.bytes_up),
+        bytes_down=summed(lambda r: r.bytes_down),
+        dense_up=summed(lambda r: r.dense_up),
+        dense_down=summed(lambda r: r.dense_down),
+        seconds=summed(lambda r: sum(r.seconds.values())),
+        simulated_seconds=summed(lambda r: r.simulated_seconds),
+    )
+
+
+def _judged(group: Group, model: str) -> Judged | None:
+    chosen = [(run, found) for run in group.runs if (found := selected(run, model)) is not None]
+    if not chosen:
+        return None
+    summaries = [found.scores[model]["test"][run.score] for run, found in chosen]
+    return Judged(
+        mean=Number.of([summary.mean for summary in summaries]),
+        std=Number.of([summary.std for summary in summaries]),
+        worst_decile=Number.of([summary.worst_decile for summary in summaries]),
+        protocol=_protocol(chosen[0][0], model, [found.round for _, found in chosen]),
+    )
+
+
+def selected(run: RunData, model: str) -> Round | None:
+    """Return the round that the run's protocol selects for a model; None: never judged."""
+    judged = run.judged(model)
+    split = _selecting_split(run, model)
+    if not judged or split is None:
+        return judged[-1] if judged else None
+    sign = 1.0 if run.maximize else -1.0
+    candidates = [round for round in run.judged(model, split) if round in judged]
+    return max(candidates, key=lambda r: sign * r.scores[model][split][run.score].mean)
+
+
+def _selecting_split(run: RunData, model: str) -> str | None:
+    split = {"best-test": "test", "best-validation": "validation"}.get(
+        str(run.evaluation.get("select", "last"))
+    )
+    return split if split is not None and run.judged(model, split) else None
+
+
+def _protocol(run: RunData, model: str, chosen: Iterable[int]) -> str:
+    steps = int(run.evaluation.get("fine_tune_steps", 0))
+    tuned = f" after {steps} fine-tuning step{'s' if steps > 1 else ''}" if steps else ""
+    what = (
+        f"Personal: each client's own model{tuned}, on its own test rows"
+        if model == "personal"
+        else "Global: the one model of the server, on the test rows of each client"
+    )
+    weighting = (
+        "weighted by test rows"
+        if run.evaluation.get("weighting", "samples") == "samples"
+        else "unweighted"
+    )
+    return (
+        f"{what}; {judged_clients(run, model)}; {_rule(run, model, chosen)}; "
+        f"mean over clients {weighting}."
+    )
+
+
+def judged_clients(run: RunData, model: str) -> str:
+    """Say which clients a model was judged on."""
+    scores = run.clients.get((model, "test"))
+    total = run.config.get("data", {}).get("clients")
+    judged = total if scores is None else len(scores.clients)
+    who = str(run.evaluation.get("clients", "all"))
+    if who == "sampled":
+        return f"the {judged} clients that have trained"
+    if who == "unseen":
+        return f"{judged} clients that never train"
+    return "all clients" if judged is None else f"all {judged} clients"
+
+
+def _rule(run: RunData, model: str, chosen: Iterable[int]) -> str:
+    found = sorted(set(chosen))
+    where = f"{found[0]}" if len(found) == 1 else f"{found[0]} to {found[-1]}"
+    split = _selecting_split(run, model)
+    if split is None:
+        asked = str(run.evaluation.get("select", "last"))
+        lacking = "" if asked == "last" else f" ({asked} was asked for, but there are no such rows)"
+        return f"last evaluated round ({where}){lacking}"
+    return f"round that is best on {split} rows ({where})"
+
+
+def render(rows: Sequence[Row]) -> Table:
+    """Return the rows as a table for the terminal."""
+    scores = list(dict.fromkeys(row.score for row in rows)) or ["score"]
+    title = scores[0] if len(scores) == 1 else None
+    several = any(len(row.seeds) > 1 for row in rows)
+    caption = _caption(rows, several)
+    table = Table(title=title, caption=caption, caption_justify="left", box=SIMPLE_HEAD)
+    table.collapse_padding, table.pad_edge = True, False
+    table.add_column("algorithm", no_wrap=True)
+    columns = ["global", "personal", "std", "worst 10th", "up", "down", "seconds"]
+    for column in [*(["seeds"] if several else []), *(["score"] * (len(scores) > 1)), *columns]:
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in rows:
+        seeds = [str(len(row.seeds))] if several else []
+        which = [row.score] * (len(scores) > 1)
+        table.add_row(_plain(row.label), *seeds, *which, *_cells(row))
+    return table
+
+
+def _cells(row: Row) -> list[str]:
+    def shown(judged: Judged | None, part: str) -> str:
+        return formatting.MISSING if judged is None else number(getattr(judged, part), row.score)
+
+    personal = row.personal_model
+    return [
+        shown(row.global_model, "mean"),
+        shown(personal, "mean"),
+        shown(personal, "std"),
+        shown(personal, "worst_decile"),
+        formatting.size(row.bytes_up.mean),
+        formatting.size(row.bytes_down.mean),
+        formatting.significant(row.seconds.mean),
+    ]
+
+
+def number(value: Number, score: str) -> str:
+    """Return a score, with the spread over seeds if there are several.
+
+    >>> number(Number(0.971, 0.0123), "accuracy")
+    '97.1 ± 1.2 %'
+    """
+    if value.spread is None:
+        return formatting.score(value.mean, score)
+    spread = formatting.score(value.spread, score)
+    return f"{formatting.score(value.mean, score, unit=False)} ± {spread}"
+
+
+def _caption(rows: Sequence[Row], several: bool) -> str:
+    judged = [judged for row in rows for judged in (row.global_model, row.personal_model) if judged]
+    lines = list(dict.fromkeys(each.protocol for each in judged))
+    if any(row.personal_model for row in rows):
+        lines.append("std and worst tenth are over clients, of the personal models")
+    if several:
+        lines.append("± is the standard deviation over seeds; costs are means over seeds.")
+    return _plain("\n".join(lines))
+
+
+def _plain(text: str) -> str:
+    """Keep rich from reading markup in names."""
+    return text.replace("[", r"\[")

@@ -1,0 +1,92 @@
+"""SGD with a look ahead for a block of clients (see `solvers.lookahead`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import final
+
+import torch
+from torch import Tensor
+
+from parsifl.core import keys
+from parsifl.solvers.fused.layer import GradientSink, add_product_
+from parsifl.solvers.fused.network import Network, Pass
+from parsifl.solvers.fused.schedule import Leaf, Schedule, Step
+
+PARTS = 2
+
+
+@dataclass(frozen=True)
+class Route:
+    """Everything about the steps that is no tensor."""
+
+    network: Network
+    lr: float
+    ahead: float
+    decay: float
+    trained: tuple[str, ...]
+
+
+@final
+class AheadBlock:
+    """Parameters w of all clients, and the points w - ahead * g(w) that they look at."""
+
+    def __init__(self, route: Route, schedule: Schedule, tensors: Sequence[Leaf]) -> None:
+        self._route, self._schedule = route, schedule
+        named = zip(route.trained, tensors, strict=True)
+        self._params = {name: schedule.owned(leaf) for name, leaf in named}
+        self._ahead = {name: torch.empty_like(w) for name, w in self._params.items()}
+
+    def walk(self) -> tuple[Tensor, ...]:
+        """Take every step; returns the parameters in the order of the clients."""
+        count = 0
+        ways: tuple[Pass, ...] = ()
+        for step in self._schedule:
+            if step.clients != count:
+                count, ways = step.clients, self._ways(step.clients)
+            for part, way in enumerate(ways):
+                way.run(_part(step, part))
+        return self._schedule.restored([self._params[name] for name in self._route.trained])
+
+    def _ways(self, count: int) -> tuple[Pass, ...]:
+        """Return the way that looks ahead and the way that moves, for the first clients."""
+        route = self._route
+        params = {name: w[:count] for name, w in self._params.items()}
+        ahead = {name: point[:count] for name, point in self._ahead.items()}
+
+        def look(name: str, left: Tensor, right: Tensor | None) -> None:
+            torch.mul(params[name], 1 - route.ahead * route.decay, out=ahead[name])
+            add_product_(ahead[name], left, right, -route.ahead)
+
+        def move(name: str, left: Tensor, right: Tensor | None) -> None:
+            if route.decay:
+                params[name].sub_(ahead[name], alpha=route.lr * route.decay)
+            add_product_(params[name], left, right, -route.lr)
+
+        return tuple(route.network.on(_Side(*side)) for side in ((params, look), (ahead, move)))
+
+
+@final
+@dataclass(frozen=True)
+class _Side:
+    """The weights at which a gradient is taken, and what becomes of it."""
+
+    weights: dict[str, Tensor]
+    land: Callable[[str, Tensor, Tensor | None], None]
+
+    def read(self, name: str) -> Tensor:
+        """Return a weight."""
+        return self.weights[name]
+
+    def landing(self, name: str) -> GradientSink:
+        """All parameters are trained."""
+        return partial(self.land, name)
+
+
+def _part(step: Step, number: int) -> Step:
+    size = step.y.shape[1] // PARTS
+    rows = slice(number * size, (number + 1) * size)
+    key = None if step.key is None else keys.fold(step.key, number)
+    return Step(step.clients, step.x[:, rows], step.y[:, rows], step.scale[:, rows], key)

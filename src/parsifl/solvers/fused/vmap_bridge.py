@@ -1,0 +1,135 @@
+"""The way from one client's code to the whole block.
+
+Methods are written for one client and run under vmap; here the tensors of all clients of the
+block come whole, as they come to an `autograd.Function` with a vmap rule, which would take half a
+millisecond a call. Differentiating through this raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
+
+from parsifl.core.batching import Batch, Batches
+from parsifl.core.problem import Params, Problem
+from parsifl.nn.neural import NeuralProblem
+from parsifl.solvers.fused.gradients import GradientCollector
+from parsifl.solvers.fused.maml import PARTS, AheadBlock, Route
+from parsifl.solvers.fused.network import Network
+from parsifl.solvers.fused.schedule import Leaf, Schedule, Step, row_scale
+from parsifl.solvers.fused.steps import Block, Recipe
+from parsifl.solvers.vmapped import inside_vmap
+
+_ENABLED: ContextVar[bool] = ContextVar("parsifl_fused", default=False)
+_functorch: Any = torch._C._functorch
+
+
+@contextmanager
+def fused_steps() -> Iterator[None]:
+    """Let solvers take the fused path where they can; only meant around vmap over clients."""
+    token = _ENABLED.set(True)
+    try:
+        yield
+    finally:
+        _ENABLED.reset(token)
+
+
+def network_for(problem: Problem, batch: Batch | Batches) -> Network | None:
+    """Return the layers to run by hand, if this is the place and the problem is of that kind."""
+    if not _ENABLED.get() or not isinstance(problem, NeuralProblem) or not inside_vmap():
+        return None
+    if isinstance(batch, Batches) and batch.augment:
+        return None
+    if problem.chain is None or batch.x.device.type == "meta":
+        return None
+    if problem.kind == "cross-entropy" and (batch.y.is_floating_point() or batch.y.ndim > 1):
+        return None
+    return Network(problem.chain, problem.kind)
+
+
+def run(
+    recipe: Recipe, params: Params, aux: tuple[Params, ...], frozen: Params, batches: Batches
+) -> tuple[Params, tuple[Params, ...]]:
+    """Take all steps; returns the parameters and the auxiliary trees."""
+    tensors = [params[name] for name in recipe.trained]
+    tensors += [frozen[name] for name in recipe.frozen]
+    tensors += [part[name] for part in aux for name in recipe.trained]
+
+    def walk(count: int, leaves: list[Leaf]) -> Sequence[Tensor]:
+        schedule = Schedule(_data(count, leaves), keyed=recipe.network.keyed)
+        return Block(recipe, schedule, leaves[_DATA:]).walk()
+
+    outputs = _for_block(walk, [*_schedule(batches), *tensors])
+    size = len(recipe.trained)
+    groups = [
+        dict(zip(recipe.trained, outputs[at : at + size], strict=True))
+        for at in range(0, len(outputs), size)
+    ]
+    return groups[0], tuple(groups[1:]) if recipe.rule.moves_aux else aux
+
+
+def run_ahead(route: Route, params: Params, batches: Batches) -> Params:
+    """Take all steps with a look ahead."""
+
+    def walk(count: int, leaves: list[Leaf]) -> Sequence[Tensor]:
+        schedule = Schedule(_data(count, leaves), keyed=route.network.keyed, parts=PARTS)
+        return AheadBlock(route, schedule, leaves[_DATA:]).walk()
+
+    tensors = [params[name] for name in route.trained]
+    outputs = _for_block(walk, [*_schedule(batches), *tensors])
+    return dict(zip(route.trained, outputs, strict=True))
+
+
+def gradient(network: Network, params: Params, frozen: Params, batch: Batch) -> Params:
+    """Return the gradient of the loss in `params`."""
+
+    def find(count: int, leaves: list[Leaf]) -> Sequence[Tensor]:
+        x, y, weight, key, *weights = (_batched(leaf, count) for leaf in leaves)
+        values = dict(zip([*params, *frozen], weights, strict=True))
+        step = Step(count, x, y, row_scale(weight), key)
+        found = GradientCollector(values, frozenset(params)).at(network, step)
+        return [found[name] for name in params]
+
+    data = (batch.x, batch.y, batch.weight, batch.key)
+    outputs = _for_block(find, [*data, *params.values(), *frozen.values()])
+    return dict(zip(params, outputs, strict=True))
+
+
+def _for_block(
+    work: Callable[[int, list[Leaf]], Sequence[Tensor]], tensors: Sequence[Tensor]
+) -> list[Tensor]:
+    """Give the tensors of all clients and their number to `work`, outside of vmap."""
+    if any(tensor.requires_grad for tensor in tensors):
+        raise RuntimeError("fused steps cannot be differentiated: leave out fused_steps()")
+    interpreter: Any = retrieve_current_functorch_interpreter()
+    level = interpreter.level()
+    leaves = [_functorch._unwrap_batched(tensor, level) for tensor in tensors]
+    with interpreter.lower():
+        outputs = work(interpreter.batch_size(), leaves)
+    return [_functorch._add_batch_dim(output, 0, level) for output in outputs]
+
+
+def _schedule(batches: Batches) -> tuple[Tensor, ...]:
+    return (batches.x, batches.y, batches.index, batches.weight, batches.active, batches.key)
+
+
+_DATA = 6  # tensors of a schedule
+
+
+def _data(count: int, leaves: list[Leaf]) -> tuple[Tensor, ...]:
+    """Return the pooled data, and the schedules of all clients."""
+    (x, x_axis), (y, y_axis), *scheduled = leaves[:_DATA]
+    if x_axis is not None or y_axis is not None:
+        raise RuntimeError("pooled data must be shared by the clients of a block")
+    return (x, y, *(_batched(leaf, count) for leaf in scheduled))
+
+
+def _batched(leaf: Leaf, count: int) -> Tensor:
+    tensor, axis = leaf
+    return tensor.expand(count, *tensor.shape) if axis is None else tensor.movedim(axis, 0)

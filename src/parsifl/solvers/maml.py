@@ -1,0 +1,57 @@
+"""SGD with a look ahead: the gradient is taken where a first step would lead."""
+
+from __future__ import annotations
+
+import torch
+
+from parsifl.core import keys, tree
+from parsifl.core.batching import Batch, Batches
+from parsifl.core.problem import Params, Problem
+from parsifl.solvers import fused
+from parsifl.solvers.sgd import gradient, owned
+
+
+def sgd_ahead(
+    problem: Problem, params: Params, batches: Batches, lr: float, ahead: float, decay: float = 0.0
+) -> Params:
+    """Return the parameters after w <- w - lr g(w - ahead g(w; D); D') for each batch.
+
+    D is the first and D' the second half of the rows of a batch; weight decay is part of g.
+    """
+    if len(batches) == 0:
+        return dict(params)
+    network = fused.network_for(problem, batches)
+    if network is not None:
+        route = fused.Route(network, lr, ahead, decay, tuple(params))
+        return fused.run_ahead(route, params, batches)
+    moving = owned(params, batches)
+    for batch in batches:
+        point = shifted(moving, -ahead, slope(problem, moving, part(batch, 0, 2), decay))
+        step_(moving, slope(problem, point, part(batch, 1, 2), decay), lr, batch, batches.ragged)
+    return moving
+
+
+def slope(problem: Problem, params: Params, batch: Batch, decay: float) -> Params:
+    """Return the gradient of the loss with weight decay."""
+    found = gradient(problem, params, batch)
+    return shifted(found, decay, params) if decay else found
+
+
+def shifted(params: Params, factor: float, direction: Params) -> Params:
+    """Return params + factor * direction, without a copy in between."""
+    return tree.map(lambda w, d: torch.add(w, d, alpha=factor), params, direction)
+
+
+def step_(params: Params, direction: Params, lr: float, batch: Batch, ragged: bool) -> None:
+    """Move in place; a client whose steps are used up stays."""
+    for name, w in params.items():
+        moved = direction[name] * batch.active if ragged else direction[name]
+        w.sub_(moved, alpha=lr)
+
+
+def part(batch: Batch, number: int, count: int) -> Batch:
+    """Return one of `count` equal parts of the rows, with a key of its own."""
+    size = len(batch.y) // count
+    rows = slice(number * size, (number + 1) * size)
+    key = keys.fold(batch.key, number)
+    return Batch(batch.x[rows], batch.y[rows], batch.weight[rows], batch.active, key)

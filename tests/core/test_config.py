@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from parsifl.algorithms.fedavg import FedAvg
+from parsifl.core import config
+from parsifl.core.config import Count, Fraction, Momentum, NonNegative, Positive, Size
+from parsifl.core.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Settings:
+    positive: Positive = 1.0
+    non_negative: NonNegative = 0.0
+    fraction: Fraction = 0.5
+    momentum: Momentum = 0.0
+    count: Count = 1
+    size: Size = 0
+    maybe: Count | None = None
+    steps: tuple[int, ...] = ()
+    kind: Literal["a", "b"] = "a"
+    flag: bool = False
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        config.check(self)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("positive", 0.0), ("positive", float("inf")), ("positive", float("nan")),
+        ("positive", "1"), ("positive", True), ("non_negative", -1e-9), ("fraction", 1.1),
+        ("momentum", 1.0), ("count", 0), ("count", 1.5), ("count", True), ("size", -1),
+        ("maybe", 0), ("steps", [1]), ("steps", (1.5,)), ("kind", "c"), ("flag", "yes"),
+        ("name", 3),
+    ],
+)  # fmt: skip
+def test_a_wrong_value_is_refused_by_name(field: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"^Settings.{field} = "):
+        Settings(**{field: value})
+
+
+def test_text_says_none_and_several_values_where_a_field_may_have_them() -> None:
+    assert config.build(Settings, {"maybe": "none"}).maybe is None
+    assert config.build(Settings, {"steps": "10+20"}).steps == (10, 20)
+    assert config.build(Settings, {"steps": "10"}).steps == (10,)
+    with pytest.raises(ConfigError, match=r"^Settings.steps = '1,2': .* valid tuple"):
+        config.build(Settings, {"steps": "1,2"})
+    assert config.build(Settings, {"name": "none"}).name == "none"
+    with pytest.raises(ConfigError, match=r"^Settings.count = 'none': .* valid integer"):
+        config.build(Settings, {"count": "none"})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("positive", 1), ("fraction", 0), ("fraction", 1), ("momentum", 0.999), ("maybe", None),
+        ("maybe", 3), ("steps", (1, 2)), ("kind", "b"), ("flag", True), ("name", "x"),
+    ],
+)  # fmt: skip
+def test_a_right_value_is_taken_as_it_is(field: str, value: Any) -> None:
+    assert getattr(Settings(**{field: value}), field) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "value"),
+    [
+        ("0.5", "positive", 0.5), ("1e-3", "positive", 1e-3), ("7", "count", 7),
+        ("true", "flag", True), ("b", "kind", "b"), ([1, 2], "steps", (1, 2)),
+    ],
+)  # fmt: skip
+def test_text_and_json_values_are_read(text: Any, field: str, value: Any) -> None:
+    assert getattr(config.build(Settings, {field: text}), field) == value
+
+
+def test_an_unknown_field_is_refused_with_the_nearest_one() -> None:
+    with pytest.raises(
+        ConfigError, match="unknown field of FedAvg 'momentun'; did you mean 'momentum'"
+    ):
+        config.build(FedAvg, {"momentun": 0.9})
+
+
+def test_text_that_is_no_number_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"FedAvg.lr = 'fast'"):
+        config.build(FedAvg, {"lr": "fast"})
+
+
+@given(
+    st.builds(
+        Settings,
+        positive=st.floats(1e-300, 1e300),
+        fraction=st.floats(0, 1),
+        count=st.integers(1, 10**9),
+        maybe=st.none() | st.integers(1, 9),
+        steps=st.lists(st.integers(-5, 5), max_size=3).map(tuple),
+        kind=st.sampled_from(["a", "b"]),
+        flag=st.booleans(),
+        name=st.text(max_size=5),
+    )
+)
+def test_settings_survive_json(settings: Settings) -> None:
+    text = json.dumps(config.to_json(settings))
+    assert config.build(Settings, json.loads(text)) == settings

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from parsifl.algorithms.ditto import Ditto
+from parsifl.engine import simulate as module
+from parsifl.engine.profiling import PhaseTimer
+from parsifl.testing.fixtures import classifier, clients
+
+PHASES = {"aggregate", "check", "count", "draw", "encode", "evaluate", "local", "state"}
+
+
+def test_laps_add_up_to_the_whole() -> None:
+    started = time.perf_counter()
+    laps = PhaseTimer()
+    for phase in ("a", "b", "a"):
+        time.sleep(0.002)
+        laps.lap(phase)
+    assert list(laps.seconds) == ["a", "b"]
+    assert laps.seconds["a"] >= 0.004
+    assert sum(laps.seconds.values()) <= time.perf_counter() - started
+
+
+def test_time_is_shared_in_proportion() -> None:
+    laps = PhaseTimer()
+    time.sleep(0.002)
+    laps.share({"a": 3.0, "b": 1.0})
+    assert laps.seconds["a"] == pytest.approx(3 * laps.seconds["b"])
+    laps.share({"c": 0.0, "d": 0.0})
+    assert 0 < laps.seconds["c"] == laps.seconds["d"]
+
+
+def test_every_round_tells_its_seconds_by_phase(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CHECKPOINT_SECONDS", 0.0)
+    started = time.perf_counter()
+    run = module.simulate(Ditto(local_steps=2), classifier(), clients(), 3, folder=tmp_path)
+    whole = time.perf_counter() - started
+    first, *others = (set(record["seconds"]) for record in run.metrics)
+    assert first == {*PHASES, "count-once"} - {"count"}
+    assert others == [{*PHASES, "checkpoint"}] * 2
+    profile = run.profile()
+    assert sum(profile.values()) < whole
+    assert list(profile.values()) == sorted(profile.values(), reverse=True)
+    assert all(seconds >= 0 for seconds in profile.values())

@@ -1,0 +1,205 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.sparse import csr_matrix
+from torch import nn
+
+from parsifl.algorithms.fedavg import FedAvg
+from parsifl.core.errors import CheckpointError, ConfigError
+from parsifl.core.problem import Problem
+from parsifl.data.clients import ClientData
+from parsifl.engine.evaluation import Evaluation
+from parsifl.engine.fingerprint import identity
+from parsifl.engine.network_model import NetworkModel
+from parsifl.engine.run_dir import RunDir, environment, read_config, read_metrics, read_target
+from parsifl.engine.simulate import simulate
+from parsifl.linear.glm import GLM
+from parsifl.nn.neural import NeuralProblem
+from parsifl.testing.fixtures import classifier, clients
+
+METHOD = FedAvg(lr=0.1, local_steps=2, batch_size=4)
+
+
+def run(folder: Path, **changes: Any) -> Any:
+    given = {"algorithm": METHOD, "problem": classifier(), "clients": clients(), "rounds": 2}
+    return simulate(**{**given, "folder": folder, **changes})
+
+
+def test_a_run_is_a_folder(tmp_path: Path) -> None:
+    result = run(tmp_path / "deep" / "run")
+    place = tmp_path / "deep" / "run"
+    assert result.folder == place
+    names = sorted(path.name for path in place.iterdir())
+    assert names == [
+        "checkpoint",
+        "clients.json",
+        "config.toml",
+        "environment.json",
+        "metrics.jsonl",
+        "target.json",
+    ]
+    assert read_target(place) == 2
+    assert read_config(place)["algorithm"]["name"] == "fedavg"
+    assert read_config(place)["algorithm"]["lr"] == 0.1
+    assert read_metrics(place) == result.metrics
+    assert json.loads((place / "environment.json").read_text()) == environment()
+    scores = json.loads((place / "clients.json").read_text())
+    assert scores["round"] == 2
+    assert scores["personal"]["test"]["clients"] == [0, 1, 2, 3]
+
+
+def test_a_folder_is_not_overwritten_by_chance(tmp_path: Path) -> None:
+    run(tmp_path)
+    with pytest.raises(CheckpointError, match="already holds a run of this configuration; resume"):
+        run(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "shown"),
+    [
+        (
+            {"algorithm": FedAvg(lr=0.2, local_steps=2, batch_size=4)},
+            r"algorithm.lr: 0.1 there, 0.2 asked for",
+        ),
+        ({"algorithm": replace(METHOD, epochs=1.0)}, r"algorithm.epochs: 'absent' there, 1.0"),
+        ({"seed": 1}, r"run.seed: 0 there, 1 asked for"),
+        ({"participation": 0.5}, "run.participation"),
+        ({"precision": "int8"}, "run.precision"),
+        ({"engine": "sequential"}, "run.engine"),
+        ({"evaluation": Evaluation(fine_tune_steps=2)}, "run.evaluation.fine_tune_steps"),
+        ({"network": NetworkModel(latency=1.0)}, "run.network.latency"),
+        ({"problem": classifier(hidden=6)}, "problem.parameters"),
+        ({"problem": classifier(torch.float32)}, "problem.checksum"),
+        ({"clients": clients((6, 9, 8, 12))}, "data.checksum"),
+        ({"clients": clients(profiles=[{"local_steps": 1}, {}, {}, {}])}, "data.profiles"),
+    ],
+)
+def test_a_folder_of_another_configuration_is_refused_with_the_difference(
+    tmp_path: Path, change: dict[str, Any], shown: str
+) -> None:
+    run(tmp_path)
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    with pytest.raises(
+        CheckpointError, match=f"belongs to another configuration:\n(.*\n)*.*{shown}"
+    ):
+        run(tmp_path, resume=True, rounds=3, **change)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["notes", "notes/run"])
+def test_a_file_is_no_place_for_a_run(name: str, tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    notes.write_text("dear diary")
+    with pytest.raises(CheckpointError, match="choose a folder"):
+        run(tmp_path / name)
+    assert notes.read_text() == "dear diary"
+
+
+def test_a_folder_of_a_version_that_runs_clients_in_another_way_is_refused(tmp_path: Path) -> None:
+    run(tmp_path)
+    config = tmp_path / "config.toml"
+    config.write_text(config.read_text().replace("block = 20", "block = 10"))
+    refused = r"begun by another version(.*\n)*.*run.block: 10 there"
+    with pytest.raises(CheckpointError, match=refused):
+        run(tmp_path, resume=True, rounds=3)
+
+
+def described(data: ClientData | None = None, problem: Problem | None = None) -> dict[str, Any]:
+    return identity(METHOD, problem or classifier(), data or clients(), {"seed": 0})
+
+
+def test_rows_that_move_to_another_client_are_other_data() -> None:
+    data = clients((6, 9, 8))
+    rows = np.concatenate(list(data.train))
+    moved = replace(data, train=[rows[:7], rows[7:15], rows[15:]])
+    assert described(data)["data"] != described(moved)["data"]
+    assert described(data) == described(clients((6, 9, 8)))
+
+
+def test_other_layers_with_the_same_parameters_are_another_problem() -> None:
+    def build(middle: nn.Module) -> Problem:
+        torch.manual_seed(0)
+        return NeuralProblem(nn.Sequential(nn.Linear(4, 3), middle, nn.Linear(3, 3)))
+
+    with torch.random.fork_rng():
+        relu, tanh = build(nn.ReLU()), build(nn.Tanh())
+    assert described(problem=relu)["problem"] != described(problem=tanh)["problem"]
+
+
+def test_csr_data_are_told_apart_by_their_rows() -> None:
+    data = clients((2, 2), test=0)
+    values, columns = np.ones(4), np.arange(4)
+    ones, others = (
+        replace(data, x=csr_matrix((values, columns, np.array(ends)), shape=(4, 4)))
+        for ends in ([0, 1, 2, 3, 4], [0, 2, 2, 3, 4])
+    )
+    assert described(ones)["data"] != described(others)["data"]
+
+
+def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
+    result = run(tmp_path)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 3, "bytes_up": 1')
+    assert read_metrics(tmp_path) == result.metrics
+    resumed = run(tmp_path, resume=True, rounds=3)
+    assert [record["round"] for record in resumed.metrics] == [1, 2, 3]
+    assert [record["round"] for record in read_metrics(tmp_path)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("line", [b"nonsense\n", b"\xff\xfe\n", b""])
+def test_lost_lines_are_noticed(tmp_path: Path, line: bytes) -> None:
+    run(tmp_path)
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(line + b"".join(path.read_bytes().splitlines(keepends=True)[1:]))
+    with pytest.raises(CheckpointError, match=r"metrics.jsonl is damaged: it has \d whole lines"):
+        run(tmp_path, resume=True, rounds=3)
+
+
+def test_lines_of_rounds_after_the_checkpoint_are_made_again(tmp_path: Path) -> None:
+    folder = RunDir(tmp_path)
+    tmp_path.mkdir(exist_ok=True)
+    for number in (1, 2, 3):
+        folder.append({"round": number, "dropped": {4: "why"}})
+    assert folder.rewind(2) == [{"round": n, "dropped": {4: "why"}} for n in (1, 2)]
+    assert [record["round"] for record in read_metrics(tmp_path)] == [1, 2]
+
+
+def test_resume_starts_anew_where_there_is_nothing(tmp_path: Path) -> None:
+    assert len(run(tmp_path / "new", resume=True).metrics) == 2
+
+
+def test_resume_needs_a_folder() -> None:
+    with pytest.raises(ConfigError, match="folder"):
+        simulate(METHOD, classifier(), clients(), 1, resume=True)
+
+
+def test_a_finished_run_that_is_resumed_is_as_it_was(tmp_path: Path) -> None:
+    first, again = run(tmp_path), run(tmp_path, resume=True)
+    assert again.metrics == first.metrics
+
+
+def test_no_run_folder_and_a_damaged_config_are_told(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"not a run folder: it has no config.toml"):
+        read_config(tmp_path)
+    (tmp_path / "config.toml").write_text("a = [")
+    with pytest.raises(CheckpointError, match="is damaged"):
+        read_config(tmp_path)
+    assert read_metrics(tmp_path) == []
+
+
+def test_packages_that_are_not_installed_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("parsifl.engine.run_dir._PACKAGES", ("torch", "no-such-package"))
+    assert sorted(environment()) == ["machine", "python", "torch"]
+
+
+def test_other_losses_of_a_linear_model_are_another_problem() -> None:
+    first = described(problem=GLM(4, "softmax", classes=3))["problem"]
+    assert first != described(problem=GLM(4, "softmax", classes=3, l2=0.1))["problem"]
+    assert first == described(problem=GLM(4, "softmax", classes=3))["problem"]

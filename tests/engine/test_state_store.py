@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import gc
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from parsifl.core import tree
+from parsifl.engine.state_store import StateStore
+
+
+def test_states_are_copies_of_their_own_contiguous_memory() -> None:
+    store = StateStore()
+    whole = torch.arange(6.0).reshape(2, 3)
+    store.save(3, {"t": whole.t(), "first": whole[0]})
+    whole += 1
+    state = store.load(3, lambda: None)
+    assert state["t"].tolist() == [[0, 3], [1, 4], [2, 5]]
+    assert state["t"].is_contiguous()
+    assert state["first"].untyped_storage().nbytes() == 12
+    assert len(store) == 1
+
+
+def test_a_first_state_is_made_and_not_kept() -> None:
+    store = StateStore()
+    assert store.load(1, lambda: "made") == "made"
+    assert len(store) == 0
+    store.restore({7: None, 2: None})
+    assert [client for client, _ in store] == [2, 7]
+
+
+def state(client: int, value: int) -> Any:
+    """Return a state of 40 to 56 bytes whose structure depends on the client."""
+    tensors = {"w": torch.full((2, 5), float(value)), "b": torch.arange(client % 3) + value}
+    return (tensors, client % 2) if client % 5 else tensors
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 11), st.sampled_from(["save", "load", "settle"]))),
+    st.integers(0, 400),
+    st.booleans(),
+)
+def test_a_store_with_a_limit_keeps_what_one_without_keeps(
+    tmp_path_factory: pytest.TempPathFactory,
+    steps: list[tuple[int, str]],
+    limit: int,
+    in_folder: bool,
+) -> None:
+    folder = tmp_path_factory.mktemp("store")
+    store, expected = StateStore(limit, folder / "spilled" if in_folder else None), {}
+    for value, (client, step) in enumerate(steps):
+        if step == "save":
+            expected[client] = state(client, value)
+            store.save(client, expected[client])
+        elif step == "load":
+            found = store.load(client, lambda: None)
+            assert tree.same(found, expected.get(client))
+        else:
+            store.settle(folder / "settled").sweep()
+        assert store.held <= limit
+    assert len(store) == len(expected)
+    assert [client for client, _ in store] == sorted(expected)
+    assert all(tree.same(found, expected[client]) for client, found in store)
+
+
+def test_what_does_not_fit_in_memory_is_in_a_temporary_folder_that_goes_with_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    store = StateStore(limit=1000)
+    for turn in range(30):
+        for client in range(50):
+            store.save(client, torch.full((25,), float(100 * turn + client)))
+    folder = next(tmp_path.iterdir())
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    assert size < 40_000  # 5,000 bytes of states, 150,000 were written
+    assert all(float(found[0]) == 2900 + client for client, found in store)
+    del store
+    gc.collect()
+    assert not folder.exists()
+
+
+def test_a_state_of_nothing_is_written_once(tmp_path: Path) -> None:
+    store = StateStore()
+    for _ in range(3):
+        for client in range(100):
+            store.save(client, None)
+        shelf = store.settle(tmp_path)
+    assert [part.states for part in shelf.parts] == [100]

@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from parsifl.core.errors import ConfigError
+from parsifl.engine.study import Outcome, Point, best, chosen_by
+
+
+def outcome(label: str, test: float, validation: float | None) -> Outcome:
+    summary: dict[str, Any] = {"personal": {"mean": test}, "global": None}
+    scores = {} if validation is None else {"personal": validation}
+    return Outcome(Point({"lr": label}), (summary,), (scores,))
+
+
+def test_validation_rows_decide_where_there_are_any() -> None:
+    lucky, sound = outcome("a", test=0.9, validation=0.6), outcome("b", test=0.8, validation=0.7)
+    assert chosen_by([lucky, sound], "personal") == "validation"
+    assert best([lucky, sound], "personal", maximize=True) is sound
+    assert best([lucky, sound], "personal", maximize=False) is lucky
+
+
+def test_test_rows_decide_only_where_validation_is_missing() -> None:
+    first, second = outcome("a", test=0.9, validation=None), outcome("b", test=0.8, validation=0.7)
+    assert chosen_by([first, second], "personal") == "test"
+    assert best([first, second], "personal", maximize=True) is first
+
+
+def test_a_model_that_no_run_has_cannot_be_chosen() -> None:
+    with pytest.raises(ConfigError, match="no run of this sweep has a global model"):
+        best([outcome("a", 0.9, 0.9)], "global", maximize=True)
+    with pytest.raises(ConfigError, match="must be one of"):
+        best([outcome("a", 0.9, 0.9)], "local", maximize=True)

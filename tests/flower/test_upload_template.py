@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.sparse import csr_matrix
+
+from parsifl import wire
+from parsifl.core.algorithm import ClientInfo
+from parsifl.core.errors import WireError
+from parsifl.core.keys import Key
+from parsifl.data.clients import ClientData
+from parsifl.engine.experiment import Experiment, problem_for
+from parsifl.flower.data_schema import DataSchema
+from parsifl.flower.upload_template import Expectations
+
+
+def expected(data: ClientData, algorithm: str, **settings: Any) -> tuple[Expectations, Any, Any]:
+    facts = DataSchema.of(data)
+    problem = problem_for("glm", facts.example())
+    method = Experiment(algorithm, settings).method()
+    server = method.init_server(problem, [ClientInfo(0, 30)], Key(0))
+    down = method.broadcast(problem, server, ClientInfo(0, 30), Key(0))
+    found = Expectations(method, problem, facts)
+    return found, found.of(down, ClientInfo(0, 30), Key(0)), down
+
+
+def test_a_very_wide_sparse_matrix_is_never_made_dense() -> None:
+    ones, place = np.ones(40, np.float32), np.arange(40)
+    wide = csr_matrix((ones, (place, place)), shape=(40, 150_360))
+    data = ClientData.of([(wide, np.arange(40) % 2)])
+    _, form, _ = expected(data, "fedgradmp", tau=5)
+    assert form.known
+    assert form.flops is None
+
+
+def test_work_is_done_once_for_each_form() -> None:
+    rows = np.random.default_rng(0).standard_normal((40, 6))
+    found, form, down = expected(ClientData.of([(rows, np.arange(40) % 2)]), "fedavg")
+    assert found.of(down, ClientInfo(3, 30), Key(0, round=5)) is form
+    assert found.of(down, ClientInfo(3, 31), Key(0)) is not form
+
+
+def test_an_upload_is_held_against_its_form() -> None:
+    rows = np.random.default_rng(0).standard_normal((40, 6))
+    found, form, down = expected(ClientData.of([(rows, np.arange(40) % 2)]), "fedavg")
+    good = wire.encode(down)
+    assert found.read(good, form).keys() == down.keys()
+    with pytest.raises(WireError, match="float32"):
+        found.read(wire.encode({k: v.float() for k, v in down.items()}), form)
+    with pytest.raises(WireError, match="dense it would have"):
+        found.read(wire.encode({"coef": torch.ones(1 << 18, dtype=torch.float64)}), form)

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from parsifl.core.errors import ConfigError
+from parsifl.masks import blocks
+from parsifl.nn import models
+from parsifl.nn.layer_groups import find_head
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        (
+            "mobilenet",
+            [928, 2528, 9152, 18048, 34688, 68864, 134912, *[268800] * 5, 531968, 1061888],
+        ),
+        (
+            "preresnet18",
+            [1728, 73984, 73984, 229760, 295424, 918272, 1180672, 3671552, 4720640, 1024],
+        ),
+        ("alexnet", [23424, 307776, 664704, 885504, 590592, 37761024, 16789504]),
+    ],
+)
+def test_layers_of_the_paper(name: str, sizes: list[int]) -> None:
+    with torch.device("meta"):
+        module = models.build(name)
+    found = blocks(module)
+    assert [block.size for block in found] == sizes
+    listed = [parameter for block in found for parameter in block.parameters]
+    head = [n for n, _ in module.named_parameters() if n.startswith(f"{find_head(module)}.")]
+    assert sorted(listed + head) == sorted(n for n, _ in module.named_parameters())
+
+
+def test_every_model_splits_into_blocks_and_a_head() -> None:
+    for name in models.names():
+        with torch.device("meta"):
+            module = models.build(name)
+        assert len(blocks(module)) >= 1
+
+
+def test_a_norm_joins_the_weight_before_it_and_a_first_norm_the_next() -> None:
+    net = nn.Sequential(
+        nn.BatchNorm1d(4), nn.Linear(4, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 2)
+    )
+    (block,) = blocks(net)
+    assert block.parameters == ("0.weight", "0.bias", "1.weight", "1.bias", "2.weight", "2.bias")
+    assert block.size == 8 + 15 + 6
+
+
+class Token(nn.Module):
+    """A parameter on the outer module, as in transformers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.position = nn.Parameter(torch.zeros(3, 4))
+        self.body = nn.Linear(4, 4)
+        self.out = nn.Linear(4, 2)
+
+
+def test_parameters_of_the_outer_module_form_a_block() -> None:
+    assert [block.name for block in blocks(Token())] == ["position", "body"]
+
+
+def test_head_may_be_named_and_groups_given() -> None:
+    net = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3), nn.Linear(3, 2))
+    assert [block.name for block in blocks(net, head="0")] == ["1", "2"]
+    assert [block.size for block in blocks(net, groups=[["0", "1"]])] == [15 + 12]
+
+
+@pytest.mark.parametrize(
+    ("net", "head", "words"),
+    [
+        (nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU()), None, "no head that can be found.*Conv2d"),
+        (nn.Sequential(nn.ReLU()), None, "no layers with weights"),
+        (nn.Linear(2, 2), None, "the whole model, which is one layer"),
+        (nn.Sequential(nn.Linear(2, 2)), None, "nothing to mask"),
+        (nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), "fc", "unknown head 'fc'"),
+    ],
+)
+def test_models_without_a_head_are_refused(net: nn.Module, head: str | None, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        blocks(net, head)
+
+
+def test_groups_must_be_a_partition() -> None:
+    net = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3), nn.Linear(3, 2))
+    with pytest.raises(ConfigError, match="in no block"):
+        blocks(net, groups=[["0"]])
+    with pytest.raises(ConfigError, match="in two blocks"):
+        blocks(net, groups=[["0"], ["0", "1"]])
+    with pytest.raises(ConfigError, match="unknown submodule"):
+        blocks(net, groups=[["nine"]])
+
+
+def test_tied_parameters_are_named() -> None:
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2))
+    net[1].weight = net[0].weight
+    with pytest.raises(ConfigError, match=r"'1\.weight' is tied"):
+        blocks(net)
+
+
+def test_what_is_no_module_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"expected an nn\.Module, got list"):
+        blocks([3, 4])  # type: ignore[arg-type]  # the mistake that is tested

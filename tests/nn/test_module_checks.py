@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from parsifl.core.errors import CapabilityError
+from parsifl.nn.module_checks import refuse_unbatchable
+from parsifl.nn.neural import NeuralProblem
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.second = nn.Linear(4, 4)
+        self.second.weight = self.first.weight
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.second(self.first(x))
+
+
+class Buffered(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return x * self.get_buffer("mask")
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (nn.BatchNorm1d(4), r"layer '1' \(BatchNorm1d\) keeps buffers \(running_mean.*adapt"),
+        (nn.InstanceNorm1d(4, track_running_stats=True), r"'1' \(InstanceNorm1d\) keeps buffers"),
+        (nn.Dropout(0.1), r"layer '1' \(Dropout\) draws unkeyed random numbers; .*adapt"),
+        (nn.AlphaDropout(0.1), r"layer '1' \(AlphaDropout\) draws unkeyed"),
+        (nn.LSTM(4, 4, num_layers=2, dropout=0.2), r"'1' \(LSTM\) draws .* set its dropout to 0"),
+        (nn.MultiheadAttention(4, 2, dropout=0.2), r"\(MultiheadAttention\) draws unkeyed"),
+        (nn.RReLU(), r"layer '1' \(RReLU\) draws unkeyed"),
+        (nn.LazyLinear(3), r"layer '1' \(LazyLinear\) has lazy parameters; run the module once"),
+        (Tied(), r"parameter '1.second.weight' is tied to '1.first.weight'; .*adapt"),
+        (Buffered(), r"layer '1' \(Buffered\) keeps buffers \(mask\)"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
+def test_what_cannot_run_functionally_is_refused_by_the_name_of_the_layer(
+    layer: nn.Module, message: str
+) -> None:
+    module = nn.Sequential(nn.Linear(4, 4), layer)
+    with pytest.raises(CapabilityError, match=message):
+        NeuralProblem(module)
+    with pytest.raises(CapabilityError):
+        NeuralProblem(lambda: module)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Dropout(0.0), nn.LayerNorm(4), nn.GroupNorm(2, 4), nn.MultiheadAttention(4, 2),
+        nn.BatchNorm1d(4, track_running_stats=False), nn.LSTM(4, 4), nn.GELU(),
+    ],
+)  # fmt: skip
+def test_what_keeps_nothing_and_draws_nothing_is_fine(layer: nn.Module) -> None:
+    refuse_unbatchable(nn.Sequential(nn.Linear(4, 4), layer))
+
+
+def test_a_module_that_is_itself_the_culprit_is_named_by_its_class() -> None:
+    with pytest.raises(CapabilityError, match=r"^Dropout draws"):
+        refuse_unbatchable(nn.Dropout(0.5))

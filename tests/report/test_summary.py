@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from tests.report.folders import make_run
+
+from parsifl import Evaluation, NeuralProblem, get, simulate
+from parsifl.report.load import read, read_all
+from parsifl.report.summary import Number, headline, render, selected
+
+
+def test_the_headline_agrees_with_the_engine(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    clients = [
+        (random.normal(size=(24, 3)).astype(np.float32), random.integers(0, 2, 24))
+        for _ in range(4)
+    ]
+    problem = NeuralProblem(lambda: torch.nn.Linear(3, 2))
+    algorithm = get("ditto", lr=0.1, local_steps=2)
+    evaluation = Evaluation(select="best-test", weighting="uniform")
+    run = simulate(algorithm, problem, clients, 4, folder=tmp_path, evaluation=evaluation)
+    (row,) = headline([read(tmp_path)])
+    expected = run.summary()
+    for model, judged in (("global", row.global_model), ("personal", row.personal_model)):
+        assert judged is not None
+        assert judged.mean == Number(expected[model]["mean"])
+        assert judged.std == Number(expected[model]["std"])
+        assert judged.worst_decile == Number(expected[model]["worst_decile"])
+        assert f"best on test rows ({expected[f'{model}_round']})" in judged.protocol
+        assert "all 4 clients" in judged.protocol
+        assert "unweighted" in judged.protocol
+    assert row.bytes_up.mean == run.bytes_up
+    assert row.bytes_down.mean == run.bytes_down
+    assert row.seconds.mean == pytest.approx(expected["seconds"])
+
+
+def test_seeds_give_mean_and_sample_deviation(tmp_path: Path) -> None:
+    for seed in range(3):
+        make_run(tmp_path / str(seed), seed=seed)
+    (row,) = headline(read_all([tmp_path]))
+    assert row.seeds == (0, 1, 2)
+    assert row.personal_model is not None
+    # the last round of seed s has mean 0.8 + 0.045 + 0.001 s
+    assert row.personal_model.mean.mean == pytest.approx(0.846)
+    assert row.personal_model.mean.spread == pytest.approx(0.001)
+    assert row.bytes_up == Number(4000.0, 0.0)
+    assert row.seconds.mean == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(
+    ("select", "chosen"), [("last", 4), ("best-test", 4), ("best-validation", 2)]
+)
+def test_the_protocol_selects_the_round(tmp_path: Path, select: str, chosen: int) -> None:
+    folder = make_run(tmp_path / "a", validation=True, evaluation={"select": select})
+    found = selected(read(folder), "personal")
+    assert found is not None
+    assert found.round == chosen
+
+
+def test_a_small_score_may_be_the_best_one(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, score="mse", maximize=False, evaluation={"select": "best-test"})
+    found = selected(read(folder), "global")
+    assert found is not None
+    assert found.round == 1
+
+
+def test_missing_validation_rows_are_said_so(tmp_path: Path) -> None:
+    run = read(make_run(tmp_path, evaluation={"select": "best-validation", "fine_tune_steps": 5}))
+    (row,) = headline([run])
+    assert row.personal_model is not None
+    assert "last evaluated round (4) (best-validation was asked for" in row.personal_model.protocol
+    assert "after 5 fine-tuning steps" in row.personal_model.protocol
+
+
+@pytest.mark.parametrize(
+    ("who", "words"),
+    [("sampled", "clients that have trained"), ("unseen", "clients that never train")],
+)
+def test_the_protocol_names_the_clients(tmp_path: Path, who: str, words: str) -> None:
+    (row,) = headline([read(make_run(tmp_path, evaluation={"clients": who}))])
+    assert row.global_model is not None
+    assert words in row.global_model.protocol
+
+
+def test_the_terminal_table_shows_every_row(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", "fedavg", seed=0)
+    make_run(tmp_path / "b", "fedavg", seed=1)
+    make_run(tmp_path / "c", "[bold]local", models=("personal",))
+    make_run(tmp_path / "d", "lasso", score="mse", maximize=False, evaluate=False)
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(render(headline(read_all([tmp_path]))))
+    text = " ".join(capture.get().split())
+    assert " ± 0.1 %" in text
+    assert "[bold]local" in text
+    assert "4.00 kB" in text
+    assert "8.00 kB" in text
+    assert "mean over clients weighted by test rows" in text
+    assert "standard deviation over seeds" in text
+    assert "mse" in text
+
+
+def test_no_rows_make_an_empty_table() -> None:
+    assert headline([]) == []
+    assert render([]).row_count == 0

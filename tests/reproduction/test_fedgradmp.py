@@ -1,0 +1,100 @@
+"""FedGradMP's recipes: the protocols, and verdicts that can fail."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from parsifl_reproduction import fedgradmp_baselines, fedgradmp_recovery
+from parsifl_reproduction.fedgradmp_setup import Recovery, final, rounds_until
+from parsifl_reproduction.recipe import Context, Result, find
+
+from parsifl.algorithms.fedgradmp import FedGradMP
+from parsifl.algorithms.fediterht import FedIterHT
+
+NAMES = [f"fedgradmp-figure{number}" for number in (1, 3, 4, 5, 8, 10, 11)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_recipe_plans_jobs_with_distinct_labels(name: str) -> None:
+    jobs = find(name).plan(Context(seeds=2))
+    pairs = {(job.label, job.seed) for job in jobs}
+    assert len(pairs) == len(jobs) > 2
+
+
+def test_measurements_are_those_of_the_paper() -> None:
+    data, truth = Recovery(1.0, clients=30).data(0)
+    assert len(data) == 30
+    assert [len(rows) for rows in data.train] == [100] * 30
+    assert np.linalg.norm(truth) == pytest.approx(1.0)
+    assert int((truth != 0).sum()) == 10
+
+
+def test_errors_by_round_end_at_machine_precision() -> None:
+    values = Recovery(0.2, clients=30).errors(FedGradMP(tau=10, batch_size=40), 4, seed=1)
+    assert len(values["errors"]) == 4
+    assert values["errors"][0] > 0.01
+    assert values["errors"][-1] < 1e-14
+    assert (rounds_until(values, 1e-14) or 99) <= 4
+    assert not values["diverged"]
+
+
+def test_a_large_learning_rate_diverges_and_is_said_to() -> None:
+    values = Recovery(1.0, clients=30).errors(
+        FedIterHT(tau=10, lr=0.02, local_steps=3, batch_size=40), 6, 0
+    )
+    assert values["errors"][-1] > 1.0
+
+
+def test_verdicts_follow_the_numbers() -> None:
+    def results(error: float, level: float) -> list[Result]:
+        values = {"errors": [1.0, error], "seconds": 1.0, "diverged": False}
+        noisy = {**values, "errors": [level] * 8}
+        labels = fedgradmp_recovery.CASES
+        return [
+            *(Result(label, 0, values) for label in labels),
+            *(Result(f"noisy {label}", 0, noisy) for label in labels),
+        ]
+
+    conclude = find("fedgradmp-figure1").conclude
+    assert {c.verdict for c in conclude(Context(), results(1e-15, 1e-3))} == {"held"}
+    assert {c.verdict for c in conclude(Context(), results(1e-3, 0.5))} == {"did not hold"}
+
+
+def test_baselines_are_compared_by_rounds_and_by_time() -> None:
+    recipe, context = find("fedgradmp-figure3"), Context(seeds=1)
+
+    def verdicts(ours: float, seconds: float) -> list[str]:
+        def values(label: str) -> dict[str, object]:
+            if label == "FedGradMP":
+                return {"errors": [ours] * 10, "seconds": seconds, "diverged": False}
+            return {"errors": [0.5] * 40, "seconds": 4.0, "diverged": False}
+
+        results = [Result(job.label, 0, values(job.label)) for job in recipe.plan(context)]
+        return [claim.verdict for claim in recipe.conclude(context, results)]
+
+    assert verdicts(1e-15, 10.0) == ["held", "held"] * 3
+    assert verdicts(1e-15, 100.0) == ["held", "did not hold"] * 3
+    assert verdicts(0.9, 1.0) == ["did not hold", "did not hold"] * 3
+
+
+def test_a_diverged_baseline_counts_as_infinitely_far() -> None:
+    values = {"errors": [math.inf], "seconds": 1.0, "diverged": True}
+    assert final([Result("a", 0, values)], "a") == [math.inf]
+    claims = find("fedgradmp-figure8").conclude(
+        Context(),
+        [
+            Result(f"{name}lr={r}", 0, {"errors": [0.5 if r < 0.003 else end], "diverged": False})
+            for name, end in (("", 0.9), ("sum ", 3.0))
+            for r in fedgradmp_baselines.RATES
+        ],
+    )
+    assert [claim.verdict for claim in claims] == ["did not hold", "held", "held", "held"]
+
+
+def test_the_rates_of_figure_8_are_those_of_both_readings() -> None:
+    jobs = find("fedgradmp-figure8").plan(Context(seeds=1))
+    lengths = {job.label: job.run.args[0] * job.run.args[1] for job in jobs}  # type: ignore[attr-defined]  # a partial
+    assert lengths["sum lr=0.002"] == pytest.approx(40 * lengths["lr=0.002"])
+    assert len(lengths) == 14

@@ -1,0 +1,101 @@
+"""Fed-HT on real data and stand-ins: the step of the theory, the partition, verdicts."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+from parsifl_reproduction import fedht_partition
+from parsifl_reproduction.fedht_real import REALS, Real
+from parsifl_reproduction.fedht_setup import Setting, objectives, steepest
+from parsifl_reproduction.recipe import Context, Result, find
+
+from parsifl.data.clients import ClientData
+
+DATA = os.environ.get("PARSIFL_DATA", "")
+SMALL = Real("tiny", "text-like-e2006", 20, "squared", (0.3,), 200, "stand-in: tiny")
+
+
+def test_the_steepest_client_has_the_largest_singular_value() -> None:
+    draw = np.random.default_rng(0)
+    parts = [draw.standard_normal((rows, 5)) for rows in (4, 9)]
+    expected = max(np.linalg.norm(part, 2) ** 2 / len(part) for part in parts)
+    pairs = [(part, np.zeros(len(part))) for part in parts]
+    assert steepest(ClientData.of(pairs, test=0.0)) == pytest.approx(expected, rel=1e-3)
+    csr = [(sp.csr_matrix(part), np.zeros(len(part))) for part in parts]
+    assert steepest(ClientData.of(csr, test=0.0)) == pytest.approx(expected, rel=1e-3)
+
+
+def test_the_theory_s_step_comes_with_growing_batches() -> None:
+    steady: Any = Setting("Fed-HT", 3, 0.01, steady=True).build(5, 50)
+    plain: Any = Setting("Fed-HT", 3, 0.01).build(5, 50)
+    assert steady.batch_growth > 1.0 == plain.batch_growth
+    assert Setting("Fed-HT", 3, 0.01, steady=True).label == "Fed-HT K=3 lr=1/(6l)"
+
+
+@pytest.mark.slow
+def test_wide_text_stays_sparse_and_the_objective_falls() -> None:
+    data = SMALL.data(Context(), 0)
+    assert sp.issparse(data.x)
+    assert data.x.shape == (200, 150_360)
+    found = objectives(
+        Setting("FedIter-HT", 3, 0.3), SMALL.problem(150_360), data, 20, 50, 10, seed=0
+    )
+    assert found["objective"][1] < float(np.mean(data.y.numpy() ** 2))
+
+
+@pytest.mark.parametrize("real", REALS, ids=lambda real: real.name)
+def test_plans_are_the_grid_and_the_theory_s_step(real: Real) -> None:
+    jobs = find(f"fedht-figure5-{real.name}").plan(Context(scale="full", seeds=1))
+    assert len({job.label for job in jobs}) == len(jobs) == 2 * 4 * 9 + 9 + 2
+    assert real.tau == (500 if real.name == "mnist" else 200)
+
+
+def test_verdicts_follow_the_curves() -> None:
+    recipe, context = find("fedht-figure5-e2006"), Context(seeds=1)
+
+    def results(iterated: list[float]) -> list[Result]:
+        curves = {"Distributed-IHT": [3.0, 2.0, 1.0], "FedIter-HT": iterated}
+        return [
+            Result(job.label, 0, {"objective": curves.get(job.label.split()[0], [2.0, 1.0, 0.9])})
+            for job in recipe.plan(context)
+        ]
+
+    good = recipe.conclude(context, results([1.0, 0.6, 0.5]))
+    assert [claim.verdict for claim in good] == ["held"] * 3
+    bad = recipe.conclude(context, results([3.0, 3.0, 3.0]))
+    assert [claim.verdict for claim in bad] == ["held", "did not hold", "did not hold"]
+    assert all("stand-in" in claim.note for claim in bad)
+
+
+@pytest.mark.skipif(not DATA, reason="PARSIFL_DATA names no folder with MNIST")
+def test_mnist_has_a_support_for_each_class() -> None:
+    real = replace(REALS[0], rows=2_000)
+    data = real.data(Context(), 0)
+    assert data.x.shape == (2_000, 784)
+    assert data.x.dtype == torch.float64
+    assert float(data.x.max()) == pytest.approx(1.0)
+    # a part of two digits: nobody sees more
+    assert all(len(np.unique(data.y[np.asarray(rows)])) == 2 for rows in data.train)
+    assert real.problem(784).classes == 10
+
+
+def test_table_and_figures_can_fail() -> None:
+    table, context = find("fedht-table2"), Context(seeds=1)
+    values = {name: {"rows": row[1], "mean": row[2], "std": 1.0} for name, row in
+              fedht_partition.TABLE.items()}  # fmt: skip
+    right = [Result(name, 0, value) for name, value in values.items()]
+    wrong = [Result(name, 0, {**value, "mean": 9e9}) for name, value in values.items()]
+    assert {c.verdict for c in table.conclude(context, right)} == {"held"}
+    assert {c.verdict for c in table.conclude(context, wrong)} == {"did not hold"}
+    for figure in ("fedht-figure1", "fedht-figure2"):
+        conclude = find(figure).conclude
+        clear = Result("t-SNE", 0, {"agreement": 0.8, "chance": 0.1})
+        mixed = Result("t-SNE", 0, {"agreement": 0.1, "chance": 0.1})
+        assert conclude(context, [clear])[0].verdict == "held"
+        assert conclude(context, [mixed])[0].verdict == "did not hold"

@@ -1,0 +1,264 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from parsifl_reproduction import (
+    fedmac_figures,
+    fedmac_recovery,
+    fedmac_setup,
+    fedmac_sparse,
+    fedmac_table1,
+)
+from parsifl_reproduction.recipe import Claim, Context, Job, Recipe, Result, by_label, find
+from scipy.optimize import linprog
+from torch import nn
+
+from parsifl.core.errors import DataError
+from parsifl.core.keys import Key
+from parsifl.core.registry import get
+from parsifl.data import ClientData, prepare
+
+RECIPES = (
+    *fedmac_table1.RECIPES,
+    *fedmac_figures.RECIPES,
+    *fedmac_sparse.RECIPES,
+    *fedmac_recovery.RECIPES,
+)
+BY_NAME = {recipe.name: recipe for recipe in RECIPES}
+
+
+def plan(name: str, **context: Any) -> list[Job]:
+    return list(BY_NAME[name].plan(Context(**context)))
+
+
+def fake(**values: Any) -> dict[str, Any]:
+    base: dict[str, Any] = {
+        "rounds": 250, "global": 90.0, "personal": 98.0, "parameters": 79510,
+        "global_curve": [[250, 90.0]], "personal_curve": [[250, 98.0]],
+        "density_by_round": [0.5] * 250, "bytes_by_round": [531] * 250,
+        "dense_by_round": [1000] * 250,
+    }  # fmt: skip
+    return {**base, **values}
+
+
+def claim(claims: Any, *words: str, row: str = "") -> Claim:
+    starting = [c for c in claims if c.statement.startswith(row)]
+    found = [c for c in starting if all(word in c.statement for word in words)]
+    assert len(found) == 1, [c.statement for c in claims]
+    match: Claim = found[0]
+    return match
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
+def test_recipe_plans_distinct_jobs_for_every_seed(recipe: Recipe) -> None:
+    for scale in ("small", "full"):
+        jobs = recipe.plan(Context(scale=scale, seeds=2))
+        marks = [(job.label, job.seed) for job in jobs]
+        assert len(set(marks)) == len(marks)
+        assert {seed for _, seed in marks} == {0, 1}
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
+def test_recipe_without_results_claims_nothing(recipe: Recipe) -> None:
+    assert {c.verdict for c in recipe.conclude(Context(), [])} <= {"not run"}
+
+
+def test_recipes_are_found_by_name() -> None:
+    assert all(find(name) is recipe for name, recipe in BY_NAME.items())
+
+
+def test_full_table_has_every_row_and_method() -> None:
+    labels = {job.label for job in plan("fedmac-table1", scale="full", seeds=1)}
+    rows = {"MNIST", "FMNIST", "CIFAR", "Synthetic"}
+    assert labels == {f"{row} {method}" for row in rows for method in fedmac_setup.TITLES}
+
+
+def test_settings_are_those_of_tables_2_and_3() -> None:
+    ours = fedmac_setup.TABLE_2["fedmac"]
+    assert (ours["lr"], ours["outer_lr"], ours["lam"]) == (0.05, 3000.0, 1e-4)
+    assert fedmac_setup.TABLE_3["fedmac"]["lr"] == 0.03
+    assert fedmac_setup.TABLE_3["heurfedamp"]["lam"] == 1.0
+    products = [
+        t["outer_lr"] * t["lam"] for m, t in fedmac_setup.TABLE_3.items() if "outer_lr" in t
+    ]
+    assert products == pytest.approx([0.3, 0.3])  # "to make eta * lambda equal"
+
+
+@pytest.mark.parametrize(
+    "table", [fedmac_setup.TABLE_2, fedmac_setup.TABLE_3, fedmac_sparse.SPARSE]
+)
+def test_every_setting_builds_its_method_with_the_papers_batches(table: Any) -> None:
+    for name, options in table.items():
+        method: Any = get(name, **options)
+        assert (method.batch, method.steps) == (20, 20)
+        assert getattr(method, "weighting", "samples") == "samples"  # the same mean for everybody
+
+
+def test_every_tuned_setting_builds_its_method() -> None:
+    for name, changes in fedmac_table1.GRID.items():
+        for change in changes:
+            assert get(name, **{**fedmac_setup.TABLE_2[name], **change})
+
+
+@pytest.mark.parametrize(
+    ("row", "shape", "parameters"),
+    [
+        ("MNIST", (1, 28, 28), 79510),
+        ("FMNIST", (1, 28, 28), 79510),
+        ("CIFAR", (3, 32, 32), 246314),
+        ("Synthetic", (60,), 1430),
+    ],
+)
+def test_networks_are_the_papers(row: str, shape: tuple[int, ...], parameters: int) -> None:
+    module = fedmac_setup.FEDERATIONS[row].module()
+    assert module(torch.zeros(2, *shape)).shape == (2, 10)
+    assert sum(leaf.numel() for leaf in module.parameters()) == parameters
+
+
+def test_cost_formula_is_the_papers() -> None:
+    parameters = 79510
+    dense = parameters * 2 * 64
+    assert fedmac_setup.paper_bits(1.0, parameters) == dense
+    half = 0.5 * parameters * 2 * 64 + 0.5 * parameters * 2 + parameters
+    assert fedmac_setup.paper_bits(0.5, parameters) == half
+    assert fedmac_setup.paper_ratio(fake()) == pytest.approx(0.515625)
+    mixed = fake(density_by_round=[1.0, 0.5])
+    assert fedmac_setup.paper_ratio(mixed) == pytest.approx((1 + 0.515625) / 2)
+
+
+def test_order_of_table_1_is_judged_claim_by_claim() -> None:
+    results = [
+        Result(f"MNIST {method}", seed, fake(**{"global": best, "personal": best + 2}))
+        for seed in range(2)
+        for method, best in (("fedmac", 96.0 + seed), ("pfedme", 95.0), ("fedavg", 97.5))
+    ]
+    claims = BY_NAME["fedmac-table1"].conclude(Context(scale="full"), results)
+    assert claim(claims, "global", "pFedMe", row="MNIST").verdict == "held"
+    assert claim(claims, "global", "FedAvg", row="MNIST").verdict == "did not hold"
+    assert claim(claims, "global", "FedProx", row="MNIST").verdict == "not run"
+    assert claim(claims, "personal", "pFedMe", row="CIFAR").verdict == "not run"
+    assert claim(claims, "reaches 96.2").verdict == "held"  # the mean over seeds is 96.5
+    assert claim(claims, "reaches 98.3").verdict == "held"
+    assert claim(claims, "by 1.5 points").verdict == "held"
+    small = BY_NAME["fedmac-table1"].conclude(Context(scale="small"), results)
+    assert claim(small, "reaches 96.2").verdict == "not run"
+
+
+def test_tuned_table_takes_the_best_setting_of_each_method() -> None:
+    results = [
+        Result("MNIST fedmac", 0, fake(personal=97.0)),
+        Result("MNIST fedmac lr=0.1", 0, fake(personal=98.5)),
+        Result("MNIST pfedme", 0, fake(personal=98.0)),
+    ]
+    claims = BY_NAME["fedmac-table1-tuned"].conclude(Context(), results)
+    assert claim(claims, "personal", "pFedMe", row="MNIST").verdict == "held"
+
+
+def test_sparse_claims_follow_density_and_bytes() -> None:
+    dense_then_sparse = [0.9] * 10 + [0.5] * 240
+    ours = fake(density_by_round=dense_then_sparse, personal_curve=[[5, 99.0], [250, 98.0]])
+    theirs = fake(personal=96.2, density_by_round=[0.86] * 250)
+    results = [Result("fedmac", 0, ours), Result("pfedme", 0, theirs)]
+    claims = BY_NAME["fedmac-figure4"].conclude(Context(), results)
+    better = claim(claims, "personal", "by 1.5 points")
+    assert better.verdict == "held"
+    assert "98.00 against 96.20" in better.ours  # not the 99.00 of a round with 90 % non-zeros
+    assert "0.50 and 0.86" in better.note
+    assert claim(claims, "real bytes").verdict == "held"
+    assert claim(claims, "fewer rounds").ours.startswith("250.00 against 11.00")
+    costly = fake(bytes_by_round=[600] * 250)
+    again = BY_NAME["fedmac-figure4"].conclude(Context(), [Result("fedmac", 0, costly)])
+    assert claim(again, "real bytes").verdict == "did not hold"
+
+
+def test_gamma_w_is_judged_by_speed_and_accuracy() -> None:
+    late, early = [1.0] * 99 + [0.5] * 151, [1.0] * 49 + [0.5] * 201
+    results = [
+        Result("gamma_w=0", 0, fake(density_by_round=late)),
+        Result("gamma_w=1e-05", 0, fake(density_by_round=early, personal=97.0)),
+    ]
+    claims = BY_NAME["fedmac-figure6"].conclude(Context(), results)
+    assert claim(claims, "sparse in fewer rounds").verdict == "held"
+    assert claim(claims, "does not cost accuracy").verdict == "did not hold"
+
+
+def test_job_trains_judges_and_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tiny = prepare("digits", clients=4, partition="pathological:classes=2")
+    federation = fedmac_setup.Federation("digits", 4, 2, lambda: _flat_linear())
+    monkeypatch.setattr(fedmac_setup.Federation, "prepare", lambda *_: tiny)
+    monkeypatch.setattr(fedmac_setup, "FEDERATIONS", {"MNIST": federation})
+    options = {**fedmac_sparse.SPARSE["fedmac"], "threshold": 1e9}
+    made = fedmac_setup.job("x", "MNIST", "fedmac", options, 0, 3, Context())
+    values = made.run(tmp_path)
+    assert values["rounds"] == 3
+    assert values["density_by_round"] == pytest.approx([0.5] * 3, abs=0.01)
+    assert len(values["bytes_by_round"]) == 3
+    assert 0 < values["global"] <= values["personal"] <= 100
+    assert values["parameters"] == 650
+
+
+def _flat_linear() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+
+def test_missing_data_are_skipped_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> ClientData:
+        raise DataError("not on this machine\nmore")
+
+    monkeypatch.setattr(fedmac_setup.Federation, "prepare", refuse)
+    made = fedmac_setup.job("CIFAR fedmac", "CIFAR", "fedmac", {}, 0, 1, Context())
+    values = made.run(None)
+    assert values == {"skipped": "not on this machine"}
+    assert by_label([Result("CIFAR fedmac", 0, values)]) == {}
+
+
+def test_splitting_solves_the_linear_program() -> None:
+    """min |x|_1 - zeta <x, w> under A x = b is a linear program in the parts of x."""
+    theta, prior = fedmac_recovery.truth(Key(0))
+    zeta = 0.9 * fedmac_recovery.correlation_weight(prior)
+    matrix = np.random.default_rng(0).normal(size=(24, theta.size))
+    target = matrix @ theta
+    for kind, shift in (("none", 0.0 * prior), ("correlation", zeta * prior)):
+        found = fedmac_recovery.solve(matrix, target, kind, prior, zeta)  # type: ignore[arg-type]  # the loop widens the literal
+        exact: Any = linprog(
+            np.concatenate([1 - shift, 1 + shift]),
+            A_eq=np.concatenate([matrix, -matrix], axis=1),
+            b_eq=target,
+        )
+        value = np.abs(found).sum() - shift @ found
+        np.testing.assert_allclose(matrix @ found, target, atol=1e-8)
+        assert value == pytest.approx(exact.fun, abs=2e-2)
+
+
+def test_correlation_recovers_from_fewer_rows_than_the_others() -> None:
+    rates = {
+        kind: fedmac_recovery.recovery_rate(kind, None if kind != "l2" else 1.0, 20, 6, 0)
+        for kind in fedmac_recovery.PRIORS
+    }
+    assert rates["correlation"] == 1.0
+    assert max(rates["none"], rates["l2"]) <= 0.2
+
+
+def test_prediction_without_prior_is_the_known_statistical_dimension() -> None:
+    """Ten non-zeros of a hundred: about 33 rows (Amelunxen et al., 2014, Figure 1)."""
+    theta, prior = fedmac_recovery.truth(Key(0))
+    found = fedmac_recovery.predicted_rows(theta, "none", prior, 0.0)
+    assert found == pytest.approx(33, abs=1.5)
+    near = fedmac_recovery.correlation_weight(prior)
+    assert fedmac_recovery.predicted_rows(theta, "correlation", prior, near) < 0.6 * found
+
+
+def test_mnist_federation_is_that_of_the_paper(data_folder: Path) -> None:
+    data = fedmac_setup.FEDERATIONS["MNIST"].prepare(0, str(data_folder))
+    assert len(data) == 20
+    labels = [set(data.y[np.asarray(part)].tolist()) for part in data.train]
+    assert labels == [{u % 10, (u + 1) % 10} for u in range(20)]
+    rows = [len(a) + len(b) for a, b in zip(data.train, data.test, strict=True)]
+    assert sum(rows) == 70000
+    assert len(set(rows)) > 10
+    shares = [len(part) / total for part, total in zip(data.test, rows, strict=True)]
+    assert shares == pytest.approx([0.25] * 20, abs=0.002)

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from parsifl_reproduction import pages as page_module
+from parsifl_reproduction.pages import pages, write_pages
+from parsifl_reproduction.papers import PAPERS
+from parsifl_reproduction.recipe import SKIPPED, Claim, Context, Result, find, recipes
+from parsifl_reproduction.record import Record, not_run, read_all, record, write
+
+from parsifl.core.errors import DataError
+
+DOCS = Path(__file__).parents[2] / "docs/reproduction"
+MADE = {
+    "finished": "2026-01-02T03:04:05+00:00",
+    "seconds": 70.0,
+    "processor": "a processor",
+    "cores": 2,
+    "python": "3.11",
+    "torch": "2.13",
+}
+CLAIMS = [
+    Claim("a | b is best", "98.95", "98.70 ± 0.10", "held"),
+    Claim("c is worse", "97", "99", "did not hold", "by two points"),
+]
+
+
+def finished() -> Record:
+    results = [
+        Result("MNIST", 0, {"value": 1}, MADE),
+        Result("CIFAR", 0, {SKIPPED: "CIFAR-10 is not here"}, MADE),
+    ]
+    return record(find("fedmac-figure3"), Context("full", 1), results, CLAIMS)
+
+
+def test_every_recipe_of_a_paper_has_its_place_and_every_place_its_recipe() -> None:
+    for paper in PAPERS:
+        named = {name for item in paper.items for name in item.recipes}
+        assert named == {name for name, recipe in recipes().items() if recipe.paper == paper.title}
+        assert all(item.recipes or item.note for item in paper.items)
+
+
+def test_a_record_tells_command_date_seeds_and_machine() -> None:
+    found = finished()
+    assert found["command"] == "parsifl reproduce fedmac-figure3 --scale full --seeds 1"
+    assert (found["first"], found["seeds"], found["seconds"]) == (MADE["finished"], [0], 140.0)
+    assert found["finished"] == 1
+    assert found["skipped"] == {"CIFAR": "CIFAR-10 is not here"}
+    assert found["machine"] == {k: MADE[k] for k in ("processor", "cores", "python", "torch")}
+    assert found["claims"][1]["verdict"] == "did not hold"
+
+
+def test_pages_show_claims_and_reasons(tmp_path: Path) -> None:
+    write(tmp_path, finished())
+    write(tmp_path, not_run(find("perfedmask-table7"), Context(), "DomainNet is too large"))
+    texts = pages(read_all(tmp_path))
+    mac = texts["fedmac.md"]
+    assert r"| a \| b is best | 98.95 | 98.70 ± 0.10 | held |  |" in mac
+    assert "| **did not hold** | by two points |" in mac
+    assert "**Unfinished, 4 jobs are missing**; last job 2026-01-02; scale full; seed 0;" in mac
+    assert "Left out: CIFAR (CIFAR-10 is not here)." in mac
+    assert "Not run here: DomainNet is too large." in texts["perfedmask.md"]
+    index = texts["index.md"]
+    assert "[fedmac-figure3](fedmac.md#fedmac-figure3) | 1 held, 1 did not hold |" in index
+    assert "not run: DomainNet is too large" in index
+    assert "| Table 2 | none |  | settings; the recipes use them |" in index
+    assert all(name in index for name in recipes())
+
+
+def test_what_a_paper_says_of_its_small_scale_comes_before_its_recipes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    named = [replace(paper, note="\nWhy so small.\n") for paper in PAPERS[:1]]
+    monkeypatch.setattr(page_module, "PAPERS", tuple(named))
+    text = pages({})[f"{PAPERS[0].key}.md"]
+    assert "\n\nWhy so small.\n\n## " in text
+
+
+def test_pages_are_written_beside_the_records(tmp_path: Path) -> None:
+    write(tmp_path, finished())
+    written = {path.name for path in write_pages(tmp_path)}
+    assert written == {"index.md", "other.md", *(f"{paper.key}.md" for paper in PAPERS)}
+    (tmp_path / "stray.json").write_text("[]")
+    with pytest.raises(DataError, match=r"stray\.json is no record"):
+        write_pages(tmp_path)
+
+
+def test_the_pages_of_the_documentation_are_those_of_its_records() -> None:
+    for name, text in pages(read_all(DOCS)).items():
+        assert (DOCS / name).read_text() == text, (
+            "run `parsifl reproduce --record docs/reproduction`"
+        )
+
+
+def test_records_of_the_documentation_name_no_folder_of_this_machine() -> None:
+    for file in DOCS.glob("*"):
+        assert not re.search(r"/(?:home|root|tmp|work)/", file.read_text()), file.name

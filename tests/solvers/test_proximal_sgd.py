@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.algorithms import lowrank
+from tests.reference_lowrank import Slr, zeros
+
+from parsifl.algorithms.fedslr import FedSLR
+from parsifl.core.keys import Key
+from parsifl.engine.batch_sampler import BatchSampler
+from parsifl.solvers.proximal_sgd import Proximal, fit_component
+from parsifl.solvers.update_rules import soft
+
+
+@given(st.floats(-5, 5), st.floats(0, 5))
+def test_soft_thresholding_minimises_its_objective(value: float, threshold: float) -> None:
+    found = float(soft(torch.tensor(value, dtype=torch.float64), threshold))
+    grid = np.linspace(-6, 6, 2401)
+    best = ((grid - value) ** 2 / 2 + threshold * np.abs(grid)).min()
+    assert (found - value) ** 2 / 2 + threshold * abs(found) <= best + 1e-9
+
+
+def test_what_the_operator_kills_is_the_offset_bit_for_bit() -> None:
+    offset = torch.tensor([[0.1, 0.7, -0.3]])
+    z = offset + torch.tensor([[1e-3, 0.5, -1e-3]])
+    Proximal("sparse", 0.1).after_(z, (offset,), 0.1)
+    assert (z - offset)[0, 0] == 0
+    assert (z - offset)[0, 2] == 0
+    assert float((z - offset)[0, 1]) == pytest.approx(0.49)
+
+
+def test_without_an_offset_the_rule_acts_on_the_weights_themselves() -> None:
+    w = torch.tensor([[2.0, -0.05]])
+    rule = Proximal("sparse", 1.0, weight_decay=0.5)
+    rule.before_(w, (), 0.1)
+    torch.testing.assert_close(w, torch.tensor([[1.9, -0.0475]]))
+    rule.after_(w, (), 0.1)
+    torch.testing.assert_close(w, torch.tensor([[1.8, 0.0]]))
+
+
+@pytest.mark.parametrize("penalty", ["sparse", "low-rank"])
+def test_a_component_follows_proximal_gradient_steps(penalty: str) -> None:
+    method = FedSLR(batch_size=4, local_steps=6)
+    reference = Slr(1.0, 0.0, 0.2, 0.1, decay=0.05, personal_penalty=penalty)
+    offset = lowrank.PROBLEM.init(Key(lowrank.SEED))
+    rows = lowrank.draws(method)(0, 3, "personal")
+    expected = reference._phase_two(lowrank.start(), zeros(lowrank.start()), rows, 0.1)
+    shard = BatchSampler(lowrank.DATA, lowrank.PROBLEM).shard(
+        3, method.batches(lowrank.INFOS[3], 0), Key(lowrank.SEED)
+    )
+    found = fit_component(
+        lowrank.PROBLEM,
+        offset,
+        {name: torch.zeros_like(value) for name, value in offset.items()},
+        shard["personal"],
+        0.1,
+        rule=Proximal("sparse" if penalty == "sparse" else "low-rank", 0.2, 0.05),
+    )
+    lowrank.assert_same(found, expected)
