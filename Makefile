@@ -11,9 +11,9 @@ help:  ## list the targets
 
 setup: $(STAMP)  ## create .venv with the pinned dependencies
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml reproduction/pyproject.toml constraints.txt
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]' --editable ./reproduction
 	touch $@
 
 check: setup  ## ruff, mypy --strict, import contracts

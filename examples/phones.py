@@ -23,7 +23,7 @@ PHONES, SHARES = 10, (0.1, 0.4, 1.0)
 # %%
 with torch.device("meta"):  # shapes are enough to plan
     network = models.build("mobilenet", classes=10)
-layers = masks.blocks(network)
+layers = masks.layer_groups(network)
 total = sum(layer.size for layer in layers)
 budgets = [share * total for share in SHARES for _ in range(PHONES)]
 plan = masks.optimal(layers, budgets, seconds=10)

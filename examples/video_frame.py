@@ -19,12 +19,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from parsifl_reproduction.fedgradmp_video import TARGET, frames, measure
-from parsifl_reproduction.recipe import Context
 
 import parsifl
 from parsifl.linear.glm import GLM
 from parsifl.linear.sparsity.ksvd import ksvd, omp
+from parsifl_reproduction.fedgradmp_video import TARGET, frames, measure
+from parsifl_reproduction.recipe import Context
 
 PIECES, USED, ROUNDS = 50, 3, 40
 

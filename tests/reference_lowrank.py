@@ -81,7 +81,7 @@ class Slr:
     mu: float
     lr: float
     lr_decay: float = 1.0
-    decay: float = 0.0
+    weight_decay: float = 0.0
     solver: Literal["dual", "local", "global"] = "dual"
     global_penalty: str = "low-rank"
     personal_penalty: str = "sparse"
@@ -110,7 +110,7 @@ class Slr:
         for batch in rows:
             g = gradient(w, batch)
             w = combine(
-                lambda v, d, c, o: v - lr * (d - c + pull * (v - o) + self.decay * v),
+                lambda v, d, c, o: v - lr * (d - c + pull * (v - o) + self.weight_decay * v),
                 w, g, gamma, w_t,
             )  # fmt: skip
             if self.solver == "local":
@@ -120,7 +120,7 @@ class Slr:
     def _phase_two(self, w_t: Weights, p: Weights, rows: Sequence[Rows], lr: float) -> Weights:
         for batch in rows:
             g = gradient(combine(np.add, w_t, p), batch)
-            p = combine(lambda v, d: v - lr * (d + self.decay * v), p, g)
+            p = combine(lambda v, d: v - lr * (d + self.weight_decay * v), p, g)
             p = shrink(p, lr * self.mu, self.personal_penalty)
         return p
 

@@ -42,6 +42,6 @@ def test_fedbabu_leaves_the_head_as_it_was_drawn_and_never_sends_it() -> None:
     for name in PROBLEM.head:
         assert torch.equal(done.server.params[name], first[name])
         assert not torch.equal(done.personal(0).params[name], first[name])
-    body = sum(block.size for block in PROBLEM.blocks)
+    body = sum(block.size for block in PROBLEM.layer_groups)
     record = done.metrics[0]
     assert (record["parameters_up"], record["parameters_down"]) == (5 * body, 5 * body)

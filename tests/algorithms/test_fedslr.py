@@ -310,7 +310,7 @@ def test_a_client_with_broken_data_is_dropped_and_named() -> None:
 def test_rounds_without_local_steps_are_refused_with_a_penalty() -> None:
     with pytest.raises(ConfigError, match="only shrinks"):
         FedSLR(local_steps=0)
-    assert FedSLR(local_steps=0, lam=0.0).steps == 0
+    assert FedSLR(local_steps=0, lam=0.0).local_steps == 0
 
 
 @pytest.mark.parametrize("bad", [{"eta_g": 0.0}, {"lam": -1.0}, {"mu": -1.0}, {"p_init": "x"}])

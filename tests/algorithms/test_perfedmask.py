@@ -22,7 +22,7 @@ from parsifl.core.keys import Key
 from parsifl.engine.simulate import simulate
 from parsifl.nn.neural import NeuralProblem
 
-FIRST, SECOND = (block.size for block in PROBLEM.blocks)  # 56 and 36 parameters
+FIRST, SECOND = (block.size for block in PROBLEM.layer_groups)  # 56 and 36 parameters
 BUDGETS: tuple[Any, ...] = (0.4, 1.0, 0.4, FIRST, None)
 PROFILES = [{} if budget is None else {"budget": budget} for budget in BUDGETS]
 SETTINGS: dict[str, Any] = {
@@ -128,7 +128,7 @@ def test_on_splitmix_every_network_of_a_device_has_its_mask(engine: Engine) -> N
     ]
     method = PerFedMask(lr=0.05, batch_size=4, local_steps=2, base="splitmix", bases=2)
     done = unequal.run(method, profiles, engine, participation=1.0, evaluate=True)
-    blocks = [block.size for block in PROBLEM.narrow(0.5).blocks]
+    blocks = [block.size for block in PROBLEM.narrow(0.5).layer_groups]
     sent = sorted(row["sent"] for row in done.metrics[0]["devices"] for _ in range(row["clients"]))
     mask = done.server.masks[done.server.chosen[0]]
     masked = sum(blocks[index] for index in mask)
@@ -152,7 +152,7 @@ def infos(budgets: Sequence[Any]) -> list[ClientInfo]:
 
 @pytest.mark.parametrize("design", ["optimal", "sequential", "random"])
 def test_every_design_keeps_budgets_and_repeats(design: Any) -> None:
-    blocks = NeuralProblem(lambda: nn.Sequential(*[nn.Linear(3, 3) for _ in range(6)])).blocks
+    blocks = NeuralProblem(lambda: nn.Sequential(*[nn.Linear(3, 3) for _ in range(6)])).layer_groups
     clients = infos([0.2, 0.5, 0.7, 1, 25, 0.5])
     first = design_masks(blocks, clients, design, "J", Key(1))
     again = design_masks(blocks, clients, design, "J", Key(1))

@@ -18,7 +18,7 @@ def invoke(*words: str) -> str:
     return result.stdout
 
 
-@pytest.mark.parametrize("kind", ["algorithms", "datasets", "models", "partitions", "recipes"])
+@pytest.mark.parametrize("kind", ["algorithms", "datasets", "models", "partitions"])
 def test_every_kind_can_be_listed_for_people_and_machines(kind: str) -> None:
     rows = json.loads(invoke("list", kind, "--json"))
     assert isinstance(rows, dict)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from parsifl.algorithms.ditto import Ditto
 from parsifl.algorithms.fedavg import FedAvg
-from parsifl.algorithms.local import ClientUpdate as LocalOnly
+from parsifl.algorithms.local import Local as LocalOnly
 from parsifl.algorithms.scaffold import Scaffold, ScaffoldMessage, ScaffoldServer
 from parsifl.core.algorithm import (
     AdditiveAlgorithm,
@@ -54,7 +54,7 @@ def test_a_missing_capability_is_named_with_its_members_and_the_remedy() -> None
     require(Demanding(), classifier())
     require(FedAvg(), restricted(classifier(), ()))
     with pytest.raises(
-        CapabilityError, match=r"needs a problem that is Layered; .* blocks, head; use .*model mlp"
+        CapabilityError, match=r"needs a problem that is Layered; .* head, layer_groups; use .*model mlp"
     ):
         require(Demanding(), restricted(classifier(), ()))
     with pytest.raises(CapabilityError, match=r"is Scalable; .* lacks narrow, shapes"):

@@ -120,9 +120,9 @@ def test_a_client_without_rows_is_refused(partial: Partial) -> None:
     [
         ({}, "either steps= or epochs="),
         ({"steps": 1, "epochs": 1}, "either steps= or epochs="),
-        ({"batch": 0, "steps": 1}, "batch must be at least 1"),
-        ({"steps": -1}, "fewer than zero steps, got steps=-1"),
-        ({"epochs": -0.5}, "fewer than zero steps, got epochs=-0.5"),
+        ({"batch_size": 0, "steps": 1}, "batch_size must be at least 1"),
+        ({"steps": -1}, "must not be negative: got steps=-1"),
+        ({"epochs": -0.5}, "must not be negative: got epochs=-0.5"),
     ],
 )
 def test_impossible_draws_are_refused(settings: dict[str, Any], message: str) -> None:

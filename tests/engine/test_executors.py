@@ -352,7 +352,7 @@ def test_padding_reads_no_rows_of_other_clients() -> None:
 def test_batches_whose_rows_may_not_be_padded_are_kept_apart() -> None:
     problem = classifier()
     drawn = shards(problem, (3, 7, 7), DataRequest({"train": BatchSpec(None, steps=1)}))
-    fixed = [replace(s, draws={"train": replace(s["train"], fixed=True)}) for s in drawn]
+    fixed = [replace(s, batches={"train": replace(s["train"], fixed=True)}) for s in drawn]
     given = tasks(*((shard,) for shard in fixed))
     outcome = executors.run(lambda shard: shard["train"].weight.sum(), given, "vmap", 9)
     assert sorted(outcome.blocks) == [[0], [1, 2]]

@@ -108,7 +108,7 @@ def test_entries_of_a_profile_that_are_not_read_are_told() -> None:
 
 
 def test_a_device_with_steps_and_epochs_is_refused() -> None:
-    with pytest.raises(ConfigError, match="client 0 has both epochs and steps"):
+    with pytest.raises(ConfigError, match="client 0 has both epochs and local_steps"):
         replace(QUICK, algorithm="fednova", devices="local_steps=2+4,epochs=1").run()
 
 

@@ -180,7 +180,8 @@ def test_labels_are_not_looked_up_client_by_client(monkeypatch: pytest.MonkeyPat
 class Own:
     """Squared error of a line; what it tells of new rows is no tensor."""
 
-    score, maximize, supports_vmap, uses_batch_statistics = "mse", False, True, False
+    primary_metric, higher_is_better = "mse", False
+    supports_vmap, uses_batch_statistics = True, False
 
     def init(self, key: Key) -> dict[str, Tensor]:  # noqa: ARG002 - the contract names it
         return {"w": torch.zeros(4, dtype=torch.float64)}
@@ -295,10 +296,10 @@ def test_a_folder_with_more_rounds_than_asked_for_is_told(tmp_path: Path) -> Non
 
 def test_a_problem_of_ones_own_that_is_not_whole_names_what_it_lacks() -> None:
     class Half:
-        maximize = False
+        higher_is_better = False
 
         def loss(self, params: Any, batch: Any) -> None:
             """Do nothing."""
 
-    with pytest.raises(ConfigError, match=r"got an? Half, which lacks batchable, .*predict"):
+    with pytest.raises(ConfigError, match=r"got an? Half, which lacks init, .*predict"):
         parsifl.simulate(FedAvg(), Half(), clients(), 1)  # type: ignore[arg-type]  # that is the mistake

@@ -17,5 +17,5 @@ def test_seconds_add_latency_transfer_and_computing() -> None:
 
 @pytest.mark.parametrize("setting", [{"up": 0.0}, {"down": -1.0}, {"latency": -0.1}])
 def test_an_impossible_network_is_refused(setting: dict[str, float]) -> None:
-    with pytest.raises(ConfigError, match=r"Network\."):
+    with pytest.raises(ConfigError, match=r"NetworkModel\."):
         NetworkModel(**setting)

@@ -25,7 +25,7 @@ from parsifl.testing.fixtures import classifier, clients
 DRIVER = """
 import hashlib, json, os, random, signal, sys, time
 from pathlib import Path
-from parsifl import tree
+from parsifl.core import tree
 from parsifl.algorithms.ditto import Ditto
 from parsifl.engine import simulate as module
 from parsifl.testing.conformance.harness import snapshot
@@ -33,7 +33,7 @@ from parsifl.testing.fixtures import classifier, clients
 
 folder, engine, seed, every = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
 module.CHECKPOINT_SECONDS = every
-module.simulate(Ditto(steps=1), classifier(), clients(), 1, engine=engine)  # imports what is lazy
+module.simulate(Ditto(local_steps=1), classifier(), clients(), 1, engine=engine)  # imports what is lazy
 
 
 def digest(run):
@@ -49,7 +49,7 @@ def attempt(name):
     if child:
         return child
     try:
-        method = Ditto(lr=0.1, steps=3, batch=4, momentum=0.5)
+        method = Ditto(lr=0.1, local_steps=3, batch_size=4, momentum=0.5)
         data = clients((6, 9, 8, 11, 7, 5))
         run = module.simulate(
             method, classifier(), data, 25, participation=0.5, engine=engine, seed=4,

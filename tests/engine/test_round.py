@@ -19,7 +19,7 @@ from parsifl import wire
 from parsifl.algorithms._bases.averaging import Averaging
 from parsifl.algorithms.ditto import Ditto
 from parsifl.algorithms.fedavg import FedAvg
-from parsifl.algorithms.local import ClientUpdate as LocalOnly
+from parsifl.algorithms.local import Local as LocalOnly
 from parsifl.core import tree
 from parsifl.core.algorithm import ClientInfo, ClientUpdate, ClientUpload, GatherAlgorithm
 from parsifl.core.batching import ClientRoundData, DataRequest

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from parsifl.core.errors import ConfigError
-from parsifl.masks import MaskPlan, blocks, from_bytes, from_flops, from_memory, optimal
+from parsifl.masks import MaskPlan, from_bytes, from_flops, from_memory, layer_groups, optimal
 from parsifl.masks.cost_model import Probe
 from parsifl.masks.costs import flops_costs, memory_costs
 from parsifl.nn import models
@@ -59,7 +59,7 @@ def test_depthwise_weight_gradients_are_not_overcounted() -> None:
 def test_weak_devices_save_backward_flops_with_the_best_masks(name: str, saved: float) -> None:
     with torch.device("meta"):
         module = models.build(name)
-    found = blocks(module)
+    found = layer_groups(module)
     total = sum(block.size for block in found)
     plan = optimal(found, [total / 8] * 5 + [total] * 5)
     probe = Probe.of(module, torch.empty(4, 3, 32, 32), found)
@@ -135,7 +135,7 @@ def test_blocks_are_sorted_by_the_order_in_which_they_run() -> None:
 
 def spent(module: nn.Module, sample: Tensor, plan: MaskPlan) -> list[int]:
     """Count on the module what each mask of a plan takes."""
-    probe = Probe.of(module, sample, blocks(module))
+    probe = Probe.of(module, sample, layer_groups(module))
     order = [block.name for block in probe.blocks]
     assert order == list(plan.layers)
     return [probe.backward_flops(np.flatnonzero(mask).tolist()) for mask in plan.masks]
@@ -238,7 +238,7 @@ def test_slots_are_a_whole_number(slots: Any) -> None:
 
 def test_bytes_are_parameters_times_their_width() -> None:
     module = models.build("vgg", width=0.25)
-    found = blocks(module)
+    found = layer_groups(module)
     total = sum(block.size for block in found)
     budgets = [total, total / 2, total / 2]
     plan = from_bytes(module, [4 * budget for budget in budgets])
@@ -252,7 +252,7 @@ def test_bytes_are_parameters_times_their_width() -> None:
 def test_kept_activations_are_those_that_autograd_saves() -> None:
     module = nn.Sequential(nn.Linear(4, 8), nn.Sigmoid(), nn.Linear(8, 8), nn.Sigmoid())
     module.append(nn.Linear(8, 2))
-    probe = Probe.of(module, torch.zeros(3, 4), blocks(module))
+    probe = Probe.of(module, torch.zeros(3, 4), layer_groups(module))
     # training all: the input (3x4) and both sigmoids' outputs (3x8), in float32
     assert probe.kept_bytes([0, 1]) == 4 * (12 + 24 + 24)
     # training the second alone: its input, which is the first sigmoid's output, and its own

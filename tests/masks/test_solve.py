@@ -12,9 +12,9 @@ import torch
 
 from parsifl.core.errors import ConfigError
 from parsifl.core.keys import Key
+from parsifl.core.problem import LayerGroup
 from parsifl.masks import MaskPlan, heuristics, optimal, replan
 from parsifl.masks.instance import instance_of, value
-from parsifl.nn.layer_groups import Block
 
 MOBILENET = [928, 2528, 9152, 18048, 34688, 68864, 134912, *[268800] * 5, 531968, 1061888]
 PRERESNET = [1728, 73984, 73984, 229760, 295424, 918272, 1180672, 3671552, 4720640, 1024]
@@ -250,7 +250,7 @@ def test_layer_that_nobody_can_train_is_named() -> None:
         (7, [1], "layers is 7; give one size per layer"),
         ("17", [1], "layers is '17'; give one size"),
         ([1, float("inf")], [1], "layer 1 has size inf"),
-        ([Block("a", (), 3), Block("a", (), 4)], [5], "two layers are called 'a'"),
+        ([LayerGroup("a", (), 3), LayerGroup("a", (), 4)], [5], "two layers are called 'a'"),
     ],
 )
 def test_bad_input_is_refused_by_name(layers: Any, budgets: Any, words: str) -> None:

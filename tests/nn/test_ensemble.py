@@ -22,7 +22,7 @@ def test_it_is_a_problem_with_layers() -> None:
     both = Ensemble(BASE, (0, 2))
     assert isinstance(both, Problem)
     assert isinstance(both, Layered)
-    assert [block.name for block in both.blocks] == ["0/0", "2/0"]
+    assert [block.name for block in both.layer_groups] == ["0/0", "2/0"]
     assert both.head == ("0/2.weight", "0/2.bias", "2/2.weight", "2/2.bias")
     assert both.shapes().keys() == both.init(Key(0)).keys()
     assert (both.primary_metric, both.higher_is_better, both.supports_vmap) == (

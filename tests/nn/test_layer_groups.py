@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from parsifl.core.errors import ConfigError
-from parsifl.masks import blocks
+from parsifl.masks import layer_groups
 from parsifl.nn import models
 from parsifl.nn.layer_groups import find_head
 
@@ -27,7 +27,7 @@ from parsifl.nn.layer_groups import find_head
 def test_layers_of_the_paper(name: str, sizes: list[int]) -> None:
     with torch.device("meta"):
         module = models.build(name)
-    found = blocks(module)
+    found = layer_groups(module)
     assert [block.size for block in found] == sizes
     listed = [parameter for block in found for parameter in block.parameters]
     head = [n for n, _ in module.named_parameters() if n.startswith(f"{find_head(module)}.")]
@@ -38,14 +38,14 @@ def test_every_model_splits_into_blocks_and_a_head() -> None:
     for name in models.names():
         with torch.device("meta"):
             module = models.build(name)
-        assert len(blocks(module)) >= 1
+        assert len(layer_groups(module)) >= 1
 
 
 def test_a_norm_joins_the_weight_before_it_and_a_first_norm_the_next() -> None:
     net = nn.Sequential(
         nn.BatchNorm1d(4), nn.Linear(4, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 2)
     )
-    (block,) = blocks(net)
+    (block,) = layer_groups(net)
     assert block.parameters == ("0.weight", "0.bias", "1.weight", "1.bias", "2.weight", "2.bias")
     assert block.size == 8 + 15 + 6
 
@@ -61,13 +61,13 @@ class Token(nn.Module):
 
 
 def test_parameters_of_the_outer_module_form_a_block() -> None:
-    assert [block.name for block in blocks(Token())] == ["position", "body"]
+    assert [block.name for block in layer_groups(Token())] == ["position", "body"]
 
 
 def test_head_may_be_named_and_groups_given() -> None:
     net = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3), nn.Linear(3, 2))
-    assert [block.name for block in blocks(net, head="0")] == ["1", "2"]
-    assert [block.size for block in blocks(net, groups=[["0", "1"]])] == [15 + 12]
+    assert [block.name for block in layer_groups(net, head="0")] == ["1", "2"]
+    assert [block.size for block in layer_groups(net, groups=[["0", "1"]])] == [15 + 12]
 
 
 @pytest.mark.parametrize(
@@ -82,26 +82,26 @@ def test_head_may_be_named_and_groups_given() -> None:
 )
 def test_models_without_a_head_are_refused(net: nn.Module, head: str | None, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        blocks(net, head)
+        layer_groups(net, head)
 
 
 def test_groups_must_be_a_partition() -> None:
     net = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3), nn.Linear(3, 2))
     with pytest.raises(ConfigError, match="in no block"):
-        blocks(net, groups=[["0"]])
+        layer_groups(net, groups=[["0"]])
     with pytest.raises(ConfigError, match="in two blocks"):
-        blocks(net, groups=[["0"], ["0", "1"]])
+        layer_groups(net, groups=[["0"], ["0", "1"]])
     with pytest.raises(ConfigError, match="unknown submodule"):
-        blocks(net, groups=[["nine"]])
+        layer_groups(net, groups=[["nine"]])
 
 
 def test_tied_parameters_are_named() -> None:
     net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2))
     net[1].weight = net[0].weight
     with pytest.raises(ConfigError, match=r"'1\.weight' is tied"):
-        blocks(net)
+        layer_groups(net)
 
 
 def test_what_is_no_module_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"expected an nn\.Module, got list"):
-        blocks([3, 4])  # type: ignore[arg-type]  # the mistake that is tested
+        layer_groups([3, 4])  # type: ignore[arg-type]  # the mistake that is tested

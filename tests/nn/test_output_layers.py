@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from parsifl.core.errors import ConfigError
-from parsifl.nn.layer_groups import blocks, find_head
+from parsifl.nn.layer_groups import find_head, layer_groups
 from parsifl.nn.output_layers import output_layers
 
 Forward = Callable[["Net", Tensor], Any]
@@ -75,7 +75,7 @@ def foreign(net: Net, x: Tensor) -> Any:
 def test_head_is_the_layer_that_the_output_comes_from(run: Forward) -> None:
     net = Net(run)
     assert find_head(net) == "head"
-    assert "head" not in [block.name for block in blocks(net)]
+    assert "head" not in [block.name for block in layer_groups(net)]
 
 
 @pytest.mark.parametrize("run", [both, deciding])

@@ -6,12 +6,12 @@ import math
 
 import numpy as np
 import pytest
-from parsifl_reproduction import fedgradmp_baselines, fedgradmp_recovery
-from parsifl_reproduction.fedgradmp_setup import Recovery, final, rounds_until
-from parsifl_reproduction.recipe import Context, Result, find
 
 from parsifl.algorithms.fedgradmp import FedGradMP
 from parsifl.algorithms.fediterht import FedIterHT
+from parsifl_reproduction import fedgradmp_baselines, fedgradmp_recovery
+from parsifl_reproduction.fedgradmp_setup import Recovery, final, rounds_until
+from parsifl_reproduction.recipe import Context, Result, find
 
 NAMES = [f"fedgradmp-figure{number}" for number in (1, 3, 4, 5, 8, 10, 11)]
 

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from parsifl_reproduction import fedgradmp_digits as digits
-from parsifl_reproduction import fedgradmp_video as video
-from parsifl_reproduction.recipe import Context, Result, find
 
 from parsifl.algorithms.fedgradmp import FedGradMP
 from parsifl.core.keys import Key
 from parsifl.data.clients import ClientData
 from parsifl.engine.simulate import simulate
 from parsifl.linear.glm import GLM
+from parsifl_reproduction import fedgradmp_digits as digits
+from parsifl_reproduction import fedgradmp_video as video
+from parsifl_reproduction.recipe import Context, Result, find
 
 DATA = os.environ.get("PARSIFL_DATA", "")
 

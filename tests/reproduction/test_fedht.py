@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from parsifl_reproduction.fedht_setup import Setting, curve, grid, rounds_to
 from parsifl_reproduction.fedht_simulations import SIMULATIONS
 from parsifl_reproduction.recipe import Context, Result, find

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
+
+from parsifl.data.clients import ClientData
 from parsifl_reproduction import fedht_partition
 from parsifl_reproduction.fedht_real import REALS, Real
 from parsifl_reproduction.fedht_setup import Setting, objectives, steepest
 from parsifl_reproduction.recipe import Context, Result, find
-
-from parsifl.data.clients import ClientData
 
 DATA = os.environ.get("PARSIFL_DATA", "")
 SMALL = Real("tiny", "text-like-e2006", 20, "squared", (0.3,), 200, "stand-in: tiny")

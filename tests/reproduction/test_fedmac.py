@@ -6,6 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.optimize import linprog
+from torch import nn
+
+from parsifl.core.errors import DataError
+from parsifl.core.keys import Key
+from parsifl.core.registry import get
+from parsifl.data import ClientData, prepare
 from parsifl_reproduction import (
     fedmac_figures,
     fedmac_recovery,
@@ -14,13 +21,6 @@ from parsifl_reproduction import (
     fedmac_table1,
 )
 from parsifl_reproduction.recipe import Claim, Context, Job, Recipe, Result, by_label, find
-from scipy.optimize import linprog
-from torch import nn
-
-from parsifl.core.errors import DataError
-from parsifl.core.keys import Key
-from parsifl.core.registry import get
-from parsifl.data import ClientData, prepare
 
 RECIPES = (
     *fedmac_table1.RECIPES,

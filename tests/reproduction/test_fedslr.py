@@ -6,15 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
+from parsifl.core.keys import Key
+from parsifl.nn.models import build
+from parsifl.nn.neural import NeuralProblem
 from parsifl_reproduction import fedslr_setup as setup
 from parsifl_reproduction.fedslr_pictures import representations, separation
 from parsifl_reproduction.fedslr_tables import dense_total
 from parsifl_reproduction.fedslr_trials import NOTE
 from parsifl_reproduction.recipe import SKIPPED, Context, Result, find, recipes, reproduce
-
-from parsifl.core.keys import Key
-from parsifl.nn.models import build
-from parsifl.nn.neural import NeuralProblem
 
 NAMES = sorted(name for name in recipes() if name.startswith("fedslr-"))
 

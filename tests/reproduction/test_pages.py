@@ -5,13 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
+from parsifl.core.errors import DataError
 from parsifl_reproduction import pages as page_module
 from parsifl_reproduction.pages import pages, write_pages
 from parsifl_reproduction.papers import PAPERS
 from parsifl_reproduction.recipe import SKIPPED, Claim, Context, Result, find, recipes
 from parsifl_reproduction.record import Record, not_run, read_all, record, write
-
-from parsifl.core.errors import DataError
 
 DOCS = Path(__file__).parents[2] / "docs/reproduction"
 MADE = {

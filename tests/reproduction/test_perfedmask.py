@@ -8,14 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from parsifl_reproduction import (
-    perfedmask_costs,
-    perfedmask_masks,
-    perfedmask_setup,
-    perfedmask_tables,
-)
-from parsifl_reproduction.perfedmask_setup import FEDERATIONS, SEVEN, TITLES, Cell, configured
-from parsifl_reproduction.recipe import Claim, Context, Recipe, Result, find, recipes
 from torch import nn
 
 from parsifl.core.algorithm import ClientInfo
@@ -24,6 +16,14 @@ from parsifl.core.keys import Key
 from parsifl.data import ClientData
 from parsifl.masks.instance import bias
 from parsifl.nn.neural import NeuralProblem
+from parsifl_reproduction import (
+    perfedmask_costs,
+    perfedmask_masks,
+    perfedmask_setup,
+    perfedmask_tables,
+)
+from parsifl_reproduction.perfedmask_setup import FEDERATIONS, SEVEN, TITLES, Cell, configured
+from parsifl_reproduction.recipe import Claim, Context, Recipe, Result, find, recipes
 
 OURS = [recipe for name, recipe in recipes().items() if name.startswith("perfedmask-")]
 SMALL, FULL = Context(seeds=1), Context(scale="full", seeds=1)

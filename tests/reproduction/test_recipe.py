@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+
+from parsifl.core.errors import CheckpointError, ConfigError
 from parsifl_reproduction.recipe import (
     SKIPPED,
     Claim,
@@ -16,8 +18,6 @@ from parsifl_reproduction.recipe import (
     collect,
     reproduce,
 )
-
-from parsifl.core.errors import CheckpointError, ConfigError
 
 
 class Laboratory:

@@ -6,6 +6,7 @@ import os
 
 import numpy as np
 import pytest
+
 from parsifl_reproduction import sparse_support as support
 from parsifl_reproduction.recipe import Context, Result, find
 

@@ -44,7 +44,7 @@ def test_without_an_offset_the_rule_acts_on_the_weights_themselves() -> None:
 @pytest.mark.parametrize("penalty", ["sparse", "low-rank"])
 def test_a_component_follows_proximal_gradient_steps(penalty: str) -> None:
     method = FedSLR(batch_size=4, local_steps=6)
-    reference = Slr(1.0, 0.0, 0.2, 0.1, decay=0.05, personal_penalty=penalty)
+    reference = Slr(1.0, 0.0, 0.2, 0.1, weight_decay=0.05, personal_penalty=penalty)
     offset = lowrank.PROBLEM.init(Key(lowrank.SEED))
     rows = lowrank.draws(method)(0, 3, "personal")
     expected = reference._phase_two(lowrank.start(), zeros(lowrank.start()), rows, 0.1)

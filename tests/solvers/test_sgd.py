@@ -94,7 +94,7 @@ def test_inactive_steps_change_nothing_even_with_momentum_and_rules() -> None:
         "rule": LinearRule(0.3),
         "aux": (START,),
         "momentum": 0.9,
-        "weight_decay": 0.1,
+        "decay": 0.1,
     }
     found = sgd(PROBLEM, START, ragged, 0.3, **options)
     assert tree.same(found, sgd(PROBLEM, START, short, 0.3, **options))

@@ -72,7 +72,7 @@ def test_an_exemption_is_shown_with_its_reason() -> None:
 
 def test_settings_for_the_trial_are_taken_from_the_class() -> None:
     method: Any = conformance.small(Excused)
-    assert (method.lr, method.steps, method.batch) == (0.5, 3, 4)
+    assert (method.lr, method.local_steps, method.batch_size) == (0.5, 3, 4)
 
 
 @final

@@ -73,7 +73,7 @@ def _run_table5(folder: Path | None) -> Values:
     """Weigh the three designs on MobileNet with 80 weak devices of 100."""
     del folder  # it takes seconds
     with torch.device("meta"):
-        blocks = masks.blocks(models.build("mobilenet"))
+        blocks = masks.layer_groups(models.build("mobilenet"))
     total = sum(block.size for block in blocks)
     found: Values = {"total": total}
     for share in (0.125, 0.95):

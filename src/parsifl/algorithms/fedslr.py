@@ -177,7 +177,7 @@ class FedSLR(LocalSgd, AdditiveAlgorithm[Problem, SlrServer, SlrClient, Compact,
             rule=Proximal(self.personal_penalty, self.mu, self.weight_decay),
             momentum=self.momentum,
         )
-        return ClientUpdate(SlrClient(dual, personal), trained, _sizes(model, personal))
+        return ClientUpdate(SlrClient(dual, personal), trained, _sizes(received, personal))
 
     def _train(
         self, problem: Problem, received: Params, dual: Params, shard: ClientRoundData, rate: float

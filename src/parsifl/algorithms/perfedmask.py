@@ -108,12 +108,14 @@ class PerFedMask(FormedMean):
             members = np.flatnonzero(widths == width)
             named = [clients[int(index)] for index in members]
             here = key.replace(purpose=f"masks/{width}")
-            found = design_masks(layered(one).blocks, named, self.design, self.objective, here)
+            found = design_masks(
+                layered(one).layer_groups, named, self.design, self.objective, here
+            )
             parts.append((members, found))
         masks = np.zeros((len(clients), parts[0][1].shape[1]), dtype=np.bool_)
         for members, found in parts:
             masks[members] = found
-        tell_gaps(masks, clients, [block.name for block in layered(problem).blocks])
+        tell_gaps(masks, clients, [block.name for block in layered(problem).layer_groups])
         return masks
 
     def _width(self, info: ClientInfo) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 import parsifl
-from parsifl.cli import data, doctor, flower, list_show, masks, report, reproduce, run, sweep
+from parsifl.cli import data, doctor, flower, list_show, masks, plugins, report, run, sweep
 from parsifl.cli.errors import FriendlyGroup
 
 app = typer.Typer(
@@ -19,7 +19,7 @@ app = typer.Typer(
 _START = """Parsifl: parsimonious federated learning.
 
   parsifl demo                     compare methods on data that need no download
-  parsifl list algorithms          what there is; also datasets, models, partitions, recipes
+  parsifl list algorithms          what there is; also datasets, models, partitions
   parsifl show fedavg              equations, fields and messages of a method
   parsifl run fedavg --data digits --rounds 50 --out runs/first
   parsifl report runs/* -o report.html
@@ -45,7 +45,6 @@ def start(
 app.command()(run.run)
 app.command()(run.demo)
 app.command()(sweep.sweep)
-app.command()(reproduce.reproduce)
 app.command("list")(list_show.list_)
 app.command()(list_show.show)
 app.command()(report.report)
@@ -53,3 +52,4 @@ app.command()(doctor.doctor)
 app.add_typer(data.app, name="data")
 app.add_typer(masks.app, name="masks")
 app.add_typer(flower.app, name="flower")
+plugins.mount(app)

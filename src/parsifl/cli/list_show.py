@@ -10,13 +10,13 @@ from typing import Any, Literal
 
 import typer
 
-Kind = Literal["algorithms", "datasets", "models", "partitions", "recipes"]
-_KIND = typer.Argument(help="algorithms, datasets, models, partitions or recipes.")
+Kind = Literal["algorithms", "datasets", "models", "partitions"]
+_KIND = typer.Argument(help="algorithms, datasets, models or partitions.")
 _JSON = typer.Option(False, "--json", help="Print JSON for machines.")
 
 
 def list_(kind: Kind = _KIND, as_json: bool = _JSON) -> None:
-    """List algorithms, data sets, models, partitions or recipes.
+    """List algorithms, datasets, models or partitions.
 
     Examples:
 
@@ -42,10 +42,6 @@ def _catalog(kind: Kind) -> dict[str, str]:
         from parsifl.core.registry import algorithms
 
         return {name: _first_line(method) for name, method in algorithms().items()}
-    if kind == "recipes":
-        from parsifl_reproduction.recipe import recipes
-
-        return {name: f"{recipe.title} ({recipe.paper})" for name, recipe in recipes().items()}
     if kind == "models":
         from parsifl.linear.glm import GLM
         from parsifl.nn import models

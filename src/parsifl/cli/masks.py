@@ -59,7 +59,7 @@ def plan(
         return
     from parsifl import masks
 
-    found = masks.blocks(_module(model, classes))
+    found = masks.layer_groups(_module(model, classes))
     total = sum(block.size for block in found)
     budgets = _budgets(devices, strong, budget or [0.125], total)
     best = masks.optimal(found, budgets, objective, seconds=seconds)

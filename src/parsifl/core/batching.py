@@ -1,4 +1,4 @@
-"""What data a client reads in a round: asked for as `DataRequest`, handed over as a `ClientRoundData`.
+"""What data a client reads in a round: requested as `DataRequest`, given as `ClientRoundData`.
 
 The engine draws a shard from `Key(seed, round, client, name)`, so the same mini-batches come out
 in every engine. All shapes within a batch of clients are equal: short batches repeat a row with
@@ -47,9 +47,9 @@ class BatchSpec:
 
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.epochs is None):
-            raise ConfigError("a Draw needs either steps= or epochs=, not both and not neither")
+            raise ConfigError("a BatchSpec needs either steps= or epochs=: give exactly one")
         if self.batch_size is not None and self.batch_size < 1:
-            raise ConfigError(f"batch must be at least 1, got {self.batch_size}")
+            raise ConfigError(f"batch_size must be at least 1, got {self.batch_size}")
         whole = self.steps is None or type(self.steps) is int
         if not whole or not _is_number(self.epochs):
             raise ConfigError(
@@ -57,8 +57,8 @@ class BatchSpec:
                 f"got steps={self.steps!r}, epochs={self.epochs!r}"
             )
         if (self.steps or 0) < 0 or (self.epochs or 0) < 0:
-            given = f"local_steps={self.steps}" if self.epochs is None else f"epochs={self.epochs}"
-            raise ConfigError(f"a Draw cannot have fewer than zero steps, got {given}")
+            given = f"steps={self.steps}" if self.epochs is None else f"epochs={self.epochs}"
+            raise ConfigError(f"the number of steps must not be negative: got {given}")
 
     def rows(self, samples: int) -> int:
         """Return the rows a step for a client with this many samples."""

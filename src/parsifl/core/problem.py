@@ -14,7 +14,6 @@ from torch import Tensor
 
 from parsifl.core.batching import Batch, Batches, Rows
 from parsifl.core.keys import Key
-from parsifl.nn.layer_groups import Block
 
 Params = dict[str, Tensor]
 
@@ -68,6 +67,15 @@ class Model:
     params: Params
 
 
+@dataclass(frozen=True)
+class LayerGroup:
+    """Parameters that are frozen or trained together: a weight with its bias and norm."""
+
+    name: str
+    parameters: tuple[str, ...]
+    size: int
+
+
 @runtime_checkable
 class Layered(Problem, Protocol):
     """A model made of blocks (a weight with its bias and norm), one of which is the head."""
@@ -78,7 +86,7 @@ class Layered(Problem, Protocol):
         ...
 
     @property
-    def blocks(self) -> Sequence[Block]:
+    def layer_groups(self) -> Sequence[LayerGroup]:
         """The blocks below the head, in forward order."""
         ...
 

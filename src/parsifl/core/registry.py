@@ -1,6 +1,6 @@
 """Algorithms by name: found in `parsifl.algorithms` and in the entry points of other packages.
 
-Nothing is listed by hand. A class is registered if it is a final `FederatedAlgorithm`; its name is the class
+Nothing is listed by hand. A final subclass of `FederatedAlgorithm` is registered under its class
 name in lower case. Another package adds its own with the entry point group "parsifl.algorithms",
 each entry naming a module that holds such classes.
 """
@@ -63,7 +63,8 @@ def get(name: str, **settings: Any) -> AnyAlgorithm:
 
 def _modules() -> list[ModuleType]:
     package = importlib.import_module("parsifl.algorithms")
-    own = [f"{package.__name__}.{found.name}" for found in pkgutil.iter_modules(package.__path__)]
+    names = [module.name for module in pkgutil.iter_modules(package.__path__)]
+    own = [f"{package.__name__}.{name}" for name in names if not name.startswith("_")]
     outside = [entry.value for entry in entry_points(group=ENTRY_POINT_GROUP)]
     return [
         *(importlib.import_module(name) for name in sorted(own)),

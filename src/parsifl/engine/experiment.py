@@ -30,7 +30,7 @@ from parsifl.nn import models
 from parsifl.nn.neural import NeuralProblem
 from parsifl.wire import Precision
 
-PROFILE = ("budget", "epochs", "flops_per_second", "steps", "width")
+PROFILE = ("budget", "epochs", "flops_per_second", "local_steps", "width")
 """What a device profile may say; the method decides what it reads."""
 _NESTED: dict[str, type[Any]] = {"evaluation": Evaluation, "network": NetworkModel}
 
@@ -162,7 +162,7 @@ def _tell_unread(method: AnyAlgorithm, given: Sequence[Mapping[str, Any]]) -> No
     """Warn of entries of the device profiles that make no difference to this method."""
     read = ["flops_per_second"]
     if isinstance(method, LocalSgd):
-        read += ["epochs", "steps"]
+        read += ["epochs", "local_steps"]
     read += getattr(method, "reads", tuple)()  # those that read more than local SGD does say so
     unread = sorted({name for profile in given for name in profile} - set(read))
     if unread:

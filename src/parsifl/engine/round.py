@@ -129,7 +129,7 @@ def _run_window(
         laps.lap("aggregate")
         for client, result in done.outcome.results.items():
             if client in done.sent:
-                setting.store.save(client, result.client)
+                setting.store.save(client, result.state)
         laps.lap("state")
 
     before = torch.get_rng_state()
@@ -184,7 +184,7 @@ def _book(
             client=client,
             down=(item := items[client]).task.arguments[0],
             upload=upload,
-            info=done.outcome.results[client].info,
+            info=done.outcome.results[client].metrics,
             bytes_down=item.bytes_down,
             bytes_up=size,
             flops=item.flops,

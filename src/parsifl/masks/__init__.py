@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+from parsifl.core.problem import LayerGroup
 from parsifl.masks.costs import from_bytes, from_flops, from_memory
 from parsifl.masks.curve import curve
 from parsifl.masks.participation import ExpectedBias, expected_bias
 from parsifl.masks.plan import MaskPlan
 from parsifl.masks.render import compare, picture, rows_of
 from parsifl.masks.solve import optimal, replan
-from parsifl.nn.layer_groups import Block, blocks
+from parsifl.nn.layer_groups import layer_groups
 
 __all__ = [
-    "Block",
     "ExpectedBias",
+    "LayerGroup",
     "MaskPlan",
-    "blocks",
     "compare",
     "curve",
     "expected_bias",
     "from_bytes",
     "from_flops",
     "from_memory",
+    "layer_groups",
     "optimal",
     "picture",
     "replan",

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from parsifl.core.errors import ConfigError
+from parsifl.core.problem import LayerGroup
 from parsifl.masks.instance import Floats
-from parsifl.nn.layer_groups import Block
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -23,10 +23,10 @@ class Probe:
 
     module: nn.Module
     sample: Tensor
-    blocks: tuple[Block, ...]
+    blocks: tuple[LayerGroup, ...]
 
     @classmethod
-    def of(cls, module: nn.Module, sample: Tensor, blocks: Sequence[Block]) -> Probe:
+    def of(cls, module: nn.Module, sample: Tensor, blocks: Sequence[LayerGroup]) -> Probe:
         """Copy the module to `meta` and sort its blocks by the order in which they run."""
         import torch
 

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from parsifl.core.errors import ConfigError
+from parsifl.core.problem import LayerGroup
 from parsifl.masks.cost_model import Probe
 from parsifl.masks.feasible_sets import Catalogue
 from parsifl.masks.instance import Floats, Instance, is_whole, read_budgets, read_objective
 from parsifl.masks.plan import MaskPlan
 from parsifl.masks.solve import solve
-from parsifl.nn.layer_groups import Block, blocks
+from parsifl.nn.layer_groups import layer_groups
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 class Costs:
     """Blocks and the cost of training a set S of them: `sum(add[S]) + tail[first of S]`."""
 
-    blocks: tuple[Block, ...]
+    blocks: tuple[LayerGroup, ...]
     add: Floats
     tail: Floats
 
@@ -50,7 +51,7 @@ class Costs:
 
 def flops_costs(module: nn.Module, sample: Tensor, head: str | None = None) -> Costs:
     """Measure what training each block adds to the backward FLOPs of one batch."""
-    probe = Probe.of(module, sample, blocks(module, head))
+    probe = Probe.of(module, sample, layer_groups(module, head))
     count = len(probe.blocks)
     # from the input on, every input gradient is there: what a block adds is its weight gradient
     base = probe.backward_flops([], to_input=True)
@@ -69,7 +70,7 @@ def memory_costs(
     """
     if not is_whole(slots, 0):
         raise ConfigError(f"slots is {slots!r}; it is a whole number: 0 for SGD, 2 for Adam")
-    probe = Probe.of(module, sample, blocks(module, head))
+    probe = Probe.of(module, sample, layer_groups(module, head))
     count = len(probe.blocks)
     kept = np.array([probe.kept_bytes(range(first, count)) for first in range(count)], dtype=float)
     return Costs(
@@ -106,7 +107,7 @@ def from_bytes(
 ) -> MaskPlan:
     """Plan for devices that can upload so many bytes of parameter values in a round."""
     goal = read_objective(objective)
-    found = blocks(module, head)
+    found = layer_groups(module, head)
     sizes = {
         name: parameter.numel() * parameter.element_size()
         for name, parameter in module.named_parameters()

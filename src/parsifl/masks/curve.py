@@ -12,7 +12,7 @@ from parsifl.core.errors import ConfigError
 from parsifl.masks.cost_model import Probe
 from parsifl.masks.feasible_sets import Catalogue
 from parsifl.masks.instance import Instance, instance_of, is_number
-from parsifl.nn.layer_groups import blocks
+from parsifl.nn.layer_groups import layer_groups
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -35,7 +35,7 @@ def curve(
     forward and backward of one batch like `sample`; the percentages saved are those of Figure 3.
     A device that knows its FLOPs reads its psi off this table.
     """
-    probe = Probe.of(module, sample, blocks(module, head))
+    probe = Probe.of(module, sample, layer_groups(module, head))
     total = sum(block.size for block in probe.blocks)
     forward = probe.forward_flops()
     everything = forward + probe.backward_flops(range(len(probe.blocks)))

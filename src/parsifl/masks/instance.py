@@ -33,7 +33,7 @@ _TOLERANCE = 1e-9
 
 @runtime_checkable
 class NamedLayer(Protocol):
-    """Anything with a name and a number of parameters, such as `masks.Block`."""
+    """Anything with a name and a number of parameters, such as `masks.LayerGroup`."""
 
     @property
     def name(self) -> str:
@@ -174,7 +174,7 @@ def read_layers(layers: Layers) -> tuple[tuple[str, ...], Floats]:
     if isinstance(layers, Mapping):
         pairs: list[tuple[str, Any]] = [(str(name), size) for name, size in layers.items()]
     else:
-        given = listed(layers, "layers", "one size per layer, or masks.blocks(module)")
+        given = listed(layers, "layers", "one size per layer, or masks.layer_groups(module)")
         pairs = [_pair(index, layer) for index, layer in enumerate(given)]
     if not pairs:
         raise ConfigError("there are no layers to mask; give at least one layer size")

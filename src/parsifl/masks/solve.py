@@ -55,7 +55,7 @@ def optimal(
     Parameters
     ----------
     layers
-        Sizes in parameters, with names (a mapping, or `masks.blocks(module)`) or without.
+        Sizes in parameters, with names (a mapping, or `masks.layer_groups(module)`) or without.
     budgets
         psi_n, the number of parameters that device n may train. They may all differ.
     objective

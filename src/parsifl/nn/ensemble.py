@@ -13,8 +13,7 @@ from torch import Tensor
 from parsifl.core.batching import Batch, Rows
 from parsifl.core.errors import CapabilityError, ConfigError
 from parsifl.core.keys import Key
-from parsifl.core.problem import Layered, Params, Problem, Scalable
-from parsifl.nn.layer_groups import Block
+from parsifl.core.problem import Layered, LayerGroup, Params, Problem, Scalable
 from parsifl.nn.models.flops import named
 from parsifl.nn.row_losses import Loss, row_metrics
 
@@ -93,7 +92,7 @@ class Ensemble:
         return tuple(prefix(member) + name for member in self.members for name in inner)
 
     @cached_property
-    def blocks(self) -> tuple[Block, ...]:
+    def layer_groups(self) -> tuple[LayerGroup, ...]:
         """The blocks below the heads, member by member."""
         return tuple(
             replace(
@@ -102,7 +101,7 @@ class Ensemble:
                 parameters=tuple(prefix(member) + name for name in block.parameters),
             )
             for member in self.members
-            for block in _layered(self.base).blocks
+            for block in _layered(self.base).layer_groups
         )
 
     def shapes(self) -> dict[str, tuple[int, ...]]:

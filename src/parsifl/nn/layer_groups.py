@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from parsifl.core.errors import ConfigError, unknown
+from parsifl.core.problem import LayerGroup
 
 if TYPE_CHECKING:
     from torch import nn
@@ -21,18 +21,9 @@ class Grouped(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Block:
-    """Parameters that are frozen or trained together."""
-
-    name: str
-    parameters: tuple[str, ...]
-    size: int
-
-
-def blocks(
+def layer_groups(
     module: nn.Module, head: str | None = None, groups: Sequence[Sequence[str]] | None = None
-) -> tuple[Block, ...]:
+) -> tuple[LayerGroup, ...]:
     """List the blocks of a module, without its head, in the order of registration.
 
     Parameters
@@ -50,7 +41,7 @@ def blocks(
     --------
     >>> from torch import nn
     >>> net = nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3), nn.Linear(3, 2))
-    >>> [(block.name, block.size) for block in blocks(net)]
+    >>> [(block.name, block.size) for block in layer_groups(net)]
     [('0', 21)]
     """
     _check_module(module)
@@ -67,7 +58,7 @@ def blocks(
             f"parameter '{tied[0]}' is tied to another one, so it belongs to two layers; untie it "
             "(parsifl.nn.adapt does)"
         )
-    found = [Block(name, own, sum(sizes[one] for one in own)) for name, own in named if own]
+    found = [LayerGroup(name, own, sum(sizes[one] for one in own)) for name, own in named if own]
     _check_partition(found, own_head, set(sizes))
     return tuple(found)
 
@@ -158,7 +149,7 @@ def _below(module: nn.Module, names: Sequence[str]) -> tuple[str, ...]:
     return tuple(below)
 
 
-def _check_partition(found: Sequence[Block], head: Sequence[str], known: set[str]) -> None:
+def _check_partition(found: Sequence[LayerGroup], head: Sequence[str], known: set[str]) -> None:
     if not found:
         raise ConfigError("the model has no layer besides its head; there is nothing to mask")
     listed = [name for block in found for name in block.parameters]

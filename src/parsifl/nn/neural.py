@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from parsifl.core.batching import Batch, Rows
 from parsifl.core.errors import CapabilityError, ConfigError
 from parsifl.core.keys import Key
-from parsifl.core.problem import Params
+from parsifl.core.problem import LayerGroup, Params
 from parsifl.nn.chain_layers import Chain
 from parsifl.nn.dropout import dropout_key
 from parsifl.nn.functional import Functional
 from parsifl.nn.layer_chain import find_chain
-from parsifl.nn.layer_groups import Block, blocks, head_parameters
+from parsifl.nn.layer_groups import head_parameters, layer_groups
 from parsifl.nn.models.flops import note_trained
 from parsifl.nn.models.scaler import add_scalers
 from parsifl.nn.module_checks import refuse_unbatchable
@@ -124,9 +124,9 @@ class NeuralProblem:
         return head_parameters(self._training, self._head_name)
 
     @cached_property
-    def blocks(self) -> tuple[Block, ...]:
+    def layer_groups(self) -> tuple[LayerGroup, ...]:
         """The blocks below the head: a weight with its bias and norm each, in forward order."""
-        return blocks(self._training, self._head_name)
+        return layer_groups(self._training, self._head_name)
 
     def init(self, key: Key) -> Params:
         """Return the initial parameters for this seed."""

@@ -89,7 +89,7 @@ class Setting:
     def batches(self, round: int, client: int, name: str) -> list[list[int]]:
         """Draw the mini-batches of a client; a short batch is short, not padded."""
         rows = np.array(self.train[client])
-        steps = self.profiles[client].get("steps", self.settings["local_steps"])
+        steps = self.profiles[client].get("local_steps", self.settings["local_steps"])
         key = Key(self.seed, round, client, f"batches/{name}")
         draw = BatchSpec(self.settings["batch_size"], steps=steps)
         (index,), valid = schedule(len(rows), draw, [key.numpy_generator()])
@@ -112,7 +112,7 @@ Extra = Callable[[str, Array], Array]
 def descend(setting: Setting, params: Params, steps: Steps, extra: Extra) -> Params:
     """Take w <- w - eta v with v <- m v + g + decay w + extra(w), one step for each batch."""
     eta, m = setting.settings["lr"], setting.settings.get("momentum", 0.0)
-    decay = setting.settings.get("decay", 0.0)
+    decay = setting.settings.get("weight_decay", 0.0)
     moved = {name: value.copy() for name, value in params.items()}
     velocity = {name: np.zeros_like(value) for name, value in params.items()}
     for rows in steps:

@@ -1,6 +1,7 @@
 """Messages as bytes: the only place where bytes are counted.
 
-A message is a tree (see `parsifl.core.tree`) whose leaves are strided tensors, `Sparse` or `LowRank`.
+A message is a tree (see `parsifl.core.tree`); its leaves are strided tensors, `Sparse` or
+`LowRank`.
 Leaf by leaf the shortest form wins:
 
 - a tensor travels dense, or as an entropy-coded support with the non-zero values (a bool tensor

@@ -18,13 +18,13 @@ class LocalSgd:
     ----------
     lr, lr_decay, milestones
         Learning rate in round t: lr * lr_decay^t, times 0.1 for each milestone that t has reached.
-    batch, steps, epochs
-        Rows a step and how many steps a round; `epochs` is used instead of `steps` if given, and
-        a device profile with "epochs" or "steps" (one of them) overrides both.
-    momentum, decay
-        Heavy-ball momentum (fresh each round) and weight decay.
-    partial
-        What becomes of a last batch that is not full (see `BatchSpec`).
+    batch_size, local_steps, epochs
+        Rows per step and steps per round. `epochs` replaces `local_steps` if given, and a device
+        profile with "epochs" or "local_steps" (one of them) overrides both.
+    momentum, weight_decay
+        Heavy-ball momentum (reset every round) and weight decay.
+    last_batch
+        How to handle a last batch that is not full (see `BatchSpec`).
     """
 
     lr: Positive = 0.02
@@ -44,13 +44,13 @@ class LocalSgd:
 
     def draw(self, info: ClientInfo) -> BatchSpec:
         """Return the mini-batches that this device trains on in a round."""
-        device = {name: info.profile.get(name) for name in ("epochs", "steps")}
+        device = {name: info.profile.get(name) for name in ("epochs", "local_steps")}
         if None not in device.values():
             raise ConfigError(
-                f"the profile of client {info.id} has both epochs and steps; give one of them"
+                f"the profile of client {info.id} has both epochs and local_steps; give one of them"
             )
-        if device["epochs"] is None and device["steps"] is None:
+        if device["epochs"] is None and device["local_steps"] is None:
             device = {"epochs": self.epochs, "local_steps": self.local_steps}
         if device["epochs"] is not None:
             return BatchSpec(self.batch_size, epochs=device["epochs"], last_batch=self.last_batch)
-        return BatchSpec(self.batch_size, steps=device["steps"], last_batch=self.last_batch)
+        return BatchSpec(self.batch_size, steps=device["local_steps"], last_batch=self.last_batch)

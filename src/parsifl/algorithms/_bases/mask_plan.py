@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from parsifl.core.algorithm import ClientInfo
 from parsifl.core.errors import ConfigError
 from parsifl.core.keys import Key
+from parsifl.core.problem import LayerGroup
 from parsifl.masks import heuristics, optimal
 from parsifl.masks.instance import instance_of, is_number
-from parsifl.nn.layer_groups import Block
 
 Design = Literal["optimal", "sequential", "random"]
 Objective = Literal["J", "bias"]
@@ -46,7 +46,7 @@ def budget_of(info: ClientInfo, total: int) -> float:
 
 
 def design_masks(
-    blocks: Sequence[Block],
+    blocks: Sequence[LayerGroup],
     clients: Sequence[ClientInfo],
     design: Design,
     objective: Objective,

@@ -64,7 +64,7 @@ class Pursuit(Sparsity, Averaging[SupportSolvable, None]):
 
     def batches(self, client: ClientInfo, round: int) -> DataRequest:
         """Read mini-batches to select by, and all rows to minimise over; none is gathered."""
-        draw = BatchSpec(self.batch_size, steps=client.profile.get("steps", self.local_steps))
+        draw = BatchSpec(self.batch_size, steps=client.profile.get("local_steps", self.local_steps))
         return DataRequest({"select": draw, "all": BatchSpec(None, steps=1)})
 
     def client_update(

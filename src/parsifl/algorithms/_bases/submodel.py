@@ -242,7 +242,7 @@ class FormedMean(LocalSgd, AdditiveAlgorithm[Problem, Fleet, Params, FormMessage
         if form.blocks is None:
             return [name for name in down.params if name.startswith(starts)]
         one = layered(problem if form.width == 1.0 else narrowed(problem, form.width))
-        own = {name for index in form.blocks for name in one.blocks[index].parameters}
+        own = {name for index in form.blocks for name in one.layer_groups[index].parameters}
         own |= set(() if self.freezes_head() else one.head)
         wanted = {start + name for start in starts for name in own}
         return [name for name in down.params if name in wanted]

@@ -114,5 +114,5 @@ class Sparsity:
 def kept_places(problem: Problem) -> Mapping[str, tuple[int, ...]]:
     """Return the coefficients that the problem exempts from sparsity, by parameter."""
     # isinstance(problem, Selective) would ask the same, a hundred times slower
-    kept: Mapping[str, tuple[int, ...]] = getattr(problem, "kept", {})
+    kept: Mapping[str, tuple[int, ...]] = getattr(problem, "unpenalized", {})
     return {name: places for name, places in kept.items() if places}

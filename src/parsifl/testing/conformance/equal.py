@@ -119,10 +119,10 @@ def _idle(trial: Trial) -> Trial:
     """Return the trial with no local steps on any device."""
     method: Any = trial.method
     known = {item.name for item in dataclasses.fields(method)}
-    if not known & {"steps", "epochs"}:
+    if not known & {"local_steps", "epochs"}:
         raise NotApplicable("has neither steps nor epochs")
     settings: dict[str, Any] = (
-        {"local_steps": 0, "epochs": None} if "steps" in known else {"epochs": 0}
+        {"local_steps": 0, "epochs": None} if "local_steps" in known else {"epochs": 0}
     )
     changes = {name: value for name, value in settings.items() if name in known}
     try:

@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from parsifl_reproduction.recipe import Claim, Job, Recipe, recipes
 from typer.testing import CliRunner
 
 from parsifl.cli.app import app
+from parsifl_reproduction.recipe import Claim, Job, Recipe, recipes
 
 
 def invoke(*words: str) -> tuple[int, str, str]:
