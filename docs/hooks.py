@@ -19,7 +19,6 @@ from mkdocs.structure.files import File, Files
 from sizes import Sizes, sizes
 
 from parsifl.cli.list_show import describe
-from parsifl.core.algorithm import message_types
 from parsifl.core.registry import algorithms, find
 
 _BLOCK = re.compile(r"^\.\. math::(.*?)(?=\n\s*\n|\Z)", re.DOTALL | re.MULTILINE)
@@ -153,10 +152,10 @@ def _meanings(kind: type[Any]) -> dict[str, str]:
 
 
 def _messages(name: str) -> str:
-    types = message_types(find(name)())
+    types = find(name)().tree_types()
     rows = {
-        "sent down to a client": types.down,
-        "sent up to the server": types.upload,
+        "sent down to a client": types.downlink,
+        "sent up to the server": types.uplink,
         "kept on a client": types.client,
         "kept on the server": types.server,
     }
@@ -208,9 +207,9 @@ def _limits(name: str, requires: dict[str, str]) -> str:
         f"- Needs a problem that is `{capability}`" + (offered and f": {offered}") + "."
         for capability, offered in requires.items()
     ]
-    if kind.trains == "everyone":
+    if kind.everyone_trains():
         lines.append("- All clients train in each round; only the cohort uploads.")
-    for promise, reason in getattr(kind, "exempt", {}).items():
+    for promise, reason in kind.conformance.exempt.items():
         lines.append(f"- Exempt from the promise “{promise}”: {reason}.")
     return "\n".join(lines)
 

@@ -47,19 +47,11 @@ class FedShrink(LocalSgd, Averaging[Problem, None]):
 
     def batches(self, client: ClientInfo, round: int) -> DataRequest:
         """Read the mini-batches of local SGD."""
-        return DataRequest({"train": self.draw(client)})
+        return DataRequest({"train": self.batch_spec(client)})
 
     def client_update(
         self, problem: Problem, received: Params, state: None, data: ClientRoundData
     ) -> ClientUpdate[None, Params]:
         """Shrink after every step."""
-        trained = sgd(
-            problem,
-            received,
-            data["train"],
-            self.rate(data.round),
-            rule=Shrink(self.lam),
-            momentum=self.momentum,
-            decay=self.weight_decay,
-        )
+        trained = sgd(problem, received, data["train"], self.sgd(data.round), rule=Shrink(self.lam))
         return ClientUpdate(None, trained)

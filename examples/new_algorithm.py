@@ -27,7 +27,7 @@ from parsifl.core.keys import Key
 from parsifl.core.problem import Params, Problem
 from parsifl.engine.experiment import problem_for
 from parsifl.report import build
-from parsifl.solvers.sgd import sgd
+from parsifl.solvers.sgd import SgdConfig, sgd
 from parsifl.testing.conformance import check_algorithm
 
 FOLDER = Path("runs/new-algorithm")
@@ -62,7 +62,7 @@ class FedTop(LocalSgd, Averaging[Problem, None]):
 
     def batches(self, client: ClientInfo, round: int) -> DataRequest:  # noqa: ARG002 - the contract names it
         """Read the mini-batches of local SGD."""
-        return DataRequest({"train": self.draw(client)})
+        return DataRequest({"train": self.batch_spec(client)})
 
     def client_update(
         self,
@@ -72,7 +72,7 @@ class FedTop(LocalSgd, Averaging[Problem, None]):
         data: ClientRoundData,
     ) -> ClientUpdate[None, Params]:
         """Train, and return the largest changes."""
-        trained = sgd(problem, received, data["train"], self.rate(data.round))
+        trained = sgd(problem, received, data["train"], SgdConfig(self.learning_rate(data.round)))
         return ClientUpdate(
             None, {name: largest(trained[name] - received[name], self.share) for name in received}
         )

@@ -9,7 +9,6 @@ from tests import trajectories
 from tests.flower.inprocess import InProcess
 
 from parsifl.core import registry
-from parsifl.core.algorithm import message_types
 from parsifl.data.clients import ClientData
 from parsifl.engine import checkpoint
 from parsifl.engine.run import Run
@@ -57,7 +56,7 @@ def test_every_executor_follows_the_golden_trajectory(name: str, engine: Any) ->
 def test_in_process_flower_follows_the_golden_trajectory(name: str, tmp_path: Path) -> None:
     sites = Deployed(trajectories.experiment_of(name), tmp_path / "sites")
     records = sites.federation(tmp_path / "run").run()
-    types = message_types(trajectories.method_of(name))
+    types = trajectories.method_of(name).tree_types()
     saved = checkpoint.load(tmp_path / "run" / "checkpoint", types)
     golden = trajectories.stored(name)
     assert saved is not None

@@ -11,7 +11,7 @@ from parsifl.core.batching import BatchSpec, DataRequest
 from parsifl.core.keys import Key
 from parsifl.engine.batch_sampler import BatchSampler
 from parsifl.engine.simulate import simulate
-from parsifl.solvers.sgd import sgd
+from parsifl.solvers.sgd import SgdConfig, sgd
 from parsifl.testing.conformance.harness import difference
 from parsifl.testing.fixtures import classifier, clients
 
@@ -28,7 +28,7 @@ def fedavg_on_shared_batches(problem: Any, data: Any, rounds: int) -> Any:
             shard = shards.shard(
                 client, DataRequest({"shared": BatchSpec(4, steps=3)}), Key(0, number)
             )
-            parts.append((len(rows), sgd(problem, params, shard["shared"], 0.2)))
+            parts.append((len(rows), sgd(problem, params, shard["shared"], SgdConfig(0.2))))
         total = sum(size for size, _ in parts)
         params = {n: sum(size / total * p[n] for size, p in parts) for n in params}
     return params
@@ -53,7 +53,7 @@ def test_without_the_pull_personal_models_are_those_of_clients_alone(engine: Any
             shard = shards.shard(
                 client, DataRequest({"personal": BatchSpec(4, steps=3)}), Key(0, number)
             )
-            params = sgd(problem, params, shard["personal"], 0.2)
+            params = sgd(problem, params, shard["personal"], SgdConfig(0.2))
         assert difference(run.personal(client).params, params) < 1e-13
 
 

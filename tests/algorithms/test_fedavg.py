@@ -14,7 +14,7 @@ from parsifl.core.batching import BatchSpec, DataRequest
 from parsifl.core.keys import Key
 from parsifl.engine.batch_sampler import BatchSampler
 from parsifl.engine.simulate import simulate
-from parsifl.solvers.sgd import sgd
+from parsifl.solvers.sgd import SgdConfig, sgd
 from parsifl.testing.conformance.harness import difference
 from parsifl.testing.fixtures import classifier, clients
 
@@ -27,7 +27,7 @@ def test_one_client_is_plain_sgd() -> None:
     params, shards = problem.init(Key(0)), BatchSampler(data, problem)
     for number in range(2):
         shard = shards.shard(0, DataRequest({"train": BatchSpec(4, steps=3)}), Key(0, number))
-        params = sgd(problem, params, shard["train"], 0.2)
+        params = sgd(problem, params, shard["train"], SgdConfig(0.2))
     assert difference(run.server, params) < 1e-14
 
 
@@ -51,7 +51,9 @@ def test_the_mean_weighs_as_asked(weighting: Any, shares: tuple[float, float], e
     run = simulate(method, problem, data, 1, engine=engine, evaluate_every=0)
     shards, work = BatchSampler(data, problem), DataRequest({"train": BatchSpec(4, steps=2)})
     start = problem.init(Key(0))
-    one, two = (sgd(problem, start, shards.shard(i, work, Key(0))["train"], 0.2) for i in (0, 1))
+    one, two = (
+        sgd(problem, start, shards.shard(i, work, Key(0))["train"], SgdConfig(0.2)) for i in (0, 1)
+    )
     wanted = {name: shares[0] * one[name] + shares[1] * two[name] for name in one}
     assert difference(run.server, wanted) < 1e-14
 
@@ -70,7 +72,9 @@ def test_the_mean_of_one_client_is_what_it_sent() -> None:
 
 def test_the_rate_follows_decay_and_milestones() -> None:
     settings = LocalSgd(lr=1.0, lr_decay=0.5, milestones=(2, 4))
-    assert [settings.rate(t) for t in (0, 1, 2, 4)] == pytest.approx([1, 0.5, 0.025, 0.000625])
+    assert [settings.learning_rate(t) for t in (0, 1, 2, 4)] == pytest.approx(
+        [1, 0.5, 0.025, 0.000625]
+    )
 
 
 @pytest.mark.parametrize(
@@ -87,7 +91,7 @@ def test_the_rate_follows_decay_and_milestones() -> None:
 def test_a_device_profile_overrides_steps_and_epochs(
     settings: dict[str, Any], profile: dict[str, Any], wanted: BatchSpec
 ) -> None:
-    assert LocalSgd(**settings).draw(ClientInfo(0, 50, profile)) == wanted
+    assert LocalSgd(**settings).batch_spec(ClientInfo(0, 50, profile)) == wanted
 
 
 def test_the_learning_rate_of_a_round_reaches_the_clients() -> None:

@@ -11,7 +11,7 @@ from parsifl.core.batching import BatchSpec, DataRequest
 from parsifl.core.keys import Key
 from parsifl.engine.batch_sampler import BatchSampler
 from parsifl.engine.simulate import simulate
-from parsifl.solvers.sgd import sgd
+from parsifl.solvers.sgd import SgdConfig, sgd
 from parsifl.testing.conformance.harness import difference
 from parsifl.testing.fixtures import classifier, clients
 
@@ -29,7 +29,7 @@ def test_every_client_trains_alone_from_the_same_start(engine: Any) -> None:
             shard = shards.shard(
                 client, DataRequest({"train": BatchSpec(4, steps=3)}), Key(0, number)
             )
-            params = sgd(problem, params, shard["train"], 0.2)
+            params = sgd(problem, params, shard["train"], SgdConfig(0.2))
         assert difference(run.personal(client).params, params) < 1e-13
 
 

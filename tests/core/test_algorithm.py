@@ -14,8 +14,6 @@ from parsifl.core.algorithm import (
     AdditiveAlgorithm,
     ClientInfo,
     ClientUpdate,
-    message_types,
-    require,
 )
 from parsifl.core.batching import DataRequest
 from parsifl.core.errors import CapabilityError, ConfigError
@@ -38,8 +36,13 @@ PARAMS = dict[str, Tensor]
 def test_the_types_of_the_four_trees_are_read_from_the_hints(
     method: Any, server: Any, client: Any, down: Any, upload: Any
 ) -> None:
-    types = message_types(method)
-    assert (types.server, types.client, types.down, types.upload) == (server, client, down, upload)
+    types = method.tree_types()
+    assert (types.server, types.client, types.downlink, types.uplink) == (
+        server,
+        client,
+        down,
+        upload,
+    )
 
 
 @final
@@ -51,14 +54,15 @@ class Demanding(TinyFedAvg):
 
 
 def test_a_missing_capability_is_named_with_its_members_and_the_remedy() -> None:
-    require(Demanding(), classifier())
-    require(FedAvg(), restricted(classifier(), ()))
+    Demanding().check_capabilities(classifier())
+    FedAvg().check_capabilities(restricted(classifier(), ()))
     with pytest.raises(
-        CapabilityError, match=r"needs a problem that is Layered; .* head, layer_groups; use .*model mlp"
+        CapabilityError,
+        match=r"needs a problem that is Layered; .* head, layer_groups; use .*model mlp",
     ):
-        require(Demanding(), restricted(classifier(), ()))
+        Demanding().check_capabilities(restricted(classifier(), ()))
     with pytest.raises(CapabilityError, match=r"is Scalable; .* lacks narrow, shapes"):
-        require(Demanding(), restricted(classifier(), (Layered,)))
+        Demanding().check_capabilities(restricted(classifier(), (Layered,)))
 
 
 @final

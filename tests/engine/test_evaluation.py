@@ -2,7 +2,7 @@ from __future__ import annotations
 
 # ruff: noqa: ARG002 - the contract names every argument
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, final
+from typing import Any, final
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ from parsifl.engine.evaluator import FINE_TUNE, Evaluator
 from parsifl.engine.simulate import simulate
 from parsifl.engine.summary import headline
 from parsifl.nn.neural import NeuralProblem
-from parsifl.solvers.sgd import sgd
+from parsifl.solvers.sgd import SgdConfig, sgd
 from parsifl.testing.conformance.harness import difference
 from parsifl.testing.fixtures import TinyFedAvg, classifier, clients
 
@@ -78,7 +78,7 @@ def test_fine_tuning_takes_its_steps_from_the_personal_model(engine: Any, method
     fine = simulate(method, problem, data, 2, engine=engine, evaluation=tuned)
     work = DataRequest({FINE_TUNE: BatchSpec(4, steps=3)})
     shard = BatchSampler(data, problem).shard(1, work, Key(0, 1, purpose="tuning"))
-    wanted = sgd(problem, plain.personal(1).params, shard[FINE_TUNE], 0.5)
+    wanted = sgd(problem, plain.personal(1).params, shard[FINE_TUNE], SgdConfig(0.5))
     assert difference(fine.personal(1).params, wanted) < 1e-13
     assert fine.metrics[-1]["personal"] != plain.metrics[-1]["personal"]
     assert fine.metrics[-1]["global"] == plain.metrics[-1]["global"]
@@ -97,7 +97,7 @@ def test_fine_tuning_may_go_on_as_the_round_trained() -> None:
     work = DataRequest({FINE_TUNE: BatchSpec(4, steps=3)})
     shard = BatchSampler(data, problem).shard(1, work, Key(0, 1, purpose="tuning"))
     start = plain.personal(1).params
-    wanted = sgd(problem, start, shard[FINE_TUNE], 0.04, momentum=0.9, decay=0.1)
+    wanted = sgd(problem, start, shard[FINE_TUNE], SgdConfig(0.04, 0.9, 0.1))
     assert difference(fine.personal(1).params, wanted) < 1e-13
     nobody: Any = None  # stands for a method without local SGD
     with pytest.raises(ConfigError, match="no learning rate of the round"):
@@ -129,7 +129,8 @@ def test_sampled_clients_are_those_that_have_trained() -> None:
 class AllTrain(TinyFedAvg):
     """Let everybody train."""
 
-    trains: ClassVar[Literal["cohort", "everyone"]] = "everyone"
+    def everyone_trains(self) -> bool:
+        return True
 
 
 @pytest.mark.parametrize("method", [METHOD, AllTrain()])

@@ -20,7 +20,7 @@ from parsifl.engine.batch_sampler import BatchSampler
 from parsifl.engine.simulate import simulate
 from parsifl.engine.tasks import Task
 from parsifl.nn.neural import NeuralProblem
-from parsifl.solvers.sgd import sgd
+from parsifl.solvers.sgd import SgdConfig, sgd
 from parsifl.testing.conformance.examples import restricted
 from parsifl.testing.conformance.harness import difference, snapshot
 from parsifl.testing.fixtures import classifier, clients
@@ -69,7 +69,9 @@ def test_clients_in_threads_have_the_bits_of_a_loop_on_one_core(
     start = problem.init(Key(2))
 
     def local(shard: ClientRoundData) -> Any:
-        return sgd(problem, start, shard["train"], 0.1), torch.tensor(torch.get_num_threads())
+        return sgd(problem, start, shard["train"], SgdConfig(0.1)), torch.tensor(
+            torch.get_num_threads()
+        )
 
     with threads.single_threaded():
         loop = executors.run(local, given, "loop", 10)
@@ -180,7 +182,7 @@ def test_the_number_of_threads_changes_no_bit(executor: Any, monkeypatch: Any) -
     given = tasks(*((start, shard) for shard in drawn))
 
     def local(down: Any, shard: Any) -> Any:
-        trained = sgd(problem, down, shard["train"], 0.3, momentum=0.5)
+        trained = sgd(problem, down, shard["train"], SgdConfig(0.3, 0.5))
         batch = shard["train"].batch(0)
         return trained, problem.loss(trained, batch)  # runs the module itself
 
@@ -284,7 +286,7 @@ def test_unequal_steps_and_rows_are_padded_exactly(executor: Any, momentum: floa
     start = problem.init(Key(0))
 
     def local(down: Any, shard: Any) -> Any:
-        return sgd(problem, down, shard["train"], 0.3, momentum=momentum, decay=0.01)
+        return sgd(problem, down, shard["train"], SgdConfig(0.3, momentum, 0.01))
 
     given = tasks(*((start, shard) for shard in drawn))
     one_by_one = executors.run(local, given, "loop", 10)
@@ -304,7 +306,7 @@ def test_a_client_without_steps_stays_as_it_is_in_a_batch(executor: Any) -> None
     start = problem.init(Key(0))
     given = tasks(*((start, shard) for shard in drawn))
     outcome = executors.run(
-        lambda down, shard: sgd(problem, down, shard["train"], 0.3, momentum=0.5),
+        lambda down, shard: sgd(problem, down, shard["train"], SgdConfig(0.3, 0.5)),
         given,
         executor,
         9,
@@ -321,7 +323,7 @@ def test_full_batches_of_unequal_size_are_padded_exactly() -> None:
     given = tasks(*((start, shard) for shard in drawn))
 
     def local(down: Any, shard: Any) -> Any:
-        return sgd(problem, down, shard["train"], 0.3)
+        return sgd(problem, down, shard["train"], SgdConfig(0.3))
 
     loop = executors.run(local, given, "loop", 9)
     batched = executors.run(local, given, "vmap", 9)
@@ -340,7 +342,7 @@ def test_padding_reads_no_rows_of_other_clients() -> None:
     given = tasks(*((start, maker.shard(client, work, Key(1))) for client in range(3)))
 
     def local(down: Any, shard: Any) -> Any:
-        return sgd(problem, down, shard["train"], 0.3)
+        return sgd(problem, down, shard["train"], SgdConfig(0.3))
 
     loop, batched = (executors.run(local, given, e, 9) for e in ("loop", "vmap"))
     assert len(batched.blocks) == 1

@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 import pytest
@@ -164,7 +164,9 @@ def test_if_nobody_is_left_in_a_later_round_the_server_state_stays(
 class AllTrain(GatherAlgorithm[Problem, Params, Params, Params, Params]):
     """All clients count their rounds; the server keeps the sum of what the cohort sends."""
 
-    trains: ClassVar[Literal["cohort", "everyone"]] = "everyone"
+    def everyone_trains(self) -> bool:
+        return True
+
     cites: ClassVar[str] = "A toy"
 
     def init_server(self, problem: Problem, clients: Sequence[ClientInfo], key: Key) -> Params:

@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from parsifl.core.algorithm import message_types
 from parsifl.engine import checkpoint
 from parsifl.engine.experiment import Experiment
 from parsifl.engine.run_dir import Record, read_metrics
@@ -68,7 +67,7 @@ def until(condition: Callable[[], bool], what: str, seconds: float = 200.0) -> N
 
 def server_state(path: Path, chosen: Experiment) -> Any:
     """Return the server's state of a run folder."""
-    found = checkpoint.load(path / "checkpoint", message_types(chosen.method()))
+    found = checkpoint.load(path / "checkpoint", chosen.method().tree_types())
     assert found is not None
     return found.server
 

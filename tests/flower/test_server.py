@@ -13,7 +13,6 @@ from tests.flower.inprocess import Answer, InProcess, honest, simulated
 
 from parsifl import wire
 from parsifl.core import registry, tree
-from parsifl.core.algorithm import message_types
 from parsifl.core.errors import CheckpointError, DataError, ParsiflError
 from parsifl.engine import checkpoint
 from parsifl.engine.evaluation import Evaluation
@@ -43,7 +42,7 @@ def experiment(algorithm: str, **changes: object) -> Experiment:
 
 
 def server_state(path: Path, method: Experiment) -> object:
-    found = checkpoint.load(path / "checkpoint", message_types(method.method()))
+    found = checkpoint.load(path / "checkpoint", method.method().tree_types())
     assert found is not None
     return found.server
 

@@ -21,7 +21,7 @@ from parsifl.nn.neural import NeuralProblem
 from parsifl.solvers import fused
 from parsifl.solvers.coupled import Coupled, alternate
 from parsifl.solvers.maml import sgd_ahead
-from parsifl.solvers.sgd import gradient, sgd, sgd_pair
+from parsifl.solvers.sgd import SgdConfig, gradient, sgd, sgd_pair
 from parsifl.solvers.update_rules import LinearRule
 from parsifl.testing.conformance.harness import difference
 from parsifl.testing.fixtures import classifier, clients
@@ -64,7 +64,7 @@ def two_ways(
 
 
 def plain(problem: Problem, params: Params, batches: Batches) -> Params:
-    return sgd(problem, params, batches, 0.1)
+    return sgd(problem, params, batches, SgdConfig(0.1))
 
 
 def first_gradient(problem: Problem, params: Params, batches: Batches) -> Params:
@@ -73,16 +73,22 @@ def first_gradient(problem: Problem, params: Params, batches: Batches) -> Params
 
 def with_everything(problem: Problem, params: Params, batches: Batches) -> Any:
     rule = Coupled(rate=0.5, lam=0.3, decay=0.1, gamma=0.2, gamma_w=0.1)
-    return sgd_pair(
-        problem, params, batches, 0.1, rule=rule, aux=(params,), momentum=0.5, decay=0.1
-    )
+    return sgd_pair(problem, params, batches, SgdConfig(0.1, 0.5, 0.1), rule=rule, aux=(params,))
 
 
 def head_only(problem: Problem, params: Params, batches: Batches) -> Params:
     names = sorted(params)[-2:]
     trained = {name: params[name] for name in names}
     fixed = {name: value for name, value in params.items() if name not in names}
-    return sgd(problem, trained, batches, 0.1, frozen=fixed, rule=LinearRule(0.2), aux=(trained,))
+    return sgd(
+        problem,
+        trained,
+        batches,
+        SgdConfig(0.1),
+        frozen=fixed,
+        rule=LinearRule(0.2),
+        aux=(trained,),
+    )
 
 
 def body_only(problem: Problem, params: Params, batches: Batches) -> Params:
@@ -90,7 +96,9 @@ def body_only(problem: Problem, params: Params, batches: Batches) -> Params:
     trained = {name: params[name] for name in names}
     fixed = {name: value for name, value in params.items() if name not in names}
     found = gradient(problem, trained, batches.batch(0), fixed)
-    return tree.axpy(-0.1, found, sgd(problem, trained, batches, 0.1, frozen=fixed, decay=0.3))
+    return tree.axpy(
+        -0.1, found, sgd(problem, trained, batches, SgdConfig(0.1, weight_decay=0.3), frozen=fixed)
+    )
 
 
 def ahead(problem: Problem, params: Params, batches: Batches) -> Params:

@@ -14,7 +14,7 @@ from parsifl.core.keys import Key
 from parsifl.core.problem import Params
 from parsifl.engine.batch_sampler import BatchSampler
 from parsifl.nn.neural import NeuralProblem
-from parsifl.solvers.sgd import gradient, sgd, sgd_pair
+from parsifl.solvers.sgd import SgdConfig, gradient, sgd, sgd_pair
 from parsifl.solvers.thresholding import SoftThreshold
 from parsifl.solvers.update_rules import LinearRule, Rule
 from parsifl.testing.conformance.harness import difference
@@ -50,7 +50,7 @@ def with_optimizer(start: Params, drawn: Batches, prox: float = 0.0, **options: 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 def test_it_is_the_sgd_of_torch(momentum: float, decay: float) -> None:
-    found = sgd(PROBLEM, START, batches(), 0.3, momentum=momentum, decay=decay)
+    found = sgd(PROBLEM, START, batches(), SgdConfig(0.3, momentum, decay))
     wanted = with_optimizer(START, batches(), lr=0.3, momentum=momentum, weight_decay=decay)
     assert difference(found, wanted) < 1e-14
 
@@ -58,7 +58,7 @@ def test_it_is_the_sgd_of_torch(momentum: float, decay: float) -> None:
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_a_proximal_rule_is_part_of_the_gradient(momentum: float) -> None:
     aux = (tree.scale(-0.7, START),)
-    found = sgd(PROBLEM, START, batches(), 0.3, rule=LinearRule(0.7), aux=aux, momentum=momentum)
+    found = sgd(PROBLEM, START, batches(), SgdConfig(0.3, momentum), rule=LinearRule(0.7), aux=aux)
     wanted = with_optimizer(START, batches(), prox=0.7, lr=0.3, momentum=momentum)
     assert difference(found, wanted) < 1e-13
 
@@ -68,19 +68,19 @@ def test_a_threshold_comes_after_the_step() -> None:
     one = batches(steps=1)
     stepped = with_optimizer(START, one, lr=0.3)
     wanted = {n: v.sign() * (v.abs() - 0.15).clamp(min=0) for n, v in stepped.items()}
-    assert difference(sgd(PROBLEM, START, one, 0.3, rule=rule), wanted) < 1e-14
+    assert difference(sgd(PROBLEM, START, one, SgdConfig(0.3), rule=rule), wanted) < 1e-14
 
 
 def test_inputs_are_not_changed() -> None:
     start, drawn = {n: v.clone() for n, v in START.items()}, batches()
     before = tree.map(torch.clone, drawn)
-    sgd(PROBLEM, start, drawn, 0.3, rule=LinearRule(0.1), aux=(start,), momentum=0.5)
+    sgd(PROBLEM, start, drawn, SgdConfig(0.3, 0.5), rule=LinearRule(0.1), aux=(start,))
     assert tree.same(start, START)
     assert tree.same(drawn, before)
 
 
 def test_no_steps_give_the_same_parameters() -> None:
-    found, aux = sgd_pair(PROBLEM, START, batches(steps=0), 0.3, aux=(START,))
+    found, aux = sgd_pair(PROBLEM, START, batches(steps=0), SgdConfig(0.3), aux=(START,))
     assert tree.same(found, START)
     assert tree.same(aux, (START,))
 
@@ -96,8 +96,8 @@ def test_inactive_steps_change_nothing_even_with_momentum_and_rules() -> None:
         "momentum": 0.9,
         "decay": 0.1,
     }
-    found = sgd(PROBLEM, START, ragged, 0.3, **options)
-    assert tree.same(found, sgd(PROBLEM, START, short, 0.3, **options))
+    found = sgd(PROBLEM, START, ragged, SgdConfig(0.3), **options)
+    assert tree.same(found, sgd(PROBLEM, START, short, SgdConfig(0.3), **options))
 
 
 @final
@@ -115,14 +115,14 @@ class Trail(Rule):
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 def test_a_rule_may_move_its_auxiliary_tree(momentum: float) -> None:
     found, (trail,) = sgd_pair(
-        PROBLEM, START, batches(steps=3), 0.3, rule=Trail(), aux=(START,), momentum=momentum
+        PROBLEM, START, batches(steps=3), SgdConfig(0.3, momentum), rule=Trail(), aux=(START,)
     )
     wanted = START
     for steps in (1, 2, 3):
-        w = sgd(PROBLEM, START, batches_cut(steps), 0.3, momentum=momentum)
+        w = sgd(PROBLEM, START, batches_cut(steps), SgdConfig(0.3, momentum))
         wanted = {n: 0.9 * wanted[n] + 0.1 * w[n] for n in wanted}
     assert difference(trail, wanted) < 1e-14
-    assert difference(found, sgd(PROBLEM, START, batches_cut(3), 0.3, momentum=momentum)) < 1e-14
+    assert difference(found, sgd(PROBLEM, START, batches_cut(3), SgdConfig(0.3, momentum))) < 1e-14
 
 
 def batches_cut(steps: int) -> Batches:
@@ -135,15 +135,17 @@ def batches_cut(steps: int) -> Batches:
 def test_a_moving_auxiliary_tree_stops_with_its_client() -> None:
     drawn = batches(steps=3)
     ragged = replace(drawn, active=torch.tensor([True, False, False]), ragged=True)
-    _, (trail,) = sgd_pair(PROBLEM, START, ragged, 0.3, rule=Trail(), aux=(START,))
-    _, (short,) = sgd_pair(PROBLEM, START, batches_cut(1), 0.3, rule=Trail(), aux=(START,))
+    _, (trail,) = sgd_pair(PROBLEM, START, ragged, SgdConfig(0.3), rule=Trail(), aux=(START,))
+    _, (short,) = sgd_pair(
+        PROBLEM, START, batches_cut(1), SgdConfig(0.3), rule=Trail(), aux=(START,)
+    )
     assert tree.same(trail, short)
 
 
 def test_frozen_parameters_are_read_and_not_trained() -> None:
     trained = {name: START[name] for name in ("2.weight", "2.bias")}
     frozen = {name: START[name] for name in ("0.weight", "0.bias")}
-    found = sgd(PROBLEM, trained, batches(), 0.3, frozen=frozen)
+    found = sgd(PROBLEM, trained, batches(), SgdConfig(0.3), frozen=frozen)
     assert set(found) == set(trained)
     w = {name: value.clone() for name, value in trained.items()}
     for batch in batches():
@@ -169,7 +171,7 @@ def test_it_runs_inside_another_transformation() -> None:
     drawn = batches(steps=2)
 
     def final_loss(params: Params) -> Tensor:
-        return sum(v.square().sum() for v in sgd(PROBLEM, params, drawn, 0.1).values())  # type: ignore[return-value]  # sum of tensors
+        return sum(v.square().sum() for v in sgd(PROBLEM, params, drawn, SgdConfig(0.1)).values())  # type: ignore[return-value]  # sum of tensors
 
     values = torch.func.vmap(final_loss)(tree.map(lambda v: torch.stack([v, v]), START))
     assert torch.allclose(values[0], values[1])

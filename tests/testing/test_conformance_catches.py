@@ -20,7 +20,7 @@ from parsifl.core.algorithm import AnyAlgorithm, ClientInfo, ClientUpdate
 from parsifl.core.batching import ClientRoundData, DataRequest
 from parsifl.core.keys import Key
 from parsifl.core.problem import Model, Params, Problem
-from parsifl.solvers.sgd import sgd
+from parsifl.solvers.sgd import SgdConfig, sgd
 from parsifl.testing.conformance import run_check, trial_for
 from parsifl.testing.fixtures import TinyFedAvg
 
@@ -34,7 +34,7 @@ class Impure(TinyFedAvg):
         self, problem: Problem, received: Params, state: None, data: ClientRoundData
     ) -> ClientUpdate[None, Params]:
         """Train in place."""
-        trained = sgd(problem, received, data["train"], self.lr)
+        trained = sgd(problem, received, data["train"], SgdConfig(self.lr))
         for name, value in received.items():
             value.copy_(trained[name])
         return ClientUpdate(None, trained)
@@ -94,7 +94,7 @@ class Branching(TinyFedAvg):
         self, problem: Problem, received: Params, state: None, data: ClientRoundData
     ) -> ClientUpdate[None, Params]:
         """Branch on a tensor."""
-        trained = sgd(problem, received, data["train"], self.lr)
+        trained = sgd(problem, received, data["train"], SgdConfig(self.lr))
         first = next(iter(trained.values()))
         return ClientUpdate(None, trained if float(first.sum()) > -1e9 else received)
 
@@ -112,7 +112,7 @@ class BranchingJudge(TinyFedAvg):
         self, problem: Problem, received: Params, state: None, data: ClientRoundData
     ) -> Model:
         """Branch on a tensor."""
-        tuned = sgd(problem, received, data["train"], self.lr)
+        tuned = sgd(problem, received, data["train"], SgdConfig(self.lr))
         return Model(problem, tuned if float(next(iter(tuned.values())).sum()) > -1e9 else received)
 
 
@@ -125,7 +125,7 @@ class SinglePrecision(TinyFedAvg):
         self, problem: Problem, received: Params, state: None, data: ClientRoundData
     ) -> ClientUpdate[None, Params]:
         """Train and round."""
-        trained = sgd(problem, received, data["train"], self.lr)
+        trained = sgd(problem, received, data["train"], SgdConfig(self.lr))
         return ClientUpdate(None, {name: value.float() for name, value in trained.items()})
 
 
@@ -150,7 +150,7 @@ class Restless(TinyFedAvg):
         self, problem: Problem, received: Params, state: None, data: ClientRoundData
     ) -> ClientUpdate[None, Params]:
         """Train and shrink."""
-        trained = sgd(problem, received, data["train"], self.lr)
+        trained = sgd(problem, received, data["train"], SgdConfig(self.lr))
         return ClientUpdate(None, tree.scale(0.9, trained))
 
 
@@ -163,7 +163,7 @@ class DataDependent(TinyFedAvg):
         self, problem: Problem, received: Params, state: None, data: ClientRoundData
     ) -> ClientUpdate[None, Params]:
         """Send only what is positive."""
-        trained = sgd(problem, received, data["train"], self.lr)
+        trained = sgd(problem, received, data["train"], SgdConfig(self.lr))
         return ClientUpdate(None, {n: v.flatten()[v.flatten() > 0] for n, v in trained.items()})
 
     def aggregate(self, problem: Problem, server: Params, total: Mean, key: Key) -> Params:
@@ -230,13 +230,13 @@ class Telltale(LocalSgd, Averaging[Problem, Params]):
 
     def batches(self, client: ClientInfo, round: int) -> DataRequest:
         """Read mini-batches."""
-        return DataRequest({"train": self.draw(client)})
+        return DataRequest({"train": self.batch_spec(client)})
 
     def client_update(
         self, problem: Problem, received: Params, state: Params, data: ClientRoundData
     ) -> ClientUpdate[Params, Params]:
         """Train the personal model and give it away."""
-        own = sgd(problem, state, data["train"], self.lr)
+        own = sgd(problem, state, data["train"], SgdConfig(self.lr))
         return ClientUpdate(own, own)
 
     def personalize(

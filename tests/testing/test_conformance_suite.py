@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
@@ -12,13 +11,13 @@ import pytest
 import torch
 
 from parsifl.algorithms.fedavg import FedAvg
-from parsifl.core.algorithm import ClientUpdate
+from parsifl.core.algorithm import ClientUpdate, Conformance
 from parsifl.core.batching import ClientRoundData
 from parsifl.core.errors import CapabilityError, ConfigError
 from parsifl.core.problem import Layered, Params, Problem
 from parsifl.data.clients import ClientData
 from parsifl.nn.neural import NeuralProblem
-from parsifl.solvers.sgd import sgd
+from parsifl.solvers.sgd import SgdConfig, sgd
 from parsifl.testing import conformance
 from parsifl.testing.conformance import ConformanceError, check_algorithm, run_check, trial_for
 from parsifl.testing.conformance.examples import Example, neural
@@ -40,7 +39,7 @@ class SinglePrecision(TinyFedAvg):
         self, problem: Problem, received: Params, state: None, data: ClientRoundData
     ) -> ClientUpdate[None, Params]:
         """Train and round."""
-        trained = sgd(problem, received, data["train"], self.lr)
+        trained = sgd(problem, received, data["train"], SgdConfig(self.lr))
         return ClientUpdate(None, {name: value.float() for name, value in trained.items()})
 
 
@@ -61,8 +60,9 @@ def test_every_broken_promise_is_listed() -> None:
 class Excused(TinyFedAvg):
     """Shrink without a step, and say so."""
 
-    exempt: ClassVar[Mapping[str, str]] = {"zero local steps change nothing": "it shrinks"}
-    trial: ClassVar[Mapping[str, Any]] = {"lr": 0.5}
+    conformance: ClassVar[Conformance] = Conformance(
+        {"lr": 0.5}, {"zero local steps change nothing": "it shrinks"}
+    )
 
 
 def test_an_exemption_is_shown_with_its_reason() -> None:

@@ -70,13 +70,13 @@ class APFL(LocalSgd, Averaging[Problem, ApflClient]):
 
     def batches(self, client: ClientInfo, round: int) -> DataRequest:
         """Read the mini-batches of local SGD."""
-        return DataRequest({"train": self.draw(client)})
+        return DataRequest({"train": self.batch_spec(client)})
 
     def client_update(
         self, problem: Problem, received: Params, state: ApflClient, data: ClientRoundData
     ) -> ClientUpdate[ApflClient, Params]:
         """Step both models on every batch."""
-        rate, batches = self.rate(data.round), data["train"]
+        rate, batches = self.learning_rate(data.round), data["train"]
         both = (received, state)
         for number, batch in enumerate(batches):
             moved = self._step(problem, *both, batch, rate, first=number == 0)

@@ -13,7 +13,7 @@ from parsifl.core.batching import BatchSpec, ClientRoundData, DataRequest
 from parsifl.core.config import NonNegative
 from parsifl.core.keys import Key
 from parsifl.core.problem import Model, Params, Problem
-from parsifl.solvers.sgd import sgd
+from parsifl.solvers.sgd import SgdConfig, sgd
 from parsifl.solvers.update_rules import LinearRule
 
 
@@ -50,7 +50,7 @@ class Ditto(LocalSgd, Averaging[Problem, Params]):
 
     def batches(self, client: ClientInfo, round: int) -> DataRequest:
         """Read separate mini-batches for the global and for the personal model."""
-        shared = personal = self.draw(client)
+        shared = personal = self.batch_spec(client)
         if self.personal_epochs is not None:
             personal = BatchSpec(
                 self.batch_size, epochs=self.personal_epochs, last_batch=self.last_batch
@@ -61,19 +61,17 @@ class Ditto(LocalSgd, Averaging[Problem, Params]):
         self, problem: Problem, received: Params, state: Params, data: ClientRoundData
     ) -> ClientUpdate[Params, Params]:
         """Train the global model for the server, then the personal one against what came down."""
-        rate = self.rate(data.round)
+        rate = self.learning_rate(data.round)
         shared = sgd(
-            problem, received, data["shared"], rate, momentum=self.momentum, decay=self.weight_decay
+            problem, received, data["shared"], SgdConfig(rate, self.momentum, self.weight_decay)
         )
         personal = sgd(
             problem,
             state,
             data["personal"],
-            rate,
+            SgdConfig(rate, self.momentum, self.weight_decay),
             rule=LinearRule(self.lam),
             aux=(tree.scale(-self.lam, received),),
-            momentum=self.momentum,
-            decay=self.weight_decay,
         )
         return ClientUpdate(personal, shared)
 

@@ -10,7 +10,7 @@ from parsifl.algorithms._bases.local_sgd import LocalSgd
 from parsifl.core.algorithm import ClientInfo, ClientUpdate
 from parsifl.core.batching import ClientRoundData, DataRequest
 from parsifl.core.problem import Params, Problem
-from parsifl.solvers.sgd import sgd
+from parsifl.solvers.sgd import SgdConfig, sgd
 
 
 @final
@@ -31,14 +31,14 @@ class FedAvg(LocalSgd, Averaging[Problem, None]):
 
     def batches(self, client: ClientInfo, round: int) -> DataRequest:
         """Read the mini-batches of local SGD."""
-        return DataRequest({"train": self.draw(client)})
+        return DataRequest({"train": self.batch_spec(client)})
 
     def client_update(
         self, problem: Problem, received: Params, state: None, data: ClientRoundData
     ) -> ClientUpdate[None, Params]:
         """Run plain SGD from the received model."""
-        rate = self.rate(data.round)
+        rate = self.learning_rate(data.round)
         trained = sgd(
-            problem, received, data["train"], rate, momentum=self.momentum, decay=self.weight_decay
+            problem, received, data["train"], SgdConfig(rate, self.momentum, self.weight_decay)
         )
         return ClientUpdate(None, trained)

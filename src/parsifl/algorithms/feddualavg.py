@@ -78,13 +78,13 @@ class FedDualAvg(Proximal, AdditiveAlgorithm[Problem, Dual, None, Dual, Dual, Du
 
     def batches(self, client: ClientInfo, round: int) -> DataRequest:
         """Read the mini-batches of dual averaging."""
-        return DataRequest({"train": self.draw(client)})
+        return DataRequest({"train": self.batch_spec(client)})
 
     def client_update(
         self, problem: Problem, received: Dual, state: None, data: ClientRoundData
     ) -> ClientUpdate[None, Dual]:
         """Move the dual against gradients at the primal point."""
-        rate, batches = self.rate(data.round), data["train"]
+        rate, batches = self.learning_rate(data.round), data["train"]
         dual, elapsed = received.params, received.elapsed
         for batch in batches:
             primal = self.proximal(problem, dual, elapsed)

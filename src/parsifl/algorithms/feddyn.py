@@ -79,13 +79,13 @@ class FedDyn(LocalSgd, AdditiveAlgorithm[Problem, DynServer, Params, Params, Par
 
     def batches(self, client: ClientInfo, round: int) -> DataRequest:
         """Read the mini-batches of local SGD."""
-        return DataRequest({"train": self.draw(client)})
+        return DataRequest({"train": self.batch_spec(client)})
 
     def client_update(
         self, problem: Problem, received: Params, state: Params, data: ClientRoundData
     ) -> ClientUpdate[Params, Params]:
         """Solve the regularised problem and move the dual."""
-        pace = Pace(self.rate(data.round), self.momentum, self.weight_decay)
+        pace = Pace(self.learning_rate(data.round), self.momentum, self.weight_decay)
         trained, dual = solve(problem, received, state, data["train"], self.alpha, pace)
         return ClientUpdate(dual, trained)
 

@@ -15,7 +15,7 @@ from parsifl.core.errors import ConfigError
 from parsifl.core.keys import Key
 from parsifl.core.problem import Params, Problem
 from parsifl.linear.sparsity.constraint import kept_places
-from parsifl.solvers.sgd import sgd
+from parsifl.solvers.sgd import SgdConfig, sgd
 from parsifl.solvers.thresholding import SoftThreshold, Steps, threshold
 
 
@@ -45,13 +45,13 @@ class FedMid(Proximal, Averaging[Problem, None]):
 
     def batches(self, client: ClientInfo, round: int) -> DataRequest:
         """Read the mini-batches of local SGD."""
-        return DataRequest({"train": self.draw(client)})
+        return DataRequest({"train": self.batch_spec(client)})
 
     def client_update(
         self, problem: Problem, received: Params, state: None, data: ClientRoundData
     ) -> ClientUpdate[None, Params]:
         """Run proximal SGD."""
-        rate, batches = self.rate(data.round), data["train"]
+        rate, batches = self.learning_rate(data.round), data["train"]
         pace = Steps(rate, self.momentum, self.weight_decay)
         if self.prox == "hard":
             return ClientUpdate(
@@ -59,13 +59,7 @@ class FedMid(Proximal, Averaging[Problem, None]):
             )
         rule = SoftThreshold(self.lam, next(iter(kept_places(problem).values()), ()))
         trained = sgd(
-            problem,
-            received,
-            batches,
-            rate,
-            rule=rule,
-            momentum=self.momentum,
-            decay=self.weight_decay,
+            problem, received, batches, SgdConfig(rate, self.momentum, self.weight_decay), rule=rule
         )
         return ClientUpdate(None, trained)
 
@@ -74,5 +68,5 @@ class FedMid(Proximal, Averaging[Problem, None]):
         change = tree.subtract(total.value(), server)
         moved = tree.axpy(self.server_lr, change, server)
         return self.proximal(
-            problem, moved, self.server_lr * self.rate(key.round) * self.local_steps
+            problem, moved, self.server_lr * self.learning_rate(key.round) * self.local_steps
         )

@@ -14,7 +14,7 @@ from parsifl.core.algorithm import AdditiveAlgorithm, ClientInfo, ClientUpdate
 from parsifl.core.batching import ClientRoundData, DataRequest
 from parsifl.core.keys import Key
 from parsifl.core.problem import Model, Params, Problem
-from parsifl.solvers.sgd import sgd
+from parsifl.solvers.sgd import SgdConfig, sgd
 
 
 @dataclass(frozen=True)
@@ -82,16 +82,14 @@ class FedNova(LocalSgd, AdditiveAlgorithm[Problem, Params, None, Params, NovaUpl
 
     def batches(self, client: ClientInfo, round: int) -> DataRequest:
         """Read the mini-batches of local SGD."""
-        return DataRequest({"train": self.draw(client)})
+        return DataRequest({"train": self.batch_spec(client)})
 
     def client_update(
         self, problem: Problem, received: Params, state: None, data: ClientRoundData
     ) -> ClientUpdate[None, NovaUpload]:
         """Run SGD and normalise the change by the length of the accumulation vector a_i."""
-        batches, rate = data["train"], self.rate(data.round)
-        trained = sgd(
-            problem, received, batches, rate, momentum=self.momentum, decay=self.weight_decay
-        )
+        batches, rate = data["train"], self.learning_rate(data.round)
+        trained = sgd(problem, received, batches, SgdConfig(rate, self.momentum, self.weight_decay))
         steps = batches.active.sum().to(next(iter(received.values())).dtype)
         rho = self.momentum
         length = (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)

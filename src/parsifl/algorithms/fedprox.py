@@ -33,7 +33,7 @@ class FedProx(LocalSgd, Averaging[Problem, None]):
 
     def batches(self, client: ClientInfo, round: int) -> DataRequest:
         """Read the mini-batches of local SGD."""
-        return DataRequest({"train": self.draw(client)})
+        return DataRequest({"train": self.batch_spec(client)})
 
     def client_update(
         self, problem: Problem, received: Params, state: None, data: ClientRoundData
@@ -43,10 +43,8 @@ class FedProx(LocalSgd, Averaging[Problem, None]):
             problem,
             received,
             data["train"],
-            self.rate(data.round),
+            self.sgd(data.round),
             rule=LinearRule(self.mu),
             aux=(tree.scale(-self.mu, received),),
-            momentum=self.momentum,
-            decay=self.weight_decay,
         )
         return ClientUpdate(None, trained)

@@ -11,7 +11,7 @@ from parsifl.core.algorithm import ClientInfo, ClientUpdate
 from parsifl.core.batching import BatchSpec, ClientRoundData, DataRequest
 from parsifl.core.config import NonNegative
 from parsifl.core.problem import Layered, Params
-from parsifl.solvers.sgd import sgd
+from parsifl.solvers.sgd import SgdConfig, sgd
 
 
 @final
@@ -45,7 +45,7 @@ class FedRep(LocalSgd, PartialMean):
 
     def batches(self, client: ClientInfo, round: int) -> DataRequest:
         """Read separate mini-batches for the head and for the body."""
-        body = head = self.draw(client)
+        body = head = self.batch_spec(client)
         if self.head_epochs is not None:
             head = BatchSpec(self.batch_size, epochs=self.head_epochs, last_batch=self.last_batch)
         return DataRequest({"body": body, "head": head})
@@ -54,11 +54,7 @@ class FedRep(LocalSgd, PartialMean):
         self, problem: Layered, received: Params, state: Params, data: ClientRoundData
     ) -> ClientUpdate[Params, Params]:
         """Fit the head, then the body."""
-        rate, momentum, decay = self.rate(data.round), self.momentum, self.weight_decay
-        head = sgd(
-            problem, state, data["head"], rate, momentum=momentum, decay=decay, frozen=received
-        )
-        body = sgd(
-            problem, received, data["body"], rate, momentum=momentum, decay=decay, frozen=head
-        )
+        rate, momentum, decay = self.learning_rate(data.round), self.momentum, self.weight_decay
+        head = sgd(problem, state, data["head"], SgdConfig(rate, momentum, decay), frozen=received)
+        body = sgd(problem, received, data["body"], SgdConfig(rate, momentum, decay), frozen=head)
         return ClientUpdate(head, body)

@@ -14,7 +14,7 @@ from parsifl.algorithms._bases.averaging import Mean
 from parsifl.algorithms._bases.dynamic_regularization import Pace, server_step, solve
 from parsifl.algorithms._bases.local_sgd import LocalSgd
 from parsifl.core import tree
-from parsifl.core.algorithm import AdditiveAlgorithm, ClientInfo, ClientUpdate
+from parsifl.core.algorithm import AdditiveAlgorithm, ClientInfo, ClientUpdate, Conformance
 from parsifl.core.batching import BatchSpec, ClientRoundData, DataRequest
 from parsifl.core.config import NonNegative, Positive
 from parsifl.core.errors import ConfigError
@@ -22,7 +22,7 @@ from parsifl.core.keys import Key
 from parsifl.core.leaves import LowRank, densify, matricize
 from parsifl.core.problem import Model, Params, Problem
 from parsifl.solvers.proximal_sgd import Penalty, Proximal, fit_component
-from parsifl.solvers.sgd import sgd
+from parsifl.solvers.sgd import SgdConfig, sgd
 from parsifl.solvers.svt import Compact, has_rank, svt_layers
 from parsifl.solvers.update_rules import Rule, soft
 
@@ -92,7 +92,8 @@ class FedSLR(LocalSgd, AdditiveAlgorithm[Problem, SlrServer, SlrClient, Compact,
         "TMLR 2023"
     )
 
-    trial: ClassVar[dict[str, float]] = {"lam": 0.01}  # conformance runs with real factors
+    # a penalty small enough that the factors have a rank
+    conformance: ClassVar[Conformance] = Conformance({"lam": 0.01})
 
     eta_g: Positive = 10.0
     lam: NonNegative = 1e-4
@@ -154,7 +155,7 @@ class FedSLR(LocalSgd, AdditiveAlgorithm[Problem, SlrServer, SlrClient, Compact,
 
     def batches(self, client: ClientInfo, round: int) -> DataRequest:
         """Read separate mini-batches for the two phases."""
-        shared = personal = self.draw(client)
+        shared = personal = self.batch_spec(client)
         if self.personal_epochs is not None:
             personal = BatchSpec(
                 self.batch_size, epochs=self.personal_epochs, last_batch=self.last_batch
@@ -166,7 +167,7 @@ class FedSLR(LocalSgd, AdditiveAlgorithm[Problem, SlrServer, SlrClient, Compact,
     ) -> ClientUpdate[SlrClient, Params]:
         """Train the global model, then the personal component against the model received."""
         model: Params = densify(received)
-        rate = self.rate(data.round)
+        rate = self.learning_rate(data.round)
         trained, dual = self._train(problem, model, state.dual, data, rate)
         personal = fit_component(
             problem,
@@ -189,7 +190,7 @@ class FedSLR(LocalSgd, AdditiveAlgorithm[Problem, SlrServer, SlrClient, Compact,
         local_step = Proximal(self.global_penalty, self.lam)
         rule = local_step if self.solver == "local" else Rule()
         momentum, decay = self.momentum, self.weight_decay
-        trained = sgd(problem, received, batches, rate, rule=rule, momentum=momentum, decay=decay)
+        trained = sgd(problem, received, batches, SgdConfig(rate, momentum, decay), rule=rule)
         return trained, dual
 
     def personalize(
@@ -214,7 +215,11 @@ class FedSLR(LocalSgd, AdditiveAlgorithm[Problem, SlrServer, SlrClient, Compact,
     def _point(self, server: SlrServer, total: Mean, round: int) -> tuple[Params, Params, float]:
         """Return where the proximal step starts, the next dual, and how long the step is."""
         if self.solver != "dual":
-            return total.value(), server.dual, self.rate(round) if self.solver == "global" else 0.0
+            return (
+                total.value(),
+                server.dual,
+                self.learning_rate(round) if self.solver == "global" else 0.0,
+            )
         received: Params = densify(server.params)
         point, dual = server_step(received, server.dual, total, server.clients, 1 / self.eta_g)
         return point, dual, self.eta_g

@@ -123,7 +123,7 @@ class FedSpa(LocalSgd, GatherAlgorithm[Problem, SpaServer, None, Masked, SpaUplo
     def batches(self, client: ClientInfo, round: int) -> DataRequest:
         """Read the mini-batches of local SGD, and one more for the mask."""
         probe = BatchSpec(self.batch_size, steps=1, last_batch=self.last_batch)
-        return DataRequest({"train": self.draw(client), "probe": probe})
+        return DataRequest({"train": self.batch_spec(client), "probe": probe})
 
     def client_update(
         self, problem: Problem, received: Masked, state: None, data: ClientRoundData
@@ -134,11 +134,9 @@ class FedSpa(LocalSgd, GatherAlgorithm[Problem, SpaServer, None, Masked, SpaUplo
             problem,
             start,
             data["train"],
-            self.rate(data.round),
+            self.sgd(data.round),
             rule=_OnMask(),
             aux=({name: _mask(value) for name, value in received.items()},),
-            momentum=self.momentum,
-            decay=self.weight_decay,
         )
         change = tree.subtract(trained, start)
         sent = {name: _entries(change[name], value) for name, value in received.items()}

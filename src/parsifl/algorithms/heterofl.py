@@ -34,9 +34,9 @@ class HeteroFL(FormedMean):
     )
     requires: ClassVar[tuple[type[Any], ...]] = (Scalable,)
 
-    def reads(self) -> tuple[str, ...]:
+    def profile_fields(self) -> tuple[str, ...]:
         """Read the width of a device."""
-        return ("width",)
+        return ("width", *super().profile_fields())
 
     def slices(self) -> bool:
         """Average slices of unequal size."""

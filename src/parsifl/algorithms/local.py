@@ -40,20 +40,13 @@ class Local(LocalSgd, AdditiveAlgorithm[Problem, None, Params, None, None, None]
 
     def batches(self, client: ClientInfo, round: int) -> DataRequest:
         """Read the mini-batches of local SGD."""
-        return DataRequest({"train": self.draw(client)})
+        return DataRequest({"train": self.batch_spec(client)})
 
     def client_update(
         self, problem: Problem, received: None, state: Params, data: ClientRoundData
     ) -> ClientUpdate[Params, None]:
         """Go on with SGD."""
-        trained = sgd(
-            problem,
-            state,
-            data["train"],
-            self.rate(data.round),
-            momentum=self.momentum,
-            decay=self.weight_decay,
-        )
+        trained = sgd(problem, state, data["train"], self.sgd(data.round))
         return ClientUpdate(trained, None)
 
     def personalize(

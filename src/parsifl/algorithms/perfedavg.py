@@ -14,7 +14,7 @@ from parsifl.core.config import Count, Positive
 from parsifl.core.errors import ConfigError
 from parsifl.core.problem import Model, Params, Problem
 from parsifl.solvers.maml import part, sgd_ahead, shifted, slope, step_
-from parsifl.solvers.sgd import owned, sgd
+from parsifl.solvers.sgd import SgdConfig, owned, sgd
 
 
 @final
@@ -64,7 +64,7 @@ class PerFedAvg(LocalSgd, Averaging[Problem, None]):
 
     def batches(self, client: ClientInfo, round: int) -> DataRequest:
         """Read two (or three) mini-batches a step, as parts of a larger one."""
-        draw = self.draw(client)
+        draw = self.batch_spec(client)
         parts = 2 if self.variant == "first-order" else 3
         return DataRequest(
             {"train": BatchSpec(parts * self.batch_size, draw.steps, draw.epochs, draw.last_batch)}
@@ -80,7 +80,7 @@ class PerFedAvg(LocalSgd, Averaging[Problem, None]):
         self, problem: Problem, received: Params, state: None, data: ClientRoundData
     ) -> ClientUpdate[None, Params]:
         """Take meta-learning steps from the received model."""
-        rate, batches = self.rate(data.round), data["train"]
+        rate, batches = self.learning_rate(data.round), data["train"]
         if self.variant == "first-order":
             trained = sgd_ahead(problem, received, batches, rate, self.adapt_lr, self.weight_decay)
             return ClientUpdate(None, trained)
@@ -95,7 +95,12 @@ class PerFedAvg(LocalSgd, Averaging[Problem, None]):
         self, problem: Problem, received: Params, state: None, data: ClientRoundData
     ) -> Model:
         """Judge every client on the model that it has adapted to its training rows."""
-        adapted = sgd(problem, received, data["adapt"], self.adapt_lr, decay=self.weight_decay)
+        adapted = sgd(
+            problem,
+            received,
+            data["adapt"],
+            SgdConfig(self.adapt_lr, weight_decay=self.weight_decay),
+        )
         return Model(problem, adapted)
 
     def _direction(self, problem: Problem, params: Params, batch: Batch) -> Params:

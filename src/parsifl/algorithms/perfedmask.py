@@ -71,9 +71,10 @@ class PerFedMask(FormedMean):
     base: Literal["model", "heterofl", "splitmix"] = "model"
     bases: Count = 8
 
-    def reads(self) -> tuple[str, ...]:
+    def profile_fields(self) -> tuple[str, ...]:
         """Read the budget of a device, and its width where there are several."""
-        return ("budget",) if self.base == "model" else ("budget", "width")
+        own = ("budget",) if self.base == "model" else ("budget", "width")
+        return (*own, *super().profile_fields())
 
     def networks(self) -> int:
         """Return how many networks there are in Split-Mix."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from typing import ClassVar, final
 
 from parsifl.algorithms._bases.moreau import Envelope
+from parsifl.core.algorithm import Conformance
 from parsifl.core.config import Count, NonNegative, Positive
 from parsifl.core.errors import ConfigError
 from parsifl.solvers.coupled import Coupled
@@ -37,7 +37,7 @@ class PFedMe(Envelope):
         "Dinh et al., Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020"
     )
 
-    trial: ClassVar[Mapping[str, Any]] = {"inner": 2}
+    conformance: ClassVar[Conformance] = Conformance({"inner": 2})
 
     lr: Positive = 0.09
     outer_lr: Positive = 0.005

@@ -16,7 +16,7 @@ from parsifl.core.batching import ClientRoundData, DataRequest
 from parsifl.core.config import Positive
 from parsifl.core.keys import Key
 from parsifl.core.problem import Model, Params, Problem
-from parsifl.solvers.sgd import sgd
+from parsifl.solvers.sgd import SgdConfig, sgd
 from parsifl.solvers.update_rules import LinearRule
 
 
@@ -100,23 +100,21 @@ class Scaffold(
 
     def batches(self, client: ClientInfo, round: int) -> DataRequest:
         """Read the mini-batches of local SGD."""
-        return DataRequest({"train": self.draw(client)})
+        return DataRequest({"train": self.batch_spec(client)})
 
     def client_update(
         self, problem: Problem, received: ScaffoldMessage, state: Params, data: ClientRoundData
     ) -> ClientUpdate[Params, ScaffoldMessage]:
         """Run corrected SGD and move the control by option II."""
-        rate, batches = self.rate(data.round), data["train"]
+        rate, batches = self.learning_rate(data.round), data["train"]
         correction = tree.subtract(received.control, state)
         trained = sgd(
             problem,
             received.params,
             batches,
-            rate,
+            SgdConfig(rate, self.momentum, self.weight_decay),
             rule=LinearRule(),
             aux=(correction,),
-            momentum=self.momentum,
-            decay=self.weight_decay,
         )
         moved = tree.subtract(trained, received.params)
         # two divisions: steps * rate would be a float32 tensor, whatever the dtype of the model

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, final
 
 from parsifl.algorithms._bases.submodel import Fleet, Form, FormedMean
 from parsifl.algorithms._bases.width_members import members_for
-from parsifl.core.algorithm import ClientInfo
+from parsifl.core.algorithm import ClientInfo, Conformance
 from parsifl.core.config import Count
 from parsifl.core.keys import Key
 from parsifl.core.problem import Scalable
@@ -35,13 +35,13 @@ class SplitMix(FormedMean):
         "Customization, ICLR 2022"
     )
     requires: ClassVar[tuple[type[Any], ...]] = (Scalable,)
-    trial: ClassVar[dict[str, Any]] = {"bases": 2}
+    conformance: ClassVar[Conformance] = Conformance({"bases": 2})
 
     bases: Count = 8
 
-    def reads(self) -> tuple[str, ...]:
+    def profile_fields(self) -> tuple[str, ...]:
         """Read the width of a device."""
-        return ("width",)
+        return ("width", *super().profile_fields())
 
     def networks(self) -> int:
         """Return k."""

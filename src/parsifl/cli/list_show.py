@@ -95,11 +95,10 @@ def describe(name: str) -> dict[str, Any]:
     import dataclasses
 
     from parsifl.core import config, registry
-    from parsifl.core.algorithm import message_types
     from parsifl.core.problem import OFFERED_BY
 
     method = registry.find(name)()
-    kind, types = type(method), message_types(method)
+    kind, types = type(method), method.tree_types()
     values = config.to_json(method)
     fields = [
         {"name": f.name, "type": _type_name(f.type), "default": values[f.name]}
@@ -111,8 +110,8 @@ def describe(name: str) -> dict[str, Any]:
         "cites": kind.cites,
         "text": inspect.getdoc(kind) or "",
         "fields": fields,
-        "down": _type_name(types.down),
-        "up": _type_name(types.upload),
+        "down": _type_name(types.downlink),
+        "up": _type_name(types.uplink),
         "client": _type_name(types.client),
         "requires": {c.__name__: OFFERED_BY.get(c, "") for c in kind.requires},
     }

@@ -1,30 +1,31 @@
 """The contract: what a federated algorithm is.
 
-An algorithm is a frozen, final dataclass. Its fields are the configuration and its methods are
-pure: state comes in as an argument and leaves as a return value. Four kinds of data are kept
-apart, each a tree (see `parsifl.core.tree`) of a type that the class names:
+An algorithm is a frozen, final dataclass. Its fields are the settings and its methods are pure:
+state comes in as an argument and leaves as a return value. Four kinds of data are kept apart, each
+a tree (see `parsifl.core.tree`) of a type that the class declares:
 
-==========  =======================================================  =========================
+==========  =======================================================  ==============================
 server      what the server keeps between rounds                     `init_server`, `aggregate`
-client      what a client keeps between rounds (None: nothing)       `init_client`, `local`
+client      what a client keeps between rounds (None: nothing)       `init_client`, `client_update`
 downlink    what the server sends to a client                        `broadcast`
-uplink      what a client sends to the server                        `local`
-==========  =======================================================  =========================
+uplink      what a client sends to the server                        `client_update`
+==========  =======================================================  ==============================
 
-`local` and `personalize` are written for one client and may run for many at once under
-`torch.func.vmap`, so in them: no `.item()`, no `if` on a tensor, no random call but
-`keys.uniform(shard.key, ...)`, no construction of modules. Everything else is plain Python.
+An additive algorithm implements six methods, a gathering one five, and one that derives from
+`Averaging` a single one. `client_update` and `personalize` are written for one client and may run
+for many at once under `torch.func.vmap`. They must not call `.item()`, branch on a tensor, build
+modules, or draw random numbers other than through `keys.uniform(data.key, ...)`.
 
-A toy: clients report the mean of their targets, the server keeps the weighted mean::
+A toy: clients report the mean of their targets, and the server keeps the weighted mean::
 
     @final
     @dataclass(frozen=True)
     class MeanTarget(Averaging[Problem, None]):
-        def work(self, info, round):
-            return Work(rows=True)
+        def batches(self, client, round):
+            return DataRequest(rows=True)
 
-        def local(self, problem, down, client, shard):
-            return Local(None, {"mean": shard.all_rows().y.mean()})
+        def client_update(self, problem, received, state, data) -> ClientUpdate[None, Params]:
+            return ClientUpdate(None, {"mean": data.all_rows().y.mean()})
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ import typing
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, Literal, TypeVar, cast
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
 
 from torch import Tensor
 
-from parsifl.core import config
+from parsifl.core import config, tree
 from parsifl.core.batching import ClientRoundData, DataRequest
 from parsifl.core.errors import CapabilityError, ConfigError
 from parsifl.core.keys import Key
@@ -48,12 +49,14 @@ S = TypeVar("S")
 C = TypeVar("C")
 D = TypeVar("D")
 U = TypeVar("U")
-R = TypeVar("R")
+T = TypeVar("T")
+_PENDING = 16
+"""Summands that are added together, leaf by leaf; the bits do not depend on it."""
 
 
 @dataclass(frozen=True)
 class ClientInfo:
-    """What the server knows of a client.
+    """What the server knows about a client.
 
     Attributes
     ----------
@@ -72,7 +75,7 @@ class ClientInfo:
 
 @dataclass(frozen=True)
 class ClientUpdate(Generic[C, U]):
-    """The outcome of local work: new client state, the upload, and scalars for the record."""
+    """The result of a client's round: its next state, its upload, and scalars for the record."""
 
     state: C
     upload: U
@@ -81,29 +84,69 @@ class ClientUpdate(Generic[C, U]):
 
 @dataclass(frozen=True)
 class ClientUpload(Generic[U]):
-    """An upload with its sender."""
+    """An upload with its sender, its weight, and what the sender had received."""
 
     client: ClientInfo
     weight: float
     value: U
+    received: Any = None
 
 
-class FederatedAlgorithm(ABC, Generic[P, S, C, D, U]):
+class Accumulator(Protocol[U, T]):
+    """Combines the uploads of one round, in the order given."""
+
+    @property
+    def mergeable(self) -> bool:
+        """Whether totals of parts may be merged, so that workers can sum on their own."""
+        ...
+
+    def add(self, upload: ClientUpload[U]) -> None:
+        """Take in one upload."""
+        ...
+
+    def merge(self, total: T) -> None:
+        """Take in the total of another accumulator."""
+        ...
+
+    def total(self) -> T:
+        """Return what `aggregate` reads."""
+        ...
+
+
+@dataclass(frozen=True)
+class TreeTypes:
+    """The types of the four trees: decoding takes classes from here, never from data."""
+
+    server: Any
+    client: Any
+    downlink: Any
+    uplink: Any
+
+
+@dataclass(frozen=True)
+class Conformance:
+    """What the conformance suite reads: settings to test with, and exemptions with reasons."""
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    exempt: Mapping[str, str] = field(default_factory=dict)
+
+
+class FederatedAlgorithm(ABC, Generic[P, S, C, D, U, T]):
     """What every algorithm has, whichever way its uploads are combined."""
 
-    requires: ClassVar[tuple[type[Any], ...]] = ()
-    """Capabilities of the problem (protocols of `parsifl.core.problem`) without which it cannot run."""
-    trains: ClassVar[Literal["cohort", "everyone"]] = "cohort"
-    """"everyone": all clients train in each round, and only the cohort uploads."""
     cites: ClassVar[str] = ""
     """The paper."""
+    requires: ClassVar[tuple[type[Any], ...]] = ()
+    """Capabilities of the problem (protocols of `parsifl.core.problem`) that it cannot do without."""
+    conformance: ClassVar[Conformance] = Conformance()
+    """Settings and exemptions for the conformance suite."""
 
     def __post_init__(self) -> None:
         config.check(self)
         self.check()
 
     def check(self) -> None:
-        """Refuse settings that cannot work together; raise ConfigError."""
+        """Raise ConfigError for settings that cannot work together."""
 
     # ------------------------------------------------------------------ server
     @abstractmethod
@@ -112,77 +155,176 @@ class FederatedAlgorithm(ABC, Generic[P, S, C, D, U]):
 
     @abstractmethod
     def broadcast(self, problem: P, server: S, client: ClientInfo, key: Key) -> D:
-        """Return what this client is sent: a cheap lookup, repeatable (it also serves judging)."""
+        """Return the message to this client: a cheap, repeatable lookup, also for evaluation."""
+
+    @abstractmethod
+    def accumulator(self, problem: P) -> Accumulator[U, T]:
+        """Return an empty accumulator. `AdditiveAlgorithm` and `GatherAlgorithm` implement it."""
+
+    @abstractmethod
+    def aggregate(self, problem: P, server: S, total: T, key: Key) -> S:
+        """Return the next server state from the total over the uploads that arrived."""
 
     def weight(self, client: ClientInfo) -> float:
         """Return the weight of this client's upload."""
         return float(client.samples)
 
     def model(self, problem: P, server: S) -> Model | None:
-        """Return the global model; None if the method has none."""
+        """Return the global model; None if the algorithm has none."""
         return None
 
     # ------------------------------------------------------------------ client
-    def batches(self, client: ClientInfo, round: int) -> DataRequest:
-        """Return which data `client_update` reads in this round."""
-        return DataRequest()
+    @abstractmethod
+    def client_update(
+        self, problem: P, received: D, state: C, data: ClientRoundData
+    ) -> ClientUpdate[C, U]:
+        """Train one client for one round."""
 
-    def personalization_batches(self, client: ClientInfo) -> DataRequest:
-        """Say which data `personalize` reads."""
-        return DataRequest()
+    @abstractmethod
+    def personalize(self, problem: P, received: D, state: C, data: ClientRoundData) -> Model:
+        """Return the model that this client is evaluated on."""
 
     def init_client(self, problem: P, client: ClientInfo, received: D, key: Key) -> C:
         """Return a client's first state. Algorithms without client state inherit this."""
         return cast(C, None)
 
-    @abstractmethod
-    def client_update(
-        self, problem: P, received: D, state: C, data: ClientRoundData
-    ) -> ClientUpdate[C, U]:
-        """Do one round of local work."""
+    def batches(self, client: ClientInfo, round: int) -> DataRequest:
+        """Return which data `client_update` reads in this round."""
+        return DataRequest()
+
+    def personalization_batches(self, client: ClientInfo) -> DataRequest:
+        """Return which data `personalize` reads."""
+        return DataRequest()
+
+    # ------------------------------------------------------------------ declared, rarely overridden
+    def everyone_trains(self) -> bool:
+        """Return whether clients outside the cohort train too; they do not upload."""
+        return False
+
+    def learning_rate(self, round: int) -> float | None:
+        """Return the learning rate of a round, which fine-tuning falls back to."""
+        return None
+
+    def profile_fields(self) -> tuple[str, ...]:
+        """Return the entries of a device profile that this algorithm reads."""
+        return ()
+
+    def check_capabilities(self, problem: Problem) -> None:
+        """Raise CapabilityError if the problem lacks something that the algorithm requires."""
+        for capability in self.requires:
+            if not isinstance(problem, capability):
+                missing = lacking(problem, capability)
+                remedy = f"; use {OFFERED_BY[capability]}" if capability in OFFERED_BY else ""
+                raise CapabilityError(
+                    f"{type(self).__name__} needs a problem that is {capability.__name__}; "
+                    f"{type(problem).__name__} lacks {', '.join(missing)}{remedy}"
+                )
+
+    def tree_types(self) -> TreeTypes:
+        """Return the types of the four trees, read from the return annotations."""
+        client, uplink = typing.get_args(self._returned("client_update"))
+        return TreeTypes(self._returned("init_server"), client, self._returned("broadcast"), uplink)
+
+    def _returned(self, function: str) -> Any:
+        kind = type(self)
+        hints = typing.get_type_hints(getattr(kind, function))
+        if "return" not in hints:
+            raise ConfigError(
+                f"{kind.__name__}.{function} needs a return annotation, for example "
+                "-> ClientUpdate[None, Params]: messages and checkpoints are read by it"
+            )
+        return hints["return"]
+
+
+class AdditiveAlgorithm(FederatedAlgorithm[P, S, C, D, U, T]):
+    """An algorithm whose server needs only a sum over the uploads."""
 
     @abstractmethod
-    def personalize(self, problem: P, received: D, state: C, data: ClientRoundData) -> Model:
-        """Return the model that this client is judged on."""
-
-
-class AdditiveAlgorithm(FederatedAlgorithm[P, S, C, D, U], Generic[P, S, C, D, U, R]):
-    """A method whose server needs only a sum over the uploads."""
-
-    @abstractmethod
-    def contribute(self, problem: P, upload: U, weight: float) -> R:
+    def contribute(self, problem: P, upload: U, weight: float) -> T:
         """Turn one upload into its summand (it may alias the upload; the sum owns its memory)."""
 
-    @abstractmethod
-    def aggregate(self, problem: P, server: S, total: R, key: Key) -> S:
-        """Return the next server state from the sum over the clients that arrived."""
+    def accumulator(self, problem: P) -> Accumulator[U, T]:
+        """Return a running sum."""
+        return SumAccumulator(self, problem)
 
 
-class GatherAlgorithm(FederatedAlgorithm[P, S, C, D, U]):
-    """A method whose server needs every upload at once, ordered by client id."""
+class GatherAlgorithm(FederatedAlgorithm[P, S, C, D, U, Sequence[ClientUpload[U]]]):
+    """An algorithm whose server needs every upload at once, ordered by client id."""
 
-    @abstractmethod
-    def aggregate(self, problem: P, server: S, uploads: Sequence[ClientUpload[U]], key: Key) -> S:
-        """Return the next server state from all uploads that arrived."""
-
-
-AnyAlgorithm = FederatedAlgorithm[Any, Any, Any, Any, Any]
+    def accumulator(self, problem: P) -> Accumulator[U, Sequence[ClientUpload[U]]]:
+        """Return a list of uploads."""
+        return ListAccumulator()
 
 
-def require(method: AnyAlgorithm, problem: Problem) -> None:
-    """Raise CapabilityError if the problem lacks something that the method requires."""
-    for capability in method.requires:
-        if not isinstance(problem, capability):
-            missing = lacking(problem, capability)
-            remedy = f"; use {OFFERED_BY[capability]}" if capability in OFFERED_BY else ""
-            raise CapabilityError(
-                f"{type(method).__name__} needs a problem that is {capability.__name__}; "
-                f"{type(problem).__name__} lacks {', '.join(missing)}{remedy}"
-            )
+class SumAccumulator(Generic[U, T]):
+    """A running sum; summands are added a few at a time, which changes no bit."""
+
+    mergeable = True
+
+    def __init__(
+        self, algorithm: AdditiveAlgorithm[Any, Any, Any, Any, U, T], problem: Any
+    ) -> None:
+        self._algorithm, self._problem = algorithm, problem
+        self._pending: list[Any] = []
+        self._sum: Any = None
+
+    def add(self, upload: ClientUpload[U]) -> None:
+        """Add the summand of one upload."""
+        part = self._algorithm.contribute(self._problem, upload.value, upload.weight)
+        self._pending.append(part)
+        if len(self._pending) == _PENDING:
+            self._flush()
+
+    def merge(self, total: T) -> None:
+        """Add the total of another accumulator."""
+        self._pending.append(total)
+
+    def _flush(self) -> None:
+        if self._pending:
+            self._sum, self._pending = tree.accumulate(self._sum, *self._pending), []
+
+    def total(self) -> T:
+        """Return the sum."""
+        self._flush()
+        return cast(T, canonical(self._sum))
+
+
+class ListAccumulator(Generic[U]):
+    """Keeps every upload."""
+
+    mergeable = False
+
+    def __init__(self) -> None:
+        self._uploads: list[ClientUpload[U]] = []
+
+    def add(self, upload: ClientUpload[U]) -> None:
+        """Keep an upload."""
+        value = canonical(upload.value)
+        kept = ClientUpload(upload.client, upload.weight, value, upload.received)
+        self._uploads.append(kept)
+
+    def merge(self, total: Sequence[ClientUpload[U]]) -> None:
+        """Keep the uploads of another accumulator."""
+        self._uploads.extend(total)
+
+    def total(self) -> Sequence[ClientUpload[U]]:
+        """Return all uploads, ordered by client id."""
+        return sorted(self._uploads, key=lambda upload: upload.client.id)
+
+
+def canonical(value: Any) -> Any:
+    """Return a tree in contiguous memory, as a checkpoint or the wire would give it back.
+
+    The layout of memory may decide the last bit of a product.
+    """
+    return tree.map(lambda leaf: leaf.contiguous() if isinstance(leaf, Tensor) else leaf, value)
+
+
+AnyAlgorithm = FederatedAlgorithm[Any, Any, Any, Any, Any, Any]
 
 
 def lacking(problem: Any, capability: type[Any]) -> list[str]:
-    """Name the members that a problem would need to be of this kind."""
+    """Return the members that a problem would need to have a capability."""
     return [name for name in sorted(_members(capability)) if not hasattr(problem, name)]
 
 
@@ -192,30 +334,3 @@ def _members(protocol: type[Any]) -> set[str]:
         if getattr(base, "_is_protocol", False):
             members |= {name for name in vars(base) if not name.startswith("_")}
     return members
-
-
-@dataclass(frozen=True)
-class TreeTypes:
-    """The types of a method's four trees, read from its type hints."""
-
-    server: Any
-    client: Any
-    down: Any
-    upload: Any
-
-
-def message_types(method: AnyAlgorithm) -> TreeTypes:
-    """Return the types of the four trees: decoding takes classes from here, never from data."""
-    kind = type(method)
-
-    def returned(function: str) -> Any:
-        hints = typing.get_type_hints(getattr(kind, function))
-        if "return" not in hints:
-            raise ConfigError(
-                f"{kind.__name__}.{function} needs a return annotation, for example "
-                "-> Local[None, Params]: messages and checkpoints are read by it"
-            )
-        return hints["return"]
-
-    client, upload = typing.get_args(returned("client_update"))
-    return TreeTypes(returned("init_server"), client, returned("broadcast"), upload)

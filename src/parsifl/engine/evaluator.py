@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from parsifl import wire
-from parsifl.algorithms._bases.local_sgd import LocalSgd
 from parsifl.core.algorithm import AnyAlgorithm, ClientInfo
 from parsifl.core.batching import BatchSpec, ClientRoundData, DataRequest, Rows
 from parsifl.core.errors import ClientError, ConfigError, DataError
@@ -30,7 +29,7 @@ from parsifl.engine.round import initial_state
 from parsifl.engine.state_store import StateStore
 from parsifl.engine.tasks import Outcome, Task, reason
 from parsifl.engine.untuned import Columns, Untuned, run_on_one_core
-from parsifl.solvers.sgd import sgd
+from parsifl.solvers.sgd import SgdConfig, sgd
 from parsifl.wire import Precision
 
 FINE_TUNE = "evaluation/fine-tune"
@@ -67,7 +66,7 @@ class Evaluator:
         self._method, self._problem, self._data = method, problem, data
         self._infos, self._shards, self._evaluation = infos, shards, evaluation
         self._precision: Precision = precision
-        if evaluation.fine_tune_lr is None and not isinstance(method, LocalSgd):
+        if evaluation.fine_tune_lr is None and method.learning_rate(0) is None:
             raise ConfigError(
                 f"{type(method).__name__} has no learning rate of the round to fine-tune with; "
                 "set fine_tune_lr"
@@ -234,17 +233,14 @@ class Evaluator:
             model.problem,
             model.params,
             shard[FINE_TUNE],
-            self._rate(shard.round),
-            momentum=told.fine_tune_momentum,
-            decay=told.fine_tune_decay,
+            SgdConfig(self._rate(shard.round), told.fine_tune_momentum, told.fine_tune_decay),
         )
         return Model(model.problem, tuned)
 
     def _rate(self, round: int) -> float:
-        given: Any = self._evaluation.fine_tune_lr  # None is for methods with a rate of their own
-        if given is None and isinstance(self._method, LocalSgd):
-            given = self._method.rate(round)
-        return float(given)
+        given: Any = self._evaluation.fine_tune_lr
+        rate: Any = self._method.learning_rate(round) if given is None else given
+        return float(rate)
 
     def _arguments(self, occasion: _Occasion, client: int) -> tuple[Any, Any, ClientRoundData]:
         key = occasion.key.replace(client=client, purpose="broadcast")

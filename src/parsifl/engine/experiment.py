@@ -12,7 +12,6 @@ from typing import Any, Literal, final
 import torch
 
 from parsifl import data
-from parsifl.algorithms._bases.local_sgd import LocalSgd
 from parsifl.core import config, registry
 from parsifl.core.algorithm import AnyAlgorithm
 from parsifl.core.config import Count, Fraction, Positive, Size
@@ -160,10 +159,7 @@ def profiles(devices: str, count: int) -> tuple[dict[str, Any], ...]:
 
 def _tell_unread(method: AnyAlgorithm, given: Sequence[Mapping[str, Any]]) -> None:
     """Warn of entries of the device profiles that make no difference to this method."""
-    read = ["flops_per_second"]
-    if isinstance(method, LocalSgd):
-        read += ["epochs", "local_steps"]
-    read += getattr(method, "reads", tuple)()  # those that read more than local SGD does say so
+    read = ["flops_per_second", *method.profile_fields()]
     unread = sorted({name for profile in given for name in profile} - set(read))
     if unread:
         warnings.warn(

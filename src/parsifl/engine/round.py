@@ -80,7 +80,7 @@ def run_round(setting: Setting, server: Any, cohort: Sequence[int], key: Key) ->
 
     Clients are added up as their blocks come, in an order that does not depend on the machine.
     """
-    everyone = setting.method.trains == "everyone"
+    everyone = setting.method.everyone_trains()
     training = setting.pool if everyone else cohort
     gathered = Gathered(
         setting.method,

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from scipy.sparse import issparse
 
 from parsifl.core import config
-from parsifl.core.algorithm import AnyAlgorithm, message_types, require
+from parsifl.core.algorithm import AnyAlgorithm
 from parsifl.core.errors import ClientError, ConfigError
 from parsifl.core.keys import Key
 from parsifl.core.problem import Problem
@@ -139,7 +139,7 @@ class _Simulation:
         store: StateStore,
         window: int,
     ) -> None:
-        require(method, problem)
+        method.check_capabilities(problem)
         if evaluation.select == "best-validation" and not any(map(len, data.validation)):
             raise ConfigError(
                 "select='best-validation' needs validation rows; hold some out (validation=0.1)"
@@ -179,7 +179,7 @@ class _Simulation:
         described = identity(self._setting.method, self._setting.problem, self._data, self._run())
         folder.open(described, resume=resume)
         self._folder = folder
-        found = checkpoint.load(folder.checkpoints, message_types(self._setting.method))
+        found = checkpoint.load(folder.checkpoints, self._setting.method.tree_types())
         if found is not None and found.round > rounds:
             raise ConfigError(
                 f"{folder.path} already has {found.round} rounds, more than the {rounds} asked "
@@ -238,7 +238,7 @@ class _Simulation:
         )
 
     def _training(self, cohort: list[int]) -> Sequence[int]:
-        return self._pool if self._setting.method.trains == "everyone" else cohort
+        return self._pool if self._setting.method.everyone_trains() else cohort
 
     def _evaluate(self, key: Key, record: Record) -> None:
         ids = sampling.judged(self._evaluation, len(self._data), self._pool, self._sampled)

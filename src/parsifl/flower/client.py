@@ -14,7 +14,7 @@ import torch
 
 from parsifl import wire
 from parsifl.core import tree
-from parsifl.core.algorithm import ClientInfo, ClientUpdate, message_types, require
+from parsifl.core.algorithm import ClientInfo, ClientUpdate
 from parsifl.core.errors import ConfigError, DataError, ParsiflError, WireError
 from parsifl.core.keys import Key
 from parsifl.core.problem import Model, Problem
@@ -153,7 +153,7 @@ class Site:
     ) -> None:
         self._experiment, self._client, self._root = experiment, client, root
         self._method = experiment.method()
-        self._types = message_types(self._method)
+        self._types = self._method.tree_types()
         self._data = placed(arrays, client, experiment, profile)
         self._make = make or partial(problem_for, experiment.model)
 
@@ -260,7 +260,7 @@ class _Visit:
         facts = DataSchema.read(letter.meta.get("facts"))
         # built on the agreed form: this client may lack classes that others have
         self.problem = site._make(facts.example())
-        require(site._method, self.problem)
+        site._method.check_capabilities(self.problem)
         self.data = replace(site._data, classes=facts.classes)
         if isinstance(self.problem, GLM):
             self.data = self.data.flattened()
@@ -269,7 +269,7 @@ class _Visit:
         self.shards = BatchSampler(self.data, self.problem)
         self.down = None
         if "down" in letter.parts:
-            self.down = tree.map(_copy, wire.decode(letter.parts["down"], site._types.down))
+            self.down = tree.map(_copy, wire.decode(letter.parts["down"], site._types.downlink))
         self.durable = ClientStates(site._root, self._experiment, self._client, site._types.client)
 
     @property

@@ -10,7 +10,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, final
 
-from parsifl.core.algorithm import message_types, require
 from parsifl.core.errors import ConfigError, ParsiflError
 from parsifl.data.download import FOLDER_VARIABLE
 from parsifl.engine import checkpoint
@@ -88,7 +87,7 @@ def run_on_flower(
     chosen = replace(experiment, clients=len(data))
     # mistakes show here, before anything is started
     problem = problem_for(chosen.model, data)
-    require(chosen.method(), problem)
+    chosen.method().check_capabilities(problem)
     plan = replace(deployment or Deployment(), out=str(out), resume=resume)
     place = out / "flower"
     app = place / "app"
@@ -101,7 +100,7 @@ def run_on_flower(
     ) as cluster:
         run = cluster.submit(app)
         follow(cluster, run, out, progress)
-    found = checkpoint.load(out / "checkpoint", message_types(chosen.method()))
+    found = checkpoint.load(out / "checkpoint", chosen.method().tree_types())
     server = None if found is None else found.server
     metrics = read_metrics(out)
     return FlowerRun(chosen, out, metrics, server, problem.primary_metric, problem.higher_is_better)

@@ -12,7 +12,7 @@ from typing import Any
 
 from parsifl import wire
 from parsifl.core import config
-from parsifl.core.algorithm import ClientInfo, message_types, require
+from parsifl.core.algorithm import ClientInfo
 from parsifl.core.errors import CheckpointError
 from parsifl.core.keys import Key
 from parsifl.engine import checkpoint, sampling
@@ -51,7 +51,7 @@ class Federation:
         self._settings, self._experiment = settings, settings.experiment
         self._link, self._log = link, log
         self._method = self._experiment.method()
-        self._types = message_types(self._method)
+        self._types = self._method.tree_types()
         self._make = make or partial(problem_for, self._experiment.model)
         self._key = Key(self._experiment.seed)
         self._roster = Membership(link, settings.clients, log)
@@ -119,7 +119,7 @@ class Federation:
         facts = agree([self._roster.facts[i] for i in range(clients)])
         example = facts.example()
         self._problem = self._make(example)
-        require(self._method, self._problem)
+        self._method.check_capabilities(self._problem)
         self._agreed = facts.to_json()
         if isinstance(self._problem, GLM):
             facts = type(facts).of(example.flattened())
@@ -154,7 +154,7 @@ class Federation:
 
     # ------------------------------------------------------------------ one round
     def _training(self, round: int) -> Sequence[int]:
-        if self._method.trains == "everyone":
+        if self._method.everyone_trains():
             return self._pool
         return self._cohort(round)
 

@@ -10,7 +10,7 @@ import torch
 
 from parsifl import wire
 from parsifl.core import tree
-from parsifl.core.algorithm import AnyAlgorithm, ClientInfo, message_types
+from parsifl.core.algorithm import AnyAlgorithm, ClientInfo
 from parsifl.core.batching import Batches, BatchSpec, ClientRoundData, DataRequest, Rows
 from parsifl.core.errors import WireError
 from parsifl.core.keys import Key
@@ -43,7 +43,7 @@ class Expectations:
 
     def __init__(self, method: AnyAlgorithm, problem: Problem, facts: DataSchema) -> None:
         self._method, self._problem, self._facts = method, problem, facts
-        self._upload = message_types(method).upload
+        self._upload = method.tree_types().uplink
         self._flops = FlopCounter(method, problem)
         self._known: dict[Any, Expected] = {}
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from parsifl.core import keys, tree
 from parsifl.core.batching import Batch, Batches
 from parsifl.core.problem import Params, Problem
-from parsifl.solvers.sgd import gradient, sgd, sgd_pair
+from parsifl.solvers.sgd import SgdConfig, gradient, sgd, sgd_pair
 from parsifl.solvers.update_rules import Aux, LinearTerm, Rule, move_towards_, soften_
 
 
@@ -149,7 +149,7 @@ def alternate(
     """
     if inner == 1 and not accuracy:
         theta, (anchor,) = sgd_pair(
-            problem, start, batches, lr, rule=rule, aux=(start,), momentum=momentum, decay=decay
+            problem, start, batches, SgdConfig(lr, momentum, decay), rule=rule, aux=(start,)
         )
         return theta, anchor
     nested = _Nested(problem, rule, lr, inner, accuracy, decay)
@@ -185,7 +185,12 @@ class _Nested:
         )
         rule = FixedAnchor(self.rule)
         return sgd(
-            self.problem, theta, repeated, self.lr, rule=rule, aux=(anchor,), decay=self.decay
+            self.problem,
+            theta,
+            repeated,
+            SgdConfig(self.lr, weight_decay=self.decay),
+            rule=rule,
+            aux=(anchor,),
         )
 
     def solve(self, theta: Params, anchor: Params, batch: Batch) -> Params:

@@ -14,7 +14,7 @@ from torch import Tensor
 from parsifl.core import tree
 from parsifl.core.batching import Batches
 from parsifl.core.problem import Params, Problem
-from parsifl.solvers.sgd import sgd
+from parsifl.solvers.sgd import SgdConfig, sgd
 from parsifl.solvers.svt import svt_stack
 from parsifl.solvers.update_rules import Aux, Rule
 
@@ -70,5 +70,5 @@ def fit_component(
     if len(batches) == 0:
         return component
     start = tree.axpy(1.0, component, offset)
-    mixed = sgd(problem, start, batches, lr, rule=rule, aux=(offset,), momentum=momentum)
+    mixed = sgd(problem, start, batches, SgdConfig(lr, momentum), rule=rule, aux=(offset,))
     return tree.subtract(mixed, offset)

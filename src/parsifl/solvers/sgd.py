@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,16 +17,26 @@ from parsifl.solvers.update_rules import LinearTerm, Rule
 PLAIN = Rule()
 
 
+@dataclass(frozen=True)
+class SgdConfig:
+    """The constants of one SGD run: learning rate, momentum and weight decay.
+
+    Momentum is heavy-ball. Both are applied inside the gradient, as in `torch.optim.SGD`.
+    """
+
+    lr: float
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+
 def sgd(
     problem: Problem,
     params: Params,
     batches: Batches,
-    lr: float,
+    config: SgdConfig,
     *,
     rule: Rule = PLAIN,
     aux: tuple[Params, ...] = (),
-    momentum: float = 0.0,
-    decay: float = 0.0,
     frozen: Params | None = None,
 ) -> Params:
     """Return the parameters after one SGD step for each batch.
@@ -37,34 +47,20 @@ def sgd(
         The parameters that are trained; they are not changed.
     rule, aux
         What the method adds to each step, with its auxiliary trees (keyed like `params`).
-    momentum, decay
-        Heavy-ball momentum and weight decay, both inside the gradient as in `torch.optim.SGD`.
     frozen
         Parameters that the loss reads and nobody trains: they get no weight gradient.
     """
-    return sgd_pair(
-        problem,
-        params,
-        batches,
-        lr,
-        rule=rule,
-        aux=aux,
-        momentum=momentum,
-        decay=decay,
-        frozen=frozen,
-    )[0]
+    return sgd_pair(problem, params, batches, config, rule=rule, aux=aux, frozen=frozen)[0]
 
 
 def sgd_pair(
     problem: Problem,
     params: Params,
     batches: Batches,
-    lr: float,
+    config: SgdConfig,
     *,
     rule: Rule = PLAIN,
     aux: tuple[Params, ...] = (),
-    momentum: float = 0.0,
-    decay: float = 0.0,
     frozen: Params | None = None,
 ) -> tuple[Params, tuple[Params, ...]]:
     """Run `sgd` and also return the auxiliary trees, which a rule may move."""
@@ -73,10 +69,20 @@ def sgd_pair(
     network = fused.network_for(problem, batches)
     if network is not None:
         fixed = frozen or {}
-        recipe = fused.Recipe(network, rule, lr, momentum, decay, tuple(params), tuple(fixed))
+        recipe = fused.Recipe(
+            network,
+            rule,
+            config.lr,
+            config.momentum,
+            config.weight_decay,
+            tuple(params),
+            tuple(fixed),
+        )
         return fused.run(recipe, params, aux, fixed, batches)
     own_aux = tuple(owned(part, batches) for part in aux) if rule.moves_aux else aux
-    walk = _Walk(rule, lr, momentum, decay, owned(params, batches), own_aux)
+    walk = _Walk(
+        rule, config.lr, config.momentum, config.weight_decay, owned(params, batches), own_aux
+    )
     fixed = frozen or {}
     for batch in batches:
         walk.step(gradient(problem, walk.params, batch, fixed), batch, ragged=batches.ragged)

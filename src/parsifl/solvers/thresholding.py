@@ -14,7 +14,7 @@ from parsifl.core.leaves import Sparse
 from parsifl.core.problem import Compactable, Params, Problem
 from parsifl.linear.sparsity.constraint import Sparsity, kept_places
 from parsifl.linear.sparsity.coordinates import largest_now, marked
-from parsifl.solvers.sgd import sgd
+from parsifl.solvers.sgd import SgdConfig, sgd
 from parsifl.solvers.update_rules import Aux, Rule, soft
 
 SparseParams = dict[str, Tensor | Sparse]
@@ -100,10 +100,8 @@ def _sgd(
         problem,
         params,
         batches,
-        steps.lr,
+        SgdConfig(steps.lr, steps.momentum, steps.decay),
         rule=rule or Rule(),
-        momentum=steps.momentum,
-        decay=steps.decay,
     )
 
 

@@ -19,7 +19,7 @@ from parsifl.core.keys import Key
 from parsifl.core.problem import Params, Problem
 from parsifl.data.clients import ClientData
 from parsifl.nn.neural import NeuralProblem
-from parsifl.solvers.sgd import sgd
+from parsifl.solvers.sgd import SgdConfig, sgd
 
 FEATURES, CLASSES = 4, 3
 
@@ -34,7 +34,7 @@ class TinyFedAvg(LocalSgd, Averaging[Problem, None]):
 
     def batches(self, client: ClientInfo, round: int) -> DataRequest:  # noqa: ARG002 - the contract names it
         """Read the mini-batches of local SGD."""
-        return DataRequest({"train": self.draw(client)})
+        return DataRequest({"train": self.batch_spec(client)})
 
     def client_update(
         self,
@@ -44,7 +44,7 @@ class TinyFedAvg(LocalSgd, Averaging[Problem, None]):
         data: ClientRoundData,
     ) -> ClientUpdate[None, Params]:
         """Run plain SGD from the received model."""
-        return ClientUpdate(None, sgd(problem, received, data["train"], self.lr))
+        return ClientUpdate(None, sgd(problem, received, data["train"], SgdConfig(self.lr)))
 
 
 def classifier(dtype: torch.dtype = torch.float64, hidden: int = 5) -> NeuralProblem:

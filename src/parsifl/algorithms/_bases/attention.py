@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -12,7 +12,13 @@ from torch import Tensor
 
 from parsifl.algorithms._bases.local_sgd import LocalSgd
 from parsifl.core import tree
-from parsifl.core.algorithm import ClientInfo, ClientUpdate, ClientUpload, GatherAlgorithm
+from parsifl.core.algorithm import (
+    ClientInfo,
+    ClientUpdate,
+    ClientUpload,
+    Conformance,
+    GatherAlgorithm,
+)
 from parsifl.core.batching import ClientRoundData, DataRequest
 from parsifl.core.config import NonNegative, Positive
 from parsifl.core.errors import ConfigError
@@ -48,9 +54,11 @@ class Attentive(LocalSgd, GatherAlgorithm[Problem, AttentiveServer, Params, Para
         Where a client begins: at its "own" last model, or at the "cloud" model it receives.
     """
 
-    exempt: ClassVar[Mapping[str, str]] = {
-        "personal state stays at home": "the server mixes the clients' own models, so they are sent"
-    }
+    conformance: ClassVar[Conformance] = Conformance(
+        exempt={
+            "personal state stays at home": "the server mixes the clients' own models, so they are sent"
+        }
+    )
 
     lr: Positive = 0.05
     lam: NonNegative = 1.0
@@ -95,7 +103,7 @@ class Attentive(LocalSgd, GatherAlgorithm[Problem, AttentiveServer, Params, Para
 
     def batches(self, client: ClientInfo, round: int) -> DataRequest:
         """Read the mini-batches of local SGD."""
-        return DataRequest({"train": self.draw(client)})
+        return DataRequest({"train": self.batch_spec(client)})
 
     def client_update(
         self, problem: Problem, received: Params, state: Params, data: ClientRoundData
@@ -105,11 +113,9 @@ class Attentive(LocalSgd, GatherAlgorithm[Problem, AttentiveServer, Params, Para
             problem,
             state if self.start == "own" else received,
             data["train"],
-            self.rate(data.round),
+            self.sgd(data.round),
             rule=LinearRule(self.prox()),
             aux=(tree.scale(-self.prox(), received),),
-            momentum=self.momentum,
-            decay=self.weight_decay,
         )
         return ClientUpdate(trained, trained)
 

@@ -8,7 +8,7 @@ from parsifl.algorithms._bases.averaging import Mean
 from parsifl.core import tree
 from parsifl.core.batching import Batches
 from parsifl.core.problem import Params, Problem
-from parsifl.solvers.sgd import sgd
+from parsifl.solvers.sgd import SgdConfig, sgd
 from parsifl.solvers.update_rules import LinearRule
 
 
@@ -34,11 +34,9 @@ def solve(
         problem,
         received,
         batches,
-        pace.lr,
+        SgdConfig(pace.lr, pace.momentum, pace.weight_decay),
         rule=LinearRule(alpha),
         aux=(tree.map(lambda w, gamma: -alpha * w - gamma, received, dual),),
-        momentum=pace.momentum,
-        decay=pace.weight_decay,
     )
     return trained, tree.map(lambda g, w, v: g + alpha * (w - v), dual, received, trained)
 

@@ -63,7 +63,7 @@ class Thresholded(
 
     def batches(self, client: ClientInfo, round: int) -> DataRequest:
         """Read the mini-batches of local SGD, growing if asked."""
-        draw = self.draw(client)
+        draw = self.batch_spec(client)
         rows: int | None = None
         if not self.full_batch:
             growth = min(self.batch_growth**round, float(client.samples))
@@ -72,7 +72,7 @@ class Thresholded(
 
     def pace(self, shard: ClientRoundData) -> Steps:
         """Return how SGD moves in this round."""
-        return Steps(self.rate(shard.round), self.momentum, self.weight_decay)
+        return Steps(self.learning_rate(shard.round), self.momentum, self.weight_decay)
 
     def personalize(
         self, problem: Problem, received: Params, state: None, data: ClientRoundData

@@ -14,7 +14,7 @@ from parsifl.core.batching import ClientRoundData, DataRequest
 from parsifl.core.errors import CapabilityError
 from parsifl.core.keys import Key
 from parsifl.core.problem import Layered, Model, Params
-from parsifl.solvers.sgd import sgd
+from parsifl.solvers.sgd import SgdConfig, sgd
 
 
 @dataclass(frozen=True)
@@ -83,16 +83,16 @@ class JointMean(LocalSgd, PartialMean):
 
     def batches(self, client: ClientInfo, round: int) -> DataRequest:
         """Read the mini-batches of local SGD."""
-        return DataRequest({"train": self.draw(client)})
+        return DataRequest({"train": self.batch_spec(client)})
 
     def client_update(
         self, problem: Layered, received: Params, state: Params, data: ClientRoundData
     ) -> ClientUpdate[Params, Params]:
         """Train all layers, send the shared ones and keep the others."""
-        rate = self.rate(data.round)
+        rate = self.learning_rate(data.round)
         start = {**received, **state}
         trained = sgd(
-            problem, start, data["train"], rate, momentum=self.momentum, decay=self.weight_decay
+            problem, start, data["train"], SgdConfig(rate, self.momentum, self.weight_decay)
         )
         shared, own = self.split(problem, trained)
         return ClientUpdate(own, shared)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from parsifl.core.algorithm import ClientInfo
-from parsifl.core.batching import BatchSpec, Partial
+from parsifl.core.batching import BatchSpec, DataRequest, Partial
 from parsifl.core.config import Count, Fraction, Momentum, NonNegative, Positive, Size
 from parsifl.core.errors import ConfigError
+from parsifl.solvers.sgd import SgdConfig
 
 
 @dataclass(frozen=True)
@@ -37,17 +38,29 @@ class LocalSgd:
     weight_decay: NonNegative = 0.0
     last_batch: Partial = "pad"
 
-    def rate(self, round: int) -> float:
+    def learning_rate(self, round: int) -> float:
         """Return the learning rate of a round."""
         passed = sum(round >= milestone for milestone in self.milestones)
         return float(self.lr * self.lr_decay**round * 0.1**passed)
 
-    def draw(self, info: ClientInfo) -> BatchSpec:
+    def sgd(self, round: int) -> SgdConfig:
+        """Return the constants of local SGD in a round."""
+        return SgdConfig(self.learning_rate(round), self.momentum, self.weight_decay)
+
+    def batches(self, client: ClientInfo, round: int) -> DataRequest:
+        """Read the mini-batches of local SGD."""
+        return DataRequest({"train": self.batch_spec(client)})
+
+    def profile_fields(self) -> tuple[str, ...]:
+        """Read how long a device trains."""
+        return ("epochs", "local_steps")
+
+    def batch_spec(self, client: ClientInfo) -> BatchSpec:
         """Return the mini-batches that this device trains on in a round."""
-        device = {name: info.profile.get(name) for name in ("epochs", "local_steps")}
+        device = {name: client.profile.get(name) for name in ("epochs", "local_steps")}
         if None not in device.values():
             raise ConfigError(
-                f"the profile of client {info.id} has both epochs and local_steps; give one of them"
+                f"the profile of client {client.id} has both epochs and local_steps; give one of them"
             )
         if device["epochs"] is None and device["local_steps"] is None:
             device = {"epochs": self.epochs, "local_steps": self.local_steps}

@@ -64,7 +64,7 @@ class Envelope(LocalSgd, Averaging[Problem, None]):
     beta: Positive = 1.0
     threshold: NonNegative = 0.0
     floor: Fraction = 0.5
-    trains: Literal["cohort", "everyone"] = "cohort"  # type: ignore[misc]  # a setting here
+    trains: Literal["cohort", "everyone"] = "cohort"
 
     def check(self) -> None:
         """Refuse an unstable anchor, and momentum where a subproblem is solved."""
@@ -79,6 +79,10 @@ class Envelope(LocalSgd, Averaging[Problem, None]):
                 f"momentum = {self.momentum:g} needs inner = 1 and accuracy = 0: several steps on "
                 "one mini-batch are plain gradient steps"
             )
+
+    def everyone_trains(self) -> bool:
+        """Follow the setting."""
+        return self.trains == "everyone"
 
     @abstractmethod
     def rule(self) -> Coupled:
@@ -96,11 +100,11 @@ class Envelope(LocalSgd, Averaging[Problem, None]):
 
     def batches(self, client: ClientInfo, round: int) -> DataRequest:
         """Read the mini-batches of the coupled steps."""
-        return DataRequest({"train": self.draw(client)})
+        return DataRequest({"train": self.batch_spec(client)})
 
     def personalization_batches(self, client: ClientInfo) -> DataRequest:
         """Read as much to make the personal model as in a round of training."""
-        return DataRequest({"train": self.draw(client)})
+        return DataRequest({"train": self.batch_spec(client)})
 
     def client_update(
         self, problem: Problem, received: Params, state: None, data: ClientRoundData
@@ -131,7 +135,7 @@ class Envelope(LocalSgd, Averaging[Problem, None]):
             down,
             shard["train"],
             self.rule(),
-            self.rate(shard.round),
+            self.learning_rate(shard.round),
             inner=self.inner,
             accuracy=self.accuracy,
             momentum=self.momentum,

@@ -40,7 +40,7 @@ class Proximal(Sparsity, LocalSgd):
 
     def draw(self, info: ClientInfo) -> BatchSpec:
         """Return the mini-batches of a round, or full batches."""
-        drawn = super().draw(info)
+        drawn = super().batch_spec(info)
         return replace(drawn, batch_size=None) if self.full_batch else drawn
 
     def proximal(self, problem: Problem, params: Params, step: float | Tensor) -> Params:

@@ -29,7 +29,7 @@ from parsifl.core.config import NonNegative, Size
 from parsifl.core.keys import Key
 from parsifl.core.problem import Model, Params, Problem
 from parsifl.nn.ensemble import Ensemble, join, member_key, prefix
-from parsifl.solvers.sgd import sgd
+from parsifl.solvers.sgd import SgdConfig, sgd
 
 
 @dataclass(frozen=True)
@@ -90,10 +90,6 @@ class FormedMean(LocalSgd, AdditiveAlgorithm[Problem, Fleet, Params, FormMessage
     def form(self, server: Fleet, info: ClientInfo, key: Key) -> Form:
         """Return the part of the model that this device works on in this round."""
 
-    def reads(self) -> tuple[str, ...]:
-        """Return the entries of a device profile that are read, besides steps and epochs."""
-        return ()
-
     def networks(self) -> int:
         """Return how many narrow networks take the place of the model; 0: the model it is."""
         return 0
@@ -150,7 +146,7 @@ class FormedMean(LocalSgd, AdditiveAlgorithm[Problem, Fleet, Params, FormMessage
 
     def batches(self, client: ClientInfo, round: int) -> DataRequest:
         """Read the mini-batches of local SGD."""
-        return DataRequest({"train": self.draw(client)})
+        return DataRequest({"train": self.batch_spec(client)})
 
     def personalization_batches(self, client: ClientInfo) -> DataRequest:
         """Read the mini-batches of the fine-tuning."""
@@ -174,9 +170,7 @@ class FormedMean(LocalSgd, AdditiveAlgorithm[Problem, Fleet, Params, FormMessage
             self._view(problem, received.form),
             {name: have[name] for name in names},
             data["train"],
-            self.rate(data.round),
-            momentum=self.momentum,
-            decay=self.weight_decay,
+            self.sgd(data.round),
             frozen={name: value for name, value in have.items() if name not in names},
         )
         return ClientUpdate(state, trained)
@@ -188,9 +182,9 @@ class FormedMean(LocalSgd, AdditiveAlgorithm[Problem, Fleet, Params, FormMessage
         judged = self._judged(problem, received.form)
         params = {**received.params, **state}
         if "tune" in data.batches:
-            rate = self.rate(data.round)
+            rate = self.learning_rate(data.round)
             params = sgd(
-                judged, params, data["tune"], rate, momentum=self.momentum, decay=self.weight_decay
+                judged, params, data["tune"], SgdConfig(rate, self.momentum, self.weight_decay)
             )
         return Model(judged, params)
 

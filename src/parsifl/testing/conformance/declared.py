@@ -8,7 +8,6 @@ import json
 from typing import Any
 
 from parsifl.core import config, tree, tree_schema
-from parsifl.core.algorithm import message_types, require
 from parsifl.core.errors import CapabilityError
 from parsifl.core.leaves import UNITS
 from parsifl.testing.conformance.examples import restricted
@@ -62,12 +61,12 @@ def settings_survive_json(trial: Trial) -> None:
 @promise("types are told")
 def types_are_told(trial: Trial) -> None:
     """Check that states and messages have the types that the hints name."""
-    types, scene = message_types(trial.method), trial.second
+    types, scene = trial.method.tree_types(), trial.second
     found: list[tuple[str, Any, Any]] = [("server state", scene.server, types.server)]
     for turn in scene.turns:
         found.append(("client state", turn.result.state, types.client))
-        found.append(("downlink", turn.down, types.down))
-        found.append(("upload", turn.result.upload, types.upload))
+        found.append(("downlink", turn.down, types.downlink))
+        found.append(("upload", turn.result.upload, types.uplink))
     for what, value, hint in found:
         structure = tree.flatten(value, units=UNITS)[1]
         try:
@@ -89,7 +88,7 @@ def missing_capability_is_named(trial: Trial) -> None:
         if isinstance(poorer, missing):
             continue  # implied by another capability that it requires
         try:
-            require(method, poorer)
+            method.check_capabilities(poorer)
         except CapabilityError as error:
             expect(missing.__name__ in str(error), f"the error does not name it: {error}")
         else:

@@ -196,9 +196,9 @@ def trial_for(
 
 
 def small(kind: type[AnyAlgorithm]) -> AnyAlgorithm:
-    """Build a method with few local steps; its ClassVar `trial` may hold further settings."""
+    """Build a method with few local steps; `conformance` may hold further settings."""
     known = {item.name for item in fields(kind)}  # type: ignore[arg-type]  # methods are dataclasses
-    own = dict(getattr(kind, "trial", {}))
+    own = dict(kind.conformance.settings)
     method = kind(**own)
     for name, value in SMALL.items():
         if name in known - own.keys():

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from parsifl import wire
 from parsifl.core import tree
-from parsifl.core.algorithm import message_types
 from parsifl.core.leaves import densify
 from parsifl.testing.conformance.harness import NotApplicable, Trial
 from parsifl.testing.conformance.registry import expect, promise
@@ -29,11 +28,11 @@ def upload_foreseen(trial: Trial) -> None:
 @promise("messages survive the wire")
 def messages_survive_the_wire(trial: Trial) -> None:
     """Check that decode(encode(m)) = m bit for bit, and that the booked size is the length."""
-    types = message_types(trial.method)
+    types = trial.method.tree_types()
     for turn in trial.second.turns:
         for what, message, hint in (
-            ("downlink", turn.down, types.down),
-            ("upload", turn.result.upload, types.upload),
+            ("downlink", turn.down, types.downlink),
+            ("upload", turn.result.upload, types.uplink),
         ):
             data = wire.encode(message)
             expect(tree.same(wire.decode(data, hint), message), f"the {what} came back changed")
