@@ -199,6 +199,33 @@ def test_a_regression_over_tables(tmp_path: Path) -> None:
     assert np.count_nonzero(model.coef_) == 4
 
 
+@pytest.mark.usefixtures("identity")
+def test_a_node_declares_missing_codes_and_sets_its_guards(tmp_path: Path) -> None:
+    write_app(tmp_path / "app", "sparse-regression", {}, "study")
+    files = [tmp_path / "app" / "examples" / f"hospital{i}.csv" for i in range(3)]
+    files[1].write_text(files[1].read_text().replace("NA", "N/A"))
+    header, first, rest = files[1].read_text().split("\n", 2)
+    files[1].write_text("\n".join([header, first.replace(first.split(",")[1], "<40"), rest]))
+    chosen = Experiment("fedgradmp", {"tau": 4, "batch_size": None}, clients=3, rounds=2)
+    app = parsifl.flower.regression_client_app(lambda n: read_csv(n["data"]), "days", ["N/A"])
+    server = parsifl.flower.regression_server_app("days")
+    places = [
+        {**node, "data": str(file)}
+        for node, file in zip(nodes(tmp_path / "state"), files, strict=True)
+    ]
+    config = to_config(chosen, Deployment(out=str(tmp_path / "bad"), wait=0.01))
+    with pytest.raises(ParsiflError, match=r"site 1 refuses \(rule 'numbers'\): column 'pulse'"):
+        run(server, app, config, places)
+    places[1]["missing"] = "<40|."
+    places[2]["guard-rows"] = 1000
+    with pytest.raises(ParsiflError, match=r"site 2 refuses \(rule 'rows'\)"):
+        run(server, app, config, places)
+    del places[2]["guard-rows"]
+    config = to_config(chosen, Deployment(out=str(tmp_path / "run")))
+    run(server, app, config, places)
+    assert "N/A" not in (tmp_path / "run" / MODEL_FILE).read_text()
+
+
 def test_mods_that_cannot_read_our_messages_are_refused() -> None:
     from flwr.clientapp.mod import fixedclipping_mod, message_size_mod
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from dataclasses import fields
+from dataclasses import asdict, fields
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from tests.flower.inprocess import InProcess
 
 from parsifl.core import registry
 from parsifl.core.algorithm import GatherAlgorithm
+from parsifl.flower.guards import Guards
 from parsifl.flower.settings import Deployment
 
 PAGE = Path(__file__).parents[2] / "docs" / "flower.md"
@@ -69,6 +71,13 @@ def test_every_setting_is_explained_with_its_default() -> None:
         (line,) = (line for line in lines if line.startswith(f"| `{setting.name}` |"))
         default = str(setting.default).lower().removesuffix(".0")
         assert cells(line)[1].strip("`") == default
+
+
+def test_every_guard_is_explained_with_its_default() -> None:
+    lines = PAGE.read_text().splitlines()
+    for name, default in asdict(Guards()).items():
+        (line,) = (line for line in lines if line.startswith(f"| `guard-{name}` |"))
+        assert float(Fraction(cells(line)[1])) == default
 
 
 @pytest.mark.parametrize("name", ["superlink", "supernode"])

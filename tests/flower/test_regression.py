@@ -13,10 +13,13 @@ from parsifl.engine.experiment import Experiment
 from parsifl.estimators import FederatedSparseRegressor
 from parsifl.flower.app_template import write_app
 from parsifl.flower.client import told
+from parsifl.flower.guards import Guards
 from parsifl.flower.message import Letter, from_text, to_text
-from parsifl.flower.regression import MODEL_FILE, LinearModel, Regression, TableSite
+from parsifl.flower.regression import MODEL_FILE, LinearModel, Regression
+from parsifl.flower.schema import Schema, prepare
 from parsifl.flower.settings import Deployment, Settings
 from parsifl.flower.tables import Agreement, read_csv, summarise
+from parsifl.flower.tablesite import TableSite
 from parsifl.flower.transport import Answers, Kind
 
 EXPERIMENT = Experiment(
@@ -31,8 +34,9 @@ def hospitals(folder: Path) -> list[dict[str, list[str]]]:
 
 def in_process(tables: list[dict[str, list[str]]], rounds: int = 4) -> tuple[Any, float]:
     """Fit the estimator to the same columns; return coefficients and intercept."""
-    agreed = Agreement.of([summarise(table, "days") for table in tables], "days")
-    parts = [agreed.encode(table) for table in tables]
+    ready = [prepare(table, "days", Schema(), Guards()) for table in tables]
+    agreed = Agreement.of([summarise(own) for own in ready], "days")
+    parts = [agreed.encode(own.table) for own in ready]
     groups = np.repeat(np.arange(len(parts)), [len(y) for _, y in parts])
     model = FederatedSparseRegressor(4, rounds=rounds, standardize=False, fit_intercept=False)
     model.fit(np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts]), groups)

@@ -64,7 +64,7 @@ class ClientStates:
         """Write a version; when this returns it survives a crash."""
         if self._stateless:
             return
-        _make_private(self._folder)
+        make_private(self._folder)
         final = self._path(version)
         temporary = final.with_name(f".{final.name}.{os.getpid()}.tmp")
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -92,7 +92,7 @@ class ClientStates:
         return self._folder / f"round-{version:08d}.state"
 
 
-def _make_private(folder: Path) -> None:
+def make_private(folder: Path) -> None:
     """Create a folder and its missing parents, readable by their owner alone."""
     missing = [folder, *(parent for parent in folder.parents if not parent.exists())]
     for path in reversed(missing):

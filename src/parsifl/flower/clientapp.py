@@ -21,10 +21,12 @@ from parsifl.flower.client import (
     state_root,
     told,
 )
+from parsifl.flower.guards import Guards
 from parsifl.flower.message import Letter
 from parsifl.flower.privacy import check_mods
 from parsifl.flower.records import MESSAGE_TYPES, pack, unpack
-from parsifl.flower.regression import LoadTable, TableSite
+from parsifl.flower.schema import Schema
+from parsifl.flower.tablesite import LoadTable, TableSite
 from parsifl.flower.transport import Kind
 
 
@@ -53,7 +55,9 @@ def client_app(
     return _app(site, ("hello", "train", "judge"), mods)
 
 
-def regression_client_app(load: LoadTable, target: str) -> ClientApp:
+def regression_client_app(
+    load: LoadTable, target: str, missing: Sequence[str] = (), words: Sequence[str] = ()
+) -> ClientApp:
     """Make a ClientApp for a sparse regression over tables (see `regression_server_app`).
 
     Parameters
@@ -63,10 +67,23 @@ def regression_client_app(load: LoadTable, target: str) -> ClientApp:
         such as `tables.read_csv` gives.
     target
         The column that is predicted.
+    missing
+        Codes that stand for a missing value, such as "N/A" or "<0.3"; the entry `missing` of the
+        node's configuration adds to them ("N/A|.|<0.3").
+    words
+        Columns that hold words although values look like numbers, such as codes of diagnoses; the
+        entry `words` of the node's configuration adds to them.
+
+    Notes
+    -----
+    Each site checks what leaves it by limits in its node's configuration (see `guards.Guards`).
     """
+    declared = Schema(tuple(missing), tuple(words))
 
     def site(experiment: Experiment, client: int, node: NodeConfig) -> TableSite:
-        return TableSite(experiment, client, load(node), state_root(node), target)
+        schema, guards = declared.joined(node), Guards.of(node)
+        table, root = load(node), state_root(node)
+        return TableSite(experiment, client, table, root, target, schema, guards)
 
     return _app(site, get_args(Kind))
 

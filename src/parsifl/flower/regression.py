@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -16,69 +16,18 @@ from torch import Tensor
 from parsifl import wire
 from parsifl.core.errors import ConfigError, ParsiflError, WireError
 from parsifl.core.keys import Key
-from parsifl.core.problem import Problem
-from parsifl.data.clients import ClientData
-from parsifl.data.ragged import Ragged
 from parsifl.engine.checkpoint import replace_file
-from parsifl.engine.experiment import Experiment
-from parsifl.flower.client import NodeConfig, Site
 from parsifl.flower.membership import Log, all_of
 from parsifl.flower.message import Letter
 from parsifl.flower.server import Federation
 from parsifl.flower.settings import Settings
-from parsifl.flower.tables import Agreement, Array, Table, summarise
-from parsifl.flower.transport import Kind, Link
-from parsifl.linear.glm import GLM
+from parsifl.flower.tables import Agreement, Array, Table
+from parsifl.flower.tablesite import least_squares
+from parsifl.flower.transport import Link
 
 MODEL_FILE = "model.json"
-LoadTable = Callable[[NodeConfig], Table]
 _SUMS = dict[str, Tensor]
 _AGREE_SECONDS = 90.0
-
-
-def least_squares(data: ClientData) -> Problem:
-    """Return the problem of the rounds: centred data, so no intercept; one weight a row."""
-    return GLM(int(data.x.shape[1]), "squared-half", intercept=False, weighted=True)
-
-
-class TableSite:
-    """A site with a table: it tells sums, trains on its encoded rows, and tells products."""
-
-    def __init__(
-        self, experiment: Experiment, client: int, table: Table, root: Path, target: str
-    ) -> None:
-        self._experiment, self._client, self._root = experiment, client, root
-        self._table, self._target = table, target
-
-    def answer(self, kind: Kind, letter: Letter) -> Letter:
-        """Answer a letter of this kind."""
-        if kind == "agree":
-            summary = summarise(self._table, self._target)
-            return Letter({"client": self._client, "summary": summary})
-        x, y = Agreement.read(letter.meta.get("agreement")).encode(self._table)
-        if kind == "products":
-            return self._products(letter, x, y)
-        site = Site(self._experiment, self._client, _data(x, y), self._root, least_squares)
-        return site.answer(kind, letter)
-
-    def _products(self, letter: Letter, x: Array, y: Array) -> Letter:
-        """Return x'x and x'y of the selected columns."""
-        support = letter.get("support", list)
-        if not all(type(p) is int and 0 <= p < x.shape[1] for p in support):
-            raise WireError("support: expected positions of columns")
-        part = x[:, support][np.arange(len(x))]
-        weight = np.ones(len(x))
-        sums = {
-            "xx": torch.from_numpy(part.T @ (part * weight[:, None])),
-            "xy": torch.from_numpy(part.T @ (weight * y)),
-        }
-        return Letter({"client": self._client}, {"sums": wire.encode(sums)})
-
-
-def _data(x: Array, y: Array) -> ClientData:
-    targets = torch.from_numpy(np.stack([y, np.ones(len(y))], axis=1))
-    rows, none = Ragged.of([range(len(y))]), Ragged.empty(1)
-    return ClientData(torch.from_numpy(x), targets, rows, none, none, ({},), name="own")
 
 
 class Regression(Federation):
@@ -164,6 +113,8 @@ class Regression(Federation):
         return np.asarray(np.linalg.lstsq(system, right, rcond=1e-14)[0])
 
     def _sums(self, client: int, reply: Letter | str | None, size: int) -> dict[str, Array]:
+        if isinstance(reply, Letter) and "error" in reply.meta:
+            raise ParsiflError(f"client {client}: {str(reply.meta['error'])[:500]}")
         if not isinstance(reply, Letter) or "sums" not in reply.parts:
             raise ParsiflError(f"client {client} has not told its products; resume the run")
         if reply.get("client", int) != client:

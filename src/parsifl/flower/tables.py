@@ -17,8 +17,9 @@ from parsifl.core.errors import DataError, WireError
 Table = Mapping[str, Sequence[str]]
 Array = npt.NDArray[np.float64]
 MISSING = ("", "NA", "NaN", "nan", "null", "?")
-_ABSENT = "(missing)"
-_MOST_COLUMNS, _MOST_LEVELS, _LONGEST = 100_000, 1000, 200
+RARE, ABSENT = "(rare)", "(missing)"
+"""Levels for merged rare levels and for missing values; no value may be equal to them."""
+_MOST_COLUMNS, MOST_LEVELS, LONGEST = 100_000, 1000, 200
 
 
 def read_csv(path: str | Path) -> dict[str, list[str]]:
@@ -32,26 +33,61 @@ def read_csv(path: str | Path) -> dict[str, list[str]]:
     return {name: [row[name].strip() for row in rows] for name in names}
 
 
-def summarise(table: Table, target: str) -> dict[str, Any]:
-    """Return what a site tells of its table: counts, sums and levels; never a row."""
-    if target not in table:
-        raise DataError(f"the table has no column '{target}', which is to be predicted")
-    if any(value in MISSING for value in table[target]):
-        raise DataError(f"the column '{target}' has missing values; leave those rows out")
-    columns = {name: _column(values) for name, values in table.items()}
-    return {"rows": len(table[target]), "columns": columns}
+def present(values: Sequence[str]) -> list[str]:
+    """Return the values that are not missing."""
+    return [value for value in values if value not in MISSING]
 
 
-def _column(values: Sequence[str]) -> dict[str, Any]:
-    there = [value for value in values if value not in MISSING]
-    try:
-        numbers = np.array([float(value) for value in there])
-    except ValueError:
+@final
+@dataclass(frozen=True)
+class Prepared:
+    """A site's table, ready to be summed up: kinds are known, missing and rare values are marked.
+
+    Attributes
+    ----------
+    table
+        Columns of text; a missing value is empty.
+    target
+        The column that is predicted.
+    words
+        The columns that hold words; all others hold numbers.
+    """
+
+    table: Table
+    target: str
+    words: frozenset[str] = frozenset()
+
+    @property
+    def rows(self) -> int:
+        """The number of rows."""
+        return len(self.table[self.target])
+
+    def levels(self, name: str) -> set[str]:
+        """Return the levels of a column that occur, with a marker for missing values."""
+        return {ABSENT if value in MISSING else value for value in self.table[name]}
+
+    def observed(self, name: str) -> npt.NDArray[np.bool_]:
+        """Return which values of a column are not missing."""
+        return np.array([value not in MISSING for value in self.table[name]])
+
+    def numbers(self, name: str) -> Array:
+        """Return the values of a column of numbers that are not missing."""
+        return np.array([float(value) for value in present(self.table[name])])
+
+
+def summarise(prepared: Prepared) -> dict[str, Any]:
+    """Return the aggregates of a site's table: counts, sums and levels; never a row."""
+    columns = {name: _column(name, prepared) for name in prepared.table}
+    return {"rows": prepared.rows, "columns": columns}
+
+
+def _column(name: str, prepared: Prepared) -> dict[str, Any]:
+    there = present(prepared.table[name])
+    if there and name in prepared.words:
         levels, counts = np.unique(np.array(there), return_counts=True)
-        told = {str(k): int(n) for k, n in zip(levels, counts, strict=True)}
-        return {"levels": told, "missing": len(values) - len(there)}
-    if not np.isfinite(numbers).all():
-        raise DataError("a column holds infinity")
+        found = {str(k): int(n) for k, n in zip(levels, counts, strict=True)}
+        return {"levels": found, "missing": prepared.rows - len(there)}
+    numbers = prepared.numbers(name)
     first, second = float(numbers.sum()), float((numbers * numbers).sum())
     return {"count": len(there), "sum": first, "squares": second}
 
@@ -68,6 +104,11 @@ class Column:
     levels: tuple[str, ...]
     mean: tuple[float, ...]
     scale: tuple[float, ...]
+
+    @property
+    def names(self) -> list[str]:
+        """Its columns in the design matrix; a column of a single level has none."""
+        return [f"{self.name}={v}" for v in self.levels[1:]] if self.levels else [self.name]
 
 
 @final
@@ -123,11 +164,7 @@ class Agreement:
     @property
     def names(self) -> list[str]:
         """The columns of the design matrix: `age`, or `sex=f` for an indicator."""
-        return [
-            name
-            for column in self.columns
-            for name in ([f"{column.name}={v}" for v in column.levels[1:]] or [column.name])
-        ]
+        return [name for column in self.columns for name in column.names]
 
     def encode(self, table: Table) -> tuple[Array, Array]:
         """Return a site's centred and scaled features, and its centred target."""
@@ -153,10 +190,10 @@ def _agreed(name: str, parts: Sequence[Mapping[str, Any]], rows: int) -> Column:
     for part in parts:
         for level, count in part.get("levels", {}).items():
             counts[level] = counts.get(level, 0) + count
-    levels = sorted(counts)
+    levels = sorted(counts, key=lambda level: (level == RARE, level))
     if sum(counts.values()) < rows:
-        counts[_ABSENT] = rows - sum(counts.values())
-        levels.append(_ABSENT)
+        counts[ABSENT] = rows - sum(counts.values())
+        levels.append(ABSENT)
     shares = [counts[level] / rows for level in levels[1:]]
     spread = tuple(math.sqrt(share * (1 - share)) or 1.0 for share in shares)
     return Column(name, tuple(levels), tuple(shares), spread)
@@ -180,9 +217,16 @@ def _encoded(column: Column, values: Sequence[str]) -> Array:
         numbers = [mean if value in MISSING else float(value) for value in values]
         return ((np.array(numbers) - mean) / column.scale[0])[:, None]
     place = {level: position for position, level in enumerate(column.levels)}
-    codes = [place[_ABSENT if value in MISSING else value] for value in values]
+    codes = [_place(column.name, place, value) for value in values]
     indicators = np.eye(len(column.levels))[codes][:, 1:]
     return np.asarray((indicators - np.array(column.mean)) / np.array(column.scale))
+
+
+def _place(name: str, place: Mapping[str, int], value: str) -> int:
+    level = ABSENT if value in MISSING else value
+    if level not in place and RARE not in place:
+        raise DataError(f"column '{name}': a level that no site has; known: {', '.join(place)}")
+    return place[level] if level in place else place[RARE]
 
 
 def _checked(client: int, summary: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -193,7 +237,7 @@ def _checked(client: int, summary: Mapping[str, Any]) -> Mapping[str, Any]:
     if not 1 < len(columns) <= _MOST_COLUMNS:
         raise WireError(f"client {client}: {len(columns)} columns")
     for name, part in columns.items():
-        if not isinstance(part, dict) or len(name) > _LONGEST or not _sensible(part, rows):
+        if not isinstance(part, dict) or len(name) > LONGEST or not _sensible(part, rows):
             raise WireError(f"client {client}: the summary of column {name!r:.80} makes no sense")
     return summary
 
@@ -201,11 +245,13 @@ def _checked(client: int, summary: Mapping[str, Any]) -> Mapping[str, Any]:
 def _sensible(part: Mapping[str, Any], rows: int) -> bool:
     if part.keys() == {"levels", "missing"}:
         levels = part["levels"]
-        if not isinstance(levels, dict) or not 0 < len(levels) <= _MOST_LEVELS:
+        if not isinstance(levels, dict) or not 0 < len(levels) <= MOST_LEVELS:
             return False
         counts = [*levels.values(), part["missing"]]
+        if ABSENT in levels:
+            return False
         fits = all(type(count) is int and count >= 0 for count in counts) and sum(counts) == rows
-        return fits and all(len(level) <= _LONGEST for level in levels)
+        return fits and all(len(level) <= LONGEST for level in levels)
     if part.keys() != {"count", "sum", "squares"} or type(part["count"]) is not int:
         return False
     sums = (part["sum"], part["squares"])

@@ -1,0 +1,103 @@
+"""The site's own record of what left it; later requests are held against it."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from parsifl.flower.client_state import make_private
+from parsifl.flower.guards import Guards, Refusal
+
+AUDIT_FILE = "audit.jsonl"
+_UNREAD = ("runs", "agreement", "requests")
+
+
+class Audit:
+    """One line of JSON for every answer: when, to what, of which size; refusals with their rule.
+
+    Parameters
+    ----------
+    folder
+        The folder of one client in the node's folder for state; readable by its owner alone.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / AUDIT_FILE
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Let one request at a time be held against the record and be written to it."""
+        make_private(self._path.parent)
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def entries(self) -> list[dict[str, Any]]:
+        """Return what was written so far, oldest first."""
+        if not self._path.exists():
+            return []
+        return [json.loads(line) for line in self._path.read_text().splitlines()]
+
+    def write(self, entry: Mapping[str, Any]) -> None:
+        """Add an entry; when this returns it survives a crash."""
+        stamped = {"time": datetime.now(UTC).isoformat(timespec="seconds"), **entry}
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        with os.fdopen(descriptor, "a") as file:
+            file.write(json.dumps(stamped) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def digest(*values: Any) -> str:
+    """Return a short name for JSON values and bytes: equal names, equal values."""
+    state = hashlib.sha256()
+    for value in values:
+        data = value if isinstance(value, bytes) else json.dumps(value, sort_keys=True).encode()
+        state.update(len(data).to_bytes(8) + data)
+    return state.hexdigest()[:32]
+
+
+def check_history(
+    entries: list[dict[str, Any]], request: Mapping[str, Any], rounds: int, guards: Guards
+) -> None:
+    """Check that a request adds little to what the server knows already.
+
+    A run has one agreement and one request for products; repeating a request is harmless, since
+    the answer is the same. The number of runs about the same rows is bounded as well: the server
+    names the runs, so it may invent new ones.
+
+    Parameters
+    ----------
+    request
+        Its `kind`, `table`, `run`, `agreement` and `request`: a kind, and digests.
+    rounds
+        How many training requests the run has.
+    """
+    past = [
+        entry
+        for entry in entries
+        # a request that was refused after this check counts too: its refusal says something
+        if "request" in entry
+        and entry["table"] == request["table"]
+        and entry.get("rule") not in _UNREAD
+    ]
+    runs = {entry["run"] for entry in past}
+    if request["run"] not in runs and len(runs) >= guards.runs:
+        raise Refusal("runs", f"{guards.runs} runs about these rows were answered (guard-runs)")
+    same = [entry for entry in past if entry["run"] == request["run"]]
+    if any(entry["agreement"] != request["agreement"] for entry in same):
+        raise Refusal("agreement", "the agreement has changed within the run")
+    known = {entry["request"] for entry in same if entry["kind"] == request["kind"]}
+    most = 1 if request["kind"] == "products" else min(rounds, guards.rounds)
+    if request["request"] not in known and len(known) >= most:
+        raise Refusal("requests", f"the run has asked for {request['kind']} {most} times already")
