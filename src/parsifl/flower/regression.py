@@ -19,8 +19,8 @@ from parsifl.core.keys import Key
 from parsifl.core.problem import Problem
 from parsifl.data.clients import ClientData
 from parsifl.data.ragged import Ragged
-from parsifl.engine.checkpoint import replace_file
 from parsifl.engine.experiment import Experiment
+from parsifl.engine.owned import replace_file
 from parsifl.flower.client import NodeConfig, Site
 from parsifl.flower.membership import Log, all_of
 from parsifl.flower.message import Letter
@@ -83,6 +83,8 @@ def _data(x: Array, y: Array) -> ClientData:
 
 class Regression(Federation):
     """The server of a sparse regression; ends with `model.json` in the run folder."""
+
+    _files = (MODEL_FILE,)
 
     def __init__(self, settings: Settings, link: Link, log: Log, target: str) -> None:
         super().__init__(settings, link, log, least_squares)
