@@ -17,6 +17,7 @@ from parsifl.core import tree
 from parsifl.core.algorithm import TreeTypes
 from parsifl.core.errors import CheckpointError
 from parsifl.engine import checkpoint
+from parsifl.engine.owned import replace_file
 from parsifl.engine.state_store import StateStore
 from parsifl.testing import strategies
 
@@ -85,7 +86,7 @@ def test_a_state_of_nothing_comes_back(tmp_path: Path) -> None:
     assert found.clients == {0: None}
 
 
-def test_the_latest_wins_and_older_ones_are_removed(tmp_path: Path) -> None:
+def test_the_latest_wins_and_all_but_the_last_two_are_removed(tmp_path: Path) -> None:
     for number in (1, 2, 3):
         checkpoint.save(tmp_path, number, server(float(number)), store(1.0), {})
     found = checkpoint.load(tmp_path, TYPES)
@@ -94,9 +95,38 @@ def test_the_latest_wins_and_older_ones_are_removed(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "LATEST",
         "clients",
+        "round-00000002",
         "round-00000003",
     ]
-    assert len(list((tmp_path / "clients").iterdir())) == 1
+    assert len(list((tmp_path / "clients").iterdir())) == 2
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_checkpoint_before_is_whole_with_its_client_states(tmp_path: Path, name: str) -> None:
+    states = StateStore()
+    for round in range(1, 8):
+        for client in range(round % 3, 8, 3):
+            states.save(client, {"w": torch.full((3,), float(100 * round + client))})
+        if round == 6:
+            expected = {str(i): s for i, s in states}
+        checkpoint.save(tmp_path, round, server(float(round)), states, {})
+    latest = tmp_path / "round-00000007"
+    newest = max((tmp_path / "clients").iterdir()).name
+    path = tmp_path / {"LATEST": name, PART: f"clients/{newest}"}.get(name, f"{latest.name}/{name}")
+    content = bytearray(path.read_bytes())
+    content[len(content) // 4] ^= 1
+    path.write_bytes(bytes(content))
+    with pytest.warns(UserWarning, match="cannot be read.*round-00000006"):
+        found = checkpoint.load(tmp_path, TYPES)
+    assert found is not None
+    assert found.round == 6
+    assert tree.same(found.server, server(6.0))
+    assert tree.same({str(i): s for i, s in found.clients.items()}, expected)
+    states.restore(found.clients)
+    checkpoint.save(tmp_path, 7, server(7.0), states, {})
+    again = checkpoint.load(tmp_path, TYPES)  # without a warning
+    assert again is not None
+    assert again.round == 7
 
 
 def test_only_what_has_changed_is_written(tmp_path: Path) -> None:
@@ -216,7 +246,7 @@ def test_a_replaced_file_has_the_new_content(
     tmp_path_factory: Any, before: bytes, after: bytes
 ) -> None:
     path = tmp_path_factory.mktemp("file") / "f"
-    checkpoint.replace_file(path, before)
-    checkpoint.replace_file(path, after)
+    replace_file(path, before)
+    replace_file(path, after)
     assert path.read_bytes() == after
     assert [found.name for found in path.parent.iterdir()] == ["f"]

@@ -158,13 +158,13 @@ def test_no_block_is_too_large_and_nobody_is_left_alone(clients: int, largest: i
 def test_batches_that_are_wholly_finite_are_known_to_be() -> None:
     values = [1.0, 2.0, float("nan"), 3.0, float("inf"), 4.0]
     given = tasks(*((torch.tensor(value), i) for i, value in enumerate(values)))
-    assert executors.run(lambda x, _: x, given, "loop", 3).finite == set()
+    assert executors.run(lambda x, _: x, given, "loop", 3).ordinary == set()
     pairs = tasks(*((torch.tensor(value),) for value in values))
     found = executors.run(lambda x: {"x": x + 1, "n": x.isnan()}, pairs, "vmap", 3)
     assert found.blocks == [[0, 1, 2], [3, 4, 5]]
-    assert found.finite == set()
+    assert found.ordinary == set()
     pairs = tasks(*((torch.tensor(value),) for value in (1.0, 2.0, 3.0, float("nan"), 0.0, 4.0)))
-    assert executors.run(lambda x: x + 1, pairs, "vmap", 3).finite == {0, 1, 2}
+    assert executors.run(lambda x: x + 1, pairs, "vmap", 3).ordinary == {0, 1, 2}
 
 
 def test_the_loop_takes_clients_one_by_one() -> None:

@@ -12,7 +12,7 @@ pytest.importorskip("flwr", reason="needs flwr: install the extra parsifl[flower
 from parsifl.core.errors import CapabilityError, CheckpointError, ConfigError, ParsiflError
 from parsifl.engine.experiment import Experiment
 from parsifl.flower import local_run
-from parsifl.flower.settings import DONE_FILE, ERROR_FILE
+from parsifl.flower.settings import DONE_FILE, ERROR_FILE, PROCESS_FILE
 
 CHOSEN = Experiment("fedavg", data="digits", clients=2, rounds=1)
 
@@ -34,6 +34,7 @@ class Pretended:
         """End nothing."""
 
     def submit(self, _: Path) -> str:
+        (self._out / PROCESS_FILE).write_text("12")
         (self._out / self.ending).write_text("client 1 is gone\n")
         return "1"
 

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from parsifl.engine.checkpoint import replace_file
+from parsifl.core.errors import DataError
+from parsifl.engine.owned import replace_file
 from parsifl_reproduction.papers import PAPERS, Item, Paper
 from parsifl_reproduction.recipe import recipes
 from parsifl_reproduction.record import Record, read_all
@@ -15,6 +16,7 @@ Records = Mapping[str, Record]
 UNKNOWN = "nobody has recorded a run yet"
 _VERDICTS = ("held", "undecided", "did not hold", "not run")
 _MARKS = {"undecided": "**undecided**", "did not hold": "**did not hold**"}
+_BACK = "[All papers](index.md)"
 _OTHER = Paper("other", "Beside the papers", ())
 
 _OPENING = """# Reproduction
@@ -35,12 +37,31 @@ parsifl reproduce NAME --seeds 3 --record docs/reproduction --collect   # from f
 
 
 def write_pages(folder: Path) -> list[Path]:
-    """Write the pages of a folder of records anew."""
+    """Write the pages of a folder of records; those of an earlier call are replaced.
+
+    Raises
+    ------
+    DataError
+        If the folder holds a page of one of these names which was not written here.
+    """
     written = []
-    for name, text in pages(read_all(folder)).items():
+    texts = pages(read_all(folder))
+    for name in texts:
+        _check_own(folder / name)
+    for name, text in texts.items():
         replace_file(folder / name, text.encode())
         written.append(folder / name)
     return written
+
+
+def _check_own(page: Path) -> None:
+    """Raise DataError if a page exists that was not written here."""
+    found = page.read_text(errors="replace") if page.exists() else _OPENING
+    if _BACK not in found and not found.startswith(_OPENING.partition("\n")[0]):
+        raise DataError(
+            f"{page} was not written by `parsifl reproduce --record` and would be overwritten; "
+            "choose another folder"
+        )
 
 
 def pages(records: Records) -> dict[str, str]:
@@ -107,7 +128,7 @@ def _reason(found: Record | None) -> str:
 
 
 def _paper(paper: Paper, records: Records) -> str:
-    parts = [f"# {paper.title}", "[All papers](index.md)"]
+    parts = [f"# {paper.title}", _BACK]
     if paper.note:
         parts.append(paper.note.strip())
     for name in _names(paper):

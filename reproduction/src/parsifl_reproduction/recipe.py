@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from parsifl.core.errors import CheckpointError, ConfigError, unknown
-from parsifl.engine.checkpoint import replace_file
+from parsifl.engine.owned import replace_file
 from parsifl_reproduction.machine import machine
 
 Scale = Literal["small", "full"]
@@ -157,8 +157,22 @@ def _judge(
     claims = list(recipe.conclude(context, results))
     if folder is not None:
         summary = {"recipe": recipe.name, **asdict(context), "claims": [asdict(c) for c in claims]}
+        _check_claims(folder / "claims.json")
         replace_file(folder / "claims.json", json.dumps(summary, indent=1).encode())
     return claims
+
+
+def _check_claims(file: Path) -> None:
+    """Raise CheckpointError if there is a file of this name which a recipe has not written."""
+    try:
+        known = not file.exists() or "recipe" in json.loads(file.read_text())
+    except (ValueError, TypeError):
+        known = False
+    if not known:
+        raise CheckpointError(
+            f"{file} was not written by `parsifl reproduce` and would be overwritten; choose "
+            "another folder"
+        )
 
 
 def _place(job: Job, folder: Path) -> Path:

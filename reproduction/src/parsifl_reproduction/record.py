@@ -11,7 +11,7 @@ from typing import Any
 
 from parsifl import __version__
 from parsifl.core.errors import DataError
-from parsifl.engine.checkpoint import replace_file
+from parsifl.engine.owned import replace_file
 from parsifl_reproduction.machine import machine
 from parsifl_reproduction.recipe import SKIPPED, Claim, Context, Recipe, Result
 
@@ -76,6 +76,7 @@ def _skipped(results: Sequence[Result]) -> dict[str, str]:
 def write(folder: Path, found: Record) -> Path:
     """Keep a record in a folder; a newer one replaces it."""
     folder.mkdir(parents=True, exist_ok=True)
+    read_all(folder)  # files of others are rejected, not replaced
     file = folder / f"{found['recipe']}.json"
     replace_file(file, (json.dumps(found, indent=1, ensure_ascii=False) + "\n").encode())
     return file

@@ -18,7 +18,7 @@ from torch import Tensor
 from parsifl.core.errors import CheckpointError
 from parsifl.core.leaves import LowRank, Sparse, factored, matricize
 from parsifl.core.problem import Params
-from parsifl.engine.checkpoint import replace_file
+from parsifl.engine.owned import replace_file
 from parsifl.solvers.svt import has_rank
 from parsifl.wire import range_coder
 

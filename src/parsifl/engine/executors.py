@@ -21,6 +21,7 @@ from torch.nn import functional
 
 from parsifl.core import tree
 from parsifl.core.batching import Batches, Rows
+from parsifl.engine.finite import is_ordinary
 from parsifl.engine.tasks import Outcome, Task, reason, run_alone
 from parsifl.engine.threads import imap_ordered
 from parsifl.solvers.fused import fused_steps
@@ -95,7 +96,7 @@ def _run_block(
         return outcome
     try:
         with scope():
-            results, finite = _run_batched(function, members)
+            results, ordinary = _run_batched(function, members)
     except Exception as error:  # isolate: whoever raises alone is the culprit
         for flat in members:
             run_alone(function, flat.task, outcome)
@@ -103,7 +104,7 @@ def _run_block(
             outcome.fallbacks.append(reason(error))
     else:
         outcome.results.update(zip(clients, results, strict=True))
-        outcome.finite.update(clients if finite else ())
+        outcome.ordinary.update(clients if ordinary else ())
     return outcome
 
 
@@ -164,7 +165,7 @@ def _cut(members: list[_Flat], largest: int) -> Iterator[list[_Flat]]:
 
 
 def _run_batched(function: Callable[..., Any], members: Sequence[_Flat]) -> tuple[list[Any], bool]:
-    """Return the results in the order of the members, and whether all are known to be finite."""
+    """Return the results in the order of the members, and whether all are ordinary."""
     columns, structure = _stacked_arguments(members)
     if not any(batched for _, batched in columns):
         return [function(*flat.task.arguments) for flat in members], False
@@ -182,7 +183,7 @@ def _run_batched(function: Callable[..., Any], members: Sequence[_Flat]) -> tupl
         tree.unflatten([column[i] for column in unbound], result_structure[0])
         for i in range(len(members))
     ]
-    return results, all(_is_finite(output) for output in outputs)
+    return results, all(is_ordinary(output) for output in outputs)
 
 
 def _vmap(
@@ -200,11 +201,6 @@ def _vmap(
         return [_functorch._remove_batch_dim(output, level, count, 0) for output in outputs]
     finally:
         _functorch._vmap_decrement_nesting()
-
-
-def _is_finite(values: Tensor) -> bool:
-    """Tell whether the sum is finite: that proves it of the terms, in one pass for all clients."""
-    return not values.is_floating_point() or math.isfinite(values.sum())
 
 
 def _stacked_arguments(

@@ -7,20 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from parsifl import wire
 from parsifl.core import tree
-from parsifl.core.algorithm import (
-    AnyAlgorithm,
-    ClientInfo,
-    ClientUpdate,
-    ClientUpload,
-    GatherAlgorithm,
-)
+from parsifl.core.algorithm import AnyAlgorithm, ClientInfo, ClientUpload, GatherAlgorithm
+from parsifl.core.errors import ClientError, ParsiflError
 from parsifl.core.keys import Key
 from parsifl.core.problem import Problem
+from parsifl.engine.finite import is_finite
 from parsifl.engine.flops import Cost
 from parsifl.engine.network_model import NetworkModel
 from parsifl.engine.threads import Scope
@@ -70,6 +66,8 @@ class Arrival(NamedTuple):
         Whether the client was asked for an upload; the others only train.
     content, content_down
         What is in the upload and in the downlink, where that is known already.
+    largest
+        The largest absolute value of the upload where that is out of the ordinary, else 0.
     """
 
     client: int
@@ -82,6 +80,7 @@ class Arrival(NamedTuple):
     uploads: bool = True
     content: MessageStats | None = None
     content_down: MessageStats | None = None
+    largest: float = 0.0
 
 
 class Gathered:
@@ -106,6 +105,7 @@ class Gathered:
         self._uploads: list[ClientUpload[Any]] = []
         self._devices: dict[tuple[int | None, ...], dict[str, int | None]] = {}
         self._arrived = 0
+        self._largest = (0.0, 0)  # of all uploads, and whose it is
         self._info_weight = 0.0
 
     def drop(self, client: int, bytes_down: int, reason: str) -> None:
@@ -123,6 +123,7 @@ class Gathered:
                 weight = self._method.weight(info)
                 received.append(ClientUpload(info, weight, arrival.upload))
                 sent = self._book_up(arrival, weight)
+                self._largest = max(self._largest, (arrival.largest, arrival.client))
             self._count(arrival, info, sent)
         self._add(received)
 
@@ -184,37 +185,45 @@ class Gathered:
         known["clients"] = (known["clients"] or 0) + 1
 
     def aggregate(self, server: Any, key: Key) -> Any:
-        """Return the next server state; it stays as it is if nobody is left."""
+        """Return the next server state; it stays as it is if nobody is left.
+
+        Raises
+        ------
+        ClientError
+            If the next state is not finite; names the client with the largest values.
+        """
         if not self._arrived:
             return server
         method: Any = self._method
         gathers = isinstance(method, GatherAlgorithm)
         ordered = sorted(self._uploads, key=lambda received: received.client.id)
         combined = ordered if gathers else _contiguous(self._total)
-        with self._scope():
-            following = method.aggregate(self._problem, server, combined, key)
+        try:
+            with self._scope():
+                following = method.aggregate(self._problem, server, combined, key)
+        except LinAlgError as error:  # decompositions of what is not finite fail
+            raise self._overflow(key) from error
+        if not is_finite(following) and is_finite(server):
+            raise self._overflow(key)
         # as a checkpoint would give it back: the layout of memory may decide the last bit
         return _contiguous(following)
+
+    def _overflow(self, key: Key) -> ParsiflError:
+        largest, client = self._largest
+        kept = "checkpoints of earlier rounds are intact"
+        if largest:
+            return ClientError(
+                "aggregation",
+                client,
+                key.round + 1,
+                f"the aggregated state is not finite, and the upload of this client has the "
+                f"largest value, {largest:.3g}; {kept}: correct or exclude the client and resume",
+            )
+        return ParsiflError(
+            f"round {key.round + 1}: the aggregated state is not finite, and no upload stands out; "
+            f"{kept}: use smaller step sizes at the server"
+        )
 
 
 def _contiguous(value: Any) -> Any:
     return tree.map(lambda leaf: leaf.contiguous() if isinstance(leaf, Tensor) else leaf, value)
-
-
-def first_not_finite(result: ClientUpdate[Any, Any]) -> str:
-    """Name the first leaf of a result that holds NaN or infinity; empty if there is none."""
-    for what, part in (
-        ("upload", result.upload),
-        ("state", result.state),
-        ("info", result.metrics),
-    ):
-        leaves, structure = tree.flatten(part)
-        for place, leaf in enumerate(leaves):
-            if isinstance(leaf, Tensor) and leaf.is_floating_point() and not _finite(leaf):
-                return f"{what} {tree.names(structure)[place]}"
-    return ""
-
-
-def _finite(leaf: Tensor) -> bool:
-    # a finite sum proves finite terms in one pass; only an overflow needs the slow look
-    return math.isfinite(leaf.sum()) or bool(torch.isfinite(leaf).all())

@@ -17,8 +17,9 @@ from parsifl.core.problem import Problem
 from parsifl.engine import executors
 from parsifl.engine.batch_sampler import BatchSampler
 from parsifl.engine.executors import Executor
+from parsifl.engine.finite import inspect
 from parsifl.engine.flops import FlopCounter
-from parsifl.engine.gather import Arrival, Gathered, Ledger, first_not_finite
+from parsifl.engine.gather import Arrival, Gathered, Ledger
 from parsifl.engine.network_model import NetworkModel
 from parsifl.engine.profiling import ONCE, PhaseTimer
 from parsifl.engine.state_store import StateStore
@@ -72,6 +73,7 @@ class _Done:
     outcome: Outcome
     failures: dict[int, str]
     sent: dict[int, tuple[Any, int, MessageStats]]
+    largest: dict[int, float]
     seconds: dict[str, float]
 
 
@@ -152,11 +154,14 @@ def _complete(setting: Setting, uploading: set[int], job: Callable[[], Outcome])
     outcome = job()
     laps.lap("local")
     with single_threaded():
-        failures = outcome.failures | {
-            client: f"{bad} is not finite"
+        found = {
+            client: inspect(result)
             for client, result in outcome.results.items()
-            if client not in outcome.finite and (bad := first_not_finite(result))
+            if client not in outcome.ordinary
         }
+        faults = {client: look.fault for client, look in found.items() if look.fault}
+        failures = outcome.failures | faults
+        largest = {client: look.largest for client, look in found.items()}
         laps.lap("check")
         sent = {}
         # backwards: who is added up first is then still in the cache
@@ -168,7 +173,7 @@ def _complete(setting: Setting, uploading: set[int], job: Callable[[], Outcome])
             except WireError as error:  # values beyond what this precision can tell
                 failures[client] = f"upload {error}"
         laps.lap("encode")
-    return _Done(outcome, failures, sent, laps.seconds)
+    return _Done(outcome, failures, sent, largest, laps.seconds)
 
 
 def _book(
@@ -191,6 +196,7 @@ def _book(
             uploads=client in uploading,
             content=content,
             content_down=item.content_down,
+            largest=done.largest.get(client, 0.0),
         )
         for client, (upload, size, content) in sorted(done.sent.items())
     ]

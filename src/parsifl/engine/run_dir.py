@@ -16,10 +16,15 @@ from typing import Any
 import tomli_w
 
 from parsifl.core.errors import CheckpointError
-from parsifl.engine.checkpoint import replace_file
+from parsifl.engine.owned import reject_foreign, reject_links, replace_file
 
 Record = dict[str, Any]
+_CONFIG = "config.toml"
+_ENVIRONMENT = "environment.json"
 _TARGET = "target.json"
+_METRICS = "metrics.jsonl"
+_CLIENTS = "clients.json"
+_CHECKPOINT = "checkpoint"
 _PACKAGES = ("parsifl", "torch", "numpy", "scipy", "scikit-learn", "flwr")
 
 
@@ -28,12 +33,13 @@ class RunDir:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.checkpoints = path / "checkpoint"
-        self._metrics = path / "metrics.jsonl"
+        self.checkpoints = path / _CHECKPOINT
+        self._metrics = path / _METRICS
 
     def open(self, identity: Mapping[str, Any], *, resume: bool) -> None:
         """Create the folder, or check that it belongs to this very configuration."""
-        config = self.path / "config.toml"
+        self.check()
+        config = self.path / _CONFIG
         if config.exists():
             self._check_same(read_config(self.path), _plain(identity))
             if not resume:
@@ -47,8 +53,22 @@ class RunDir:
         except (FileExistsError, NotADirectoryError) as error:
             raise CheckpointError(f"{self.path} is or lies in a file; choose a folder") from error
         # config.toml comes last: it says that the folder is complete
-        replace_file(self.path / "environment.json", json.dumps(environment(), indent=1).encode())
+        replace_file(self.path / _ENVIRONMENT, json.dumps(environment(), indent=1).encode())
         replace_file(config, tomli_w.dumps(_plain(identity)).encode())
+
+    def check(self, *more: str) -> None:
+        """Reject a directory in which a run would replace files that are not its own.
+
+        These are files with the names of ours (and `more`) without our configuration, and
+        symbolic links.
+        """
+        names = [_CHECKPOINT, _METRICS, _CLIENTS, _TARGET, _ENVIRONMENT, *more]
+        reject_links(*(self.path / name for name in (_CONFIG, *names)))
+        if (self.path / _CONFIG).exists():
+            return
+        if _is_environment(self.path / _ENVIRONMENT):  # a run that was killed as it began
+            names.remove(_ENVIRONMENT)
+        reject_foreign(self.path, names, _CONFIG)
 
     def _check_same(self, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
         before, now = _flat(found), _flat(wanted)
@@ -64,7 +84,7 @@ class RunDir:
             raise CheckpointError(
                 f"{self.path} was begun by another version of Parsifl, which runs clients in "
                 "another way, so that bits would differ: resume it with the version that "
-                f"environment.json tells, or begin anew in another folder:{listed}"
+                f"environment.json tells, or start in another folder:{listed}"
             )
         raise CheckpointError(f"{self.path} belongs to another configuration:{listed}")
 
@@ -83,7 +103,7 @@ class RunDir:
         if len(kept) != round:
             raise CheckpointError(
                 f"{self._metrics} is damaged: it has {len(kept)} whole lines, the checkpoint is "
-                f"of round {round}; delete the run folder to start anew"
+                f"of round {round}; delete the run folder to start from the beginning"
             )
         lines = "".join(json.dumps(record) + "\n" for record in kept)
         replace_file(self._metrics, lines.encode())
@@ -91,7 +111,7 @@ class RunDir:
 
     def write_clients(self, scores: Record) -> None:
         """Replace the per-client scores of the last evaluated round."""
-        replace_file(self.path / "clients.json", json.dumps(scores).encode())
+        replace_file(self.path / _CLIENTS, json.dumps(scores).encode())
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -114,7 +134,7 @@ def read_target(path: Path) -> int | None:
 
 def read_metrics(path: Path) -> list[Record]:
     """Read the lines of a run folder; a last line that was cut off by a crash is left out."""
-    file = path / "metrics.jsonl"
+    file = path / _METRICS
     records: list[Record] = []
     for line in file.read_bytes().splitlines() if file.exists() else []:
         try:
@@ -136,6 +156,14 @@ def environment() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+def _is_environment(path: Path) -> bool:
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and {"parsifl", "python", "machine"} <= found.keys()
 
 
 def _plain(value: Any) -> Any:

@@ -7,24 +7,29 @@ costs as much as the states that have changed.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
+import re
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from parsifl.core import tree, tree_schema
+from parsifl.engine.owned import reject_links
 
 PART_BYTES = 64 << 20
 PART_LEAVES = 1024  # of a file: its header is read whenever one state is
 PART_CLIENTS = 1 << 16
 _META = "parsifl"
-_PATTERN = "part-*.safetensors"
+_NAME = re.compile(r"part-(\d{8,})\.safetensors")
+_LONGEST_HEADER = 100 << 20  # what safetensors itself accepts
 
 
 class Part(NamedTuple):
@@ -45,6 +50,7 @@ class SegmentStore(Mapping[int, Any]):
         self._forms: dict[tree.Structure, tree.Structure] = {}  # one object for equal ones
         self._number: int | None = None
         self._checksums: dict[str, str] = {}  # of files that are surely on the disk
+        self._made: set[str] = set()  # written here, or named by the checkpoint that was read
 
     @classmethod
     def open(cls, folder: Path, parts: Iterable[Sequence[Any]], hint: Any) -> SegmentStore:
@@ -52,9 +58,13 @@ class SegmentStore(Mapping[int, Any]):
         shelf = cls(folder)
         for name, expected, states in parts:
             part = Part(str(name), int(states))
+            if not _NAME.fullmatch(part.name):
+                raise ValueError(f"{part.name!r:.80} is not the name of a file of client states")
+            reject_links(folder / part.name)
             if checksum(folder / part.name) != expected:
                 raise ValueError(f"the checksum of {part.name} does not agree")
             shelf._checksums[part.name] = expected
+            shelf._made.add(part.name)
             with safe_open(folder / part.name, "pt") as file:
                 told = json.loads(file.metadata()[_META])
             forms = [shelf._form(tree_schema.from_json(form, hint)) for form in told["forms"]]
@@ -110,17 +120,19 @@ class SegmentStore(Mapping[int, Any]):
         }
         told = {"forms": [tree_schema.to_json(form) for form in forms], "clients": members}
         part = Part(f"part-{self._next():08d}.safetensors", len(batch))
+        reject_links(self.folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         meta = {_META: json.dumps(told, separators=(",", ":"))}
-        save_file(tensors, self.folder / part.name, meta)
+        self._made.add(part.name)
+        with as_os_error(self.folder / part.name):
+            save_file(tensors, self.folder / part.name, meta)
         for client, (_, form) in batch.items():
             self._place(client, part, self._form(form))
 
     def _next(self) -> int:
         """Return a number that no file has, those that an interrupted run left behind included."""
         if self._number is None:
-            found = self.folder.glob(_PATTERN)
-            self._number = max((int(path.stem.removeprefix("part-")) for path in found), default=0)
+            self._number = max((number for _, number in self._numbered()), default=0)
         self._number += 1
         return self._number
 
@@ -137,7 +149,7 @@ class SegmentStore(Mapping[int, Any]):
         self._living[part] += 1
 
     def tidy(self) -> None:
-        """Write the living states of stale files anew once most of what is on disk is stale."""
+        """Rewrite the living states of stale files once most of what is on disk is stale."""
         if sum(part.states for part in self._living) <= 2 * len(self._places):
             return
         stale = {part for part, living in self._living.items() if 2 * living <= part.states}
@@ -154,13 +166,26 @@ class SegmentStore(Mapping[int, Any]):
                 self._checksums[part.name] = checksum(path)
         return [(part.name, self._checksums[part.name], part.states) for part in self.parts]
 
-    def sweep(self) -> None:
-        """Remove the files that hold nothing that is needed."""
+    def sweep(self, keep: Container[str] = ()) -> None:
+        """Remove the files that hold nothing that is needed, but for those to `keep`.
+
+        Files that an interrupted run left behind are removed too; those of others never.
+        """
         needed = {part.name for part in self._living}
-        for path in self.folder.glob(_PATTERN):
-            if path.name not in needed:
+        for path, _ in self._numbered():
+            if path.name in needed or path.name in keep:
+                continue
+            if path.name in self._made or _is_part(path):
                 path.unlink()
                 self._checksums.pop(path.name, None)
+                self._made.discard(path.name)
+
+    def _numbered(self) -> list[tuple[Path, int]]:
+        """Return what has the name of a file of ours, with its number."""
+        if not self.folder.is_dir():
+            return []
+        found = ((path, _NAME.fullmatch(path.name)) for path in self.folder.iterdir())
+        return [(path, int(match[1])) for path, match in found if match]
 
 
 def checksum(*paths: Path) -> str:
@@ -173,9 +198,23 @@ def checksum(*paths: Path) -> str:
     return f"{value:08x}"
 
 
-def write_synced(path: Path, content: bytes) -> None:
-    """Write a file and wait until it is on the disk."""
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+@contextlib.contextmanager
+def as_os_error(path: Path) -> Iterator[None]:
+    """Turn an error of safetensors while writing, such as a full disk, into an OSError."""
+    try:
+        yield
+    except SafetensorError as error:
+        raise OSError(errno.EIO, f"cannot be written ({error})", str(path)) from error
+
+
+def _is_part(path: Path) -> bool:
+    """Tell whether a file has our mark in its header, though it may have been cut off later."""
+    if path.is_symlink() or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = file.read(min(size, _LONGEST_HEADER))
+    try:
+        return _META in json.loads(header)["__metadata__"]
+    except (ValueError, LookupError, TypeError):
+        return False

@@ -19,15 +19,15 @@ class Task:
 class Outcome:
     """What came of the tasks: results and failures by client, and what was noticed on the way.
 
-    `finite` names clients whose results are known to hold no NaN and no infinity; of the others
-    nothing is known.
+    `ordinary` names clients whose results are known to be finite and of ordinary size; of
+    the others nothing is known.
     """
 
     results: dict[int, Any] = field(default_factory=dict)
     failures: dict[int, str] = field(default_factory=dict)
     fallbacks: list[str] = field(default_factory=list)
     blocks: list[list[int]] = field(default_factory=list)
-    finite: set[int] = field(default_factory=set)
+    ordinary: set[int] = field(default_factory=set)
 
     def add(self, other: Outcome) -> None:
         """Take over what came of other tasks."""
@@ -35,7 +35,7 @@ class Outcome:
         self.failures.update(other.failures)
         self.fallbacks += other.fallbacks
         self.blocks += other.blocks
-        self.finite |= other.finite
+        self.ordinary |= other.ordinary
 
 
 def run_alone(function: Callable[..., Any], task: Task, outcome: Outcome) -> None:

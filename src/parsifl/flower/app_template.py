@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
@@ -11,8 +12,10 @@ import tomli_w
 
 from parsifl.core.errors import ConfigError, unknown
 from parsifl.core.keys import Key
+from parsifl.engine.owned import reject_links, replace_file
 
 PACKAGE = "federation"
+PUBLISHER = "parsifl"
 PARTITION = "partition"
 REGRESSION = "sparse-regression"
 _SUFFIX = ".tmpl"
@@ -23,21 +26,55 @@ def templates() -> list[str]:
     return sorted(place.name for place in _root().iterdir() if place.is_dir())
 
 
-def write_app(folder: Path, template: str, config: Mapping[str, Any], name: str) -> None:
-    """Write an app with this configuration; a folder that holds one already is left alone."""
+def write_app(
+    folder: Path, template: str, config: Mapping[str, Any], name: str, *, replace: bool = False
+) -> None:
+    """Write an app with this configuration.
+
+    A folder that holds an app already is rejected; with `replace`, one that was written here
+    under the same name is replaced file by file.
+    """
     if template not in templates():
         raise ConfigError(unknown("template", template, templates()))
-    if (folder / "pyproject.toml").exists():
-        raise ConfigError(f"{folder} already holds an app; choose another folder")
+    if not (replace and _is_app(folder, name)):
+        written = [folder / PACKAGE, *(folder / file for file in _files(template))]
+        found = [path.name for path in written if path.exists()]
+        if "pyproject.toml" in found:
+            raise ConfigError(f"{folder} already holds an app; choose another folder")
+        if found:
+            raise ConfigError(
+                f"{folder} already holds {', '.join(found)}, which would be overwritten; choose "
+                "another folder"
+            )
+    reject_links(folder, folder / PACKAGE)
     (folder / PACKAGE).mkdir(parents=True, exist_ok=True)
-    (folder / PACKAGE / "__init__.py").write_text('"""A federation with parsifl."""\n')
+    replace_file(folder / PACKAGE / "__init__.py", b'"""A federation with parsifl."""\n')
     for place in sorted(_root().joinpath(template).iterdir(), key=lambda found: found.name):
         target = place.name.removesuffix(_SUFFIX)
         inside = folder / PACKAGE / target if target.endswith(".py") else folder / target
-        inside.write_text(place.read_text())
+        replace_file(inside, place.read_text().encode())
     if template == REGRESSION:
         _write_examples(folder / "examples")
-    (folder / "pyproject.toml").write_text(tomli_w.dumps(_project(name, config)))
+    replace_file(folder / "pyproject.toml", tomli_w.dumps(_project(name, config)).encode())
+
+
+def _files(template: str) -> list[str]:
+    """Return what is written beside the package."""
+    names = (place.name.removesuffix(_SUFFIX) for place in _root().joinpath(template).iterdir())
+    own = [name for name in sorted(names) if not name.endswith(".py")]
+    return ["pyproject.toml", *own, *(["examples"] if template == REGRESSION else [])]
+
+
+def _is_app(folder: Path, name: str) -> bool:
+    """Tell whether a folder holds an app that was written here under this name."""
+    try:
+        found = tomllib.loads((folder / "pyproject.toml").read_text())
+        return bool(
+            found["project"]["name"] == name
+            and found["tool"]["flwr"]["app"]["publisher"] == PUBLISHER
+        )
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
 
 
 def _write_examples(folder: Path) -> None:
@@ -83,7 +120,7 @@ def _project(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
             "hatch": {"build": {"targets": {"wheel": {"packages": ["."]}}}},
             "flwr": {
                 "app": {
-                    "publisher": "parsifl",
+                    "publisher": PUBLISHER,
                     # code alone goes to the nodes: a run folder beside it tells of all clients
                     "fab-include": [f"/{PACKAGE}/**/*.py"],
                     "components": {

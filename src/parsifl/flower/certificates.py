@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from parsifl.core.errors import ConfigError
+from parsifl.engine.owned import write_synced
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _CURVE = ec.SECP384R1()
@@ -68,6 +68,10 @@ def make_keys(
     found = KeyFolder(folder)
     if found.authority.exists():
         raise ConfigError(f"{folder} already holds keys; choose another folder or delete them")
+    pairs = [path for n in range(nodes) for path in (found.node(n), found.public(n))]
+    for path in (folder / "ca.key", found.key, found.certificate, *pairs):
+        if path.exists() or path.is_symlink():
+            raise ConfigError(f"{path} exists and would be overwritten; choose another folder")
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
     authority = ec.generate_private_key(_CURVE)
@@ -76,13 +80,13 @@ def make_keys(
     server = ec.generate_private_key(_CURVE)
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0])])
     signed = _certificate(subject, name, server, authority, days, hosts)
-    _write(folder / "ca.key", _private(authority, serialization.PrivateFormat.PKCS8), 0o600)
-    _write(found.key, _private(server, serialization.PrivateFormat.PKCS8), 0o600)
-    _write(found.certificate, signed.public_bytes(serialization.Encoding.PEM), 0o644)
+    write_synced(folder / "ca.key", _private(authority, serialization.PrivateFormat.PKCS8), 0o600)
+    write_synced(found.key, _private(server, serialization.PrivateFormat.PKCS8), 0o600)
+    write_synced(found.certificate, signed.public_bytes(serialization.Encoding.PEM), 0o644)
     for number in range(nodes):
         add_node(found, number)
     # last: it says that the folder is complete
-    _write(found.authority, root.public_bytes(serialization.Encoding.PEM), 0o644)
+    write_synced(found.authority, root.public_bytes(serialization.Encoding.PEM), 0o644)
     return found
 
 
@@ -92,8 +96,8 @@ def add_node(folder: KeyFolder, number: int) -> None:
     public = key.public_key().public_bytes(
         serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
     )
-    _write(folder.node(number), _private(key, serialization.PrivateFormat.OpenSSH), 0o600)
-    _write(folder.public(number), public + b"\n", 0o644)
+    write_synced(folder.node(number), _private(key, serialization.PrivateFormat.OpenSSH), 0o600)
+    write_synced(folder.public(number), public + b"\n", 0o644)
 
 
 def _private(key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat) -> bytes:
@@ -153,9 +157,3 @@ def _host(host: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         return x509.DNSName(host)
-
-
-def _write(path: Path, content: bytes, mode: int) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)

@@ -25,7 +25,7 @@ from parsifl.engine.batch_sampler import BatchSampler, Infos
 from parsifl.engine.evaluation import Split
 from parsifl.engine.evaluator import Evaluator
 from parsifl.engine.experiment import Experiment, problem_for
-from parsifl.engine.gather import first_not_finite
+from parsifl.engine.finite import inspect
 from parsifl.engine.round import initial_state, local_work
 from parsifl.engine.state_store import StateStore
 from parsifl.engine.tasks import Task
@@ -188,9 +188,8 @@ class Site:
         if self._client in outcome.failures:
             return visit.reply(error=outcome.failures[self._client])
         result: ClientUpdate[Any, Any] = outcome.results[self._client]
-        bad = first_not_finite(result)
-        if bad:
-            return visit.reply(error=f"{bad} is not finite")
+        if fault := inspect(result).fault:
+            return visit.reply(error=fault)
         parts = {}
         try:
             if letter.get("uploads", bool) and result.upload is not None:
@@ -198,8 +197,8 @@ class Site:
         except WireError as error:  # values beyond what this precision can tell
             return visit.reply(error=f"upload {error}")
         visit.durable.save(visit.key.round + 1, result.state)
-        # the server stores its checkpoint between rounds: it never goes back behind this one
-        visit.durable.forget_before(visit.ack)
+        # the server stores its checkpoint between rounds, and may return to the one before
+        visit.durable.forget(visit.ack, visit.key.round + 1)
         info = {name: float(value) for name, value in result.metrics.items()}
         return visit.reply(parts, info=info)
 

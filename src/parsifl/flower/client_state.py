@@ -17,6 +17,7 @@ import torch
 from parsifl import wire
 from parsifl.core import tree
 from parsifl.core.errors import CheckpointError, WireError
+from parsifl.engine.owned import reject_links, write_synced
 
 _NAME = re.compile(r"round-(\d{8})\.state")
 _EXPERIMENT = re.compile(r"[0-9a-f]{32}")
@@ -64,14 +65,11 @@ class ClientStates:
         """Write a version; when this returns it survives a crash."""
         if self._stateless:
             return
+        reject_links(self._folder, self._folder.parent)
         make_private(self._folder)
         final = self._path(version)
         temporary = final.with_name(f".{final.name}.{os.getpid()}.tmp")
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(wire.encode(state))
-            file.flush()
-            os.fsync(file.fileno())
+        write_synced(temporary, wire.encode(state), 0o600)
         temporary.replace(final)
         _sync(self._folder)
 
@@ -82,11 +80,18 @@ class ClientStates:
         found = (_NAME.fullmatch(path.name) for path in self._folder.iterdir())
         return sorted(int(match[1]) for match in found if match)
 
-    def forget_before(self, version: int) -> None:
-        """Delete older versions; only when the server can no longer fall back to them."""
-        for old in self.versions():
-            if old < version:
-                self._path(old).unlink(missing_ok=True)
+    def forget(self, accepted: int, newest: int) -> None:
+        """Delete the versions that the server cannot ask for.
+
+        It may resume from its latest checkpoint, which names `accepted`, or from the one before,
+        which names the version before that. Versions between `accepted` and `newest` were sent
+        and never accepted.
+        """
+        found = self.versions()
+        earlier = [version for version in found if version < accepted]
+        lost = [version for version in found if accepted < version < newest]
+        for version in (*earlier[:-1], *lost):
+            self._path(version).unlink(missing_ok=True)
 
     def _path(self, version: int) -> Path:
         return self._folder / f"round-{version:08d}.state"

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from parsifl.core.errors import ConfigError, ParsiflError
+from parsifl.engine.owned import reject_foreign, reject_links, replace_file
 from parsifl.flower import processes
 from parsifl.flower.certificates import KeyFolder, make_keys
 from parsifl.flower.client import STATE_VARIABLE
@@ -30,6 +31,7 @@ QUIET = {
 }
 """What keeps Flower from calling home and from installing packages; for every process."""
 
+_FIRST_LINE = "# written by parsifl\n"
 _START_SECONDS = 90.0
 _CLI_SECONDS = 180.0
 
@@ -71,6 +73,7 @@ class Cluster:
         self._nodes: dict[int, subprocess.Popen[bytes]] = {}
         self._home = self.folder / "flwr"
         self._database = self.folder / "superlink.db"
+        self._check_own()
         self._home.mkdir(parents=True, exist_ok=True)
         self.keys: KeyFolder | None = None
         if self._secure:
@@ -106,6 +109,19 @@ class Cluster:
         """A script that sets what the `flwr` command needs to find this SuperLink, quietly."""
         return self.folder / "variables.sh"
 
+    def _check_own(self) -> None:
+        """Reject a folder that holds files with our names which an earlier trial has not made."""
+        names = [self._home.name, self._database.name, "keys", "state", self.variables_file.name]
+        reject_links(*(self.folder / name for name in names), self._home / "config.toml")
+        try:
+            ours = self.variables_file.read_text(errors="replace").startswith(_FIRST_LINE)
+        except FileNotFoundError:
+            ours = False
+        if not ours:
+            reject_foreign(self.folder, names, self.variables_file.name)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            replace_file(self.variables_file, _FIRST_LINE.encode())
+
     def _write_connection(self) -> None:
         security = "insecure = true"
         if self.keys is not None:
@@ -114,10 +130,10 @@ class Cluster:
             f'[superlink]\ndefault = "{NAME}"\n\n[superlink.{NAME}]\n'
             f'address = "{self.address}"\n{security}\n'
         )
-        (self._home / "config.toml").write_text(text)
+        replace_file(self._home / "config.toml", text.encode())
         told = {**QUIET, "FLWR_HOME": shlex.quote(str(self._home))}
         lines = [f"export {name}={value}\n" for name, value in told.items()]
-        self.variables_file.write_text("".join(lines))
+        replace_file(self.variables_file, "".join([_FIRST_LINE, *lines]).encode())
 
     # ------------------------------------------------------------------ processes
     def start(self) -> None:

@@ -11,6 +11,7 @@ import torch
 
 from parsifl.core import tree
 from parsifl.core.errors import ParsiflError, WireError
+from parsifl.engine.finite import inspect_upload
 from parsifl.engine.gather import Arrival
 from parsifl.flower.membership import Membership
 from parsifl.flower.message import Letter
@@ -107,6 +108,9 @@ class Collection:
             return f"{type(error).__name__}: {error}"[:_LONGEST_REASON]
         except _Failed as failure:
             return str(failure)
+        found = inspect_upload(upload)
+        if found.fault:
+            return found.fault
         return Arrival(
             client=client,
             down=question.down,
@@ -116,6 +120,7 @@ class Collection:
             bytes_up=size,
             flops=None if question.expected is None else question.expected.flops,
             uploads=question.uploads,
+            largest=found.largest,
         )
 
     def _upload(self, question: Question, letter: Letter) -> tuple[Any, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from parsifl.core.errors import ConfigError, ParsiflError
 from parsifl.data.download import FOLDER_VARIABLE
 from parsifl.engine import checkpoint
 from parsifl.engine.experiment import Experiment, problem_for
+from parsifl.engine.owned import reject_links
 from parsifl.engine.run_dir import Record, read_metrics
 from parsifl.engine.summary import headline
 from parsifl.flower.app_template import PARTITION, write_app
@@ -91,9 +91,9 @@ def run_on_flower(
     plan = replace(deployment or Deployment(), out=str(out), resume=resume)
     place = out / "flower"
     app = place / "app"
-    shutil.rmtree(app, ignore_errors=True)
-    write_app(app, PARTITION, to_config(chosen, plan), "trial")
     clear(out)
+    reject_links(place)
+    write_app(app, PARTITION, to_config(chosen, plan), "trial", replace=True)
     variables = {} if data_dir is None else {FOLDER_VARIABLE: str(Path(data_dir).resolve())}
     with Cluster(
         place, len(data), secure=secure, simulation=simulation, variables=variables

@@ -16,7 +16,7 @@ from torch import Tensor
 from parsifl import wire
 from parsifl.core.errors import ConfigError, ParsiflError, WireError
 from parsifl.core.keys import Key
-from parsifl.engine.checkpoint import replace_file
+from parsifl.engine.owned import replace_file
 from parsifl.flower.membership import Log, all_of
 from parsifl.flower.message import Letter
 from parsifl.flower.server import Federation
@@ -32,6 +32,8 @@ _AGREE_SECONDS = 90.0
 
 class Regression(Federation):
     """The server of a sparse regression; ends with `model.json` in the run folder."""
+
+    _files = (MODEL_FILE,)
 
     def __init__(self, settings: Settings, link: Link, log: Log, target: str) -> None:
         super().__init__(settings, link, log, least_squares)

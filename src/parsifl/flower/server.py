@@ -45,6 +45,9 @@ class Federation:
     A server that is killed goes on from there, and clients go on from the states that it names.
     """
 
+    _files: tuple[str, ...] = ()
+    """What is written into the run folder besides the files of every run."""
+
     def __init__(
         self, settings: Settings, link: Link, log: Log, make: MakeProblem | None = None
     ) -> None:
@@ -68,7 +71,7 @@ class Federation:
 
     def run(self) -> list[Record]:
         """Run until all rounds are done; return their records."""
-        check_free(self._folder.path, resume=self._settings.deployment.resume)
+        check_free(self._folder.path, *self._files, resume=self._settings.deployment.resume)
         found = checkpoint.load(self._folder.checkpoints, self._types)
         if found is not None:
             self._restore(found.totals)
@@ -266,8 +269,12 @@ class Federation:
         return {"model": wire.encode(model.params)}
 
 
-def check_free(folder: Path, *, resume: bool) -> None:
-    """Raise CheckpointError if a folder holds a run that is not to be resumed."""
+def check_free(folder: Path, *names: str, resume: bool) -> None:
+    """Raise CheckpointError if a folder holds a run that is not to be resumed.
+
+    Likewise if it holds files of others with the names of ours, and these further `names`.
+    """
+    RunDir(folder).check(*names)
     if (folder / "config.toml").exists() and not resume:
         raise CheckpointError(
             f"{folder} already holds a run; resume it (--resume, deployment.resume=true), "

@@ -12,7 +12,7 @@ from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 
 from parsifl.core.errors import ParsiflError, WireError
-from parsifl.engine.checkpoint import replace_file
+from parsifl.engine.owned import replace_file
 from parsifl.flower import settings
 from parsifl.flower.client import MakeProblem
 from parsifl.flower.message import Letter
@@ -49,8 +49,8 @@ def _app(make: Callable[[Settings, Link], Federation]) -> ServerApp:
         chosen = settings.read(context.run_config)
         out = Path(chosen.deployment.out)
         out.mkdir(parents=True, exist_ok=True)
-        replace_file(out / PROCESS_FILE, str(os.getpid()).encode())
         clear(out)
+        replace_file(out / PROCESS_FILE, str(os.getpid()).encode())
         try:
             make(chosen, GridLink(grid)).run()
         except ParsiflError as error:

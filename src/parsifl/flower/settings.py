@@ -13,8 +13,9 @@ from typing import Any, final
 
 from parsifl.core import config
 from parsifl.core.config import Count, Fraction, Positive, Size
-from parsifl.core.errors import ConfigError
+from parsifl.core.errors import CheckpointError, ConfigError
 from parsifl.engine.experiment import Experiment
+from parsifl.engine.owned import reject_foreign, reject_links
 
 ERROR_FILE = "error.txt"
 """In the run folder: why the last attempt ended."""
@@ -72,8 +73,21 @@ class Settings:
 
 
 def clear(out: Path) -> None:
-    """Remove what an earlier attempt at a run left for those who wait for its end."""
-    for mark in (DONE_FILE, ERROR_FILE):
+    """Remove what an earlier attempt at a run left for those who wait for its end.
+
+    Raises
+    ------
+    CheckpointError
+        If there are files of these names in `out` which no server has written.
+    """
+    marks = (DONE_FILE, ERROR_FILE)
+    process = out / PROCESS_FILE
+    reject_links(process, *(out / mark for mark in marks))
+    if not process.exists():  # every server writes it before anything else
+        reject_foreign(out, marks, PROCESS_FILE)
+    elif not process.read_text(errors="replace").isdecimal():
+        raise CheckpointError(f"{process} is not of Parsifl; choose another directory, or move it")
+    for mark in marks:
         (out / mark).unlink(missing_ok=True)
 
 

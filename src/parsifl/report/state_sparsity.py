@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy.typing as npt
 
 Leaf = npt.NDArray[Any]
 SERVER = "server"
+_LATEST = re.compile(r"round-\d{8,}\b(?![^ ])")
 _MOST_BYTES = 256_000_000  # of a file of states
 _MOST_CLIENTS = 40
 _MOST_LEAVES = 24
@@ -56,7 +58,10 @@ def read_anatomy(path: Path) -> Anatomy | None:
     """Look into the latest checkpoint of a run folder; None if it cannot be read."""
     try:
         folder = path / "checkpoint"
-        place = folder / (folder / "LATEST").read_text().split()[0]
+        match = _LATEST.match((folder / "LATEST").read_text())
+        if match is None:
+            return None
+        place = folder / match[0]
         state = json.loads((place / "state.json").read_text(encoding="utf-8"))
         holders = _holders(place, state)
         found = _anatomy(int(state["round"]), holders)
@@ -73,7 +78,8 @@ def _holders(place: Path, state: Mapping[str, Any]) -> dict[str, dict[str, Leaf]
     for at, (name, client) in enumerate(_names(state["server"], "", "")):
         holders.setdefault(client or SERVER, {})[name] = server[str(at)]
     kept: dict[str, dict[str, Leaf]] = {}
-    files = [place.parent / "clients" / part for part, *_ in state["clients"]]
+    names = [Path(part).name for part, *_ in state["clients"]]  # nothing outside of the folder
+    files = [place.parent / "clients" / name for name in names]
     if sum(file.stat().st_size for file in files) > _MOST_BYTES:
         raise ValueError(f"the states in {place.parent} are too large to be pictured")
     for file in files:  # the oldest first: a later file replaces a client's state

@@ -1,0 +1,93 @@
+"""Values that a server can work with: finite, and small enough that their squares are finite too.
+
+A client's upload is checked before it is added up; what the server makes of all uploads is checked
+before it replaces the state before.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from parsifl.core import tree
+from parsifl.core.algorithm import ClientUpdate
+
+ORDINARY = 1e9
+"""Tensors whose norm is smaller need no second look; larger ones are traced to their client."""
+
+
+class Finding(NamedTuple):
+    """What a look at a client's result gave.
+
+    Attributes
+    ----------
+    fault
+        Why the result cannot be used; empty if it can.
+    largest
+        The largest absolute value of the upload where that is out of the ordinary, else 0.
+    """
+
+    fault: str = ""
+    largest: float = 0.0
+
+
+def is_ordinary(leaf: Tensor) -> bool:
+    """Tell, in one pass that writes nothing, whether a tensor is finite and of ordinary size."""
+    return not leaf.is_floating_point() or float(torch.linalg.vector_norm(leaf)) < ORDINARY
+
+
+def is_finite(value: Any) -> bool:
+    """Tell whether all numbers of a tree are finite."""
+    return all(_finite(leaf) for leaf in tree.leaves(value) if isinstance(leaf, Tensor))
+
+
+def inspect(result: ClientUpdate[Any, Any]) -> Finding:
+    """Look for NaN, infinity, and uploads that are too large to be combined with others."""
+    found = inspect_upload(result.upload)
+    for what, part in (("state", result.state), ("info", result.metrics)):
+        if found.fault:
+            return found
+        found = Finding(_inspect(what, part, bounded=False).fault, found.largest)
+    return found
+
+
+def inspect_upload(upload: Any) -> Finding:
+    """Look at an upload alone."""
+    return _inspect("upload", upload, bounded=True)
+
+
+def limit(dtype: torch.dtype) -> float:
+    """Return the largest absolute value that an upload may have.
+
+    Its square is finite, and so is a sum over more rows than there are. In float16 that would
+    leave no room for ordinary values: all finite ones are accepted.
+    """
+    largest = torch.finfo(dtype).max
+    return max(math.sqrt(largest), torch.finfo(torch.float16).max)
+
+
+def _inspect(what: str, part: Any, *, bounded: bool) -> Finding:
+    leaves, structure = tree.flatten(part)
+    largest = 0.0
+    for place, leaf in enumerate(leaves):
+        if not isinstance(leaf, Tensor) or is_ordinary(leaf):
+            continue
+        name = f"{what} {tree.names(structure)[place]}"
+        if not _finite(leaf):
+            return Finding(f"{name} is not finite", math.inf)
+        size = float(leaf.abs().max())
+        if bounded and size > limit(leaf.dtype):
+            reason = f"{name} is too large: it holds {size:.3g}, and values above "
+            return Finding(f"{reason}{limit(leaf.dtype):.3g} overflow in an aggregate", size)
+        largest = max(largest, size)
+    return Finding("", largest)
+
+
+def _finite(leaf: Tensor) -> bool:
+    # a finite sum proves finite terms in one pass; only an overflow needs the slow look
+    if not leaf.is_floating_point() or math.isfinite(leaf.sum()):
+        return True
+    return bool(torch.isfinite(leaf).all())

@@ -1,0 +1,62 @@
+"""What a run may replace or delete: its own files, and nothing that a link points to."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from parsifl.core.errors import CheckpointError
+
+
+def reject_links(*paths: Path) -> None:
+    """Raise CheckpointError if one of the paths is a symbolic link."""
+    for path in paths:
+        if path.is_symlink():
+            raise CheckpointError(
+                f"{path} is a symbolic link, and files elsewhere must not be replaced or deleted "
+                "by a run; remove the link, or choose another directory"
+            )
+
+
+def reject_foreign(folder: Path, names: Iterable[str], mark: str) -> None:
+    """Raise CheckpointError if a directory holds files with our names without our `mark`."""
+    found = [name for name in names if (folder / name).exists()]
+    if found:
+        raise CheckpointError(
+            f"{folder} holds {', '.join(found)} but no {mark} of Parsifl: the files may belong to "
+            "something else and are left alone; choose another directory, or move them"
+        )
+
+
+def write_synced(path: Path, content: bytes, mode: int = 0o666) -> None:
+    """Write a file of its own and wait until it is on the disk.
+
+    A file of that name is replaced, never written to: it may be a link.
+    """
+    path.unlink(missing_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Replace a file so that a reader sees the old or the new content, never a part."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    write_synced(temporary, content)
+    temporary.replace(path)
+
+
+def remove_directory(place: Path, names: Iterable[str]) -> None:
+    """Delete a directory that holds regular files with these names only; leave any other alone."""
+    if place.is_symlink() or not place.is_dir():
+        return
+    found, known = list(place.iterdir()), set(names)
+    if all(path.name in known and path.is_file() and not path.is_symlink() for path in found):
+        for path in found:
+            path.unlink()
+        with contextlib.suppress(OSError):
+            place.rmdir()

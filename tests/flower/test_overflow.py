@@ -1,0 +1,62 @@
+"""A client that sends finite values which overflow the sum: left out, named, nothing lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from tests.flower.inprocess import Answer, InProcess, simulated
+
+from parsifl import wire
+from parsifl.core import tree
+from parsifl.core.algorithm import message_types
+from parsifl.engine import checkpoint
+from parsifl.engine.experiment import Experiment
+from parsifl.flower.message import Letter
+from parsifl.flower.transport import Kind
+
+
+def experiment(algorithm: str, rounds: int = 3) -> Experiment:
+    return Experiment.read(
+        {"algorithm": algorithm, "data": "digits", "clients": 3, "rounds": rounds, "model": "mlp"}
+    )
+
+
+def huge(kind: Kind, client: int, letter: Letter, answer: Callable[[], Letter]) -> Answer:
+    """Client 1 sends 3e38 in round 2."""
+    reply = answer()
+    if kind == "train" and client == 1 and letter.meta["round"] == 1:
+        whole = wire.decode(reply.parts["upload"], dict[str, torch.Tensor])
+        spoilt = tree.map(lambda leaf: torch.full_like(leaf, 3e38), whole)
+        return Letter(reply.meta, {"upload": wire.encode(spoilt)})
+    return reply
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedamp"])
+def test_a_finite_upload_cannot_destroy_the_run(algorithm: str, tmp_path: Path) -> None:
+    chosen = experiment(algorithm)
+    records = InProcess(chosen, tmp_path / "state", huge).federation(tmp_path / "run").run()
+    assert [list(record["dropped"]) for record in records] == [[], [1], []]
+    assert "too large" in records[1]["dropped"][1]
+    found = checkpoint.load(tmp_path / "run" / "checkpoint", message_types(chosen.method()))
+    assert found is not None
+    assert tree.is_finite(found.server)
+
+
+@pytest.mark.parametrize("algorithm", ["ditto", "scaffold"])
+def test_a_damaged_checkpoint_gives_way_to_the_one_before_with_the_same_bits(
+    algorithm: str, tmp_path: Path
+) -> None:
+    link = InProcess(experiment(algorithm), tmp_path / "state")
+    link.federation(tmp_path / "run").run()
+    place = tmp_path / "run" / "checkpoint"
+    (place / "round-00000003" / "state.json").write_text("damaged")
+    longer = experiment(algorithm, rounds=5)
+    link.experiment = longer
+    with pytest.warns(UserWarning, match="round-00000003 cannot be read"):
+        link.federation(tmp_path / "run", resume=True).run()
+    found = checkpoint.load(place, message_types(longer.method()))
+    assert found is not None
+    assert tree.same(found.server, simulated(longer).server)
