@@ -15,6 +15,7 @@ from typing import Any
 
 import tomli_w
 
+from parsifl import startup
 from parsifl.core.errors import CheckpointError
 from parsifl.engine.checkpoint import replace_file
 
@@ -35,6 +36,7 @@ class RunDir:
         """Create the folder, or check that it belongs to this very configuration."""
         config = self.path / "config.toml"
         if config.exists():
+            self._check_reproducible()
             self._check_same(read_config(self.path), _plain(identity))
             if not resume:
                 raise CheckpointError(
@@ -49,6 +51,17 @@ class RunDir:
         # config.toml comes last: it says that the folder is complete
         replace_file(self.path / "environment.json", json.dumps(environment(), indent=1).encode())
         replace_file(config, tomli_w.dumps(_plain(identity)).encode())
+
+    def _check_reproducible(self) -> None:
+        try:
+            recorded = json.loads((self.path / "environment.json").read_text())
+        except (OSError, ValueError):
+            return
+        if recorded.get("reproducible", False) and not startup.reproducible():
+            raise CheckpointError(
+                f"{self.path} was created by a reproducible run: resume it with --reproducible "
+                f"or {startup.VARIABLE}=1"
+            )
 
     def _check_same(self, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
         before, now = _flat(found), _flat(wanted)
@@ -127,14 +140,19 @@ def read_metrics(path: Path) -> list[Record]:
     return records
 
 
-def environment() -> dict[str, str]:
-    """Return the versions that a result may depend on."""
-    found = {"python": platform.python_version(), "machine": platform.machine()}
+def environment() -> dict[str, str | bool]:
+    """Return the versions that a result may depend on, and whether the run is reproducible."""
+    found: dict[str, str | bool] = {
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+    }
     for package in _PACKAGES:
         try:
             found[package] = version(package)
         except PackageNotFoundError:
             continue
+    if startup.reproducible():
+        found["reproducible"] = True
     return found
 
 
