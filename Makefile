@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup check test deploy docs notebooks bench bench-peers compare-base demo format clean
+.PHONY: help setup check test test-matrix deploy docs notebooks bench bench-peers demo format clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -24,6 +24,9 @@ check: setup  ## ruff, mypy --strict, import contracts
 
 test: setup  ## the whole test suite, doctests and slow tests included
 	$(BIN)/pytest -n 2 --dist worksteal --cov --cov-report=term:skip-covered --cov-fail-under=95
+
+test-matrix: setup  ## the tests that assert bits, with one factor of the machine changed at a time
+	$(BIN)/python tools/test_matrix.py
 
 deploy: setup  ## deployments that are killed, attacked and resumed on loopback (minutes)
 	PARSIFL_DEPLOY=1 $(BIN)/pytest tests/flower/test_on_demand.py

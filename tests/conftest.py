@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-torch.set_num_threads(1)  # tests run in parallel processes; more threads would only fight
+# tests run in parallel processes, where more threads only compete; `make test-matrix` varies this
+torch.set_num_threads(int(os.environ.get("PARSIFL_TEST_THREADS", "1")))
 
 
 @pytest.fixture(scope="session")

@@ -6,14 +6,9 @@ The public names are loaded when first used, so that `import parsifl` costs noth
 from __future__ import annotations
 
 import importlib
-import os
 from typing import TYPE_CHECKING, Any
 
-# Threads that spin long while they wait for each other make small products many times slower when
-# another program uses one of the cores (docs/adr/0004). OpenMP reads this once, when torch is first
-# imported.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-os.environ.setdefault("GOMP_SPINCOUNT", "3000")
+from parsifl import startup
 
 if TYPE_CHECKING:
     from parsifl.core.registry import get
@@ -47,6 +42,8 @@ __all__ = [
     "simulate",
 ]
 __version__ = "0.2.0"
+
+startup.prepare()
 
 
 def __getattr__(name: str) -> Any:

@@ -102,8 +102,11 @@ def test_the_paper_s_recovery_reaches_machine_precision() -> None:
     assert np.linalg.norm(found.numpy() - truth) < 1e-14
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("scope", ["row", "all"])
-def test_a_client_alone_has_the_bits_that_it_has_in_a_block(scope: Any) -> None:
+def test_a_client_alone_agrees_with_itself_in_a_block(scope: Any) -> None:
+    # Up to rounding only: how MKL rounds depends on where a matrix starts in memory (AVX2), and in
+    # a block it starts where that of the previous client ends.
     draw = np.random.default_rng(1)
     truth = np.where(np.arange(80) < 5, 3.0, 0.0)
     made = [draw.standard_normal((40, 80)) for _ in range(7)]
@@ -120,7 +123,8 @@ def test_a_client_alone_has_the_bits_that_it_has_in_a_block(scope: Any) -> None:
     whole = executors.run(partial(method.client_update, problem), tasks, "vmap", 64).results
     alone = executors.run(partial(method.client_update, problem), tasks, "loop", 1).results
     for client, found in alone.items():
-        assert torch.equal(found.upload["coef"], whole[client].upload["coef"])
+        expected = whole[client].upload["coef"]
+        torch.testing.assert_close(found.upload["coef"], expected, rtol=1e-12, atol=0)
 
 
 def test_nearly_exact_inner_solvers_give_the_exact_method() -> None:

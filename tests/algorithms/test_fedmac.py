@@ -95,6 +95,7 @@ def test_accuracy_stops_some_but_not_all_inner_steps() -> None:
     assert np.abs(found - one).max() > 1e-4
 
 
+@pytest.mark.bits
 def test_everyone_training_equals_the_cohort_training_bit_for_bit() -> None:
     runs = [personal.run(FedMac(**SPARSE, trains=trains)) for trains in ("cohort", "everyone")]
     assert [run.metrics[0]["trained"] for run in runs] == [3, 5]

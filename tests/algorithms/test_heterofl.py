@@ -37,6 +37,7 @@ def test_rounds_match_the_papers_equations(engine: Engine) -> None:
         unequal.assert_same(done.personal(client).params, cut(expected, shapes(width)))
 
 
+@pytest.mark.bits
 def test_with_full_width_it_is_fedavg_bit_for_bit() -> None:
     settings: dict[str, Any] = {"lr": 0.1, "batch_size": 4, "local_steps": 3, "momentum": 0.5}
     full = [{"width": 1.0}] * 3 + [{}] * 2

@@ -55,6 +55,7 @@ def test_rounds_match_the_papers_equations(head: Any, engine: Engine) -> None:
         unequal.assert_same(done.personal(client).params, tuned)
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("profiles", [None, [{"budget": 1}, {"budget": 92}, {}, {}, {}]])
 def test_with_full_budgets_it_is_fedbabu_bit_for_bit(profiles: Any) -> None:
     babu = unequal.run(FedBABU(**SETTINGS), profiles, evaluate=True)

@@ -75,6 +75,7 @@ def test_many_inner_steps_solve_the_moreau_subproblem() -> None:
     assert np.abs(rule.slope(theta, personal.start(), rows[0])).max() < 1e-12
 
 
+@pytest.mark.bits
 def test_everyone_training_equals_the_cohort_training_bit_for_bit() -> None:
     runs = [personal.run(PFedMe(**BASE, trains=trains)) for trains in ("cohort", "everyone")]
     assert tree.same(runs[0].server, runs[1].server)

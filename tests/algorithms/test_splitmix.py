@@ -38,6 +38,7 @@ def test_rounds_match_the_papers_equations(engine: Engine) -> None:
         unequal.assert_same(part(done.server.params, b), bases[b])
 
 
+@pytest.mark.bits
 def test_with_one_base_it_is_fedavg_bit_for_bit() -> None:
     settings: dict[str, Any] = {"lr": 0.1, "batch_size": 4, "local_steps": 3, "momentum": 0.5}
     plain = unequal.run(FedAvg(**settings), evaluate=True)

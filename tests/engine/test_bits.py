@@ -1,4 +1,4 @@
-"""What docs/adr/0004 promises: the same bits with any number of threads."""
+"""The bits that docs/reference/reproducibility.md promises."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from parsifl.core import tree
 from parsifl.engine import threads
 from parsifl.engine.simulate import simulate
 from parsifl.nn.neural import NeuralProblem
+
+pytestmark = pytest.mark.bits
 
 
 def perceptron() -> nn.Module:

@@ -59,6 +59,7 @@ def test_results_are_handed_over_as_they_come(executor: Any) -> None:
     assert len(parts) == (2 if executor == "vmap" else 5)
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_clients_in_threads_have_the_bits_of_a_loop_on_one_core(
     count: int, monkeypatch: pytest.MonkeyPatch
@@ -98,6 +99,7 @@ def test_a_client_that_raises_in_a_thread_is_named() -> None:
     assert sorted(outcome.results) == [0, 3]
 
 
+@pytest.mark.bits
 def test_a_convolutional_run_gives_the_bits_of_the_loop() -> None:
     def build() -> nn.Module:
         return nn.Sequential(
@@ -172,6 +174,7 @@ def test_the_loop_takes_clients_one_by_one() -> None:
     assert executors.run(lambda x: x, given, "loop", 3).blocks == [[i] for i in range(7)]
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_the_number_of_threads_changes_no_bit(executor: Any, monkeypatch: Any) -> None:
     problem = classifier(torch.float32)

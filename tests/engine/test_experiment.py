@@ -40,6 +40,7 @@ def test_mistakes_in_values_are_named(values: dict[str, Any], message: str) -> N
         Experiment.read(values)
 
 
+@pytest.mark.bits
 def test_the_same_experiment_gives_the_same_bits() -> None:
     first, second = QUICK.run().server, QUICK.run().server
     assert all(torch.equal(first[name], second[name]) for name in first)

@@ -58,6 +58,7 @@ def _across(leaf: Tensor) -> Tensor:
     return leaf.mT.contiguous().mT if leaf.ndim == 2 else leaf
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("method", [FedAvg(), FedAMP()], ids=["sum", "gather"])
 def test_the_layout_of_uploads_in_memory_changes_no_bit(method: Any) -> None:
     problem = classifier()

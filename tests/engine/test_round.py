@@ -240,6 +240,7 @@ def test_only_the_cohort_trains_otherwise() -> None:
     assert len(run._store) == 2
 
 
+@pytest.mark.bits
 def test_windows_do_not_change_a_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     method, problem, data = (
         Ditto(lr=0.1, local_steps=2, batch_size=4),

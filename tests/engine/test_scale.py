@@ -70,6 +70,7 @@ def test_a_crowd_of_clients_starts_at_once(tmp_path: Path) -> None:
     assert time.perf_counter() - started < 15  # 5 where nothing else runs: see benchmarks
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("in_folder", [True, False])
 def test_a_run_with_little_memory_for_states_ends_with_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_folder: bool

@@ -62,6 +62,7 @@ def personal(run: Run) -> dict[str, list[float]]:
     return {name: values.tolist() for name, values in found.values.items()}
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("most", [0, 20, 1000])
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("method", [Ditto(local_steps=2), FedAvg(local_steps=2)])
@@ -89,6 +90,7 @@ def test_scores_have_the_bits_that_each_client_would_find_alone(
             assert values == [score[metric] for score in alone if score is not None]
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("name", CASES)
 def test_the_global_model_is_judged_with_the_same_bits_by_any_number_of_threads(
     name: str, monkeypatch: pytest.MonkeyPatch

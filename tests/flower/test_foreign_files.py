@@ -8,9 +8,6 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs flwr: install the extra parsifl[flower]")
 
-from parsifl_reproduction.pages import write_pages
-from parsifl_reproduction.record import write
-
 from parsifl.core.errors import CheckpointError, ConfigError, DataError
 from parsifl.engine.experiment import Experiment
 from parsifl.flower import local_run
@@ -18,6 +15,8 @@ from parsifl.flower.app_template import write_app
 from parsifl.flower.certificates import make_keys
 from parsifl.flower.cluster import Cluster
 from parsifl.flower.settings import clear
+from parsifl_reproduction.pages import write_pages
+from parsifl_reproduction.record import write
 
 CHOSEN = Experiment("fedavg", data="digits", clients=2, rounds=1)
 

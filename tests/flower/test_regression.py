@@ -89,6 +89,7 @@ def study(sites: Sites, out: Path, **deployment: Any) -> Regression:
     return Regression(Settings(EXPERIMENT, 3, plan), sites, sites.log.append, "days")
 
 
+@pytest.mark.bits
 def test_the_fit_across_sites_is_the_fit_in_process_bit_for_bit(tmp_path: Path) -> None:
     tables = hospitals(tmp_path / "app")
     sites = Sites(tables, tmp_path / "state")

@@ -32,6 +32,7 @@ SAME = (
     "flops",
     "info",
 )
+MATRIX = ("ditto", "fedavg", "fedgradmp", "fedht", "fedslr", "scaffold")  # in `make test-matrix`
 LINEAR = ("distributediht", "fedht", "fediterht", "fedgradmp", "inexactfedgradmp")
 
 
@@ -47,7 +48,13 @@ def server_state(path: Path, method: Experiment) -> object:
     return found.server
 
 
-@pytest.mark.parametrize("name", list(registry.algorithms()))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.bits] if name in MATRIX else [])
+        for name in registry.algorithms()
+    ],
+)
 def test_every_algorithm_gives_the_bits_and_books_of_the_simulation(
     name: str, tmp_path: Path
 ) -> None:
@@ -110,6 +117,7 @@ def test_the_server_never_sees_rows_or_personal_models(tmp_path: Path) -> None:
     assert not list((tmp_path / "run" / "checkpoint").rglob("part-*"))  # nothing of a client
 
 
+@pytest.mark.bits
 def test_a_killed_server_goes_on_with_the_same_bits(tmp_path: Path) -> None:
     """Killed after the clients of round 2 worked, before their uploads were counted."""
 

@@ -23,6 +23,7 @@ def test_soft_thresholding_minimises_its_objective(value: float, threshold: floa
     assert (found - value) ** 2 / 2 + threshold * abs(found) <= best + 1e-9
 
 
+@pytest.mark.bits
 def test_what_the_operator_kills_is_the_offset_bit_for_bit() -> None:
     offset = torch.tensor([[0.1, 0.7, -0.3]])
     z = offset + torch.tensor([[1e-3, 0.5, -1e-3]])

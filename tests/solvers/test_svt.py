@@ -88,6 +88,7 @@ def test_nothing_survives_a_threshold_above_the_norm() -> None:
     assert (left @ right).shape == (3, 5)
 
 
+@pytest.mark.bits
 def test_a_threshold_of_zero_changes_no_bit() -> None:
     params = {"w": torch.randn(4, 3), "b": torch.randn(4)}
     kept = svt_layers(params, 0.0)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from parsifl.cli import options
 from parsifl.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ def reproduce(
     not_run: str | None = typer.Option(
         None, "--not-run", help="With --record: keep why this recipe is not run here."
     ),
+    reproducible: bool = options.REPRODUCIBLE,
     as_json: bool = typer.Option(False, "--json", help="Print JSON for machines."),
 ) -> None:
     """Reproduce a table or figure: the claim, the paper's number, ours, and whether it held.

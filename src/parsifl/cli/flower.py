@@ -148,6 +148,7 @@ def up(
         "", help="More node configuration; {id} is the node's number, {folder} where we are."
     ),
     resume: bool = options.RESUME,
+    reproducible: bool = options.REPRODUCIBLE,
 ) -> None:
     """Start a SuperLink and SuperNodes on this machine, for a trial.
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from parsifl import startup
 from parsifl.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -44,6 +45,20 @@ DATA_DIR = typer.Option(
     None, "--data-dir", help="A folder that is looked at first (else $PARSIFL_DATA, the cache)."
 )
 RESUME = typer.Option(False, "--resume", help="Go on with what is in the folder.")
+
+
+def _make_reproducible(value: bool) -> bool:
+    if value:
+        startup.make_reproducible()
+    return value
+
+
+REPRODUCIBLE = typer.Option(
+    False,
+    "--reproducible",
+    callback=_make_reproducible,
+    help="The same bits on every x86-64 processor, more slowly (or set PARSIFL_REPRODUCIBLE=1).",
+)
 JSON = typer.Option(False, "--json", help="Print JSON for machines.")
 
 

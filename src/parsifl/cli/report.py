@@ -6,13 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-
-from parsifl.report import build
-from parsifl.report.groups import sections
-from parsifl.report.live import serve
-from parsifl.report.load import read_all
-from parsifl.report.summary import headline, render
 
 
 def report(
@@ -46,6 +39,14 @@ def report(
 
       parsifl report --watch runs/long
     """
+    from rich.console import Console
+
+    from parsifl.report import build
+    from parsifl.report.groups import sections
+    from parsifl.report.live import serve
+    from parsifl.report.load import read_all
+    from parsifl.report.summary import headline, render
+
     console = Console()
     if watch:
         serve(dirs, lambda url: console.print(f"Watching at {url} (Ctrl-C ends it)"), port)

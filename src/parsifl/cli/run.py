@@ -55,6 +55,7 @@ def run(  # typer reads the options from the signature; `context` holds their va
     out: Path | None = typer.Option(None, help="The run folder; else nothing is kept."),
     data_dir: Path | None = options.DATA_DIR,
     resume: bool = options.RESUME,
+    reproducible: bool = options.REPRODUCIBLE,
     profile: bool = typer.Option(False, help="Tell at the end where the time went."),
     as_json: bool = options.JSON,
 ) -> None:
@@ -136,6 +137,7 @@ def _kept(out: Path | None) -> Iterator[Path]:
 def demo(
     out: Path = typer.Option(Path("runs/demo"), help="Where runs and report go."),
     rounds: int = typer.Option(60, help="How many rounds."),
+    reproducible: bool = options.REPRODUCIBLE,
 ) -> None:
     """Compare several methods on the digits data that ship with scikit-learn.
 

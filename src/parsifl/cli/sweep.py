@@ -46,6 +46,7 @@ def sweep(  # typer reads the options from the signature; `context` holds their 
     out: Path = typer.Option(Path("runs/sweep"), help="A folder for all runs."),
     data_dir: Path | None = options.DATA_DIR,
     resume: bool = options.RESUME,
+    reproducible: bool = options.REPRODUCIBLE,
     as_json: bool = options.JSON,
 ) -> None:
     """Run every combination of a grid and name the best.

@@ -15,6 +15,7 @@ from typing import Any
 
 import tomli_w
 
+from parsifl import startup
 from parsifl.core.errors import CheckpointError
 from parsifl.engine.owned import reject_foreign, reject_links, replace_file
 
@@ -41,6 +42,7 @@ class RunDir:
         self.check()
         config = self.path / _CONFIG
         if config.exists():
+            self._check_reproducible()
             self._check_same(read_config(self.path), _plain(identity))
             if not resume:
                 raise CheckpointError(
@@ -69,6 +71,17 @@ class RunDir:
         if _is_environment(self.path / _ENVIRONMENT):  # a run that was killed as it began
             names.remove(_ENVIRONMENT)
         reject_foreign(self.path, names, _CONFIG)
+
+    def _check_reproducible(self) -> None:
+        try:
+            recorded = json.loads((self.path / "environment.json").read_text())
+        except (OSError, ValueError):
+            return
+        if recorded.get("reproducible", False) and not startup.reproducible():
+            raise CheckpointError(
+                f"{self.path} was created by a reproducible run: resume it with --reproducible "
+                f"or {startup.VARIABLE}=1"
+            )
 
     def _check_same(self, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
         before, now = _flat(found), _flat(wanted)
@@ -147,14 +160,19 @@ def read_metrics(path: Path) -> list[Record]:
     return records
 
 
-def environment() -> dict[str, str]:
-    """Return the versions that a result may depend on."""
-    found = {"python": platform.python_version(), "machine": platform.machine()}
+def environment() -> dict[str, str | bool]:
+    """Return the versions that a result may depend on, and whether the run is reproducible."""
+    found: dict[str, str | bool] = {
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+    }
     for package in _PACKAGES:
         try:
             found[package] = version(package)
         except PackageNotFoundError:
             continue
+    if startup.reproducible():
+        found["reproducible"] = True
     return found
 
 

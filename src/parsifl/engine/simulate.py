@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from scipy.sparse import issparse
 
+from parsifl import startup
 from parsifl.core import config
 from parsifl.core.algorithm import AnyAlgorithm
 from parsifl.core.errors import ClientError, ConfigError
@@ -88,6 +89,7 @@ def simulate(  # noqa: PLR0913 - every argument but four has a default
         Most bytes of client state that are kept in memory; the rest is in the run folder, or in a
         temporary one.
     """
+    startup.reproducible()  # raises if it was requested too late
     validation.check_parts(algorithm, problem, clients)
     if resume and folder is None:
         raise ConfigError("resume=True needs the folder of the run that is to go on")

@@ -7,16 +7,18 @@ another program uses one of the cores, everybody waits for it (docs/adr/0004). J
 from __future__ import annotations
 
 import os
+import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import copy_context
-from threading import Lock
 from typing import Generic, TypeVar
 
 import torch
 
+from parsifl import startup
 from parsifl.core.problem import Problem, SupportSolvable
 
 T = TypeVar("T")
@@ -27,6 +29,15 @@ def cores() -> int:
     """Return how many cores this process may run on."""
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+
+
+def workers() -> int:
+    """Return how many jobs may run at once.
+
+    A reproducible process computes each product on one core, and jobs have the same bits with any
+    number of workers: they may use all cores.
+    """
+    return cores() if startup.reproducible() else min(cores(), torch.get_num_threads())
 
 
 @contextmanager
@@ -65,7 +76,7 @@ def imap_ordered(jobs: Sequence[Callable[[], T]], take: Callable[[T], None]) -> 
     if len(jobs) == 1:
         take(jobs[0]())
         return
-    helpers = min(cores(), torch.get_num_threads(), len(jobs)) - 1
+    helpers = min(workers(), len(jobs)) - 1
     waiting = deque(enumerate(jobs))
     queue = _Queue(take)
 
@@ -100,7 +111,7 @@ class _Queue(Generic[T]):
     """Hands over what has arrived as soon as nothing before it is missing."""
 
     def __init__(self, take: Callable[[T], None]) -> None:
-        self._take, self._lock = take, Lock()
+        self._take, self._lock = take, threading.Lock()
         self._arrived: dict[int, T] = {}
         self._next = 0
 
@@ -112,3 +123,29 @@ class _Queue(Generic[T]):
             while self._next in self._arrived:
                 self._take(self._arrived.pop(self._next))
                 self._next += 1
+
+
+def _shorten_waits() -> None:
+    """Make idle OpenMP threads sleep early in a process that loaded torch before Parsifl.
+
+    GNU OpenMP reads `GOMP_SPINCOUNT` once. By default its threads spin 300,000 times before they
+    sleep, but only 100 times while it manages more threads than there are cores. A team that is
+    larger than that, owned by a thread that never runs again, therefore shortens all later waits.
+    It changes neither the number of threads of any product nor its bits.
+    """
+    started = threading.Event()
+
+    def own_a_team() -> None:
+        before = torch.get_num_threads()
+        torch.set_num_threads(cores() + 1)
+        torch.zeros(1 << 18).add_(1.0)  # long enough to be split
+        torch.set_num_threads(before)  # new threads inherit the latest setting
+        started.set()
+        threading.Event().wait()
+
+    threading.Thread(target=own_a_team, name="parsifl-openmp", daemon=True).start()
+    started.wait()
+
+
+if startup.spinning() and sys.platform == "linux":
+    _shorten_waits()
