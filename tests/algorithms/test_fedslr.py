@@ -201,7 +201,8 @@ def test_the_potential_of_the_proof_never_rises() -> None:
     convex = Convex()
     eta_g = 1 / (2 * convex.smoothness)
     method = FedSLR(
-        eta_g=eta_g, lam=LAM, lr=1 / (3 * convex.smoothness), batch_size=convex.rows, local_steps=30,
+        eta_g=eta_g, lam=LAM, lr=1 / (3 * convex.smoothness), batch_size=convex.rows,
+        local_steps=30,
         personal_epochs=0.0,
     )  # fmt: skip
     w_t = convex.problem.init(Key(0))["weight"].numpy()

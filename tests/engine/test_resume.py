@@ -33,7 +33,7 @@ from parsifl.testing.fixtures import classifier, clients
 
 folder, engine, seed, every = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
 module.CHECKPOINT_SECONDS = every
-module.simulate(Ditto(local_steps=1), classifier(), clients(), 1, engine=engine)  # imports what is lazy
+module.simulate(Ditto(local_steps=1), classifier(), clients(), 1, engine=engine)  # imports
 
 
 def digest(run):

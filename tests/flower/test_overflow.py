@@ -11,7 +11,6 @@ from tests.flower.inprocess import Answer, InProcess, simulated
 
 from parsifl import wire
 from parsifl.core import tree
-from parsifl.core.algorithm import message_types
 from parsifl.engine import checkpoint
 from parsifl.engine.experiment import Experiment
 from parsifl.flower.message import Letter
@@ -40,7 +39,7 @@ def test_a_finite_upload_cannot_destroy_the_run(algorithm: str, tmp_path: Path) 
     records = InProcess(chosen, tmp_path / "state", huge).federation(tmp_path / "run").run()
     assert [list(record["dropped"]) for record in records] == [[], [1], []]
     assert "too large" in records[1]["dropped"][1]
-    found = checkpoint.load(tmp_path / "run" / "checkpoint", message_types(chosen.method()))
+    found = checkpoint.load(tmp_path / "run" / "checkpoint", chosen.method().tree_types())
     assert found is not None
     assert tree.is_finite(found.server)
 
@@ -57,6 +56,6 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_with_the_same_bits(
     link.experiment = longer
     with pytest.warns(UserWarning, match="round-00000003 cannot be read"):
         link.federation(tmp_path / "run", resume=True).run()
-    found = checkpoint.load(place, message_types(longer.method()))
+    found = checkpoint.load(place, longer.method().tree_types())
     assert found is not None
     assert tree.same(found.server, simulated(longer).server)

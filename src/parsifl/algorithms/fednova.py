@@ -43,8 +43,8 @@ class FedNova(LocalSgd, AdditiveAlgorithm[Problem, Params, None, Params, NovaUpl
               w \leftarrow w - \tau_{\mathrm{eff}} \sum_i p_i d_i, \qquad
               \tau_{\mathrm{eff}} = \sum_i p_i \|a_i\|_1
 
-    with w_i after tau_i steps of SGD at `lr` (the "epochs" or "local_steps" of the device's profile),
-    p_i by `weighting` over the devices that arrived, and, with rho = `momentum`,
+    with w_i after tau_i steps of SGD at `lr` (the "epochs" or "local_steps" of the
+    device's profile), p_i by `weighting` over the devices that arrived, and, with rho = `momentum`,
 
     .. math:: \|a_i\|_1 = \frac{1}{1 - \rho}
               \left(\tau_i - \rho \frac{1 - \rho^{\tau_i}}{1 - \rho}\right),

@@ -137,7 +137,7 @@ class FederatedAlgorithm(ABC, Generic[P, S, C, D, U, T]):
     cites: ClassVar[str] = ""
     """The paper."""
     requires: ClassVar[tuple[type[Any], ...]] = ()
-    """Capabilities of the problem (protocols of `parsifl.core.problem`) that it cannot do without."""
+    """Capabilities (protocols of `parsifl.core.problem`) that the problem must have."""
     conformance: ClassVar[Conformance] = Conformance()
     """Settings and exemptions for the conformance suite."""
 

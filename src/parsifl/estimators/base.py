@@ -27,7 +27,7 @@ from parsifl.engine.simulate import simulate
 from parsifl.estimators.moments import Array, Indices, Moments, smoothness
 from parsifl.linear.design import as_design
 from parsifl.linear.glm import GLM
-from parsifl.linear.sparsity.dictionary import Recipe
+from parsifl.linear.sparsity.dictionary import RandomDictionary
 
 PURSUIT = ("fedgradmp", "inexactfedgradmp")
 SOLVERS = (*PURSUIT, "fedht", "fediterht", "distributediht", "fedmid", "feddualavg")
@@ -92,7 +92,7 @@ class FederatedSparse(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         if self.dictionary is None:
             return features
         told = self.dictionary
-        return told.atoms if isinstance(told, Recipe) else int(_matrix(told).shape[1])
+        return told.atoms if isinstance(told, RandomDictionary) else int(_matrix(told).shape[1])
 
     def _sparsity(self, features: int, parts: list[Indices]) -> int:
         """Return tau, and say which clients have too few rows to determine their subproblem."""
@@ -189,14 +189,14 @@ class FederatedSparse(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
 
     def _announcement(self, dictionary: Any) -> dict[str, torch.Tensor]:
         """Return the message that tells a client the dictionary: atoms, or how to draw them."""
-        if isinstance(dictionary, Recipe):
+        if isinstance(dictionary, RandomDictionary):
             kind = 0 if dictionary.kind == "orthonormal" else 1
             numbers = [kind, dictionary.features, dictionary.atoms, dictionary.seed]
             return {"dictionary": torch.tensor(numbers)}
         return {"dictionary": _matrix(dictionary)}
 
     def _atoms(self) -> torch.Tensor | None:
-        if isinstance(self.dictionary, Recipe):
+        if isinstance(self.dictionary, RandomDictionary):
             return self.dictionary.draw()
         return None if self.dictionary is None else _matrix(self.dictionary)
 
@@ -284,7 +284,7 @@ def _say_if_diverged(problem: GLM, data: ClientData, params: Params) -> None:
 
 
 def _matrix(dictionary: Any) -> torch.Tensor:
-    expected = "dictionary must be a finite matrix [features, atoms] or a parsifl.linear.sparsity.dictionary.Recipe"
+    expected = "dictionary must be a finite matrix [features, atoms] or a `RandomDictionary`"
     try:
         atoms = np.array(dictionary, dtype=np.float64)
     except (TypeError, ValueError):

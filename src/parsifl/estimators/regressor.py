@@ -58,7 +58,7 @@ class FederatedSparseRegressor(RegressorMixin, FederatedSparse):  # type: ignore
     dictionary
         Atoms as columns [features, atoms]; then atoms are selected, for standardised features.
         A matrix (learned by K-SVD, say) is sent to every client once, and booked; a
-        `parsifl.linear.sparsity.dictionary.Recipe` (Gaussian or orthonormal atoms) travels as its seed.
+        `RandomDictionary` (Gaussian or orthonormal atoms) travels as its seed.
     refit
         Ends with pooled least squares on the selected support, from products x'x and x'y of the
         support's columns that every client sends once. Without it the coefficients are those of

@@ -12,7 +12,6 @@ import torch
 
 from parsifl import wire
 from parsifl.core import tree
-from parsifl.core.algorithm import message_types
 from parsifl.core.errors import WireError
 from parsifl.core.problem import Problem
 from parsifl.data.clients import ClientData
@@ -128,7 +127,7 @@ class TableSite:
     def _narrow(self, reply: Letter, rows: int, entry: dict[str, Any]) -> Letter:
         """Return a reply whose upload has few coefficients for the number of rows."""
         if "upload" in reply.parts:
-            kind = message_types(self._experiment.method()).upload
+            kind = self._experiment.method().tree_types().uplink
             leaves = tree.leaves(wire.decode(reply.parts["upload"], kind))
             entry["coefficients"] = sum(int(leaf.count_nonzero()) for leaf in leaves)
             rules.check_width(entry["coefficients"], rows, self._guards)

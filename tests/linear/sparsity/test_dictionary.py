@@ -6,14 +6,14 @@ import torch
 
 from parsifl.core.errors import ConfigError
 from parsifl.linear.sparsity import dictionary
-from parsifl.linear.sparsity.dictionary import Recipe
+from parsifl.linear.sparsity.dictionary import RandomDictionary
 from parsifl.linear.sparsity.ksvd import ksvd, omp
 
 
 def test_a_seed_stands_for_the_atoms() -> None:
-    first, again = (Recipe("gaussian", 6, 10, seed=4).draw() for _ in range(2))
+    first, again = (RandomDictionary("gaussian", 6, 10, seed=4).draw() for _ in range(2))
     assert torch.equal(first, again)
-    assert not torch.equal(first, Recipe("gaussian", 6, 10, seed=5).draw())
+    assert not torch.equal(first, RandomDictionary("gaussian", 6, 10, seed=5).draw())
     torch.testing.assert_close(first.norm(dim=0), torch.ones(10).double())
 
 

@@ -55,9 +55,7 @@ class Attentive(LocalSgd, GatherAlgorithm[Problem, AttentiveServer, Params, Para
     """
 
     conformance: ClassVar[Conformance] = Conformance(
-        exempt={
-            "personal state stays at home": "the server mixes the clients' own models, so they are sent"
-        }
+        exempt={"personal state stays at home": "the server mixes the clients' own models"}
     )
 
     lr: Positive = 0.05

@@ -60,7 +60,7 @@ class LocalSgd:
         device = {name: client.profile.get(name) for name in ("epochs", "local_steps")}
         if None not in device.values():
             raise ConfigError(
-                f"the profile of client {client.id} has both epochs and local_steps; give one of them"
+                f"the profile of client {client.id} has both epochs and local_steps; give one"
             )
         if device["epochs"] is None and device["local_steps"] is None:
             device = {"epochs": self.epochs, "local_steps": self.local_steps}

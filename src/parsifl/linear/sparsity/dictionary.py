@@ -19,10 +19,10 @@ from parsifl.core.tracing import is_transformed
 
 
 @dataclass(frozen=True)
-class Recipe:
+class RandomDictionary:
     """A dictionary that travels as a seed: everybody draws the same atoms.
 
-    >>> Recipe("orthonormal", 4, 4, seed=1).draw().shape
+    >>> RandomDictionary("orthonormal", 4, 4, seed=1).draw().shape
     torch.Size([4, 4])
     """
 
