@@ -140,7 +140,7 @@ def test_a_dictionary_selects_atoms_and_is_booked() -> None:
 
 @pytest.mark.parametrize("kind", ["gaussian", "orthonormal"])
 def test_a_random_dictionary_travels_as_a_seed(kind: Any) -> None:
-    recipe = dictionary.Recipe(kind, 10, 10, seed=3)
+    recipe = dictionary.RandomDictionary(kind, 10, 10, seed=3)
     atoms, x = recipe.draw().numpy(), np.random.default_rng(0).standard_normal((200, 10))
     y, clients = x @ (atoms[:, 3] * 2.0), np.arange(200) % 4
     model = FederatedSparseRegressor(1, rounds=4, standardize=False, dictionary=recipe)
@@ -160,7 +160,7 @@ def test_a_dictionary_that_is_no_matrix_is_refused() -> None:
     x, y, clients = _regression()
     with pytest.raises(ValueError, match="finite matrix"):
         FederatedSparseRegressor(1, dictionary=[1.0, np.nan]).fit(x, y, groups=clients)
-    recipe = dictionary.Recipe("gaussian", 3, 3)
+    recipe = dictionary.RandomDictionary("gaussian", 3, 3)
     with pytest.raises(ConfigError, match=r"shape \[3, 3\]"):
         FederatedSparseRegressor(1, dictionary=recipe).fit(x, y, groups=clients)
 
