@@ -120,7 +120,7 @@ def data_for(subject: Subject, problem: Problem) -> ClientData:
     size = (subject.clients, ROWS)
     x = generator.normal(size=(*size, *subject.shape)).astype(np.float32)
     labels = generator.integers(0, subject.classes, size)
-    y = labels if problem.maximize else x.reshape(*size, -1)[..., 0]
+    y = labels if problem.higher_is_better else x.reshape(*size, -1)[..., 0]
     if subject.zeros:
         x *= generator.random(x.shape) >= subject.zeros
         return ClientData.of([(csr_matrix(rows), own) for rows, own in zip(x, y, strict=True)])

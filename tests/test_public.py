@@ -15,13 +15,13 @@ def test_the_public_names_are_these() -> None:
         "ClientData",
         "Evaluation",
         "GLM",
-        "Network",
+        "NetworkModel",
         "NeuralProblem",
         "Run",
         "get",
         "simulate",
     ]
-    for name in parsifl.__all__:
+    for name in (*parsifl.__all__, *parsifl.PACKAGES):
         assert getattr(parsifl, name) is not None
         assert name in dir(parsifl)
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from parsifl import startup
 
 if TYPE_CHECKING:
+    from parsifl import algorithms, data, estimators, masks, report, testing, wire
+    from parsifl.core import errors, keys
     from parsifl.core.registry import get
     from parsifl.data.clients import ClientData
     from parsifl.engine.evaluation import Evaluation
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from parsifl.engine.run import Run
     from parsifl.engine.simulate import simulate
     from parsifl.linear.glm import GLM
+    from parsifl.nn import models
     from parsifl.nn.neural import NeuralProblem
 
 _HOMES = {
@@ -30,6 +33,20 @@ _HOMES = {
     "get": "parsifl.core.registry",
     "simulate": "parsifl.engine.simulate",
 }
+
+PACKAGES = {
+    "algorithms": "parsifl.algorithms",
+    "data": "parsifl.data",
+    "errors": "parsifl.core.errors",
+    "estimators": "parsifl.estimators",
+    "keys": "parsifl.core.keys",
+    "masks": "parsifl.masks",
+    "models": "parsifl.nn.models",
+    "report": "parsifl.report",
+    "testing": "parsifl.testing",
+    "wire": "parsifl.wire",
+}
+"""Packages that are attributes after a bare `import parsifl`."""
 
 __all__ = [
     "GLM",
@@ -47,10 +64,12 @@ startup.prepare()
 
 
 def __getattr__(name: str) -> Any:
+    if name in PACKAGES:
+        return importlib.import_module(PACKAGES[name])
     if name not in _HOMES:
         raise AttributeError(f"module 'parsifl' has no attribute '{name}'")
     return getattr(importlib.import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, "__version__"])
+    return sorted([*__all__, *PACKAGES, "__version__"])

@@ -101,7 +101,7 @@ def test_more_rounds_extend_a_finished_run(tmp_path: Path) -> None:
 def test_a_config_file_gives_values_and_options_win(tmp_path: Path) -> None:
     file = tmp_path / "experiment.toml"
     file.write_text(
-        'data = "digits"\nclients = 4\nrounds = 9\n[settings]\nlr = 0.5\nsteps = 1\n'
+        'data = "digits"\nclients = 4\nrounds = 9\n[settings]\nlr = 0.5\nlocal_steps = 1\n'
         '[evaluation]\nselect = "best-test"\n'
     )
     code, out, err = invoke("run", "fedavg", "--config", str(file), "--rounds", "1", "--json")

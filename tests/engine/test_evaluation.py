@@ -73,7 +73,7 @@ def test_judging_changes_nothing_that_the_run_keeps() -> None:
 @pytest.mark.parametrize("method", [METHOD, FedAvg(lr=0.1, local_steps=2, batch_size=4)])
 def test_fine_tuning_takes_its_steps_from_the_personal_model(engine: Any, method: Any) -> None:
     problem, data = classifier(), clients()
-    tuned = Evaluation(fine_tune_steps=3, fine_tune_lr=0.5, fine_tune_batch=4)
+    tuned = Evaluation(fine_tune_steps=3, fine_tune_lr=0.5, fine_tune_batch_size=4)
     plain = simulate(method, problem, data, 2, engine=engine)
     fine = simulate(method, problem, data, 2, engine=engine, evaluation=tuned)
     work = DataRequest({FINE_TUNE: BatchSpec(4, steps=3)})
@@ -89,8 +89,8 @@ def test_fine_tuning_may_go_on_as_the_round_trained() -> None:
     method = FedAvg(lr=0.4, local_steps=2, batch_size=4, milestones=(1,))
     problem, data = classifier(), clients()
     told = Evaluation(
-        fine_tune_steps=3, fine_tune_lr=None, fine_tune_batch=4, fine_tune_momentum=0.9,
-        fine_tune_decay=0.1,
+        fine_tune_steps=3, fine_tune_lr=None, fine_tune_batch_size=4, fine_tune_momentum=0.9,
+        fine_tune_weight_decay=0.1,
     )  # fmt: skip
     plain = simulate(method, problem, data, 2)
     fine = simulate(method, problem, data, 2, evaluation=told)
@@ -292,7 +292,7 @@ def test_models_with_batch_statistics_are_judged_client_by_client(engine: Any) -
 
     problem, data = NeuralProblem(build, dtype=torch.float64), clients((8, 8, 12), test=4)
     method = FedAvg(lr=0.1, local_steps=2, batch_size=4)
-    evaluation = Evaluation(fine_tune_steps=1, fine_tune_batch=3)
+    evaluation = Evaluation(fine_tune_steps=1, fine_tune_batch_size=3)
     run = simulate(method, problem, data, 2, engine=engine, evaluation=evaluation)
     shared = [accuracy(run.model, data, i) for i in range(3)]
     own = [accuracy(run.personal(i), data, i) for i in range(3)]

@@ -256,7 +256,7 @@ def test_constant_columns_get_no_coefficient() -> None:
         ({"l2": True}, "l2 must be finite"),
         ({"local_steps": "3"}, "local_steps must be a whole number and at least 1, got '3'"),
         ({"rounds": "3"}, "rounds must be a whole number"),
-        ({"batch_size": "all"}, "batch"),
+        ({"batch": "all"}, "batch"),
         ({"participation": "half"}, "participation must be a number"),
         ({"solver": "lasso"}, "unknown solver"),
         ({"center": "nobody"}, "center must be"),

@@ -12,7 +12,7 @@ import torch
 
 from parsifl.core.errors import ConfigError
 from parsifl.core.keys import Key
-from parsifl.core.problem import LayerGroup
+from parsifl.core.layer_group import LayerGroup
 from parsifl.masks import MaskPlan, heuristics, optimal, replan
 from parsifl.masks.instance import instance_of, value
 

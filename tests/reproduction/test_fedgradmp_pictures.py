@@ -84,8 +84,8 @@ def test_verdicts_on_the_frame_follow_the_numbers(error: float, verdict: str) ->
 @pytest.mark.parametrize("name", [digits.OURS, *digits.BASELINES])
 def test_every_method_takes_forty_steps_a_round(name: str) -> None:
     method: Any = digits.method(name, 0.1)
-    assert method.steps * getattr(method, "inner_steps", 1) == 40
-    assert method.batch == 50
+    assert method.local_steps * getattr(method, "inner_steps", 1) == 40
+    assert method.batch_size == 50
     if name != "FedAvg":
         assert (method.tau, method.scope) == (90, "row")
 

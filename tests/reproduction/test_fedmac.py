@@ -94,7 +94,7 @@ def test_settings_are_those_of_tables_2_and_3() -> None:
 def test_every_setting_builds_its_method_with_the_papers_batches(table: Any) -> None:
     for name, options in table.items():
         method: Any = get(name, **options)
-        assert (method.batch, method.steps) == (20, 20)
+        assert (method.batch_size, method.local_steps) == (20, 20)
         assert getattr(method, "weighting", "samples") == "samples"  # the same mean for everybody
 
 

@@ -78,7 +78,12 @@ def test_small_scale_compares_seven_methods_and_three_designs() -> None:
 def test_methods_are_set_as_in_the_paper(name: str) -> None:
     method, strong, weak = configured(name, FEDERATIONS["CIFAR-10"])
     settings: Any = method
-    assert (settings.lr, settings.momentum, settings.decay, settings.batch) == (0.1, 0.9, 5e-4, 50)
+    assert (settings.lr, settings.momentum, settings.weight_decay, settings.batch_size) == (
+        0.1,
+        0.9,
+        5e-4,
+        50,
+    )
     assert [settings.rate(t) for t in (0, 40, 60)] == pytest.approx([0.1, 0.01, 0.001])
     assert strong == {"epochs": 4}
     assert weak != strong

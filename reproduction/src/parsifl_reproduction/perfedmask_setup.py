@@ -41,7 +41,7 @@ class Federation:
     options: Values
     rounds: int
     lr: float
-    batch: int
+    batch_size: int
     part: float
     budget: float
     strong: Values
@@ -112,7 +112,7 @@ FEDERATIONS: Mapping[str, Federation] = {
         options={"classes": 10, "width": 1 / 8},
         rounds=16,
         lr=0.05,
-        batch=25,
+        batch_size=25,
         part=1 / 4,
         budget=1 / 8,
         strong={"local_steps": 8},
@@ -172,7 +172,7 @@ def configured(name: str, federation: Federation) -> tuple[AnyAlgorithm, Values,
     """
     same: Values = {
         "lr": federation.lr,
-        "batch_size": federation.batch,
+        "batch_size": federation.batch_size,
         "momentum": MOMENTUM,
         "weight_decay": DECAY,
         "last_batch": "wrap",
@@ -224,9 +224,9 @@ def _run(cell: Cell, seed: int, context: Context, folder: Path | None) -> Values
         evaluation=Evaluation(
             fine_tune_steps=steps,
             fine_tune_lr=None,
-            fine_tune_batch=federation.batch,
+            fine_tune_batch_size=federation.batch_size,
             fine_tune_momentum=MOMENTUM,
-            fine_tune_decay=DECAY,
+            fine_tune_weight_decay=DECAY,
             select="best-validation" if federation.validation else "last",
             weighting="uniform",
         ),

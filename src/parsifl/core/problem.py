@@ -14,6 +14,7 @@ from torch import Tensor
 
 from parsifl.core.batching import Batch, Batches, Rows
 from parsifl.core.keys import Key
+from parsifl.core.layer_group import LayerGroup
 
 Params = dict[str, Tensor]
 
@@ -65,15 +66,6 @@ class Model:
 
     problem: Problem
     params: Params
-
-
-@dataclass(frozen=True)
-class LayerGroup:
-    """Parameters that are frozen or trained together: a weight with its bias and norm."""
-
-    name: str
-    parameters: tuple[str, ...]
-    size: int
 
 
 @runtime_checkable

@@ -28,7 +28,7 @@ class Evaluation:
 
     Parameters
     ----------
-    fine_tune_steps, fine_tune_lr, fine_tune_batch, fine_tune_momentum, fine_tune_decay
+    fine_tune_steps, fine_tune_lr, fine_tune_batch_size, fine_tune_momentum, fine_tune_weight_decay
         SGD steps that every personal model takes on its client's training rows before it is
         judged; they change nothing that the run keeps. A rate of None is the rate that the
         algorithm trained with in the round that is judged.
@@ -45,9 +45,9 @@ class Evaluation:
 
     fine_tune_steps: Size = 0
     fine_tune_lr: Positive | None = 0.01
-    fine_tune_batch: Count = 20
+    fine_tune_batch_size: Count = 20
     fine_tune_momentum: Momentum = 0.0
-    fine_tune_decay: NonNegative = 0.0
+    fine_tune_weight_decay: NonNegative = 0.0
     select: Select = "last"
     clients: Clients = "all"
     unseen: Fraction = 0.0

@@ -233,7 +233,9 @@ class Evaluator:
             model.problem,
             model.params,
             shard[FINE_TUNE],
-            SgdConfig(self._rate(shard.round), told.fine_tune_momentum, told.fine_tune_decay),
+            SgdConfig(
+                self._rate(shard.round), told.fine_tune_momentum, told.fine_tune_weight_decay
+            ),
         )
         return Model(model.problem, tuned)
 
@@ -270,7 +272,7 @@ class Evaluator:
         if not self._evaluation.fine_tune_steps:
             return work
         draw = BatchSpec(
-            self._evaluation.fine_tune_batch,
+            self._evaluation.fine_tune_batch_size,
             steps=self._evaluation.fine_tune_steps,
             last_batch="wrap" if self._problem.uses_batch_statistics else "pad",
         )

@@ -24,7 +24,7 @@ class NetworkModel:
 
     Examples
     --------
-    >>> Network(latency=0.15, up=1e6).seconds(up=1_000_000, down=0, flops=None, profile={})
+    >>> NetworkModel(latency=0.15, up=1e6).seconds(up=1_000_000, down=0, flops=None, profile={})
     1.15
     """
 

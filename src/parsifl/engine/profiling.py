@@ -14,7 +14,7 @@ ONCE = "count-once"
 class PhaseTimer:
     """A stop watch: each lap goes to a phase, so that the phases add up to the whole.
 
-    >>> laps = Laps()
+    >>> laps = PhaseTimer()
     >>> laps.lap("draw")
     >>> list(laps.seconds)
     ['draw']

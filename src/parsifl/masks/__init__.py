@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from parsifl.core.problem import LayerGroup
+from parsifl.core.layer_group import LayerGroup
 from parsifl.masks.costs import from_bytes, from_flops, from_memory
 from parsifl.masks.curve import curve
 from parsifl.masks.participation import ExpectedBias, expected_bias

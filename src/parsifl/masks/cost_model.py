@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from parsifl.core.errors import ConfigError
-from parsifl.core.problem import LayerGroup
+from parsifl.core.layer_group import LayerGroup
 from parsifl.masks.instance import Floats
 
 if TYPE_CHECKING:

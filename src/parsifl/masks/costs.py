@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from parsifl.core.errors import ConfigError
-from parsifl.core.problem import LayerGroup
+from parsifl.core.layer_group import LayerGroup
 from parsifl.masks.cost_model import Probe
 from parsifl.masks.feasible_sets import Catalogue
 from parsifl.masks.instance import Floats, Instance, is_whole, read_budgets, read_objective

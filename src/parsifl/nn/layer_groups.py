@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from parsifl.core.errors import ConfigError, unknown
-from parsifl.core.problem import LayerGroup
+from parsifl.core.layer_group import LayerGroup
 
 if TYPE_CHECKING:
     from torch import nn

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from parsifl.core.batching import Batch, Rows
 from parsifl.core.errors import CapabilityError, ConfigError
 from parsifl.core.keys import Key
-from parsifl.core.problem import LayerGroup, Params
+from parsifl.core.layer_group import LayerGroup
+from parsifl.core.problem import Params
 from parsifl.nn.chain_layers import Chain
 from parsifl.nn.dropout import dropout_key
 from parsifl.nn.functional import Functional

@@ -187,7 +187,7 @@ def as_received(message: T, precision: Precision) -> T:
     """Return what a receiver would see: equal to `decode(encode(message, precision))`.
 
     >>> import torch
-    >>> rounded({"w": torch.tensor([1.0, 1.001])}, "bfloat16")["w"]
+    >>> as_received({"w": torch.tensor([1.0, 1.001])}, "bfloat16")["w"]
     tensor([1., 1.])
     """
     if quantization.precision_index(precision) == 0:

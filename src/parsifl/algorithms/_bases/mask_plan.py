@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from parsifl.core.algorithm import ClientInfo
 from parsifl.core.errors import ConfigError
 from parsifl.core.keys import Key
-from parsifl.core.problem import LayerGroup
+from parsifl.core.layer_group import LayerGroup
 from parsifl.masks import heuristics, optimal
 from parsifl.masks.instance import instance_of, is_number
 

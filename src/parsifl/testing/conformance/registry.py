@@ -92,7 +92,7 @@ def check_algorithm(
     Examples
     --------
     >>> from parsifl.algorithms.fedavg import FedAvg
-    >>> check_algorithm(FedAvg(lr=0.1, steps=2, batch=4))
+    >>> check_algorithm(FedAvg(lr=0.1, local_steps=2, batch_size=4))
     """
     results = run_checks(method, problem, data)
     broken = [f"{r.check}: {r.reason}" for r in results if r.status == "failed"]
