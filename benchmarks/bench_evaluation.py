@@ -74,7 +74,7 @@ def measure(case: Case) -> list[Row]:
 
     def ours() -> float:
         found = run._judge.personal_scores(
-            run.server, run._store, ids, "test", ROUND, executor, block
+            run.server, run.pool.store, ids, "test", ROUND, executor, block
         )
         assert found is not None
         return float(found.values["accuracy"].mean())

@@ -145,13 +145,13 @@ def trained(
     method: AnyAlgorithm, problem: Problem, data: ClientData, rounds: int, engine: Any
 ) -> Run:
     """Train a few rounds and judge at the end."""
-    return parsifl.simulate(method, problem, data, rounds, engine=engine, evaluate_every=rounds)
+    return parsifl.simulate(method, problem, data, rounds, executor=engine, evaluate_every=rounds)
 
 
 def compare(title: str, run: Callable[[Any], Run], product: Bound, reading: Bound) -> Row:
     """Compare the engine's choice with the loop; `product` is the bound of one operation."""
     operations = sum(record["flops"] or 0 for record in run("auto").metrics)
-    candidates = {"auto": lambda: run("auto"), "loop": lambda: run("sequential")}
+    candidates = {"auto": lambda: run("auto"), "loop": lambda: run("loop")}
     with mock.patch.object(FlopCounter, "count", return_value=None):
         found = interleaved(candidates, TURNS)
         if found["auto"].median > found["loop"].median:

@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from parsifl.engine.round import Setting, run_round
 from plain import Coupling, Workload, averaging, coupled, data_for
 from timing import (
     THREADS,
@@ -42,7 +43,6 @@ from parsifl.data.clients import ClientData
 from parsifl.engine.batch_sampler import BatchSampler, Infos
 from parsifl.engine.choice import choose_executor
 from parsifl.engine.flops import FlopCounter
-from parsifl.engine.round import Setting, run_round
 from parsifl.engine.simulate import WINDOW
 from parsifl.engine.state_store import StateStore
 from parsifl.nn import models
@@ -60,7 +60,7 @@ MAC = {"gamma": 1e-4, "gamma_w": 1e-4}
 PASSES = {"plain pfedme": 5, "pfedme": 5}  # gradients a batch, where there is not one
 TIMES = {
     ("W1", "auto"): 5.0,
-    ("W1", "sequential"): 0.95,
+    ("W1", "loop"): 0.95,
     ("W1", "fedprox"): 4.5,
     ("W1", "fedmac"): 3.5,
     ("W1", "l1-fedmac"): 3.5,
@@ -135,7 +135,7 @@ def methods(work: Workload) -> Candidates:
     return {
         "plain": averaging(work, data),
         "auto": simulated(work, data, "fedavg"),
-        "sequential": simulated(work, data, "fedavg", "sequential"),
+        "loop": simulated(work, data, "fedavg", "loop"),
         "plain fedprox": averaging(work, data, mu=1e-4),
         "fedprox": simulated(work, data, "fedprox"),
         "plain fedmac": coupled(work, data, mac),

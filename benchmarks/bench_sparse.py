@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from parsifl.engine.round import local_work
 from timing import Row, at_most, chosen, interleaved, marked, moved, progress, report, row
 
 from parsifl import GLM, ClientData, simulate, wire
@@ -25,8 +26,7 @@ from parsifl.data import load
 from parsifl.engine import executors
 from parsifl.engine.batch_sampler import BatchSampler, Infos
 from parsifl.engine.choice import choose_executor
-from parsifl.engine.round import local_work
-from parsifl.engine.tasks import Task
+from parsifl.engine.executors import Task
 from parsifl.engine.threads import single_threaded
 
 FASTER, ERROR = 2.5, 1e-14  # asked of FedGradMP
@@ -69,7 +69,7 @@ def pursuit(turns: int = 9) -> list[Row]:
     down = {"coef": torch.from_numpy(made.truth) * 0.9}
     tasks = [
         [
-            Task(i.id, (down, None, shards.shard(i.id, method.batches(i, at), Key(0, at))))
+            Task(i.id, (down, None, shards.draw(i.id, method.batches(i, at), Key(0, at))))
             for i in infos
         ]
         for at in range(ROUNDS)
@@ -111,7 +111,7 @@ def text(steps: int, turns: int = 3) -> list[Row]:
     data: Any = ClientData.of(made, test=0.0)
     method, problem = FedHT(lr=1e-3, batch_size=20, local_steps=steps, tau=200), GLM(columns)
     shards, infos = BatchSampler(data, problem), Infos(data)
-    drawn = [shards.shard(i.id, method.batches(i, 0), Key(0)) for i in infos]
+    drawn = [shards.draw(i.id, method.batches(i, 0), Key(0)) for i in infos]
     batches = [shard["train"] for shard in drawn]
     matrices = [[b.x.matrix[index.numpy()] for index in b.index] for b in batches]
     model = torch.zeros(columns, dtype=torch.float64)

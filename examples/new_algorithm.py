@@ -104,7 +104,7 @@ methods = {
 }
 for name, method in methods.items():
     run = parsifl.simulate(
-        method, problem, clients, ROUNDS, folder=FOLDER / name, evaluate_every=5, resume=True
+        method, problem, clients, ROUNDS, run_dir=FOLDER / name, evaluate_every=5, resume=True
     )
     personal = run.summary()["personal"]["mean"]
     print(f"{name:<10} personal accuracy {personal:.3f}, {run.bytes_up:>9,} bytes up")

@@ -66,7 +66,7 @@ def problem_of(name: str) -> Problem:
     return problem_for(experiment_of(name).model, data_of(name))
 
 
-def run(name: str, engine: Any = "sequential") -> Run:
+def run(name: str, engine: Any = "loop") -> Run:
     return simulate(
         method_of(name),
         problem_of(name),
@@ -74,7 +74,7 @@ def run(name: str, engine: Any = "sequential") -> Run:
         ROUNDS,
         seed=SEED,
         participation=PARTICIPATION,
-        engine=engine,
+        executor=engine,
     )
 
 
@@ -84,10 +84,12 @@ def leaves(value: Any) -> list[Tensor]:
 
 def trajectory(done: Run) -> dict[str, Any]:
     """Return the end of a run as flat lists of numbers."""
-    clients = range(done._judge.clients)
+    clients = range(len(done.pool.clients))
     return {
         "server": [_numbers(leaf) for leaf in leaves(done.server)],
-        "clients": {str(i): [_numbers(leaf) for leaf in leaves(state)] for i, state in done._store},
+        "clients": {
+            str(i): [_numbers(leaf) for leaf in leaves(state)] for i, state in done.pool.store
+        },
         "personal": {
             str(i): [_numbers(leaf) for leaf in leaves(done.personal(i).params)] for i in clients
         },

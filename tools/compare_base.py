@@ -22,15 +22,16 @@ from typing import Any
 
 LINEAR = ("fedht", "fediterht", "distributediht", "fedgradmp", "inexactfedgradmp")
 TIMINGS = ("seconds", "simulated_seconds", "executor")
-RENAMED = {"info": "metrics", "fallbacks": "notes"}
-EXECUTORS = {"loop": "sequential", "auto": "auto"}
+RENAMED = {"info": "metrics", "fallbacks": "notes", "unjudged": "unevaluated"}
+EXECUTORS = {"loop": "loop", "auto": "auto"}
 """Today's executors, and what earlier versions called them (`--engine`)."""
 
 # Runs inside either version: arguments are (output directory, algorithm, ...).
 DRIVER = """
 import os, sys
 from parsifl.cli import main
-out, executors, linear, names = sys.argv[1], *(text.split(",") for text in sys.argv[2:5])
+out, devices = sys.argv[1:3]
+executors, linear, names = (text.split(",") for text in sys.argv[3:6])
 if names == [""]:
     try:
         from parsifl.core import registry
@@ -41,7 +42,7 @@ for name in names:
     for executor in executors:
         option, value = executor.split("=")
         sys.argv = ["parsifl", "run", name, "--data", "digits", "--clients", "7", "--rounds", "3",
-            "--participation", "0.7", "--seed", "2", "--devices", "steps=10+20",
+            "--participation", "0.7", "--seed", "2", "--devices", devices,
             "--partition", "dirichlet:alpha=0.5", option, value, "--json",
             "--model", "glm" if name in linear else "mlp:hidden=16",
             "--out", os.path.join(out, value.replace("sequential", "loop"), name)]
@@ -60,7 +61,8 @@ def run(source: Path, out: Path, names: Sequence[str]) -> None:
         f"--executor={new}" if today else f"--engine={old}" for new, old in EXECUTORS.items()
     ]
     environment = {**os.environ, "PYTHONPATH": str(source / "src"), "PYTHONWARNINGS": "ignore"}
-    words = [str(out), ",".join(executors), ",".join(LINEAR), ",".join(names)]
+    devices = "local_steps=10+20" if today else "steps=10+20"
+    words = [str(out), devices, ",".join(executors), ",".join(LINEAR), ",".join(names)]
     command = [sys.executable, "-c", DRIVER, *words]
     subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
 

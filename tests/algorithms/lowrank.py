@@ -23,8 +23,8 @@ from parsifl.nn.neural import NeuralProblem
 SIZES = (11, 16, 7, 24, 13)
 FEATURES, HIDDEN, CLASSES = 6, 5, 3
 SEED, ROUNDS, PARTICIPATION = 3, 4, 0.6
-Engine = Literal["sequential", "batched"]
-ENGINES: tuple[Engine, ...] = ("sequential", "batched")
+Engine = Literal["loop", "fused"]
+ENGINES: tuple[Engine, ...] = ("loop", "fused")
 
 
 def network() -> nn.Module:
@@ -50,16 +50,16 @@ INFOS = Infos(DATA)
 
 def run(
     method: AnyAlgorithm,
-    engine: Engine = "sequential",
+    engine: Engine = "loop",
     *,
     rounds: int = ROUNDS,
     participation: float = PARTICIPATION,
 ) -> Run:
     done = simulate(
-        method, PROBLEM, DATA, rounds, seed=SEED, participation=participation, engine=engine,
+        method, PROBLEM, DATA, rounds, seed=SEED, participation=participation, executor=engine,
         evaluate_every=0,
     )  # fmt: skip
-    assert not any(record["fallbacks"] or record["dropped"] for record in done.metrics)
+    assert not any(record["notes"] or record["dropped"] for record in done.metrics)
     return done
 
 
@@ -74,7 +74,7 @@ def draws(method: AnyAlgorithm) -> Draws:
 
     def rows(round: int, client: int, name: str) -> list[Rows]:
         work = method.batches(INFOS[client], round)
-        batches = shards.shard(client, work, Key(SEED, round=round))[name]
+        batches = shards.draw(client, work, Key(SEED, round=round))[name]
         return [(b.x.numpy(), b.y.numpy(), b.weight.numpy()) for b in batches]
 
     return rows

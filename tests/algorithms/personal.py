@@ -23,7 +23,7 @@ from parsifl.nn.neural import NeuralProblem
 SIZES = (11, 16, 7, 24, 13)
 FEATURES, CLASSES = 4, 3
 SEED, ROUNDS, PARTICIPATION = 3, 3, 0.6
-ENGINES: tuple[Literal["sequential", "batched"], ...] = ("sequential", "batched")
+ENGINES: tuple[Literal["loop", "fused"], ...] = ("loop", "fused")
 
 PROBLEM = NeuralProblem(lambda: nn.Linear(FEATURES, CLASSES), dtype=torch.float64)
 
@@ -42,11 +42,11 @@ DATA = clients()
 INFOS = Infos(DATA)
 
 
-def run(method: AnyAlgorithm, engine: Literal["sequential", "batched"] = "sequential") -> Run:
+def run(method: AnyAlgorithm, engine: Literal["loop", "fused"] = "loop") -> Run:
     done = simulate(
-        method, PROBLEM, DATA, ROUNDS, seed=SEED, participation=PARTICIPATION, engine=engine
+        method, PROBLEM, DATA, ROUNDS, seed=SEED, participation=PARTICIPATION, executor=engine
     )
-    assert not any(record["fallbacks"] or record["dropped"] for record in done.metrics)
+    assert not any(record["notes"] or record["dropped"] for record in done.metrics)
     return done
 
 
@@ -64,14 +64,14 @@ def draws(method: AnyAlgorithm, name: str = "train") -> Draws:
 def shard(method: AnyAlgorithm, round: int, client: int) -> ClientRoundData:
     """Return what `local` reads."""
     work = method.batches(INFOS[client], round)
-    return BatchSampler(DATA, PROBLEM).shard(client, work, Key(SEED, round=round))
+    return BatchSampler(DATA, PROBLEM).draw(client, work, Key(SEED, round=round))
 
 
 def tuning(method: AnyAlgorithm, client: int, name: str) -> list[Rows]:
     """Return the mini-batches that personalise a client when a run has ended."""
     key = Key(SEED, round=ROUNDS - 1)
     work = method.personalization_batches(INFOS[client])
-    return _rows(BatchSampler(DATA, PROBLEM).shard(client, work, key)[name])
+    return _rows(BatchSampler(DATA, PROBLEM).draw(client, work, key)[name])
 
 
 def _rows(batches: Any) -> list[Rows]:

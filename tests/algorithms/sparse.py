@@ -48,7 +48,7 @@ def draws(method: AnyAlgorithm, problem: Any, pooled: ClientData, rounds: int, n
         row = []
         for info in infos:
             work = method.batches(info, round)
-            batches = shards.shard(info.id, work, Key(0, round))[name]
+            batches = shards.draw(info.id, work, Key(0, round))[name]
             place = {int(number): at for at, number in enumerate(pooled.train[info.id])}
             row.append(
                 [
@@ -69,15 +69,15 @@ def trained(
     problem: Any = None,
 ) -> Tensor:
     run = simulate(
-        method, problem or GLM(WIDTH, "squared"), pooled, rounds, engine=engine, evaluate_every=0
+        method, problem or GLM(WIDTH, "squared"), pooled, rounds, executor=engine, evaluate_every=0
     )
-    assert not run.metrics[-1]["fallbacks"]
+    assert not run.metrics[-1]["notes"]
     assert not run.metrics[-1]["dropped"]
     return run.model.params["coef"]
 
 
 def same_batched(method: AnyAlgorithm, pooled: ClientData, rounds: int, **more: Any) -> None:
     """Check that one by one and all at once give the same numbers."""
-    alone = trained(method, pooled, rounds, engine="sequential", **more)
-    together = trained(method, pooled, rounds, engine="batched", **more)
+    alone = trained(method, pooled, rounds, engine="loop", **more)
+    together = trained(method, pooled, rounds, engine="fused", **more)
     torch.testing.assert_close(alone, together, rtol=1e-12, atol=1e-12)

@@ -22,7 +22,7 @@ def test_rounds_match_the_papers_equations(adaptive: bool, engine: Engine) -> No
     )  # fmt: skip
     done = lowrank.run(method, engine)
     lowrank.assert_same(done.server, expected.w)
-    trained = [client for client, _ in done._store]
+    trained = [client for client, _ in done.pool.store]
     for client in trained:
         a, v = expected.alpha[client], expected.v[client]
         mixed = {name: a * v[name] + (1 - a) * expected.w[name] for name in v}

@@ -16,7 +16,7 @@ from parsifl.testing.conformance.harness import difference
 from parsifl.testing.fixtures import classifier, clients
 
 SETTINGS: dict[str, Any] = {"lr": 0.2, "local_steps": 3, "batch_size": 4}
-ENGINES: tuple[Any, ...] = ("sequential", "batched")
+ENGINES: tuple[Any, ...] = ("loop", "fused")
 
 
 def fedavg_on_shared_batches(problem: Any, data: Any, rounds: int) -> Any:
@@ -25,7 +25,7 @@ def fedavg_on_shared_batches(problem: Any, data: Any, rounds: int) -> Any:
     for number in range(rounds):
         parts = []
         for client, rows in enumerate(data.train):
-            shard = shards.shard(
+            shard = shards.draw(
                 client, DataRequest({"shared": BatchSpec(4, steps=3)}), Key(0, number)
             )
             parts.append((len(rows), sgd(problem, params, shard["shared"], SgdConfig(0.2))))
@@ -38,19 +38,19 @@ def fedavg_on_shared_batches(problem: Any, data: Any, rounds: int) -> Any:
 @pytest.mark.parametrize("lam", [0.0, 5.0])
 def test_the_global_model_is_that_of_fedavg_whatever_lambda(engine: Any, lam: float) -> None:
     problem, data = classifier(), clients()
-    run = simulate(Ditto(lam=lam, **SETTINGS), problem, data, 3, engine=engine)
+    run = simulate(Ditto(lam=lam, **SETTINGS), problem, data, 3, executor=engine)
     assert difference(run.server, fedavg_on_shared_batches(problem, data, 3)) < 1e-13
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_without_the_pull_personal_models_are_those_of_clients_alone(engine: Any) -> None:
     problem, data = classifier(), clients()
-    run = simulate(Ditto(lam=0.0, **SETTINGS), problem, data, 3, engine=engine)
+    run = simulate(Ditto(lam=0.0, **SETTINGS), problem, data, 3, executor=engine)
     shards = BatchSampler(data, problem)
     for client in range(len(data)):
         params = problem.init(Key(0))
         for number in range(3):
-            shard = shards.shard(
+            shard = shards.draw(
                 client, DataRequest({"personal": BatchSpec(4, steps=3)}), Key(0, number)
             )
             params = sgd(problem, params, shard["personal"], SgdConfig(0.2))
@@ -70,14 +70,14 @@ def test_a_strong_pull_keeps_personal_models_near_the_global_one() -> None:
 def test_the_personal_model_may_train_longer() -> None:
     problem, data = classifier(), clients((8, 8))
     method = Ditto(personal_epochs=3.0, **SETTINGS)
-    work = method.batches(simulate(method, problem, data, 1)._judge._infos[0], 0)
+    work = method.batches(simulate(method, problem, data, 1).pool.clients[0], 0)
     assert work.batches == {"shared": BatchSpec(4, steps=3), "personal": BatchSpec(4, epochs=3.0)}
 
 
 def test_a_client_that_was_never_drawn_is_judged_on_the_model_it_receives() -> None:
     problem, data = classifier(), clients((6,) * 5)
     run = simulate(Ditto(**SETTINGS), problem, data, 1, participation=0.2)
-    trained = {client for client, _ in run._store}
+    trained = {client for client, _ in run.pool.store}
     assert len(trained) == 1
     for client in set(range(5)) - trained:
         assert tree.same(run.personal(client).params, run.server)

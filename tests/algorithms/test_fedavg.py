@@ -21,12 +21,10 @@ from parsifl.testing.fixtures import classifier, clients
 
 def test_one_client_is_plain_sgd() -> None:
     problem, data = classifier(), clients((9,))
-    run = simulate(
-        FedAvg(lr=0.2, local_steps=3, batch_size=4), problem, data, 2, engine="sequential"
-    )
+    run = simulate(FedAvg(lr=0.2, local_steps=3, batch_size=4), problem, data, 2, executor="loop")
     params, shards = problem.init(Key(0)), BatchSampler(data, problem)
     for number in range(2):
-        shard = shards.shard(0, DataRequest({"train": BatchSpec(4, steps=3)}), Key(0, number))
+        shard = shards.draw(0, DataRequest({"train": BatchSpec(4, steps=3)}), Key(0, number))
         params = sgd(problem, params, shard["train"], SgdConfig(0.2))
     assert difference(run.server, params) < 1e-14
 
@@ -41,18 +39,18 @@ def test_one_full_step_is_a_gradient_step_on_all_rows() -> None:
     assert difference(federated.server, together.server) < 1e-13
 
 
-@pytest.mark.parametrize("engine", ["sequential", "batched"])
+@pytest.mark.parametrize("engine", ["loop", "fused"])
 @pytest.mark.parametrize(
     ("weighting", "shares"), [("samples", (0.25, 0.75)), ("uniform", (0.5, 0.5))]
 )
 def test_the_mean_weighs_as_asked(weighting: Any, shares: tuple[float, float], engine: Any) -> None:
     problem, data = classifier(), clients((4, 12))
     method = FedAvg(lr=0.2, local_steps=2, batch_size=4, weighting=weighting)
-    run = simulate(method, problem, data, 1, engine=engine, evaluate_every=0)
+    run = simulate(method, problem, data, 1, executor=engine, evaluate_every=0)
     shards, work = BatchSampler(data, problem), DataRequest({"train": BatchSpec(4, steps=2)})
     start = problem.init(Key(0))
     one, two = (
-        sgd(problem, start, shards.shard(i, work, Key(0))["train"], SgdConfig(0.2)) for i in (0, 1)
+        sgd(problem, start, shards.draw(i, work, Key(0))["train"], SgdConfig(0.2)) for i in (0, 1)
     )
     wanted = {name: shares[0] * one[name] + shares[1] * two[name] for name in one}
     assert difference(run.server, wanted) < 1e-14

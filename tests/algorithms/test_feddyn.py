@@ -20,7 +20,7 @@ def test_rounds_match_the_papers_equations(engine: Engine) -> None:
 
 def test_the_server_keeps_the_mean_of_all_duals() -> None:
     done = lowrank.run(FedDyn(alpha=0.3, lr=0.2, batch_size=4, local_steps=5))
-    duals = [lowrank.arrays(state) for _, state in done._store]
+    duals = [lowrank.arrays(state) for _, state in done.pool.store]
     total = combine(lambda *values: sum(values), *duals)
     mean = combine(lambda value: value / len(lowrank.SIZES), total)
     lowrank.assert_same(done.server.dual, mean)

@@ -19,8 +19,8 @@ from parsifl.core.keys import Key
 from parsifl.data.clients import ClientData
 from parsifl.engine import executors
 from parsifl.engine.batch_sampler import BatchSampler, Infos
+from parsifl.engine.executors import Task
 from parsifl.engine.simulate import simulate
-from parsifl.engine.tasks import Task
 from parsifl.linear.glm import GLM
 from parsifl.linear.sparsity import dictionary
 from parsifl.nn.neural import NeuralProblem
@@ -118,7 +118,7 @@ def test_a_client_alone_agrees_with_itself_in_a_block(scope: Any) -> None:
     tasks = [
         Task(i.id, ({"coef": torch.from_numpy(truth)}, None, shard))
         for i in Infos(pooled)
-        for shard in [BatchSampler(pooled, problem).shard(i.id, method.batches(i, 0), Key(0))]
+        for shard in [BatchSampler(pooled, problem).draw(i.id, method.batches(i, 0), Key(0))]
     ]
     whole = executors.run(partial(method.client_update, problem), tasks, "vmap", 64).results
     alone = executors.run(partial(method.client_update, problem), tasks, "loop", 1).results

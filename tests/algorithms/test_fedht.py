@@ -99,10 +99,8 @@ def test_neural_problems_are_thresholded_too(kind: type[FedHT], scope: Any) -> N
         lambda: nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 2)), dtype=torch.float64
     )
     method = kind(lr=0.1, batch_size=4, local_steps=3, density=0.5, scope=scope)
-    runs = [
-        simulate(method, problem, made, 2, engine=engine) for engine in ("sequential", "batched")
-    ]
-    assert not runs[1].metrics[-1]["fallbacks"]
+    runs = [simulate(method, problem, made, 2, executor=engine) for engine in ("loop", "fused")]
+    assert not runs[1].metrics[-1]["notes"]
     for name, value in runs[0].server.items():
         torch.testing.assert_close(value, runs[1].server[name], rtol=1e-12, atol=1e-12)
     total = sum(v.numel() for v in runs[0].server.values())

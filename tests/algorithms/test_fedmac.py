@@ -145,9 +145,9 @@ class Gate(nn.Module):
 def test_batched_equals_one_by_one_where_nothing_can_be_fused(settings: dict[str, Any]) -> None:
     problem = NeuralProblem(Gate, dtype=torch.float64)
     method = FedMac(**settings, epochs=1.5, threshold=0.1)
-    runs = [simulate(method, problem, personal.DATA, 2, engine=e) for e in personal.ENGINES]
+    runs = [simulate(method, problem, personal.DATA, 2, executor=e) for e in personal.ENGINES]
     assert [run.metrics[0]["executor"] for run in runs] == ["loop", "vmap"]
-    assert not any(record["fallbacks"] for record in runs[1].metrics)
+    assert not any(record["notes"] for record in runs[1].metrics)
     for name, leaf in runs[0].server.items():
         torch.testing.assert_close(runs[1].server[name], leaf, rtol=1e-12, atol=1e-13)
 
@@ -157,7 +157,7 @@ def test_floor_and_threshold_bound_what_travels() -> None:
     size = personal.FEATURES * personal.CLASSES + personal.CLASSES
     kept = math.ceil(0.5 * size)
     assert int((personal.array(sparse.server) != 0).sum()) == kept
-    assert sparse.metrics[-1]["info"]["density"] == pytest.approx(kept / size)
+    assert sparse.metrics[-1]["metrics"]["density"] == pytest.approx(kept / size)
     theta = personal.array(sparse.personal(0).params)
     assert int((theta != 0).sum()) == kept
 
@@ -192,11 +192,11 @@ def test_no_steps_leave_the_model_where_it_was() -> None:
 
 def test_step_size_beyond_theorem_1_is_noted_in_the_record() -> None:
     method = FedMac(**BASE)
-    noted = personal.run(method).metrics[0]["info"]["outer_lr_over_theorem_1"]
+    noted = personal.run(method).metrics[0]["metrics"]["outer_lr_over_theorem_1"]
     # eta beta R (18 + 256) (lambda + gamma_w / rho), the least that the theorem can ask for
     assert noted == pytest.approx(3.0 * 5 * 274 * 0.1)
     small = FedMac(**{**BASE, "outer_lr": 1e-3, "lam": 0.01})
-    assert "outer_lr_over_theorem_1" not in personal.run(small).metrics[0]["info"]
+    assert "outer_lr_over_theorem_1" not in personal.run(small).metrics[0]["metrics"]
 
 
 @pytest.mark.parametrize(

@@ -21,11 +21,13 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("engine", ["sequential", "batched"])
+@pytest.mark.parametrize("engine", ["loop", "fused"])
 def test_without_the_proximal_term_it_is_fedavg(engine: Any) -> None:
     problem, data = classifier(), clients()
-    prox = simulate(FedProx(mu=0.0, **SETTINGS), problem, data, 3, engine=engine, participation=0.5)
-    plain = simulate(FedAvg(**SETTINGS), problem, data, 3, engine=engine, participation=0.5)
+    prox = simulate(
+        FedProx(mu=0.0, **SETTINGS), problem, data, 3, executor=engine, participation=0.5
+    )
+    plain = simulate(FedAvg(**SETTINGS), problem, data, 3, executor=engine, participation=0.5)
     assert difference(prox.server, plain.server) < 1e-14
 
 

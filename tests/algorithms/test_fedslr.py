@@ -52,7 +52,7 @@ def test_one_mean_dual_gives_the_iterates_of_one_dual_a_client(
     expected = reference.rounds(w0, zeros(w0), cohorts, len(lowrank.SIZES), lowrank.draws(method))
     done = lowrank.run(method, engine, participation=participation)
     lowrank.assert_same(done.server.params, expected.w)
-    for client, state in done._store:
+    for client, state in done.pool.store:
         lowrank.assert_same(state.personal, expected.p[client])
         mixed = {n: expected.w[n] + expected.p[client][n] for n in w0}
         lowrank.assert_same(done.personal(client).params, mixed)
@@ -67,7 +67,7 @@ def test_a_copied_personal_start_follows_the_same_equations() -> None:
     expected = Slr(**BASE).rounds(
         w0, p0, lowrank.cohorts(), len(lowrank.SIZES), lowrank.draws(method)
     )
-    for client, state in lowrank.run(method)._store:
+    for client, state in lowrank.run(method).pool.store:
         lowrank.assert_same(state.personal, expected.p[client])
 
 
@@ -88,7 +88,7 @@ def test_the_personal_component_is_sparse_and_the_global_model_of_low_rank() -> 
     kept = done.server.params["0.weight"]
     assert isinstance(kept, LowRank)
     assert np.linalg.matrix_rank(w) == kept.left.shape[1] < min(w.shape)
-    for _, state in done._store:
+    for _, state in done.pool.store:
         flat = torch.cat([value.reshape(-1) for value in state.personal.values()])
         assert 0 < int((flat != 0).sum()) < flat.numel()
 
@@ -99,7 +99,7 @@ def test_the_global_model_does_not_read_personal_components() -> None:
     )
     for name, value in lowrank.arrays(usual.server.params).items():
         np.testing.assert_array_equal(value, lowrank.arrays(pure.server.params)[name])
-    for _, state in pure._store:
+    for _, state in pure.pool.store:
         assert not any(value.any() for value in state.personal.values())
 
 
@@ -132,10 +132,10 @@ def test_with_exact_local_solves_the_dual_is_the_local_gradient() -> None:
     method = FedSLR(
         eta_g=eta_g, lam=0.02, lr=0.1, batch_size=24, local_steps=400, personal_epochs=0.0
     )
-    before = lowrank.run(method, "batched", rounds=2, participation=1.0)
-    after = lowrank.run(method, "batched", rounds=3, participation=1.0)
-    w_t, old = lowrank.arrays(before.server.params), dict(before._store)
-    for client, state in after._store:
+    before = lowrank.run(method, "fused", rounds=2, participation=1.0)
+    after = lowrank.run(method, "fused", rounds=3, participation=1.0)
+    w_t, old = lowrank.arrays(before.server.params), dict(before.pool.store)
+    for client, state in after.pool.store:
         dual, previous = lowrank.arrays(state.dual), lowrank.arrays(old[client].dual)
         w_i = {n: w_t[n] - eta_g * (dual[n] - previous[n]) for n in w_t}  # equation (5)
         slope = gradient(w_i, lowrank.all_rows(client))
@@ -182,7 +182,7 @@ class Convex:
             total: Mean | None = None
             for info in infos:
                 key = Key(0, round=round)
-                shard = shards.shard(info.id, method.batches(info, round), key)
+                shard = shards.draw(info.id, method.batches(info, round), key)
                 done = method.client_update(self.problem, server.params, states[info.id], shard)
                 states[info.id] = done.state
                 part = method.contribute(self.problem, done.upload, method.weight(info))
@@ -248,7 +248,7 @@ def test_a_penalty_that_kills_every_layer_is_said_once_and_goes_on(solver: Any) 
     assert len(said) == 1
     assert not lowrank.arrays(done.server.params)["0.weight"].any()
     if solver != "local":  # whose zeros are sent dense
-        assert [record["info"]["dead_layers"] for record in done.metrics] == [0, 2, 2]
+        assert [record["metrics"]["dead_layers"] for record in done.metrics] == [0, 2, 2]
 
 
 def test_a_model_that_starts_at_zero_and_never_leaves_it_is_said_too() -> None:

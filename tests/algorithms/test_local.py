@@ -18,15 +18,15 @@ from parsifl.testing.fixtures import classifier, clients
 SETTINGS: dict[str, Any] = {"lr": 0.2, "local_steps": 3, "batch_size": 4}
 
 
-@pytest.mark.parametrize("engine", ["sequential", "batched"])
+@pytest.mark.parametrize("engine", ["loop", "fused"])
 def test_every_client_trains_alone_from_the_same_start(engine: Any) -> None:
     problem, data = classifier(), clients()
-    run = simulate(Local(**SETTINGS), problem, data, 3, engine=engine)
+    run = simulate(Local(**SETTINGS), problem, data, 3, executor=engine)
     shards = BatchSampler(data, problem)
     for client in range(len(data)):
         params = problem.init(Key(0))
         for number in range(3):
-            shard = shards.shard(
+            shard = shards.draw(
                 client, DataRequest({"train": BatchSpec(4, steps=3)}), Key(0, number)
             )
             params = sgd(problem, params, shard["train"], SgdConfig(0.2))
@@ -44,7 +44,7 @@ def test_nothing_is_sent_and_there_is_no_global_model() -> None:
 def test_other_clients_do_not_matter() -> None:
     problem = classifier()
     alone, among = (
-        simulate(Local(**SETTINGS), problem, clients(sizes), 2, engine="sequential")
+        simulate(Local(**SETTINGS), problem, clients(sizes), 2, executor="loop")
         for sizes in ((6,), (6, 9))  # the first client has the same rows in both
     )
     assert tree.same(alone.personal(0).params, among.personal(0).params)

@@ -96,7 +96,7 @@ def test_backward_operations_are_weight_gradients_and_input_gradients_down_to_th
     }
     for size, operations in expected.items():
         profiles = [{"budget": size}] + [{}] * 4
-        method = PerFedMask(batch_size=4, local_steps=1, design="sequential")
+        method = PerFedMask(batch_size=4, local_steps=1, design="loop")
         if size == SECOND:
             method = PerFedMask(batch_size=4, local_steps=1)
         done = unequal.run(method, profiles, rounds=1, participation=1.0)
@@ -135,7 +135,7 @@ def test_on_splitmix_every_network_of_a_device_has_its_mask(engine: Engine) -> N
     masked = sum(blocks[index] for index in mask)
     assert 0 < masked <= sum(blocks) / 2
     assert sent == [masked, sum(blocks), sum(blocks), 2 * sum(blocks), 2 * sum(blocks)]
-    other = unequal.run(method, profiles, "sequential", participation=1.0)
+    other = unequal.run(method, profiles, "loop", participation=1.0)
     unequal.assert_same(done.server.params, unequal.arrays(other.server.params))
 
 
@@ -151,7 +151,7 @@ def infos(budgets: Sequence[Any]) -> list[ClientInfo]:
     return [ClientInfo(n, 10, {"budget": budget}) for n, budget in enumerate(budgets)]
 
 
-@pytest.mark.parametrize("design", ["optimal", "sequential", "random"])
+@pytest.mark.parametrize("design", ["optimal", "loop", "random"])
 def test_every_design_keeps_budgets_and_repeats(design: Any) -> None:
     blocks = NeuralProblem(lambda: nn.Sequential(*[nn.Linear(3, 3) for _ in range(6)])).layer_groups
     clients = infos([0.2, 0.5, 0.7, 1, 25, 0.5])
@@ -161,7 +161,7 @@ def test_every_design_keeps_budgets_and_repeats(design: Any) -> None:
     total = sum(block.size for block in blocks)
     spent = first @ np.array([block.size for block in blocks])
     assert all(cost <= budget_of(info, total) for cost, info in zip(spent, clients, strict=True))
-    if design == "sequential":
+    if design == "loop":
         assert all((np.diff(row.astype(int)) <= 0).all() for row in first)
     if design == "random":
         assert not np.array_equal(first, design_masks(blocks, clients, design, "J", Key(2)))

@@ -14,14 +14,14 @@ from parsifl.testing.conformance.harness import difference
 from parsifl.testing.fixtures import classifier, clients
 
 SETTINGS: dict[str, Any] = {"lr": 0.2, "local_steps": 3, "batch_size": 4}
-ENGINES: tuple[Any, ...] = ("sequential", "batched")
+ENGINES: tuple[Any, ...] = ("loop", "fused")
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_first_round_is_that_of_fedavg_with_equal_weights(engine: Any) -> None:
     problem, data = classifier(), clients()
-    scaffold = simulate(Scaffold(**SETTINGS), problem, data, 1, engine=engine)
-    plain = simulate(FedAvg(weighting="uniform", **SETTINGS), problem, data, 1, engine=engine)
+    scaffold = simulate(Scaffold(**SETTINGS), problem, data, 1, executor=engine)
+    plain = simulate(FedAvg(weighting="uniform", **SETTINGS), problem, data, 1, executor=engine)
     assert difference(scaffold.server.params, plain.server) < 1e-14
 
 
@@ -29,7 +29,7 @@ def test_a_control_is_the_mean_gradient_of_its_round() -> None:
     """In the first round c_i+ = (w - w_i) / (K eta), so that w_i = w - K eta c_i+."""
     problem, data = classifier(), clients((6,))
     run = simulate(Scaffold(**SETTINGS), problem, data, 1)
-    ((_, control),) = run._store
+    ((_, control),) = run.pool.store
     wanted = tree.axpy(-3 * 0.2, control, problem.init(Key(0)))
     assert difference(run.server.params, wanted) < 1e-14
     assert difference(run.server.control, control) < 1e-14
@@ -39,7 +39,7 @@ def test_the_server_control_is_the_mean_of_all_clients_even_if_few_take_part() -
     problem, data = classifier(), clients((6, 9, 8, 7))
     run = simulate(Scaffold(**SETTINGS), problem, data, 6, participation=0.5)
     total = tree.zeros_like(run.server.control)
-    for _, control in run._store:
+    for _, control in run.pool.store:
         total = tree.add(total, control)
     assert difference(run.server.control, tree.scale(1 / 4, total)) < 1e-13
 
@@ -69,8 +69,8 @@ def test_the_server_step_scales_the_move() -> None:
 def test_a_device_without_steps_keeps_its_control(engine: Any) -> None:
     problem = classifier()
     lazy = clients((6, 9, 8), profiles=[{}, {"local_steps": 0}, {}])
-    run = simulate(Scaffold(**SETTINGS), problem, lazy, 3, engine=engine)
-    states = dict(run._store)
+    run = simulate(Scaffold(**SETTINGS), problem, lazy, 3, executor=engine)
+    states = dict(run.pool.store)
     assert all(bool((value == 0).all()) for value in states[1].values())
     assert any(bool((value != 0).any()) for value in states[0].values())
 

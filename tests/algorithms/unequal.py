@@ -24,8 +24,8 @@ from parsifl.nn.neural import NeuralProblem
 SIZES = (11, 16, 7, 24, 13)
 FEATURES, FIRST, SECOND, CLASSES = 6, 8, 4, 3
 SEED, ROUNDS, PARTICIPATION = 3, 3, 0.8
-Engine = Literal["sequential", "batched"]
-ENGINES: tuple[Engine, ...] = ("sequential", "batched")
+Engine = Literal["loop", "fused"]
+ENGINES: tuple[Engine, ...] = ("loop", "fused")
 Profiles = Sequence[Mapping[str, Any]]
 
 
@@ -58,7 +58,7 @@ def with_profiles(profiles: Profiles | None) -> ClientData:
 def run(
     method: AnyAlgorithm,
     profiles: Profiles | None = None,
-    engine: Engine = "sequential",
+    engine: Engine = "loop",
     *,
     rounds: int = ROUNDS,
     participation: float = PARTICIPATION,
@@ -66,9 +66,9 @@ def run(
 ) -> Run:
     done = simulate(
         method, PROBLEM, with_profiles(profiles), rounds, seed=SEED, participation=participation,
-        engine=engine, evaluate_every=int(evaluate),
+        executor=engine, evaluate_every=int(evaluate),
     )  # fmt: skip
-    assert not any(record["fallbacks"] or record["dropped"] for record in done.metrics)
+    assert not any(record["notes"] or record["dropped"] for record in done.metrics)
     return done
 
 
@@ -84,7 +84,7 @@ def draws(method: AnyAlgorithm, profiles: Profiles | None = None) -> Draws:
 
     def rows(round: int, client: int) -> list[Rows]:
         work = method.batches(infos[client], round)
-        return _rows(shards.shard(client, work, Key(SEED, round=round))["train"])
+        return _rows(shards.draw(client, work, Key(SEED, round=round))["train"])
 
     return rows
 
@@ -93,7 +93,7 @@ def tuning(method: AnyAlgorithm, client: int) -> list[Rows]:
     """Return the mini-batches that fine-tune a client when a run has ended."""
     key = Key(SEED, round=ROUNDS - 1, purpose="tuning")
     work = method.personalization_batches(Infos(DATA)[client])
-    return _rows(BatchSampler(DATA, PROBLEM).shard(client, work, key)["tune"])
+    return _rows(BatchSampler(DATA, PROBLEM).draw(client, work, key)["tune"])
 
 
 def _rows(batches: Any) -> list[Rows]:

@@ -152,7 +152,7 @@ def test_a_config_file_may_choose_flower_too(
     asked = []
 
     def deployed(chosen: experiment.Experiment, engine: str, *_: object, **__: object) -> None:
-        asked.append((chosen.engine, engine))
+        asked.append((chosen.executor, engine))
         raise ConfigError("that is enough")
 
     monkeypatch.setattr(flower, "execute", deployed)

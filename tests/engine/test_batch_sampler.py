@@ -35,14 +35,14 @@ def test_a_shard_reads_training_rows_only_and_follows_its_key() -> None:
         DataRequest({"a": BatchSpec(4, steps=5), "b": BatchSpec(4, steps=5)}, rows=True),
     )
     shards = BatchSampler(data, classifier())
-    first, same = (shards.shard(1, work, Key(3, round=2)) for _ in range(2))
+    first, same = (shards.draw(1, work, Key(3, round=2)) for _ in range(2))
     assert tree.same(first, same)
     assert set(first["a"].index.flatten().tolist()) <= set(data.train[1].tolist())
     assert not torch.equal(first["a"].index, first["b"].index)
     assert torch.equal(first.all_rows().x, torch.as_tensor(data.x)[data.train[1]])
     assert first.round == 2
     for other in (Key(4, round=2), Key(3, round=1)):
-        assert not torch.equal(shards.shard(1, work, other)["a"].index, first["a"].index)
+        assert not torch.equal(shards.draw(1, work, other)["a"].index, first["a"].index)
 
 
 def test_a_window_of_clients_is_drawn_as_each_of_them_alone() -> None:
@@ -54,13 +54,13 @@ def test_a_window_of_clients_is_drawn_as_each_of_them_alone() -> None:
         DataRequest(),
         DataRequest({"a": long}),
     ]
-    found = shards.window(sizes, works, Key(3, round=2))
+    found = shards.draw_many(sizes, works, Key(3, round=2))
     for client, work, shard in zip(sizes, works, found, strict=True):
-        assert tree.same(shard, shards.shard(client, work, Key(3, round=2)))
+        assert tree.same(shard, shards.draw(client, work, Key(3, round=2)))
 
 
 def test_all_rows_must_be_asked_for() -> None:
-    shard = BatchSampler(clients(), classifier()).shard(0, DataRequest(), Key(0))
+    shard = BatchSampler(clients(), classifier()).draw(0, DataRequest(), Key(0))
     with pytest.raises(ConfigError, match="rows=True"):
         shard.all_rows()
 
@@ -78,7 +78,7 @@ def test_integer_features_stay_integers() -> None:
         lambda: nn.Sequential(nn.Embedding(200, 1), nn.Flatten(), nn.Linear(4, 3)),
         dtype=torch.float64,
     )
-    shard = BatchSampler(data, tokens).shard(0, DataRequest({"t": BatchSpec(2, steps=1)}), Key(0))
+    shard = BatchSampler(data, tokens).draw(0, DataRequest({"t": BatchSpec(2, steps=1)}), Key(0))
     assert shard["t"].batch(0).x.dtype == torch.int64
     assert shard["t"].weight.dtype == torch.float64
 

@@ -63,7 +63,9 @@ def test_a_run_has_the_same_bits_with_any_number_of_threads(
     one, three = runs
     assert one.metrics[-1]["executor"] == executor
     assert tree.same(one.server, three.server)
-    assert all(tree.same(a, b) for (_, a), (_, b) in zip(one._store, three._store, strict=True))
+    assert all(
+        tree.same(a, b) for (_, a), (_, b) in zip(one.pool.store, three.pool.store, strict=True)
+    )
     for scope in ("global", "personal"):
         assert one.metrics[-1][scope] == three.metrics[-1][scope]
 

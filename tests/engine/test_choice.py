@@ -27,26 +27,26 @@ def test_the_executor_follows_engine_and_problem() -> None:
     other = restricted(mlp, ())
     chosen = {
         (engine, name): choose_executor(engine, problem)[0]
-        for engine in ("auto", "sequential", "batched")
+        for engine in ("auto", "loop", "fused")
         for name, problem in (("mlp", mlp), ("shallow", shallow), ("deep", deep), ("other", other))
     }
-    assert {chosen["sequential", name] for name in ("mlp", "deep", "other")} == {"loop"}
-    assert chosen["auto", "mlp"] == chosen["batched", "mlp"] == "fused"
-    assert chosen["auto", "other"] == chosen["batched", "other"] == "vmap"
+    assert {chosen["loop", name] for name in ("mlp", "deep", "other")} == {"loop"}
+    assert chosen["auto", "mlp"] == chosen["fused", "mlp"] == "fused"
+    assert chosen["auto", "other"] == chosen["fused", "other"] == "vmap"
     assert chosen["auto", "shallow"] == "fused"
     assert chosen["auto", "deep"] == "threads"  # many batched convolutions are slower
     blocks = [choose_executor("auto", problem)[1] for problem in (mlp, shallow, other)]
     assert blocks == [20, 10, 10]
 
 
-@pytest.mark.parametrize("engine", ["auto", "batched"])
+@pytest.mark.parametrize("engine", ["auto", "fused"])
 def test_clients_with_sparse_rows_train_one_after_the_other(engine: Any) -> None:
     rows = [(csr_matrix(np.eye(6) * (1 + i)), np.arange(6.0)) for i in range(3)]
     dense = [(x.toarray(), y) for x, y in rows]
     method, problem = FedAvg(local_steps=2, batch_size=3), GLM(6)
-    sparse = simulate(method, problem, rows, 2, engine=engine)
+    sparse = simulate(method, problem, rows, 2, executor=engine)
     assert sparse.metrics[0]["executor"] == "loop"
-    batched = simulate(method, problem, dense, 2, engine=engine)
+    batched = simulate(method, problem, dense, 2, executor=engine)
     assert batched.metrics[0]["executor"] == "vmap"
     torch.testing.assert_close(sparse.model.params, batched.model.params)
 
@@ -63,14 +63,14 @@ class Recurrent(nn.Module):
         return states[:, -1]
 
 
-@pytest.mark.parametrize(("engine", "executor"), [("auto", "threads"), ("batched", "vmap")])
+@pytest.mark.parametrize(("engine", "executor"), [("auto", "threads"), ("fused", "vmap")])
 def test_recurrent_layers_run_without_advice_of_torch(engine: Any, executor: str) -> None:
     problem = NeuralProblem(Recurrent, dtype=torch.float64)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        run = simulate(FedAvg(local_steps=2), problem, clients(), 1, engine=engine)
+        run = simulate(FedAvg(local_steps=2), problem, clients(), 1, executor=engine)
     assert run.metrics[0]["executor"] == executor
-    assert not run.metrics[0]["fallbacks"]
+    assert not run.metrics[0]["notes"]
     assert not told
 
 
@@ -79,9 +79,9 @@ def test_a_problem_that_cannot_be_batched_runs_in_the_loop() -> None:
         supports_vmap = False
 
     problem: Any = Alone()
-    assert choose_executor("batched", problem)[0] == "loop"
+    assert choose_executor("fused", problem)[0] == "loop"
 
 
 def test_an_unknown_engine_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(ConfigError, match="did you mean 'batched'"):
-        simulate(FedAvg(), classifier(), clients(), 1, engine="bached")  # type: ignore[arg-type]  # a user's mistake
+        simulate(FedAvg(), classifier(), clients(), 1, executor="bached")  # type: ignore[arg-type]  # a user's mistake

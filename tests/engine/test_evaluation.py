@@ -11,6 +11,7 @@ from torch import nn
 
 from parsifl.algorithms.ditto import Ditto
 from parsifl.algorithms.fedavg import FedAvg
+from parsifl.algorithms.fedgradmp import FedGradMP
 from parsifl.algorithms.local import Local as LocalOnly
 from parsifl.core import tree
 from parsifl.core.algorithm import ClientInfo
@@ -20,16 +21,18 @@ from parsifl.core.keys import Key
 from parsifl.core.problem import Model, Params, Problem
 from parsifl.engine.batch_sampler import BatchSampler
 from parsifl.engine.evaluation import Evaluation, Scores
-from parsifl.engine.evaluator import FINE_TUNE, Evaluator
+from parsifl.engine.evaluator import FINE_TUNE
+from parsifl.engine.record import ClientRequest, RoundRecord
 from parsifl.engine.simulate import simulate
 from parsifl.engine.summary import headline
+from parsifl.linear.glm import GLM
 from parsifl.nn.neural import NeuralProblem
 from parsifl.solvers.sgd import SgdConfig, sgd
 from parsifl.testing.conformance.harness import difference
 from parsifl.testing.fixtures import TinyFedAvg, classifier, clients
 
 METHOD = Ditto(lr=0.1, local_steps=2, batch_size=4)
-ENGINES: tuple[Any, ...] = ("sequential", "batched")
+ENGINES: tuple[Any, ...] = ("loop", "fused")
 
 
 def accuracy(model: Model, data: Any, client: int, split: str = "test") -> float:
@@ -41,7 +44,7 @@ def accuracy(model: Model, data: Any, client: int, split: str = "test") -> float
 @pytest.mark.parametrize("engine", ENGINES)
 def test_scores_are_those_of_each_clients_own_test_rows(engine: Any) -> None:
     data = clients((6, 9, 8, 11), test=5, validation=2)
-    run = simulate(METHOD, classifier(), data, 2, engine=engine)
+    run = simulate(METHOD, classifier(), data, 2, executor=engine)
     record = run.metrics[-1]
     for split in ("test", "validation"):
         own = [accuracy(run.personal(i), data, i, split) for i in range(4)]
@@ -65,7 +68,9 @@ def test_judging_changes_nothing_that_the_run_keeps() -> None:
     judged = simulate(METHOD, classifier(), clients(), 3, evaluation=Evaluation(fine_tune_steps=3))
     silent = simulate(METHOD, classifier(), clients(), 3, evaluate_every=0)
     assert tree.same(judged.server, silent.server)
-    assert all(tree.same(a, b) for (_, a), (_, b) in zip(judged._store, silent._store, strict=True))
+    assert all(
+        tree.same(a, b) for (_, a), (_, b) in zip(judged.pool.store, silent.pool.store, strict=True)
+    )
     assert all("personal" not in record for record in silent.metrics)
 
 
@@ -74,15 +79,15 @@ def test_judging_changes_nothing_that_the_run_keeps() -> None:
 def test_fine_tuning_takes_its_steps_from_the_personal_model(engine: Any, method: Any) -> None:
     problem, data = classifier(), clients()
     tuned = Evaluation(fine_tune_steps=3, fine_tune_lr=0.5, fine_tune_batch_size=4)
-    plain = simulate(method, problem, data, 2, engine=engine)
-    fine = simulate(method, problem, data, 2, engine=engine, evaluation=tuned)
+    plain = simulate(method, problem, data, 2, executor=engine)
+    fine = simulate(method, problem, data, 2, executor=engine, evaluation=tuned)
     work = DataRequest({FINE_TUNE: BatchSpec(4, steps=3)})
-    shard = BatchSampler(data, problem).shard(1, work, Key(0, 1, purpose="tuning"))
+    shard = BatchSampler(data, problem).draw(1, work, Key(0, 1, purpose="tuning"))
     wanted = sgd(problem, plain.personal(1).params, shard[FINE_TUNE], SgdConfig(0.5))
     assert difference(fine.personal(1).params, wanted) < 1e-13
     assert fine.metrics[-1]["personal"] != plain.metrics[-1]["personal"]
     assert fine.metrics[-1]["global"] == plain.metrics[-1]["global"]
-    assert not any(record["fallbacks"] for record in fine.metrics)
+    assert not any(record["notes"] for record in fine.metrics)
 
 
 def test_fine_tuning_may_go_on_as_the_round_trained() -> None:
@@ -95,13 +100,12 @@ def test_fine_tuning_may_go_on_as_the_round_trained() -> None:
     plain = simulate(method, problem, data, 2)
     fine = simulate(method, problem, data, 2, evaluation=told)
     work = DataRequest({FINE_TUNE: BatchSpec(4, steps=3)})
-    shard = BatchSampler(data, problem).shard(1, work, Key(0, 1, purpose="tuning"))
+    shard = BatchSampler(data, problem).draw(1, work, Key(0, 1, purpose="tuning"))
     start = plain.personal(1).params
     wanted = sgd(problem, start, shard[FINE_TUNE], SgdConfig(0.04, 0.9, 0.1))
     assert difference(fine.personal(1).params, wanted) < 1e-13
-    nobody: Any = None  # stands for a method without local SGD
-    with pytest.raises(ConfigError, match="no learning rate of the round"):
-        Evaluator(nobody, problem, data, (), BatchSampler(data, problem), told)
+    with pytest.raises(ConfigError, match="FedGradMP has no learning rate to fine-tune with"):
+        simulate(FedGradMP(tau=1), GLM(4, "softmax", classes=3), data, 1, evaluation=told)
 
 
 def test_models_are_judged_every_so_many_rounds_and_after_the_last() -> None:
@@ -114,12 +118,11 @@ def test_sampled_clients_are_those_that_have_trained() -> None:
         METHOD, classifier(), clients((4,) * 8), 2, participation=0.25,
         evaluation=Evaluation(clients="sampled"),
     )  # fmt: skip
-    trained = [client for client, _ in run._store]
-    scores = run._judge.personal_scores(
-        run.server, run._store, trained, "test", run._key, "loop", 9
-    )
-    assert scores is not None
-    wanted = scores.summary(run.evaluation, run.problem)["loss"]["mean"]
+    trained = [client for client, _ in run.pool.store]
+    key = Key(run.seed, round=1)
+    requests = [ClientRequest(run.pool.clients[i], key, run.server, False) for i in trained]
+    found = [each.values["personal"]["test"] for each in run.pool.evaluate(requests, run.server)]
+    wanted = float(np.mean([values["loss"] for values in found]))
     assert run.metrics[-1]["personal"]["test"]["loss"]["mean"] == pytest.approx(wanted, rel=1e-12)
     assert len(trained) < 8
 
@@ -137,11 +140,11 @@ class AllTrain(TinyFedAvg):
 def test_unseen_clients_never_train_and_may_be_judged(method: Any) -> None:
     evaluation = Evaluation(clients="unseen", unseen=0.5)
     run = simulate(method, classifier(), clients((4,) * 6), 4, evaluation=evaluation)
-    trained = {client for client, _ in run._store}
+    trained = {client for client, _ in run.pool.store}
     assert len(trained) == 3
     assert all(record["trained"] == 3 for record in run.metrics)
     other = simulate(method, classifier(), clients((4,) * 6), 1, evaluation=evaluation, seed=5)
-    assert len({client for client, _ in other._store}) == 3
+    assert len({client for client, _ in other.pool.store}) == 3
 
 
 @pytest.mark.parametrize(
@@ -197,19 +200,18 @@ def test_the_worst_tenth_is_low_accuracy_and_high_loss() -> None:
     assert found["loss"]["worst_decile"] == 18.5
 
 
-def record(number: int, validation: float, test: float) -> dict[str, Any]:
+def record(number: int, validation: float, test: float) -> RoundRecord:
     def split(value: float) -> dict[str, Any]:
         return {"accuracy": {"mean": value, "std": 0.0, "worst_decile": value}}
 
-    costs = {"bytes_up": 1, "bytes_down": 2, "dense_up": 3, "dense_down": 4}
-    return {
-        "round": number,
-        "personal": {"validation": split(validation), "test": split(test)},
-        **costs,
-        "simulated_seconds": 0.5,
-        "seconds": {"local": 1.0, "aggregate": 0.5},
-        "dropped": {},
-    }
+    return RoundRecord(
+        number,
+        cohort=1,
+        bytes_up=1,
+        bytes_down=2,
+        scores={"personal": {"validation": split(validation), "test": split(test)}},
+        seconds={"local": 1.0, "aggregate": 0.5},
+    )
 
 
 @pytest.mark.parametrize(
@@ -228,7 +230,7 @@ def test_the_headline_comes_from_the_round_that_is_selected(
     records = [record(1, 0.9, 0.1), record(2, 0.5, 0.8), record(3, 0.2, 0.4)]
     row = headline(records, "accuracy", maximize, Evaluation(select=select))
     assert row["personal_round"] == round
-    assert row["personal"] == records[round - 1]["personal"]["test"]["accuracy"]
+    assert row["personal"] == records[round - 1].scores["personal"]["test"]["accuracy"]
     assert (row["bytes_up"], row["bytes_down"], row["seconds"]) == (3, 6, 4.5)
     assert row["global"] is None
 
@@ -237,10 +239,10 @@ def test_the_best_on_validation_needs_validation_rows() -> None:
     evaluation = Evaluation(select="best-validation")
     with pytest.raises(ConfigError, match="needs validation rows"):
         simulate(METHOD, classifier(), clients(), 1, evaluation=evaluation)
-    bare = record(1, 0.1, 0.2)
-    del bare["personal"]["validation"]
+    line = record(1, 0.1, 0.2).to_json()
+    del line["personal"]["validation"]
     with pytest.raises(ConfigError, match="needs validation rows"):
-        headline([bare], "accuracy", True, evaluation)
+        headline([RoundRecord.from_json(line)], "accuracy", True, evaluation)
 
 
 # ---------------------------------------------------------------------- odd models and methods
@@ -279,8 +281,8 @@ class Branching(TinyFedAvg):
 
 
 def test_a_fallback_in_judging_is_recorded() -> None:
-    run = simulate(Branching(), classifier(), clients(), 1, engine="batched")
-    assert run.metrics[0]["fallbacks"]
+    run = simulate(Branching(), classifier(), clients(), 1, executor="fused")
+    assert run.metrics[0]["notes"]
 
 
 @pytest.mark.parametrize("engine", [*ENGINES, "auto"])
@@ -293,7 +295,7 @@ def test_models_with_batch_statistics_are_judged_client_by_client(engine: Any) -
     problem, data = NeuralProblem(build, dtype=torch.float64), clients((8, 8, 12), test=4)
     method = FedAvg(lr=0.1, local_steps=2, batch_size=4)
     evaluation = Evaluation(fine_tune_steps=1, fine_tune_batch_size=3)
-    run = simulate(method, problem, data, 2, engine=engine, evaluation=evaluation)
+    run = simulate(method, problem, data, 2, executor=engine, evaluation=evaluation)
     shared = [accuracy(run.model, data, i) for i in range(3)]
     own = [accuracy(run.personal(i), data, i) for i in range(3)]
     found = run.metrics[-1]
@@ -307,7 +309,7 @@ def test_batch_statistics_over_whole_clients_do_not_see_padding() -> None:
 
     problem, data = NeuralProblem(build, dtype=torch.float64), clients((5, 9, 9))
     method = WholeClients(lr=0.5)
-    runs = [simulate(method, problem, data, 2, engine=e, evaluate_every=0) for e in ENGINES]
+    runs = [simulate(method, problem, data, 2, executor=e, evaluate_every=0) for e in ENGINES]
     assert difference(runs[1].server, runs[0].server) < 1e-13
 
 

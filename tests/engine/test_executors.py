@@ -17,8 +17,8 @@ from parsifl.core.problem import Problem
 from parsifl.core.tree import Opaque
 from parsifl.engine import executors, threads
 from parsifl.engine.batch_sampler import BatchSampler
+from parsifl.engine.executors import Task
 from parsifl.engine.simulate import simulate
-from parsifl.engine.tasks import Task
 from parsifl.nn.neural import NeuralProblem
 from parsifl.solvers.sgd import SgdConfig, sgd
 from parsifl.testing.conformance.examples import restricted
@@ -38,7 +38,7 @@ def same(left: dict[int, Any], right: dict[int, Any]) -> bool:
 
 def shards(problem: Problem, sizes: tuple[int, ...], work: DataRequest) -> list[Any]:
     maker = BatchSampler(clients(sizes), problem)
-    return [maker.shard(client, work, Key(1)) for client in range(len(sizes))]
+    return [maker.draw(client, work, Key(1)) for client in range(len(sizes))]
 
 
 @pytest.mark.parametrize("executor", ["loop", "threads", "vmap"])
@@ -53,8 +53,8 @@ def test_results_belong_to_their_clients(executor: Any) -> None:
 @pytest.mark.parametrize("executor", ["loop", "threads", "vmap"])
 def test_results_are_handed_over_as_they_come(executor: Any) -> None:
     given = tasks(*((torch.tensor(float(i)),) for i in range(5)))
-    parts: list[dict[int, Any]] = []
-    executors.stream(lambda x: 2 * x, given, executor, 3, lambda job: job().results, parts.append)
+    jobs = executors.jobs(lambda x: 2 * x, given, executor, 3)
+    parts = [outcome.results for outcome in executors.imap(jobs, executor)]
     assert [i for part in parts for i in part] == [0, 1, 2, 3, 4]
     assert len(parts) == (2 if executor == "vmap" else 5)
 
@@ -108,7 +108,7 @@ def test_a_convolutional_run_gives_the_bits_of_the_loop() -> None:
 
     problem, data = NeuralProblem(build, dtype=torch.float64), clients()
     method = Ditto(lr=0.1, local_steps=2, batch_size=4)
-    auto, loop = (simulate(method, problem, data, 2, engine=e) for e in ("auto", "sequential"))
+    auto, loop = (simulate(method, problem, data, 2, executor=e) for e in ("auto", "loop"))
     assert auto.metrics[-1]["executor"] == "threads"
     assert tree.same(snapshot(auto), snapshot(loop))
     assert auto.metrics[-1]["personal"] == loop.metrics[-1]["personal"]
@@ -304,7 +304,7 @@ def test_a_client_without_steps_stays_as_it_is_in_a_batch(executor: Any) -> None
     problem = classifier()
     maker = BatchSampler(clients((6, 8)), problem)
     drawn = [
-        maker.shard(i, DataRequest({"train": BatchSpec(4, steps=2 * i)}), Key(1)) for i in range(2)
+        maker.draw(i, DataRequest({"train": BatchSpec(4, steps=2 * i)}), Key(1)) for i in range(2)
     ]
     start = problem.init(Key(0))
     given = tasks(*((start, shard) for shard in drawn))
@@ -342,7 +342,7 @@ def test_padding_reads_no_rows_of_other_clients() -> None:
     data.x[data.train[0]] = torch.nan
     maker, start = BatchSampler(data, problem), problem.init(Key(0))
     work = DataRequest({"train": BatchSpec(None, steps=2)})
-    given = tasks(*((start, maker.shard(client, work, Key(1))) for client in range(3)))
+    given = tasks(*((start, maker.draw(client, work, Key(1))) for client in range(3)))
 
     def local(down: Any, shard: Any) -> Any:
         return sgd(problem, down, shard["train"], SgdConfig(0.3))

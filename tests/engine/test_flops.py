@@ -36,7 +36,7 @@ def device_costs(factory: Callable[[], nn.Module], nu: float, devices: int = 10)
     for info in (infos[0], infos[-1]):
         down = method.broadcast(problem, server, info, Key(0))
         state = method.init_client(problem, info, down, Key(0))
-        shard = BatchSampler(both, problem).shard(0, method.batches(info, 0), Key(0))
+        shard = BatchSampler(both, problem).draw(0, method.batches(info, 0), Key(0))
         cost = counter.count(down, state, shard)
         assert cost is not None
         found.append(cost)
@@ -109,6 +109,6 @@ def test_work_that_is_no_tensor_is_not_counted() -> None:
     shards = BatchSampler(fixtures.clients(), problem)
     method = registry.get("fedavg", batch_size=3, local_steps=1)
     info = Infos(fixtures.clients())[0]
-    shard = shards.shard(0, method.batches(info, 0), Key(0))
+    shard = shards.draw(0, method.batches(info, 0), Key(0))
     counter = FlopCounter(method, problem)
     assert counter.count({"x": None}, None, shard) is None

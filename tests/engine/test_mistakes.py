@@ -34,12 +34,12 @@ class Noisy(nn.Module):
         return functional.dropout(self.layer(x), 0.5, self.training)
 
 
-@pytest.mark.parametrize("engine", ["sequential", "batched", "auto"])
+@pytest.mark.parametrize("engine", ["loop", "fused", "auto"])
 def test_randomness_inside_a_model_is_refused(engine: str) -> None:
     before = torch.get_rng_state()
     problem = parsifl.NeuralProblem(Noisy, dtype=torch.float64)
     with pytest.raises(CapabilityError, match="random numbers of its own"):
-        parsifl.simulate(parsifl.get("fedavg"), problem, clients(), 1, engine=engine)  # type: ignore[arg-type]  # by parameter
+        parsifl.simulate(parsifl.get("fedavg"), problem, clients(), 1, executor=engine)  # type: ignore[arg-type]  # by parameter
     assert torch.equal(before, torch.get_rng_state())
 
 
@@ -116,7 +116,7 @@ def test_data_that_do_not_fit_the_model_are_told_before_anything_is_written(
 ) -> None:
     folder = tmp_path / "run"
     with pytest.raises(DataError, match=told):
-        parsifl.simulate(FedAvg(local_steps=1), problem, [(x, y)] * 2, 1, folder=folder)
+        parsifl.simulate(FedAvg(local_steps=1), problem, [(x, y)] * 2, 1, run_dir=folder)
     assert not folder.exists()
 
 
@@ -285,11 +285,13 @@ def test_numbers_of_numpy_are_numbers() -> None:
 
 def test_a_folder_with_more_rounds_than_asked_for_is_told(tmp_path: Path) -> None:
     problem = parsifl.NeuralProblem(linear, dtype=torch.float64)
-    parsifl.simulate(FedAvg(local_steps=1), problem, clients(), 3, folder=tmp_path)
+    parsifl.simulate(FedAvg(local_steps=1), problem, clients(), 3, run_dir=tmp_path)
     with pytest.raises(ConfigError, match="already has 3 rounds, more than the 2 asked for"):
-        parsifl.simulate(FedAvg(local_steps=1), problem, clients(), 2, folder=tmp_path, resume=True)
+        parsifl.simulate(
+            FedAvg(local_steps=1), problem, clients(), 2, run_dir=tmp_path, resume=True
+        )
     again = parsifl.simulate(
-        FedAvg(local_steps=1), problem, clients(), 3, folder=tmp_path, resume=True
+        FedAvg(local_steps=1), problem, clients(), 3, run_dir=tmp_path, resume=True
     )
     assert len(again.metrics) == 3
 

@@ -32,7 +32,7 @@ def run(clients: Any, rounds: int = 3, method: Any = None, **more: Any) -> Any:
     return parsifl.simulate(chosen, PROBLEM, clients, rounds, evaluate_every=0, **more)
 
 
-@pytest.mark.parametrize("engine", ["sequential", "batched"])
+@pytest.mark.parametrize("engine", ["loop", "fused"])
 @pytest.mark.parametrize("algorithm", ["fedavg", "scaffold", "fedamp", "fedht"])
 def test_a_client_whose_finite_upload_would_overflow_is_left_out_and_named(
     algorithm: str, engine: Any, tmp_path: Path
@@ -55,7 +55,7 @@ def test_the_reason_tells_the_value_and_the_limit() -> None:
 
 def test_large_values_that_overflow_nothing_change_nothing() -> None:
     clients = [client(0), client(1), client(2, 1e8)]
-    found = run(clients, 1, engine="sequential")
+    found = run(clients, 1, engine="loop")
     assert found.metrics[0]["dropped"] == {}
     assert float(found.server["coef"].abs().max()) > 1e9
 

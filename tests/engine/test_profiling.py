@@ -38,7 +38,7 @@ def test_every_round_tells_its_seconds_by_phase(
 ) -> None:
     monkeypatch.setattr(module, "CHECKPOINT_SECONDS", 0.0)
     started = time.perf_counter()
-    run = module.simulate(Ditto(local_steps=2), classifier(), clients(), 3, folder=tmp_path)
+    run = module.simulate(Ditto(local_steps=2), classifier(), clients(), 3, run_dir=tmp_path)
     whole = time.perf_counter() - started
     first, *others = (set(record["seconds"]) for record in run.metrics)
     assert first == {*PHASES, "count-once"} - {"count"}

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.records import read_metrics
 
 from parsifl.algorithms.ditto import Ditto
 from parsifl.core import tree
 from parsifl.engine import simulate as simulate_module
 from parsifl.engine.evaluation import Evaluation
-from parsifl.engine.run_dir import read_metrics
 from parsifl.engine.simulate import simulate
+from parsifl.engine.training import RoundEnd
 from parsifl.testing.conformance.harness import snapshot
 from parsifl.testing.fixtures import classifier, clients
 
@@ -91,7 +92,7 @@ def timeless(record: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize(
     ("engine", "seed", "every"),
-    [("sequential", 0, 0.0), ("batched", 1, 0.0), ("batched", 2, 0.05)],
+    [("loop", 0, 0.0), ("fused", 1, 0.0), ("fused", 2, 0.05)],
 )
 def test_a_killed_run_ends_with_the_same_bits(
     tmp_path: Path, engine: str, seed: int, every: float
@@ -132,18 +133,19 @@ def test_a_run_that_stops_after_any_round_goes_on_from_its_checkpoint(
         "precision": "bfloat16",
     }
 
-    def interrupt(record: dict[str, Any]) -> None:
-        if record["round"] == stop:
+    def interrupt(event: RoundEnd) -> None:
+        if event.record.round == stop:
             raise Stop
 
     with pytest.raises(Stop):
-        simulate(method, problem, data, 5, folder=tmp_path, progress=interrupt, **options)
+        simulate(method, problem, data, 5, run_dir=tmp_path, callbacks=[interrupt], **options)
     seen: list[int] = []
     resumed = simulate(
-        method, problem, data, 5, folder=tmp_path, resume=True,
-        progress=lambda record: seen.append(record["round"]), **options,
+        method, problem, data, 5, run_dir=tmp_path, resume=True,
+        callbacks=[lambda event: seen.append(event.record.round)], **options,
     )  # fmt: skip
-    assert seen == list(range((stop if every == 0 else 0) + 1, 6))
+    # a callback is called before the round is recorded
+    assert seen == list(range(stop if every == 0 else 1, 6))
     whole = simulate(method, problem, data, 5, **options)
     assert tree.same(snapshot(resumed), snapshot(whole))
     assert [timeless(r) for r in resumed.metrics] == [timeless(r) for r in whole.metrics]

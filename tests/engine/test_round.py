@@ -35,7 +35,7 @@ from parsifl.nn.neural import NeuralProblem
 from parsifl.testing.conformance.harness import difference, snapshot
 from parsifl.testing.fixtures import TinyFedAvg, classifier, clients
 
-ENGINES: tuple[Any, ...] = ("sequential", "batched")
+ENGINES: tuple[Any, ...] = ("loop", "fused")
 
 
 def with_nan(data: ClientData, client: int) -> ClientData:
@@ -50,12 +50,12 @@ def with_nan(data: ClientData, client: int) -> ClientData:
 def test_a_client_with_bad_data_is_dropped_and_named_and_the_others_go_on(engine: Any) -> None:
     method, problem = Ditto(lr=0.1, local_steps=2, batch_size=4), classifier()
     data = with_nan(clients((6, 9, 8)), 1)
-    run = simulate(method, problem, data, 2, engine=engine, evaluate_every=0)
+    run = simulate(method, problem, data, 2, executor=engine, evaluate_every=0)
     for record in run.metrics:
         assert list(record["dropped"]) == [1]
         assert record["dropped"][1].endswith("is not finite")
         assert record["trained"] == 2
-    assert sorted(client for client, _ in run._store) == [0, 2]  # its state stays as it was
+    assert sorted(client for client, _ in run.pool.store) == [0, 2]  # its state stays as it was
     assert tree.is_finite(run.server)
 
 
@@ -69,8 +69,8 @@ def test_the_rest_of_the_round_is_as_if_the_bad_client_had_not_been_there() -> N
         test=data.test[:2],
         profiles=data.profiles[:2],
     )
-    broken = simulate(method, problem, data, 2, engine="sequential", evaluate_every=0)
-    alone = simulate(method, problem, healthy, 2, engine="sequential", evaluate_every=0)
+    broken = simulate(method, problem, data, 2, executor="loop", evaluate_every=0)
+    alone = simulate(method, problem, healthy, 2, executor="loop", evaluate_every=0)
     assert tree.same(broken.server, alone.server)
 
 
@@ -107,7 +107,7 @@ class Weak(TinyFedAvg):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_client_that_raises_is_dropped_and_named(engine: Any) -> None:
-    run = simulate(Weak(), classifier(), clients((6, 9, 8)), 2, engine=engine)
+    run = simulate(Weak(), classifier(), clients((6, 9, 8)), 2, executor=engine)
     assert run.metrics[0]["dropped"] == {}
     assert run.metrics[1]["dropped"] == {1: "MemoryError: out of memory"}
     assert run.metrics[1]["trained"] == 2
@@ -216,11 +216,11 @@ class AllTrain(GatherAlgorithm[Problem, Params, Params, Params, Params]):
 @pytest.mark.parametrize("engine", ENGINES)
 def test_everyone_trains_and_only_the_cohort_uploads(engine: Any) -> None:
     run = simulate(
-        AllTrain(), classifier(), clients((4,) * 6), 5, participation=0.5, engine=engine,
+        AllTrain(), classifier(), clients((4,) * 6), 5, participation=0.5, executor=engine,
         evaluate_every=0,
     )  # fmt: skip
     assert all(record["trained"] == 6 and record["cohort"] == 3 for record in run.metrics)
-    assert [float(state["rounds"]) for _, state in run._store] == [5.0] * 6
+    assert [float(state["rounds"]) for _, state in run.pool.store] == [5.0] * 6
     assert float(run.server["seen"].sum()) == 15
     assert float(run.server["seen"].max()) < 6
     upload = wire.size({"id": torch.tensor(5.0)})
@@ -229,7 +229,7 @@ def test_everyone_trains_and_only_the_cohort_uploads(engine: Any) -> None:
 
 def test_messages_differ_by_client_and_info_is_averaged_over_uploads() -> None:
     run = simulate(AllTrain(), classifier(), clients((2, 6)), 1, evaluate_every=0)
-    assert run.metrics[0]["info"]["id"] == pytest.approx(6 / 8)  # weighted by rows
+    assert run.metrics[0]["metrics"]["id"] == pytest.approx(6 / 8)  # weighted by rows
 
 
 def test_only_the_cohort_trains_otherwise() -> None:
@@ -237,7 +237,7 @@ def test_only_the_cohort_trains_otherwise() -> None:
         Ditto(local_steps=1, batch_size=4), classifier(), clients((4,) * 6), 1, participation=0.34
     )
     assert run.metrics[0]["trained"] == 2
-    assert len(run._store) == 2
+    assert len(run.pool.store) == 2
 
 
 @pytest.mark.bits
@@ -247,9 +247,9 @@ def test_windows_do_not_change_a_bit(monkeypatch: pytest.MonkeyPatch) -> None:
         classifier(),
         clients((6, 9, 8, 7, 5)),
     )
-    whole = simulate(method, problem, data, 2, engine="sequential")
+    whole = simulate(method, problem, data, 2, executor="loop")
     monkeypatch.setattr(simulate_module, "WINDOW", 2)
-    cut = simulate(method, problem, data, 2, engine="sequential")
+    cut = simulate(method, problem, data, 2, executor="loop")
     assert tree.same(snapshot(whole), snapshot(cut))
 
 
@@ -286,7 +286,7 @@ class Halves(Averaging[Problem, None]):
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_leaf_is_averaged_over_those_who_sent_it_and_kept_if_nobody_did(engine: Any) -> None:
     problem = classifier()
-    run = simulate(Halves(), problem, clients((4, 6, 9)), 1, engine=engine, evaluate_every=0)
+    run = simulate(Halves(), problem, clients((4, 6, 9)), 1, executor=engine, evaluate_every=0)
     start = problem.init(Key(0))
     assert difference(run.server["0.weight"], start["0.weight"] + 1) < 1e-14
     assert difference(run.server["2.weight"], start["2.weight"] + 1) < 1e-14
@@ -340,7 +340,7 @@ def test_with_lossy_messages_everybody_goes_on_with_what_arrived(
         classifier(),
         clients(),
     )
-    run = simulate(method, problem, data, 1, engine=engine, precision=precision)
+    run = simulate(method, problem, data, 1, executor=engine, precision=precision)
     start = problem.init(Key(0))
     # without local steps the upload is the decoded downlink, coded once more
     once = wire.as_received(start, precision)
@@ -360,11 +360,11 @@ def test_a_client_whose_upload_is_beyond_the_precision_is_dropped_and_named(engi
     )
     x = data.x.clone()  # type: ignore[union-attr]  # a tensor
     x[data.train[1]] *= 1e9
-    broken = simulate(method, problem, replace(data, x=x), 1, engine=engine, precision="float16")
+    broken = simulate(method, problem, replace(data, x=x), 1, executor=engine, precision="float16")
     told = broken.metrics[0]["dropped"]
     assert list(told) == [1]
     assert re.match(r"upload \d\.\w+: a value is beyond 65504, the largest of float16", told[1])
-    exact = simulate(method, problem, replace(data, x=x), 1, engine=engine)
+    exact = simulate(method, problem, replace(data, x=x), 1, executor=engine)
     assert exact.metrics[0]["dropped"] == {}
     # it kept no state of its own: it begins where everybody is
     assert tree.same(broken.personal(1).params, wire.as_received(broken.server, "float16"))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.sparse import csr_matrix
+from tests.records import read_metrics
 from torch import nn
 
 from parsifl.algorithms.fedavg import FedAvg
@@ -18,7 +19,8 @@ from parsifl.data.clients import ClientData
 from parsifl.engine.evaluation import Evaluation
 from parsifl.engine.fingerprint import identity
 from parsifl.engine.network_model import NetworkModel
-from parsifl.engine.run_dir import RunDir, environment, read_config, read_metrics, read_target
+from parsifl.engine.record import RoundRecord
+from parsifl.engine.run_dir import RunDir, environment, read_config, read_target
 from parsifl.engine.simulate import simulate
 from parsifl.linear.glm import GLM
 from parsifl.nn.neural import NeuralProblem
@@ -72,7 +74,7 @@ def test_a_folder_is_not_overwritten_by_chance(tmp_path: Path) -> None:
         ({"seed": 1}, r"run.seed: 0 there, 1 asked for"),
         ({"participation": 0.5}, "run.participation"),
         ({"precision": "int8"}, "run.precision"),
-        ({"engine": "sequential"}, "run.engine"),
+        ({"engine": "loop"}, "run.engine"),
         ({"evaluation": Evaluation(fine_tune_steps=2)}, "run.evaluation.fine_tune_steps"),
         ({"network": NetworkModel(latency=1.0)}, "run.network.latency"),
         ({"problem": classifier(hidden=6)}, "problem.parameters"),
@@ -166,8 +168,8 @@ def test_lines_of_rounds_after_the_checkpoint_are_made_again(tmp_path: Path) -> 
     folder = RunDir(tmp_path)
     tmp_path.mkdir(exist_ok=True)
     for number in (1, 2, 3):
-        folder.append({"round": number, "dropped": {4: "why"}})
-    assert folder.rewind(2) == [{"round": n, "dropped": {4: "why"}} for n in (1, 2)]
+        folder.append(RoundRecord(number, 5, dropped={4: "why"}))
+    assert folder.truncate(2) == [RoundRecord(n, 5, dropped={4: "why"}) for n in (1, 2)]
     assert [record["round"] for record in read_metrics(tmp_path)] == [1, 2]
 
 

@@ -44,7 +44,7 @@ def seconds(data: ClientData, rounds: int) -> list[float]:
         participation=50 / len(data),
         evaluate_every=0,
         state_limit=20_000,
-        progress=lambda _: ends.append(time.perf_counter()),
+        callbacks=[lambda _: ends.append(time.perf_counter())],
     )
     return [float(taken) for taken in np.diff(ends)]
 

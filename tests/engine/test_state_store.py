@@ -62,7 +62,7 @@ def test_a_store_with_a_limit_keeps_what_one_without_keeps(
             found = store.load(client, lambda: None)
             assert tree.same(found, expected.get(client))
         else:
-            store.settle(folder / "settled").sweep()
+            store.flush_to(folder / "settled").delete_stale()
         assert store.held <= limit
     assert len(store) == len(expected)
     assert [client for client, _ in store] == sorted(expected)
@@ -91,5 +91,5 @@ def test_a_state_of_nothing_is_written_once(tmp_path: Path) -> None:
     for _ in range(3):
         for client in range(100):
             store.save(client, None)
-        shelf = store.settle(tmp_path)
+        shelf = store.flush_to(tmp_path)
     assert [part.states for part in shelf.parts] == [100]

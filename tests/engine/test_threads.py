@@ -3,7 +3,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from functools import partial
 
@@ -43,10 +43,9 @@ class Result:
 
 
 @pytest.mark.parametrize("count", [1, 12])
-def test_results_are_handed_over_in_order_one_at_a_time_and_not_kept(count: int) -> None:
+def test_results_are_yielded_in_order_and_not_kept(count: int) -> None:
     alive: weakref.WeakSet[Result] = weakref.WeakSet()
     taken: list[int] = []
-    free = threading.Lock()
 
     def job(number: int) -> Result:
         time.sleep(0.002 * (number % 3))
@@ -54,13 +53,10 @@ def test_results_are_handed_over_in_order_one_at_a_time_and_not_kept(count: int)
         alive.add(result)
         return result
 
-    def take(result: Result) -> None:
-        assert free.acquire(blocking=False)
-        assert result.number == 0 or all(one.number >= result.number for one in alive)
+    for result in threads.imap_ordered(partial(job, number) for number in range(count)):
+        assert all(one.number >= result.number for one in alive)
         taken.append(result.number)
-        free.release()
-
-    threads.imap_ordered([partial(job, number) for number in range(count)], take)
+        del result
     assert taken == list(range(count))
     assert not alive
 
@@ -102,13 +98,11 @@ def test_jobs_see_the_context_of_the_caller() -> None:
 
 def test_after_an_interrupt_no_other_job_begins() -> None:
     begun: list[int] = []
-    caller = threading.get_ident()
 
     def job() -> None:
         begun.append(1)
-        if threading.get_ident() == caller:
-            raise KeyboardInterrupt
-        time.sleep(0.05)
+        time.sleep(0.01)
+        raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         threads.run_jobs([job] * 100)
@@ -116,36 +110,41 @@ def test_after_an_interrupt_no_other_job_begins() -> None:
     assert torch.get_num_threads() == 3
 
 
-def test_what_a_helper_raises_is_raised() -> None:
-    caller = threading.get_ident()
-
-    def job() -> None:
-        time.sleep(0.01)
-        if threading.get_ident() != caller:
-            raise SystemExit("from a helper")
-
-    with pytest.raises(SystemExit, match="from a helper"):
-        threads.run_jobs([job] * 4)
-
-
-def test_after_an_error_in_a_helper_no_other_job_begins() -> None:
-    begun, main = [], threading.main_thread()
+def test_a_consumer_that_stops_ends_the_jobs_that_have_not_begun() -> None:
+    begun: list[int] = []
 
     def job(number: int) -> int:
         begun.append(number)
-        if threading.current_thread() is not main:
-            raise RuntimeError("broken")
-        time.sleep(0.05)
+        time.sleep(0.01)
         return number
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        with pytest.raises(RuntimeError, match="broken"):
-            threads.run_jobs([partial(job, number) for number in range(20)])
-    finally:
-        torch.set_num_threads(before)
-    assert len(begun) < 5
+    results = threads.imap_ordered(partial(job, number) for number in range(100))
+    assert next(results) == 0
+    results.close()
+    assert len(begun) < 20
+
+
+def test_jobs_are_read_a_few_ahead_by_the_consumers_thread_alone() -> None:
+    read: list[int] = []
+
+    def jobs() -> Iterator[Callable[[], int]]:
+        for number in range(50):
+            read.append(threading.get_ident())
+            yield partial(int, number)
+
+    results = threads.imap_ordered(jobs())
+    assert next(results) == 0
+    assert len(read) <= 6
+    assert list(results) == list(range(1, 50))
+    assert set(read) == {threading.get_ident()}
+
+
+def test_what_a_worker_raises_is_raised() -> None:
+    def job() -> None:
+        raise SystemExit("from a worker")
+
+    with pytest.raises(SystemExit, match="from a worker"):
+        threads.run_jobs([job] * 4)
 
 
 def test_linear_models_keep_to_one_core() -> None:

@@ -18,9 +18,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.records import read_metrics
+
 from parsifl.engine import checkpoint
 from parsifl.engine.experiment import Experiment
-from parsifl.engine.run_dir import Record, read_metrics
 from parsifl.flower.app_template import write_app
 from parsifl.flower.cluster import HOST, Cluster
 from parsifl.flower.local_run import follow
@@ -136,7 +137,7 @@ class Relayed(Cluster):
         self.relay.close()
 
 
-def deploy_counted(chosen: Experiment, folder: Path) -> tuple[list[Record], Relay]:
+def deploy_counted(chosen: Experiment, folder: Path) -> tuple[list[dict[str, Any]], Relay]:
     """Deploy an experiment; return its records, and the bytes that its nodes sent and received."""
     out = folder / "run"
     app = app_of(chosen, folder / "app", out)

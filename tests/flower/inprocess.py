@@ -11,7 +11,7 @@ from typing import Any
 from parsifl.engine.experiment import Experiment, problem_for
 from parsifl.engine.run import Run
 from parsifl.engine.simulate import simulate
-from parsifl.flower.client import Site, alone, told
+from parsifl.flower.client import RemoteClient, alone, answered
 from parsifl.flower.message import Letter, from_text, to_text
 from parsifl.flower.server import Federation
 from parsifl.flower.settings import Deployment, Settings
@@ -73,10 +73,14 @@ class InProcess:
     def site(self, client: int) -> Callable[[Kind, Letter], Letter]:
         # a new one for every letter, as Flower starts a new process
         def answer(kind: Kind, letter: Letter) -> Letter:
-            site = Site(self.experiment, client, alone(self._data, client), self.root)
+            site = RemoteClient(self.experiment, client, alone(self._data, client), self.root)
             return site.answer(kind, letter)
 
-        return lambda kind, letter: told(lambda: answer(kind, letter))
+        return lambda kind, letter: answered(lambda: answer(kind, letter))
+
+    def run(self, out: Path, **deployment: Any) -> list[dict[str, Any]]:
+        """Run a federation; return its records as JSON values."""
+        return [record.to_json() for record in self.federation(out, **deployment).run()]
 
     def federation(self, out: Path, **deployment: Any) -> Federation:
         count = len(self._data)
@@ -97,8 +101,8 @@ def simulated(experiment: Experiment, folder: Path | None = None) -> Run:
         experiment.rounds,
         seed=experiment.seed,
         participation=experiment.participation,
-        engine="sequential",
-        folder=folder,
+        executor="loop",
+        run_dir=folder,
         evaluate_every=experiment.evaluate_every,
         evaluation=experiment.evaluation,
         precision=experiment.precision,

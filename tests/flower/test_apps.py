@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,6 +20,7 @@ from flwr.serverapp import ServerApp
 from flwr.supercore.task_identity import TaskIdentity
 from tests.flower.inprocess import simulated
 from tests.flower.test_settings import flat
+from tests.records import read_metrics
 
 import parsifl.flower
 from parsifl.core import tree
@@ -26,7 +28,6 @@ from parsifl.core.errors import CapabilityError, ParsiflError
 from parsifl.core.problem import Problem
 from parsifl.engine import checkpoint
 from parsifl.engine.experiment import Experiment
-from parsifl.engine.run_dir import read_metrics
 from parsifl.flower.app_template import write_app
 from parsifl.flower.regression import MODEL_FILE, LinearModel
 from parsifl.flower.settings import DONE_FILE, ERROR_FILE, Deployment, to_config
@@ -166,8 +167,9 @@ def test_own_data_and_an_own_problem(tmp_path: Path) -> None:
     found = checkpoint.load(tmp_path / "run" / "checkpoint", chosen.method().tree_types())
     assert found is not None
     assert found.server["weight"].shape == (2, 3)
-    told = found.totals["roster"]["clients"][1]
-    assert told["profile"] == {"flops_per_second": 1e9}
+    (state,) = (tmp_path / "run" / "checkpoint").glob("round-*/state.json")
+    reported = json.loads(state.read_text())
+    assert reported["pool"]["members"]["clients"][1]["profile"] == {"flops_per_second": 1e9}
 
 
 @pytest.mark.usefixtures("identity")

@@ -9,7 +9,7 @@ import pytest
 from parsifl.core.errors import ConfigError, DataError
 from parsifl.data.clients import ClientData
 from parsifl.engine.experiment import Experiment
-from parsifl.flower.client import Site, alone, client_number, placed, state_root, told
+from parsifl.flower.client import RemoteClient, alone, answered, client_number, placed, state_root
 from parsifl.flower.message import Letter
 
 RNG = np.random.default_rng(0)
@@ -54,8 +54,8 @@ def test_the_state_folder_comes_from_the_node(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_letter_for_another_client_is_refused(tmp_path: Path) -> None:
-    site = Site(Experiment("fedavg", model="glm"), 0, PAIRS[0], tmp_path)
-    reply = told(lambda: site.answer("train", Letter({"client": 1})))
+    site = RemoteClient(Experiment("fedavg", model="glm"), 0, PAIRS[0], tmp_path)
+    reply = answered(lambda: site.answer("train", Letter({"client": 1})))
     assert reply.meta == {"error": "client: this is 0, not 1"}
 
 
@@ -63,6 +63,6 @@ def test_a_failure_of_the_users_code_does_not_tell_its_text() -> None:
     def load() -> Letter:
         raise ValueError("patient 17 has no age")
 
-    reply = told(load)
+    reply = answered(load)
     assert "ValueError" in reply.meta["error"]
     assert "17" not in reply.meta["error"]

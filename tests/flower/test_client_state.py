@@ -31,15 +31,16 @@ def test_versions_stay_until_they_are_forgotten(tmp_path: Path) -> None:
         durable.save(version, state(version))
     assert tree.same(durable.load(2), state(2))
     assert durable.versions() == [1, 2, 3]
-    durable.forget(accepted=3, newest=4)
+    durable.forget(accepted=3, oldest=2, newest=4)
     assert durable.versions() == [2, 3]  # the server may return to the checkpoint before
 
 
 def test_versions_that_were_never_accepted_do_not_push_out_accepted_ones(tmp_path: Path) -> None:
     durable = ClientStates(tmp_path, NAME, 0, KIND)
-    for accepted, version in ((0, 1), (1, 2), (1, 3), (3, 4)):  # the answer of round 2 was lost
+    # the reply of round 2 was lost
+    for accepted, oldest, version in ((0, 0, 1), (1, 0, 2), (1, 1, 3), (3, 1, 4)):
         durable.save(version, state(version))
-        durable.forget(accepted, version)
+        durable.forget(accepted, oldest, version)
     assert durable.versions() == [1, 3, 4]
 
 

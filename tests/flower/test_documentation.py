@@ -47,7 +47,7 @@ def test_the_table_of_bytes_is_what_is_booked(tmp_path: Path) -> None:
     assert written.keys() == TABLE.keys()
     for place, (name, sizes) in enumerate(written.items()):
         link = InProcess(tabled(name), tmp_path / f"state{place}")
-        records = link.federation(tmp_path / f"run{place}").run()
+        records = link.run(tmp_path / f"run{place}")
         assert sizes["dense"] == sum(r["dense_up"] for r in records)
         # which entries are zero may differ a little by processor
         close = 0.02 if "," in name else 0.0

@@ -17,7 +17,7 @@ from tests.flower.test_regression import EXPERIMENT, Sites, hospitals, in_proces
 from parsifl import wire
 from parsifl.core.errors import ConfigError, DataError, ParsiflError
 from parsifl.engine.experiment import Experiment
-from parsifl.flower.client import told
+from parsifl.flower.client import answered
 from parsifl.flower.guards import Guards, Refusal, rare
 from parsifl.flower.message import Letter, from_text, to_text
 from parsifl.flower.regression import MODEL_FILE, LinearModel
@@ -61,7 +61,7 @@ class Hostile:
     def ask(self, kind: Kind, **meta: Any) -> Letter:
         site = TableSite(self.experiment, 0, self.table, self.root, "days")
         letter = Letter(from_text(to_text(meta)))
-        reply = told(lambda: site.answer(kind, letter))
+        reply = answered(lambda: site.answer(kind, letter))
         self.replies.append(reply)
         return reply
 

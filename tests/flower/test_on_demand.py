@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from tests.flower.inprocess import simulated
 from tests.flower.test_regression import in_process
+from tests.records import read_metrics
 
 from parsifl.core import tree
 from parsifl.engine.experiment import Experiment
-from parsifl.engine.run_dir import read_metrics
 
 pytest.importorskip("flwr", reason="needs flwr: install the extra parsifl[flower]")
 

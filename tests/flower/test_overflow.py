@@ -36,7 +36,7 @@ def huge(kind: Kind, client: int, letter: Letter, answer: Callable[[], Letter]) 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedamp"])
 def test_a_finite_upload_cannot_destroy_the_run(algorithm: str, tmp_path: Path) -> None:
     chosen = experiment(algorithm)
-    records = InProcess(chosen, tmp_path / "state", huge).federation(tmp_path / "run").run()
+    records = InProcess(chosen, tmp_path / "state", huge).run(tmp_path / "run")
     assert [list(record["dropped"]) for record in records] == [[], [1], []]
     assert "too large" in records[1]["dropped"][1]
     found = checkpoint.load(tmp_path / "run" / "checkpoint", chosen.method().tree_types())
@@ -49,13 +49,13 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_with_the_same_bits(
     algorithm: str, tmp_path: Path
 ) -> None:
     link = InProcess(experiment(algorithm), tmp_path / "state")
-    link.federation(tmp_path / "run").run()
+    link.run(tmp_path / "run")
     place = tmp_path / "run" / "checkpoint"
     (place / "round-00000003" / "state.json").write_text("damaged")
     longer = experiment(algorithm, rounds=5)
     link.experiment = longer
     with pytest.warns(UserWarning, match="round-00000003 cannot be read"):
-        link.federation(tmp_path / "run", resume=True).run()
+        link.run(tmp_path / "run", resume=True)
     found = checkpoint.load(place, longer.method().tree_types())
     assert found is not None
     assert tree.same(found.server, simulated(longer).server)

@@ -12,7 +12,7 @@ from parsifl.core.errors import ParsiflError
 from parsifl.engine.experiment import Experiment
 from parsifl.estimators import FederatedSparseRegressor
 from parsifl.flower.app_template import write_app
-from parsifl.flower.client import told
+from parsifl.flower.client import answered
 from parsifl.flower.guards import Guards
 from parsifl.flower.message import Letter, from_text, to_text
 from parsifl.flower.regression import MODEL_FILE, LinearModel, Regression
@@ -75,7 +75,7 @@ class Sites:
     def _answer(self, kind: Kind, client: int, letter: Letter) -> Letter:
         site = TableSite(EXPERIMENT, client, self.tables[client], self.root, "days")
         arrived = Letter(from_text(to_text(letter.meta)), letter.parts)
-        reply = told(lambda: site.answer(kind, arrived))
+        reply = answered(lambda: site.answer(kind, arrived))
         self.sent.append(reply)
         return Letter(from_text(to_text(reply.meta)), reply.parts)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.flower.inprocess import Answer, InProcess, honest, simulated
+from tests.records import read_metrics
 
 from parsifl import wire
 from parsifl.core import registry, tree
@@ -17,7 +18,6 @@ from parsifl.core.errors import CheckpointError, DataError, ParsiflError
 from parsifl.engine import checkpoint
 from parsifl.engine.evaluation import Evaluation
 from parsifl.engine.experiment import Experiment
-from parsifl.engine.run_dir import read_metrics
 from parsifl.flower.message import Letter
 from parsifl.flower.transport import Kind
 
@@ -59,7 +59,7 @@ def test_every_algorithm_gives_the_bits_and_books_of_the_simulation(
     name: str, tmp_path: Path
 ) -> None:
     chosen = experiment(name, participation=0.5, validation=0.1, rounds=2)
-    records = InProcess(chosen, tmp_path / "state").federation(tmp_path / "run").run()
+    records = InProcess(chosen, tmp_path / "state").run(tmp_path / "run")
     expected = simulated(chosen)
     assert tree.same(server_state(tmp_path / "run", chosen), expected.server)
     for ours, theirs in zip(records, expected.metrics, strict=True):
@@ -68,13 +68,13 @@ def test_every_algorithm_gives_the_bits_and_books_of_the_simulation(
         for split, scores in theirs.get("global", {}).items():  # in one process all rows at once
             for metric, summary in scores.items():
                 assert ours["global"][split][metric] == pytest.approx(summary, rel=1e-5)
-        assert ours["fallbacks"] == theirs["fallbacks"] == []
+        assert ours["notes"] == theirs["notes"] == []
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "int8"])
 def test_short_values_are_the_same_on_both_sides(precision: str, tmp_path: Path) -> None:
     chosen = experiment("ditto", precision=precision, rounds=2)
-    InProcess(chosen, tmp_path / "state").federation(tmp_path / "run").run()
+    InProcess(chosen, tmp_path / "state").run(tmp_path / "run")
     assert tree.same(server_state(tmp_path / "run", chosen), simulated(chosen).server)
 
 
@@ -85,7 +85,7 @@ def test_who_would_upload_values_beyond_the_precision_is_left_out_on_both_sides(
     chosen = experiment(
         "fedavg", model="glm", precision="float16", rounds=1, settings=settings, evaluate_every=0
     )
-    records = InProcess(chosen, tmp_path / "state").federation(tmp_path / "run").run()
+    records = InProcess(chosen, tmp_path / "state").run(tmp_path / "run")
     expected = simulated(chosen)
     assert 0 < len(records[0]["dropped"]) < 4
     assert records[0]["dropped"] == expected.metrics[0]["dropped"]
@@ -95,7 +95,7 @@ def test_who_would_upload_values_beyond_the_precision_is_left_out_on_both_sides(
 def test_fine_tuning_and_sampled_clients_are_judged_as_in_one_process(tmp_path: Path) -> None:
     evaluation = Evaluation(fine_tune_steps=2, clients="sampled")
     chosen = replace(experiment("fedavg", participation=0.5, rounds=2), evaluation=evaluation)
-    records = InProcess(chosen, tmp_path / "state").federation(tmp_path / "run").run()
+    records = InProcess(chosen, tmp_path / "state").run(tmp_path / "run")
     expected = simulated(chosen).metrics
     assert [r["personal"] for r in records] == [r["personal"] for r in expected]
 
@@ -110,7 +110,7 @@ def test_the_server_never_sees_rows_or_personal_models(tmp_path: Path) -> None:
         return reply
 
     chosen = experiment("ditto", rounds=1)
-    InProcess(chosen, tmp_path / "state", watch).federation(tmp_path / "run").run()
+    InProcess(chosen, tmp_path / "state", watch).run(tmp_path / "run")
     assert len(sent) == 8
     assert all(not letter.parts for letter in sent)
     assert max(len(json.dumps(dict(letter.meta))) for letter in sent) < 1000
@@ -130,9 +130,9 @@ def test_a_killed_server_goes_on_with_the_same_bits(tmp_path: Path) -> None:
     chosen = experiment("ditto")
     link = InProcess(chosen, tmp_path / "state", kill)
     with pytest.raises(KeyboardInterrupt):
-        link.federation(tmp_path / "run").run()
+        link.run(tmp_path / "run")
     link.fault = honest
-    resumed = link.federation(tmp_path / "run", resume=True).run()
+    resumed = link.run(tmp_path / "run", resume=True)
     expected = simulated(chosen)
     assert tree.same(server_state(tmp_path / "run", chosen), expected.server)
     assert [r["personal"] for r in resumed] == [r["personal"] for r in expected.metrics]
@@ -142,16 +142,16 @@ def test_a_killed_server_goes_on_with_the_same_bits(tmp_path: Path) -> None:
 def test_a_server_that_is_killed_while_judging_goes_on(tmp_path: Path) -> None:
     def kill(kind: Kind, client: int, letter: Letter, answer: Callable[[], Letter]) -> Answer:
         reply = answer()
-        if kind == "judge" and letter.meta["round"] == 1 and client == 0:  # the last one
+        if kind == "evaluate" and letter.meta["round"] == 1 and client == 0:  # the last one
             raise KeyboardInterrupt
         return reply
 
     chosen = experiment("scaffold")
     link = InProcess(chosen, tmp_path / "state", kill)
     with pytest.raises(KeyboardInterrupt):
-        link.federation(tmp_path / "run").run()
+        link.run(tmp_path / "run")
     link.fault = honest
-    link.federation(tmp_path / "run", resume=True).run()
+    link.run(tmp_path / "run", resume=True)
     assert tree.same(server_state(tmp_path / "run", chosen), simulated(chosen).server)
 
 
@@ -167,7 +167,7 @@ def test_a_lost_reply_is_asked_for_again_and_changes_nothing(tmp_path: Path) -> 
 
     chosen = experiment("ditto")
     link = InProcess(chosen, tmp_path / "state", lose)
-    link.federation(tmp_path / "run", quorum=1.0).run()
+    link.run(tmp_path / "run", quorum=1.0)
     assert lost == [2]
     assert tree.same(server_state(tmp_path / "run", chosen), simulated(chosen).server)
 
@@ -184,7 +184,7 @@ def test_a_late_client_is_left_out_and_comes_back_with_its_old_state(tmp_path: P
 
     chosen = experiment("ditto", evaluate_every=0)
     link = InProcess(chosen, tmp_path / "state", late)
-    records = link.federation(tmp_path / "run").run()
+    records = link.run(tmp_path / "run")
     assert [sorted(r["dropped"]) for r in records] == [[], [3], []]
     assert records[1]["dropped"][3] == "no answer in time"
     assert seen == [0, 1, 1]  # it goes on from the round that was counted
@@ -264,7 +264,7 @@ def test_a_bad_answer_is_refused_and_named_and_the_round_goes_on(
         return reply
 
     chosen = experiment("fedavg", rounds=2, evaluate_every=0)
-    records = InProcess(chosen, tmp_path / "state", fault).federation(tmp_path / "run").run()
+    records = InProcess(chosen, tmp_path / "state", fault).run(tmp_path / "run")
     assert list(records[1]["dropped"]) == [1]
     assert reason in records[1]["dropped"][1]
     assert records[1]["trained"] == 3
@@ -278,11 +278,11 @@ def test_too_few_uploads_stop_the_run_which_can_be_resumed(tmp_path: Path) -> No
     chosen = experiment("ditto")
     link = InProcess(chosen, tmp_path / "state", silent)
     with pytest.raises(ParsiflError, match=r"round 2: 1 uploads arrived and 2 are needed"):
-        link.federation(tmp_path / "run", retries=1).run()
+        link.run(tmp_path / "run", retries=1)
     assert link.asked.count(("train", 1)) == 3
     assert len(read_metrics(tmp_path / "run")) == 1
     link.fault = honest
-    link.federation(tmp_path / "run", resume=True).run()
+    link.run(tmp_path / "run", resume=True)
     assert tree.same(server_state(tmp_path / "run", chosen), simulated(chosen).server)
 
 
@@ -296,21 +296,21 @@ def test_a_lost_state_folder_is_named(tmp_path: Path) -> None:
 
     link = InProcess(experiment("ditto"), tmp_path / "state", lose)
     with pytest.raises(ParsiflError, match="no state of round 1"):
-        link.federation(tmp_path / "run").run()
+        link.run(tmp_path / "run")
     assert link.asked.count(("train", 0)) == 2  # asking again would not help
 
 
 def test_a_client_that_comes_back_with_other_data_is_not_admitted(tmp_path: Path) -> None:
     chosen = experiment("fedavg", rounds=1)
     link = InProcess(chosen, tmp_path / "state")
-    link.federation(tmp_path / "run").run()
+    link.run(tmp_path / "run")
 
     def other(kind: Kind, client: int, _: Letter, answer: Callable[[], Letter]) -> Answer:
         reply = answer()
         return _replaced(reply, samples=5) if kind == "hello" and client == 2 else reply
 
     again = InProcess(replace(chosen, rounds=2), tmp_path / "state", other)
-    records = again.federation(tmp_path / "run", resume=True).run()
+    records = again.run(tmp_path / "run", resume=True)
     assert records[1]["dropped"] == {2: "not connected"}
     assert any("client 2 began this run with" in line for line in again.log)
 
@@ -325,7 +325,7 @@ def test_a_second_node_that_claims_a_client_waits_until_the_first_is_gone(tmp_pa
         return answer()
 
     link.fault = leave
-    records = link.federation(tmp_path / "run").run()
+    records = link.run(tmp_path / "run")
     assert any("claims client 1, which node 101 is already" in line for line in link.log)
     assert [r["trained"] for r in records] == [4, 4]
 
@@ -333,22 +333,22 @@ def test_a_second_node_that_claims_a_client_waits_until_the_first_is_gone(tmp_pa
 def test_missing_clients_are_named_after_the_wait(tmp_path: Path) -> None:
     link = InProcess(experiment("fedavg"), tmp_path / "state", clients={100: 0, 101: 1, 103: 3})
     with pytest.raises(ParsiflError, match=r"the clients 2 of 4 have not reported"):
-        link.federation(tmp_path / "run", wait=0.01).run()
+        link.run(tmp_path / "run", wait=0.01)
 
 
 def test_a_folder_that_holds_a_run_is_left_alone(tmp_path: Path) -> None:
     link = InProcess(experiment("fedavg", rounds=1), tmp_path / "state")
-    link.federation(tmp_path / "run").run()
+    link.run(tmp_path / "run")
     with pytest.raises(CheckpointError, match="already holds a run"):
-        link.federation(tmp_path / "run").run()
+        link.run(tmp_path / "run")
 
 
 def test_a_folder_of_another_configuration_is_refused(tmp_path: Path) -> None:
     link = InProcess(experiment("fedavg", rounds=1), tmp_path / "state")
-    link.federation(tmp_path / "run").run()
+    link.run(tmp_path / "run")
     other = InProcess(experiment("fedavg", rounds=1, settings={"lr": 0.5}), tmp_path / "state")
     with pytest.raises(CheckpointError, match=r"algorithm\.lr"):
-        other.federation(tmp_path / "run", resume=True).run()
+        other.run(tmp_path / "run", resume=True)
 
 
 def test_clients_whose_data_have_another_form_are_told_so(tmp_path: Path) -> None:
@@ -360,18 +360,18 @@ def test_clients_whose_data_have_another_form_are_told_so(tmp_path: Path) -> Non
 
     link = InProcess(experiment("fedavg"), tmp_path / "state", wide)
     with pytest.raises(DataError, match="the data of client 1 have another form"):
-        link.federation(tmp_path / "run").run()
+        link.run(tmp_path / "run")
 
 
 def test_a_client_that_cannot_be_judged_is_named(tmp_path: Path) -> None:
     def refuse(kind: Kind, client: int, _: Letter, answer: Callable[[], Letter]) -> Answer:
         reply = answer()
-        if kind == "judge" and client == 0:
+        if kind == "evaluate" and client == 0:
             return _replaced(reply, scores={"personal": {"test": {"accuracy": "high"}}})
-        return Letter({"error": "MemoryError"}) if kind == "judge" and client == 1 else reply
+        return Letter({"error": "MemoryError"}) if kind == "evaluate" and client == 1 else reply
 
     link = InProcess(experiment("fedavg", rounds=1), tmp_path / "state", refuse)
-    (record,) = link.federation(tmp_path / "run").run()
+    (record,) = link.run(tmp_path / "run")
     assert sorted(record["unjudged"]) == [0, 1]
     assert "scores.personal.test" in record["unjudged"][0]
     detail = json.loads((tmp_path / "run" / "clients.json").read_text())

@@ -14,16 +14,16 @@ from parsifl.core.keys import Key
 from parsifl.data.clients import ClientData
 from parsifl.engine.experiment import Experiment, problem_for
 from parsifl.flower.data_schema import DataSchema
-from parsifl.flower.upload_template import Expectations
+from parsifl.flower.upload_template import UploadTemplates
 
 
-def expected(data: ClientData, algorithm: str, **settings: Any) -> tuple[Expectations, Any, Any]:
+def expected(data: ClientData, algorithm: str, **settings: Any) -> tuple[UploadTemplates, Any, Any]:
     facts = DataSchema.of(data)
     problem = problem_for("glm", facts.example())
     method = Experiment(algorithm, settings).method()
     server = method.init_server(problem, [ClientInfo(0, 30)], Key(0))
     down = method.broadcast(problem, server, ClientInfo(0, 30), Key(0))
-    found = Expectations(method, problem, facts)
+    found = UploadTemplates(method, problem, facts)
     return found, found.of(down, ClientInfo(0, 30), Key(0)), down
 
 

@@ -220,4 +220,4 @@ def test_a_round_tells_how_many_clients_have_too_few_rows() -> None:
     run = simulate(
         FedGradMP(tau=1, batch_size=None), GLM(4, "squared-half"), data, 1, evaluate_every=0
     )
-    assert run.metrics[0]["info"]["underdetermined"] == pytest.approx(2 / 11)
+    assert run.metrics[0]["metrics"]["underdetermined"] == pytest.approx(2 / 11)

@@ -112,7 +112,7 @@ def test_a_run_of_the_engine_can_be_looked_into(tmp_path: Path) -> None:
         for _ in range(4)
     ]
     problem = NeuralProblem(lambda: torch.nn.Linear(3, 2))
-    simulate(get("ditto", lr=0.1, local_steps=2), problem, clients, 2, folder=tmp_path)
+    simulate(get("ditto", lr=0.1, local_steps=2), problem, clients, 2, run_dir=tmp_path)
     found = read_anatomy(tmp_path)
     assert found is not None
     assert found.round == 2

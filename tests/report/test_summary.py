@@ -22,7 +22,7 @@ def test_the_headline_agrees_with_the_engine(tmp_path: Path) -> None:
     problem = NeuralProblem(lambda: torch.nn.Linear(3, 2))
     algorithm = get("ditto", lr=0.1, local_steps=2)
     evaluation = Evaluation(select="best-test", weighting="uniform")
-    run = simulate(algorithm, problem, clients, 4, folder=tmp_path, evaluation=evaluation)
+    run = simulate(algorithm, problem, clients, 4, run_dir=tmp_path, evaluation=evaluation)
     (row,) = headline([read(tmp_path)])
     expected = run.summary()
     for model, judged in (("global", row.global_model), ("personal", row.personal_model)):

@@ -16,7 +16,7 @@ from parsifl.core.problem import Params, Problem
 from parsifl.data.clients import ClientData
 from parsifl.engine import executors
 from parsifl.engine.batch_sampler import BatchSampler
-from parsifl.engine.tasks import Task
+from parsifl.engine.executors import Task
 from parsifl.nn.neural import NeuralProblem
 from parsifl.solvers import fused
 from parsifl.solvers.coupled import Coupled, alternate
@@ -45,7 +45,7 @@ def two_ways(
             client,
             (
                 start if alike else tree.scale(1 + 0.1 * client, start),
-                shards.shard(client, work, Key(2))["t"],
+                shards.draw(client, work, Key(2))["t"],
             ),
         )
         for client in range(len(data.train))
@@ -126,7 +126,7 @@ def test_gradients_by_hand_are_really_taken(solve: Solver, monkeypatch: pytest.M
     data, work = clients(SIZES), DataRequest({"t": BatchSpec(batch_size=4, steps=2)})
     shards = BatchSampler(data, problem)
     params = problem.init(Key(3))
-    tasks = [Task(i, (shards.shard(i, work, Key(2))["t"],)) for i in range(3)]
+    tasks = [Task(i, (shards.draw(i, work, Key(2))["t"],)) for i in range(3)]
     outcome = executors.run(lambda batches: solve(problem, params, batches), tasks, "fused", 10)
     assert not outcome.fallbacks
     assert not outcome.failures
@@ -135,7 +135,7 @@ def test_gradients_by_hand_are_really_taken(solve: Solver, monkeypatch: pytest.M
 def test_a_gradient_of_a_gradient_is_left_to_autograd() -> None:
     problem = classifier()
     data, work = clients(SIZES), DataRequest({"t": BatchSpec(batch_size=4, steps=1)})
-    drawn = BatchSampler(data, problem).shard(0, work, Key(2))["t"].batch(0)
+    drawn = BatchSampler(data, problem).draw(0, work, Key(2))["t"].batch(0)
     params = problem.init(Key(3))
 
     def curved(scale: Tensor) -> Tensor:
@@ -180,7 +180,7 @@ def test_a_broad_first_weight_lies_across_where_clients_begin_alike(outputs: int
     problem = NeuralProblem(lambda: hidden, dtype=torch.float64)
     data, work = clients(SIZES), DataRequest({"t": BatchSpec(batch_size=4, steps=2)})
     shards, params = BatchSampler(data, problem), problem.init(Key(3))
-    tasks = [Task(i, (shards.shard(i, work, Key(2))["t"],)) for i in range(3)]
+    tasks = [Task(i, (shards.draw(i, work, Key(2))["t"],)) for i in range(3)]
     outcome = executors.run(lambda batches: plain(problem, params, batches), tasks, "fused", 10)
     assert not outcome.fallbacks
     for result in outcome.results.values():

@@ -179,8 +179,8 @@ def test_a_model_of_words_is_trained_by_the_simulator() -> None:
     data = ClientData.of(own, dtype=torch.int64)
     problem = NeuralProblem(Words, dtype=torch.float64)
     method = parsifl.get("fedavg", batch_size=4, local_steps=3)
-    fused = parsifl.simulate(method, problem, data, 2, engine="batched")
-    alone = parsifl.simulate(method, problem, data, 2, engine="sequential")
+    fused = parsifl.simulate(method, problem, data, 2, executor="fused")
+    alone = parsifl.simulate(method, problem, data, 2, executor="loop")
     assert data.x.dtype == torch.int64
     assert fused.metrics[0]["executor"] == "fused"
     assert not fused.metrics[0].get("fallbacks")

@@ -49,7 +49,7 @@ def test_a_component_follows_proximal_gradient_steps(penalty: str) -> None:
     offset = lowrank.PROBLEM.init(Key(lowrank.SEED))
     rows = lowrank.draws(method)(0, 3, "personal")
     expected = reference._phase_two(lowrank.start(), zeros(lowrank.start()), rows, 0.1)
-    shard = BatchSampler(lowrank.DATA, lowrank.PROBLEM).shard(
+    shard = BatchSampler(lowrank.DATA, lowrank.PROBLEM).draw(
         3, method.batches(lowrank.INFOS[3], 0), Key(lowrank.SEED)
     )
     found = fit_component(

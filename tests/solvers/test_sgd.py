@@ -26,7 +26,7 @@ START = PROBLEM.init(Key(3))
 
 def batches(client: int = 0, **draw: Any) -> Batches:
     given = BatchSpec(**{"batch_size": 4, "steps": 5, **draw})
-    return BatchSampler(clients((6, 11)), PROBLEM).shard(client, DataRequest({"t": given}), Key(2))[
+    return BatchSampler(clients((6, 11)), PROBLEM).draw(client, DataRequest({"t": given}), Key(2))[
         "t"
     ]
 

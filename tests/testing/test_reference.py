@@ -63,7 +63,7 @@ def run(algorithm: str, case: dict[str, Any], rounds: int, engine: Any) -> Run:
         rounds,
         seed=case["seed"],
         participation=case["participation"],
-        engine=engine,
+        executor=engine,
         evaluate_every=0,
     )
 
@@ -80,7 +80,7 @@ def assert_close(state: Any, wanted: dict[str, Any]) -> None:
         )
 
 
-@pytest.mark.parametrize("engine", ["sequential", "batched"])
+@pytest.mark.parametrize("engine", ["loop", "fused"])
 @pytest.mark.parametrize("case", sorted(reference.CASES))
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_the_engine_follows_the_golden_trajectory(algorithm: str, case: str, engine: str) -> None:
@@ -89,7 +89,7 @@ def test_the_engine_follows_the_golden_trajectory(algorithm: str, case: str, eng
         result = run(algorithm, golden, rounds, engine)
         wanted = golden["rounds"][rounds - 1]
         assert_close(result.server, wanted["server"])
-        states = {str(client): state for client, state in result._store if state is not None}
+        states = {str(client): state for client, state in result.pool.store if state is not None}
         assert states.keys() == wanted["clients"].keys()
         for client, state in states.items():
             assert_close(state, wanted["clients"][client])
@@ -105,7 +105,7 @@ def test_the_schedule_draws_the_stored_batches_and_cohorts(algorithm: str) -> No
         assert list(map(int, wanted["batches"])) == wanted["cohort"]
         for client in wanted["cohort"]:
             key = Key(golden["seed"], number)
-            shard = shards.shard(client, method.batches(infos[client], number), key)
+            shard = shards.draw(client, method.batches(infos[client], number), key)
             drawn = {
                 name: [i[w > 0].tolist() for i, w in zip(b.index, b.weight, strict=True)]
                 for name, b in shard.batches.items()

@@ -17,6 +17,7 @@ from parsifl.core.algorithm import AnyAlgorithm
 from parsifl.core.errors import ClientError
 from parsifl.data.clients import ClientData
 from parsifl.engine.simulate import simulate
+from parsifl.engine.training import RoundEnd
 from parsifl.linear.glm import GLM
 from parsifl_reproduction.recipe import Result, Values
 
@@ -82,10 +83,11 @@ def objectives(
     values: list[float] = []
     name = "loss" if problem.datafit.classes else "mse"
 
-    def note(record: dict[str, Any]) -> None:
-        if "global" in record:
-            found = float(record["global"]["test"][name]["mean"])
-            broken = record["dropped"] or not found < DIVERGED
+    def note(event: RoundEnd) -> None:
+        record = event.record
+        if "global" in record.scores:
+            found = float(record.scores["global"]["test"][name]["mean"])
+            broken = record.dropped or not found < DIVERGED
             values.append(math.inf if broken else found)
 
     try:
@@ -97,7 +99,7 @@ def objectives(
                 rounds,
                 seed=seed,
                 evaluate_every=EVERY,
-                progress=note,
+                callbacks=[note],
             )
     except ClientError:
         values.append(math.inf)

@@ -118,7 +118,7 @@ def job(
             participation=federation.cohort / federation.clients,
             evaluate_every=EVALUATE_EVERY,
             evaluation=Evaluation(select="best-test"),
-            folder=None if folder is None else folder / "run",
+            run_dir=None if folder is None else folder / "run",
             resume=folder is not None,
         )
         return values(done)
@@ -137,7 +137,7 @@ def values(run: Run) -> Values:
         "parameters": sum(leaf.numel() for leaf in run.personal(0).params.values()),
         "bytes_by_round": [r["bytes_up"] + r["bytes_down"] for r in run.metrics],
         "dense_by_round": [r["dense_up"] + r["dense_down"] for r in run.metrics],
-        "density_by_round": [r["info"].get("density", 1.0) for r in run.metrics],
+        "density_by_round": [r["metrics"].get("density", 1.0) for r in run.metrics],
     }
     for model in ("global", "personal"):
         judged = [r for r in run.metrics if model in r]

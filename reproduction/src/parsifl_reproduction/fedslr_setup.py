@@ -211,7 +211,7 @@ def train(
             participation=federation.cohort / federation.clients,
             evaluate_every=max(federation.rounds // EVALUATIONS, 1),
             evaluation=Evaluation(weighting="uniform"),
-            folder=None if folder is None else folder / "run",
+            run_dir=None if folder is None else folder / "run",
             resume=folder is not None,
         )
     return run, data
@@ -232,10 +232,10 @@ def values(run: Run, data: ClientData) -> Values:
         "server_seconds": fmean(r["seconds"]["aggregate"] for r in run.metrics),
         "clients": client_accuracies(run, data),
     }
-    if "global_parameters" in last["info"]:
-        found["parameters"] = last["info"]["global_parameters"]
+    if "global_parameters" in last["metrics"]:
+        found["parameters"] = last["metrics"]["global_parameters"]
         found["mixed_parameters"] = sum(
-            last["info"][name] for name in ("global_parameters", "personal_parameters")
+            last["metrics"][name] for name in ("global_parameters", "personal_parameters")
         )
     for model in ("global", "personal"):
         if head[model] is not None:
@@ -277,7 +277,7 @@ def paper_gigabytes(run: Run, dense: int) -> float:
     """
     total = 0.0
     for record in run.metrics:
-        numbers = record["info"].get("global_parameters")
+        numbers = record["metrics"].get("global_parameters")
         if numbers is None:
             total += (record["dense_down"] + record["dense_up"]) / 1e9
         else:

@@ -230,7 +230,7 @@ def _run(cell: Cell, seed: int, context: Context, folder: Path | None) -> Values
             select="best-validation" if federation.validation else "last",
             weighting="uniform",
         ),
-        folder=None if folder is None else folder / "run",
+        run_dir=None if folder is None else folder / "run",
         resume=folder is not None,
     )
     return values(done)

@@ -27,8 +27,9 @@ ROUNDS = typer.Option(None, help="How many rounds.")
 SEED = typer.Option(None, help="Everything random follows from it.")
 PARTICIPATION = typer.Option(None, help="The fraction of clients in a round.")
 ENGINE = typer.Option(
-    None, help="auto, sequential, batched; flower or flower-sim: on Flower, on this machine."
+    None, help="Where clients live: local (this process), flower or flower-sim (this machine)."
 )
+EXECUTOR = typer.Option(None, help="How clients run: auto, loop, threads, vmap or fused.")
 EVERY = typer.Option(None, "--evaluate-every", help="Judge every so many rounds; 0: never.")
 PRECISION = typer.Option(None, help="How values travel: exact, bfloat16, float16 or int8.")
 VALIDATION = typer.Option(None, help="The fraction of each client's rows held out for tuning.")
@@ -65,7 +66,7 @@ JSON = typer.Option(False, "--json", help="Print JSON for machines.")
 _EVALUATION = ("fine_tune_steps", "select")
 _PLAIN = (
     "algorithm", "data", "clients", "partition", "model", "devices", "rounds", "seed",
-    "participation", "engine", "evaluate_every", "precision", "validation", "test",
+    "participation", "engine", "executor", "evaluate_every", "precision", "validation", "test",
 )  # fmt: skip
 
 

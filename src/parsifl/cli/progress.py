@@ -6,17 +6,20 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-Record = dict[str, Any]
+if TYPE_CHECKING:
+    from parsifl.engine.record import RoundRecord
+
+Show = Callable[["RoundRecord"], None]
 _PLAIN_SECONDS = 5.0
 
 
 @contextmanager
-def follow(label: str, rounds: int, *, quiet: bool = False) -> Iterator[Callable[[Record], None]]:
+def follow(label: str, rounds: int, *, quiet: bool = False) -> Iterator[Show]:
     """Yield a function that takes the record of each finished round and shows where we are.
 
     Who was left out of a round, and why, is said even where nothing else is: once a client.
@@ -27,24 +30,24 @@ def follow(label: str, rounds: int, *, quiet: bool = False) -> Iterator[Callable
         with _bar() as bar:
             task = bar.add_task(label, total=rounds, score="")
             yield _naming_dropped(
-                lambda record: bar.update(task, completed=record["round"], score=score(record))
+                lambda record: bar.update(task, completed=record.round, score=score(record))
             )
     else:
         yield _naming_dropped(_plain(label, rounds))
 
 
-def _naming_dropped(show: Callable[[Record], None]) -> Callable[[Record], None]:
+def _naming_dropped(show: Show) -> Show:
     named: set[int] = set()
 
-    def tell(record: Record) -> None:
-        for client, reason in record.get("dropped", {}).items():
+    def show_dropped(record: RoundRecord) -> None:
+        for client, reason in record.dropped.items():
             if client not in named:
                 named.add(client)
-                text = f"client {client} is left out of round {record['round']}: {reason}"
+                text = f"client {client} is left out of round {record.round}: {reason}"
                 sys.stderr.write(f"warning: {text}\n")
         show(record)
 
-    return tell
+    return show_dropped
 
 
 def _bar() -> Progress:
@@ -58,27 +61,27 @@ def _bar() -> Progress:
     return Progress(*columns, console=Console(stderr=True))
 
 
-def _plain(label: str, rounds: int) -> Callable[[Record], None]:
+def _plain(label: str, rounds: int) -> Show:
     shown = time.monotonic()
 
-    def show(record: Record) -> None:
+    def show(record: RoundRecord) -> None:
         nonlocal shown
-        last = record["round"] == rounds
+        last = record.round == rounds
         if last or time.monotonic() - shown >= _PLAIN_SECONDS:
             shown = time.monotonic()
-            text = f"{label}: round {record['round']} of {rounds} {score(record)}\n"
+            text = f"{label}: round {record.round} of {rounds} {score(record)}\n"
             sys.stderr.write(text)
             sys.stderr.flush()
 
     return show
 
 
-def score(record: Record) -> str:
+def score(record: RoundRecord) -> str:
     """Return the scores of a record in a few words."""
     words = []
     for model in ("global", "personal"):
         for split in ("test", "validation"):
-            metrics = record.get(model, {}).get(split)
+            metrics = record.scores.get(model, {}).get(split)
             if metrics:
                 name, values = next(iter(metrics.items()))
                 words.append(f"{model} {name} {values['mean']:.4f}")

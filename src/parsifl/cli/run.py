@@ -18,9 +18,11 @@ from parsifl.engine import profiling
 
 if TYPE_CHECKING:
     from parsifl.engine.experiment import Experiment
+    from parsifl.engine.record import RoundRecord
     from parsifl.engine.run import Run
     from parsifl.flower.local_run import FlowerRun
 
+LOCAL = "local"
 _STOPPED = 130  # what shells expect of a program that Ctrl-C ended
 DEMO: dict[str, dict[str, float]] = {
     "local": {"lr": 0.1},
@@ -44,6 +46,7 @@ def run(  # typer reads the options from the signature; `context` holds their va
     seed: int | None = options.SEED,
     participation: float | None = options.PARTICIPATION,
     engine: str | None = options.ENGINE,
+    executor: str | None = options.EXECUTOR,
     evaluate_every: int | None = options.EVERY,
     precision: str | None = options.PRECISION,
     validation: float | None = options.VALIDATION,
@@ -87,27 +90,23 @@ def run(  # typer reads the options from the signature; `context` holds their va
         if as_json:
             row = {"algorithm": chosen.algorithm, **finished.summary()}
             if profile:
-                row["profile"] = profiling.profile(finished.metrics)
+                row["profile"] = profiling.profile(finished.records)
             typer.echo(json.dumps(row))
         else:
             show([folder])
             if profile:
-                show_profile(finished.metrics)
+                show_profile(finished.records)
 
 
 def _chosen(params: Mapping[str, Any]) -> tuple[Experiment, str]:
     """Return the experiment, and on which runtime of Flower it is to run (empty: on none)."""
-    from parsifl.engine.choice import ENGINES
     from parsifl.engine.experiment import Experiment
 
     values = options.merged(params)
-    engine = values.get("engine", "auto")
-    if engine in flower.ENGINES:
-        del values["engine"]
-        return Experiment.read(values), engine
-    if engine not in ENGINES:
-        raise ConfigError(unknown("engine", str(engine), (*ENGINES, *flower.ENGINES)))
-    return Experiment.read(values), ""
+    engine = str(values.pop("engine", LOCAL))
+    if engine not in (LOCAL, *flower.ENGINES):
+        raise ConfigError(unknown("engine", engine, (LOCAL, *flower.ENGINES)))
+    return Experiment.read(values), "" if engine == LOCAL else engine
 
 
 @contextmanager
@@ -172,8 +171,9 @@ def execute(
     quiet: bool = False,
 ) -> Run:
     """Run an experiment with its progress on standard error."""
-    with follow(chosen.algorithm, chosen.rounds, quiet=quiet) as progress:
-        return chosen.run(out, resume=resume, data_dir=data_dir, progress=progress)
+    with follow(chosen.algorithm, chosen.rounds, quiet=quiet) as show:
+        callbacks = [lambda event: show(event.record)]
+        return chosen.run(out, resume=resume, data_dir=data_dir, callbacks=callbacks)
 
 
 def show(folders: Sequence[Path]) -> None:
@@ -186,7 +186,7 @@ def show(folders: Sequence[Path]) -> None:
     Console().print(render(headline(read_all(folders))))
 
 
-def show_profile(records: Sequence[Mapping[str, Any]]) -> None:
+def show_profile(records: Sequence[RoundRecord]) -> None:
     """Print where the time of a run went."""
     from rich.console import Console
     from rich.table import Table

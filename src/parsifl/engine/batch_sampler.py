@@ -67,11 +67,11 @@ class BatchSampler:
         ):  # two rows: threads would wait for each other longer than they compute
             check_fit(problem, params, data, self._x, self._y)
 
-    def shard(self, client: int, work: DataRequest, key: Key) -> ClientRoundData:
+    def draw(self, client: int, work: DataRequest, key: Key) -> ClientRoundData:
         """Draw what `work` asks for from the client's training rows."""
-        return self.window([client], [work], key)[0]
+        return self.draw_many([client], [work], key)[0]
 
-    def window(
+    def draw_many(
         self, clients: Sequence[int], works: Sequence[DataRequest], key: Key
     ) -> list[ClientRoundData]:
         """Draw the shards of many clients; those with equally many rows are drawn together."""

@@ -1,13 +1,13 @@
 """Atomic checkpoints: safetensors for the numbers, JSON for their structure, no pickle.
 
-A checkpoint is a folder that is written under a temporary name, synced, and renamed; then the file
-LATEST is replaced to name it, with a checksum. Whenever the process is killed, LATEST names a
-whole checkpoint. The states of clients are in files beside it (see `engine.shelf`), which it names
-with their checksums: only what has changed since the checkpoint before is written.
+A checkpoint is a directory that is written under a temporary name, synced and renamed. Then the
+file LATEST is replaced to name it, with a checksum. Whenever the process is killed, LATEST names a
+complete checkpoint. What belongs to the clients is written by their pool (see `ClientPool.save`),
+beside the checkpoint; `state.json` keeps what the pool needs to find it again.
 
-The last two checkpoints are kept, and LATEST lists them, newest first: one that was damaged
-afterwards is rejected in favour of the one before. Nothing is deleted but what a checkpoint
-consists of, and symbolic links are rejected.
+The last two checkpoints are kept, and LATEST lists them, newest first: a damaged one is rejected in
+favour of the one before. Only the files of a checkpoint are ever deleted, and symbolic links are
+rejected.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,8 @@ from parsifl.core import tree, tree_schema
 from parsifl.core.algorithm import TreeTypes
 from parsifl.core.errors import CheckpointError
 from parsifl.engine.owned import reject_links, remove_directory, replace_file, write_synced
-from parsifl.engine.segment_store import SegmentStore, as_os_error, checksum
-from parsifl.engine.state_store import StateStore
+from parsifl.engine.record import RoundRecord
+from parsifl.engine.segment_store import as_os_error, checksum
 
 _LATEST = "LATEST"
 _CLIENTS = "clients"
@@ -37,54 +37,56 @@ _FILES = ("state.json", "server.safetensors")
 _NAME = re.compile(r"(\.)?round-\d{8,}(?(1)\.tmp)")
 _LINE = re.compile(r"(round-\d{8,}) ([0-9a-f]{8})")
 _KEPT = 2
+FORMAT = 2
+"""Of checkpoints; format 1 was that of versions before 0.2."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A moment of a run: the state after `round` rounds, and running totals."""
+    """The state of a run after `round` rounds.
+
+    `pending` is the last record if its scores are still to come.
+    """
 
     round: int
     server: Any
-    clients: Mapping[int, Any]
-    totals: dict[str, Any]
+    pending: RoundRecord | None = None
 
 
-def save(folder: Path, round: int, server: Any, store: StateStore, totals: dict[str, Any]) -> None:
+def save(directory: Path, state: Checkpoint, save_pool: Callable[[Path], dict[str, Any]]) -> None:
     """Write a checkpoint, make it the latest one, and keep the one before."""
-    reject_links(folder, folder / _LATEST, folder / _CLIENTS)
-    name = f"round-{round:08d}"
-    temporary, final = folder / f".{name}.tmp", folder / name
-    earlier = [(old, line) for old, line in _listed(folder) if old != name][: _KEPT - 1]
+    reject_links(directory, directory / _LATEST, directory / _CLIENTS)
+    name = f"round-{state.round:08d}"
+    temporary, final = directory / f".{name}.tmp", directory / name
+    earlier = [(old, line) for old, line in _listed(directory) if old != name][: _KEPT - 1]
     _make_room(temporary)
     temporary.mkdir(parents=True)
-    leaves, structure = tree.flatten(server)
+    leaves, structure = tree.flatten(state.server)
     _write_tensors(temporary / "server.safetensors", {str(i): v for i, v in enumerate(leaves)})
-    shelf = store.settle(folder / _CLIENTS)
-    state = {
-        "round": round,
+    content = {
+        "format": FORMAT,
+        "round": state.round,
         "server": tree_schema.to_json(structure),
-        "clients": shelf.seal(),
-        "totals": totals,
+        "pool": save_pool(directory),
+        "pending": None if state.pending is None else state.pending.to_json(),
     }
-    write_synced(temporary / "state.json", json.dumps(state).encode())
+    write_synced(temporary / "state.json", json.dumps(content).encode())
     _make_room(final)
     temporary.rename(final)
     lines = [f"{name} {_checksum(final)}", *(line for _, line in earlier)]
-    replace_file(folder / _LATEST, "\n".join(lines).encode())
+    replace_file(directory / _LATEST, "\n".join(lines).encode())
     kept = {name, *(old for old, _ in earlier)}
-    for path in folder.iterdir():
+    for path in directory.iterdir():
         if _NAME.fullmatch(path.name) and path.name not in kept:
             remove_directory(path, _FILES)
-    shelf.sweep({part for old, _ in earlier for part in _parts(folder / old)})
 
 
-def clients_folder(folder: Path) -> Path:
-    """Return where the client states of a folder of checkpoints are."""
-    return folder / _CLIENTS
-
-
-def load(folder: Path, types: TreeTypes) -> Checkpoint | None:
-    """Read the latest checkpoint; None if there is none.
+def load(
+    folder: Path,
+    types: TreeTypes,
+    restore_pool: Callable[[Path, dict[str, Any]], None] = lambda *_: None,
+) -> Checkpoint | None:
+    """Read the latest checkpoint and restore the pool from it; None if there is none.
 
     If it is damaged, the one before is read with a warning, and is the latest from then on.
     """
@@ -99,7 +101,7 @@ def load(folder: Path, types: TreeTypes) -> Checkpoint | None:
         try:
             if match is None:
                 raise ValueError("it does not name a checkpoint with its checksum")
-            found = _read(folder, place, match[2], types)
+            found = _read(folder, place, match[2], types, restore_pool)
         except (OSError, ValueError, LookupError, TypeError, SafetensorError) as error:
             failures.append((place, error))
             continue
@@ -115,19 +117,32 @@ def load(folder: Path, types: TreeTypes) -> Checkpoint | None:
     bad, reason = failures[0]
     raise CheckpointError(
         f"the checkpoint {bad} cannot be read ({reason}); restore it from a copy, or delete the "
-        "run folder to start from the beginning"
+        "run directory to start from the beginning"
     ) from reason
 
 
-def _read(folder: Path, place: Path, expected: str, types: TreeTypes) -> Checkpoint:
+def _read(
+    folder: Path,
+    place: Path,
+    expected: str,
+    types: TreeTypes,
+    restore_pool: Callable[[Path, dict[str, Any]], None],
+) -> Checkpoint:
     reject_links(place, *(place / name for name in _FILES))
     if _checksum(place) != expected:
         raise ValueError("its checksum does not agree")
     state = json.loads((place / "state.json").read_text())
+    if state.get("format") != FORMAT:
+        raise CheckpointError(
+            f"{place} has checkpoint format {state.get('format', 1)}, and this version of Parsifl "
+            f"reads format {FORMAT}: resume with the version in environment.json, or choose a new "
+            "directory"
+        )
     server_leaves = load_file(place / "server.safetensors")
     server = _rebuild(state["server"], types.server, server_leaves)
-    clients = SegmentStore.open(folder / _CLIENTS, state["clients"], types.client)
-    return Checkpoint(state["round"], server, clients, state["totals"])
+    restore_pool(folder, state["pool"])
+    pending = None if state["pending"] is None else RoundRecord.from_json(state["pending"])
+    return Checkpoint(state["round"], server, pending)
 
 
 def _listed(folder: Path) -> list[tuple[str, str]]:
@@ -138,14 +153,6 @@ def _listed(folder: Path) -> list[tuple[str, str]]:
         return []
     found = (_LINE.fullmatch(line) for line in text.splitlines())
     return [(match[1], match[0]) for match in found if match]
-
-
-def _parts(place: Path) -> list[str]:
-    """Return the files of client states that a checkpoint needs; none if it cannot be read."""
-    try:
-        return [str(name) for name, *_ in json.loads((place / "state.json").read_text())["clients"]]
-    except (OSError, ValueError, LookupError, TypeError):
-        return []
 
 
 def _make_room(place: Path) -> None:

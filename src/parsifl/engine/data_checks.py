@@ -15,7 +15,7 @@ from parsifl.core.keys import Key
 from parsifl.core.problem import Params, Problem
 from parsifl.data.clients import ClientData
 from parsifl.data.ragged import Ragged
-from parsifl.engine.tasks import reason
+from parsifl.engine.executors import reason
 from parsifl.linear.design import Design
 from parsifl.linear.glm import GLM
 from parsifl.nn.neural import NeuralProblem
@@ -23,14 +23,16 @@ from parsifl.nn.neural import NeuralProblem
 _FEW = 2  # rows on which a model is tried: batch statistics need more than one
 
 
-def pool(problem: Problem, clients: Sequence[tuple[Any, Any]]) -> ClientData:
-    """Pool a user's list; integers stay what they are where the model takes no real numbers."""
-    data = ClientData.of(clients)
+def stack_clients(
+    problem: Problem, clients: Sequence[tuple[Any, Any]], *, test: float
+) -> ClientData:
+    """Stack a user's list; integers stay integers if the model takes no real numbers."""
+    data = ClientData.of(clients, test=test)
     if not _integers(clients[0][0]):
         return data
     params = problem.init(Key(0))
     if isinstance(_tried(problem, params, data.x[:_FEW]), Exception):
-        tokens = ClientData.of(clients, dtype=torch.int64)
+        tokens = ClientData.of(clients, test=test, dtype=torch.int64)
         if isinstance(_tried(problem, params, tokens.x[:_FEW]), Tensor):
             return tokens
     return data

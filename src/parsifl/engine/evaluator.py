@@ -1,105 +1,117 @@
-"""Applies an `Evaluation`: the global model on everybody's rows, each personal model on its own."""
+"""Evaluates models: the global model on everyone's rows, each personal model on its own.
+
+Evaluation changes nothing that a run keeps.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from parsifl import wire
-from parsifl.core.algorithm import AnyAlgorithm, ClientInfo
+from parsifl.core.algorithm import ClientInfo
 from parsifl.core.batching import BatchSpec, ClientRoundData, DataRequest, Rows
 from parsifl.core.errors import ClientError, ConfigError, DataError
 from parsifl.core.keys import Key
-from parsifl.core.problem import Model, Problem
+from parsifl.core.problem import Model
 from parsifl.data.clients import ClientData
 from parsifl.engine import executors
 from parsifl.engine.batch_sampler import BatchSampler
 from parsifl.engine.choice import convolutions
-from parsifl.engine.evaluation import Evaluation, Scores, Split
-from parsifl.engine.executors import Executor
-from parsifl.engine.round import initial_state
-from parsifl.engine.state_store import StateStore
-from parsifl.engine.tasks import Outcome, Task, reason
-from parsifl.engine.untuned import Columns, Untuned, run_on_one_core
+from parsifl.engine.evaluation import Evaluation
+from parsifl.engine.executors import Executor, Outcome, Task, reason, run_alone
+from parsifl.engine.pool import ClientProgram
+from parsifl.engine.record import SPLITS, ClientRequest, ClientScores
+from parsifl.engine.threads import run_jobs, single_threaded
+from parsifl.nn.neural import NeuralProblem
+from parsifl.nn.row_losses import Loss, row_metrics
 from parsifl.solvers.sgd import SgdConfig, sgd
-from parsifl.wire import Precision
 
+T = TypeVar("T")
+Load = Callable[[ClientRequest], tuple[Any, Any]]
+"""Returns what a client received, and its state."""
+Columns = dict[str, npt.NDArray[np.float64]]
+"""A metric of each row, or of each client."""
 FINE_TUNE = "evaluation/fine-tune"
-PIECE_BYTES = 2 << 20  # of the rows that are judged at once, by one job
-_STATISTICS_ROWS = 128  # models with batch statistics are judged in batches of this size
-_WINDOW = 40  # clients that are tuned and judged at a time, in several blocks
+PIECE_BYTES = 2 << 20  # of the rows that one job evaluates at once
+_STATISTICS_ROWS = 128  # the batch size for models that use batch statistics
+_WINDOW = 40  # clients that are fine-tuned and evaluated at a time, in several blocks
 _PIECE_ROWS = 1024  # most rows of several clients that are scored together
-_LARGE = 2_000_000  # parameters times rows from which on a thread has enough to do
-
-
-@dataclass(frozen=True)
-class _Occasion:
-    """What is judged: the states of server and clients after a round, on some rows of each."""
-
-    server: Any
-    store: StateStore
-    parts: Sequence[Any]
-    key: Key
+_LARGE = 2_000_000  # parameters times rows from which a thread pays off
+_ALIGNED = 64  # bytes: memory of its own begins at a multiple
+_OUTPUT = "output of a network"
 
 
 class Evaluator:
-    """Judges the models of one run; judging never changes what the run keeps."""
+    """Evaluates the models of one run."""
 
     def __init__(
         self,
-        method: AnyAlgorithm,
-        problem: Problem,
+        program: ClientProgram,
         data: ClientData,
-        infos: Sequence[ClientInfo],
-        shards: BatchSampler,
+        sampler: BatchSampler,
         evaluation: Evaluation,
-        precision: Precision = "exact",
+        executor: Executor = "loop",
+        block: int = 1,
     ) -> None:
-        self._method, self._problem, self._data = method, problem, data
-        self._infos, self._shards, self._evaluation = infos, shards, evaluation
-        self._precision: Precision = precision
-        if evaluation.fine_tune_lr is None and method.learning_rate(0) is None:
+        self._algorithm, self._problem = program.algorithm, program.problem
+        self._data, self._sampler, self._evaluation = data, sampler, evaluation
+        self._executor: Executor = executor
+        self._block = block
+        if evaluation.fine_tune_lr is None and self._algorithm.learning_rate(0) is None:
             raise ConfigError(
-                f"{type(method).__name__} has no learning rate of the round to fine-tune with; "
-                "set fine_tune_lr"
+                f"{type(self._algorithm).__name__} has no learning rate to fine-tune with; set "
+                "fine_tune_lr"
             )
-        self._last: tuple[Any, Any] = (None, None)  # what was sent, and what clients see of it
 
-    @property
-    def clients(self) -> int:
-        """The number of clients."""
-        return len(self._infos)
+    def scores(
+        self, requests: Sequence[ClientRequest], model: Model | None, load: Load
+    ) -> Iterator[ClientScores]:
+        """Evaluate the global model (None: there is none) and the personal model of each client."""
+        asked = {request.client.id: request for request in requests}
+        samples: dict[int, dict[str, int]] = {client: {} for client in asked}
+        values: dict[int, dict[str, dict[str, Any]]] = {client: {} for client in asked}
+        notes: tuple[str, ...] = ()
+        for split in SPLITS:
+            parts = self._parts(split)
+            ids = [client for client in asked if len(parts[client])]
+            if not ids:
+                continue
+            personal, more = self._personal_means([asked[i] for i in ids], parts, load)
+            notes += more
+            shared = {} if model is None else self._global_means(model, ids, split)
+            for client in ids:
+                samples[client][split] = len(parts[client])
+                values[client].setdefault("personal", {})[split] = personal[client]
+                if client in shared:
+                    values[client].setdefault("global", {})[split] = shared[client]
+        for client, request in asked.items():
+            yield ClientScores(request.client, samples[client], values[client], notes)
+            notes = ()
 
-    def global_scores(self, server: Any, ids: Sequence[int], split: Split) -> Scores | None:
-        """Judge the global model on the rows of each client; None if there is no such model."""
-        model = self._method.model(self._problem, server)
-        return None if model is None else self.model_scores(model, ids, split)
-
-    def model_scores(self, model: Model, ids: Sequence[int], split: Split) -> Scores | None:
-        """Judge one model on the rows of each client; None if nobody has any."""
-        parts = self._parts(split)
-        judged = [client for client in ids if len(parts[client])]
-        if not judged:
-            return None
+    # ------------------------------------------------------------------ the global model
+    def _global_means(
+        self, model: Model, ids: Sequence[int], split: str
+    ) -> Mapping[int, Mapping[str, float]]:
         try:
-            values = self._means(model, judged, parts)
+            columns = self._means(model, ids, self._parts(split))
         except (IndexError, RuntimeError, ValueError) as error:
             raise DataError(
-                f"the global model cannot be judged on the {split} rows ({reason(error)}); do its "
-                "inputs and outputs fit the data, and are all labels below its outputs?"
+                f"the global model cannot be evaluated on the {split} rows ({reason(error)}): check "
+                "that its inputs and outputs match the data and that all labels are below its "
+                "number of outputs"
             ) from error
-        return Scores(np.array(judged), _sizes(judged, parts), values)
+        return _by_client(ids, columns)
 
     def _means(self, model: Model, ids: Sequence[int], parts: Sequence[Any]) -> Columns:
-        """Judge one model on the rows of some clients."""
+        """Evaluate one model on the rows of some clients."""
         if model.problem.uses_batch_statistics:
             found = [_batchwise_means(model, self._gathered(parts[client])) for client in ids]
             return {name: np.array([float(means[name]) for means in found]) for name in found[0]}
@@ -112,174 +124,217 @@ class Evaluator:
         }
 
     def _gathered(self, rows: npt.NDArray[np.int64]) -> Rows:
-        """Return rows by number; pictures with the channels last, which halves a convolution."""
-        found = self._shards.rows(rows)
+        """Return rows by number; images with the channels last, which halves a convolution."""
+        found = self._sampler.rows(rows)
         if not isinstance(found.x, Tensor) or found.x.ndim != 4:
             return found
         return replace(found, x=found.x.contiguous(memory_format=torch.channels_last))
 
     def _row_metrics(self, model: Model, rows: npt.NDArray[np.int64]) -> Columns:
-        """Judge rows piece by piece: neither they nor what the layers make of them fit at once."""
+        """Evaluate rows piece by piece: all of them at once would not fit in memory."""
         size = _piece(self._data)
 
-        def judge(at: int) -> dict[str, Tensor]:
+        def evaluate(at: int) -> dict[str, Tensor]:
             return model.problem.metrics(model.params, self._gathered(rows[at : at + size]))
 
-        found = run_on_one_core([partial(judge, at) for at in range(0, len(rows), size)])
+        found = _on_one_core([partial(evaluate, at) for at in range(0, len(rows), size)])
         return {
             name: np.concatenate([piece[name].double().numpy() for piece in found])
             for name in found[0]
         }
 
-    def personal_scores(
-        self,
-        server: Any,
-        store: StateStore,
-        ids: Sequence[int],
-        split: Split,
-        key: Key,
-        executor: Executor,
-        block: int,
-    ) -> Scores | None:
-        """Judge each client's personal model on its own rows."""
-        parts = self._parts(split)
-        judged = [client for client in ids if len(parts[client])]
-        if not judged:
-            return None
-        occasion = _Occasion(server, store, parts, key)
-        if not any(self._work(self._infos[client]).batches for client in judged):
-            outcome = self._untuned(occasion, judged)
-        elif executor in ("vmap", "fused") and not self._problem.uses_batch_statistics:
-            outcome = self._in_batches(occasion, judged, executor, block)
+    # ------------------------------------------------------------------ personal models
+    def _personal_means(
+        self, requests: Sequence[ClientRequest], parts: Sequence[Any], load: Load
+    ) -> tuple[Mapping[int, Mapping[str, float]], tuple[str, ...]]:
+        if not any(self._request(request.client).batches for request in requests):
+            outcome = self._as_they_are(requests, parts, load)
+        elif self._executor in ("vmap", "fused") and not self._problem.uses_batch_statistics:
+            outcome = self._in_batches(requests, parts, load)
         else:  # padding would enter the statistics of a batch
-            alone: Executor = "threads" if executor == "threads" else "loop"
-            tasks = [Task(client, (client,)) for client in judged]
-            outcome = executors.run(partial(self._alone, occasion), tasks, alone, block)
+            alone: Executor = "threads" if self._executor == "threads" else "loop"
+            tasks = [Task(request.client.id, (request,)) for request in requests]
+            by_itself = partial(self._by_itself, parts, load)
+            outcome = executors.run(by_itself, tasks, alone, self._block)
         for client, failure in outcome.failures.items():
-            raise ClientError("judging", client, key.round + 1, failure)
-        found = outcome.results
-        values = {n: np.array([float(found[i][n]) for i in judged]) for n in found[judged[0]]}
-        return Scores(np.array(judged), _sizes(judged, parts), values, tuple(outcome.fallbacks))
-
-    def _untuned(self, occasion: _Occasion, ids: Sequence[int]) -> Outcome:
-        """Judge models that are ready."""
-        parts = occasion.parts
-        one_by_one = Untuned(
-            model=lambda client: self._tuned(*self._arguments(occasion, client)),
-            alone=lambda model, client: self._means(model, [client], parts),
-            gathered=self._gathered,
-            parts=parts,
-            most=0 if self._problem.uses_batch_statistics else min(_piece(self._data), _PIECE_ROWS),
-        )
-        rows = sum(len(parts[client]) for client in ids) / len(ids)
-        return one_by_one.judge(ids, threads=self._weight * rows >= _LARGE)
-
-    @cached_property
-    def _weight(self) -> float:
-        """What a row costs, in parameters that are used once."""
-        if convolutions(self._problem):
-            return math.inf
-        return sum(value.numel() for value in self._problem.init(Key(0)).values())
+            raise ClientError("evaluation", client, requests[0].key.round + 1, failure)
+        found = {
+            client: {name: float(value) for name, value in means.items()}
+            for client, means in outcome.results.items()
+        }
+        return found, tuple(outcome.fallbacks)
 
     def _in_batches(
-        self, occasion: _Occasion, ids: Sequence[int], executor: Executor, block: int
+        self, requests: Sequence[ClientRequest], parts: Sequence[Any], load: Load
     ) -> Outcome:
-        """Tune and judge several blocks of clients at a time: they are what threads share."""
+        """Fine-tune and evaluate several blocks of clients at a time: threads share these."""
         outcome = Outcome()
-        window = max(block, _WINDOW)
-        for at in range(0, len(ids), window):
-            tasks = []
-            for client in ids[at : at + window]:
-                rows = self._shards.rows(occasion.parts[client])
-                tasks.append(Task(client, (*self._arguments(occasion, client), rows)))
-            outcome.add(executors.run(self.judge_one, tasks, executor, block))
+        window = max(self._block, _WINDOW)
+        for at in range(0, len(requests), window):
+            tasks = [
+                Task(
+                    request.client.id,
+                    (*self._arguments(request, load), self._sampler.rows(parts[request.client.id])),
+                )
+                for request in requests[at : at + window]
+            ]
+            outcome.add(executors.run(self._evaluate_one, tasks, self._executor, self._block))
         return outcome
 
-    def _alone(self, occasion: _Occasion, client: int) -> dict[str, Tensor]:
-        model = self._tuned(*self._arguments(occasion, client))
-        means = self._means(model, [client], occasion.parts)
-        return {name: torch.from_numpy(column) for name, column in means.items()}
-
-    def own_score(
-        self, down: Any, store: StateStore, client: int, split: Split, key: Key
-    ) -> dict[str, float] | None:
-        """Judge the personal model of one client that received `down`; None if it has no rows."""
-        if not len(self._parts(split)[client]):
-            return None
-        model = self._tuned(*self._received_arguments(down, store, client, key))
-        means = self._means(model, [client], self._parts(split))
-        return {name: float(column[0]) for name, column in means.items()}
-
-    def personal_model(self, server: Any, store: StateStore, client: int, key: Key) -> Model:
-        """Return one client's personal model."""
-        occasion = _Occasion(server, store, (), key)
-        return self._tuned(*self._arguments(occasion, client))
-
-    def judge_one(
-        self, down: Any, client: Any, shard: ClientRoundData, rows: Rows
+    def _evaluate_one(
+        self, received: Any, state: Any, data: ClientRoundData, rows: Rows
     ) -> dict[str, Tensor]:
-        """Personalise, tune and judge one client; runs under vmap for many, with padded rows."""
-        model = self._tuned(down, client, shard)
+        """Personalize, fine-tune and evaluate one client; under vmap for many, with padded rows."""
+        model = self._personalized(received, state, data)
         metrics = model.problem.metrics(model.params, rows)
         total = rows.weight.sum().clamp(min=1)
         return {name: (column * rows.weight).sum() / total for name, column in metrics.items()}
 
-    def _tuned(self, down: Any, client: Any, shard: ClientRoundData) -> Model:
-        model = self._method.personalize(self._problem, down, client, shard)
-        if not self._evaluation.fine_tune_steps:
+    def _by_itself(
+        self, parts: Sequence[Any], load: Load, request: ClientRequest
+    ) -> dict[str, float]:
+        model = self._personalized(*self._arguments(request, load))
+        return _by_client([0], self._means(model, [request.client.id], parts))[0]
+
+    def personal_model(self, request: ClientRequest, load: Load) -> Model:
+        """Return one client's personal model."""
+        return self._personalized(*self._arguments(request, load))
+
+    def _personalized(self, received: Any, state: Any, data: ClientRoundData) -> Model:
+        model = self._algorithm.personalize(self._problem, received, state, data)
+        settings = self._evaluation
+        if not settings.fine_tune_steps:
             return model
-        told = self._evaluation
-        tuned = sgd(
-            model.problem,
-            model.params,
-            shard[FINE_TUNE],
-            SgdConfig(
-                self._rate(shard.round), told.fine_tune_momentum, told.fine_tune_weight_decay
-            ),
-        )
+        rate: Any = settings.fine_tune_lr
+        if rate is None:
+            rate = self._algorithm.learning_rate(data.round)
+        config = SgdConfig(rate, settings.fine_tune_momentum, settings.fine_tune_weight_decay)
+        tuned = sgd(model.problem, model.params, data[FINE_TUNE], config)
         return Model(model.problem, tuned)
 
-    def _rate(self, round: int) -> float:
-        given: Any = self._evaluation.fine_tune_lr
-        rate: Any = self._method.learning_rate(round) if given is None else given
-        return float(rate)
+    def _arguments(self, request: ClientRequest, load: Load) -> tuple[Any, Any, ClientRoundData]:
+        key = request.key.replace(purpose="tuning")
+        data = self._sampler.draw(request.client.id, self._request(request.client), key)
+        return (*load(request), data)
 
-    def _arguments(self, occasion: _Occasion, client: int) -> tuple[Any, Any, ClientRoundData]:
-        key = occasion.key.replace(client=client, purpose="broadcast")
-        info = self._infos[client]
-        sent = self._method.broadcast(self._problem, occasion.server, info, key)
-        down = self._received(sent)
-        return self._received_arguments(down, occasion.store, client, occasion.key)
-
-    def _received_arguments(
-        self, down: Any, store: StateStore, client: int, key: Key
-    ) -> tuple[Any, Any, ClientRoundData]:
-        info = self._infos[client]
-        first = initial_state(self._method, self._problem, info, down, key)
-        state = store.load(client, first)
-        shard = self._shards.shard(client, self._work(info), key.replace(purpose="tuning"))
-        return down, state, shard
-
-    def _received(self, sent: Any) -> Any:
-        # one object for all who are sent one object: it is then shared in a batch
-        last = self._last  # read once: threads may judge at the same time
-        if last[0] is not sent:
-            self._last = last = (sent, wire.as_received(sent, self._precision))
-        return last[1]
-
-    def _work(self, info: ClientInfo) -> DataRequest:
-        work = self._method.personalization_batches(info)
+    def _request(self, client: ClientInfo) -> DataRequest:
+        wanted = self._algorithm.personalization_batches(client)
         if not self._evaluation.fine_tune_steps:
-            return work
-        draw = BatchSpec(
+            return wanted
+        spec = BatchSpec(
             self._evaluation.fine_tune_batch_size,
             steps=self._evaluation.fine_tune_steps,
             last_batch="wrap" if self._problem.uses_batch_statistics else "pad",
         )
-        return DataRequest({**work.batches, FINE_TUNE: draw}, work.rows)
+        return DataRequest({**wanted.batches, FINE_TUNE: spec}, wanted.rows)
 
-    def _parts(self, split: Split) -> Sequence[Any]:
+    # ------------------------------------------------------------------ models without fine-tuning
+    # Batches of clients would be slower here: they copy every model first, and a model reads a
+    # client's few rows only once. Clients share the gathering of rows and the scoring of outputs,
+    # which take longer to call than to compute. A client's numbers are those it would get alone.
+    def _as_they_are(
+        self, requests: Sequence[ClientRequest], parts: Sequence[Any], load: Load
+    ) -> Outcome:
+        rows = sum(len(parts[request.client.id]) for request in requests) / len(requests)
+        jobs = [
+            partial(self._evaluate_chunk, chunk, parts, load)
+            for chunk in self._chunks(requests, parts)
+        ]
+        outcome = Outcome()
+        for part in _on_one_core(jobs, threads=self._weight * rows >= _LARGE):
+            outcome.add(part)
+        return outcome
+
+    @cached_property
+    def _weight(self) -> float:
+        """The cost of a row, in parameters that are used once."""
+        if convolutions(self._problem):
+            return math.inf
+        return sum(value.numel() for value in self._problem.init(Key(0)).values())
+
+    def _chunks(
+        self, requests: Sequence[ClientRequest], parts: Sequence[Any]
+    ) -> Iterator[list[ClientRequest]]:
+        together = not self._problem.uses_batch_statistics
+        most = min(_piece(self._data), _PIECE_ROWS) if together else 0
+        chunk: list[ClientRequest] = []
+        rows = 0
+        for request in requests:
+            own = len(parts[request.client.id])
+            rows += own
+            if chunk and rows > most:
+                yield chunk
+                chunk, rows = [], own
+            chunk.append(request)
+        yield chunk
+
+    def _evaluate_chunk(
+        self, chunk: Sequence[ClientRequest], parts: Sequence[Any], load: Load
+    ) -> Outcome:
+        outcome = Outcome()
+        try:
+            if len(chunk) > 1:
+                outcome.results = self._together(chunk, parts, load)
+                return outcome
+        except Exception:  # isolate: the client that raises alone is the culprit
+            outcome.results = {}
+        for request in chunk:
+            task = Task(request.client.id, (request,))
+            run_alone(partial(self._by_itself, parts, load), task, outcome)
+        return outcome
+
+    def _together(
+        self, chunk: Sequence[ClientRequest], parts: Sequence[Any], load: Load
+    ) -> dict[int, Any]:
+        ids = [request.client.id for request in chunk]
+        sizes = _sizes(ids, parts)
+        ends = np.cumsum(sizes)
+        rows = self._gathered(np.concatenate([parts[client] for client in ids]))
+        models = (self._personalized(*self._arguments(request, load)) for request in chunk)
+        columns = _stacked_metrics(models, ends.tolist(), rows)
+        starts = np.concatenate([[0], ends[:-1]])
+        means = {
+            name: np.add.reduceat(column.double().numpy(), starts) / sizes
+            for name, column in columns.items()
+        }
+        return dict(_by_client(ids, means))
+
+    def _parts(self, split: str) -> Sequence[Any]:
         return self._data.test if split == "test" else self._data.validation
+
+
+def _stacked_metrics(models: Iterator[Model], ends: Sequence[int], rows: Rows) -> dict[str, Tensor]:
+    """Evaluate every row on its client's model; the outputs of networks are scored together."""
+    pieces: list[dict[str, Tensor]] = []
+    kind: Loss | None = None
+    start = 0
+    for model, end in zip(models, ends, strict=True):
+        x = _cut(rows.x, start, end)
+        if isinstance(model.problem, NeuralProblem):
+            kind = model.problem.kind
+            pieces.append({_OUTPUT: model.problem.predict(model.params, x)})
+        else:
+            own = Rows(x, rows.y[start:end], rows.weight[start:end])
+            pieces.append(model.problem.metrics(model.params, own))
+        start = end
+    found = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
+    return found if kind is None else row_metrics(kind, found[_OUTPUT], rows.y)
+
+
+def _on_one_core(jobs: Sequence[Callable[[], T]], *, threads: bool = True) -> list[T]:
+    """Return what jobs return; each has one core, so that no bit depends on their number."""
+    if threads and len(jobs) > 1:
+        return run_jobs(jobs)
+    with single_threaded():
+        return [job() for job in jobs]
+
+
+def _by_client(ids: Sequence[int], columns: Columns) -> dict[int, dict[str, float]]:
+    lists = {name: column.tolist() for name, column in columns.items()}
+    return {
+        client: {name: column[at] for name, column in lists.items()}
+        for at, client in enumerate(ids)
+    }
 
 
 def _sizes(ids: Sequence[int], parts: Sequence[Any]) -> npt.NDArray[np.int64]:
@@ -287,7 +342,7 @@ def _sizes(ids: Sequence[int], parts: Sequence[Any]) -> npt.NDArray[np.int64]:
 
 
 def _piece(data: ClientData) -> int:
-    """Return how many rows are judged at once."""
+    """Return how many rows are evaluated at once."""
     if not isinstance(data.x, Tensor):
         return max(1, data.x.shape[0])
     return max(1, PIECE_BYTES // max(1, data.x[:1].nbytes))
@@ -303,3 +358,11 @@ def _batchwise_means(model: Model, rows: Rows) -> dict[str, Tensor]:
         for i in range(0, len(rows.y), size)
     ]
     return {name: torch.cat([part[name] for part in parts]).mean() for name in parts[0]}
+
+
+def _cut(x: Any, start: int, end: int) -> Any:
+    """Return some rows; where they begin in memory may decide the last bit of a product."""
+    part = x[start:end]
+    if isinstance(part, Tensor) and part.data_ptr() % _ALIGNED:
+        return part.clone()
+    return part

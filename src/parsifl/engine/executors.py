@@ -7,9 +7,9 @@ of steps and of rows may differ: they are padded). Groups are derived, never dec
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -22,7 +22,6 @@ from torch.nn import functional
 from parsifl.core import tree
 from parsifl.core.batching import Batches, Rows
 from parsifl.engine.finite import is_ordinary
-from parsifl.engine.tasks import Outcome, Task, reason, run_alone
 from parsifl.engine.threads import imap_ordered
 from parsifl.solvers.fused import fused_steps
 
@@ -39,43 +38,65 @@ _functorch: Any = torch._C._functorch
 _load_rules: Any = vmap.lazy_load_decompositions  # type: ignore[attr-defined]  # not declared
 
 
+@dataclass(frozen=True)
+class Task:
+    """A client and the trees that the function takes."""
+
+    client: int
+    arguments: tuple[Any, ...]
+
+
+@dataclass
+class Outcome:
+    """What came of the tasks: results and failures by client, and what was noticed on the way.
+
+    `ordinary` names clients whose results are known to be finite and of ordinary size; of
+    the others nothing is known.
+    """
+
+    results: dict[int, Any] = field(default_factory=dict)
+    failures: dict[int, str] = field(default_factory=dict)
+    fallbacks: list[str] = field(default_factory=list)
+    blocks: list[list[int]] = field(default_factory=list)
+    ordinary: set[int] = field(default_factory=set)
+
+    def add(self, other: Outcome) -> None:
+        """Take over what came of other tasks."""
+        self.results.update(other.results)
+        self.failures.update(other.failures)
+        self.fallbacks += other.fallbacks
+        self.blocks += other.blocks
+        self.ordinary |= other.ordinary
+
+
 def run(
     function: Callable[..., Any], tasks: Sequence[Task], executor: Executor, block: int
 ) -> Outcome:
     """Apply `function(*task.arguments)` to every task; a client that raises is named, not fatal."""
     outcome = Outcome()
-    stream(function, tasks, executor, block, lambda job: job(), outcome.add)
+    for part in imap(jobs(function, tasks, executor, block), executor):
+        outcome.add(part)
     return outcome
 
 
-def stream(
-    function: Callable[..., Any],
-    tasks: Sequence[Task],
-    executor: Executor,
-    block: int,
-    complete: Callable[[Callable[[], Outcome]], T],
-    take: Callable[[T], None],
-) -> None:
-    """Do as `run` does, batch by batch, without keeping what came of them.
+def jobs(
+    function: Callable[..., Any], tasks: Sequence[Task], executor: Executor, block: int
+) -> list[Callable[[], Outcome]]:
+    """Return one job per client ("loop", "threads") or per batch of at most `block` clients.
 
-    Batches hold at most `block` clients and run in several threads, as single clients do under
-    "threads". What is in a batch does not depend on the number of threads; nor does any bit of the
-    results, if there are two batches or clients to share.
-
-    `complete` is given the job of a batch or client in the thread that is to do it; what it
-    returns is given to `take`, one after the other in an order that does not depend on the machine
-    either.
+    The contents of a batch do not depend on the number of threads.
     """
+    if executor in ("loop", "threads"):
+        return [partial(_run_client, function, task) for task in tasks]
+    scope = nullcontext if executor == "vmap" else fused_steps
+    return [partial(_run_block, function, part, scope) for part in _blocks(tasks, block)]
+
+
+def imap(jobs: Iterable[Callable[[], T]], executor: Executor) -> Generator[T, None, None]:
+    """Run jobs and yield what they return, in their order; all but "loop" run them in threads."""
     if executor == "loop":
-        for task in tasks:
-            take(complete(partial(_run_client, function, task)))
-        return
-    if executor == "threads":
-        jobs = [partial(_run_client, function, task) for task in tasks]
-    else:
-        scope = nullcontext if executor == "vmap" else fused_steps
-        jobs = [partial(_run_block, function, part, scope) for part in _blocks(tasks, block)]
-    imap_ordered([partial(complete, job) for job in jobs], take)
+        return (job() for job in jobs)
+    return imap_ordered(jobs)
 
 
 def _run_client(function: Callable[..., Any], task: Task) -> Outcome:
@@ -265,3 +286,17 @@ def _pad_rows(rows: Rows, length: int) -> Rows:
 
 def _pad_first(values: Tensor, missing: int) -> Tensor:
     return torch.cat([values, values.new_zeros(missing, *values.shape[1:])])
+
+
+def run_alone(function: Callable[..., Any], task: Task, outcome: Outcome) -> None:
+    """Run one task; if it raises, its client is named and the others go on."""
+    try:
+        outcome.results[task.client] = function(*task.arguments)
+    except Exception as error:  # one client must not stop the round
+        outcome.failures[task.client] = reason(error)
+
+
+def reason(error: Exception) -> str:
+    """Return an exception in one line."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -22,8 +22,8 @@ from parsifl.data.spec import parse
 from parsifl.engine.evaluation import Evaluation
 from parsifl.engine.network_model import NetworkModel
 from parsifl.engine.run import Run
-from parsifl.engine.run_dir import Record
 from parsifl.engine.simulate import simulate
+from parsifl.engine.training import Callback
 from parsifl.linear.glm import GLM
 from parsifl.nn import models
 from parsifl.nn.neural import NeuralProblem
@@ -52,7 +52,7 @@ class Experiment:
     devices
         Profiles of unequal devices, such as "budget=0.125+1,epochs=1+4": the values of each entry
         are given to consecutive groups of clients of equal size.
-    rounds, seed, participation, engine, evaluate_every, precision, evaluation, network
+    rounds, seed, participation, executor, evaluate_every, precision, evaluation, network
         As in `parsifl.simulate`.
     """
 
@@ -68,7 +68,7 @@ class Experiment:
     rounds: Count = 50
     seed: Size = 0
     participation: Positive = 1.0
-    engine: Literal["auto", "sequential", "batched"] = "auto"
+    executor: Literal["auto", "loop", "threads", "vmap", "fused"] = "auto"
     evaluate_every: Size = 1
     precision: Precision = "exact"
     evaluation: Evaluation = field(default_factory=Evaluation)
@@ -111,13 +111,13 @@ class Experiment:
 
     def run(
         self,
-        folder: str | Path | None = None,
+        run_dir: str | Path | None = None,
         *,
         resume: bool = False,
         data_dir: str | Path | None = None,
-        progress: Callable[[Record], None] | None = None,
+        callbacks: Sequence[Callback] = (),
     ) -> Run:
-        """Run it."""
+        """Run it in this process."""
         method, clients = self.method(), self.load(data_dir)
         _tell_unread(method, clients.profiles)
         problem = problem_for(self.model, clients)
@@ -128,14 +128,14 @@ class Experiment:
             self.rounds,
             seed=self.seed,
             participation=self.participation,
-            engine=self.engine,
-            folder=folder,
+            executor=self.executor,
+            run_dir=run_dir,
             evaluate_every=self.evaluate_every,
             evaluation=self.evaluation,
             network=self.network,
             precision=self.precision,
             resume=resume,
-            progress=progress,
+            callbacks=callbacks,
         )
 
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any, final
+from typing import TYPE_CHECKING, final
+
+if TYPE_CHECKING:
+    from parsifl.engine.record import RoundRecord
 
 ONCE = "count-once"
-"""The phase in which operations are counted where clients do what was not counted before."""
+"""The phase in which the operations of a new kind of client work are counted, once."""
 
 
 @final
 class PhaseTimer:
-    """A stop watch: each lap goes to a phase, so that the phases add up to the whole.
+    """A stopwatch: each lap belongs to a phase, so the phases add up to the whole.
 
     >>> laps = PhaseTimer()
     >>> laps.lap("draw")
@@ -31,7 +34,7 @@ class PhaseTimer:
     def share(self, parts: Mapping[str, float]) -> None:
         """Book the time since the last lap on several phases, in the given proportions.
 
-        Jobs that run side by side spend more seconds than pass: they tell what on, not how many.
+        Concurrent jobs accumulate more CPU time than wall time, so only proportions are used.
         """
         now = time.perf_counter()
         passed, whole = now - self._last, sum(parts.values())
@@ -41,14 +44,10 @@ class PhaseTimer:
         self._last = now
 
 
-def profile(records: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the seconds of all rounds by phase, the longest first.
-
-    >>> profile([{"seconds": {"draw": 1.0, "local": 2.0}}, {"seconds": {"local": 2.0}}])
-    {'local': 4.0, 'draw': 1.0}
-    """
+def profile(records: Iterable[RoundRecord]) -> dict[str, float]:
+    """Return the seconds of all rounds by phase, the longest first."""
     total: dict[str, float] = {}
     for record in records:
-        for phase, seconds in record["seconds"].items():
+        for phase, seconds in record.seconds.items():
             total[phase] = total.get(phase, 0.0) + seconds
     return dict(sorted(total.items(), key=lambda item: -item[1]))

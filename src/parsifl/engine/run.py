@@ -1,8 +1,9 @@
-"""The result of a simulation."""
+"""The result of a run."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,10 @@ from parsifl.core.errors import CapabilityError, ConfigError
 from parsifl.core.keys import Key
 from parsifl.core.problem import Model, Problem
 from parsifl.engine.evaluation import Evaluation
-from parsifl.engine.evaluator import Evaluator
 from parsifl.engine.export import Export, export
+from parsifl.engine.local_pool import LocalPool
 from parsifl.engine.profiling import profile
-from parsifl.engine.run_dir import Record
-from parsifl.engine.state_store import StateStore
+from parsifl.engine.record import ClientRequest, RoundRecord
 from parsifl.engine.summary import headline
 
 
@@ -28,54 +28,64 @@ class Run:
 
     Attributes
     ----------
-    metrics
-        A record for every round: costs always, scores where the round was evaluated.
+    records
+        One `RoundRecord` per round: costs always, scores where the round was evaluated.
     server
         The server's last state.
+    run_dir
+        The run directory; None if nothing was written.
     """
 
-    method: AnyAlgorithm
+    algorithm: AnyAlgorithm
     problem: Problem
-    metrics: list[Record]
-    server: Any
-    evaluation: Evaluation
-    folder: Path | None
-    _judge: Evaluator
-    _store: StateStore
-    _key: Key
+    records: Sequence[RoundRecord] = field(repr=False)
+    server: Any = field(repr=False)
+    evaluation: Evaluation = field(repr=False)
+    run_dir: Path | None
+    pool: LocalPool = field(repr=False)
+    seed: int
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The records as JSON values, as in metrics.jsonl."""
+        return [record.to_json() for record in self.records]
 
     @property
     def bytes_up(self) -> int:
-        """All bytes that clients sent."""
-        return sum(record["bytes_up"] for record in self.metrics)
+        """The bytes that clients sent, in total."""
+        return sum(record.bytes_up for record in self.records)
 
     @property
     def bytes_down(self) -> int:
-        """All bytes that the server sent."""
-        return sum(record["bytes_down"] for record in self.metrics)
+        """The bytes that the server sent, in total."""
+        return sum(record.bytes_down for record in self.records)
 
     @property
     def model(self) -> Model:
         """The global model."""
-        model = self.method.model(self.problem, self.server)
+        model = self.algorithm.model(self.problem, self.server)
         if model is None:
             raise CapabilityError(
-                f"{type(self.method).__name__} has no global model; use personal(client)"
+                f"{type(self.algorithm).__name__} has no global model; use personal(client)"
             )
         return model
 
     def personal(self, client: int) -> Model:
         """Return the personal model of a client."""
-        clients = self._judge.clients
+        clients = len(self.pool.clients)
         if not isinstance(client, int | np.integer) or not 0 <= client < clients:
             raise ConfigError(f"client must be between 0 and {clients - 1}, got {client!r}")
-        return self._judge.personal_model(self.server, self._store, client, self._key)
+        info = self.pool.clients[int(client)]
+        key = Key(self.seed, round=max(0, len(self.records) - 1))
+        here = key.replace(client=info.id, purpose="broadcast")
+        message = self.algorithm.broadcast(self.problem, self.server, info, here)
+        return self.pool.personal(ClientRequest(info, key, message, upload=False))
 
     def compact(self, client: int | None = None) -> Export:
         """Return the global model, or a client's, in its shortest form: to save or to measure."""
         if client is None:
             return export(self.model)
-        shared = self.method.model(self.problem, self.server)
+        shared = self.algorithm.model(self.problem, self.server)
         return export(self.personal(client), shared, client)
 
     def export(self, client: int | None = None) -> nn.Module:
@@ -88,12 +98,12 @@ class Run:
 
     def profile(self) -> dict[str, float]:
         """Return the seconds of all rounds by phase, the longest first."""
-        return profile(self.metrics)
+        return profile(self.records)
 
     def summary(self) -> dict[str, Any]:
         """Return the headline numbers, from the round that the evaluation selects."""
         return headline(
-            self.metrics,
+            self.records,
             self.problem.primary_metric,
             self.problem.higher_is_better,
             self.evaluation,

@@ -18,8 +18,8 @@ import tomli_w
 from parsifl import startup
 from parsifl.core.errors import CheckpointError
 from parsifl.engine.owned import reject_foreign, reject_links, replace_file
+from parsifl.engine.record import RoundRecord
 
-Record = dict[str, Any]
 _CONFIG = "config.toml"
 _ENVIRONMENT = "environment.json"
 _TARGET = "target.json"
@@ -30,7 +30,7 @@ _PACKAGES = ("parsifl", "torch", "numpy", "scipy", "scikit-learn", "flwr")
 
 
 class RunDir:
-    """The files of one run; `metrics.jsonl` holds a line for every finished round."""
+    """The files of one run; `metrics.jsonl` holds one line per finished round."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -101,28 +101,28 @@ class RunDir:
             )
         raise CheckpointError(f"{self.path} belongs to another configuration:{listed}")
 
-    def aim(self, rounds: int) -> None:
+    def set_target(self, rounds: int) -> None:
         """Note how many rounds the run is to have; it may be asked for more later."""
         replace_file(self.path / _TARGET, json.dumps({"rounds": rounds}).encode())
 
-    def append(self, record: Record) -> None:
+    def append(self, record: RoundRecord) -> None:
         """Add the line of a finished round."""
         with self._metrics.open("a") as file:
-            file.write(json.dumps(record) + "\n")
+            file.write(json.dumps(record.to_json()) + "\n")
 
-    def rewind(self, round: int) -> list[Record]:
-        """Forget the lines after a round (they will be made again) and return the others."""
-        kept = [record for record in read_metrics(self.path) if record["round"] <= round]
+    def truncate(self, round: int) -> list[RoundRecord]:
+        """Remove the lines after a round, which will be repeated, and return the others."""
+        kept = [record for record in read_records(self.path) if record.round <= round]
         if len(kept) != round:
             raise CheckpointError(
                 f"{self._metrics} is damaged: it has {len(kept)} whole lines, the checkpoint is "
                 f"of round {round}; delete the run folder to start from the beginning"
             )
-        lines = "".join(json.dumps(record) + "\n" for record in kept)
+        lines = "".join(json.dumps(record.to_json()) + "\n" for record in kept)
         replace_file(self._metrics, lines.encode())
         return kept
 
-    def write_clients(self, scores: Record) -> None:
+    def write_clients(self, scores: Mapping[str, Any]) -> None:
         """Replace the per-client scores of the last evaluated round."""
         replace_file(self.path / _CLIENTS, json.dumps(scores).encode())
 
@@ -145,18 +145,15 @@ def read_target(path: Path) -> int | None:
         return None
 
 
-def read_metrics(path: Path) -> list[Record]:
-    """Read the lines of a run folder; a last line that was cut off by a crash is left out."""
+def read_records(path: Path) -> list[RoundRecord]:
+    """Read the records of a run directory; a last line that a crash cut off is left out."""
     file = path / _METRICS
-    records: list[Record] = []
+    records: list[RoundRecord] = []
     for line in file.read_bytes().splitlines() if file.exists() else []:
         try:
-            record = json.loads(line)
-        except ValueError:
+            records.append(RoundRecord.from_json(json.loads(line)))
+        except (ValueError, TypeError, AttributeError, LookupError, RecursionError):
             break
-        # JSON has text keys only; clients are numbers
-        record["dropped"] = {int(i): reason for i, reason in record.get("dropped", {}).items()}
-        records.append(record)
     return records
 
 

@@ -45,17 +45,17 @@ def eligible_clients(clients: int, evaluation: Evaluation, key: Key) -> Sequence
     return [int(client) for client in np.sort(drawn)]
 
 
-def cohort(pool: Sequence[int], participation: float, key: Key) -> list[int]:
-    """Draw the clients of the pool that upload in the round of the key, ascending."""
-    return [pool[position] for position in choose(len(pool), participation, key)]
+def cohort(eligible: Sequence[int], participation: float, key: Key) -> list[int]:
+    """Draw the eligible clients that upload in the round of the key, ascending."""
+    return [eligible[position] for position in choose(len(eligible), participation, key)]
 
 
-def judged(
-    evaluation: Evaluation, clients: int, pool: Sequence[int], sampled: set[int]
+def evaluated(
+    evaluation: Evaluation, clients: int, eligible: Sequence[int], sampled: set[int]
 ) -> Sequence[int]:
-    """Return the clients that an evaluation asks for, ascending."""
+    """Return the clients to evaluate, ascending."""
     if evaluation.clients == "sampled":
         return sorted(sampled)
     if evaluation.clients == "unseen":
-        return sorted(set(range(clients)) - set(pool))
+        return sorted(set(range(clients)) - set(eligible))
     return range(clients)

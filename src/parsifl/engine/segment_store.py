@@ -94,7 +94,7 @@ class SegmentStore(Mapping[int, Any]):
     def __len__(self) -> int:
         return len(self._places)
 
-    def put(self, states: Iterable[tuple[int, Any]]) -> None:
+    def write(self, states: Iterable[tuple[int, Any]]) -> None:
         """Write states, as many to a file as fit; they own their memory."""
         batch: dict[int, tuple[list[Any], tree.Structure]] = {}
         size = leaves = 0
@@ -148,15 +148,15 @@ class SegmentStore(Mapping[int, Any]):
         self._places[client] = part, structure
         self._living[part] += 1
 
-    def tidy(self) -> None:
+    def compact(self) -> None:
         """Rewrite the living states of stale files once most of what is on disk is stale."""
         if sum(part.states for part in self._living) <= 2 * len(self._places):
             return
         stale = {part for part, living in self._living.items() if 2 * living <= part.states}
         moving = [client for client, (part, _) in self._places.items() if part in stale]
-        self.put((client, self[client]) for client in moving)
+        self.write((client, self[client]) for client in moving)
 
-    def seal(self) -> list[tuple[str, str, int]]:
+    def sync(self) -> list[tuple[str, str, int]]:
         """Wait until all is on the disk; return what `open` needs: names, checksums, counts."""
         for part in self._living:
             if part.name not in self._checksums:
@@ -166,7 +166,7 @@ class SegmentStore(Mapping[int, Any]):
                 self._checksums[part.name] = checksum(path)
         return [(part.name, self._checksums[part.name], part.states) for part in self.parts]
 
-    def sweep(self, keep: Container[str] = ()) -> None:
+    def delete_stale(self, keep: Container[str] = ()) -> None:
         """Remove the files that hold nothing that is needed, but for those to `keep`.
 
         Files that an interrupted run left behind are removed too; those of others never.

@@ -83,12 +83,12 @@ class StateStore:
             moving.append(client)
         if self._shelf is None:
             self._shelf = SegmentStore(self._folder or self._temporary())
-        self._shelf.put((i, self._recent[i]) for i in moving if i in self._changed)
+        self._shelf.write((i, self._recent[i]) for i in moving if i in self._changed)
         for client in moving:
             self._forget(client)
         if self._folder is None:  # no checkpoint needs what is out of date
-            self._shelf.tidy()
-            self._shelf.sweep()
+            self._shelf.compact()
+            self._shelf.delete_stale()
 
     def _temporary(self) -> Path:
         folder = Path(tempfile.mkdtemp(prefix="parsifl-"))
@@ -104,16 +104,16 @@ class StateStore:
             for client, state in states.items():
                 self.save(client, state)
 
-    def settle(self, folder: Path) -> SegmentStore:
+    def flush_to(self, folder: Path) -> SegmentStore:
         """Write everything that is not yet there to a folder, and keep states there from now on."""
         if self._shelf is None or self._shelf.folder != folder:
             shelf = SegmentStore(folder)
-            shelf.put(iter(self))
+            shelf.write(iter(self))
             self._shelf, self._folder = shelf, folder
         else:
-            self._shelf.put((client, self._recent[client]) for client in sorted(self._changed))
+            self._shelf.write((client, self._recent[client]) for client in sorted(self._changed))
         self._changed.clear()
-        self._shelf.tidy()
+        self._shelf.compact()
         return self._shelf
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:

@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 from parsifl.core.errors import ConfigError
 from parsifl.engine.experiment import Experiment
+from parsifl.engine.record import MODELS
 from parsifl.engine.run import Run
-from parsifl.engine.summary import MODELS
 
 Grid = Mapping[str, Sequence[Any]]
 Split = Literal["validation", "test"]
@@ -103,12 +103,12 @@ def sweep(
 
 def _validation(run: Run) -> dict[str, float]:
     """Return the validation score of each model, in the round that its headline comes from."""
-    summary, records = run.summary(), {record["round"]: record for record in run.metrics}
+    summary, records = run.summary(), {record.round: record for record in run.records}
     scores: dict[str, float] = {}
     for model in MODELS:
-        record = records.get(summary[f"{model}_round"], {})
-        if "validation" in record.get(model, {}):
-            scores[model] = record[model]["validation"][summary["score"]]["mean"]
+        record = records.get(summary[f"{model}_round"])
+        if record is not None and "validation" in record.scores[model]:
+            scores[model] = record.scores[model]["validation"][summary["score"]]["mean"]
     return scores
 
 

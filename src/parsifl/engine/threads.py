@@ -10,11 +10,12 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import copy_context
-from typing import Generic, TypeVar
+from itertools import chain, islice
+from typing import TypeVar
 
 import torch
 
@@ -61,68 +62,45 @@ def thread_scope(problem: Problem) -> Scope:
     return single_threaded if isinstance(problem, SupportSolvable) else nullcontext
 
 
-def run_jobs(jobs: Sequence[Callable[[], T]]) -> list[T]:
+def run_jobs(jobs: Iterable[Callable[[], T]]) -> list[T]:
     """Return what the jobs return, in their order."""
-    results: list[T] = []
-    imap_ordered(jobs, results.append)
-    return results
+    return list(imap_ordered(jobs))
 
 
-def imap_ordered(jobs: Sequence[Callable[[], T]], take: Callable[[T], None]) -> None:
-    """Run jobs, and let `take` have what they return: in their order, never two at a time.
+def imap_ordered(jobs: Iterable[Callable[[], T]]) -> Generator[T, None, None]:
+    """Run jobs in threads and yield what they return, in their order.
 
-    Whoever is free begins the next job. A job that is the only one may use all threads of torch.
+    Only the consumer's thread reads `jobs`, a few ahead. A single job runs in the consumer's
+    thread and may use all torch threads. If the consumer stops early, running jobs finish and the
+    others are cancelled.
     """
-    if len(jobs) == 1:
-        take(jobs[0]())
+    waiting = iter(jobs)
+    first = list(islice(waiting, 2))
+    if len(first) == 1:
+        yield first[0]()
         return
-    helpers = min(workers(), len(jobs)) - 1
-    waiting = deque(enumerate(jobs))
-    queue = _Queue(take)
+    count = workers()
+    if count == 1:
+        for job in chain(first, waiting):
+            yield _single_threaded(job)
+        return
+    with ThreadPoolExecutor(count) as pool:
+        running: deque[Future[T]] = deque()
+        try:
+            for job in chain(first, waiting):
+                running.append(pool.submit(copy_context().run, _single_threaded, job))
+                if len(running) > count:
+                    yield running.popleft().result()
+            while running:
+                yield running.popleft().result()
+        finally:
+            for future in running:
+                future.cancel()
 
-    def work() -> None:
-        while True:
-            try:
-                number, job = waiting.popleft()
-            except IndexError:
-                return
-            try:
-                queue.put(number, job())
-            except BaseException:
-                waiting.clear()  # nobody begins another job
-                raise
 
-    def help_out() -> None:
-        with single_threaded():
-            work()
-
+def _single_threaded(job: Callable[[], T]) -> T:
     with single_threaded():
-        if helpers < 1:
-            work()
-        else:
-            with ThreadPoolExecutor(helpers) as pool:
-                helping = [pool.submit(copy_context().run, help_out) for _ in range(helpers)]
-                work()
-            for helper in helping:
-                helper.result()
-
-
-class _Queue(Generic[T]):
-    """Hands over what has arrived as soon as nothing before it is missing."""
-
-    def __init__(self, take: Callable[[T], None]) -> None:
-        self._take, self._lock = take, threading.Lock()
-        self._arrived: dict[int, T] = {}
-        self._next = 0
-
-    def put(self, number: int, result: T) -> None:
-        """Take in a result, and hand over all whose turn it is."""
-        with self._lock:
-            self._arrived[number] = result
-            del result  # else its memory would still be held when it has been handed over
-            while self._next in self._arrived:
-                self._take(self._arrived.pop(self._next))
-                self._next += 1
+        return job()
 
 
 def _shorten_waits() -> None:

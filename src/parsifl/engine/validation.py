@@ -61,7 +61,7 @@ def check_learnable(problem: Problem) -> int:
     return sum(value.nbytes for value in params.values())
 
 
-def check_options(options: Mapping[str, Any], evaluation: Any, network: Any, folder: Any) -> None:
+def check_options(options: Mapping[str, Any], evaluation: Any, network: Any, run_dir: Any) -> None:
     """Refuse numbers and settings of the wrong kind."""
     for name, least in (("rounds", 1), ("seed", 0), ("evaluate_every", 0), ("state_limit", 0)):
         value = options[name]
@@ -74,15 +74,10 @@ def check_options(options: Mapping[str, Any], evaluation: Any, network: Any, fol
         raise ConfigError(
             f"participation must be a number above 0 and at most 1, got {_shown(share)}"
         )
-    progress = options["progress"]
-    if progress is not None and not callable(progress):
-        raise ConfigError(
-            f"progress must be a function that takes the record of a round, got {_kind(progress)}"
-        )
     for name, given, kind, wanted in (
         ("evaluation", evaluation, Evaluation, "parsifl.Evaluation(...)"),
-        ("network", network, NetworkModel, "parsifl.Network(...)"),
-        ("folder", folder, (str, Path), "a path"),
+        ("network", network, NetworkModel, "parsifl.NetworkModel(...)"),
+        ("run_dir", run_dir, (str, Path), "a path"),
     ):
         if given is not None and not isinstance(given, kind):
             raise ConfigError(f"{name} must be {wanted}, got {_kind(given)}")

@@ -1,11 +1,11 @@
-"""A client at its own site: it reads its rows, works on them, and keeps its state on its disk."""
+"""A client on its own machine: it reads its rows, trains on them, and keeps its state on disk."""
 
 from __future__ import annotations
 
 import logging
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,21 +14,19 @@ import torch
 
 from parsifl import wire
 from parsifl.core import tree
-from parsifl.core.algorithm import ClientInfo, ClientUpdate
+from parsifl.core.algorithm import ClientInfo
 from parsifl.core.errors import ConfigError, DataError, ParsiflError, WireError
 from parsifl.core.keys import Key
 from parsifl.core.problem import Model, Problem
 from parsifl.data.clients import ClientData
 from parsifl.data.ragged import Ragged
-from parsifl.engine import executors
 from parsifl.engine.batch_sampler import BatchSampler, Infos
-from parsifl.engine.evaluation import Split
 from parsifl.engine.evaluator import Evaluator
+from parsifl.engine.executors import reason
 from parsifl.engine.experiment import Experiment, problem_for
 from parsifl.engine.finite import inspect
-from parsifl.engine.round import initial_state, local_work
-from parsifl.engine.state_store import StateStore
-from parsifl.engine.tasks import Task
+from parsifl.engine.pool import ClientProgram
+from parsifl.engine.record import ClientRequest
 from parsifl.flower.client_state import ClientStates
 from parsifl.flower.data_schema import DataSchema
 from parsifl.flower.message import Letter
@@ -43,7 +41,6 @@ MakeProblem = Callable[[ClientData], Problem]
 STATE_VARIABLE = "PARSIFL_STATE"
 _LONGEST_REASON = 500
 _logger = logging.getLogger("parsifl")
-_SPLITS: tuple[Split, ...] = ("validation", "test")
 
 
 def client_number(node: NodeConfig) -> int:
@@ -127,19 +124,19 @@ def alone(data: ClientData, client: int) -> ClientData:
     )
 
 
-class Site:
-    """Answers the server's letters for one client.
+class RemoteClient:
+    """Answers the server's messages for one client.
 
     Parameters
     ----------
     arrays
         What the user's `load` returned: `(X, y)`, or a `ClientData` of one client.
     root
-        The folder for client state.
+        The directory for client state.
     make
         Builds the problem from data of the agreed form; None: the experiment's model.
     profile
-        What is known of the device, besides what the data say.
+        What is known about the device, besides what the data say.
     """
 
     def __init__(
@@ -152,16 +149,16 @@ class Site:
         profile: Mapping[str, Any] | None = None,
     ) -> None:
         self._experiment, self._client, self._root = experiment, client, root
-        self._method = experiment.method()
-        self._types = self._method.tree_types()
+        self._algorithm = experiment.method()
+        self._types = self._algorithm.tree_types()
         self._data = placed(arrays, client, experiment, profile)
         self._make = make or partial(problem_for, experiment.model)
 
     def answer(self, kind: Kind, letter: Letter) -> Letter:
-        """Answer a letter of this kind."""
+        """Reply to a message of this kind."""
         if kind == "hello":
             return self.hello()
-        return self.train(letter) if kind == "train" else self.judge(letter)
+        return self.train(letter) if kind == "train" else self.evaluate(letter)
 
     def hello(self) -> Letter:
         """Report what the server must know: the number of rows and their form, never a row."""
@@ -176,56 +173,37 @@ class Site:
         )
 
     def train(self, letter: Letter) -> Letter:
-        """Do one round of local work; the new state is on disk before this returns."""
-        visit = _Visit(self, letter)
-        shard = visit.shards.shard(
-            self._client, self._method.batches(visit.info, visit.key.round), visit.key
-        )
-        store = visit.store()
-        first = initial_state(self._method, visit.problem, visit.info, visit.down, visit.key)
-        task = Task(self._client, (visit.down, store.load(self._client, first), shard))
-        outcome = executors.run(local_work(self._method, visit.problem), [task], "loop", 1)
-        if self._client in outcome.failures:
-            return visit.reply(error=outcome.failures[self._client])
-        result: ClientUpdate[Any, Any] = outcome.results[self._client]
-        if fault := inspect(result).fault:
-            return visit.reply(error=fault)
+        """Train one round; the new state is on disk before this returns."""
+        work = self._read(letter)
+        wanted = self._algorithm.batches(work.client, work.key.round)
+        data = work.sampler.draw(self._client, wanted, work.key)
+        try:
+            update = work.program(work.received, work.state(), data)
+        except ParsiflError:
+            raise
+        except Exception as error:  # the server drops this client and continues
+            return work.reply(error=reason(error))
+        if fault := inspect(update).fault:
+            return work.reply(error=fault)
         parts = {}
         try:
-            if letter.get("uploads", bool) and result.upload is not None:
-                parts["upload"] = wire.encode(result.upload, self._experiment.precision)
-        except WireError as error:  # values beyond what this precision can tell
-            return visit.reply(error=f"upload {error}")
-        visit.durable.save(visit.key.round + 1, result.state)
-        # the server stores its checkpoint between rounds, and may return to the one before
-        visit.durable.forget(visit.ack, visit.key.round + 1)
-        info = {name: float(value) for name, value in result.metrics.items()}
-        return visit.reply(parts, info=info)
+            if letter.get("uploads", bool) and update.upload is not None:
+                parts["upload"] = wire.encode(update.upload, self._experiment.precision)
+        except WireError as error:  # values beyond the range of this precision
+            return work.reply(error=f"upload {error}")
+        work.states.save(work.key.round + 1, update.state)
+        work.states.forget(work.accepted, work.oldest, work.key.round + 1)
+        info = {name: float(value) for name, value in update.metrics.items()}
+        return work.reply(parts, info=info)
 
-    def judge(self, letter: Letter) -> Letter:
-        """Judge the global and the personal model on the client's own rows; metrics travel."""
-        visit = _Visit(self, letter)
-        judge = Evaluator(
-            self._method,
-            visit.problem,
-            visit.data,
-            visit.infos,
-            visit.shards,
-            self._experiment.evaluation,
-            self._experiment.precision,
-        )
-        store = visit.store()
-        found: dict[str, dict[str, Any]] = {"global": {}, "personal": {}}
-        model = self._global_model(letter, visit.problem)
-        for split in _SPLITS:
-            own = judge.own_score(visit.down, store, self._client, split, visit.key)
-            if own is not None:
-                found["personal"][split] = own
-            shared = None if model is None else judge.model_scores(model, [self._client], split)
-            if shared is not None:
-                found["global"][split] = {n: float(v[0]) for n, v in shared.values.items()}
-        samples = {s: len(getattr(visit.data, s)[self._client]) for s in _SPLITS}
-        return visit.reply(scores=found, samples=samples)
+    def evaluate(self, letter: Letter) -> Letter:
+        """Evaluate the global and the personal model on the client's own rows."""
+        work = self._read(letter)
+        evaluator = Evaluator(work.program, work.data, work.sampler, self._experiment.evaluation)
+        request = ClientRequest(work.client, work.key, None, upload=False)
+        model = self._global_model(letter, work.program.problem)
+        (scores,) = evaluator.scores([request], model, lambda _: (work.received, work.state()))
+        return work.reply(scores=scores.values, samples=dict(scores.samples))
 
     def _global_model(self, letter: Letter, problem: Problem) -> Model | None:
         if "model" in letter.parts:
@@ -233,64 +211,77 @@ class Site:
             return Model(problem, tree.map(_copy, params))
         if "server" in letter.parts:
             server = tree.map(_copy, wire.decode(letter.parts["server"], self._types.server))
-            return self._method.model(problem, server)
+            return self._algorithm.model(problem, server)
         return None
 
+    def _read(self, letter: Letter) -> _Work:
+        if letter.get("client", int) != self._client:
+            raise WireError(f"client: this is {self._client}, not {letter.meta['client']}")
+        experiment = letter.get("experiment", str)
+        schema = DataSchema.read(letter.meta.get("facts"))
+        # built on the agreed form: this client may lack classes that others have
+        problem = self._make(schema.example())
+        self._algorithm.check_capabilities(problem)
+        data = replace(self._data, classes=schema.classes)
+        if isinstance(problem, GLM):
+            data = data.flattened()
+        received = None
+        if "down" in letter.parts:
+            received = tree.map(_copy, wire.decode(letter.parts["down"], self._types.downlink))
+        return _Work(
+            client=Infos(data)[self._client],
+            program=ClientProgram(self._algorithm, problem),
+            data=data,
+            sampler=BatchSampler(data, problem),
+            key=Key(self._experiment.seed, round=letter.get("round", int)),
+            received=received,
+            states=ClientStates(self._root, experiment, self._client, self._types.client),
+            experiment=experiment,
+            accepted=letter.get("ack", int),
+            oldest=letter.get("oldest", int),
+        )
 
-def told(answer: Callable[[], Letter]) -> Letter:
-    """Answer; a failure becomes a letter that tells the server its reason."""
+
+@dataclass(frozen=True)
+class _Work:
+    """A message, read: the program, the data, what was received, and the states."""
+
+    client: ClientInfo
+    program: ClientProgram
+    data: ClientData
+    sampler: BatchSampler
+    key: Key
+    received: Any
+    states: ClientStates
+    experiment: str
+    accepted: int
+    oldest: int
+
+    def state(self) -> Any:
+        """Return the state that the server has accepted, or the first one."""
+        if self.accepted:
+            return self.states.load(self.accepted)
+        return self.program.initial_state(self.client, self.received, self.key.seed)
+
+    def reply(self, parts: Mapping[str, bytes] | None = None, **meta: Any) -> Letter:
+        """Return the reply to this very message."""
+        head = {
+            "client": self.client.id,
+            "round": self.key.round,
+            "experiment": self.experiment,
+        }
+        return Letter({**head, **meta}, parts or {})
+
+
+def answered(answer: Callable[[], Letter]) -> Letter:
+    """Return the reply; a failure becomes a reply that gives the server its reason."""
     try:
         return answer()
     except ParsiflError as error:
         return Letter({"error": str(error)[:_LONGEST_REASON]})
     except Exception as error:  # the user's load may fail in any way, and its text may hold data
-        _logger.exception("a letter could not be answered")
+        _logger.exception("a message could not be answered")
         return Letter({"error": f"{type(error).__name__} (its text stays on the node)"})
-
-
-class _Visit:
-    """One letter from the server, opened: the problem, the downlink, the state that counts."""
-
-    def __init__(self, site: Site, letter: Letter) -> None:
-        self._client = site._client
-        if letter.get("client", int) != self._client:
-            raise WireError(f"client: this is {self._client}, not {letter.meta['client']}")
-        self._experiment, self.ack = letter.get("experiment", str), letter.get("ack", int)
-        facts = DataSchema.read(letter.meta.get("facts"))
-        # built on the agreed form: this client may lack classes that others have
-        self.problem = site._make(facts.example())
-        site._method.check_capabilities(self.problem)
-        self.data = replace(site._data, classes=facts.classes)
-        if isinstance(self.problem, GLM):
-            self.data = self.data.flattened()
-        self.key = Key(site._experiment.seed, round=letter.get("round", int))
-        self.infos = Infos(self.data)
-        self.shards = BatchSampler(self.data, self.problem)
-        self.down = None
-        if "down" in letter.parts:
-            self.down = tree.map(_copy, wire.decode(letter.parts["down"], site._types.downlink))
-        self.durable = ClientStates(site._root, self._experiment, self._client, site._types.client)
-
-    @property
-    def info(self) -> ClientInfo:
-        """What the server knows of this client."""
-        return self.infos[self._client]
-
-    def store(self) -> StateStore:
-        """Return a store with the state that the server has acknowledged, if there is one."""
-        store = StateStore()
-        if self.ack:
-            store.restore({self._client: self.durable.load(self.ack)})
-        return store
-
-    def reply(self, parts: Mapping[str, bytes] | None = None, **meta: Any) -> Letter:
-        """Answer, saying which letter this is the answer to."""
-        head = {
-            "client": self._client,
-            "round": self.key.round,
-            "experiment": self._experiment,
-        }
-        return Letter({**head, **meta}, parts or {})
 
 
 def _copy(leaf: Any) -> Any:

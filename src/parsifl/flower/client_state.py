@@ -80,18 +80,15 @@ class ClientStates:
         found = (_NAME.fullmatch(path.name) for path in self._folder.iterdir())
         return sorted(int(match[1]) for match in found if match)
 
-    def forget(self, accepted: int, newest: int) -> None:
+    def forget(self, accepted: int, oldest: int, newest: int) -> None:
         """Delete the versions that the server cannot ask for.
 
-        It may resume from its latest checkpoint, which names `accepted`, or from the one before,
-        which names the version before that. Versions between `accepted` and `newest` were sent
-        and never accepted.
+        No checkpoint on its disk names a version before `oldest`. Versions between `accepted` and
+        `newest` were sent and never accepted.
         """
-        found = self.versions()
-        earlier = [version for version in found if version < accepted]
-        lost = [version for version in found if accepted < version < newest]
-        for version in (*earlier[:-1], *lost):
-            self._path(version).unlink(missing_ok=True)
+        for version in self.versions():
+            if version < min(oldest, accepted) or accepted < version < newest:
+                self._path(version).unlink(missing_ok=True)
 
     def _path(self, version: int) -> Path:
         return self._folder / f"round-{version:08d}.state"

@@ -1,4 +1,4 @@
-"""The Flower ClientApp: a user's `load` function and a `Site` behind it."""
+"""The Flower ClientApp: a user's `load` function and a `RemoteClient` behind it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from parsifl.flower.client import (
     Load,
     MakeProblem,
     NodeConfig,
-    Site,
+    RemoteClient,
     alone,
+    answered,
     client_number,
     profile_of,
     state_root,
-    told,
 )
 from parsifl.flower.guards import Guards
 from parsifl.flower.message import Letter
@@ -47,12 +47,12 @@ def client_app(
         Flower mods that do not look into arrays; others are refused.
     """
 
-    def site(experiment: Experiment, client: int, node: NodeConfig) -> Site:
+    def site(experiment: Experiment, client: int, node: NodeConfig) -> RemoteClient:
         arrays = alone(experiment.load(), client) if load is None else load(node)
         root, profile = state_root(node), profile_of(node)
-        return Site(experiment, client, arrays, root, problem, profile)
+        return RemoteClient(experiment, client, arrays, root, problem, profile)
 
-    return _app(site, ("hello", "train", "judge"), mods)
+    return _app(site, ("hello", "train", "evaluate"), mods)
 
 
 def regression_client_app(
@@ -107,7 +107,7 @@ def _app(
 
     def handler(kind: Kind) -> Callable[[Message, Context], Message]:
         def handle(message: Message, context: Context) -> Message:
-            letter = told(lambda: answer(kind, message, context))
+            letter = answered(lambda: answer(kind, message, context))
             return Message(pack(letter), reply_to=message)
 
         return handle

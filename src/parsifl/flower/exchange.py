@@ -1,4 +1,4 @@
-"""Asks clients, and believes only answers that can be true."""
+"""Exchanges messages with clients, and accepts only replies that can be true."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ from typing import Any, final
 
 import torch
 
+from parsifl import wire
 from parsifl.core import tree
+from parsifl.core.algorithm import ClientInfo
 from parsifl.core.errors import ParsiflError, WireError
 from parsifl.engine.finite import inspect_upload
-from parsifl.engine.gather import Arrival
+from parsifl.engine.record import ClientResult
 from parsifl.flower.membership import Membership
 from parsifl.flower.message import Letter
 from parsifl.flower.settings import Deployment
 from parsifl.flower.transport import Kind, Link
-from parsifl.flower.upload_template import Expectations, Expected
+from parsifl.flower.upload_template import UploadTemplate, UploadTemplates
+from parsifl.wire import MessageStats, Precision
 
 _SILENT = "no answer in time"
 NOT_CONNECTED = "not connected"
@@ -27,68 +30,81 @@ _MOST_INFO = 1000
 
 @final
 @dataclass(frozen=True)
-class Question:
-    """A letter to a client, and what is needed to understand the answer."""
+class Request:
+    """A message to a client, and what is needed to understand the reply."""
 
+    client: ClientInfo
     letter: Letter
-    down: Any
-    bytes_down: int
-    expected: Expected | None
-    uploads: bool
+    round: int
+    received: Any
+    down: MessageStats
+    expected: UploadTemplate | None
+    upload: bool
 
 
-class Collection:
+class Exchange:
     """One exchange with several clients."""
 
     def __init__(
-        self, expectations: Expectations, roster: Membership, link: Link, deployment: Deployment
+        self,
+        templates: UploadTemplates,
+        members: Membership,
+        link: Link,
+        deployment: Deployment,
+        precision: Precision,
     ) -> None:
-        self._expectations, self._roster = expectations, roster
+        self._templates, self._members = templates, members
         self._link, self._deployment = link, deployment
+        self._precision: Precision = precision
         self.notes: list[str] = []
 
-    def collect(self, questions: Mapping[int, Question], cohort: int) -> dict[int, Arrival | str]:
+    def collect(
+        self, requests: Mapping[int, Request], cohort: int
+    ) -> dict[int, ClientResult | str]:
         """Return each client's result, or the reason why it is left out of this round.
 
-        Those who did not answer are asked again while fewer than the quorum have arrived: asking
-        twice is harmless, since every letter names the state to go on from.
+        Clients that did not reply are asked again while fewer than the quorum have uploaded: asking
+        twice is harmless, since every message names the state to start from.
         """
-        self._note_untyped(questions)
+        self._note_untyped(requests)
         needed = max(1, math.ceil(self._deployment.quorum * cohort))
-        answers: dict[int, Arrival | str] = {}
-        silent = dict(questions)
+        answers: dict[int, ClientResult | str] = {}
+        silent = dict(requests)
         for _ in range(1 + self._deployment.retries):
             for client, reply in self._ask("train", silent).items():
                 if isinstance(reply, Letter):
                     del silent[client]
-                    answers[client] = self._believed(client, questions[client], reply)
+                    answers[client] = self._believed(requests[client], reply)
                 else:
                     answers[client] = reply
             found = answers.values()
-            arrived = sum(isinstance(answer, Arrival) and answer.uploads for answer in found)
+            arrived = sum(
+                isinstance(answer, ClientResult) and requests[answer.client.id].upload
+                for answer in found
+            )
             if arrived >= needed:
                 return answers
             if not silent:
                 break
-        raise self._shortage(answers, arrived, needed, questions)
+        raise self._shortage(answers, arrived, needed, requests)
 
-    def judge(self, questions: Mapping[int, Question]) -> dict[int, Letter | str]:
+    def evaluate(self, requests: Mapping[int, Request]) -> dict[int, Letter | str]:
         """Return each client's scores as it sent them, or why there are none."""
         answers: dict[int, Letter | str] = {}
-        for client, reply in self._ask("judge", questions).items():
+        for client, reply in self._ask("evaluate", requests).items():
             try:
-                answers[client] = _addressed(questions[client].letter, reply)
+                answers[client] = _addressed(requests[client].letter, reply)
             except (WireError, _Failed) as error:
                 answers[client] = str(error)[:_LONGEST_REASON]
         return answers
 
-    def _ask(self, kind: Kind, questions: Mapping[int, Question]) -> dict[int, Letter | str]:
+    def _ask(self, kind: Kind, requests: Mapping[int, Request]) -> dict[int, Letter | str]:
         timeout = self._deployment.timeout
-        self._roster.refresh(timeout)
-        online = self._roster.online()
+        self._members.refresh(timeout)
+        online = self._members.online()
         letters = {
-            online[client]: question.letter
-            for client, question in questions.items()
+            online[client]: request.letter
+            for client, request in requests.items()
             if client in online
         }
         replies = self._link.ask(kind, letters, timeout) if letters else {}
@@ -96,13 +112,13 @@ class Collection:
             self._link.pause(min(timeout, 5.0))
         return {
             client: replies.get(online[client], _SILENT) if client in online else NOT_CONNECTED
-            for client in questions
+            for client in requests
         }
 
-    def _believed(self, client: int, question: Question, reply: Letter) -> Arrival | str:
+    def _believed(self, request: Request, reply: Letter) -> ClientResult | str:
         try:
-            letter = _addressed(question.letter, reply)
-            upload, size = self._upload(question, letter)
+            letter = _addressed(request.letter, reply)
+            upload, size = self._upload(request, letter)
             info = _info(letter.meta.get("info"))
         except WireError as error:
             return f"{type(error).__name__}: {error}"[:_LONGEST_REASON]
@@ -111,43 +127,42 @@ class Collection:
         found = inspect_upload(upload)
         if found.fault:
             return found.fault
-        return Arrival(
-            client=client,
-            down=question.down,
+        return ClientResult(
+            client=request.client,
+            received=request.received,
             upload=upload,
-            info=info,
-            bytes_down=question.bytes_down,
-            bytes_up=size,
-            flops=None if question.expected is None else question.expected.flops,
-            uploads=question.uploads,
+            metrics=info,
+            down=request.down,
+            up=wire.measure(upload, self._precision)._replace(bytes=size),
+            flops=None if request.expected is None else request.expected.flops,
             largest=found.largest,
         )
 
-    def _upload(self, question: Question, letter: Letter) -> tuple[Any, int]:
-        expected = question.expected
+    def _upload(self, request: Request, letter: Letter) -> tuple[Any, int]:
+        expected = request.expected
         nothing = expected is not None and expected.known and expected.template is None
-        if not question.uploads or nothing:
+        if not request.upload or nothing:
             if letter.parts:
-                raise WireError("upload: none was asked for")
+                raise WireError("upload: none was requested")
             return None, 0
         if letter.parts.keys() != {"upload"} or expected is None:
             raise WireError(f"upload: expected one part, got {len(letter.parts)}")
         data = letter.parts["upload"]
         # a copy: memory that is aligned as in a run in one process gives the same bits
-        return tree.map(_copy, self._expectations.read(data, expected)), len(data)
+        return tree.map(_copy, self._templates.read(data, expected)), len(data)
 
-    def _note_untyped(self, questions: Mapping[int, Question]) -> None:
-        notes = {q.expected.note for q in questions.values() if q.expected and q.expected.note}
+    def _note_untyped(self, requests: Mapping[int, Request]) -> None:
+        notes = {q.expected.note for q in requests.values() if q.expected and q.expected.note}
         self.notes += sorted(notes)
 
     def _shortage(
         self,
-        answers: Mapping[int, Arrival | str],
+        answers: Mapping[int, ClientResult | str],
         arrived: int,
         needed: int,
-        questions: Mapping[int, Question],
+        requests: Mapping[int, Request],
     ) -> ParsiflError:
-        round = next(iter(questions.values())).letter.meta["round"] + 1
+        round = next(iter(requests.values())).round + 1
         reasons = [f"client {c}: {a}" for c, a in sorted(answers.items()) if isinstance(a, str)]
         return ParsiflError(
             f"round {round}: {arrived} uploads arrived and {needed} are needed; nothing is lost, "

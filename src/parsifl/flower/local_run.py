@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,7 +14,8 @@ from parsifl.data.download import FOLDER_VARIABLE
 from parsifl.engine import checkpoint
 from parsifl.engine.experiment import Experiment, problem_for
 from parsifl.engine.owned import reject_links
-from parsifl.engine.run_dir import Record, read_metrics
+from parsifl.engine.record import RoundRecord
+from parsifl.engine.run_dir import read_records
 from parsifl.engine.summary import headline
 from parsifl.flower.app_template import PARTITION, write_app
 from parsifl.flower.cluster import Cluster
@@ -32,22 +33,27 @@ class FlowerRun:
 
     Attributes
     ----------
-    metrics
-        A record for every round.
+    records
+        One record per round.
     server
         The server's last state.
     """
 
     experiment: Experiment
-    folder: Path
-    metrics: list[Record]
+    run_dir: Path
+    records: Sequence[RoundRecord]
     server: Any
     score: str
     maximize: bool
 
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The records as JSON values, as in metrics.jsonl."""
+        return [record.to_json() for record in self.records]
+
     def summary(self) -> dict[str, Any]:
         """Return the headline numbers, from the round that the evaluation selects."""
-        return headline(self.metrics, self.score, self.maximize, self.experiment.evaluation)
+        return headline(self.records, self.score, self.maximize, self.experiment.evaluation)
 
 
 def run_on_flower(
@@ -59,7 +65,7 @@ def run_on_flower(
     simulation: bool = False,
     deployment: Deployment | None = None,
     data_dir: str | Path | None = None,
-    progress: Callable[[Record], None] | None = None,
+    progress: Callable[[RoundRecord], None] | None = None,
 ) -> FlowerRun:
     """Run an experiment on Flower with every process on this machine, over loopback.
 
@@ -102,28 +108,28 @@ def run_on_flower(
         follow(cluster, run, out, progress)
     found = checkpoint.load(out / "checkpoint", chosen.method().tree_types())
     server = None if found is None else found.server
-    metrics = read_metrics(out)
-    return FlowerRun(chosen, out, metrics, server, problem.primary_metric, problem.higher_is_better)
+    records = read_records(out)
+    return FlowerRun(chosen, out, records, server, problem.primary_metric, problem.higher_is_better)
 
 
 def follow(
     cluster: Cluster,
     run: str,
     out: Path,
-    progress: Callable[[Record], None] | None = None,
+    progress: Callable[[RoundRecord], None] | None = None,
 ) -> None:
     """Wait for a run, reporting its rounds; raise ParsiflError if it fails.
 
     The run folder is looked at, not Flower: asking Flower costs seconds of computing each time.
     """
-    told, asked = 0, time.monotonic()
+    shown, asked = 0, time.monotonic()
     while True:
         finished = (out / DONE_FILE).exists()  # looked for first: then all records are there
-        records = read_metrics(out)
+        records = read_records(out)
         if progress is not None:
-            for record in records[told:]:
+            for record in records[shown:]:
                 progress(record)
-        told = len(records)
+        shown = len(records)
         if (out / ERROR_FILE).exists():
             raise ParsiflError((out / ERROR_FILE).read_text().strip())
         if finished:

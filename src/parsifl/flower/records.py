@@ -12,7 +12,7 @@ STYPE = "parsifl.wire.v2"
 MESSAGE_TYPES: dict[Kind, str] = {
     "hello": "query",
     "train": "train",
-    "judge": "evaluate",
+    "evaluate": "evaluate",
     "agree": "query.agree",
     "products": "query.products",
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -16,7 +15,9 @@ from torch import Tensor
 from parsifl import wire
 from parsifl.core.errors import ConfigError, ParsiflError, WireError
 from parsifl.core.keys import Key
+from parsifl.core.problem import Problem
 from parsifl.engine.owned import replace_file
+from parsifl.engine.record import ClientRequest
 from parsifl.flower.membership import Log, all_of
 from parsifl.flower.message import Letter
 from parsifl.flower.server import Federation
@@ -40,10 +41,9 @@ class Regression(Federation):
         self._target = target
         self.bytes_sums = 0
 
-    def _prepare(self, totals: Mapping[str, Any] | None) -> None:
+    def _prepare(self, *, resumed: bool) -> None:
         """Agree on columns, levels, missing values and scales, in one round of sums."""
-        if totals is not None:
-            self._common = dict(totals["common"])
+        if resumed:
             return
         found: dict[int, dict[str, Any]] = {}
         end = time.monotonic() + self._settings.deployment.wait
@@ -66,7 +66,7 @@ class Regression(Federation):
             if len(found) < self._settings.clients:
                 self._link.pause(1.0)
         summaries = [found[client] for client in sorted(found)]
-        self._common = {"agreement": Agreement.of(summaries, self._target).to_json()}
+        self._pool.common = {"agreement": Agreement.of(summaries, self._target).to_json()}
 
     def _take(self, reply: Letter | str, found: dict[int, dict[str, Any]]) -> str:
         try:
@@ -80,27 +80,29 @@ class Regression(Federation):
             return str(error)
         return ""
 
-    def _finish(self) -> None:
+    def _finish(self, problem: Problem, server: Any) -> None:
         """Replace the coefficients on the support by pooled least squares, and save the model."""
-        agreement = Agreement.read(self._common["agreement"])
-        params = self._method.model(self._problem, self._server)
+        agreement = Agreement.read(self._pool.common["agreement"])
+        params = self._algorithm.model(problem, server)
         if params is None:
-            raise ConfigError(f"{type(self._method).__name__} has no global model to save")
+            raise ConfigError(f"{type(self._algorithm).__name__} has no global model to save")
         found = params.params["coef"].numpy()
         support = np.flatnonzero(found)
         exact = np.zeros_like(found)
         exact[support] = self._refitted([int(position) for position in support])
         coef, intercept = agreement.original(exact)
         model = LinearModel(agreement, coef, intercept)
-        replace_file(self._folder.path / MODEL_FILE, model.to_text().encode())
+        replace_file(self._run_dir.path / MODEL_FILE, model.to_text().encode())
         self._log(f"{len(support)} of {len(coef)} coefficients differ from zero")
 
     def _refitted(self, support: list[int]) -> Array:
         size = len(support)
-        online = self._roster.online()
+        online = self._pool.members.online()
         wanted = {online[c]: c for c in range(self._settings.clients) if c in online}
         letters = {
-            node: self._letter(client, Key(0), {}, support=support)
+            node: self._pool.message(
+                ClientRequest(self._pool.clients[client], Key(0), None), {}, support=support
+            )
             for node, client in wanted.items()
         }
         replies = self._link.ask("products", letters, self._settings.deployment.timeout)

@@ -19,7 +19,7 @@ from parsifl.data.ragged import Ragged
 from parsifl.engine.experiment import Experiment
 from parsifl.flower import guards as rules
 from parsifl.flower.audit import Audit, check_history, digest
-from parsifl.flower.client import NodeConfig, Site
+from parsifl.flower.client import NodeConfig, RemoteClient
 from parsifl.flower.data_schema import DataSchema
 from parsifl.flower.guards import Guards, Refusal
 from parsifl.flower.message import Letter
@@ -103,13 +103,13 @@ class TableSite:
         if kind == "products":
             return self._products(letter, agreement, own, x, y, entry)
         data = _data(x, y)
-        site = Site(self._experiment, self._client, data, self._root, least_squares)
+        site = RemoteClient(self._experiment, self._client, data, self._root, least_squares)
         if kind == "hello":
             return site.hello()
         if DataSchema.read(letter.meta.get("facts")) != DataSchema.of(data):
             raise Refusal("facts", "the agreed form of a row is not that of its table")
-        if kind == "judge":
-            return _whole(site.judge(letter))
+        if kind == "evaluate":
+            return _whole(site.evaluate(letter))
         self._hold(letter, agreement, entry, letter.meta.get("round"), letter.parts.get("down"))
         return self._narrow(_whole(site.train(letter)), own.rows, entry)
 

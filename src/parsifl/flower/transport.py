@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 
 from parsifl.flower.message import Letter
 
-Kind = Literal["hello", "train", "judge", "agree", "products"]
+Kind = Literal["hello", "train", "evaluate", "agree", "products"]
 
 
 Answers = dict[int, Letter | str]

@@ -17,7 +17,7 @@ from parsifl.core.keys import Key
 from parsifl.core.leaves import UNITS
 from parsifl.core.problem import Problem
 from parsifl.engine.flops import FlopCounter
-from parsifl.engine.round import initial_state
+from parsifl.engine.pool import ClientProgram
 from parsifl.flower.data_schema import DataSchema
 
 _SLACK = 1 << 20
@@ -26,7 +26,7 @@ _SLACK = 1 << 20
 
 @final
 @dataclass(frozen=True)
-class Expected:
+class UploadTemplate:
     """The form of one client's upload, and the operations of its work.
 
     `known` is False where `local` cannot run without data: then the type alone is checked.
@@ -38,16 +38,16 @@ class Expected:
     note: str = ""
 
 
-class Expectations:
+class UploadTemplates:
     """Expected uploads, worked out once for every structure."""
 
     def __init__(self, method: AnyAlgorithm, problem: Problem, facts: DataSchema) -> None:
         self._method, self._problem, self._facts = method, problem, facts
         self._upload = method.tree_types().uplink
         self._flops = FlopCounter(method, problem)
-        self._known: dict[Any, Expected] = {}
+        self._known: dict[Any, UploadTemplate] = {}
 
-    def of(self, down: Any, info: ClientInfo, key: Key) -> Expected:
+    def of(self, down: Any, info: ClientInfo, key: Key) -> UploadTemplate:
         """Return what this client must send for this downlink."""
         work = self._method.batches(info, key.round)
         leaves, structure = tree.flatten(down)
@@ -58,20 +58,22 @@ class Expectations:
             self._known[mark] = self._expected(down, info, work, key)
         return self._known[mark]
 
-    def _expected(self, down: Any, info: ClientInfo, work: DataRequest, key: Key) -> Expected:
+    def _expected(self, down: Any, info: ClientInfo, work: DataRequest, key: Key) -> UploadTemplate:
         method, problem = self._method, self._problem
         try:
-            state = initial_state(method, problem, info, down, key)()
+            state = ClientProgram(method, problem).initial_state(info, down, key.seed)
             # uploads of clients with unequal numbers of steps share a batch: one step tells all
             arguments = tree.to_meta((down, state, self._shard(info, work, key, most=1)))
             template = method.client_update(problem, *arguments).upload
         except Exception as error:  # work that needs values has no template
             reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-            return Expected(None, False, None, f"uploads are checked by type alone ({reason})")
+            return UploadTemplate(
+                None, False, None, f"uploads are checked by type alone ({reason})"
+            )
         counted = None
         if not self._facts.sparse:
             counted = self._flops.count(down, state, self._shard(info, work, key))
-        return Expected(template, True, counted)
+        return UploadTemplate(template, True, counted)
 
     def _shard(
         self, info: ClientInfo, work: DataRequest, key: Key, most: int | None = None
@@ -102,7 +104,7 @@ class Expectations:
         dtype = self._facts.features(0).dtype
         return dtype if dtype.is_floating_point else torch.float32
 
-    def read(self, data: bytes, expected: Expected) -> Any:
+    def read(self, data: bytes, expected: UploadTemplate) -> Any:
         """Decode an upload and hold it against what was expected; raise WireError."""
         if not expected.known:
             return wire.decode(data, self._upload)

@@ -13,7 +13,8 @@ from torch import Tensor
 from parsifl.core.batching import Batch, Rows
 from parsifl.core.errors import CapabilityError, ConfigError
 from parsifl.core.keys import Key
-from parsifl.core.problem import Layered, LayerGroup, Params, Problem, Scalable
+from parsifl.core.layer_group import LayerGroup
+from parsifl.core.problem import Layered, Params, Problem, Scalable
 from parsifl.nn.models.flops import named
 from parsifl.nn.row_losses import Loss, row_metrics
 

@@ -51,11 +51,13 @@ def size(message: Any, precision: Precision = "exact") -> int:
     >>> size({"w": torch.eye(3)}) == len(encode({"w": torch.eye(3)}))
     True
     """
-    return measure(message, precision)[0]
+    return measure(message, precision).bytes
 
 
-def measure(message: Any, precision: Precision = "exact") -> tuple[int, MessageStats]:
-    """Return `size` and `content` of a message after looking at its values once."""
+def measure(message: Any, precision: Precision = "exact") -> MessageStats:
+    """Return the size of a message after looking at its values once; None is not sent at all."""
+    if message is None:
+        return MessageStats()
     leaves, structure = tree.flatten(message, units=UNITS)
     mark = (precision, structure, *[_mark(leaf, precision) for leaf in leaves])
     found = _kept.get(mark)
@@ -69,7 +71,7 @@ def measure(message: Any, precision: Precision = "exact") -> tuple[int, MessageS
 
 
 _KEPT = 256
-_kept: dict[Any, tuple[int, MessageStats]] = {}
+_kept: dict[Any, MessageStats] = {}
 
 
 def _mark(leaf: Any, precision: str) -> Any:
@@ -80,9 +82,7 @@ def _mark(leaf: Any, precision: str) -> Any:
     return leaf.dtype, leaf.shape, quantization.count_nonzero(leaf)
 
 
-def _measured(
-    leaves: list[Any], structure: tree.Structure, precision: str
-) -> tuple[int, MessageStats]:
+def _measured(leaves: list[Any], structure: tree.Structure, precision: str) -> MessageStats:
     quantization.precision_index(precision)
     names, _, head = _described(leaves, structure)
     length, information, reals = frame.PREFIX.size + len(head), 0.0, 0
@@ -90,7 +90,7 @@ def _measured(
         length += part.length()
         information += part.layout.information
         reals += part.reals
-    return length, MessageStats(dense_leaves(leaves), information, reals)
+    return MessageStats(length, dense_leaves(leaves), information, reals)
 
 
 def _forms(

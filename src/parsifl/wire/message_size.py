@@ -78,19 +78,22 @@ def _kind(node: Any) -> str:
 
 
 class MessageStats(NamedTuple):
-    """What is in a message, however it travels.
+    """The size of a message.
 
     Attributes
     ----------
+    bytes
+        The length on the wire.
     dense, entropy
         See `dense_size` and `entropy_size`.
     values
-        The number of real values (positions of non-zeros are none).
+        The number of real values; positions of non-zeros do not count.
     """
 
-    dense: int
-    entropy: float
-    values: int
+    bytes: int = 0
+    dense: int = 0
+    entropy: float = 0.0
+    values: int = 0
 
 
 def dense_size(message: Any) -> int:

@@ -43,7 +43,7 @@ def no_fallback(trial: Trial) -> None:
     for run in (trial.sequential, *trial.batched.values()):
         for record in run.metrics:
             expect(not record["dropped"], f"healthy clients were dropped: {record['dropped']}")
-            expect(not record["fallbacks"], f"a batch had to be run again: {record['fallbacks']}")
+            expect(not record["notes"], f"a batch had to be run again: {record['fallbacks']}")
     _need_batches(trial)
 
 
@@ -67,8 +67,8 @@ def resumed_equals_uninterrupted(trial: Trial) -> None:
     whole = trial.simulate(rounds=4, participation=0.6)
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "run"
-        trial.simulate(rounds=2, participation=0.6, folder=place)
-        resumed = trial.simulate(rounds=4, participation=0.6, folder=place, resume=True)
+        trial.simulate(rounds=2, participation=0.6, run_dir=place)
+        resumed = trial.simulate(rounds=4, participation=0.6, run_dir=place, resume=True)
     expect(tree.same(snapshot(whole), snapshot(resumed)), "states or models differ in their bits")
     expect(
         [_timeless(r) for r in whole.metrics] == [_timeless(r) for r in resumed.metrics],

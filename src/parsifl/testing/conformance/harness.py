@@ -16,7 +16,6 @@ from parsifl.core.algorithm import (
     ClientInfo,
     ClientUpdate,
     ClientUpload,
-    GatherAlgorithm,
 )
 from parsifl.core.batching import ClientRoundData
 from parsifl.core.errors import ConfigError, ParsiflError
@@ -25,7 +24,7 @@ from parsifl.core.leaves import densify
 from parsifl.core.problem import Model, Problem
 from parsifl.data.clients import ClientData
 from parsifl.engine.batch_sampler import BatchSampler, Infos
-from parsifl.engine.round import initial_state
+from parsifl.engine.pool import ClientProgram
 from parsifl.engine.run import Run
 from parsifl.engine.simulate import simulate
 from parsifl.testing.conformance.examples import Example, example_for, restricted
@@ -94,7 +93,7 @@ class Trial:
     def simulate(self, engine: Any = "sequential", rounds: int = ROUNDS, **options: Any) -> Run:
         """Run the engine."""
         return simulate(
-            self.method, self.problem, self.data, rounds, seed=SEED, engine=engine, **options
+            self.method, self.problem, self.data, rounds, seed=SEED, executor=engine, **options
         )
 
     @cached_property
@@ -141,7 +140,7 @@ class Trial:
         down, state = self.received(scene, client)
         info = self.infos[client]
         key = self.key.replace(round=scene.round)
-        shard = self.shards.shard(client, self.method.batches(info, scene.round), key)
+        shard = self.shards.draw(client, self.method.batches(info, scene.round), key)
         result = self.method.client_update(self.problem, down, state, shard)
         return Turn(info, down, state, shard, result)
 
@@ -152,26 +151,23 @@ class Trial:
         down = self.method.broadcast(self.problem, scene.server, info, here)
         if client in scene.clients:
             return down, scene.clients[client]
-        return down, initial_state(self.method, self.problem, info, down, key)()
+        return down, ClientProgram(self.method, self.problem).initial_state(info, down, key.seed)
 
     def combine(self, server: Any, turns: tuple[Turn, ...], round: int) -> Any:
         """Aggregate the uploads in the order given."""
-        method: Any = self.method
         key = self.key.replace(round=round, purpose="aggregate")
-        if isinstance(method, GatherAlgorithm):
-            uploads = [ClientUpload(t.info, method.weight(t.info), t.result.upload) for t in turns]
-            return method.aggregate(self.problem, server, uploads, key)
-        total: Any = None
+        accumulator = self.method.accumulator(self.problem)
         for turn in turns:
-            part = method.contribute(self.problem, turn.result.upload, method.weight(turn.info))
-            total = tree.accumulate(total, part)
-        return method.aggregate(self.problem, server, total, key)
+            weight = self.method.weight(turn.info)
+            upload = ClientUpload(turn.info, weight, turn.result.upload, turn.down)
+            accumulator.add(upload)
+        return self.method.aggregate(self.problem, server, accumulator.total(), key)
 
     def personal(self, scene: Scene, client: int) -> Model:
         """Return the model that a client is judged on."""
         down, state = self.received(scene, client)
         key = self.key.replace(round=scene.round, purpose="tuning")
-        shard = self.shards.shard(
+        shard = self.shards.draw(
             client, self.method.personalization_batches(self.infos[client]), key
         )
         return self.method.personalize(self.problem, down, state, shard)
@@ -211,8 +207,8 @@ def small(kind: type[AnyAlgorithm]) -> AnyAlgorithm:
 
 def snapshot(run: Run) -> dict[str, Any]:
     """Return everything that a run leaves behind, as one tree."""
-    personal = {str(i): run.personal(i).params for i in range(run._judge.clients)}
-    states = {str(client): state for client, state in run._store}
+    personal = {str(i): run.personal(i).params for i in range(len(run.pool.clients))}
+    states = {str(client): state for client, state in run.pool.store}
     return {"server": run.server, "clients": states, "personal": personal}
 
 

@@ -92,8 +92,8 @@ def _call_all(trial: Trial, watch: Watch) -> None:
             down,
         )
         work = watch("work", lambda info=info: method.batches(info, 1))
-        shard = trial.shards.shard(client, work, key)
-        tuning = trial.shards.shard(
+        shard = trial.shards.draw(client, work, key)
+        tuning = trial.shards.draw(
             client, watch("tuning", lambda i=info: method.personalization_batches(i)), key
         )
         state = scene.clients[client]

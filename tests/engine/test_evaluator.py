@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -11,9 +12,11 @@ from torch import nn
 from parsifl.algorithms.ditto import Ditto
 from parsifl.algorithms.fedavg import FedAvg
 from parsifl.core.errors import ClientError
+from parsifl.core.keys import Key
 from parsifl.data.clients import ClientData
 from parsifl.engine import evaluator, threads
 from parsifl.engine.evaluation import Evaluation
+from parsifl.engine.record import ClientRequest
 from parsifl.engine.run import Run
 from parsifl.engine.simulate import simulate
 from parsifl.linear.glm import GLM
@@ -33,7 +36,7 @@ def data(shape: tuple[int, ...], *, real: bool = False) -> ClientData:
     return ClientData.of(pairs, test=0.5)
 
 
-def perceptron() -> nn.Module:
+def mlp() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(37, 50), nn.ReLU(), nn.Linear(50, 3))
 
 
@@ -42,7 +45,7 @@ def convolution() -> nn.Module:
 
 
 CASES: dict[str, tuple[Any, ClientData]] = {
-    "perceptron": (NeuralProblem(perceptron), data((37,))),
+    "mlp": (NeuralProblem(mlp), data((37,))),
     "convolution": (NeuralProblem(convolution), data((2, 6, 6))),
     "targets": (NeuralProblem(lambda: nn.Linear(37, 1), "mse"), data((37,), real=True)),
     "regression": (GLM(37, "squared"), data((37,), real=True)),
@@ -54,12 +57,16 @@ def trained(name: str, method: Any) -> Run:
     return simulate(method, problem, clients, 2, evaluate_every=0)
 
 
+def scores(run: Run, clients: Iterable[int], model: str = "personal") -> dict[str, list[float]]:
+    """Return the test metrics of some clients, as the pool of a finished run finds them."""
+    key = Key(run.seed, round=len(run.records) - 1)
+    requests = [ClientRequest(run.pool.clients[i], key, run.server, upload=False) for i in clients]
+    found = [each.values[model]["test"] for each in run.pool.evaluate(requests, run.server)]
+    return {name: [values[name] for values in found] for name in found[0]}
+
+
 def personal(run: Run) -> dict[str, list[float]]:
-    found = run._judge.personal_scores(
-        run.server, run._store, range(len(SIZES)), "test", run._key, "fused", 10
-    )
-    assert found is not None
-    return {name: values.tolist() for name, values in found.values.items()}
+    return scores(run, range(len(SIZES)))
 
 
 @pytest.mark.bits
@@ -72,10 +79,7 @@ def test_scores_have_the_bits_that_each_client_would_find_alone(
     """However many share a job, and with any number of threads."""
     run = trained(name, method)
     with threads.single_threaded():
-        alone = [
-            run._judge.own_score(run.server, run._store, client, "test", run._key)
-            for client in range(len(SIZES))
-        ]
+        alone = [scores(run, [client]) for client in range(len(SIZES))]
     monkeypatch.setattr(evaluator, "_PIECE_ROWS", most)
     monkeypatch.setattr(threads, "cores", lambda: 4)
     before = torch.get_num_threads()
@@ -87,12 +91,12 @@ def test_scores_have_the_bits_that_each_client_would_find_alone(
         finally:
             torch.set_num_threads(before)
         for metric, values in found.items():
-            assert values == [score[metric] for score in alone if score is not None]
+            assert values == [score[metric][0] for score in alone]
 
 
 @pytest.mark.bits
 @pytest.mark.parametrize("name", CASES)
-def test_the_global_model_is_judged_with_the_same_bits_by_any_number_of_threads(
+def test_the_global_model_is_evaluated_with_the_same_bits_by_any_number_of_threads(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = trained(name, FedAvg(local_steps=2))
@@ -102,27 +106,25 @@ def test_the_global_model_is_judged_with_the_same_bits_by_any_number_of_threads(
     for count in (1, 3):
         torch.set_num_threads(count)
         try:
-            scores = run._judge.global_scores(run.server, range(len(SIZES)), "test")
+            found.append(scores(run, range(len(SIZES)), "global"))
         finally:
             torch.set_num_threads(before)
-        assert scores is not None
-        found.append({metric: values.tolist() for metric, values in scores.values.items()})
     assert found[0] == found[1]
 
 
-def test_of_clients_that_are_judged_together_the_one_at_fault_is_named() -> None:
-    problem, clients = CASES["perceptron"]
+def test_of_clients_that_are_evaluated_together_the_one_at_fault_is_named() -> None:
+    problem, clients = CASES["mlp"]
     y = clients.y.clone()
     run = simulate(FedAvg(local_steps=2), problem, replace(clients, y=y), 1, evaluate_every=0)
     personal(run)
     y[int(clients.test[3][0])] = 7  # there are three outputs
-    with pytest.raises(ClientError, match="client 3 failed in judging"):
+    with pytest.raises(ClientError, match="client 3 failed in evaluation"):
         personal(run)
 
 
-def test_models_that_are_tuned_are_judged_as_those_that_are_not() -> None:
+def test_models_that_are_tuned_are_evaluated_as_those_that_are_not() -> None:
     """No step is a fixed point, and batches only pad."""
-    problem, clients = CASES["perceptron"]
+    problem, clients = CASES["mlp"]
     plain = simulate(Ditto(local_steps=2), problem, clients, 2)
     tuned = simulate(
         Ditto(local_steps=2),

@@ -1,0 +1,97 @@
+"""Client pools: where clients live. The loop (`engine.training`) knows nothing else of them.
+
+A pool owns data, client states, devices and transport. The loop owns the server state and the
+record. Every request is answered once. The order of answers depends on the requests alone, not on
+threads. Requests are read lazily. A result that was yielded is kept: the client's next round starts
+from its new state. An exception before the first answer leaves everything as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+from parsifl.core.algorithm import AnyAlgorithm, ClientInfo, ClientUpdate
+from parsifl.core.batching import ClientRoundData
+from parsifl.core.keys import Key
+from parsifl.core.problem import Problem
+from parsifl.engine.record import Answer, ClientRequest, ClientScores
+from parsifl.engine.threads import Scope, thread_scope
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class PendingEvaluation:
+    """The evaluation of an earlier round that rides on the next call of `train`."""
+
+    requests: Iterable[ClientRequest]
+    server: Any
+
+
+class ClientPool(Protocol):
+    """Clients and everything that belongs to them."""
+
+    @property
+    def clients(self) -> Sequence[ClientInfo]:
+        """All clients, by id."""
+        ...
+
+    @property
+    def executor(self) -> str:
+        """How clients run, for the record."""
+        ...
+
+    @property
+    def deferred_evaluation(self) -> bool:
+        """Whether the evaluation of a round may ride on the next call of `train`."""
+        ...
+
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """The time that the last `train` spent, by phase; may be empty."""
+        ...
+
+    def train(
+        self, requests: Iterable[ClientRequest], evaluation: PendingEvaluation | None = None
+    ) -> Generator[Answer, None, None]:
+        """Train clients; yield one answer per request, and scores if an evaluation is pending."""
+        ...
+
+    def evaluate(self, requests: Iterable[ClientRequest], server: Any) -> Iterator[ClientScores]:
+        """Evaluate the global model and the personal models; this changes no state."""
+        ...
+
+    def save(self, directory: Path) -> Json:
+        """Write what a checkpoint needs; return what `restore` needs to find it again."""
+        ...
+
+    def restore(self, directory: Path, saved: Json) -> None:
+        """Go back to what `save` wrote; may be called twice."""
+        ...
+
+
+@dataclass(frozen=True)
+class ClientProgram:
+    """What a client does in a round; every pool runs this."""
+
+    algorithm: AnyAlgorithm
+    problem: Problem
+
+    @cached_property
+    def scope(self) -> Scope:
+        """The scope in which clients and the server compute."""
+        return thread_scope(self.problem)
+
+    def __call__(self, received: Any, state: Any, data: ClientRoundData) -> ClientUpdate[Any, Any]:
+        """Train one client."""
+        with self.scope():
+            return self.algorithm.client_update(self.problem, received, state, data)
+
+    def initial_state(self, client: ClientInfo, received: Any, seed: int) -> Any:
+        """Return a client's first state; its key does not depend on the round."""
+        key = Key(seed, client=client.id, purpose="client")
+        return self.algorithm.init_client(self.problem, client, received, key)

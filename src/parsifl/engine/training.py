@@ -1,0 +1,377 @@
+"""The loop: cohort, requests, accumulation, record, evaluation, callbacks, checkpoint, resume."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # not declared
+
+from parsifl.core.algorithm import AnyAlgorithm, ClientUpload, canonical
+from parsifl.core.errors import ClientError, ConfigError, ParsiflError
+from parsifl.core.keys import Key
+from parsifl.core.problem import Problem
+from parsifl.engine import checkpoint, sampling
+from parsifl.engine.evaluation import Evaluation, Scores
+from parsifl.engine.finite import is_finite
+from parsifl.engine.network_model import NetworkModel
+from parsifl.engine.pool import ClientPool, ClientProgram, PendingEvaluation
+from parsifl.engine.profiling import PhaseTimer
+from parsifl.engine.record import (
+    MODELS,
+    SPLITS,
+    ClientRequest,
+    ClientResult,
+    ClientScores,
+    PartialTotal,
+    RoundRecord,
+    RoundTally,
+)
+from parsifl.engine.run_dir import RunDir
+
+CHECKPOINT_SECONDS = 5.0
+
+
+class StopTraining(Exception):
+    """Raised by a callback to make this round the last; its text is the reason."""
+
+
+@dataclass(frozen=True)
+class RoundEnd:
+    """What a callback sees at the end of a round.
+
+    `history` holds the records of all earlier rounds, also in a resumed run: a callback that
+    depends on it alone stops a resumed run where it would stop an uninterrupted one.
+    """
+
+    algorithm: AnyAlgorithm
+    problem: Problem
+    server: Any
+    record: RoundRecord
+    history: Sequence[RoundRecord]
+
+
+class Callback(Protocol):
+    """Called once per round before its record is written; what it returns goes into `metrics`.
+
+    A callback that reads scores declares `reads_scores = True`: evaluation is then not deferred.
+    """
+
+    def __call__(self, event: RoundEnd, /) -> Mapping[str, float] | None:
+        """Look at a round; raise `StopTraining` to end the run."""
+        ...
+
+
+@dataclass
+class TrainingState:
+    """What the loop carries from round to round; the pool carries the rest.
+
+    `pending` says that the last record still lacks its scores.
+    """
+
+    server: Any
+    records: list[RoundRecord] = field(default_factory=list)
+    pending: bool = False
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a callback ended the run."""
+        return bool(self.records and self.records[-1].stopped)
+
+
+@dataclass(frozen=True)
+class Training:
+    """A run: an algorithm on a problem with the clients of a pool."""
+
+    algorithm: AnyAlgorithm
+    problem: Problem
+    pool: ClientPool
+    seed: int = 0
+    participation: float = 1.0
+    evaluation: Evaluation = field(default_factory=Evaluation)
+    evaluate_every: int = 1
+    network: NetworkModel = field(default_factory=NetworkModel)
+    callbacks: Sequence[Callback] = ()
+    run_dir: RunDir | None = None
+    configuration: Mapping[str, Any] = field(default_factory=dict)
+    checkpoint_seconds: float = CHECKPOINT_SECONDS
+
+    # ------------------------------------------------------------------ the run
+    def run(self, rounds: int, *, resume: bool = False) -> TrainingState:
+        """Train until there are this many rounds in all, or until a callback stops the run."""
+        state = self._start(rounds, resume=resume)
+        saved_at, saving = time.monotonic(), None
+        while len(state.records) < rounds and not state.stopped:
+            round = len(state.records)
+            pending = self._pending(state)
+            server, record, scores = self._train(state.server, round, pending)
+            if pending is not None:
+                self._complete(state, scores)
+            if saving is not None:
+                record = replace(record, seconds={**record.seconds, "checkpoint": saving})
+            last = round + 1 == rounds
+            record, deferred = self._finish(state, server, record, last=last)
+            state.server, state.pending = server, deferred
+            state.records.append(record)
+            if self.run_dir is not None:
+                if not deferred:
+                    self.run_dir.append(record)
+                last = last or bool(record.stopped)
+                if last or time.monotonic() - saved_at >= self.checkpoint_seconds:
+                    saving = self._checkpoint(state)
+                    saved_at = time.monotonic()
+        return state
+
+    def round(self, server: Any, round: int) -> tuple[Any, RoundRecord]:
+        """Train one round (from 0); return the next server state and the record without scores.
+
+        Pure but for the states of the pool's clients.
+        """
+        following, record, _ = self._train(server, round, None)
+        return following, record
+
+    def _start(self, rounds: int, *, resume: bool) -> TrainingState:
+        self.algorithm.check_capabilities(self.problem)
+        state = TrainingState(self.initial_server())
+        if self.run_dir is None:
+            return state
+        self.run_dir.open(self.configuration, resume=resume)
+        directory = self.run_dir.checkpoints
+        found = checkpoint.load(directory, self.algorithm.tree_types(), self.pool.restore)
+        if found is not None and found.round > rounds:
+            raise ConfigError(
+                f"{self.run_dir.path} already has {found.round} rounds, more than the {rounds} "
+                f"requested; request {found.round} or more, or choose another directory"
+            )
+        complete = 0 if found is None else found.round - (found.pending is not None)
+        state.records = self.run_dir.truncate(complete)
+        self.run_dir.set_target(rounds)
+        if found is not None:
+            state.server = found.server
+            if found.pending is not None:
+                state.records.append(found.pending)
+                state.pending = True
+        return state
+
+    def initial_server(self) -> Any:
+        """Return the server's state before the first round."""
+        key = self._key.replace(purpose="server")
+        return self.algorithm.init_server(self.problem, self.pool.clients, key)
+
+    def _checkpoint(self, state: TrainingState) -> float:
+        assert self.run_dir is not None
+        started = time.perf_counter()
+        checkpoint.save(
+            self.run_dir.checkpoints,
+            checkpoint.Checkpoint(
+                round=len(state.records),
+                server=state.server,
+                pending=state.records[-1] if state.pending else None,
+            ),
+            self.pool.save,
+        )
+        return time.perf_counter() - started
+
+    def _finish(
+        self, state: TrainingState, server: Any, record: RoundRecord, *, last: bool
+    ) -> tuple[RoundRecord, bool]:
+        """Evaluate if due and call the callbacks; return whether the scores are still to come."""
+        every = self.evaluate_every
+        due = bool(every) and (last or record.round % every == 0)
+        deferred = due and not last and self._defers
+        if due and not deferred:
+            record = self._evaluate(server, record, state.records)
+        try:
+            for callback in self.callbacks:
+                event = RoundEnd(self.algorithm, self.problem, server, record, state.records)
+                added = callback(event)
+                if added:
+                    record = replace(record, metrics={**record.metrics, **added})
+        except StopTraining as stop:
+            if every and (deferred or not due):
+                record, deferred = self._evaluate(server, record, state.records), False
+            record = replace(record, stopped=str(stop) or type(stop).__name__)
+        return record, deferred
+
+    @cached_property
+    def _defers(self) -> bool:
+        reading = any(getattr(callback, "reads_scores", False) for callback in self.callbacks)
+        return self.pool.deferred_evaluation and not reading
+
+    # ------------------------------------------------------------------ one round
+    def _train(
+        self, server: Any, round: int, pending: PendingEvaluation | None
+    ) -> tuple[Any, RoundRecord, list[ClientScores]]:
+        algorithm, problem, key = self.algorithm, self.problem, self._key.replace(round=round)
+        cohort = sampling.cohort(self._eligible, self.participation, key)
+        uploading = set(cohort)
+        tally = RoundTally(round + 1, len(cohort), self.network)
+        accumulator = algorithm.accumulator(problem)
+        scores: list[ClientScores] = []
+        arrived = 0
+        timer = PhaseTimer()
+        requests = self._requests(server, self._training(cohort), key, uploading)
+        with closing(self.pool.train(requests, pending)) as answers:
+            for answer in answers:
+                timer.lap("pool")
+                if isinstance(answer, ClientScores):
+                    scores.append(answer)
+                elif isinstance(answer, PartialTotal):
+                    accumulator.merge(answer.total)
+                    arrived += answer.clients
+                else:
+                    client = answer.client
+                    uploads, weight = client.id in uploading, algorithm.weight(client)
+                    tally.add(answer, weight, uploads=uploads)
+                    if isinstance(answer, ClientResult) and uploads and not answer.aggregated:
+                        upload = ClientUpload(client, weight, answer.upload, answer.received)
+                        accumulator.add(upload)
+                        arrived += 1
+                timer.lap("aggregate")
+        timer.lap("pool")
+        self._check_hopeless(tally, round)
+        if arrived:  # without uploads the server stays as it is
+            server = self._aggregate(server, accumulator.total(), key, tally)
+        timer.lap("aggregate")
+        seconds = {**self.pool.seconds, "aggregate": timer.seconds.get("aggregate", 0.0)}
+        if not self.pool.seconds:
+            seconds["local"] = timer.seconds.get("pool", 0.0)
+        return server, tally.record(seconds, self.pool.executor), scores
+
+    def _requests(
+        self, server: Any, clients: Sequence[int], key: Key, uploading: set[int]
+    ) -> Iterator[ClientRequest]:
+        for number in clients:
+            client = self.pool.clients[number]
+            here = key.replace(client=number, purpose="broadcast")
+            message = self.algorithm.broadcast(self.problem, server, client, here)
+            yield ClientRequest(client, key, message, number in uploading)
+
+    def _aggregate(self, server: Any, total: Any, key: Key, tally: RoundTally) -> Any:
+        try:
+            with self._program.scope():
+                here = key.replace(purpose="aggregate")
+                following = self.algorithm.aggregate(self.problem, server, total, here)
+        except LinAlgError as error:  # decompositions of what is not finite fail
+            raise _overflow(tally, key) from error
+        if not is_finite(following) and is_finite(server):
+            raise _overflow(tally, key)
+        return canonical(following)
+
+    def _check_hopeless(self, tally: RoundTally, round: int) -> None:
+        """Abort if every client fails in the first round: this is a mistake in the setup."""
+        if round == 0 and tally.dropped and not tally.trained:
+            client, reason = next(iter(tally.dropped.items()))
+            raise ClientError("training", client, 1, f"{reason} (and so did every other client)")
+
+    @cached_property
+    def _program(self) -> ClientProgram:
+        return ClientProgram(self.algorithm, self.problem)
+
+    @cached_property
+    def _key(self) -> Key:
+        return Key(self.seed)
+
+    @cached_property
+    def _eligible(self) -> Sequence[int]:
+        return sampling.eligible_clients(len(self.pool.clients), self.evaluation, self._key)
+
+    def _training(self, cohort: Sequence[int]) -> Sequence[int]:
+        return self._eligible if self.algorithm.everyone_trains() else cohort
+
+    # ------------------------------------------------------------------ evaluation
+    def _evaluated_clients(self, rounds: int) -> Sequence[int]:
+        sampled: set[int] = set()
+        if self.evaluation.clients == "sampled":
+            for round in range(rounds):
+                key = self._key.replace(round=round)
+                cohort = sampling.cohort(self._eligible, self.participation, key)
+                sampled.update(self._training(cohort))
+        clients = len(self.pool.clients)
+        return sampling.evaluated(self.evaluation, clients, self._eligible, sampled)
+
+    def _evaluation_requests(self, server: Any, round: int) -> Iterator[ClientRequest]:
+        key = self._key.replace(round=round)
+        return self._requests(server, self._evaluated_clients(round + 1), key, set())
+
+    def _pending(self, state: TrainingState) -> PendingEvaluation | None:
+        if not state.pending:
+            return None
+        round = len(state.records) - 1
+        return PendingEvaluation(self._evaluation_requests(state.server, round), state.server)
+
+    def _complete(self, state: TrainingState, scores: Sequence[ClientScores]) -> None:
+        """Add scores that came one round late to the last record."""
+        state.records[-1] = self._scored(state.records[-1], scores)
+        state.pending = False
+        if self.run_dir is not None:
+            self.run_dir.append(state.records[-1])
+
+    def _evaluate(
+        self, server: Any, record: RoundRecord, history: Sequence[RoundRecord]
+    ) -> RoundRecord:
+        started = time.perf_counter()
+        requests = self._evaluation_requests(server, len(history))
+        record = self._scored(record, list(self.pool.evaluate(requests, server)))
+        spent = time.perf_counter() - started
+        return replace(record, seconds={**record.seconds, "evaluate": spent})
+
+    def _scored(self, record: RoundRecord, found: Sequence[ClientScores]) -> RoundRecord:
+        summaries: dict[str, Any] = {}
+        detail: dict[str, Any] = {"round": record.round}
+        for model in MODELS:
+            for split in SPLITS:
+                scores = _columns(found, model, split)
+                if scores is not None:
+                    summary = scores.summary(self.evaluation, self.problem)
+                    summaries.setdefault(model, {})[split] = summary
+                    detail.setdefault(model, {})[split] = scores.to_json()
+        if self.run_dir is not None:
+            self.run_dir.write_clients(detail)
+        notes = tuple(dict.fromkeys(note for scores in found for note in scores.notes))
+        return replace(
+            record,
+            scores=summaries,
+            notes=(*record.notes, *notes),
+            unevaluated={s.client.id: s.reason for s in found if s.reason},
+        )
+
+
+def _columns(found: Sequence[ClientScores], model: str, split: str) -> Scores | None:
+    """Return one column per metric over the clients that have rows in this split."""
+    rows = [
+        (scores.client.id, scores.samples[split], scores.values[model][split])
+        for scores in found
+        if split in scores.values.get(model, {})
+    ]
+    if not rows:
+        return None
+    names = [name for name in rows[0][2] if all(name in values for _, _, values in rows)]
+    return Scores(
+        np.array([client for client, _, _ in rows]),
+        np.array([samples for _, samples, _ in rows]),
+        {name: np.array([values[name] for _, _, values in rows]) for name in names},
+    )
+
+
+def _overflow(tally: RoundTally, key: Key) -> ParsiflError:
+    largest, client = tally.largest
+    kept = "checkpoints of earlier rounds are intact"
+    if largest and math.isfinite(largest):
+        return ClientError(
+            "aggregation",
+            client,
+            key.round + 1,
+            "the aggregated state is not finite, and the upload of this client has the largest "
+            f"value, {largest:.3g}; {kept}: correct or exclude the client and resume",
+        )
+    return ParsiflError(
+        f"round {key.round + 1}: the aggregated state is not finite, and no upload stands out; "
+        f"{kept}: use smaller step sizes at the server"
+    )
