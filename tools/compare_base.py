@@ -23,7 +23,7 @@ from typing import Any
 LINEAR = ("fedht", "fediterht", "distributediht", "fedgradmp", "inexactfedgradmp")
 TIMINGS = ("seconds", "simulated_seconds", "executor")
 RENAMED = {"info": "metrics", "fallbacks": "notes", "unjudged": "unevaluated"}
-EXECUTORS = {"loop": "loop", "auto": "auto"}
+EXECUTORS = {"loop": "sequential", "auto": "auto"}
 """Today's executors, and what earlier versions called them (`--engine`)."""
 
 # Runs inside either version: arguments are (output directory, algorithm, ...).

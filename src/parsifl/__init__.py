@@ -11,8 +11,15 @@ from typing import TYPE_CHECKING, Any
 from parsifl import startup
 
 if TYPE_CHECKING:
-    from parsifl import algorithms, data, estimators, masks, report, testing, wire
-    from parsifl.core import errors, keys
+    from parsifl import algorithms as algorithms
+    from parsifl import data as data
+    from parsifl import estimators as estimators
+    from parsifl import masks as masks
+    from parsifl import report as report
+    from parsifl import testing as testing
+    from parsifl import wire as wire
+    from parsifl.core import errors as errors
+    from parsifl.core import keys as keys
     from parsifl.core.registry import get
     from parsifl.data.clients import ClientData
     from parsifl.engine.evaluation import Evaluation
@@ -20,7 +27,7 @@ if TYPE_CHECKING:
     from parsifl.engine.run import Run
     from parsifl.engine.simulate import simulate
     from parsifl.linear.glm import GLM
-    from parsifl.nn import models
+    from parsifl.nn import models as models
     from parsifl.nn.neural import NeuralProblem
 
 _HOMES = {

@@ -40,7 +40,7 @@ def test_a_client_whose_finite_upload_would_overflow_is_left_out_and_named(
     others = [client(seed) for seed in range(3)]
     settings = {"tau": 5} if algorithm == "fedht" else {}
     method = parsifl.get(algorithm, lr=0.1, **settings)
-    found = run([*others, client(3, 1e18)], 2, method, engine=engine, folder=tmp_path / "run")
+    found = run([*others, client(3, 1e18)], 2, method, executor=engine, run_dir=tmp_path / "run")
     assert tree.is_finite(found.server)
     for record in found.metrics:
         assert list(record["dropped"]) == [3]
@@ -76,7 +76,7 @@ def test_an_aggregate_that_is_not_finite_stops_the_run_and_names_the_client(
     spoil(monkeypatch, lambda leaf, _: leaf**4)
     clients = [client(0), client(1), client(2, 1e8)]
     with pytest.raises(ClientError, match="client 2 failed in aggregation of round 1") as caught:
-        run(clients, 3, folder=tmp_path / "run")
+        run(clients, 3, run_dir=tmp_path / "run")
     assert "not finite" in str(caught.value)
     assert not list((tmp_path / "run" / "checkpoint").glob("round-*"))
 
@@ -86,10 +86,10 @@ def test_the_checkpoints_before_stay_whole(tmp_path: Path, monkeypatch: pytest.M
     spoil(monkeypatch, lambda leaf, key: leaf + torch.inf if key.round == 2 else leaf)
     clients = [client(0), client(1)]
     with pytest.raises(ParsiflError, match=r"round 3: .* not finite.*no upload stands out"):
-        run(clients, 5, folder=tmp_path / "run")
+        run(clients, 5, run_dir=tmp_path / "run")
     names = sorted(p.name for p in (tmp_path / "run" / "checkpoint").glob("round-*"))
     assert names == ["round-00000001", "round-00000002"]
-    found = run(clients, 2, folder=tmp_path / "run", resume=True)
+    found = run(clients, 2, run_dir=tmp_path / "run", resume=True)
     assert tree.same(found.server, run(clients, 2).server)
 
 

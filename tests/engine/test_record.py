@@ -1,4 +1,4 @@
-"""What is recorded of a round, and how uploads are combined: their order and layout must not show."""
+"""What is recorded of a round, and how uploads are combined."""
 
 from __future__ import annotations
 

@@ -209,6 +209,10 @@ class FederatedAlgorithm(ABC, Generic[P, S, C, D, U, T]):
         """Return the entries of a device profile that this algorithm reads."""
         return ()
 
+    def describe(self) -> dict[str, Any]:
+        """Return the name and the settings as JSON values, for the configuration of a run."""
+        return {"name": type(self).__name__.lower(), **config.to_json(self)}
+
     def check_capabilities(self, problem: Problem) -> None:
         """Raise CapabilityError if the problem lacks something that the algorithm requires."""
         for capability in self.requires:

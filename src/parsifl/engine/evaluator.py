@@ -104,9 +104,9 @@ class Evaluator:
             columns = self._means(model, ids, self._parts(split))
         except (IndexError, RuntimeError, ValueError) as error:
             raise DataError(
-                f"the global model cannot be evaluated on the {split} rows ({reason(error)}): check "
-                "that its inputs and outputs match the data and that all labels are below its "
-                "number of outputs"
+                f"the global model cannot be evaluated on the {split} rows ({reason(error)}): "
+                "check that its inputs and outputs match the data and that all labels are below "
+                "its number of outputs"
             ) from error
         return _by_client(ids, columns)
 

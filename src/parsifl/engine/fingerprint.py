@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from parsifl.core import config
 from parsifl.core.algorithm import AnyAlgorithm
 from parsifl.core.keys import Key
 from parsifl.core.problem import Problem
@@ -39,7 +38,7 @@ def identity_of(
     initial = problem.init(Key(int(run["seed"])))
     parameters = sum(value.numel() for value in initial.values())
     return {
-        "algorithm": {"name": type(method).__name__.lower(), **config.to_json(method)},
+        "algorithm": method.describe(),
         "problem": {
             "kind": type(problem).__name__,
             "score": problem.primary_metric,

@@ -67,7 +67,7 @@ class ClientFailure:
 
     client: ClientInfo
     reason: str
-    down: MessageStats = MessageStats()
+    down: MessageStats = field(default_factory=MessageStats)
 
 
 @dataclass(frozen=True)

@@ -133,10 +133,15 @@ class Exchange:
             upload=upload,
             metrics=info,
             down=request.down,
-            up=wire.measure(upload, self._precision)._replace(bytes=size),
+            up=self._measured(upload, size),
             flops=None if request.expected is None else request.expected.flops,
             largest=found.largest,
         )
+
+    def _measured(self, upload: Any, size: int) -> MessageStats:
+        if upload is None:
+            return MessageStats()
+        return wire.measure(upload, self._precision)._replace(bytes=size)
 
     def _upload(self, request: Request, letter: Letter) -> tuple[Any, int]:
         expected = request.expected

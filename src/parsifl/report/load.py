@@ -197,7 +197,7 @@ def _config(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise CheckpointError(
             f"{path} is not a run folder: it has no config.toml, nor do the folders inside it; "
-            "name a folder that `parsifl run --out` or simulate(folder=...) made"
+            "name a folder that `parsifl run --out` or simulate(run_dir=...) made"
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise CheckpointError(f"{path / 'config.toml'} cannot be read: {error}") from None

@@ -55,9 +55,7 @@ def size(message: Any, precision: Precision = "exact") -> int:
 
 
 def measure(message: Any, precision: Precision = "exact") -> MessageStats:
-    """Return the size of a message after looking at its values once; None is not sent at all."""
-    if message is None:
-        return MessageStats()
+    """Return the size of a message after looking at its values once."""
     leaves, structure = tree.flatten(message, units=UNITS)
     mark = (precision, structure, *[_mark(leaf, precision) for leaf in leaves])
     found = _kept.get(mark)

@@ -11,13 +11,19 @@ import torch
 from torch import Tensor
 
 from parsifl.core import tree
-from parsifl.core.algorithm import GatherAlgorithm
 from parsifl.core.errors import ConfigError
 from parsifl.testing.conformance.examples import example_for
 from parsifl.testing.conformance.harness import NotApplicable, Trial, difference, snapshot
 from parsifl.testing.conformance.registry import expect, promise
 
-TOLERANCE = 1e-9  # float64; a ReLU that flips near zero would show as 1e-4
+TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4}
+"""Up to rounding; in float64 a ReLU that flips near zero would show as 1e-4."""
+
+
+def tolerance(trial: Trial) -> float:
+    """Return what counts as equal in the dtype of the problem's parameters."""
+    dtype = next(iter(trial.problem.init(trial.key).values())).dtype
+    return TOLERANCES.get(dtype, 1e-2)
 
 
 @promise("training moves the models")
@@ -29,12 +35,12 @@ def training_moves_the_models(trial: Trial) -> None:
 
 @promise("batched equals one by one")
 def batched_equals_loop(trial: Trial) -> None:
-    """Check that many clients at once give what one at a time gives, in float64."""
+    """Check that many clients at once give what one at a time gives, up to rounding."""
     _need_batches(trial)
     wanted = snapshot(trial.sequential)
     for engine, run in trial.batched.items():
         gap = difference(snapshot(run), wanted)
-        expect(gap <= TOLERANCE, f"{engine}: states and models differ by {gap:.1e}")
+        expect(gap <= tolerance(trial), f"{engine}: states and models differ by {gap:.1e}")
 
 
 @promise("no fallback, nobody dropped")
@@ -43,7 +49,7 @@ def no_fallback(trial: Trial) -> None:
     for run in (trial.sequential, *trial.batched.values()):
         for record in run.metrics:
             expect(not record["dropped"], f"healthy clients were dropped: {record['dropped']}")
-            expect(not record["notes"], f"a batch had to be run again: {record['fallbacks']}")
+            expect(not record["notes"], f"a batch had to be run again: {record['notes']}")
     _need_batches(trial)
 
 
@@ -55,21 +61,22 @@ def order_irrelevant(trial: Trial) -> None:
     for turn in trial.second.turns:
         same = tree.same(turn.result, turns[turn.info.id].result)
         expect(same, f"client {turn.info.id} got other bits when clients ran in reverse order")
-    if not isinstance(trial.method, GatherAlgorithm):
+    if trial.method.accumulator(trial.problem).mergeable:
         backwards = trial.combine(scene.server, tuple(turns.values()), scene.round)
         gap = difference(backwards, trial.second.server)
-        expect(gap <= TOLERANCE, f"adding up in reverse order differs by {gap:.1e}")
+        expect(gap <= tolerance(trial), f"adding up in reverse order differs by {gap:.1e}")
 
 
 @promise("resumed equals uninterrupted")
 def resumed_equals_uninterrupted(trial: Trial) -> None:
-    """Check that a run that goes on from its checkpoint ends with the same bits, state included."""
+    """Check that a resumed run ends with the same bits as an uninterrupted one."""
     whole = trial.simulate(rounds=4, participation=0.6)
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "run"
         trial.simulate(rounds=2, participation=0.6, run_dir=place)
         resumed = trial.simulate(rounds=4, participation=0.6, run_dir=place, resume=True)
-    expect(tree.same(snapshot(whole), snapshot(resumed)), "states or models differ in their bits")
+        found = snapshot(resumed)  # states may still be in the directory
+    expect(tree.same(snapshot(whole), found), "states or models differ in their bits")
     expect(
         [_timeless(r) for r in whole.metrics] == [_timeless(r) for r in resumed.metrics],
         "the records of the rounds differ",
@@ -83,10 +90,10 @@ def zero_steps(trial: Trial) -> None:
     # both at round 0: what `personalize` draws follows the round
     before, after = idle.models(idle.start), idle.models(dataclasses.replace(idle.first, round=0))
     gap = difference(after, before)
-    expect(gap <= TOLERANCE, f"models move by {gap:.1e} in a round without local steps")
+    expect(gap <= tolerance(trial), f"models move by {gap:.1e} in a round without local steps")
     for turn in idle.step(trial.second).turns:
         gap = difference(turn.result.state, turn.client)
-        expect(gap <= TOLERANCE, f"client state moves by {gap:.1e} without local steps")
+        expect(gap <= tolerance(trial), f"client state moves by {gap:.1e} without local steps")
 
 
 @promise("dtype and device kept")

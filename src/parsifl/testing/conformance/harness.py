@@ -24,10 +24,12 @@ from parsifl.core.leaves import densify
 from parsifl.core.problem import Model, Problem
 from parsifl.data.clients import ClientData
 from parsifl.engine.batch_sampler import BatchSampler, Infos
+from parsifl.engine.local_pool import LocalPool
 from parsifl.engine.pool import ClientProgram
 from parsifl.engine.run import Run
 from parsifl.engine.simulate import simulate
-from parsifl.testing.conformance.examples import Example, example_for, restricted
+from parsifl.engine.training import Training
+from parsifl.testing.conformance.examples import Example, example_for
 
 SEED = 3
 ROUNDS = 3
@@ -51,6 +53,21 @@ class Turn:
     client: Any
     shard: ClientRoundData
     result: ClientUpdate[Any, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class WatchedProgram(ClientProgram):
+    """What clients do, with everything that goes in and comes out."""
+
+    calls: list[tuple[Any, Any, ClientRoundData, ClientUpdate[Any, Any]]] = field(
+        default_factory=list
+    )
+
+    def __call__(self, received: Any, state: Any, data: ClientRoundData) -> ClientUpdate[Any, Any]:
+        """Train one client, and keep arguments and result."""
+        update = super().__call__(received, state, data)
+        self.calls.append((received, state, data, update))
+        return update
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,26 +107,24 @@ class Trial:
         return Key(SEED)
 
     # ------------------------------------------------------------------ whole runs
-    def simulate(self, engine: Any = "sequential", rounds: int = ROUNDS, **options: Any) -> Run:
+    def simulate(self, executor: Any = "loop", rounds: int = ROUNDS, **options: Any) -> Run:
         """Run the engine."""
         return simulate(
-            self.method, self.problem, self.data, rounds, seed=SEED, executor=engine, **options
+            self.method, self.problem, self.data, rounds, seed=SEED, executor=executor, **options
         )
 
     @cached_property
     def sequential(self) -> Run:
         """A run one by one."""
-        return self.simulate("sequential")
+        return self.simulate("loop")
 
     @cached_property
     def batched(self) -> dict[str, Run]:
         """The same run, many at once: as the engine chooses, and under vmap without fusing."""
-        chosen = self.simulate("batched")
-        if chosen.metrics[0]["executor"] != "fused":
-            return {"batched": chosen}
-        # fusing is for problems of a known class, so a plain one takes the generic path
-        generic = replace(self, problem=restricted(self.problem, self.method.requires))
-        return {"fused": chosen, "vmap": generic.simulate("batched")}
+        chosen = self.simulate("fused")
+        if chosen.records[0].executor != "fused":
+            return {"vmap": chosen}
+        return {"fused": chosen, "vmap": self.simulate("vmap")}
 
     # ------------------------------------------------------------------ single steps
     @cached_property
@@ -129,9 +144,16 @@ class Trial:
         return self.step(self.first)
 
     def step(self, scene: Scene) -> Scene:
-        """Take one round with every client, by calling the method alone."""
-        turns = tuple(self.turn(scene, client) for client in range(len(self.data)))
-        server = self.combine(scene.server, turns, scene.round)
+        """Take one round with every client, through the loop and a watched program."""
+        program = WatchedProgram(self.method, self.problem)
+        pool = LocalPool(program, self.data)
+        pool.store.restore(scene.clients)
+        training = Training(self.method, self.problem, pool, seed=SEED)
+        server, _ = training.round(scene.server, scene.round)
+        infos = [self.infos[client] for client in range(len(self.data))]
+        turns = tuple(
+            Turn(info, *watched) for info, watched in zip(infos, program.calls, strict=True)
+        )
         clients = {turn.info.id: turn.result.state for turn in turns}
         return Scene(server, clients, scene.round + 1, turns)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,8 @@ import torch
 from torch import Tensor
 
 from parsifl.core import config, tree
-from parsifl.core.algorithm import ClientUpload, GatherAlgorithm
-from parsifl.testing.conformance.harness import Scene, Trial, snapshot
+from parsifl.core.algorithm import ClientUpload
+from parsifl.testing.conformance.harness import Scene, Trial, Turn, snapshot
 from parsifl.testing.conformance.registry import expect, promise
 
 
@@ -91,13 +92,15 @@ def _call_all(trial: Trial, watch: Watch) -> None:
             lambda down, info=info: method.init_client(problem, info, down, key),
             down,
         )
-        work = watch("work", lambda info=info: method.batches(info, 1))
+        work = watch("batches", lambda info=info: method.batches(info, 1))
         shard = trial.shards.draw(client, work, key)
         tuning = trial.shards.draw(
-            client, watch("tuning", lambda i=info: method.personalization_batches(i)), key
+            client,
+            watch("personalization_batches", lambda i=info: method.personalization_batches(i)),
+            key,
         )
         state = scene.clients[client]
-        watch("local", lambda *a: method.client_update(problem, *a), down, state, shard)
+        watch("client_update", lambda *a: method.client_update(problem, *a), down, state, shard)
         watch("personalize", lambda *a: method.personalize(problem, *a), down, state, tuning)
     _call_server(trial, scene, watch)
 
@@ -107,20 +110,24 @@ def _call_server(trial: Trial, scene: Scene, watch: Watch) -> None:
     problem, key = trial.problem, trial.key.replace(purpose="aggregate")
     # the state before these uploads, made anew: writing the result into it then shows
     server = method.init_server(problem, trial.infos, trial.key.replace(purpose="server"))
-    weighted = [(t.info, method.weight(t.info), t.result.upload) for t in scene.turns]
-    if isinstance(method, GatherAlgorithm):
+    accumulator = method.accumulator(problem)
+    for turn in scene.turns:
+        weight = method.weight(turn.info)
 
-        def gather(server: Any, *uploads: Any) -> Any:
-            rows = zip(weighted, uploads, strict=True)
-            arrived = [ClientUpload(info, weight, upload) for (info, weight, _), upload in rows]
-            return method.aggregate(problem, server, arrived, key)
+        def add(upload: Any, turn: Turn = turn, weight: float = weight) -> None:
+            accumulator.add(ClientUpload(turn.info, weight, upload, turn.down))
 
-        watch("aggregate", gather, server, *(upload for *_, upload in weighted))
+        watch("contribute", add, turn.result.upload)
+    total = accumulator.total()
+    if not accumulator.mergeable:
+
+        def gather(server: Any, *values: Any) -> Any:
+            pairs = zip(total, values, strict=True)
+            uploads = [replace(upload, value=value) for upload, value in pairs]
+            return method.aggregate(problem, server, uploads, key)
+
+        watch("aggregate", gather, server, *(upload.value for upload in total))
         return
-    total: Any = None
-    for _, weight, upload in weighted:
-        part = watch("contribute", lambda u, w=weight: method.contribute(problem, u, w), upload)
-        total = tree.accumulate(total, part)
     watch("aggregate", lambda s, t: method.aggregate(problem, s, t, key), server, total)
 
 

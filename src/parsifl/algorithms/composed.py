@@ -1,0 +1,279 @@
+"""Composed: another algorithm with compressed uploads, robust aggregation or a server optimizer."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from parsifl.algorithms._bases.averaging import Mean
+from parsifl.core import config, keys
+from parsifl.core.algorithm import (
+    Accumulator,
+    AnyAlgorithm,
+    ClientInfo,
+    ClientUpdate,
+    ClientUpload,
+    FederatedAlgorithm,
+    TreeTypes,
+)
+from parsifl.core.batching import ClientRoundData, DataRequest
+from parsifl.core.errors import CapabilityError, ConfigError
+from parsifl.core.keys import Key
+from parsifl.core.problem import Model, Params
+from parsifl.solvers.server_optimizers import ServerOptimizer
+from parsifl.solvers.upload_transforms import UploadTransform
+
+C = TypeVar("C")
+G = TypeVar("G")
+S = TypeVar("S")
+Aggregation = Callable[[], Accumulator[Params, Mean]]
+
+
+@dataclass(frozen=True)
+class TransformState(Generic[C, G]):
+    """The algorithm's own client state, and that of every stage."""
+
+    inner: C
+    stages: G
+
+
+@dataclass(frozen=True)
+class OptimizedServer(Generic[S]):
+    """The algorithm's own server state, which is parameters, and that of the optimizer."""
+
+    params: Params
+    optimizer: S
+
+
+@dataclass(frozen=True)
+class Composed(FederatedAlgorithm[Any, Any, Any, Any, Any, Any]):
+    """Another algorithm with up to three changes, always in this order.
+
+    The loop, pools, codec and checkpoints see an ordinary algorithm. Without changes the results
+    are bit-identical to the inner algorithm's.
+
+    Parameters
+    ----------
+    algorithm
+        The algorithm to change.
+    uploads
+        Stages that uploads pass: in order on the client, reversed on the server (`Delta`, `TopK`).
+    aggregation
+        A robust replacement of the weighted mean, such as `CoordinateMedian`, for algorithms that
+        sum a `Mean`.
+    server_optimizer
+        Moves the server's parameters (`Adam` makes FedAdam of FedAvg), for algorithms whose server
+        state is parameters.
+
+    Examples
+    --------
+    >>> from parsifl.algorithms.fedavg import FedAvg
+    >>> from parsifl.solvers.server_optimizers import Adam
+    >>> fedadam = Composed(FedAvg(lr=0.1), server_optimizer=Adam(lr=0.05))
+    """
+
+    cites: ClassVar[str] = "Reddi et al., Adaptive Federated Optimization, ICLR 2021"
+
+    algorithm: AnyAlgorithm
+    uploads: tuple[UploadTransform, ...] = ()
+    aggregation: Aggregation | None = None
+    server_optimizer: ServerOptimizer | None = None
+
+    def __post_init__(self) -> None:
+        types = self.algorithm.tree_types()
+        name = type(self.algorithm).__name__
+        if self.server_optimizer is not None and types.server != Params:
+            raise ConfigError(
+                f"a server optimizer needs an algorithm whose server state is parameters; "
+                f"{name} keeps {types.server}"
+            )
+        if (self.uploads or self.aggregation is not None) and types.uplink != Params:
+            raise ConfigError(
+                f"upload transforms and robust aggregation need an algorithm that uploads "
+                f"parameters; {name} uploads {types.uplink}"
+            )
+
+    # ------------------------------------------------------------------ server
+    def init_server(self, problem: Any, clients: Sequence[ClientInfo], key: Key) -> Any:
+        """Add the optimizer's state."""
+        inner = self.algorithm.init_server(problem, clients, key)
+        if self.server_optimizer is None:
+            return inner
+        return OptimizedServer(inner, self.server_optimizer.init(inner))
+
+    def broadcast(self, problem: Any, server: Any, client: ClientInfo, key: Key) -> Any:
+        """Send what the algorithm sends."""
+        return self.algorithm.broadcast(problem, self._inner(server), client, key)
+
+    def accumulator(self, problem: Any) -> Accumulator[Any, Any]:
+        """Decode, then combine."""
+        inner = (
+            self.algorithm.accumulator(problem) if self.aggregation is None else self.aggregation()
+        )
+        return _Decoding(inner, self.uploads) if self.uploads else inner
+
+    def aggregate(self, problem: Any, server: Any, total: Any, key: Key) -> Any:
+        """Aggregate, then let the optimizer take the step."""
+        if self.server_optimizer is None:
+            return self.algorithm.aggregate(problem, server, total, key)
+        mean = self.algorithm.aggregate(problem, server.params, total, key)
+        params, state = self.server_optimizer.step(server.params, mean, server.optimizer)
+        return OptimizedServer(params, state)
+
+    def weight(self, client: ClientInfo) -> float:
+        """Weigh as the algorithm does."""
+        return self.algorithm.weight(client)
+
+    def model(self, problem: Any, server: Any) -> Model | None:
+        """Return the algorithm's global model."""
+        return self.algorithm.model(problem, self._inner(server))
+
+    def _inner(self, server: Any) -> Any:
+        return server if self.server_optimizer is None else server.params
+
+    # ------------------------------------------------------------------ client
+    def init_client(self, problem: Any, client: ClientInfo, received: Any, key: Key) -> Any:
+        """Add the states of the stages."""
+        inner = self.algorithm.init_client(problem, client, received, key)
+        if not self.uploads:
+            return inner
+        return TransformState(inner, tuple(stage.init(received) for stage in self.uploads))
+
+    def client_update(
+        self, problem: Any, received: Any, state: Any, data: ClientRoundData
+    ) -> ClientUpdate[Any, Any]:
+        """Train, then encode the upload."""
+        if not self.uploads:
+            return self.algorithm.client_update(problem, received, state, data)
+        update = self.algorithm.client_update(problem, received, state.inner, data)
+        upload, stages = update.upload, []
+        for number, (stage, own) in enumerate(zip(self.uploads, state.stages, strict=True)):
+            upload, following = stage.encode(upload, received, own, keys.fold(data.key, number))
+            stages.append(following)
+        return replace(update, state=TransformState(update.state, tuple(stages)), upload=upload)
+
+    def personalize(self, problem: Any, received: Any, state: Any, data: ClientRoundData) -> Model:
+        """Return the algorithm's personal model."""
+        own = state.inner if self.uploads else state
+        return self.algorithm.personalize(problem, received, own, data)
+
+    def batches(self, client: ClientInfo, round: int) -> DataRequest:
+        """Read what the algorithm reads."""
+        return self.algorithm.batches(client, round)
+
+    def personalization_batches(self, client: ClientInfo) -> DataRequest:
+        """Read what the algorithm reads."""
+        return self.algorithm.personalization_batches(client)
+
+    # ------------------------------------------------------------------ declared
+    def everyone_trains(self) -> bool:
+        """Follow the algorithm."""
+        return self.algorithm.everyone_trains()
+
+    def learning_rate(self, round: int) -> float | None:
+        """Follow the algorithm."""
+        return self.algorithm.learning_rate(round)
+
+    def profile_fields(self) -> tuple[str, ...]:
+        """Follow the algorithm."""
+        return self.algorithm.profile_fields()
+
+    def describe(self) -> dict[str, Any]:
+        """Describe the algorithm together with the changes."""
+        changes: dict[str, Any] = {"uploads": [_described(stage) for stage in self.uploads]}
+        if self.aggregation is not None:
+            changes["aggregation"] = getattr(self.aggregation, "__name__", repr(self.aggregation))
+        if self.server_optimizer is not None:
+            changes["server_optimizer"] = _described(self.server_optimizer)
+        return {**self.algorithm.describe(), "composed": changes}
+
+    def check_capabilities(self, problem: Any) -> None:
+        """Follow the algorithm."""
+        self.algorithm.check_capabilities(problem)
+
+    def tree_types(self) -> TreeTypes:
+        """Compose the types of the trees."""
+        found = self.algorithm.tree_types()
+        if self.uploads:
+            uplink, stages = found.uplink, []
+            for stage in self.uploads:
+                uplink, own = stage.types(uplink)
+                stages.append(own)
+            kept: Any = types.GenericAlias(tuple, tuple(stages))
+            client = types.GenericAlias(TransformState, (found.client, kept))
+            found = replace(found, client=client, uplink=uplink)
+        if self.server_optimizer is not None:
+            server = types.GenericAlias(OptimizedServer, self.server_optimizer.state_type())
+            found = replace(found, server=server)
+        return found
+
+
+def _described(part: Any) -> dict[str, Any]:
+    return {"name": type(part).__name__, **config.to_json(part)}
+
+
+@dataclass(frozen=True)
+class _Decoding:
+    """Decodes uploads before another accumulator takes them in."""
+
+    inner: Accumulator[Any, Any]
+    stages: Sequence[UploadTransform]
+
+    @property
+    def mergeable(self) -> bool:
+        return self.inner.mergeable
+
+    def add(self, upload: ClientUpload[Any]) -> None:
+        value = upload.value
+        for stage in reversed(self.stages):
+            value = stage.decode(value, upload.received)
+        self.inner.add(replace(upload, value=value))
+
+    def merge(self, total: Any) -> None:
+        self.inner.merge(total)
+
+    def total(self) -> Any:
+        return self.inner.total()
+
+
+class CoordinateMedian:
+    """Aggregate client models by coordinate-wise median.
+
+    Robust to fewer than half of the clients being arbitrary. Weights are ignored. All uploads are
+    kept in memory, and the cost is O(n log n) per coordinate.
+
+    References
+    ----------
+    Yin et al., Byzantine-Robust Distributed Learning, ICML 2018.
+    """
+
+    mergeable = False
+
+    def __init__(self) -> None:
+        self._uploads: list[Params] = []
+
+    def add(self, upload: ClientUpload[Params]) -> None:
+        """Keep an upload."""
+        self._uploads.append(upload.value)
+
+    def merge(self, total: Mean) -> None:
+        """Raise: a median cannot be made of partial totals."""
+        raise CapabilityError("a median needs every upload; it cannot be made of partial totals")
+
+    def total(self) -> Mean:
+        """Return the median as a mean of weight 1."""
+        names = self._uploads[0]
+        median = {name: _median([upload[name] for upload in self._uploads]) for name in names}
+        return Mean(median, {name: value.new_ones(()) for name, value in median.items()})
+
+
+def _median(values: Sequence[Tensor]) -> Tensor:
+    """Return the mean of the two middle values where their number is even."""
+    ordered = torch.stack(tuple(values)).sort(0).values
+    count = len(values)
+    return (ordered[(count - 1) // 2] + ordered[count // 2]) / 2

@@ -1,0 +1,102 @@
+"""Callbacks: early stopping, and the distance to known parameters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from parsifl.core.errors import CapabilityError, ConfigError
+from parsifl.core.problem import Params
+from parsifl.engine.record import RoundRecord
+from parsifl.engine.training import RoundEnd, StopTraining
+
+
+@dataclass(frozen=True)
+class EarlyStopping:
+    """Stop when a validation score has not improved for some evaluated rounds.
+
+    The decision depends on the records alone, so a resumed run stops in the same round.
+
+    Parameters
+    ----------
+    patience
+        How many evaluated rounds in a row may pass without an improvement.
+    min_delta
+        The least change that counts as an improvement.
+    model, split, metric
+        Which score is watched. Default metric: the problem's primary one.
+    """
+
+    patience: int = 5
+    min_delta: float = 0.0
+    model: Literal["global", "personal"] = "personal"
+    split: Literal["validation", "test"] = "validation"
+    metric: str | None = None
+
+    reads_scores = True
+
+    def __post_init__(self) -> None:
+        if self.patience < 1 or not self.min_delta >= 0:
+            raise ConfigError(
+                f"patience must be at least 1 and min_delta at least 0, got patience="
+                f"{self.patience}, min_delta={self.min_delta}"
+            )
+
+    def __call__(self, event: RoundEnd, /) -> None:
+        """Raise `StopTraining` if the score has settled."""
+        name = self.metric or event.problem.primary_metric
+        larger = name == event.problem.primary_metric and event.problem.higher_is_better
+        scores = [self._score(record, name) for record in (*event.history, event.record)]
+        known = [score if larger else -score for score in scores if score is not None]
+        if scores[-1] is None:
+            if event.record.scores and not known:
+                raise ConfigError(
+                    f"EarlyStopping watches the {self.model} {name} on {self.split} rows, which is "
+                    "not recorded: hold rows out (validation=0.1), or watch another score"
+                )
+            return
+        best, waited = -math.inf, 0
+        for score in known:
+            waited = 0 if score > best + self.min_delta else waited + 1
+            best = max(best, score)
+        if waited >= self.patience:
+            raise StopTraining(
+                f"{self.model} {name} on {self.split} rows has not improved for {waited} "
+                "evaluated rounds"
+            )
+
+    def _score(self, record: RoundRecord, name: str) -> float | None:
+        found = record.scores.get(self.model, {}).get(self.split, {}).get(name)
+        if found is None:
+            return None
+        return found["mean"] if math.isfinite(found["mean"]) else -math.inf
+
+
+@dataclass(frozen=True)
+class DistanceToTruth:
+    """Record ||w - w*|| / ||w*|| of the global model as the metric `name`.
+
+    Parameters
+    ----------
+    truth
+        The known parameters, by name; parameters that are missing here are not compared.
+    """
+
+    truth: Params
+    name: str = "distance"
+
+    def __call__(self, event: RoundEnd, /) -> Mapping[str, float]:
+        """Return the relative distance."""
+        model = event.algorithm.model(event.problem, event.server)
+        if model is None:
+            raise CapabilityError(
+                f"{type(event.algorithm).__name__} has no global model to compare with the truth"
+            )
+        gap = sum(
+            float((model.params[name] - value).double().square().sum())
+            for name, value in self.truth.items()
+        )
+        size = sum(float(value.double().square().sum()) for value in self.truth.values())
+        return {self.name: math.sqrt(gap / size) if size else math.sqrt(gap)}
