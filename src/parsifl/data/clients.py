@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
@@ -49,6 +49,9 @@ class ClientData:
         The number of classes; None for regression and survival targets.
     augment
         The name of an augmentation that the engine draws by key, e.g. "flip-crop"; "" for none.
+    source
+        How the data were made: partition, held-out shares, normalization. Part of a run's
+        configuration.
     """
 
     x: Tensor | csr_matrix
@@ -60,18 +63,19 @@ class ClientData:
     name: str = ""
     classes: int | None = None
     augment: str = ""
+    source: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for field in ("x", "y"):
-            if isinstance(getattr(self, field), np.ndarray):
-                object.__setattr__(self, field, as_tensor(getattr(self, field)))
+        for name in ("x", "y"):
+            if isinstance(getattr(self, name), np.ndarray):
+                object.__setattr__(self, name, as_tensor(getattr(self, name)))
         rows, count = int(self.x.shape[0]), len(self.train)
         if len(self.y) != rows:
             raise DataError(f"x has {rows} rows but y has {len(self.y)}; they must agree")
-        for field in ("validation", "test", "profiles"):
-            if len(getattr(self, field)) != count:
+        for name in ("validation", "test", "profiles"):
+            if len(getattr(self, name)) != count:
                 raise DataError(
-                    f"{field} has {len(getattr(self, field))} clients but train has {count}"
+                    f"{name} has {len(getattr(self, name))} clients but train has {count}"
                 )
         for kind in set(map(type, self.profiles)):
             if not issubclass(kind, Mapping):
@@ -80,8 +84,8 @@ class ClientData:
                 )
         if any(self.profiles):  # they are written as JSON, which knows no NumPy
             object.__setattr__(self, "profiles", tuple(map(_plain, self.profiles)))
-        for field in ("train", "validation", "test"):
-            _check_rows(field, getattr(self, field), rows)
+        for name in ("train", "validation", "test"):
+            _check_rows(name, getattr(self, name), rows)
 
     def __len__(self) -> int:
         return len(self.train)

@@ -72,7 +72,7 @@ def prepare(
     normalize = written.pop("normalize", found.about.normalize)
     augment = written.pop("augment", found.about.augment)
     dtype = _dtype(written.pop("dtype", found.about.dtype))
-    dataset = read(found, data_dir, written)
+    dataset = read(found, data_dir, dict(written))
     share = _fraction(test)
     if share is not None:
         dataset = dataset.merged()
@@ -93,7 +93,16 @@ def prepare(
         normalize=normalize,
         dtype=dtype,
     )
-    return replace(data, augment="" if augment == "none" else augment)
+    source = {
+        **written,
+        "partition": partition or found.about.partition,
+        **{f"partition_{name}": value for name, value in (options or {}).items()},
+        "test": test if share is None else share,
+        "validation": validation,
+        "normalize": normalize,
+        "dtype": str(dtype).removeprefix("torch."),
+    }
+    return replace(data, augment="" if augment == "none" else augment, source=source)
 
 
 def _dtype(name: str) -> torch.dtype:

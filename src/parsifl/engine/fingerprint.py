@@ -15,6 +15,9 @@ from parsifl.core.keys import Key
 from parsifl.core.problem import Problem
 from parsifl.data.clients import ClientData, Ragged
 
+FORMAT = 2
+"""Of run directories; format 1 was that of versions before 0.2."""
+
 
 def identity(
     method: AnyAlgorithm, problem: Problem, data: ClientData, run: Mapping[str, Any]
@@ -27,6 +30,7 @@ def identity(
         "augment": data.augment,
         "checksum": _checksum(*_arrays(data)),
         "profiles": profiles_checksum(data.profiles),
+        "source": dict(data.source),
     }
     return identity_of(method, problem, described, run)
 
@@ -38,6 +42,7 @@ def identity_of(
     initial = problem.init(Key(int(run["seed"])))
     parameters = sum(value.numel() for value in initial.values())
     return {
+        "format": FORMAT,
         "algorithm": method.describe(),
         "problem": {
             "kind": type(problem).__name__,

@@ -84,6 +84,12 @@ class RunDir:
             )
 
     def _check_same(self, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+        if found.get("format", 1) != wanted.get("format", 1):
+            raise CheckpointError(
+                f"{self.path} has run directory format {found.get('format', 1)}, and Parsifl "
+                f"{version('parsifl')} writes format {wanted.get('format', 1)}: resume with the "
+                "version in environment.json, or choose a new directory"
+            )
         before, now = _flat(found), _flat(wanted)
         changed = [
             f"{name}: {before.get(name, 'absent')!r} there, {now.get(name, 'absent')!r} asked for"
@@ -95,9 +101,9 @@ class RunDir:
         listed = "\n  ".join(["", *changed])
         if all(line.startswith(("run.executor:", "run.block:")) for line in changed):
             raise CheckpointError(
-                f"{self.path} was begun by another version of Parsifl, which runs clients in "
-                "another way, so that bits would differ: resume it with the version that "
-                f"environment.json tells, or start in another folder:{listed}"
+                f"{self.path} was created by a Parsifl version with a different executor, so "
+                "results would not be bit-identical. Resume with the version in "
+                f"environment.json, or choose a new directory:{listed}"
             )
         raise CheckpointError(f"{self.path} belongs to another configuration:{listed}")
 
