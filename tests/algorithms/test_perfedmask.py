@@ -96,7 +96,7 @@ def test_backward_operations_are_weight_gradients_and_input_gradients_down_to_th
     }
     for size, operations in expected.items():
         profiles = [{"budget": size}] + [{}] * 4
-        method = PerFedMask(batch_size=4, local_steps=1, design="loop")
+        method = PerFedMask(batch_size=4, local_steps=1, design="sequential")
         if size == SECOND:
             method = PerFedMask(batch_size=4, local_steps=1)
         done = unequal.run(method, profiles, rounds=1, participation=1.0)

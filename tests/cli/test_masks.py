@@ -26,14 +26,14 @@ def test_plan_of_the_issue_as_json() -> None:
     assert plan["proven"] is True
     assert plan["total"] == 3_206_976
     assert len(plan["masks"]) == 100
-    assert [row["design"] for row in plan["comparison"]][:2] == ["optimal", "loop"]
+    assert [row["design"] for row in plan["comparison"]][:2] == ["optimal", "sequential"]
 
 
 def test_plan_for_people_shows_the_picture_and_the_comparison() -> None:
     text = run("--model", "vgg", "--devices", "10", "--draws", "20", "--participation", "0.5")
     assert "proven optimal" in text
     assert "devices 0-7" in text
-    assert "loop" in text
+    assert "sequential" in text
     assert "expected bias of 5 devices a round" in text
 
 

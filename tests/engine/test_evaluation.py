@@ -259,7 +259,9 @@ class BadJudge(TinyFedAvg):
 
 
 def test_a_model_that_cannot_be_judged_names_the_client() -> None:
-    with pytest.raises(ClientError, match="client 0 failed in judging of round 1: ValueError: no"):
+    with pytest.raises(
+        ClientError, match="client 0 failed in evaluation of round 1: ValueError: no"
+    ):
         simulate(BadJudge(), classifier(), clients(), 1)
 
 

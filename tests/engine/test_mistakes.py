@@ -250,10 +250,10 @@ def linear() -> nn.Module:
         ({"clients": 20}, "got a int"),
         ({"evaluation": {"select": "last"}}, r"evaluation must be parsifl\.Evaluation"),
         ({"network": 3}, r"network must be parsifl\.Network"),
-        ({"folder": 3}, "folder must be a path, got a int"),
-        ({"progress": 3}, "progress must be a function that takes the record of a round, got a"),
+        ({"run_dir": 3}, "run_dir must be a path, got a int"),
+        ({"callbacks": [3]}, "callbacks must be functions that take a RoundEnd, got a int"),
         ({"state_limit": "1GB"}, "state_limit must be a whole number and at least 0, got '1GB'"),
-        ({"engine": None}, "unknown engine 'None'; known: auto, batched, sequential"),
+        ({"executor": None}, "unknown executor 'None'; known: auto, fused, loop, threads, vmap"),
         ({"precision": 16}, "unknown precision '16'; known: bfloat16, exact, float16, int8"),
         ({"problem": parsifl.NeuralProblem(nn.Identity)}, "has no parameters"),
     ],
@@ -286,7 +286,7 @@ def test_numbers_of_numpy_are_numbers() -> None:
 def test_a_folder_with_more_rounds_than_asked_for_is_told(tmp_path: Path) -> None:
     problem = parsifl.NeuralProblem(linear, dtype=torch.float64)
     parsifl.simulate(FedAvg(local_steps=1), problem, clients(), 3, run_dir=tmp_path)
-    with pytest.raises(ConfigError, match="already has 3 rounds, more than the 2 asked for"):
+    with pytest.raises(ConfigError, match="already has 3 rounds, more than the 2 requested"):
         parsifl.simulate(
             FedAvg(local_steps=1), problem, clients(), 2, run_dir=tmp_path, resume=True
         )

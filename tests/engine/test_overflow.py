@@ -55,7 +55,7 @@ def test_the_reason_tells_the_value_and_the_limit() -> None:
 
 def test_large_values_that_overflow_nothing_change_nothing() -> None:
     clients = [client(0), client(1), client(2, 1e8)]
-    found = run(clients, 1, engine="loop")
+    found = run(clients, 1, executor="loop")
     assert found.metrics[0]["dropped"] == {}
     assert float(found.server["coef"].abs().max()) > 1e9
 
@@ -82,11 +82,10 @@ def test_an_aggregate_that_is_not_finite_stops_the_run_and_names_the_client(
 
 
 def test_the_checkpoints_before_stay_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("parsifl.engine.simulate.CHECKPOINT_SECONDS", 0.0)
     spoil(monkeypatch, lambda leaf, key: leaf + torch.inf if key.round == 2 else leaf)
     clients = [client(0), client(1)]
     with pytest.raises(ParsiflError, match=r"round 3: .* not finite.*no upload stands out"):
-        run(clients, 5, run_dir=tmp_path / "run")
+        run(clients, 5, run_dir=tmp_path / "run", checkpoint_seconds=0.0)
     names = sorted(p.name for p in (tmp_path / "run" / "checkpoint").glob("round-*"))
     assert names == ["round-00000001", "round-00000002"]
     found = run(clients, 2, run_dir=tmp_path / "run", resume=True)

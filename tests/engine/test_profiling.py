@@ -10,7 +10,17 @@ from parsifl.engine import simulate as module
 from parsifl.engine.profiling import PhaseTimer
 from parsifl.testing.fixtures import classifier, clients
 
-PHASES = {"aggregate", "check", "count", "draw", "encode", "evaluate", "local", "state"}
+PHASES = {
+    "draw",
+    "broadcast",
+    "encode",
+    "state",
+    "count",
+    "local",
+    "check",
+    "aggregate",
+    "evaluate",
+}
 
 
 def test_laps_add_up_to_the_whole() -> None:
@@ -33,12 +43,16 @@ def test_time_is_shared_in_proportion() -> None:
     assert 0 < laps.seconds["c"] == laps.seconds["d"]
 
 
-def test_every_round_tells_its_seconds_by_phase(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "CHECKPOINT_SECONDS", 0.0)
+def test_every_round_records_its_seconds_by_phase(tmp_path: Path) -> None:
     started = time.perf_counter()
-    run = module.simulate(Ditto(local_steps=2), classifier(), clients(), 3, run_dir=tmp_path)
+    run = module.simulate(
+        Ditto(local_steps=2),
+        classifier(),
+        clients(),
+        3,
+        run_dir=tmp_path,
+        checkpoint_seconds=0.0,
+    )
     whole = time.perf_counter() - started
     first, *others = (set(record["seconds"]) for record in run.metrics)
     assert first == {*PHASES, "count-once"} - {"count"}

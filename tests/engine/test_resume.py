@@ -14,7 +14,6 @@ from tests.records import read_metrics
 
 from parsifl.algorithms.ditto import Ditto
 from parsifl.core import tree
-from parsifl.engine import simulate as simulate_module
 from parsifl.engine.evaluation import Evaluation
 from parsifl.engine.simulate import simulate
 from parsifl.engine.training import RoundEnd
@@ -33,8 +32,7 @@ from parsifl.testing.conformance.harness import snapshot
 from parsifl.testing.fixtures import classifier, clients
 
 folder, engine, seed, every = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
-module.CHECKPOINT_SECONDS = every
-module.simulate(Ditto(local_steps=1), classifier(), clients(), 1, engine=engine)  # imports
+module.simulate(Ditto(local_steps=1), classifier(), clients(), 1, executor=engine)  # imports
 
 
 def digest(run):
@@ -53,8 +51,8 @@ def attempt(name):
         method = Ditto(lr=0.1, local_steps=3, batch_size=4, momentum=0.5)
         data = clients((6, 9, 8, 11, 7, 5))
         run = module.simulate(
-            method, classifier(), data, 25, participation=0.5, engine=engine, seed=4,
-            folder=folder / name, resume=True, evaluate_every=5,
+            method, classifier(), data, 25, participation=0.5, executor=engine, seed=4,
+            run_dir=folder / name, resume=True, checkpoint_seconds=every, evaluate_every=5,
         )
         (folder / f"{name}.txt").write_text(digest(run))
     finally:
@@ -123,14 +121,14 @@ class Stop(BaseException):
 @pytest.mark.parametrize("stop", [1, 3, 4])
 @pytest.mark.parametrize("every", [0.0, 1e9])
 def test_a_run_that_stops_after_any_round_goes_on_from_its_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: int, every: float
+    tmp_path: Path, stop: int, every: float
 ) -> None:
-    monkeypatch.setattr(simulate_module, "CHECKPOINT_SECONDS", every)
     method, problem, data = Ditto(lr=0.1, local_steps=2, batch_size=4), classifier(), clients()
     options: dict[str, Any] = {
         "participation": 0.5,
         "evaluation": Evaluation(clients="sampled"),
         "precision": "bfloat16",
+        "checkpoint_seconds": every,
     }
 
     def interrupt(event: RoundEnd) -> None:

@@ -27,12 +27,13 @@ from parsifl.core.errors import ClientError
 from parsifl.core.keys import Key
 from parsifl.core.problem import Model, Params, Problem
 from parsifl.data.clients import ClientData
-from parsifl.engine import round as round_module
-from parsifl.engine import simulate as simulate_module
+from parsifl.engine.local_pool import LocalPool
 from parsifl.engine.network_model import NetworkModel
+from parsifl.engine.pool import ClientProgram
 from parsifl.engine.simulate import simulate
+from parsifl.engine.training import RoundEnd, Training
 from parsifl.nn.neural import NeuralProblem
-from parsifl.testing.conformance.harness import difference, snapshot
+from parsifl.testing.conformance.harness import difference
 from parsifl.testing.fixtures import TinyFedAvg, classifier, clients
 
 ENGINES: tuple[Any, ...] = ("loop", "fused")
@@ -124,7 +125,7 @@ class Untrainable(nn.Linear):
 
 def test_if_nobody_can_train_in_the_first_round_the_run_stops_with_the_reason() -> None:
     problem = NeuralProblem(Untrainable(4, 3), dtype=torch.float64)
-    with pytest.raises(ClientError, match=r"client 0 failed in local work of round 1: .*no train"):
+    with pytest.raises(ClientError, match=r"client 0 failed in training of round 1: .*no train"):
         simulate(FedAvg(), problem, clients((6, 9)), 2)
 
 
@@ -135,23 +136,17 @@ def test_data_are_read_in_the_dtype_of_the_parameters() -> None:
     assert all(value.dtype == torch.float64 for value in run.server.values())
 
 
-def test_if_nobody_is_left_in_a_later_round_the_server_state_stays(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_if_nobody_is_left_in_a_later_round_the_server_state_stays() -> None:
     method, problem, data = (
         FedAvg(lr=0.1, local_steps=2, batch_size=4),
         classifier(),
         clients((6, 9)),
     )
-    real = round_module.run_round
 
-    def sabotage(setting: Any, server: Any, cohort: Any, key: Key) -> Any:
-        if key.round == 1:
-            setting.shards._x[:] = torch.nan
-        return real(setting, server, cohort, key)
+    def sabotage(_: RoundEnd) -> None:
+        data.x.fill_(torch.nan)  # type: ignore[union-attr]  # a tensor
 
-    monkeypatch.setattr(simulate_module, "run_round", sabotage)
-    run = simulate(method, problem, data, 2, evaluate_every=0)
+    run = simulate(method, problem, data, 2, evaluate_every=0, callbacks=[sabotage])
     assert sorted(run.metrics[1]["dropped"]) == [0, 1]
     assert run.metrics[1]["trained"] == 0
     first = simulate(method, problem, clients((6, 9)), 1, evaluate_every=0)
@@ -241,16 +236,19 @@ def test_only_the_cohort_trains_otherwise() -> None:
 
 
 @pytest.mark.bits
-def test_windows_do_not_change_a_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_windows_do_not_change_a_bit() -> None:
     method, problem, data = (
         Ditto(lr=0.1, local_steps=2, batch_size=4),
         classifier(),
         clients((6, 9, 8, 7, 5)),
     )
     whole = simulate(method, problem, data, 2, executor="loop")
-    monkeypatch.setattr(simulate_module, "WINDOW", 2)
-    cut = simulate(method, problem, data, 2, executor="loop")
-    assert tree.same(snapshot(whole), snapshot(cut))
+    program = ClientProgram(method, problem)
+    pool = LocalPool(program, data, window=2)
+    cut = Training(method, problem, pool).run(2)
+    assert tree.same(cut.server, whole.server)
+    cut_states = {str(i): state for i, state in pool.store}
+    assert tree.same(cut_states, {str(i): state for i, state in whole.pool.store})
 
 
 # ---------------------------------------------------------------------- absent leaves

@@ -12,6 +12,8 @@ from scipy.sparse import csr_matrix
 from tests.records import read_metrics
 from torch import nn
 
+import parsifl
+from parsifl import data
 from parsifl.algorithms.fedavg import FedAvg
 from parsifl.core.errors import CheckpointError, ConfigError
 from parsifl.core.problem import Problem
@@ -31,13 +33,13 @@ METHOD = FedAvg(lr=0.1, local_steps=2, batch_size=4)
 
 def run(folder: Path, **changes: Any) -> Any:
     given = {"algorithm": METHOD, "problem": classifier(), "clients": clients(), "rounds": 2}
-    return simulate(**{**given, "folder": folder, **changes})
+    return simulate(**{**given, "run_dir": folder, **changes})
 
 
 def test_a_run_is_a_folder(tmp_path: Path) -> None:
     result = run(tmp_path / "deep" / "run")
     place = tmp_path / "deep" / "run"
-    assert result.folder == place
+    assert result.run_dir == place
     names = sorted(path.name for path in place.iterdir())
     assert names == [
         "checkpoint",
@@ -74,7 +76,6 @@ def test_a_folder_is_not_overwritten_by_chance(tmp_path: Path) -> None:
         ({"seed": 1}, r"run.seed: 0 there, 1 asked for"),
         ({"participation": 0.5}, "run.participation"),
         ({"precision": "int8"}, "run.precision"),
-        ({"engine": "loop"}, "run.engine"),
         ({"evaluation": Evaluation(fine_tune_steps=2)}, "run.evaluation.fine_tune_steps"),
         ({"network": NetworkModel(latency=1.0)}, "run.network.latency"),
         ({"problem": classifier(hidden=6)}, "problem.parameters"),
@@ -108,9 +109,39 @@ def test_a_folder_of_a_version_that_runs_clients_in_another_way_is_refused(tmp_p
     run(tmp_path)
     config = tmp_path / "config.toml"
     config.write_text(config.read_text().replace("block = 20", "block = 10"))
-    refused = r"begun by another version(.*\n)*.*run.block: 10 there"
+    refused = r"run with a different executor(.*\n)*.*run.block: 10 there"
     with pytest.raises(CheckpointError, match=refused):
         run(tmp_path, resume=True, rounds=3)
+
+
+def test_another_executor_is_rejected_on_resume(tmp_path: Path) -> None:
+    run(tmp_path)
+    with pytest.raises(CheckpointError, match=r"different executor(.*\n)*.*run.executor"):
+        run(tmp_path, resume=True, executor="loop")
+
+
+def test_a_directory_of_an_older_format_is_rejected_by_its_format(tmp_path: Path) -> None:
+    run(tmp_path)
+    config = tmp_path / "config.toml"
+    config.write_text(config.read_text().replace("format = 2\n", ""))
+    with pytest.raises(
+        CheckpointError, match=r"has run directory format 1, and Parsifl .* format 2"
+    ):
+        run(tmp_path, resume=True, rounds=3)
+
+
+def test_how_data_were_made_is_part_of_the_configuration(tmp_path: Path) -> None:
+    few, many = (
+        data.prepare("digits", clients=4, partition=f"dirichlet:alpha={alpha}", seed=0)
+        for alpha in (0.05, 100)
+    )
+    assert few.source["partition"] == "dirichlet:alpha=0.05"
+    problem = parsifl.NeuralProblem(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
+    for name, found in (("few", few), ("many", many)):
+        simulate(FedAvg(local_steps=1), problem, found, 1, run_dir=tmp_path / name)
+    first, second = (read_config(tmp_path / name)["data"]["source"] for name in ("few", "many"))
+    assert first != second
+    assert first.keys() >= {"partition", "test", "validation", "normalize"}
 
 
 def described(data: ClientData | None = None, problem: Problem | None = None) -> dict[str, Any]:
@@ -178,7 +209,7 @@ def test_resume_starts_anew_where_there_is_nothing(tmp_path: Path) -> None:
 
 
 def test_resume_needs_a_folder() -> None:
-    with pytest.raises(ConfigError, match="folder"):
+    with pytest.raises(ConfigError, match="run_dir"):
         simulate(METHOD, classifier(), clients(), 1, resume=True)
 
 

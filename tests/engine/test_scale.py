@@ -15,7 +15,6 @@ import parsifl
 from parsifl.algorithms.ditto import Ditto
 from parsifl.core import tree
 from parsifl.data.clients import ClientData, Ragged
-from parsifl.engine import simulate as module
 from parsifl.engine.state_store import StateStore
 from parsifl.testing.conformance.harness import snapshot
 from parsifl.testing.fixtures import classifier, clients
@@ -65,7 +64,7 @@ def test_a_crowd_of_clients_starts_at_once(tmp_path: Path) -> None:
     x, y = np.zeros((4, 20), np.float32), np.arange(4) % 2
     data = ClientData.of([(x, y)] * 100_000)
     problem = parsifl.NeuralProblem(lambda: nn.Linear(20, 2))
-    options: dict[str, Any] = {"participation": 1e-4, "evaluate_every": 0, "folder": tmp_path}
+    options: dict[str, Any] = {"participation": 1e-4, "evaluate_every": 0, "run_dir": tmp_path}
     parsifl.simulate(METHOD, problem, data, 1, **options)
     assert time.perf_counter() - started < 15  # 5 where nothing else runs: see benchmarks
 
@@ -75,7 +74,6 @@ def test_a_crowd_of_clients_starts_at_once(tmp_path: Path) -> None:
 def test_a_run_with_little_memory_for_states_ends_with_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_folder: bool
 ) -> None:
-    monkeypatch.setattr(module, "CHECKPOINT_SECONDS", 0.0)
     held: list[int] = []
     save = StateStore.save
 
@@ -84,12 +82,15 @@ def test_a_run_with_little_memory_for_states_ends_with_the_same_bits(
         held.append(self.held)
 
     monkeypatch.setattr(StateStore, "save", watched)
-    data, options = clients((6, 9, 8, 11, 7, 5)), {"participation": 0.5, "seed": 4}
+    data, options = (
+        clients((6, 9, 8, 11, 7, 5)),
+        {"participation": 0.5, "seed": 4, "checkpoint_seconds": 0.0},
+    )
     free = parsifl.simulate(METHOD, classifier(), data, 8, **options)  # type: ignore[arg-type]  # by name
     limit = max(held) // 3
     held.clear()
     folder: Any = tmp_path if in_folder else None
-    tight: Any = {**options, "state_limit": limit, "folder": folder}
+    tight: Any = {**options, "state_limit": limit, "run_dir": folder}
     stopped = parsifl.simulate(METHOD, classifier(), data, 4 if in_folder else 8, **tight)
     if in_folder:
         stopped = parsifl.simulate(METHOD, classifier(), data, 8, **tight, resume=True)

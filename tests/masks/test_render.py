@@ -29,7 +29,7 @@ def test_devices_that_are_not_in_a_row_are_counted() -> None:
 def test_comparison_is_plain_data_with_the_optimum_first() -> None:
     plan = optimal([5, 4, 3], [7, 5, 12])
     rows = compare(plan, draws=50)
-    names = ["optimal", "loop", "random", "best of 50 random"]
+    names = ["optimal", "sequential", "random", "best of 50 random"]
     assert [row["design"] for row in rows] == names
     feasible = [row["J"] for row in rows if row.get("problem") is None]
     assert rows[0]["J"] == min(feasible)

@@ -43,7 +43,7 @@ def test_a_fleet_is_planned_and_compared() -> None:
     table = {row["design"]: row for row in compare(plan, draws=50, sca=True)}
     found = table["SCA (Algorithm 3)"]
     assert found["problem"] is None
-    assert plan.bound <= found["J"] < table["loop"]["J"]
+    assert plan.bound <= found["J"] < table["sequential"]["J"]
 
 
 def test_result_is_feasible_and_never_below_the_optimum() -> None:

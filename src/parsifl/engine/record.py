@@ -171,6 +171,7 @@ class RoundRecord:
         for numbered in ("dropped", "unevaluated"):  # JSON has text keys only
             known[numbered] = {int(i): str(why) for i, why in line.get(numbered, {}).items()}
         known["notes"] = tuple(line.get("notes", ()))
+        known["devices"] = tuple(line.get("devices", ()))
         known["scores"] = {model: line[model] for model in MODELS if model in line}
         return cls(**known)
 
@@ -258,10 +259,10 @@ class RoundTally:
             parameters_up=self._up.values,
             parameters_down=self._down.values,
             flops=self._flops,
-            devices=[
+            devices=tuple(
                 {"clients": count, **dict(zip(names, device, strict=True))}
                 for device, count in self._devices.items()
-            ],
+            ),
             simulated_seconds=self._seconds,
             dropped=self._dropped,
             metrics=self._metrics,

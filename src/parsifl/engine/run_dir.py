@@ -101,8 +101,8 @@ class RunDir:
         listed = "\n  ".join(["", *changed])
         if all(line.startswith(("run.executor:", "run.block:")) for line in changed):
             raise CheckpointError(
-                f"{self.path} was created by a Parsifl version with a different executor, so "
-                "results would not be bit-identical. Resume with the version in "
+                f"{self.path} was run with a different executor, so results would not be "
+                "bit-identical. Resume with the same --executor and the version in "
                 f"environment.json, or choose a new directory:{listed}"
             )
         raise CheckpointError(f"{self.path} belongs to another configuration:{listed}")

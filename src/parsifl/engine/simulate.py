@@ -108,7 +108,7 @@ def simulate(  # noqa: PLR0913 - all arguments but four have a default
         "precision": precision,
         "evaluate_every": evaluate_every,
     }
-    others = {"executor": executor, "rounds": rounds, "state_limit": state_limit}
+    others = {"rounds": rounds, "state_limit": state_limit, "callbacks": callbacks}
     validation.check_options({**options, **others}, evaluation, network, run_dir)
     size = validation.check_learnable(problem)
     # NumPy numbers become plain ones, as a run directory stores them

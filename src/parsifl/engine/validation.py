@@ -74,6 +74,11 @@ def check_options(options: Mapping[str, Any], evaluation: Any, network: Any, run
         raise ConfigError(
             f"participation must be a number above 0 and at most 1, got {_shown(share)}"
         )
+    for callback in options["callbacks"]:
+        if not callable(callback):
+            raise ConfigError(
+                f"callbacks must be functions that take a RoundEnd, got {_kind(callback)}"
+            )
     for name, given, kind, wanted in (
         ("evaluation", evaluation, Evaluation, "parsifl.Evaluation(...)"),
         ("network", network, NetworkModel, "parsifl.NetworkModel(...)"),

@@ -73,7 +73,7 @@ def compare(
         return heuristics.best_of_random(instance, key, draws, plan.objective)
 
     designs: list[tuple[str, Callable[[], Masks | None]]] = [
-        ("loop", lambda: heuristics.sequential(instance)),
+        ("sequential", lambda: heuristics.sequential(instance)),
         ("random", lambda: heuristics.random(instance, key)),
         (f"best of {draws} random", best),
     ]

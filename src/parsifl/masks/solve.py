@@ -227,7 +227,7 @@ class _Search:
             return
         instance = self.instance
         repaired = heuristics.repaired
-        self.offer(repaired(instance, heuristics.sequential(instance)), "loop")
+        self.offer(repaired(instance, heuristics.sequential(instance)), "sequential")
         self.offer(repaired(instance, heuristics.spread(instance)), "spread")
         key = Key(0, purpose="masks")
         chosen = heuristics.best_of_random(instance, key, _RANDOM_STARTS, self.objective)

@@ -16,7 +16,7 @@ from parsifl.core.layer_group import LayerGroup
 from parsifl.masks import heuristics, optimal
 from parsifl.masks.instance import instance_of, is_number
 
-Design = Literal["optimal", "loop", "random"]
+Design = Literal["optimal", "sequential", "random"]
 Objective = Literal["J", "bias"]
 Masks = NDArray[np.bool_]
 
@@ -61,7 +61,7 @@ def design_masks(
     instance = instance_of(blocks, budgets)
     if not instance.active().any():
         return ~everything
-    if design == "loop":
+    if design == "sequential":
         return heuristics.sequential(instance)
     if design == "random":
         return heuristics.random(instance, key)
