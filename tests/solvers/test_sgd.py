@@ -15,7 +15,7 @@ from parsifl.core.problem import Params
 from parsifl.engine.batch_sampler import BatchSampler
 from parsifl.nn.neural import NeuralProblem
 from parsifl.solvers.sgd import SgdConfig, gradient, sgd, sgd_pair
-from parsifl.solvers.thresholding import SoftThreshold
+from parsifl.solvers.thresholding import SoftThresholdRule
 from parsifl.solvers.update_rules import LinearRule, Rule
 from parsifl.testing.conformance.harness import difference
 from parsifl.testing.fixtures import classifier, clients
@@ -64,7 +64,7 @@ def test_a_proximal_rule_is_part_of_the_gradient(momentum: float) -> None:
 
 
 def test_a_threshold_comes_after_the_step() -> None:
-    rule = SoftThreshold(0.5)
+    rule = SoftThresholdRule(0.5)
     one = batches(steps=1)
     stepped = with_optimizer(START, one, lr=0.3)
     wanted = {n: v.sign() * (v.abs() - 0.15).clamp(min=0) for n, v in stepped.items()}

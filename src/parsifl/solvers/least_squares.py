@@ -62,7 +62,7 @@ def _solved(factor: Tensor, matrix: Tensor, residual: Tensor) -> Tensor:
 def _cholesky(gram: Tensor) -> tuple[Tensor, Tensor]:
     """Factor Gram matrices (it may change their diagonals).
 
-    Also tell the least sine of a column to those before it, or NaN.
+    Also return the least sine between a column and the span of those before it, or NaN.
     """
     squares = gram.diagonal(dim1=1, dim2=2)
     # an unused place (a zero row and column) gets an equation of its own, z = 0

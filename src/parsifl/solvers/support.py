@@ -128,7 +128,7 @@ def stochastic_gradient(
 def svrg(
     part: Restricted, key: Tensor, batch: int, delta: float = 0.0, steps: int = 50, every: int = 10
 ) -> Tensor:
-    """Take variance-reduced steps of length 1 / (4 L), with a new anchor `every` so many."""
+    """Take variance-reduced steps of length 1 / (4 L), with a new anchor every `every` steps."""
     rate = _spread(0.25 / row_smoothness(part), part.start)
     z = part.start
     for first in range(0, steps, every):

@@ -100,8 +100,8 @@ class ActivateStage:
 
     def forward(self, value: Tensor, key: Tensor | None) -> Tensor:
         """Apply the function."""
-        anew, in_place = _FUNCTIONS[self._function]
-        self._output = in_place(value) if self.overwrites else anew(value)
+        fresh, in_place = _FUNCTIONS[self._function]
+        self._output = in_place(value) if self.overwrites else fresh(value)
         return self._output
 
     def backward(self, gradient: Tensor, below: bool) -> Tensor:

@@ -78,7 +78,7 @@ def _matrices(weight: Tensor) -> Tensor:
 def merged(value: Tensor) -> Tensor:
     """Return [clients, rows, channels, ...] as [rows, clients * channels, ...].
 
-    Layers of pictures leave their output in this order in memory, so that this is a view.
+    Layers of images leave their output in this order in memory, so that this is a view.
     """
     return value.transpose(0, 1).flatten(1, 2)
 
