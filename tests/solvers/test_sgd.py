@@ -90,14 +90,10 @@ def test_inactive_steps_change_nothing_even_with_momentum_and_rules() -> None:
     active = torch.tensor([True, True, True, False, False])
     ragged = replace(drawn, active=active, ragged=True)
     short = replace(drawn, index=drawn.index[:3], weight=drawn.weight[:3], active=drawn.active[:3])
-    options: dict[str, Any] = {
-        "rule": LinearRule(0.3),
-        "aux": (START,),
-        "momentum": 0.9,
-        "decay": 0.1,
-    }
-    found = sgd(PROBLEM, START, ragged, SgdConfig(0.3), **options)
-    assert tree.same(found, sgd(PROBLEM, START, short, SgdConfig(0.3), **options))
+    options: dict[str, Any] = {"rule": LinearRule(0.3), "aux": (START,)}
+    config = SgdConfig(0.3, momentum=0.9, weight_decay=0.1)
+    found = sgd(PROBLEM, START, ragged, config, **options)
+    assert tree.same(found, sgd(PROBLEM, START, short, config, **options))
 
 
 @final
