@@ -182,14 +182,12 @@ def test_functional_call_reads_the_same_parameters() -> None:
 
 
 @pytest.mark.parametrize(("channels", "last"), [(8, False), (16, True)])
-def test_pictures_have_channels_last_where_onednn_survives_it(channels: int, last: bool) -> None:
+def test_images_have_channels_last_where_onednn_survives_it(channels: int, last: bool) -> None:
     """The gradient of a 1 x 1 convolution with stride crashed for fewer than 16 channels."""
     layer = nn.Conv2d(channels, 16, 1, stride=2)
     seen = []
     layer.register_forward_pre_hook(
-        lambda _, pictures: seen.append(
-            pictures[0].is_contiguous(memory_format=torch.channels_last)
-        )
+        lambda _, images: seen.append(images[0].is_contiguous(memory_format=torch.channels_last))
     )
     problem = NeuralProblem(nn.Sequential(layer, nn.Flatten(), nn.Linear(16 * 64, 3)))
     x = torch.randn(4, channels, 16, 16, generator=torch.Generator().manual_seed(1))

@@ -27,7 +27,7 @@ class HeteroFL(SubmodelAveraging):
     with eta = `lr`, p_i by `weighting`, and the sum over the devices whose slice has the entry e;
     an entry that no device has keeps its value. r_i is the "width" of the device's profile (1 if
     there is none). In training a narrow network divides the outputs of its hidden layers by r
-    (the scaler of the paper); normalisation uses the statistics of the batch, so that nothing
+    (the scaler of the paper); normalization uses the statistics of the batch, so that nothing
     but parameters is shared. The paper's mask on the logits of classes that a device lacks is
     left out. A device is evaluated on its slice. Sent: the slice, both ways. Kept: nothing.
     """

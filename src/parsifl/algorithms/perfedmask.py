@@ -60,7 +60,7 @@ class PerFedMask(SubmodelAveraging):
         repeats; "sequential" takes blocks from the front until the next does not fit; "random"
         takes them in random order.
     objective
-        What "optimal" minimises: J = bias + unused budgets (equation (9)), or the bias alone.
+        What "optimal" minimizes: J = bias + unused budgets (equation (9)), or the bias alone.
     head
         "trained": the head is trained by all devices and shared, as in Table 9.
     base

@@ -124,7 +124,7 @@ class Pursuit:
         """Return the next iterate, and its predictions for all rows."""
         always = problem.unpenalized.get(problem.name, ())
         merged = self.sparsity.mask(slope, always, lead=1, multiple=2, select=largest_now)
-        # as many places for everybody, so that no client depends on the others of its block
+        # as many places for every client, so that no client depends on the others of its block
         width, by_row = current.shape[-1], self._by_row(current)
         room = min(self.sparsity.count(width, 3) + len(always), width) if by_row else 0
         index, valid = places(merged.logical_or_(nonzero_now(current)), room)

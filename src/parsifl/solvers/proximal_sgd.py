@@ -1,4 +1,4 @@
-"""Proximal SGD for a component p that is added to a fixed offset w: minimise f(w + p) + R(p).
+"""Proximal SGD for a component p that is added to a fixed offset w: minimize f(w + p) + R(p).
 
 The walk is done in z = w + p, so the loss is the problem's own and every executor that knows plain
 SGD knows this one too; only the rule sees the offset, as a constant tree.

@@ -147,13 +147,12 @@ class SubmodelAveraging(
 
     def personalization_batches(self, client: ClientInfo) -> DataRequest:
         """Request the mini-batches of the fine-tuning."""
-        if not (self.tune_steps if self.tune_epochs is None else self.tune_epochs):
-            return DataRequest()
-        steps = self.tune_steps if self.tune_epochs is None else None
-        draw = BatchSpec(
-            self.batch_size, steps=steps, epochs=self.tune_epochs, last_batch=self.last_batch
+        steps, epochs = (
+            (self.tune_steps, None) if self.tune_epochs is None else (None, self.tune_epochs)
         )
-        return DataRequest({"tune": draw})
+        if not steps and not epochs:
+            return DataRequest()
+        return DataRequest({"tune": BatchSpec(self.batch_size, steps, epochs, self.last_batch)})
 
     def client_update(
         self, problem: Problem, received: Submodel, state: Params, data: ClientRoundData
@@ -272,7 +271,7 @@ def _corner(value: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def padded(upload: Params, weight: float, shapes: Shapes) -> Mean:
-    """Return one device's summand in the full shapes: entries that it lacks weigh nothing."""
+    """Return one device's summand in the full shapes: missing entries have weight 0."""
     total, weights = {}, {}
     for name, value in upload.items():
         total[name], weights[name] = value.new_zeros(shapes[name]), value.new_zeros(shapes[name])

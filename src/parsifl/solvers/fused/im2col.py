@@ -1,6 +1,6 @@
-"""Convolutions of small images as products with unfolded images, whose step lands directly."""
+"""Convolutions of small images as products with unfolded images."""
 
-# ruff: noqa: ARG002 - all stages have one signature
+# ruff: noqa: ARG002 - all layers have one signature
 from __future__ import annotations
 
 from typing import final
@@ -9,17 +9,17 @@ import torch
 from torch import Tensor
 
 from parsifl.nn.chain_layers import Conv, Pair
-from parsifl.solvers.fused.layer import ParameterStore, landing, read
+from parsifl.solvers.fused.layer import ParameterStore, read, sink
 
 
 @final
-class UnfoldedStage:
+class FusedUnfolded:
     """Every position of the output is a row of a linear layer."""
 
-    def __init__(self, layer: Conv, host: ParameterStore) -> None:
-        self._layer, self._weight = layer, host.read(layer.weight)
-        self._bias = read(host, layer.bias)
-        self._land, self._land_bias = host.landing(layer.weight), landing(host, layer.bias)
+    def __init__(self, layer: Conv, store: ParameterStore) -> None:
+        self._layer, self._weight = layer, store.read(layer.weight)
+        self._bias = read(store, layer.bias)
+        self._weight_sink, self._bias_sink = store.sink(layer.weight), sink(store, layer.bias)
 
     def forward(self, value: Tensor, key: Tensor | None) -> Tensor:
         """Unfold the images into columns [clients, rows * positions, entries of a window]."""
@@ -40,10 +40,10 @@ class UnfoldedStage:
         if below:
             columns = torch.bmm(rows, self._weight.flatten(2))
             found = _folded(self._layer, self._weight, self._value, columns)
-        if self._land is not None:
-            self._land(rows.transpose(1, 2), self._columns)
-        if self._land_bias is not None:
-            self._land_bias(rows.sum(1), None)
+        if self._weight_sink is not None:
+            self._weight_sink(rows.transpose(1, 2), self._columns)
+        if self._bias_sink is not None:
+            self._bias_sink(rows.sum(1), None)
         return found
 
 

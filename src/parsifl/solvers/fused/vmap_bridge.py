@@ -1,8 +1,8 @@
 """The way from one client's code to the whole block.
 
-Methods are written for one client and run under vmap; here the tensors of all clients of the
+Algorithms are written for one client and run under vmap; here the tensors of all clients of the
 block come whole, as they come to an `autograd.Function` with a vmap rule, which would take half a
-millisecond a call. Differentiating through this raises.
+millisecond per call. Differentiating through this raises.
 """
 
 from __future__ import annotations
