@@ -72,10 +72,10 @@ class APFL(LocalSgd, Averaging[Problem, ApflClient]):
         self, problem: Problem, received: Params, state: ApflClient, data: ClientRoundData
     ) -> ClientUpdate[ApflClient, Params]:
         """Step both models on every batch."""
-        rate, batches = self.learning_rate(data.round), data["train"]
+        lr, batches = self.learning_rate(data.round), data["train"]
         both = (received, state)
         for number, batch in enumerate(batches):
-            moved = self._step(problem, *both, batch, rate, first=number == 0)
+            moved = self._step(problem, *both, batch, lr, first=number == 0)
             both = tree.where(batch.active, moved, both) if batches.ragged else moved
         shared, mixed = both
         return ClientUpdate(mixed, shared, {"alpha": mixed.alpha})
@@ -86,7 +86,7 @@ class APFL(LocalSgd, Averaging[Problem, ApflClient]):
         shared: Params,
         client: ApflClient,
         batch: Batch,
-        rate: float,
+        lr: float,
         *,
         first: bool,
     ) -> tuple[Params, ApflClient]:
@@ -94,14 +94,14 @@ class APFL(LocalSgd, Averaging[Problem, ApflClient]):
         pull = gradient(problem, mix(alpha, own, shared), batch)
         if self.adaptive and first:
             slope = tree.dot(pull, tree.subtract(own, shared))
-            alpha = (alpha - rate * slope).clamp(0.0, 1.0)
-        next_own = self._descend(own, tree.scale(client.alpha, pull), rate)
-        next_shared = self._descend(shared, gradient(problem, shared, batch), rate)
+            alpha = (alpha - lr * slope).clamp(0.0, 1.0)
+        next_own = self._descend(own, tree.scale(client.alpha, pull), lr)
+        next_shared = self._descend(shared, gradient(problem, shared, batch), lr)
         return next_shared, ApflClient(next_own, alpha)
 
-    def _descend(self, params: Params, slope: Params, rate: float) -> Params:
-        keep = 1 - rate * self.weight_decay
-        return tree.map(lambda w, g: torch.sub(keep * w, g, alpha=rate), params, slope)
+    def _descend(self, params: Params, slope: Params, lr: float) -> Params:
+        keep = 1 - lr * self.weight_decay
+        return tree.map(lambda w, g: torch.sub(keep * w, g, alpha=lr), params, slope)
 
     def personalize(
         self, problem: Problem, received: Params, state: ApflClient, data: ClientRoundData

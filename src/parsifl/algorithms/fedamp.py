@@ -28,8 +28,8 @@ class FedAMP(Attention):
               w_i = \arg\min f_i(w) + \tfrac{\lambda}{2 \alpha} \|w - u_i\|^2
 
     with alpha = `alpha`, sigma = `sigma`, lambda = `lam`; the minimization is SGD with `lr`.
-    Sent: u_i to client i, w_i back. Kept: w_i on the client and, as the algorithm needs, on the
-    server. There is no global model.
+    Sent: u_i to client i, w_i back. Kept: w_i on the client and, as the algorithm requires, on
+    the server. There is no global model.
 
     Parameters
     ----------

@@ -40,9 +40,9 @@ class FedNova(
               d_i = \frac{w - w_i}{\|a_i\|_1}, \quad \|a_i\|_1 = \frac{1}{1 - \rho}
               \left(\tau_i - \rho \frac{1 - \rho^{\tau_i}}{1 - \rho}\right)
 
-    with w_i after tau_i SGD steps (see "epochs" and "local_steps" in device profiles), rho =
-    `momentum` and p_i by `weighting` over the devices of the round. Without momentum, ||a_i||_1 is
-    tau_i. Sent: the model down, d_i and one number up. Kept: nothing.
+    with w_i after tau_i SGD steps ("epochs" or "local_steps" of the device's profile), rho =
+    `momentum` and p_i by `weighting`. Without momentum, ||a_i||_1 is tau_i. With equal steps this
+    is FedAvg. Sent: the model down, d_i and one number up. Kept: nothing.
     """
 
     cites: ClassVar[str] = (

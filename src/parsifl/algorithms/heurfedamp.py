@@ -24,8 +24,8 @@ class HeurFedAMP(Attention):
               w_i = \arg\min f_i(w) + \tfrac{\lambda}{2} \|w - u_i\|^2
 
     with alpha = `own`, sigma = `sigma`, lambda = `lam`; the minimization is SGD with `lr`. Sent:
-    u_i to client i, w_i back. Kept: w_i on the client and, as the algorithm needs, on the server.
-    There is no global model.
+    u_i to client i, w_i back. Kept: w_i on the client and, as the algorithm requires, on the
+    server. There is no global model.
 
     Parameters
     ----------

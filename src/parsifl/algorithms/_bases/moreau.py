@@ -92,11 +92,11 @@ class MoreauEnvelope(
 
     def init_server(self, problem: Problem, clients: Sequence[ClientInfo], key: Key) -> Params:
         """Return the initial parameters, after checking that every client has training rows."""
-        for info in clients:
-            if info.samples < 2:
+        for client in clients:
+            if client.samples < 2:
                 raise DataError(
-                    f"client {info.id} has {info.samples} training rows; a personal model needs "
-                    "at least 2: leave this client out or give it more rows"
+                    f"client {client.id} has {client.samples} training rows; a personal model "
+                    "needs at least 2: leave this client out or give it more rows"
                 )
         return problem.init(key)
 
