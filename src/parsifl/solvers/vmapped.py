@@ -18,7 +18,7 @@ _functorch: Any = torch._C._functorch
 
 
 def inside_vmap() -> bool:
-    """Return whether the innermost transformation is the vmap over clients."""
+    """Tell whether the innermost transformation is the one vmap over clients."""
     interpreter = _functorch.peek_interpreter_stack()
     kind = _functorch.TransformType.Vmap
     return interpreter is not None and interpreter.level() == 1 and interpreter.key() == kind

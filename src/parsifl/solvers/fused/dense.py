@@ -1,6 +1,6 @@
 """Linear layers, embeddings, activations, flattening and dropout."""
 
-# ruff: noqa: ARG002 - all layers have one signature
+# ruff: noqa: ARG002 - all stages have one signature
 from __future__ import annotations
 
 from typing import Any, final
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from parsifl.core import keys
 from parsifl.nn.chain_layers import Activate, Dropout, Embed, Flatten, Linear
-from parsifl.solvers.fused.layer import ParameterStore, read, sink
+from parsifl.solvers.fused.layer import ParameterStore, landing, read
 
 _aten: Any = torch.ops.aten
 _FUNCTIONS = {
@@ -21,16 +21,16 @@ _FUNCTIONS = {
 
 
 @final
-class FusedLinear:
+class LinearStage:
     """y = x W^T + b on the last axis; axes between rows and features count as rows."""
 
-    def __init__(self, layer: Linear, store: ParameterStore) -> None:
-        self._weight = store.read(layer.weight)
+    def __init__(self, layer: Linear, host: ParameterStore) -> None:
+        self._weight = host.read(layer.weight)
         self._across = self._weight.mT
-        bias = read(store, layer.bias)
+        bias = read(host, layer.bias)
         self._bias = None if bias is None else bias.unsqueeze(1)
-        self._weight_sink = store.sink(layer.weight)
-        self._bias_sink = sink(store, layer.bias)
+        self._land = host.landing(layer.weight)
+        self._land_bias = landing(host, layer.bias)
         self._sum: Tensor | None = None
 
     def forward(self, value: Tensor, key: Tensor | None) -> Tensor:
@@ -46,10 +46,10 @@ class FusedLinear:
         """Land g^T x, and return g W."""
         rows = gradient if gradient.ndim == 3 else gradient.flatten(1, -2)
         found = torch.bmm(rows, self._weight) if below else gradient
-        if self._weight_sink is not None:
-            self._weight_sink(rows.mT, self._rows)
-        if self._bias_sink is not None:
-            self._bias_sink(self._ones(rows), rows)
+        if self._land is not None:
+            self._land(rows.mT, self._rows)
+        if self._land_bias is not None:
+            self._land_bias(self._ones(rows), rows)
         return found.view(self._shape) if below and gradient.ndim != 3 else found
 
     def _ones(self, rows: Tensor) -> Tensor:
@@ -60,12 +60,12 @@ class FusedLinear:
 
 
 @final
-class FusedEmbed:
+class EmbedStage:
     """Rows of a table."""
 
-    def __init__(self, layer: Embed, store: ParameterStore) -> None:
-        self._table, self._padding = store.read(layer.weight), layer.padding
-        self._weight_sink = store.sink(layer.weight)
+    def __init__(self, layer: Embed, host: ParameterStore) -> None:
+        self._table, self._padding = host.read(layer.weight), layer.padding
+        self._land = host.landing(layer.weight)
         clients, size, _ = self._table.shape
         self._offsets = torch.arange(0, clients * size, size, device=self._table.device)[:, None]
 
@@ -78,30 +78,30 @@ class FusedEmbed:
 
     def backward(self, gradient: Tensor, below: bool) -> Tensor:
         """Add up the gradients of each row of the table; nothing lies below."""
-        if self._weight_sink is not None:
+        if self._land is not None:
             found = gradient.new_zeros(self._table.shape)
             rows = gradient.flatten(0, -2)
             found.view(-1, self._table.shape[2]).index_add_(0, self._at, rows)
             if self._padding is not None:
                 found[:, self._padding] = 0
-            self._weight_sink(found, None)
+            self._land(found, None)
         return gradient
 
 
 @final
-class FusedActivate:
+class ActivateStage:
     """Elementwise functions whose derivative follows from their output."""
 
     overwrites = False
     """Whether the input is nobody else's, and makes room for the output."""
 
-    def __init__(self, layer: Activate, store: ParameterStore) -> None:
+    def __init__(self, layer: Activate, host: ParameterStore) -> None:
         self._function = layer.function
 
     def forward(self, value: Tensor, key: Tensor | None) -> Tensor:
         """Apply the function."""
-        fresh, in_place = _FUNCTIONS[self._function]
-        self._output = in_place(value) if self.overwrites else fresh(value)
+        anew, in_place = _FUNCTIONS[self._function]
+        self._output = in_place(value) if self.overwrites else anew(value)
         return self._output
 
     def backward(self, gradient: Tensor, below: bool) -> Tensor:
@@ -119,10 +119,10 @@ class FusedActivate:
 
 
 @final
-class FusedFlatten:
+class FlattenStage:
     """One axis behind the rows."""
 
-    def __init__(self, layer: Flatten, store: ParameterStore) -> None:
+    def __init__(self, layer: Flatten, host: ParameterStore) -> None:
         pass
 
     def forward(self, value: Tensor, key: Tensor | None) -> Tensor:
@@ -136,10 +136,10 @@ class FusedFlatten:
 
 
 @final
-class FusedDropout:
+class DropoutStage:
     """The masks of `KeyedDropout`: the same numbers as in every other executor."""
 
-    def __init__(self, layer: Dropout, store: ParameterStore) -> None:
+    def __init__(self, layer: Dropout, host: ParameterStore) -> None:
         self._layer = layer
         self._factor: Tensor | None = None
 

@@ -31,7 +31,7 @@ class GradientCollector:
         """Return a weight of all clients."""
         return self._values[name]
 
-    def sink(self, name: str) -> GradientSink | None:
+    def landing(self, name: str) -> GradientSink | None:
         """Keep the gradient of what is trained."""
         return partial(self._keep, name) if name in self._wanted else None
 

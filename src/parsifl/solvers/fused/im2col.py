@@ -1,6 +1,6 @@
-"""Convolutions of small images as products with unfolded images."""
+"""Convolutions of small pictures as products with unfolded pictures, whose step lands directly."""
 
-# ruff: noqa: ARG002 - all layers have one signature
+# ruff: noqa: ARG002 - all stages have one signature
 from __future__ import annotations
 
 from typing import final
@@ -9,20 +9,20 @@ import torch
 from torch import Tensor
 
 from parsifl.nn.chain_layers import Conv, Pair
-from parsifl.solvers.fused.layer import ParameterStore, read, sink
+from parsifl.solvers.fused.layer import ParameterStore, landing, read
 
 
 @final
-class FusedUnfolded:
+class UnfoldedStage:
     """Every position of the output is a row of a linear layer."""
 
-    def __init__(self, layer: Conv, store: ParameterStore) -> None:
-        self._layer, self._weight = layer, store.read(layer.weight)
-        self._bias = read(store, layer.bias)
-        self._weight_sink, self._bias_sink = store.sink(layer.weight), sink(store, layer.bias)
+    def __init__(self, layer: Conv, host: ParameterStore) -> None:
+        self._layer, self._weight = layer, host.read(layer.weight)
+        self._bias = read(host, layer.bias)
+        self._land, self._land_bias = host.landing(layer.weight), landing(host, layer.bias)
 
     def forward(self, value: Tensor, key: Tensor | None) -> Tensor:
-        """Unfold the images into columns [clients, rows * positions, entries of a window]."""
+        """Unfold the pictures into columns [clients, rows * positions, entries of a window]."""
         weight, (clients, rows) = self._weight, value.shape[:2]
         size = output_size(self._layer, weight, value)
         self._value, self._columns = value, _columns(self._layer, weight, value, size)
@@ -40,10 +40,10 @@ class FusedUnfolded:
         if below:
             columns = torch.bmm(rows, self._weight.flatten(2))
             found = _folded(self._layer, self._weight, self._value, columns)
-        if self._weight_sink is not None:
-            self._weight_sink(rows.transpose(1, 2), self._columns)
-        if self._bias_sink is not None:
-            self._bias_sink(rows.sum(1), None)
+        if self._land is not None:
+            self._land(rows.transpose(1, 2), self._columns)
+        if self._land_bias is not None:
+            self._land_bias(rows.sum(1), None)
         return found
 
 
@@ -70,7 +70,7 @@ def _columns(layer: Conv, weight: Tensor, value: Tensor, size: Pair) -> Tensor:
 
 
 def _folded(layer: Conv, weight: Tensor, value: Tensor, columns: Tensor) -> Tensor:
-    """Add up what every window says about an entry of the images."""
+    """Add up what every window says about an entry of the pictures."""
     clients, rows, channels, *inner = value.shape
     (tall, wide), (height, width) = layer.padding, inner
     found = value.new_zeros(clients, rows, channels, height + 2 * tall, width + 2 * wide)

@@ -19,39 +19,38 @@ a vector is one row.
 
 
 class ParameterStore(Protocol):
-    """Owns the weights and receives their gradients."""
+    """Whoever owns the weights and takes the gradients."""
 
     def read(self, name: str) -> Tensor:
         """Return a weight of all clients; it changes in place."""
 
-    def sink(self, name: str) -> GradientSink | None:
+    def landing(self, name: str) -> GradientSink | None:
         """Return where the gradient of a weight goes; None if it is not asked for."""
 
 
 class FusedLayer(Protocol):
-    """One layer with the weights of a store: what does not change from step to step is made once.
+    """One layer with the weights of a host: what does not change from step to step is made once.
 
-    `forward` remembers what `backward` needs. `backward` passes the gradients of its weights to
-    their sinks and returns that of its input, or anything where the latter is not needed (`below`
-    is false). It may overwrite the gradient it is given, and must read its weights before it
-    passes their gradients on, because a sink may change them.
+    `forward` remembers what `backward` needs. `backward` lands the gradients of its weights and
+    returns that of its input; where nobody needs the latter (`below` is false) it returns anything.
+    It may overwrite the gradient it is given, and must read its weights before it lands on them.
     """
 
     def forward(self, value: Tensor, key: Tensor | None) -> Tensor:
         """Return the output; `key` [clients] is that of the mini-batch, for keyed randomness."""
 
     def backward(self, gradient: Tensor, below: bool) -> Tensor:
-        """Pass on gradients, and return the gradient of the input."""
+        """Land gradients, and return the gradient of the input."""
 
 
-def read(store: ParameterStore, name: str | None) -> Tensor | None:
+def read(host: ParameterStore, name: str | None) -> Tensor | None:
     """Return a weight that a layer may do without."""
-    return None if name is None else store.read(name)
+    return None if name is None else host.read(name)
 
 
-def sink(store: ParameterStore, name: str | None) -> GradientSink | None:
+def landing(host: ParameterStore, name: str | None) -> GradientSink | None:
     """Return where the gradient of such a weight goes."""
-    return None if name is None else store.sink(name)
+    return None if name is None else host.landing(name)
 
 
 def add_product_(
@@ -79,7 +78,7 @@ def _matrices(weight: Tensor) -> Tensor:
 def merged(value: Tensor) -> Tensor:
     """Return [clients, rows, channels, ...] as [rows, clients * channels, ...].
 
-    Layers of images leave their output in this order in memory, so that this is a view.
+    Layers of pictures leave their output in this order in memory, so that this is a view.
     """
     return value.transpose(0, 1).flatten(1, 2)
 

@@ -74,15 +74,15 @@ class _Side:
     """The weights at which a gradient is taken, and what becomes of it."""
 
     weights: dict[str, Tensor]
-    take: Callable[[str, Tensor, Tensor | None], None]
+    land: Callable[[str, Tensor, Tensor | None], None]
 
     def read(self, name: str) -> Tensor:
         """Return a weight."""
         return self.weights[name]
 
-    def sink(self, name: str) -> GradientSink:
+    def landing(self, name: str) -> GradientSink:
         """All parameters are trained."""
-        return partial(self.take, name)
+        return partial(self.land, name)
 
 
 def _part(step: Step, number: int) -> Step:

@@ -13,34 +13,34 @@ from torch import Tensor
 from parsifl.nn import chain_layers
 from parsifl.nn.chain_layers import Chain, Layer, parameters
 from parsifl.nn.row_losses import Loss
-from parsifl.solvers.fused.convolution import FusedConv
+from parsifl.solvers.fused.convolution import ConvStage
 from parsifl.solvers.fused.dense import (
-    FusedActivate,
-    FusedDropout,
-    FusedEmbed,
-    FusedFlatten,
-    FusedLinear,
+    ActivateStage,
+    DropoutStage,
+    EmbedStage,
+    FlattenStage,
+    LinearStage,
 )
 from parsifl.solvers.fused.layer import FusedLayer, ParameterStore
 from parsifl.solvers.fused.pooling_norm import (
-    FusedAdaptivePool,
-    FusedGroupNorm,
-    FusedLayerNorm,
-    FusedPool,
+    AdaptivePoolStage,
+    GroupNormStage,
+    LayerNormStage,
+    PoolStage,
 )
 from parsifl.solvers.fused.schedule import Step
 
-_LAYERS: dict[type[Any], Callable[[Any, ParameterStore], FusedLayer]] = {
-    chain_layers.Linear: FusedLinear,
-    chain_layers.Conv: FusedConv,
-    chain_layers.Embed: FusedEmbed,
-    chain_layers.GroupNorm: FusedGroupNorm,
-    chain_layers.LayerNorm: FusedLayerNorm,
-    chain_layers.Pool: FusedPool,
-    chain_layers.AdaptivePool: FusedAdaptivePool,
-    chain_layers.Dropout: FusedDropout,
-    chain_layers.Activate: FusedActivate,
-    chain_layers.Flatten: FusedFlatten,
+_STAGES: dict[type[Any], Callable[[Any, ParameterStore], FusedLayer]] = {
+    chain_layers.Linear: LinearStage,
+    chain_layers.Conv: ConvStage,
+    chain_layers.Embed: EmbedStage,
+    chain_layers.GroupNorm: GroupNormStage,
+    chain_layers.LayerNorm: LayerNormStage,
+    chain_layers.Pool: PoolStage,
+    chain_layers.AdaptivePool: AdaptivePoolStage,
+    chain_layers.Dropout: DropoutStage,
+    chain_layers.Activate: ActivateStage,
+    chain_layers.Flatten: FlattenStage,
 }
 
 
@@ -66,29 +66,29 @@ class Network:
                 break
         return None
 
-    def on(self, store: ParameterStore) -> Pass:
-        """Return the way through the layers for one store."""
-        return Pass(self, store)
+    def on(self, host: ParameterStore) -> Pass:
+        """Return the way through the layers for one host."""
+        return Pass(self, host)
 
 
 @final
 class Pass:
-    """Forward and backward with the weights of a store."""
+    """Forward and backward with the weights of a host."""
 
-    def __init__(self, network: Network, store: ParameterStore) -> None:
-        layers = [_LAYERS[type(layer)](layer, store) for layer in network.chain]
-        for below, layer in pairwise(layers):
-            if isinstance(layer, FusedActivate):
-                layer.overwrites = isinstance(below, FusedLinear | FusedConv)
-        learning = [_learns(layer, store) for layer in network.chain]
-        # below the first layer that learns no gradient is needed
-        first = learning.index(True) if True in learning else len(layers)
-        self._up = [layer.forward for layer in layers]
-        self._down = [(layer.backward, at > first) for at, layer in enumerate(layers)][first:][::-1]
+    def __init__(self, network: Network, host: ParameterStore) -> None:
+        stages = [_STAGES[type(layer)](layer, host) for layer in network.chain]
+        for below, stage in pairwise(stages):
+            if isinstance(stage, ActivateStage):
+                stage.overwrites = isinstance(below, LinearStage | ConvStage)
+        learning = [_learns(layer, host) for layer in network.chain]
+        # below the first layer that learns nobody needs a gradient
+        first = learning.index(True) if True in learning else len(stages)
+        self._up = [stage.forward for stage in stages]
+        self._down = [(stage.backward, at > first) for at, stage in enumerate(stages)][first:][::-1]
         self._slope = _LOSSES[network.loss]
 
     def run(self, step: Step) -> None:
-        """Pass on the gradients of all weights that the store wants; they may move at once."""
+        """Land the gradients of all weights that the host wants; they may move at once."""
         value = step.x
         for forward in self._up:
             value = forward(value, step.key)
@@ -97,8 +97,8 @@ class Pass:
             gradient = backward(gradient, below)
 
 
-def _learns(layer: Layer, store: ParameterStore) -> bool:
-    return any(store.sink(name) is not None for name in parameters(layer))
+def _learns(layer: Layer, host: ParameterStore) -> bool:
+    return any(host.landing(name) is not None for name in parameters(layer))
 
 
 def _cross_entropy(output: Tensor, y: Tensor, scale: Tensor) -> Tensor:

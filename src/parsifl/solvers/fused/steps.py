@@ -115,7 +115,7 @@ def _taken(take: Callable[[Leaf], Tensor], leaf: Leaf, across: bool) -> Tensor:
 
 @final
 class _Leading:
-    """The clients that still have steps to take: the store of their network."""
+    """The clients that still have steps to take: the host of their network."""
 
     def __init__(
         self, steps: Steps, places: Mapping[str, _Place], frozen: Mapping[str, Tensor]
@@ -127,7 +127,7 @@ class _Leading:
         """Return a weight of these clients."""
         return self._places[name].w if name in self._places else self._frozen[name]
 
-    def sink(self, name: str) -> GradientSink | None:
+    def landing(self, name: str) -> GradientSink | None:
         """Return the step w <- after(w - lr (g + e)); nothing is frozen that has one."""
         if name not in self._places:
             return None
