@@ -13,6 +13,7 @@ from tests.reference_sparse import fed_dual_avg, fed_mid, hard, soft
 from parsifl.algorithms.feddualavg import FedDualAvg
 from parsifl.algorithms.fediterht import FedIterHT
 from parsifl.algorithms.fedmid import FedMid
+from parsifl.core.algorithm import ClientInfo
 from parsifl.core.errors import ConfigError
 from parsifl.linear.glm import GLM
 
@@ -78,6 +79,13 @@ def test_an_intercept_is_not_shrunk() -> None:
         assert not found[:-1].any()
 
 
+@pytest.mark.parametrize("kind", [FedMid, FedDualAvg])
+def test_full_batches_hold_all_rows(kind: type[FedMid]) -> None:
+    client = ClientInfo(0, 40)
+    assert kind(batch_size=4).batches(client, 0).batches["train"].rows(40) == 4
+    assert kind(full_batch=True).batches(client, 0).batches["train"].rows(40) == 40
+
+
 def test_fedmid_refuses_epochs() -> None:
-    with pytest.raises(ConfigError, match="steps= instead of epochs="):
+    with pytest.raises(ConfigError, match="epochs=1; set local_steps instead"):
         FedMid(epochs=1.0)

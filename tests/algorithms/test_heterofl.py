@@ -9,7 +9,7 @@ from tests.algorithms import unequal
 from tests.algorithms.unequal import PROBLEM, Engine
 from tests.reference_unequal import cut, sliced_rounds
 
-from parsifl.algorithms._bases.width_slices import merged, padded
+from parsifl.algorithms._bases.submodel import merged, padded
 from parsifl.algorithms.fedavg import FedAvg
 from parsifl.algorithms.heterofl import HeteroFL
 from parsifl.core import tree

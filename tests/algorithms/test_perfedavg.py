@@ -92,7 +92,7 @@ def test_work_is_counted() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"last_batch": "pad"}, "partial"),
+        ({"last_batch": "pad"}, "last_batch"),
         ({"momentum": 0.5}, "momentum"),
         ({"delta": 0.0}, "PerFedAvg.delta"),
         ({"adapt_lr": 0.0}, "PerFedAvg.adapt_lr"),

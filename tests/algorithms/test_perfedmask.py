@@ -12,9 +12,8 @@ from tests.algorithms.unequal import DATA, PROBLEM, SEED, Engine
 from tests.reference_unequal import BODY, HEAD, descend, masked_rounds, sliced_rounds
 from torch import nn
 
-from parsifl.algorithms._bases.mask_plan import budget_of, design_masks
 from parsifl.algorithms.fedbabu import FedBABU
-from parsifl.algorithms.perfedmask import PerFedMask
+from parsifl.algorithms.perfedmask import PerFedMask, budget_of, design_masks
 from parsifl.core import tree
 from parsifl.core.algorithm import ClientInfo
 from parsifl.core.errors import ConfigError

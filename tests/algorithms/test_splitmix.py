@@ -9,7 +9,7 @@ from tests.algorithms.test_heterofl import shapes
 from tests.algorithms.unequal import PROBLEM, SEED, Engine
 from tests.reference_unequal import average, cut, descend
 
-from parsifl.algorithms._bases.width_members import members_for
+from parsifl.algorithms._bases.submodel import members_for
 from parsifl.algorithms.fedavg import FedAvg
 from parsifl.algorithms.splitmix import SplitMix
 from parsifl.core import tree

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 import json
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parsifl.algorithms.fedavg import FedAvg
-from parsifl.core import config
+from parsifl.core import config, registry
 from parsifl.core.config import Count, Fraction, Momentum, NonNegative, Positive, Size
 from parsifl.core.errors import ConfigError
 
@@ -85,6 +86,48 @@ def test_an_unknown_field_is_refused_with_the_nearest_one() -> None:
         ConfigError, match="unknown field of FedAvg 'momentun'; did you mean 'momentum'"
     ):
         config.build(FedAvg, {"momentun": 0.9})
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("batch", "batch_size"), ("decay", "weight_decay"), ("partial", "last_batch"),
+        ("steps", "local_steps"),
+    ],
+)  # fmt: skip
+def test_a_former_name_raises_with_the_new_one(old: str, new: str) -> None:
+    with pytest.raises(ConfigError, match=f"^FedAvg: `{old}` was renamed to `{new}`$"):
+        config.build(FedAvg, {old: 1})
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "word", "field"),
+    [
+        ("fedavg", "learning_rate", "lr"), ("fedavg", "local_epochs", "epochs"),
+        ("fedprox", "lam", "mu"), ("fedprox", "lambda", "mu"), ("ditto", "mu", "lam"),
+        ("ditto", "lambda_", "lam"), ("pfedme", "mu", "lam"), ("fedht", "k", "tau"),
+        ("fedavg", "K", "local_steps"), ("scaffold", "server_learning_rate", "server_lr"),
+    ],
+)  # fmt: skip
+def test_a_common_word_suggests_the_field_of_this_algorithm(
+    algorithm: str, word: str, field: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"'{word}'; did you mean '{field}'"):
+        config.build(registry.find(algorithm), {word: 1})
+
+
+def test_a_name_that_a_class_has_is_taken_though_others_renamed_it() -> None:
+    assert config.build(Settings, {"steps": (3,)}).steps == (3,)
+    assert config.build(FedAvg, {"weight_decay": 0.1}).weight_decay == 0.1
+    with pytest.raises(ConfigError, match=r"^unknown field of Settings 'batch'"):
+        config.build(Settings, {"batch": 1})
+
+
+def test_every_new_name_and_every_synonym_belongs_to_some_algorithm() -> None:
+    kinds = registry.algorithms().values()
+    fields = {name for kind in kinds for name in inspect.signature(kind).parameters}
+    assert {*config.RENAMED.values(), *sum(config.SYNONYMS.values(), ())} <= fields
+    assert not config.RENAMED.keys() & fields
 
 
 def test_text_that_is_no_number_is_refused() -> None:

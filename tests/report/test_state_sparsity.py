@@ -70,7 +70,7 @@ def test_a_plan_of_masks_is_a_picture_of_devices_and_blocks(tmp_path: Path) -> N
         return {"u": [{"s": number} for number in numbers]}
 
     plan = {"masks": {"u": [static(), static(0, 2)]}, "chosen": static(0, 1, 1)}
-    server = {"c": "Fleet", "f": {"params": {"d": {"w": "*"}}, **plan}}
+    server = {"c": "SubmodelServer", "f": {"params": {"d": {"w": "*"}}, **plan}}
     write(tmp_path, server, {"s": None}, {"0": np.ones(4, np.float32)})
     found = read_anatomy(tmp_path)
     assert found is not None

@@ -20,7 +20,7 @@ from parsifl.engine.executors import Task
 from parsifl.nn.neural import NeuralProblem
 from parsifl.solvers import fused
 from parsifl.solvers.coupled import Coupled, alternate
-from parsifl.solvers.maml import sgd_ahead
+from parsifl.solvers.maml import first_order_maml
 from parsifl.solvers.sgd import SgdConfig, gradient, sgd, sgd_pair
 from parsifl.solvers.update_rules import LinearRule
 from parsifl.testing.conformance.harness import difference
@@ -101,16 +101,17 @@ def body_only(problem: Problem, params: Params, batches: Batches) -> Params:
     )
 
 
-def ahead(problem: Problem, params: Params, batches: Batches) -> Params:
-    return sgd_ahead(problem, params, batches, 0.1, 0.2, decay=0.05)
+def maml(problem: Problem, params: Params, batches: Batches) -> Params:
+    config = SgdConfig(0.1, weight_decay=0.05)
+    return first_order_maml(problem, params, batches, config, inner_lr=0.2)
 
 
 def solved(problem: Problem, params: Params, batches: Batches) -> Any:
     rule = Coupled(rate=0.5, lam=0.3, gamma=0.2)
-    return alternate(problem, params, batches, rule, 0.1, inner=3, accuracy=0.1)
+    return alternate(problem, params, batches, SgdConfig(0.1), rule=rule, inner=3, accuracy=0.1)
 
 
-SOLVERS = (plain, first_gradient, with_everything, head_only, body_only, ahead, solved)
+SOLVERS = (plain, first_gradient, with_everything, head_only, body_only, maml, solved)
 
 
 @pytest.mark.parametrize("solve", SOLVERS, ids=lambda solve: solve.__name__)

@@ -11,7 +11,8 @@ from tests.reference_lowrank import Slr, zeros
 from parsifl.algorithms.fedslr import FedSLR
 from parsifl.core.keys import Key
 from parsifl.engine.batch_sampler import BatchSampler
-from parsifl.solvers.proximal_sgd import Proximal, fit_component
+from parsifl.solvers.proximal_sgd import ProximalRule, fit_component
+from parsifl.solvers.sgd import SgdConfig
 from parsifl.solvers.update_rules import soft
 
 
@@ -27,7 +28,7 @@ def test_soft_thresholding_minimises_its_objective(value: float, threshold: floa
 def test_what_the_operator_kills_is_the_offset_bit_for_bit() -> None:
     offset = torch.tensor([[0.1, 0.7, -0.3]])
     z = offset + torch.tensor([[1e-3, 0.5, -1e-3]])
-    Proximal("sparse", 0.1).after_(z, (offset,), 0.1)
+    ProximalRule("sparse", 0.1).after_(z, (offset,), 0.1)
     assert (z - offset)[0, 0] == 0
     assert (z - offset)[0, 2] == 0
     assert float((z - offset)[0, 1]) == pytest.approx(0.49)
@@ -35,7 +36,7 @@ def test_what_the_operator_kills_is_the_offset_bit_for_bit() -> None:
 
 def test_without_an_offset_the_rule_acts_on_the_weights_themselves() -> None:
     w = torch.tensor([[2.0, -0.05]])
-    rule = Proximal("sparse", 1.0, weight_decay=0.5)
+    rule = ProximalRule("sparse", 1.0, weight_decay=0.5)
     rule.before_(w, (), 0.1)
     torch.testing.assert_close(w, torch.tensor([[1.9, -0.0475]]))
     rule.after_(w, (), 0.1)
@@ -57,7 +58,8 @@ def test_a_component_follows_proximal_gradient_steps(penalty: str) -> None:
         offset,
         {name: torch.zeros_like(value) for name, value in offset.items()},
         shard["personal"],
-        0.1,
-        rule=Proximal("sparse" if penalty == "sparse" else "low-rank", 0.2, 0.05),
+        SgdConfig(0.1, weight_decay=0.05),
+        penalty="sparse" if penalty == "sparse" else "low-rank",
+        strength=0.2,
     )
     lowrank.assert_same(found, expected)

@@ -15,7 +15,7 @@ from parsifl.core.problem import Params
 from parsifl.engine.batch_sampler import BatchSampler
 from parsifl.nn.neural import NeuralProblem
 from parsifl.solvers.sgd import SgdConfig, gradient, sgd, sgd_pair
-from parsifl.solvers.thresholding import SoftThreshold
+from parsifl.solvers.thresholding import SoftThresholdRule
 from parsifl.solvers.update_rules import LinearRule, Rule
 from parsifl.testing.conformance.harness import difference
 from parsifl.testing.fixtures import classifier, clients
@@ -64,7 +64,7 @@ def test_a_proximal_rule_is_part_of_the_gradient(momentum: float) -> None:
 
 
 def test_a_threshold_comes_after_the_step() -> None:
-    rule = SoftThreshold(0.5)
+    rule = SoftThresholdRule(0.5)
     one = batches(steps=1)
     stepped = with_optimizer(START, one, lr=0.3)
     wanted = {n: v.sign() * (v.abs() - 0.15).clamp(min=0) for n, v in stepped.items()}
@@ -90,14 +90,10 @@ def test_inactive_steps_change_nothing_even_with_momentum_and_rules() -> None:
     active = torch.tensor([True, True, True, False, False])
     ragged = replace(drawn, active=active, ragged=True)
     short = replace(drawn, index=drawn.index[:3], weight=drawn.weight[:3], active=drawn.active[:3])
-    options: dict[str, Any] = {
-        "rule": LinearRule(0.3),
-        "aux": (START,),
-        "momentum": 0.9,
-        "decay": 0.1,
-    }
-    found = sgd(PROBLEM, START, ragged, SgdConfig(0.3), **options)
-    assert tree.same(found, sgd(PROBLEM, START, short, SgdConfig(0.3), **options))
+    options: dict[str, Any] = {"rule": LinearRule(0.3), "aux": (START,)}
+    config = SgdConfig(0.3, momentum=0.9, weight_decay=0.1)
+    found = sgd(PROBLEM, START, ragged, config, **options)
+    assert tree.same(found, sgd(PROBLEM, START, short, config, **options))
 
 
 @final
@@ -186,14 +182,12 @@ def test_functional_call_reads_the_same_parameters() -> None:
 
 
 @pytest.mark.parametrize(("channels", "last"), [(8, False), (16, True)])
-def test_pictures_have_channels_last_where_onednn_survives_it(channels: int, last: bool) -> None:
+def test_images_have_channels_last_where_onednn_survives_it(channels: int, last: bool) -> None:
     """The gradient of a 1 x 1 convolution with stride crashed for fewer than 16 channels."""
     layer = nn.Conv2d(channels, 16, 1, stride=2)
     seen = []
     layer.register_forward_pre_hook(
-        lambda _, pictures: seen.append(
-            pictures[0].is_contiguous(memory_format=torch.channels_last)
-        )
+        lambda _, images: seen.append(images[0].is_contiguous(memory_format=torch.channels_last))
     )
     problem = NeuralProblem(nn.Sequential(layer, nn.Flatten(), nn.Linear(16 * 64, 3)))
     x = torch.randn(4, channels, 16, 16, generator=torch.Generator().manual_seed(1))

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from parsifl.solvers.thresholding import SoftThreshold
+from parsifl.solvers.thresholding import SoftThresholdRule
 from parsifl.solvers.update_rules import LinearRule, Rule
 
 SEEDS = st.integers(0, 99)
@@ -40,7 +40,7 @@ def test_affine_subtracts_decay_and_offset_at_the_old_point(
 def test_soft_thresholding_is_the_proximal_operator(seed: int, strength: float, lr: float) -> None:
     v = numbers(seed)
     w = v.clone()
-    SoftThreshold(strength).after_(w, (), lr)
+    SoftThresholdRule(strength).after_(w, (), lr)
 
     def objective(point: Tensor) -> Tensor:
         return 0.5 * (point - v).square() + lr * strength * point.abs()

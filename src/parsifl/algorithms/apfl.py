@@ -1,4 +1,4 @@
-"""APFL: each client mixes a model of its own with the global one."""
+"""APFL: a mixture of a personal and the global model per client."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from parsifl.algorithms._bases.averaging import Averaging
 from parsifl.algorithms._bases.local_sgd import LocalSgd
 from parsifl.core import tree
 from parsifl.core.algorithm import ClientInfo, ClientUpdate
-from parsifl.core.batching import Batch, ClientRoundData, DataRequest
+from parsifl.core.batching import Batch, ClientRoundData
 from parsifl.core.config import Fraction
 from parsifl.core.errors import ConfigError
 from parsifl.core.keys import Key
@@ -31,7 +31,7 @@ class ApflClient:
 @final
 @dataclass(frozen=True)
 class APFL(LocalSgd, Averaging[Problem, ApflClient]):
-    r"""FedAvg for w, and beside it a model v_i that is trained for its share in a mixture.
+    r"""FedAvg for w, and a personal model v_i that is trained for its share in a mixture.
 
     .. math:: \bar v_i = \alpha_i v_i + (1 - \alpha_i) w_i, \quad
               w_i \leftarrow w_i - \eta\, g_i(w_i), \quad
@@ -41,13 +41,13 @@ class APFL(LocalSgd, Averaging[Problem, ApflClient]):
               \quad \text{(if adaptive; at the first step of a round, kept within [0, 1])}
 
     with eta = `lr`; both gradients of a step are taken on the same batch. Sent: w, both ways.
-    Kept: v_i and alpha_i on the client. A client is judged on the mixture with the model that it
-    receives.
+    Kept: v_i and alpha_i on the client. A client is evaluated on the mixture with the model
+    that it receives.
 
     Parameters
     ----------
     alpha
-        The share alpha_i, or its first value.
+        The share alpha_i; its initial value if `adaptive`.
     adaptive
         Whether alpha_i is learned.
     """
@@ -58,28 +58,24 @@ class APFL(LocalSgd, Averaging[Problem, ApflClient]):
     adaptive: bool = False
 
     def check(self) -> None:
-        """Refuse momentum, which the method does not have."""
+        """Reject momentum, which the algorithm does not have."""
         if self.momentum:
             raise ConfigError(f"APFL has no momentum, got momentum={self.momentum}; set it to 0")
 
     def init_client(
         self, problem: Problem, client: ClientInfo, received: Params, key: Key
     ) -> ApflClient:
-        """Start from the first model received."""
+        """Return the first model received."""
         return ApflClient(received, next(iter(received.values())).new_tensor(self.alpha))
-
-    def batches(self, client: ClientInfo, round: int) -> DataRequest:
-        """Read the mini-batches of local SGD."""
-        return DataRequest({"train": self.batch_spec(client)})
 
     def client_update(
         self, problem: Problem, received: Params, state: ApflClient, data: ClientRoundData
     ) -> ClientUpdate[ApflClient, Params]:
         """Step both models on every batch."""
-        rate, batches = self.learning_rate(data.round), data["train"]
+        lr, batches = self.learning_rate(data.round), data["train"]
         both = (received, state)
         for number, batch in enumerate(batches):
-            moved = self._step(problem, *both, batch, rate, first=number == 0)
+            moved = self._step(problem, *both, batch, lr, first=number == 0)
             both = tree.where(batch.active, moved, both) if batches.ragged else moved
         shared, mixed = both
         return ClientUpdate(mixed, shared, {"alpha": mixed.alpha})
@@ -90,7 +86,7 @@ class APFL(LocalSgd, Averaging[Problem, ApflClient]):
         shared: Params,
         client: ApflClient,
         batch: Batch,
-        rate: float,
+        lr: float,
         *,
         first: bool,
     ) -> tuple[Params, ApflClient]:
@@ -98,19 +94,19 @@ class APFL(LocalSgd, Averaging[Problem, ApflClient]):
         pull = gradient(problem, mix(alpha, own, shared), batch)
         if self.adaptive and first:
             slope = tree.dot(pull, tree.subtract(own, shared))
-            alpha = (alpha - rate * slope).clamp(0.0, 1.0)
-        next_own = self._descend(own, tree.scale(client.alpha, pull), rate)
-        next_shared = self._descend(shared, gradient(problem, shared, batch), rate)
+            alpha = (alpha - lr * slope).clamp(0.0, 1.0)
+        next_own = self._descend(own, tree.scale(client.alpha, pull), lr)
+        next_shared = self._descend(shared, gradient(problem, shared, batch), lr)
         return next_shared, ApflClient(next_own, alpha)
 
-    def _descend(self, params: Params, slope: Params, rate: float) -> Params:
-        keep = 1 - rate * self.weight_decay
-        return tree.map(lambda w, g: torch.sub(keep * w, g, alpha=rate), params, slope)
+    def _descend(self, params: Params, slope: Params, lr: float) -> Params:
+        keep = 1 - lr * self.weight_decay
+        return tree.map(lambda w, g: torch.sub(keep * w, g, alpha=lr), params, slope)
 
     def personalize(
         self, problem: Problem, received: Params, state: ApflClient, data: ClientRoundData
     ) -> Model:
-        """Judge every client on its mixture."""
+        """Evaluate every client on its mixture."""
         return Model(problem, mix(state.alpha, state.own, received))
 
 

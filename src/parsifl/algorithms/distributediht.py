@@ -1,4 +1,4 @@
-"""Distributed-IHT: one gradient step a round, thresholded on the server."""
+"""Distributed-IHT: one gradient step per round, thresholded on the server."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, final
 
 from annotated_types import Ge, Le
 
-from parsifl.algorithms._bases.hard_threshold import Thresholded
+from parsifl.algorithms._bases.hard_threshold import HardThreshold
 from parsifl.core.algorithm import ClientUpdate
 from parsifl.core.batching import ClientRoundData
 from parsifl.core.problem import Params, Problem
@@ -16,13 +16,13 @@ from parsifl.solvers.thresholding import SparseParams, descend
 
 @final
 @dataclass(frozen=True)
-class DistributedIHT(Thresholded):
+class DistributedIHT(HardThreshold):
     r"""Iterative hard thresholding with gradients from all clients: Fed-HT with K = 1.
 
     .. math:: x \leftarrow \mathcal{H}_\tau\left(\sum_i p_i (x - \gamma v_i)\right)
 
     with gamma = `lr` and tau = `tau`; v_i is a mini-batch gradient (or, with `full_batch`, the
-    gradient). Sent: down a sparse model, up a dense one.
+    gradient). Sent: a sparse model down, a dense one up. Kept: nothing.
     """
 
     cites: ClassVar[str] = (
@@ -36,4 +36,4 @@ class DistributedIHT(Thresholded):
         self, problem: Problem, received: Params, state: None, data: ClientRoundData
     ) -> ClientUpdate[None, SparseParams]:
         """Take one step."""
-        return ClientUpdate(None, descend(problem, received, data["train"], self.pace(data)))
+        return ClientUpdate(None, descend(problem, received, data["train"], self.sgd(data.round)))

@@ -1,4 +1,4 @@
-"""Ditto: a global model, and personal models held near it."""
+"""Ditto: a global model, and personal models regularized towards it."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from parsifl.algorithms._bases.averaging import Averaging
 from parsifl.algorithms._bases.local_sgd import LocalSgd
 from parsifl.core import tree
 from parsifl.core.algorithm import ClientInfo, ClientUpdate
-from parsifl.core.batching import BatchSpec, ClientRoundData, DataRequest
+from parsifl.core.batching import ClientRoundData, DataRequest
 from parsifl.core.config import NonNegative
 from parsifl.core.keys import Key
 from parsifl.core.problem import Model, Params, Problem
-from parsifl.solvers.sgd import SgdConfig, sgd
+from parsifl.solvers.sgd import sgd
 from parsifl.solvers.update_rules import LinearRule
 
 
 @final
 @dataclass(frozen=True)
 class Ditto(LocalSgd, Averaging[Problem, Params]):
-    r"""FedAvg for the global model, and beside it one regularised personal model a client.
+    r"""FedAvg for the global model, and a regularized personal model per client.
 
     .. math:: v_i \leftarrow v_i - \eta \left(g_i(v_i) + \lambda (v_i - w)\right)
 
@@ -32,7 +32,7 @@ class Ditto(LocalSgd, Averaging[Problem, Params]):
     lam
         Strength of the pull towards the global model.
     personal_epochs
-        Epochs of the personal model a round; None: as long as the global model.
+        Epochs of the personal model per round; None: as long as the global model.
     """
 
     cites: ClassVar[str] = (
@@ -45,38 +45,26 @@ class Ditto(LocalSgd, Averaging[Problem, Params]):
     def init_client(
         self, problem: Problem, client: ClientInfo, received: Params, key: Key
     ) -> Params:
-        """Start from the first model received."""
+        """Return the first model received."""
         return received
 
     def batches(self, client: ClientInfo, round: int) -> DataRequest:
-        """Read separate mini-batches for the global and for the personal model."""
-        shared = personal = self.batch_spec(client)
-        if self.personal_epochs is not None:
-            personal = BatchSpec(
-                self.batch_size, epochs=self.personal_epochs, last_batch=self.last_batch
-            )
-        return DataRequest({"shared": shared, "personal": personal})
+        """Request separate mini-batches for the global and for the personal model."""
+        personal = self.batch_spec(client, epochs=self.personal_epochs)
+        return DataRequest({"shared": self.batch_spec(client), "personal": personal})
 
     def client_update(
         self, problem: Problem, received: Params, state: Params, data: ClientRoundData
     ) -> ClientUpdate[Params, Params]:
-        """Train the global model for the server, then the personal one against what came down."""
-        rate = self.learning_rate(data.round)
-        shared = sgd(
-            problem, received, data["shared"], SgdConfig(rate, self.momentum, self.weight_decay)
-        )
-        personal = sgd(
-            problem,
-            state,
-            data["personal"],
-            SgdConfig(rate, self.momentum, self.weight_decay),
-            rule=LinearRule(self.lam),
-            aux=(tree.scale(-self.lam, received),),
-        )
+        """Train the global model, then the personal one with a pull towards the received model."""
+        config = self.sgd(data.round)
+        shared = sgd(problem, received, data["shared"], config)
+        rule, anchor = LinearRule(self.lam), tree.scale(-self.lam, received)
+        personal = sgd(problem, state, data["personal"], config, rule=rule, aux=(anchor,))
         return ClientUpdate(personal, shared)
 
     def personalize(
         self, problem: Problem, received: Params, state: Params, data: ClientRoundData
     ) -> Model:
-        """Judge every client on its personal model."""
+        """Evaluate every client on its personal model."""
         return Model(problem, state)

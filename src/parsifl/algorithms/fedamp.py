@@ -9,7 +9,7 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from parsifl.algorithms._bases.attention import Attentive, AttentiveServer
+from parsifl.algorithms._bases.attention import Attention, AttentionServer
 from parsifl.core.algorithm import ClientInfo
 from parsifl.core.config import NonNegative, Positive
 from parsifl.core.errors import ConfigError
@@ -19,7 +19,7 @@ from parsifl.core.problem import Problem
 
 @final
 @dataclass(frozen=True)
-class FedAMP(Attentive):
+class FedAMP(Attention):
     r"""Attentive message passing between the clients' models.
 
     .. math:: u_i = \sum_j \xi_{ij} w_j, \quad
@@ -27,14 +27,14 @@ class FedAMP(Attentive):
               \xi_{ii} = 1 - \sum_{j \ne i} \xi_{ij}, \quad
               w_i = \arg\min f_i(w) + \tfrac{\lambda}{2 \alpha} \|w - u_i\|^2
 
-    with alpha = `alpha`, sigma = `sigma`, lambda = `lam`; the minimisation is SGD with `lr`.
-    Sent: u_i to client i, w_i back. Kept: w_i on the client and, as the method needs, on the
-    server. There is no global model.
+    with alpha = `alpha`, sigma = `sigma`, lambda = `lam`; the minimization is SGD with `lr`.
+    Sent: u_i to client i, w_i back. Kept: w_i on the client and, as the algorithm requires, on
+    the server. There is no global model.
 
     Parameters
     ----------
     alpha
-        Step size of the message passing; alpha (N - 1) / sigma may not exceed 1.
+        Step size of the message passing. alpha (N - 1) / sigma must be at most 1.
     """
 
     cites: ClassVar[str] = (
@@ -51,8 +51,8 @@ class FedAMP(Attentive):
 
     def init_server(
         self, problem: Problem, clients: Sequence[ClientInfo], key: Key
-    ) -> AttentiveServer:
-        """Check that every mixture is convex, then give every client the initial model."""
+    ) -> AttentionServer:
+        """Check that every mixture is convex, and return the initial model for every client."""
         most = self.alpha * (len(clients) - 1) / self.sigma
         if most > 1:
             raise ConfigError(
@@ -62,7 +62,7 @@ class FedAMP(Attentive):
         return super().init_server(problem, clients, key)
 
     def attention(self, models: Tensor) -> Tensor:
-        """Return xi by the squared distances of the models."""
+        """Return xi, from the squared distances between the models."""
         # by differences: the Gram matrix would cancel when models are nearly equal
         distance = torch.cdist(models, models, compute_mode="donot_use_mm_for_euclid_dist")
         weights = self.alpha / self.sigma * torch.exp(-distance.square() / self.sigma)

@@ -7,21 +7,22 @@ from typing import ClassVar, final
 
 from parsifl.algorithms._bases.averaging import Averaging
 from parsifl.algorithms._bases.local_sgd import LocalSgd
-from parsifl.core.algorithm import ClientInfo, ClientUpdate
-from parsifl.core.batching import ClientRoundData, DataRequest
+from parsifl.core.algorithm import ClientUpdate
+from parsifl.core.batching import ClientRoundData
 from parsifl.core.problem import Params, Problem
-from parsifl.solvers.sgd import SgdConfig, sgd
+from parsifl.solvers.sgd import sgd
 
 
 @final
 @dataclass(frozen=True)
 class FedAvg(LocalSgd, Averaging[Problem, None]):
-    r"""Every client takes K SGD steps from the global model; the server averages.
+    r"""Clients take K SGD steps from the global model, and the server averages the results.
 
     .. math:: w_i \leftarrow w_i - \eta g_i(w_i) \quad (K \text{ times}), \qquad
               w \leftarrow \sum_i p_i w_i
 
-    with eta = `lr`, K = `steps` and p_i by `weighting`. Sent: the model, both ways.
+    with eta = `lr`, K = `local_steps` and p_i by `weighting`. Sent: the model, both ways. Kept:
+    nothing.
     """
 
     cites: ClassVar[str] = (
@@ -29,16 +30,8 @@ class FedAvg(LocalSgd, Averaging[Problem, None]):
         "Data, AISTATS 2017"
     )
 
-    def batches(self, client: ClientInfo, round: int) -> DataRequest:
-        """Read the mini-batches of local SGD."""
-        return DataRequest({"train": self.batch_spec(client)})
-
     def client_update(
         self, problem: Problem, received: Params, state: None, data: ClientRoundData
     ) -> ClientUpdate[None, Params]:
-        """Run plain SGD from the received model."""
-        rate = self.learning_rate(data.round)
-        trained = sgd(
-            problem, received, data["train"], SgdConfig(rate, self.momentum, self.weight_decay)
-        )
-        return ClientUpdate(None, trained)
+        """Run SGD from the global model."""
+        return ClientUpdate(None, sgd(problem, received, data["train"], self.sgd(data.round)))

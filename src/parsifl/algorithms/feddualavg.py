@@ -1,16 +1,18 @@
-"""FedDualAvg: dual averaging, where means are taken of duals and sparsity survives them."""
+"""FedDualAvg: dual averaging, means of dual variables, which preserve sparsity."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Literal, final
+from dataclasses import dataclass, replace
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
 
-from parsifl.algorithms._bases.averaging import Mean
-from parsifl.algorithms._bases.proximal import Proximal
+from parsifl.algorithms._bases.averaging import Mean, Weighted
+from parsifl.algorithms._bases.local_sgd import LocalSgd
+from parsifl.algorithms._bases.proximal import ProximalSettings
+from parsifl.algorithms._bases.sparsity import SparsitySettings
 from parsifl.core import tree
 from parsifl.core.algorithm import AdditiveAlgorithm, ClientInfo, ClientUpdate
 from parsifl.core.batching import ClientRoundData, DataRequest
@@ -38,7 +40,13 @@ class DualSum:
 
 @final
 @dataclass(frozen=True)
-class FedDualAvg(Proximal, AdditiveAlgorithm[Problem, Dual, None, Dual, Dual, DualSum]):
+class FedDualAvg(
+    ProximalSettings,
+    SparsitySettings,
+    LocalSgd,
+    Weighted,
+    AdditiveAlgorithm[Problem, Dual, None, Dual, Dual, DualSum],
+):
     r"""Federated dual averaging with an l1 or a hard-thresholding proximal operator.
 
     .. math:: w = \mathrm{prox}_{h\psi}(z_i), \quad z_i \leftarrow z_i - \eta g_i(w), \quad
@@ -46,20 +54,15 @@ class FedDualAvg(Proximal, AdditiveAlgorithm[Problem, Dual, None, Dual, Dual, Du
               z \leftarrow z + \eta_s \overline{\Delta z}, \quad
               h \leftarrow h + \eta_s \overline{\Delta h}
 
-    with eta = `lr`, eta_s = `server_lr`, K = `steps` and psi by `prox`; the model is
+    with eta = `lr`, eta_s = `server_lr`, K = `local_steps` and psi by `prox`; the model is
     :math:`\mathrm{prox}_{h\psi}(z)`. Momentum is not used. Sent: the dual, both ways.
+    Kept: nothing.
     """
 
     cites: ClassVar[str] = "Yuan, Zaheer and Reddi, Federated Composite Optimization, ICML 2021"
 
-    weighting: Literal["samples", "uniform"] = "samples"
-
-    def weight(self, client: ClientInfo) -> float:
-        """Weigh by training rows or equally."""
-        return float(client.samples) if self.weighting == "samples" else 1.0
-
     def init_server(self, problem: Problem, clients: Sequence[ClientInfo], key: Key) -> Dual:
-        """Start with the initial parameters as dual."""
+        """Return the initial parameters as dual."""
         start = problem.init(key)
         dtype = next(iter(start.values())).dtype
         return Dual(start, torch.zeros((), dtype=dtype))
@@ -70,40 +73,38 @@ class FedDualAvg(Proximal, AdditiveAlgorithm[Problem, Dual, None, Dual, Dual, Du
 
     def model(self, problem: Problem, server: Dual) -> Model:
         """Return the primal model."""
-        return Model(problem, self.proximal(problem, server.params, server.elapsed))
+        return Model(problem, self._primal(problem, server))
 
-    def init_client(self, problem: Problem, client: ClientInfo, received: Dual, key: Key) -> None:
-        """Keep nothing on the client."""
-        return None
+    def _primal(self, problem: Problem, dual: Dual) -> Params:
+        return self.apply_prox(problem, dual.params, dual.elapsed, self.sparsity)
 
     def batches(self, client: ClientInfo, round: int) -> DataRequest:
-        """Read the mini-batches of dual averaging."""
-        return DataRequest({"train": self.batch_spec(client)})
+        """Request mini-batches, or full batches."""
+        spec = self.batch_spec(client)
+        return DataRequest({"train": replace(spec, batch_size=None) if self.full_batch else spec})
 
     def client_update(
         self, problem: Problem, received: Dual, state: None, data: ClientRoundData
     ) -> ClientUpdate[None, Dual]:
         """Move the dual against gradients at the primal point."""
-        rate, batches = self.learning_rate(data.round), data["train"]
-        dual, elapsed = received.params, received.elapsed
-        for batch in batches:
-            primal = self.proximal(problem, dual, elapsed)
+        dual = received
+        for batch in data["train"]:
+            primal = self._primal(problem, dual)
             slope = gradient(problem, primal, batch)
             if self.weight_decay:
                 slope = tree.axpy(self.weight_decay, primal, slope)
-            pace = batch.active.to(elapsed.dtype) * rate
-            dual = tree.axpy(-pace, slope, dual)
-            elapsed = elapsed + pace
-        return ClientUpdate(None, Dual(dual, elapsed))
+            step = batch.active.to(dual.elapsed.dtype) * self.learning_rate(data.round)
+            dual = Dual(tree.axpy(-step, slope, dual.params), dual.elapsed + step)
+        return ClientUpdate(None, dual)
 
     def personalize(
         self, problem: Problem, received: Dual, state: None, data: ClientRoundData
     ) -> Model:
-        """Judge every client on the primal model that it receives."""
-        return Model(problem, self.proximal(problem, received.params, received.elapsed))
+        """Evaluate every client on the primal model."""
+        return Model(problem, self._primal(problem, received))
 
     def contribute(self, problem: Problem, upload: Dual, weight: float) -> DualSum:
-        """Weigh the dual and its time."""
+        """Weight the dual and its time."""
         mean = Mean.of(upload.params, weight)
         return DualSum(mean, weight * upload.elapsed, upload.elapsed.new_tensor(weight))
 

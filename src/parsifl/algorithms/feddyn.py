@@ -1,4 +1,4 @@
-"""FedDyn: local problems that are regularised dynamically."""
+"""FedDyn: local problems with a dynamic regularizer."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 from parsifl.algorithms._bases.averaging import Mean
-from parsifl.algorithms._bases.dynamic_regularization import Pace, server_step, solve
+from parsifl.algorithms._bases.dynamic_regularization import server_step, solve
 from parsifl.algorithms._bases.local_sgd import LocalSgd
 from parsifl.core import tree
 from parsifl.core.algorithm import AdditiveAlgorithm, ClientInfo, ClientUpdate
-from parsifl.core.batching import ClientRoundData, DataRequest
+from parsifl.core.batching import ClientRoundData
 from parsifl.core.config import Positive
 from parsifl.core.keys import Key
 from parsifl.core.problem import Model, Params, Problem
@@ -29,7 +29,7 @@ class DynServer:
 @final
 @dataclass(frozen=True)
 class FedDyn(LocalSgd, AdditiveAlgorithm[Problem, DynServer, Params, Params, Params, Mean]):
-    r"""Every client's minimiser is aligned with that of the whole by a linear and a proximal term.
+    r"""A linear and a proximal term align the minimizers of the clients with the global one.
 
     .. math:: w_i \approx \arg\min_w f_i(w) - \langle h_i, w\rangle
               + \tfrac{\alpha}{2} \|w - w_t\|^2, \quad
@@ -57,7 +57,7 @@ class FedDyn(LocalSgd, AdditiveAlgorithm[Problem, DynServer, Params, Params, Par
         return 1.0
 
     def init_server(self, problem: Problem, clients: Sequence[ClientInfo], key: Key) -> DynServer:
-        """Start with a zero dual."""
+        """Return the initial parameters and a zero dual."""
         params = problem.init(key)
         return DynServer(params, tree.zeros_like(params), len(clients))
 
@@ -74,29 +74,25 @@ class FedDyn(LocalSgd, AdditiveAlgorithm[Problem, DynServer, Params, Params, Par
     def init_client(
         self, problem: Problem, client: ClientInfo, received: Params, key: Key
     ) -> Params:
-        """Start with a zero dual."""
+        """Return a zero dual."""
         return tree.zeros_like(received)
-
-    def batches(self, client: ClientInfo, round: int) -> DataRequest:
-        """Read the mini-batches of local SGD."""
-        return DataRequest({"train": self.batch_spec(client)})
 
     def client_update(
         self, problem: Problem, received: Params, state: Params, data: ClientRoundData
     ) -> ClientUpdate[Params, Params]:
-        """Solve the regularised problem and move the dual."""
-        pace = Pace(self.learning_rate(data.round), self.momentum, self.weight_decay)
-        trained, dual = solve(problem, received, state, data["train"], self.alpha, pace)
+        """Solve the regularized problem and update the dual."""
+        batches, config = data["train"], self.sgd(data.round)
+        trained, dual = solve(problem, received, state, batches, config, self.alpha)
         return ClientUpdate(dual, trained)
 
     def personalize(
         self, problem: Problem, received: Params, state: Params, data: ClientRoundData
     ) -> Model:
-        """Judge every client on the global model."""
+        """Evaluate every client on the global model."""
         return Model(problem, received)
 
     def contribute(self, problem: Problem, upload: Params, weight: float) -> Mean:
-        """Sum plainly."""
+        """Sum the models."""
         return Mean.of(upload, weight)
 
     def aggregate(self, problem: Problem, server: DynServer, total: Mean, key: Key) -> DynServer:

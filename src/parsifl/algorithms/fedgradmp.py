@@ -7,15 +7,15 @@ from typing import ClassVar, final
 
 from torch import Tensor
 
-from parsifl.algorithms._bases.matching_pursuit import Pursuit
+from parsifl.algorithms._bases.matching_pursuit import MatchingPursuit
 from parsifl.core.problem import Restricted
 from parsifl.solvers.support import minimize
 
 
 @final
 @dataclass(frozen=True)
-class FedGradMP(Pursuit):
-    r"""Algorithm 1: K iterations of stochastic gradient matching pursuit a client.
+class FedGradMP(MatchingPursuit):
+    r"""Algorithm 1: K iterations of stochastic gradient matching pursuit per client.
 
     .. math:: \Gamma = \mathrm{approx}_{2\tau}(\nabla g_{i,j}(x)), \quad
               \hat\Gamma = \Gamma \cup \Lambda, \quad
@@ -23,11 +23,12 @@ class FedGradMP(Pursuit):
               \Lambda = \mathrm{approx}_\tau(b), \quad x = P_\Lambda b
 
     and on the server :math:`x = P_{\Lambda_s} \sum_i p_i x_i` with
-    :math:`\Lambda_s = \mathrm{approx}_\tau(\sum_i p_i x_i)`; tau = `tau`, K = `steps`. The
-    mini-batch (of `batch` rows) only selects; the minimisation reads all rows of the client. Lambda
-    starts as the support of the received model, as the proof needs it. Where a client has fewer
-    rows than coefficients, the minimiser nearest to the current iterate is taken. Losses that are
-    not quadratic are minimised by Newton. Sent: a tau-sparse vector, both ways.
+    :math:`\Lambda_s = \mathrm{approx}_\tau(\sum_i p_i x_i)`; tau = `tau`, K = `local_steps`.
+    The mini-batch (of `batch_size` rows) only selects; the minimization reads all rows of the
+    client. Lambda starts as the support of the received model, as the proof requires. If a client
+    has fewer rows than coefficients, the minimizer nearest to the current iterate is taken. Losses
+    that are not quadratic are minimized by Newton's method. Sent: a tau-sparse vector, both ways.
+    Kept: nothing.
     """
 
     cites: ClassVar[str] = (
@@ -35,5 +36,5 @@ class FedGradMP(Pursuit):
     )
 
     def solve(self, part: Restricted, key: Tensor) -> Tensor:
-        """Minimise exactly."""
+        """Minimize exactly."""
         return minimize(part)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from parsifl.algorithms._bases.hard_threshold import Thresholded
+from parsifl.algorithms._bases.hard_threshold import HardThreshold
 from parsifl.core.algorithm import ClientUpdate
 from parsifl.core.batching import ClientRoundData
 from parsifl.core.problem import Params, Problem
@@ -14,14 +14,15 @@ from parsifl.solvers.thresholding import SparseParams, descend
 
 @final
 @dataclass(frozen=True)
-class FedHT(Thresholded):
-    r"""Every client takes K SGD steps; the server thresholds the mean.
+class FedHT(HardThreshold):
+    r"""Clients take K SGD steps, and the server thresholds the mean.
 
     .. math:: x_i \leftarrow x_i - \gamma g_i(x_i) \quad (K \text{ times}), \qquad
               x \leftarrow \mathcal{H}_\tau\left(\sum_i p_i x_i\right)
 
-    with gamma = `lr`, K = `steps`, tau = `tau` and p_i by `weighting`. Sent: down a sparse model,
-    up a dense one (over a CSR design only the columns that occur in the client's rows).
+    with gamma = `lr`, K = `local_steps`, tau = `tau` and p_i by `weighting`. Sent: a sparse
+    model down, a dense one up (over a CSR design only the columns that occur in the client's
+    rows). Kept: nothing.
     """
 
     cites: ClassVar[str] = (
@@ -31,5 +32,5 @@ class FedHT(Thresholded):
     def client_update(
         self, problem: Problem, received: Params, state: None, data: ClientRoundData
     ) -> ClientUpdate[None, SparseParams]:
-        """Run plain SGD from the sparse model."""
-        return ClientUpdate(None, descend(problem, received, data["train"], self.pace(data)))
+        """Run SGD from the sparse model."""
+        return ClientUpdate(None, descend(problem, received, data["train"], self.sgd(data.round)))

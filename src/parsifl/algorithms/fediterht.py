@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from parsifl.algorithms._bases.hard_threshold import Thresholded
+from parsifl.algorithms._bases.hard_threshold import HardThreshold
 from parsifl.core.algorithm import ClientUpdate
 from parsifl.core.batching import ClientRoundData
 from parsifl.core.problem import Params, Problem
@@ -14,14 +14,14 @@ from parsifl.solvers.thresholding import SparseParams, threshold
 
 @final
 @dataclass(frozen=True)
-class FedIterHT(Thresholded):
-    r"""Every client thresholds after each of its K steps, and so does the server.
+class FedIterHT(HardThreshold):
+    r"""Clients threshold after each of K SGD steps, and the server thresholds the mean.
 
     .. math:: x_i \leftarrow \mathcal{H}_\tau(x_i - \gamma g_i(x_i)) \quad (K \text{ times}), \qquad
               x \leftarrow \mathcal{H}_\tau\left(\sum_i p_i x_i\right)
 
-    with gamma = `lr`, K = `steps`, tau = `tau` and p_i by `weighting`. Sent: a sparse model, both
-    ways.
+    with gamma = `lr`, K = `local_steps`, tau = `tau` and p_i by `weighting`. Sent: a sparse
+    model, both ways. Kept: nothing.
     """
 
     cites: ClassVar[str] = (
@@ -32,6 +32,5 @@ class FedIterHT(Thresholded):
         self, problem: Problem, received: Params, state: None, data: ClientRoundData
     ) -> ClientUpdate[None, SparseParams]:
         """Run SGD with thresholding from the sparse model."""
-        return ClientUpdate(
-            None, threshold(problem, received, data["train"], self.pace(data), self)
-        )
+        batches, config = data["train"], self.sgd(data.round)
+        return ClientUpdate(None, threshold(problem, received, batches, config, self.sparsity))

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from parsifl.algorithms._bases.moreau import Envelope
+from parsifl.algorithms._bases.moreau import MoreauEnvelope
 from parsifl.core.config import NonNegative, Positive
 from parsifl.solvers.coupled import Coupled
 
 
 @final
 @dataclass(frozen=True)
-class FedMac(Envelope):
+class FedMac(MoreauEnvelope):
     r"""Personal models that correlate with the global model, under a smoothed l1 norm.
 
     .. math:: \theta_i \leftarrow \theta_i - \eta_p \left(g_i(\theta_i)
@@ -21,15 +21,15 @@ class FedMac(Envelope):
                   + \gamma_w \tanh(w_i / \rho)\right), \quad
               w \leftarrow (1 - \beta) w + \tfrac{\beta}{S} \sum_{i \in S} w_i
 
-    with eta_p = `lr`, eta = `outer_lr`, lambda = `lam`, and the rest under their own names; R =
-    `steps`. Both models start at the received one in each round. Sent: the model both ways, its
-    small entries as zeros if `threshold` is set. Kept: nothing.
+    with eta_p = `lr`, eta = `outer_lr`, lambda = `lam`, R = `local_steps`, and the rest under
+    their own names. Both models start at the received one in each round. Sent: the model, both
+    ways, its small entries as zeros if `threshold` is set. Kept: nothing.
 
     Parameters
     ----------
     lr, outer_lr, lam
-        The settings of the paper's Table 2. What matters is outer_lr * lam = 0.3, the rate at
-        which w_i follows theta_i.
+        The settings of the paper's Table 2. Only the product outer_lr * lam = 0.3 matters: the
+        rate at which w_i follows theta_i.
     """
 
     cites: ClassVar[str] = (

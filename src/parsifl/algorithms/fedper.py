@@ -1,18 +1,18 @@
-"""FedPer: a shared body, and a head for each client."""
+"""FedPer: a shared body, and a personal head per client."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from parsifl.algorithms._bases.layer_sharing import JointMean
+from parsifl.algorithms._bases.layer_sharing import LayerSharing
 from parsifl.core.problem import Layered
 
 
 @final
 @dataclass(frozen=True)
-class FedPer(JointMean):
-    r"""Body and head are trained together; only the body is averaged.
+class FedPer(LayerSharing):
+    r"""Clients train body and head together; only the body is averaged.
 
     .. math:: (b_i, h_i) \leftarrow (b_i, h_i) - \eta\, g_i(b_i, h_i), \qquad
               b \leftarrow \sum_i p_i b_i

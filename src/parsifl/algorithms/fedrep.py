@@ -5,19 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from parsifl.algorithms._bases.layer_sharing import PartialMean
-from parsifl.algorithms._bases.local_sgd import LocalSgd
+from parsifl.algorithms._bases.layer_sharing import LayerSharing
 from parsifl.core.algorithm import ClientInfo, ClientUpdate
-from parsifl.core.batching import BatchSpec, ClientRoundData, DataRequest
+from parsifl.core.batching import ClientRoundData, DataRequest
 from parsifl.core.config import NonNegative
 from parsifl.core.problem import Layered, Params
-from parsifl.solvers.sgd import SgdConfig, sgd
+from parsifl.solvers.sgd import sgd
 
 
 @final
 @dataclass(frozen=True)
-class FedRep(LocalSgd, PartialMean):
-    r"""The head is fitted to the frozen body, then the body to the frozen head.
+class FedRep(LayerSharing):
+    r"""Clients fit the head to the frozen body, then the body to the frozen head.
 
     .. math:: h_i \leftarrow h_i - \eta\, \nabla_h f_i(b, h_i), \qquad
               b_i \leftarrow b_i - \eta\, \nabla_b f_i(b_i, h_i), \qquad
@@ -29,7 +28,7 @@ class FedRep(LocalSgd, PartialMean):
     Parameters
     ----------
     head_epochs
-        Epochs of the head a round; None: as long as the body.
+        Epochs of the head per round; None: as long as the body.
     """
 
     cites: ClassVar[str] = (
@@ -44,17 +43,15 @@ class FedRep(LocalSgd, PartialMean):
         return name not in problem.head
 
     def batches(self, client: ClientInfo, round: int) -> DataRequest:
-        """Read separate mini-batches for the head and for the body."""
-        body = head = self.batch_spec(client)
-        if self.head_epochs is not None:
-            head = BatchSpec(self.batch_size, epochs=self.head_epochs, last_batch=self.last_batch)
-        return DataRequest({"body": body, "head": head})
+        """Request separate mini-batches for the head and for the body."""
+        head = self.batch_spec(client, epochs=self.head_epochs)
+        return DataRequest({"body": self.batch_spec(client), "head": head})
 
     def client_update(
         self, problem: Layered, received: Params, state: Params, data: ClientRoundData
     ) -> ClientUpdate[Params, Params]:
         """Fit the head, then the body."""
-        rate, momentum, decay = self.learning_rate(data.round), self.momentum, self.weight_decay
-        head = sgd(problem, state, data["head"], SgdConfig(rate, momentum, decay), frozen=received)
-        body = sgd(problem, received, data["body"], SgdConfig(rate, momentum, decay), frozen=head)
+        config = self.sgd(data.round)
+        head = sgd(problem, state, data["head"], config, frozen=received)
+        body = sgd(problem, received, data["body"], config, frozen=head)
         return ClientUpdate(head, body)

@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 
 from parsifl.algorithms._bases.averaging import Mean
-from parsifl.algorithms._bases.dynamic_regularization import Pace, server_step, solve
+from parsifl.algorithms._bases.dynamic_regularization import server_step, solve
 from parsifl.algorithms._bases.local_sgd import LocalSgd
 from parsifl.core import tree
 from parsifl.core.algorithm import AdditiveAlgorithm, ClientInfo, ClientUpdate, Conformance
-from parsifl.core.batching import BatchSpec, ClientRoundData, DataRequest
+from parsifl.core.batching import Batches, ClientRoundData, DataRequest
 from parsifl.core.config import NonNegative, Positive
 from parsifl.core.errors import ConfigError
 from parsifl.core.keys import Key
 from parsifl.core.leaves import LowRank, densify, matricize
 from parsifl.core.problem import Model, Params, Problem
-from parsifl.solvers.proximal_sgd import Penalty, Proximal, fit_component
+from parsifl.solvers.proximal_sgd import Penalty, ProximalRule, fit_component
 from parsifl.solvers.sgd import SgdConfig, sgd
 from parsifl.solvers.svt import Compact, has_rank, svt_layers
 from parsifl.solvers.update_rules import Rule, soft
@@ -47,10 +47,10 @@ class SlrClient:
 @final
 @dataclass(frozen=True)
 class FedSLR(LocalSgd, AdditiveAlgorithm[Problem, SlrServer, SlrClient, Compact, Params, Mean]):
-    r"""A low-rank global model w (the GKR) plus a sparse component p_i a client.
+    r"""A low-rank global model w (the GKR) plus a sparse component p_i per client.
 
-    Phase I finds w, with one singular value thresholding a round, on the server; phase II fits p_i
-    by proximal SGD against the w_t received. The client is judged on w + p_i.
+    Phase I finds w, with one singular value thresholding per round, on the server; phase II fits
+    p_i by proximal SGD against the received w_t. A client is evaluated on w + p_i.
 
     .. math:: w_i \approx \arg\min_w f_i(w) - \langle\gamma_i, w\rangle
               + \tfrac{1}{2\eta_g}\|w - w_t\|^2, \quad
@@ -70,12 +70,12 @@ class FedSLR(LocalSgd, AdditiveAlgorithm[Problem, SlrServer, SlrClient, Compact,
     Parameters
     ----------
     eta_g
-        Step of the server's proximal step.
+        Size of the server's proximal step.
     lam, mu
         Penalties of the global model and of the personal components. A `lam` that leaves no
-        singular value in any layer is warned of.
+        singular value in any layer causes a warning.
     personal_epochs
-        Epochs of the personal component a round; None: as long as the global model.
+        Epochs of the personal component per round; None: as long as the global model.
     p_init
         "zero", or "copy": p_i starts as a copy of the initial weights (matrices and convolutions).
     solver
@@ -105,11 +105,11 @@ class FedSLR(LocalSgd, AdditiveAlgorithm[Problem, SlrServer, SlrClient, Compact,
     personal_penalty: Penalty = "sparse"
 
     def check(self) -> None:
-        """Refuse rounds without local steps, in which the proximal step could only shrink."""
+        """Reject rounds without local steps, in which the proximal step could only shrink."""
         if self.lam and not (self.local_steps if self.epochs is None else self.epochs):
             raise ConfigError(
                 f"FedSLR with lam={self.lam} and no local steps only shrinks its model; give it "
-                "steps or epochs, or set lam to 0"
+                "local_steps or epochs, or set lam to 0"
             )
 
     def weight(self, client: ClientInfo) -> float:
@@ -117,13 +117,13 @@ class FedSLR(LocalSgd, AdditiveAlgorithm[Problem, SlrServer, SlrClient, Compact,
         return 1.0
 
     def init_server(self, problem: Problem, clients: Sequence[ClientInfo], key: Key) -> SlrServer:
-        """Start from the problem's initial parameters with a zero dual."""
+        """Return the initial parameters and a zero dual."""
         params = problem.init(key)
-        self._say_what_stays_dense(params)
+        self._warn_of_dense_layers(params)
         dual = tree.zeros_like(params) if self.solver == "dual" else {}
         return SlrServer({**params}, dual, len(clients))
 
-    def _say_what_stays_dense(self, params: Params) -> None:
+    def _warn_of_dense_layers(self, params: Params) -> None:
         odd = [name for name, v in params.items() if v.ndim > 1 and not has_rank(tuple(v.shape))]
         if odd and "low-rank" in (self.global_penalty, self.personal_penalty):
             warnings.warn(
@@ -145,7 +145,7 @@ class FedSLR(LocalSgd, AdditiveAlgorithm[Problem, SlrServer, SlrClient, Compact,
     def init_client(
         self, problem: Problem, client: ClientInfo, received: Compact, key: Key
     ) -> SlrClient:
-        """Start with a zero dual, and p_i by `p_init`."""
+        """Return a zero dual, and p_i by `p_init`."""
         initial = problem.init(key)
         zero = tree.zeros_like(initial)
         copied = {name: value if value.ndim > 1 else zero[name] for name, value in initial.items()}
@@ -154,53 +154,45 @@ class FedSLR(LocalSgd, AdditiveAlgorithm[Problem, SlrServer, SlrClient, Compact,
         )
 
     def batches(self, client: ClientInfo, round: int) -> DataRequest:
-        """Read separate mini-batches for the two phases."""
-        shared = personal = self.batch_spec(client)
-        if self.personal_epochs is not None:
-            personal = BatchSpec(
-                self.batch_size, epochs=self.personal_epochs, last_batch=self.last_batch
-            )
-        return DataRequest({"shared": shared, "personal": personal})
+        """Request separate mini-batches for the two phases."""
+        personal = self.batch_spec(client, epochs=self.personal_epochs)
+        return DataRequest({"shared": self.batch_spec(client), "personal": personal})
 
     def client_update(
         self, problem: Problem, received: Compact, state: SlrClient, data: ClientRoundData
     ) -> ClientUpdate[SlrClient, Params]:
         """Train the global model, then the personal component against the model received."""
         model: Params = densify(received)
-        rate = self.learning_rate(data.round)
-        trained, dual = self._train(problem, model, state.dual, data, rate)
+        config = self.sgd(data.round)
+        trained, dual = self._train(problem, model, state.dual, data["shared"], config)
         personal = fit_component(
             problem,
             model,
             state.personal,
             data["personal"],
-            rate,
-            rule=Proximal(self.personal_penalty, self.mu, self.weight_decay),
-            momentum=self.momentum,
+            config,
+            penalty=self.personal_penalty,
+            strength=self.mu,
         )
         return ClientUpdate(SlrClient(dual, personal), trained, _sizes(received, personal))
 
     def _train(
-        self, problem: Problem, received: Params, dual: Params, shard: ClientRoundData, rate: float
+        self, problem: Problem, received: Params, dual: Params, batches: Batches, config: SgdConfig
     ) -> tuple[Params, Params]:
-        batches = shard["shared"]
         if self.solver == "dual":
-            pace = Pace(rate, self.momentum, self.weight_decay)
-            return solve(problem, received, dual, batches, 1 / self.eta_g, pace)
-        local_step = Proximal(self.global_penalty, self.lam)
-        rule = local_step if self.solver == "local" else Rule()
-        momentum, decay = self.momentum, self.weight_decay
-        trained = sgd(problem, received, batches, SgdConfig(rate, momentum, decay), rule=rule)
-        return trained, dual
+            return solve(problem, received, dual, batches, config, 1 / self.eta_g)
+        local = self.solver == "local"
+        rule = ProximalRule(self.global_penalty, self.lam) if local else Rule()
+        return sgd(problem, received, batches, config, rule=rule), dual
 
     def personalize(
         self, problem: Problem, received: Compact, state: SlrClient, data: ClientRoundData
     ) -> Model:
-        """Judge every client on the mixed model w + p_i."""
+        """Evaluate every client on w + p_i."""
         return Model(problem, tree.axpy(1.0, state.personal, densify(received)))
 
     def contribute(self, problem: Problem, upload: Params, weight: float) -> Mean:
-        """Sum plainly."""
+        """Sum the models."""
         return Mean.of(upload, weight)
 
     def aggregate(self, problem: Problem, server: SlrServer, total: Mean, key: Key) -> SlrServer:
@@ -209,17 +201,14 @@ class FedSLR(LocalSgd, AdditiveAlgorithm[Problem, SlrServer, SlrClient, Compact,
         params = self._prox(point, step, server.params)
         alive = not key.round or not _all_dead(server.params)
         if alive and self.global_penalty == "low-rank" and _all_dead(params):
-            self._say_that_nothing_is_left(point, step)
+            self._warn_of_zero_rank(point, step)
         return SlrServer(params, dual, server.clients)
 
     def _point(self, server: SlrServer, total: Mean, round: int) -> tuple[Params, Params, float]:
         """Return where the proximal step starts, the next dual, and how long the step is."""
         if self.solver != "dual":
-            return (
-                total.value(),
-                server.dual,
-                self.learning_rate(round) if self.solver == "global" else 0.0,
-            )
+            step = self.learning_rate(round) if self.solver == "global" else 0.0
+            return total.value(), server.dual, step
         received: Params = densify(server.params)
         point, dual = server_step(received, server.dual, total, server.clients, 1 / self.eta_g)
         return point, dual, self.eta_g
@@ -229,7 +218,7 @@ class FedSLR(LocalSgd, AdditiveAlgorithm[Problem, SlrServer, SlrClient, Compact,
             return svt_layers(point, step * self.lam, near)
         return {name: soft(value, step * self.lam) for name, value in point.items()}
 
-    def _say_that_nothing_is_left(self, point: Params, step: float) -> None:
+    def _warn_of_zero_rank(self, point: Params, step: float) -> None:
         values = (
             torch.linalg.matrix_norm(matricize(v), 2)
             for v in point.values()
@@ -238,13 +227,13 @@ class FedSLR(LocalSgd, AdditiveAlgorithm[Problem, SlrServer, SlrClient, Compact,
         limit = f" (below {float(max(values)) / step:.2g} here)" if step else ""
         warnings.warn(
             f"FedSLR's penalty lam={self.lam:g} left no singular value in any layer: the global "
-            f"model is zero but for what has no rank; give it a smaller lam{limit}",
+            f"model is zero but for what has no rank; lower lam{limit}",
             stacklevel=2,
         )
 
 
 def _all_dead(params: Compact) -> bool:
-    """Tell whether there are layers that could have a rank, and none of them has one."""
+    """Return whether there are layers that could have a rank, and none of them has one."""
     left = [
         value.left.shape[1] > 0 if isinstance(value, LowRank) else bool(value.any())
         for value in params.values()
@@ -253,10 +242,10 @@ def _all_dead(params: Compact) -> bool:
     return bool(left) and not any(left)
 
 
-def _sizes(down: Compact, personal: Params) -> dict[str, Tensor]:
+def _sizes(received: Compact, personal: Params) -> dict[str, Tensor]:
     """Return what the record shows: sizes of both components, and layers without any rank left."""
     parameters = dead = 0
-    for value in down.values():
+    for value in received.values():
         if isinstance(value, LowRank):
             parameters += value.left.numel() + value.right.numel()
             dead += value.left.shape[1] == 0

@@ -1,4 +1,4 @@
-"""FedSpa: a sparse model for each client, with a mask that is searched as training goes on."""
+"""FedSpa: a sparse model per client, with a mask that is searched during training."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class _OnMask(Rule):
 @final
 @dataclass(frozen=True)
 class FedSpa(LocalSgd, GatherAlgorithm[Problem, SpaServer, None, Masked, SpaUpload]):
-    r"""Every client trains and exchanges only the entries under its own mask m_i.
+    r"""Clients train and exchange only the entries under their own mask m_i.
 
     .. math:: w_i \leftarrow w_i - \eta\, m_i \odot g_i(w_i), \quad w_i^0 = m_i \odot w, \qquad
               w \leftarrow w + \tfrac{1}{|S|} \textstyle\sum_{i \in S} (w_i - m_i \odot w)
@@ -64,7 +64,7 @@ class FedSpa(LocalSgd, GatherAlgorithm[Problem, SpaServer, None, Masked, SpaUplo
     alpha_t = (`prune` / 2)(1 + cos(pi t / `horizon`)) of its mask where \|w_i\| is smallest, and
     takes in as many entries where the dense gradient of one batch is largest. The layers'
     densities follow the Erdos-Renyi kernel rule (ERK). Sent down: m_i and w under it; up: the
-    change under m_i, and the next mask. The client keeps nothing, the server its mask.
+    change under m_i, and the next mask. Kept: the masks on the server.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ class FedSpa(LocalSgd, GatherAlgorithm[Problem, SpaServer, None, Masked, SpaUplo
     prune
         Share of a mask that is replaced in the first round.
     horizon
-        Rounds after which masks stay as they are.
+        Rounds after which masks no longer change.
     """
 
     cites: ClassVar[str] = (
@@ -85,7 +85,7 @@ class FedSpa(LocalSgd, GatherAlgorithm[Problem, SpaServer, None, Masked, SpaUplo
     horizon: Count = 1000
 
     def check(self) -> None:
-        """Refuse an empty model."""
+        """Reject an empty model."""
         if self.density == 0.0:
             raise ConfigError("FedSpa.density must be above 0, got 0.0: nothing would be trained")
 
@@ -94,7 +94,7 @@ class FedSpa(LocalSgd, GatherAlgorithm[Problem, SpaServer, None, Masked, SpaUplo
         return 1.0
 
     def init_server(self, problem: Problem, clients: Sequence[ClientInfo], key: Key) -> SpaServer:
-        """Start dense; masks are drawn when a client is first met."""
+        """Return the dense model; masks are drawn when a client is first selected."""
         return SpaServer(problem.init(key), {})
 
     def broadcast(
@@ -116,44 +116,34 @@ class FedSpa(LocalSgd, GatherAlgorithm[Problem, SpaServer, None, Masked, SpaUplo
         """Return the dense mean of the clients' models."""
         return Model(problem, server.params)
 
-    def init_client(self, problem: Problem, client: ClientInfo, received: Masked, key: Key) -> None:
-        """Keep nothing on the client: its mask arrives with the model."""
-        return None
-
     def batches(self, client: ClientInfo, round: int) -> DataRequest:
-        """Read the mini-batches of local SGD, and one more for the mask."""
+        """Request the mini-batches of local SGD, and one more for the mask."""
         probe = BatchSpec(self.batch_size, steps=1, last_batch=self.last_batch)
         return DataRequest({"train": self.batch_spec(client), "probe": probe})
 
     def client_update(
         self, problem: Problem, received: Masked, state: None, data: ClientRoundData
     ) -> ClientUpdate[None, SpaUpload]:
-        """Train under the mask, then look for the next one."""
+        """Train under the mask, then search the next one."""
         start: Params = densify(received)
-        trained = sgd(
-            problem,
-            start,
-            data["train"],
-            self.sgd(data.round),
-            rule=_OnMask(),
-            aux=({name: _mask(value) for name, value in received.items()},),
-        )
+        masks = {name: _mask(value) for name, value in received.items()}
+        config = self.sgd(data.round)
+        trained = sgd(problem, start, data["train"], config, rule=_OnMask(), aux=(masks,))
         change = tree.subtract(trained, start)
         sent = {name: _entries(change[name], value) for name, value in received.items()}
         mask = self._search(problem, received, trained, data)
         return ClientUpdate(None, SpaUpload(sent, mask))
 
     def _search(
-        self, problem: Problem, down: Masked, trained: Params, shard: ClientRoundData
+        self, problem: Problem, received: Masked, trained: Params, data: ClientRoundData
     ) -> Masks:
-        if len(shard["probe"]) == 0:
-            return {n: _mask(v) > 0 for n, v in down.items() if isinstance(v, Sparse)}
-        share = self.replaced(shard.round) if len(shard["train"]) else 0.0
-        batch = shard["probe"].batch(0)
-        slope = gradient(problem, trained, batch)
+        if len(data["probe"]) == 0:
+            return {n: _mask(v) > 0 for n, v in received.items() if isinstance(v, Sparse)}
+        share = self.replaced(data.round) if len(data["train"]) else 0.0
+        slope = gradient(problem, trained, data["probe"].batch(0))
         return {
             name: next_mask(value, trained[name], slope[name], share)
-            for name, value in down.items()
+            for name, value in received.items()
             if isinstance(value, Sparse)
         }
 
@@ -165,7 +155,7 @@ class FedSpa(LocalSgd, GatherAlgorithm[Problem, SpaServer, None, Masked, SpaUplo
     def personalize(
         self, problem: Problem, received: Masked, state: None, data: ClientRoundData
     ) -> Model:
-        """Judge every client on its sparse part of the global model."""
+        """Evaluate every client on its sparse part of the global model."""
         return Model(problem, densify(received))
 
     def aggregate(
@@ -178,16 +168,16 @@ class FedSpa(LocalSgd, GatherAlgorithm[Problem, SpaServer, None, Masked, SpaUplo
         """Add the mean change, and remember the new masks."""
         total = tree.map(torch.clone, server.params)
         masks = dict(server.masks)
-        for received in uploads:
-            used = self._masks(server, received.client.id, key)
-            for name, change in received.value.change.items():
+        for upload in uploads:
+            used = self._masks(server, upload.client.id, key)
+            for name, change in upload.value.change.items():
                 part = change / len(uploads)
                 if name in used:
                     index = used[name].reshape(-1).nonzero().squeeze(1)
                     total[name].view(-1).index_add_(0, index, part)
                 else:
                     total[name].add_(part)
-            masks[str(received.client.id)] = received.value.mask
+            masks[str(upload.client.id)] = upload.value.mask
         return SpaServer(total, masks)
 
 

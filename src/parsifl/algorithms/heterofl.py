@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
-from parsifl.algorithms._bases.submodel import Fleet, Form, FormedMean
-from parsifl.algorithms._bases.width_slices import width_of
+from parsifl.algorithms._bases.submodel import (
+    SubmodelAveraging,
+    SubmodelServer,
+    SubmodelSpec,
+    width_of,
+)
 from parsifl.core.algorithm import ClientInfo
 from parsifl.core.keys import Key
 from parsifl.core.problem import Scalable
@@ -14,7 +18,7 @@ from parsifl.core.problem import Scalable
 
 @final
 @dataclass(frozen=True)
-class HeteroFL(FormedMean):
+class HeteroFL(SubmodelAveraging):
     r"""A device of width r trains the first ceil(r C) channels of every layer.
 
     .. math:: w_i \leftarrow w_i - \eta \nabla f_i(w_i; r_i), \qquad
@@ -23,9 +27,9 @@ class HeteroFL(FormedMean):
     with eta = `lr`, p_i by `weighting`, and the sum over the devices whose slice has the entry e;
     an entry that no device has keeps its value. r_i is the "width" of the device's profile (1 if
     there is none). In training a narrow network divides the outputs of its hidden layers by r
-    (the scaler of the paper); normalisation uses the statistics of the batch, so that nothing
+    (the scaler of the paper); normalization uses the statistics of the batch, so that nothing
     but parameters is shared. The paper's mask on the logits of classes that a device lacks is
-    left out. Sent: the slice, both ways. A device is judged on its slice.
+    left out. A device is evaluated on its slice. Sent: the slice, both ways. Kept: nothing.
     """
 
     cites: ClassVar[str] = (
@@ -35,13 +39,13 @@ class HeteroFL(FormedMean):
     requires: ClassVar[tuple[type[Any], ...]] = (Scalable,)
 
     def profile_fields(self) -> tuple[str, ...]:
-        """Read the width of a device."""
+        """Return the entry with the width of a device."""
         return ("width", *super().profile_fields())
 
     def slices(self) -> bool:
         """Average slices of unequal size."""
         return True
 
-    def form(self, server: Fleet, info: ClientInfo, key: Key) -> Form:
+    def submodel(self, server: SubmodelServer, client: ClientInfo, key: Key) -> SubmodelSpec:
         """Give a device the width of its profile."""
-        return Form(width_of(info))
+        return SubmodelSpec(width_of(client))

@@ -1,4 +1,4 @@
-"""HeurFedAMP: FedAMP with a fixed own weight and attention by angle."""
+"""HeurFedAMP: FedAMP with a fixed weight of the own model and cosine attention."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from parsifl.algorithms._bases.attention import Attentive
+from parsifl.algorithms._bases.attention import Attention
 from parsifl.core.config import Fraction, NonNegative, Positive
 
 
 @final
 @dataclass(frozen=True)
-class HeurFedAMP(Attentive):
+class HeurFedAMP(Attention):
     r"""Attentive message passing by cosine similarity, made for deep models.
 
     .. math:: u_i = \sum_j \xi_{ij} w_j, \quad \xi_{ii} = \alpha, \quad
@@ -23,9 +23,9 @@ class HeurFedAMP(Attentive):
                   {\sum_{k \ne i} e^{\sigma \cos(w_i, w_k)}}, \quad
               w_i = \arg\min f_i(w) + \tfrac{\lambda}{2} \|w - u_i\|^2
 
-    with alpha = `own`, sigma = `sigma`, lambda = `lam`; the minimisation is SGD with `lr`. Sent:
-    u_i to client i, w_i back. Kept: w_i on the client and, as the method needs, on the server.
-    There is no global model.
+    with alpha = `own`, sigma = `sigma`, lambda = `lam`; the minimization is SGD with `lr`. Sent:
+    u_i to client i, w_i back. Kept: w_i on the client and, as the algorithm requires, on the
+    server. There is no global model.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ class HeurFedAMP(Attentive):
     own: Fraction = 0.5
 
     def attention(self, models: Tensor) -> Tensor:
-        """Return xi by the angles between the models."""
+        """Return xi, from the angles between the models."""
         others = len(models) - 1
         if not others:
             return torch.ones_like(models[:, :1])

@@ -1,4 +1,4 @@
-"""Inexact FedGradMP: the subproblem is solved only nearly, within a ball if one is given."""
+"""Inexact FedGradMP: subproblems are solved approximately, optionally within a ball."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, final
 import torch
 from torch import Tensor
 
-from parsifl.algorithms._bases.matching_pursuit import Pursuit
+from parsifl.algorithms._bases.matching_pursuit import MatchingPursuit
 from parsifl.core.config import Count, NonNegative, Positive
 from parsifl.core.problem import Restricted
 from parsifl.solvers import support
@@ -16,7 +16,7 @@ from parsifl.solvers import support
 
 @final
 @dataclass(frozen=True)
-class InexactFedGradMP(Pursuit):
+class InexactFedGradMP(MatchingPursuit):
     r"""Algorithm 2: FedGradMP with an inner solver stopped at accuracy delta, for any cohort.
 
     .. math:: b \approx \arg\min_{\mathrm{span}(A_{\hat\Gamma})} f_i, \quad
@@ -25,7 +25,7 @@ class InexactFedGradMP(Pursuit):
 
     with delta = `delta` and R = `radius`; the rest as in `FedGradMP`. The paper's sum over all N
     clients is read as one over the cohort, whose p_i add up to 1. Sent: a tau-sparse
-    vector, both ways.
+    vector, both ways. Kept: nothing.
 
     Parameters
     ----------
@@ -33,9 +33,9 @@ class InexactFedGradMP(Pursuit):
         "least-squares" (exact; Newton if the loss is not quadratic), "gd", "sgd", "svrg" or
         "newton". All start at the current iterate.
     inner_steps
-        The most steps of the inner solver.
+        Maximum number of steps of the inner solver.
     inner_batch, inner_lr
-        Rows a step for "sgd" and "svrg"; the step size of "sgd" (the others find their own).
+        Rows per step for "sgd" and "svrg"; the step size of "sgd" (the others choose their own).
     delta
         The inner solver stops when a step is shorter than this; "sgd" takes all its steps.
     radius
@@ -54,7 +54,7 @@ class InexactFedGradMP(Pursuit):
     radius: Positive | None = None
 
     def solve(self, part: Restricted, key: Tensor) -> Tensor:
-        """Minimise nearly."""
+        """Minimize approximately."""
         if self.solver == "gd":
             return support.gradient_descent(part, self.delta, self.inner_steps)
         if self.solver == "newton":

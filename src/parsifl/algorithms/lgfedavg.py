@@ -1,18 +1,18 @@
-"""LG-FedAvg: representations of each client's own, and a shared head."""
+"""LG-FedAvg: a personal representation per client, and a shared head."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from parsifl.algorithms._bases.layer_sharing import JointMean
+from parsifl.algorithms._bases.layer_sharing import LayerSharing
 from parsifl.core.problem import Layered
 
 
 @final
 @dataclass(frozen=True)
-class LGFedAvg(JointMean):
-    r"""Body and head are trained together; only the head is averaged.
+class LGFedAvg(LayerSharing):
+    r"""Clients train body and head together; only the head is averaged.
 
     .. math:: (b_i, h_i) \leftarrow (b_i, h_i) - \eta\, g_i(b_i, h_i), \qquad
               h \leftarrow \sum_i p_i h_i
@@ -27,5 +27,5 @@ class LGFedAvg(JointMean):
     )
 
     def shares(self, problem: Layered, name: str) -> bool:
-        """Share the head alone."""
+        """Share only the head."""
         return name in problem.head

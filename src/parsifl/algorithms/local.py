@@ -1,4 +1,4 @@
-"""Local: no federation at all, the yardstick of every comparison."""
+"""Local: no federation, the baseline of every comparison."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import ClassVar, final
 
 from parsifl.algorithms._bases.local_sgd import LocalSgd
 from parsifl.core.algorithm import AdditiveAlgorithm, ClientInfo, ClientUpdate
-from parsifl.core.batching import ClientRoundData, DataRequest
+from parsifl.core.batching import ClientRoundData
 from parsifl.core.keys import Key
 from parsifl.core.problem import Model, Params, Problem
 from parsifl.solvers.sgd import sgd
@@ -17,48 +17,40 @@ from parsifl.solvers.sgd import sgd
 @final
 @dataclass(frozen=True)
 class Local(LocalSgd, AdditiveAlgorithm[Problem, None, Params, None, None, None]):
-    r"""Every client trains on its own data alone; nothing is sent.
+    r"""Every client trains on its own data.
 
     .. math:: v_i \leftarrow v_i - \eta g_i(v_i)
 
-    with eta = `lr`. All clients start from the same initial parameters. Kept: v_i on the client.
+    with eta = `lr`. All clients start from the same initial parameters. Sent: nothing. Kept:
+    v_i on the client.
     """
 
     cites: ClassVar[str] = "The baseline without federation"
 
     def init_server(self, problem: Problem, clients: Sequence[ClientInfo], key: Key) -> None:
         """Keep nothing on the server."""
-        return None
 
     def broadcast(self, problem: Problem, server: None, client: ClientInfo, key: Key) -> None:
         """Send nothing."""
-        return None
 
     def init_client(self, problem: Problem, client: ClientInfo, received: None, key: Key) -> Params:
-        """Start from the problem's initial parameters."""
+        """Return the problem's initial parameters."""
         return problem.init(key)
-
-    def batches(self, client: ClientInfo, round: int) -> DataRequest:
-        """Read the mini-batches of local SGD."""
-        return DataRequest({"train": self.batch_spec(client)})
 
     def client_update(
         self, problem: Problem, received: None, state: Params, data: ClientRoundData
     ) -> ClientUpdate[Params, None]:
-        """Go on with SGD."""
-        trained = sgd(problem, state, data["train"], self.sgd(data.round))
-        return ClientUpdate(trained, None)
+        """Continue SGD on the personal model."""
+        return ClientUpdate(sgd(problem, state, data["train"], self.sgd(data.round)), None)
 
     def personalize(
         self, problem: Problem, received: None, state: Params, data: ClientRoundData
     ) -> Model:
-        """Judge every client on its own model."""
+        """Evaluate every client on its own model."""
         return Model(problem, state)
 
     def contribute(self, problem: Problem, upload: None, weight: float) -> None:
         """Add nothing."""
-        return None
 
     def aggregate(self, problem: Problem, server: None, total: None, key: Key) -> None:
         """Keep nothing."""
-        return None

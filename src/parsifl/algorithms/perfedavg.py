@@ -1,8 +1,8 @@
-"""Per-FedAvg: a global model that is good after one step on each client's own data."""
+"""Per-FedAvg: a global model that adapts to a client in one step."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, final
 
 from parsifl.algorithms._bases.averaging import Averaging
@@ -13,7 +13,7 @@ from parsifl.core.batching import Batch, BatchSpec, ClientRoundData, DataRequest
 from parsifl.core.config import Count, Positive
 from parsifl.core.errors import ConfigError
 from parsifl.core.problem import Model, Params, Problem
-from parsifl.solvers.maml import part, sgd_ahead, shifted, slope, step_
+from parsifl.solvers.maml import first_order_maml, part, shifted, slope, step_
 from parsifl.solvers.sgd import SgdConfig, owned, sgd
 
 
@@ -28,18 +28,17 @@ class PerFedAvg(LocalSgd, Averaging[Problem, None]):
                   \frac{g_i(w_i + \delta v; D'') - g_i(w_i - \delta v; D'')}{2 \delta}\right)
 
     with eta = `lr`, alpha = `adapt_lr` and delta = `delta`; the first-order variant leaves the
-    difference out. D, D', D'' are disjoint parts of one draw of the client's training rows, each
-    of `batch` rows. Sent: the model, both ways. Kept: nothing.
+    difference out. D, D', D'' are disjoint parts of one sample of the client's training rows, each
+    of `batch_size` rows. Sent: the model, both ways. Kept: nothing.
 
     Parameters
     ----------
     variant
         "first-order" or "hessian-free".
     adapt_lr, adapt_steps
-        Step size of the adaptation, and how many such steps on training rows make the personal
-        model.
+        Step size and number of adaptation steps, which yield the personal model.
     delta
-        Half the width of the difference that stands for a Hessian-vector product.
+        Half the width of the difference that approximates a Hessian-vector product.
     """
 
     cites: ClassVar[str] = (
@@ -54,54 +53,46 @@ class PerFedAvg(LocalSgd, Averaging[Problem, None]):
     last_batch: Partial = "wrap"
 
     def check(self) -> None:
-        """Refuse settings under which a part of a draw would be empty or without meaning."""
+        """Reject settings under which a part of a batch would be empty or without meaning."""
         if self.last_batch == "pad":
             raise ConfigError(
-                'partial = "pad" would leave D\' empty on small clients: use "wrap" or "drop"'
+                'last_batch = "pad" would leave D\' empty on small clients: use "wrap" or "drop"'
             )
         if self.momentum:
             raise ConfigError(f"momentum = {self.momentum:g}: Per-FedAvg takes plain steps, set 0")
 
     def batches(self, client: ClientInfo, round: int) -> DataRequest:
-        """Read two (or three) mini-batches a step, as parts of a larger one."""
-        draw = self.batch_spec(client)
+        """Request two or three mini-batches per step, as parts of a larger one."""
         parts = 2 if self.variant == "first-order" else 3
-        return DataRequest(
-            {"train": BatchSpec(parts * self.batch_size, draw.steps, draw.epochs, draw.last_batch)}
-        )
+        spec = replace(self.batch_spec(client), batch_size=parts * self.batch_size)
+        return DataRequest({"train": spec})
 
     def personalization_batches(self, client: ClientInfo) -> DataRequest:
-        """Read training rows to adapt on."""
-        return DataRequest(
-            {"adapt": BatchSpec(self.batch_size, steps=self.adapt_steps, last_batch="wrap")}
-        )
+        """Request training rows for the adaptation."""
+        spec = BatchSpec(self.batch_size, steps=self.adapt_steps, last_batch="wrap")
+        return DataRequest({"adapt": spec})
 
     def client_update(
         self, problem: Problem, received: Params, state: None, data: ClientRoundData
     ) -> ClientUpdate[None, Params]:
         """Take meta-learning steps from the received model."""
-        rate, batches = self.learning_rate(data.round), data["train"]
+        batches, config = data["train"], self.sgd(data.round)
         if self.variant == "first-order":
-            trained = sgd_ahead(problem, received, batches, rate, self.adapt_lr, self.weight_decay)
+            trained = first_order_maml(problem, received, batches, config, inner_lr=self.adapt_lr)
             return ClientUpdate(None, trained)
         if len(batches) == 0:
             return ClientUpdate(None, dict(received))
         params = owned(received, batches)
         for batch in batches:
-            step_(params, self._direction(problem, params, batch), rate, batch, batches.ragged)
+            step_(params, self._direction(problem, params, batch), config.lr, batch, batches.ragged)
         return ClientUpdate(None, params)
 
     def personalize(
         self, problem: Problem, received: Params, state: None, data: ClientRoundData
     ) -> Model:
-        """Judge every client on the model that it has adapted to its training rows."""
-        adapted = sgd(
-            problem,
-            received,
-            data["adapt"],
-            SgdConfig(self.adapt_lr, weight_decay=self.weight_decay),
-        )
-        return Model(problem, adapted)
+        """Evaluate every client on the global model, adapted to its training rows."""
+        config = SgdConfig(self.adapt_lr, weight_decay=self.weight_decay)
+        return Model(problem, sgd(problem, received, data["adapt"], config))
 
     def _direction(self, problem: Problem, params: Params, batch: Batch) -> Params:
         first, second, third = (part(batch, number, 3) for number in range(3))

@@ -1,33 +1,43 @@
-"""PerFedMask: every device trains the layers that fit its budget, chosen by an exact plan."""
+"""PerFedMask: devices train the layers that fit their budgets, chosen by optimization."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from parsifl.algorithms._bases.mask_plan import (
-    Design,
-    Masks,
-    Objective,
-    compressed,
-    design_masks,
-    tell_gaps,
+from parsifl.algorithms._bases.submodel import (
+    SubmodelAveraging,
+    SubmodelServer,
+    SubmodelSpec,
+    layered,
+    members_for,
+    narrowed,
+    width_of,
 )
-from parsifl.algorithms._bases.submodel import Fleet, Form, FormedMean
-from parsifl.algorithms._bases.width_members import members_for
-from parsifl.algorithms._bases.width_slices import layered, narrowed, width_of
 from parsifl.core.algorithm import ClientInfo
 from parsifl.core.config import Count, NonNegative
+from parsifl.core.errors import ConfigError
 from parsifl.core.keys import Key
+from parsifl.core.layer_group import LayerGroup
 from parsifl.core.problem import Layered, Problem
+from parsifl.masks import heuristics, optimal
+from parsifl.masks.instance import instance_of, is_number
+
+Design = Literal["optimal", "sequential", "random"]
+Objective = Literal["J", "bias"]
+Masks = NDArray[np.bool_]
+
+_NODES = 50  # of a program: a plan within seconds, and the same one on every run
 
 
 @final
 @dataclass(frozen=True)
-class PerFedMask(FormedMean):
+class PerFedMask(SubmodelAveraging):
     r"""Masked local training of the body under a frozen head, then fine-tuning.
 
     .. math:: w_n \leftarrow w_n - \eta\, m_n \odot \nabla_w f_n(w_n, \phi_0), \qquad
@@ -38,9 +48,10 @@ class PerFedMask(FormedMean):
     freeze whole blocks (a weight with its bias and norm). They are planned once, from the
     "budget" in each device's profile: psi_n, as a fraction of the body (at most 1) or a number
     of parameters; no budget means everything. Frozen blocks get no weight gradient and are not
-    uploaded; a block that nobody trained keeps its value. A device is judged after it fine-tuned
-    everything, head included, for `tune_epochs` at the learning rate of the round. Sent: the body
-    down, the trained blocks up. Kept: the head phi_0, which every device draws from the seed.
+    uploaded; a block that no device trained keeps its value. A device is evaluated after it
+    fine-tuned everything, head included, for `tune_epochs` at the learning rate of the round. Sent:
+    the body down, the trained blocks up. Kept: the head phi_0, which every device draws from the
+    seed.
 
     Parameters
     ----------
@@ -49,13 +60,13 @@ class PerFedMask(FormedMean):
         repeats; "sequential" takes blocks from the front until the next does not fit; "random"
         takes them in random order.
     objective
-        What "optimal" minimises: J = bias + unused budgets (equation (9)), or the bias alone.
+        What "optimal" minimizes: J = bias + unused budgets (equation (9)), or the bias alone.
     head
-        "trained": the head is trained by everybody and shared, as in Table 9.
+        "trained": the head is trained by all devices and shared, as in Table 9.
     base
         What is masked: the model; "heterofl": the slice by the "width" of the device's profile;
-        "splitmix": `bases` narrow networks, dealt out by width, under one mask a device. Budgets
-        then speak of the body of one slice or network.
+        "splitmix": `bases` narrow networks, dealt out by width, under one mask per device. Budgets
+        then refer to the body of one slice or network.
     """
 
     cites: ClassVar[str] = (
@@ -72,12 +83,12 @@ class PerFedMask(FormedMean):
     bases: Count = 8
 
     def profile_fields(self) -> tuple[str, ...]:
-        """Read the budget of a device, and its width where there are several."""
+        """Return the entries with the budget of a device and, for slices or networks, its width."""
         own = ("budget",) if self.base == "model" else ("budget", "width")
         return (*own, *super().profile_fields())
 
     def networks(self) -> int:
-        """Return how many networks there are in Split-Mix."""
+        """Return the number of networks in Split-Mix."""
         return self.bases if self.base == "splitmix" else 0
 
     def freezes_head(self) -> bool:
@@ -88,21 +99,23 @@ class PerFedMask(FormedMean):
         """Average slices of unequal size in HeteroFL."""
         return self.base == "heterofl"
 
-    def init_server(self, problem: Problem, clients: Sequence[ClientInfo], key: Key) -> Fleet:
+    def init_server(
+        self, problem: Problem, clients: Sequence[ClientInfo], key: Key
+    ) -> SubmodelServer:
         """Draw the model and plan the masks."""
         masks, chosen = compressed(self._masks(problem, clients, key))
-        return Fleet(self._start(problem, key), masks, chosen)
+        return SubmodelServer(self._start(problem, key), masks, chosen)
 
-    def form(self, server: Fleet, info: ClientInfo, key: Key) -> Form:
-        """Look the device's mask up, and its slice or its networks."""
-        mask = server.masks[server.chosen[info.id]]
-        if self.base == "splitmix":
-            return Form(1 / self.bases, members_for(info, self.bases, key), mask)
-        return Form(width_of(info) if self.base == "heterofl" else 1.0, (), mask)
+    def submodel(self, server: SubmodelServer, client: ClientInfo, key: Key) -> SubmodelSpec:
+        """Return the mask of the device, and its slice or its networks."""
+        mask = server.masks[server.chosen[client.id]]
+        split = self.base == "splitmix"
+        members = members_for(client, self.bases, key) if split else ()
+        return SubmodelSpec(self._width(client), members, mask)
 
     def _masks(self, problem: Problem, clients: Sequence[ClientInfo], key: Key) -> Masks:
-        """Plan for the devices of each width by themselves: their blocks have other sizes."""
-        widths = np.array([self._width(info) for info in clients])
+        """Plan the masks for each width separately, because block sizes depend on it."""
+        widths = np.array([self._width(client) for client in clients])
         parts = []
         for width in np.unique(widths):
             one = problem if width == 1.0 else narrowed(problem, float(width))
@@ -116,10 +129,91 @@ class PerFedMask(FormedMean):
         masks = np.zeros((len(clients), parts[0][1].shape[1]), dtype=np.bool_)
         for members, found in parts:
             masks[members] = found
-        tell_gaps(masks, clients, [block.name for block in layered(problem).layer_groups])
+        warn_of_gaps(masks, clients, [block.name for block in layered(problem).layer_groups])
         return masks
 
-    def _width(self, info: ClientInfo) -> float:
+    def _width(self, client: ClientInfo) -> float:
         if self.base == "splitmix":
             return 1 / self.bases
-        return width_of(info) if self.base == "heterofl" else 1.0
+        return width_of(client) if self.base == "heterofl" else 1.0
+
+
+def budget_of(client: ClientInfo, total: int) -> float:
+    """Return psi_n, the number of parameters that a device may train.
+
+    A budget up to 1 is a fraction of the `total` parameters of the body, a larger one a number
+    of parameters; without a budget a device trains everything.
+
+    >>> budget_of(ClientInfo(0, 10, {"budget": 0.25}), 400)
+    100.0
+    >>> budget_of(ClientInfo(0, 10, {"budget": 300}), 400), budget_of(ClientInfo(0, 10), 400)
+    (300.0, 400.0)
+    """
+    budget = client.profile.get("budget")
+    if budget is None:
+        return float(total)
+    if not is_number(budget) or budget < 0:
+        raise ConfigError(
+            f"the budget of client {client.id} is {budget!r}; a budget is a fraction of the body "
+            "(0 to 1) or a number of parameters (above 1)"
+        )
+    return float(budget * total if budget <= 1 else min(budget, total))
+
+
+def design_masks(
+    blocks: Sequence[LayerGroup],
+    clients: Sequence[ClientInfo],
+    design: Design,
+    objective: Objective,
+    key: Key,
+) -> Masks:
+    """Return which blocks each device trains [N, L], within its budget."""
+    total = sum(block.size for block in blocks)
+    budgets = [budget_of(client, total) for client in clients]
+    everything = np.ones((len(budgets), len(blocks)), dtype=np.bool_)
+    if min(budgets) >= total:
+        return everything
+    instance = instance_of(blocks, budgets)
+    if not instance.active().any():
+        return ~everything
+    if design == "sequential":
+        return heuristics.sequential(instance)
+    if design == "random":
+        return heuristics.random(instance, key)
+    return optimal(blocks, budgets, objective, nodes=_NODES).masks
+
+
+def warn_of_gaps(masks: Masks, clients: Sequence[ClientInfo], names: Sequence[str]) -> None:
+    """Warn of devices without a layer and layers without a device; reject masks without either."""
+    if not masks.any():
+        raise ConfigError(
+            "no device can train any layer: all budgets are below the smallest layer; raise them"
+        )
+    idle = [str(clients[int(row)].id) for row in np.flatnonzero(~masks.any(axis=1))]
+    if idle:
+        warnings.warn(
+            f"client {', '.join(idle[:10])}{' and others' if len(idle) > 10 else ''} can train no "
+            "layer: the budget is below the smallest; raise it, or the client only fine-tunes",
+            stacklevel=2,
+        )
+    bare = [names[int(column)] for column in np.flatnonzero(~masks.any(axis=0))]
+    if bare:
+        warnings.warn(
+            f"no device trains layer {', '.join(bare)}: it keeps its initial value; raise the "
+            "largest budgets",
+            stacklevel=2,
+        )
+
+
+def compressed(masks: Masks) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
+    """Return the distinct masks as tuples of block numbers, and which of them each device has.
+
+    >>> compressed(np.array([[True, False], [True, True], [True, False]]))
+    (((0,), (0, 1)), (0, 1, 0))
+    """
+    numbers: dict[tuple[int, ...], int] = {}
+    chosen = []
+    for row in masks:
+        mask = tuple(int(index) for index in np.flatnonzero(row))
+        chosen.append(numbers.setdefault(mask, len(numbers)))
+    return tuple(numbers), tuple(chosen)

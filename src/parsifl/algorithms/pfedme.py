@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from parsifl.algorithms._bases.moreau import Envelope
+from parsifl.algorithms._bases.moreau import MoreauEnvelope
 from parsifl.core.algorithm import Conformance
 from parsifl.core.config import Count, NonNegative, Positive
 from parsifl.core.errors import ConfigError
@@ -14,8 +14,8 @@ from parsifl.solvers.coupled import Coupled
 
 @final
 @dataclass(frozen=True)
-class PFedMe(Envelope):
-    r"""Personal models held near the global one by a squared distance.
+class PFedMe(MoreauEnvelope):
+    r"""Personal models regularized by their squared distance to the global one.
 
     .. math:: \theta_i \leftarrow \theta_i - \eta_p \left(g_i(\theta_i)
                   + \lambda (\theta_i - w_i) + \gamma \tanh(\theta_i / \rho)\right)
@@ -23,9 +23,9 @@ class PFedMe(Envelope):
               w_i \leftarrow w_i - \eta \lambda (w_i - \theta_i), \quad
               w \leftarrow (1 - \beta) w + \tfrac{\beta}{S} \sum_{i \in S} w_i
 
-    with eta_p = `lr`, eta = `outer_lr`, lambda = `lam`, K = `inner` and R = `steps`. gamma > 0 is
-    the sparse pFedMe that FedMac's paper compares with. Both models start at the received one in
-    each round. Sent: the model, both ways. Kept: nothing.
+    with eta_p = `lr`, eta = `outer_lr`, lambda = `lam`, K = `inner`, and `local_steps` outer
+    steps. gamma > 0 is the sparse pFedMe that FedMac's paper compares with. Both models start at
+    the received one in each round. Sent: the model, both ways. Kept: nothing.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ class PFedMe(Envelope):
     inner: Count = 5
 
     def check(self) -> None:
-        """Refuse steps that diverge."""
+        """Reject step sizes for which theta diverges."""
         super().check()
         if self.lr * self.lam >= 2:
             raise ConfigError(

@@ -12,11 +12,11 @@ from torch import Tensor
 from parsifl.algorithms._bases.local_sgd import LocalSgd
 from parsifl.core import tree
 from parsifl.core.algorithm import AdditiveAlgorithm, ClientInfo, ClientUpdate
-from parsifl.core.batching import ClientRoundData, DataRequest
+from parsifl.core.batching import ClientRoundData
 from parsifl.core.config import Positive
 from parsifl.core.keys import Key
 from parsifl.core.problem import Model, Params, Problem
-from parsifl.solvers.sgd import SgdConfig, sgd
+from parsifl.solvers.sgd import sgd
 from parsifl.solvers.update_rules import LinearRule
 
 
@@ -78,7 +78,7 @@ class Scaffold(
     def init_server(
         self, problem: Problem, clients: Sequence[ClientInfo], key: Key
     ) -> ScaffoldServer:
-        """Start with zero controls."""
+        """Return the initial parameters and a zero control."""
         params = problem.init(key)
         return ScaffoldServer(params, tree.zeros_like(params), len(clients))
 
@@ -95,42 +95,31 @@ class Scaffold(
     def init_client(
         self, problem: Problem, client: ClientInfo, received: ScaffoldMessage, key: Key
     ) -> Params:
-        """Start with a zero control."""
+        """Return a zero control."""
         return tree.zeros_like(received.params)
-
-    def batches(self, client: ClientInfo, round: int) -> DataRequest:
-        """Read the mini-batches of local SGD."""
-        return DataRequest({"train": self.batch_spec(client)})
 
     def client_update(
         self, problem: Problem, received: ScaffoldMessage, state: Params, data: ClientRoundData
     ) -> ClientUpdate[Params, ScaffoldMessage]:
-        """Run corrected SGD and move the control by option II."""
-        rate, batches = self.learning_rate(data.round), data["train"]
+        """Run corrected SGD and update the control by option II."""
+        start, batches, config = received.params, data["train"], self.sgd(data.round)
         correction = tree.subtract(received.control, state)
-        trained = sgd(
-            problem,
-            received.params,
-            batches,
-            SgdConfig(rate, self.momentum, self.weight_decay),
-            rule=LinearRule(),
-            aux=(correction,),
-        )
-        moved = tree.subtract(trained, received.params)
-        # two divisions: steps * rate would be a float32 tensor, whatever the dtype of the model
+        trained = sgd(problem, start, batches, config, rule=LinearRule(), aux=(correction,))
+        moved = tree.subtract(trained, start)
+        # two divisions: steps * lr would be a float32 tensor, whatever the dtype of the model
         steps = batches.active.sum().clamp(min=1)
-        control = tree.map(lambda c, dw: -c - dw / steps / rate, correction, moved)
+        control = tree.map(lambda c, dw: -c - dw / steps / config.lr, correction, moved)
         control = tree.where(batches.active.any(), control, state)
         return ClientUpdate(control, ScaffoldMessage(moved, tree.subtract(control, state)))
 
     def personalize(
         self, problem: Problem, received: ScaffoldMessage, state: Params, data: ClientRoundData
     ) -> Model:
-        """Judge every client on the global model."""
+        """Evaluate every client on the global model."""
         return Model(problem, received.params)
 
     def contribute(self, problem: Problem, upload: ScaffoldMessage, weight: float) -> ScaffoldSum:
-        """Sum plainly."""
+        """Sum the changes."""
         return ScaffoldSum(upload.params, upload.control, torch.tensor(weight))
 
     def aggregate(

@@ -1,8 +1,8 @@
-"""Settings as typed fields: checked when a method is built, written to and read from JSON.
+"""Settings as typed fields: checked when an algorithm is built, written to and read from JSON.
 
-The fields of a method and the arguments of a model are annotated with these types, so that a wrong
-value is refused with its name before any work is done, wherever it came from (Python, a TOML file,
-the command line).
+The fields of an algorithm and the arguments of a model are annotated with these types. A wrong
+value is rejected with an error that names the field before any work is done, wherever it came from
+(Python, a TOML file, the command line).
 """
 
 from __future__ import annotations
@@ -28,6 +28,33 @@ Size = Annotated[int, Ge(0)]
 
 T = TypeVar("T")
 
+RENAMED = {
+    "batch": "batch_size",
+    "decay": "weight_decay",
+    "partial": "last_batch",
+    "steps": "local_steps",
+}
+"""Former names of settings. There are no aliases: an old name raises an error with the new one."""
+
+SYNONYMS = {
+    "batchsize": ("batch_size",),
+    "eta": ("lr",),
+    "k": ("tau", "local_steps"),
+    "lambda": ("lam", "mu"),
+    "lambda_": ("lam", "mu"),
+    "lam": ("mu",),
+    "learning_rate": ("lr",),
+    "local_epochs": ("epochs",),
+    "mu": ("lam",),
+    "num_epochs": ("epochs",),
+    "num_steps": ("local_steps",),
+    "server_learning_rate": ("server_lr",),
+    "sparsity": ("tau", "density"),
+    "step_size": ("lr",),
+    "weights": ("weighting",),
+}
+"""Words of papers and of other libraries, each with our names for it, best first."""
+
 
 def check(settings: Any) -> None:
     """Check every field of a dataclass instance against its annotation."""
@@ -37,7 +64,7 @@ def check(settings: Any) -> None:
 
 
 def build(kind: Callable[..., T], values: Mapping[str, Any]) -> T:
-    """Make an instance from loose values (JSON, TOML, or text from the command line).
+    """Return an instance from loose values (JSON, TOML, or text from the command line).
 
     A dataclass has fields; of any other class or function the annotated arguments are read. Where
     a field may be None, or has several values, the texts "none" and "1+2" stand for them.
@@ -50,12 +77,21 @@ def build(kind: Callable[..., T], values: Mapping[str, Any]) -> T:
     adapters = _adapters(hashable)
     for name in values:
         if name not in adapters:
-            raise ConfigError(unknown(f"field of {hashable.__name__}", name, adapters))
+            raise ConfigError(_unknown_field(hashable.__name__, name, adapters))
     given = {
         name: _validated(hashable, name, adapters[name], value, strict=False)
         for name, value in values.items()
     }
     return kind(**given)
+
+
+def _unknown_field(kind: str, name: str, known: Mapping[str, Any]) -> str:
+    if RENAMED.get(name) in known:
+        return f"{kind}: `{name}` was renamed to `{RENAMED[name]}`"
+    meant = [ours for ours in SYNONYMS.get(name.lower(), ()) if ours in known]
+    if meant:
+        return f"unknown field of {kind} '{name}'; did you mean '{meant[0]}'?"
+    return unknown(f"field of {kind}", name, known)
 
 
 def to_json(settings: Any) -> dict[str, Any]:
@@ -89,7 +125,7 @@ def _validated(kind: type, name: str, adapter: Any, value: Any, *, strict: bool)
     import pydantic
 
     try:
-        # an int is good enough where a float is asked for, but True is no number
+        # an int is accepted for a float, but True is not a number
         lenient = isinstance(value, int) and not isinstance(value, bool)
         return adapter.validate_python(value, strict=strict and not lenient)
     except pydantic.ValidationError as error:

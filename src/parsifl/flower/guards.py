@@ -13,13 +13,13 @@ from typing import Any, final
 import numpy as np
 import numpy.typing as npt
 
+from parsifl.algorithms._bases.sparsity import SparsitySettings
 from parsifl.core import config
 from parsifl.core.algorithm import ClientInfo
 from parsifl.core.config import Count, Fraction
 from parsifl.core.errors import ParsiflError
 from parsifl.engine.experiment import Experiment
 from parsifl.flower.tables import Agreement, Array, Column, Prepared, present
-from parsifl.linear.sparsity.constraint import Sparsity
 
 Mask = npt.NDArray[np.bool_]
 _PREFIX = "guard-"
@@ -105,7 +105,7 @@ def check_plan(experiment: Experiment, client: int, rows: int, guards: Guards) -
     draws = method.batches(ClientInfo(client, rows, {}), 0).batches.values()
     if any(draw.batch_size is not None and draw.batch_size < rows for draw in draws):
         raise Refusal("batch", "the run draws mini-batches; set batch to none (all rows)")
-    if isinstance(method, Sparsity) and method.density is None:
+    if isinstance(method, SparsitySettings) and method.density is None:
         check_width(method.tau, rows, guards)
 
 
@@ -159,7 +159,7 @@ def check_support(
 ) -> list[int]:
     """Return the positions of the selected columns, if the run may ask for them."""
     method = experiment.method()
-    most = method.count(width) if isinstance(method, Sparsity) else width
+    most = method.sparsity.count(width) if isinstance(method, SparsitySettings) else width
     inside = all(type(place) is int and 0 <= place < width for place in support)
     if not inside or len(set(support)) != len(support) or len(support) > most:
         raise Refusal("support", f"expected at most {most} different positions of columns")

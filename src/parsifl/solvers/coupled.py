@@ -127,32 +127,28 @@ def alternate(
     problem: Problem,
     start: Params,
     batches: Batches,
-    rule: Coupled,
-    lr: float,
+    config: SgdConfig,
     *,
+    rule: Coupled,
     inner: int = 1,
     accuracy: float = 0.0,
-    momentum: float = 0.0,
-    decay: float = 0.0,
 ) -> tuple[Params, Params]:
     """Return the personal model and its anchor after one outer step for each batch.
 
     Parameters
     ----------
     start
-        Where both models begin.
+        Where both models start.
+    config
+        As in `sgd`; momentum is used with a single inner step only.
     inner, accuracy
         Theta takes at most `inner` steps on each mini-batch, and none once the squared norm of
         the gradient of its subproblem is at most `accuracy` (nu in the paper).
-    momentum, decay
-        As in `sgd`; momentum only with a single inner step.
     """
     if inner == 1 and not accuracy:
-        theta, (anchor,) = sgd_pair(
-            problem, start, batches, SgdConfig(lr, momentum, decay), rule=rule, aux=(start,)
-        )
+        theta, (anchor,) = sgd_pair(problem, start, batches, config, rule=rule, aux=(start,))
         return theta, anchor
-    nested = _Nested(problem, rule, lr, inner, accuracy, decay)
+    nested = _Nested(problem, rule, replace(config, momentum=0.0), inner, accuracy)
     theta, anchor = dict(start), dict(start)
     for step in range(len(batches)):
         if accuracy:
@@ -169,10 +165,9 @@ class _Nested:
 
     problem: Problem
     rule: Coupled
-    lr: float
+    config: SgdConfig
     inner: int
     accuracy: float
-    decay: float
 
     def descend(self, theta: Params, anchor: Params, batches: Batches, step: int) -> Params:
         """Take `inner` steps on the rows of one mini-batch."""
@@ -184,14 +179,7 @@ class _Nested:
             key=keys.fold(batches.key, step),
         )
         rule = FixedAnchor(self.rule)
-        return sgd(
-            self.problem,
-            theta,
-            repeated,
-            SgdConfig(self.lr, weight_decay=self.decay),
-            rule=rule,
-            aux=(anchor,),
-        )
+        return sgd(self.problem, theta, repeated, self.config, rule=rule, aux=(anchor,))
 
     def solve(self, theta: Params, anchor: Params, batch: Batch) -> Params:
         """Take steps until the subproblem is solved: a solved client is masked, not left out."""
@@ -214,17 +202,17 @@ class _Nested:
         return tree.where(active, moved, anchor)
 
     def _slope(self, gradient: Tensor, w: Tensor, anchor: Tensor) -> Tensor:
-        return gradient + self.decay * w + self.rule.slope(w, anchor)
+        return gradient + self.config.weight_decay * w + self.rule.slope(w, anchor)
 
     def _moved(self, w: Tensor, slope: Tensor) -> Tensor:
-        moved = w - self.lr * slope
-        self.rule.shrink_(moved, self.lr)
+        moved = w - self.config.lr * slope
+        self.rule.shrink_(moved, self.config.lr)
         return moved
 
     def _residual(self, theta: Params, slope: Params, moved: Params) -> Tensor:
         """Return |grad H|^2, or with the proximal step the squared gradient mapping."""
         if self.rule.proximal:
-            slope = tree.scale(1 / self.lr, tree.subtract(theta, moved))
+            slope = tree.scale(1 / self.config.lr, tree.subtract(theta, moved))
         return tree.dot(slope, slope)
 
 

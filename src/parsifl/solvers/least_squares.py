@@ -12,7 +12,7 @@ _LOST = 1e-13  # normal equations lose eps / sine^2: where that is more, they ar
 
 
 def least_squares(part: Restricted) -> Tensor:
-    """Return the minimisers [clients, k] of quadratic losses on supports.
+    """Return the minimizers [clients, k] of quadratic losses on supports.
 
     Where one is not unique (fewer rows than coefficients, equal columns), the one nearest to
     `part.start` is taken: the correction has minimum norm, not the coefficients themselves, which
@@ -33,7 +33,7 @@ def least_squares(part: Restricted) -> Tensor:
 
 
 def _correction(matrix: Tensor, residual: Tensor) -> Tensor:
-    """Minimise |matrix z - residual|^2, both with a leading client axis."""
+    """Minimize |matrix z - residual|^2, both with a leading client axis."""
     if matrix.shape[1] < matrix.shape[2]:
         return _shortest(matrix, residual)
     found, trusted = _by_normal_equations(matrix, residual)
@@ -62,7 +62,7 @@ def _solved(factor: Tensor, matrix: Tensor, residual: Tensor) -> Tensor:
 def _cholesky(gram: Tensor) -> tuple[Tensor, Tensor]:
     """Factor Gram matrices (it may change their diagonals).
 
-    Also tell the least sine of a column to those before it, or NaN.
+    Also return the least sine between a column and the span of those before it, or NaN.
     """
     squares = gram.diagonal(dim1=1, dim2=2)
     # an unused place (a zero row and column) gets an equation of its own, z = 0

@@ -1,4 +1,4 @@
-"""SGD with a look ahead: the gradient is taken where a first step would lead."""
+"""Model-agnostic meta-learning: the gradient is taken after an adaptation step."""
 
 from __future__ import annotations
 
@@ -8,25 +8,26 @@ from parsifl.core import keys, tree
 from parsifl.core.batching import Batch, Batches
 from parsifl.core.problem import Params, Problem
 from parsifl.solvers import fused
-from parsifl.solvers.sgd import gradient, owned
+from parsifl.solvers.sgd import SgdConfig, gradient, owned
 
 
-def sgd_ahead(
-    problem: Problem, params: Params, batches: Batches, lr: float, ahead: float, decay: float = 0.0
+def first_order_maml(
+    problem: Problem, params: Params, batches: Batches, config: SgdConfig, *, inner_lr: float
 ) -> Params:
-    """Return the parameters after w <- w - lr g(w - ahead g(w; D); D') for each batch.
+    """Return the parameters after w <- w - lr g(w - inner_lr g(w; D); D') for each batch.
 
     D is the first and D' the second half of the rows of a batch; weight decay is part of g.
+    Momentum is not used.
     """
     if len(batches) == 0:
         return dict(params)
     network = fused.network_for(problem, batches)
     if network is not None:
-        route = fused.Route(network, lr, ahead, decay, tuple(params))
-        return fused.run_ahead(route, params, batches)
-    moving = owned(params, batches)
+        steps = fused.MamlSteps(network, config, inner_lr, tuple(params))
+        return fused.run_maml(steps, params, batches)
+    moving, lr, decay = owned(params, batches), config.lr, config.weight_decay
     for batch in batches:
-        point = shifted(moving, -ahead, slope(problem, moving, part(batch, 0, 2), decay))
+        point = shifted(moving, -inner_lr, slope(problem, moving, part(batch, 0, 2), decay))
         step_(moving, slope(problem, point, part(batch, 1, 2), decay), lr, batch, batches.ragged)
     return moving
 

@@ -1,4 +1,4 @@
-"""Proximal SGD for a component p that is added to a fixed offset w: minimise f(w + p) + R(p).
+"""Proximal SGD for a component p that is added to a fixed offset w: minimize f(w + p) + R(p).
 
 The walk is done in z = w + p, so the loss is the problem's own and every executor that knows plain
 SGD knows this one too; only the rule sees the offset, as a constant tree.
@@ -6,7 +6,7 @@ SGD knows this one too; only the rule sees the offset, as a constant tree.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, final
 
 from torch import Tensor
@@ -23,7 +23,7 @@ Penalty = Literal["sparse", "low-rank"]
 
 @final
 @dataclass(frozen=True)
-class Proximal(Rule):
+class ProximalRule(Rule):
     """z <- w + prox(z - w) after each step, with weight decay on z - w; w = aux[0], or 0.
 
     "sparse" is the l1 norm (soft thresholding of every entry), "low-rank" the nuclear norm
@@ -61,14 +61,18 @@ def fit_component(
     offset: Params,
     component: Params,
     batches: Batches,
-    lr: float,
+    config: SgdConfig,
     *,
-    rule: Proximal,
-    momentum: float = 0.0,
+    penalty: Penalty,
+    strength: float,
 ) -> Params:
-    """Return the component p after one proximal step of f(offset + p) for each batch."""
+    """Return the component p after one proximal step of f(offset + p) for each batch.
+
+    Weight decay applies to p, not to the offset.
+    """
     if len(batches) == 0:
         return component
+    rule = ProximalRule(penalty, strength, config.weight_decay)
+    config = replace(config, weight_decay=0.0)  # the rule has it
     start = tree.axpy(1.0, component, offset)
-    mixed = sgd(problem, start, batches, SgdConfig(lr, momentum), rule=rule, aux=(offset,))
-    return tree.subtract(mixed, offset)
+    return tree.subtract(sgd(problem, start, batches, config, rule=rule, aux=(offset,)), offset)

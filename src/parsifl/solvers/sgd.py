@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,21 +12,11 @@ from parsifl.core.batching import Batch, Batches
 from parsifl.core.problem import Params, Problem
 from parsifl.core.tracing import is_transformed
 from parsifl.solvers import fused, vmapped
-from parsifl.solvers.update_rules import LinearTerm, Rule
+from parsifl.solvers.update_rules import LinearTerm, Rule, SgdConfig
+
+__all__ = ["SgdConfig", "gradient", "owned", "sgd", "sgd_pair"]
 
 PLAIN = Rule()
-
-
-@dataclass(frozen=True)
-class SgdConfig:
-    """The constants of one SGD run: learning rate, momentum and weight decay.
-
-    Momentum is heavy-ball. Both are applied inside the gradient, as in `torch.optim.SGD`.
-    """
-
-    lr: float
-    momentum: float = 0.0
-    weight_decay: float = 0.0
 
 
 def sgd(
@@ -46,9 +36,9 @@ def sgd(
     params
         The parameters that are trained; they are not changed.
     rule, aux
-        What the method adds to each step, with its auxiliary trees (keyed like `params`).
+        What the algorithm adds to each step, with its auxiliary trees (keyed like `params`).
     frozen
-        Parameters that the loss reads and nobody trains: they get no weight gradient.
+        Parameters that the loss reads but that are not trained: they get no weight gradient.
     """
     return sgd_pair(problem, params, batches, config, rule=rule, aux=aux, frozen=frozen)[0]
 
@@ -66,24 +56,12 @@ def sgd_pair(
     """Run `sgd` and also return the auxiliary trees, which a rule may move."""
     if len(batches) == 0:
         return dict(params), aux
-    network = fused.network_for(problem, batches)
+    network, fixed = fused.network_for(problem, batches), frozen or {}
     if network is not None:
-        fixed = frozen or {}
-        recipe = fused.Recipe(
-            network,
-            rule,
-            config.lr,
-            config.momentum,
-            config.weight_decay,
-            tuple(params),
-            tuple(fixed),
-        )
-        return fused.run(recipe, params, aux, fixed, batches)
+        steps = fused.Steps(network, config, rule, tuple(params), tuple(fixed))
+        return fused.run(steps, params, aux, fixed, batches)
     own_aux = tuple(owned(part, batches) for part in aux) if rule.moves_aux else aux
-    walk = _Walk(
-        rule, config.lr, config.momentum, config.weight_decay, owned(params, batches), own_aux
-    )
-    fixed = frozen or {}
+    walk = _Walk(rule, config, owned(params, batches), own_aux)
     for batch in batches:
         walk.step(gradient(problem, walk.params, batch, fixed), batch, ragged=batches.ragged)
     return walk.params, walk.aux
@@ -105,7 +83,7 @@ def gradient(
         return vmapped.gradient(loss, params)
     if is_transformed():
         return torch.func.grad(loss)(params)  # type: ignore[no-any-return]  # torch's own
-    # outside, plain autograd saves a third of the time of small models, and pictures with the
+    # outside, plain autograd saves a third of the time of small models, and images with the
     # channels last a sixth of the time of convolutions
     if isinstance(batch.x, Tensor) and batch.x.ndim == 4 and _may_put_channels_last(params, fixed):
         batch = replace(batch, x=batch.x.contiguous(memory_format=torch.channels_last))
@@ -136,19 +114,16 @@ class _Walk:
     """The moving parts of one SGD run: parameters, auxiliary trees and momentum."""
 
     def __init__(
-        self,
-        rule: Rule,
-        lr: float,
-        momentum: float,
-        decay: float,
-        params: Params,
-        aux: tuple[Params, ...],
+        self, rule: Rule, config: SgdConfig, params: Params, aux: tuple[Params, ...]
     ) -> None:
-        self.rule, self.lr, self.momentum, self.decay = rule, lr, momentum, decay
-        self.params, self.aux = params, aux
+        self.rule, self.config, self.params, self.aux = rule, config, params, aux
+        self.velocity = (
+            {name: torch.zeros_like(value) for name, value in params.items()}
+            if config.momentum
+            else {}
+        )
         self._adds = rule.line() != LinearTerm()
         self._follows = type(rule).after_ is not Rule.after_
-        self.velocity = {n: torch.zeros_like(v) for n, v in params.items()} if momentum else {}
 
     def step(self, gradient: Params, batch: Batch, *, ragged: bool) -> None:
         """Take one step in place; a client whose steps are used up keeps its values."""
@@ -160,21 +135,22 @@ class _Walk:
             self._keep_inactive(before, batch.active)
 
     def _move(self, name: str, w: Tensor, gradient: Tensor, aux: tuple[Tensor, ...]) -> None:
-        if self.decay:
-            gradient = gradient + self.decay * w
-        if self.momentum:
+        lr, momentum, decay = self.config.lr, self.config.momentum, self.config.weight_decay
+        if decay:
+            gradient = gradient + decay * w
+        if momentum:
             # The rule's term belongs inside the velocity: read it off a trial application.
             trial = w.clone()
-            self.rule.before_(trial[None], aux, self.lr)
+            self.rule.before_(trial[None], aux, lr)
             velocity = self.velocity[name]
-            velocity.mul_(self.momentum).add_(gradient).add_((w - trial) / self.lr)
-            w.sub_(velocity, alpha=self.lr)
+            velocity.mul_(momentum).add_(gradient).add_((w - trial) / lr)
+            w.sub_(velocity, alpha=lr)
         else:
             if self._adds:
-                self.rule.before_(w[None], aux, self.lr)
-            w.sub_(gradient, alpha=self.lr)
+                self.rule.before_(w[None], aux, lr)
+            w.sub_(gradient, alpha=lr)
         if self._follows:
-            self.rule.after_(w[None], aux, self.lr)
+            self.rule.after_(w[None], aux, lr)
 
     def _trees(self) -> list[Params]:
         moving = self.aux if self.rule.moves_aux else ()

@@ -1,4 +1,4 @@
-"""Minimising losses over supports: exactly, or by one of several inner solvers.
+"""Minimizing losses over supports: exactly, or by one of several inner solvers.
 
 They take a block of clients at once (leading axis), start at the current coefficients, and let a
 client rest once its step is shorter than `delta`.
@@ -56,21 +56,21 @@ def hessian(part: Restricted, z: Tensor) -> Tensor:
 
 
 def minimize(part: Restricted) -> Tensor:
-    """Return the exact minimisers: by least squares, or by Newton until nothing moves."""
+    """Return the exact minimizers: by least squares, or by Newton until nothing moves."""
     return least_squares(part) if part.scale is not None else newton(part)
 
 
 def newton(part: Restricted, delta: float = 0.0, steps: int = _NEWTON_STEPS) -> Tensor:
     """Take Newton steps, each cut to the best of a few halvings (or to none).
 
-    Where the loss has no minimiser on the support (separable classes without l2), the steps end
+    Where the loss has no minimizer on the support (separable classes without l2), the steps end
     at a finite point of small loss.
     """
     most = max(1, _ENTRIES // max(1, part.start.shape[1:].numel()) ** 2)
 
     def move(z: Tensor, _: int, going: Tensor) -> Tensor:
         change = torch.zeros_like(z)
-        for some in torch.split(going.nonzero()[:, 0], most):  # nobody takes a dear step in vain
+        for some in torch.split(going.nonzero()[:, 0], most):  # no costly step in vain
             change[some] = _newton_step(_members(part, some), z[some])
         return change
 
@@ -128,7 +128,7 @@ def stochastic_gradient(
 def svrg(
     part: Restricted, key: Tensor, batch: int, delta: float = 0.0, steps: int = 50, every: int = 10
 ) -> Tensor:
-    """Take variance-reduced steps of length 1 / (4 L), with a new anchor `every` so many."""
+    """Take variance-reduced steps of length 1 / (4 L), with a new anchor every `every` steps."""
     rate = _spread(0.25 / row_smoothness(part), part.start)
     z = part.start
     for first in range(0, steps, every):

@@ -36,7 +36,7 @@ STRIPS = 4
 
 
 def has_rank(shape: tuple[int, ...]) -> bool:
-    """Tell whether a layer is a matrix or a 2-D convolution: only these have a rank.
+    """Return whether a layer is a matrix or a 2-D convolution: only these have a rank.
 
     >>> has_rank((10, 4)), has_rank((8, 4, 3, 3)), has_rank((10,))
     (True, True, False)
@@ -186,7 +186,7 @@ def svt_layers(params: Params, threshold: float, near: Compact | None = None) ->
 
 
 def svt_stack(stack: Tensor, threshold: float) -> Tensor:
-    """Threshold a stack of layers, one a client; shapes stay fixed, so it runs under vmap."""
+    """Threshold a stack of layers, one per client; shapes stay fixed, so it runs under vmap."""
     shape = tuple(stack.shape[1:])
     if not has_rank(shape):
         return stack

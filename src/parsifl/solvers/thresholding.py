@@ -22,7 +22,7 @@ SparseParams = dict[str, Tensor | Sparse]
 
 @final
 @dataclass(frozen=True)
-class HardThreshold(Rule):
+class HardThresholdRule(Rule):
     """w <- H_tau(w) after each step, tensor by tensor (or row by row)."""
 
     sparsity: Sparsity = field(default_factory=Sparsity)
@@ -37,7 +37,7 @@ class HardThreshold(Rule):
 
 @final
 @dataclass(frozen=True)
-class SoftThreshold(Rule):
+class SoftThresholdRule(Rule):
     """w <- soft(w, lr * strength) after each step, but for coefficients that are always kept."""
 
     strength: float = 0.0
@@ -58,51 +58,28 @@ def shrunk(values: Tensor, shrink: float | Tensor, always: tuple[int, ...] = ())
     return torch.where(marked(always, values.shape[-1]), values, moved) if always else moved
 
 
-@dataclass(frozen=True)
-class Steps:
-    """How local SGD moves: the rate, momentum and weight decay."""
-
-    lr: float
-    momentum: float = 0.0
-    decay: float = 0.0
-
-
-def descend(problem: Problem, params: Params, batches: Batches, steps: Steps) -> SparseParams:
-    """Run plain SGD; over a CSR design only on the columns that occur, the result being sparse."""
-    found = _on_columns(problem, params, batches, steps, None)
-    if found is not None:
-        return found
-    return dict(_sgd(problem, params, batches, steps))
+def descend(problem: Problem, params: Params, batches: Batches, config: SgdConfig) -> SparseParams:
+    """Run SGD; over a CSR design only on the columns that occur, the result being sparse."""
+    found = _on_columns(problem, params, batches, config, None)
+    return dict(sgd(problem, params, batches, config)) if found is None else found
 
 
 def threshold(
-    problem: Problem, params: Params, batches: Batches, steps: Steps, sparsity: Sparsity
+    problem: Problem, params: Params, batches: Batches, config: SgdConfig, sparsity: Sparsity
 ) -> SparseParams:
     """Run SGD with H_tau after each step."""
-    found = _on_columns(problem, params, batches, steps, sparsity)
+    found = _on_columns(problem, params, batches, config, sparsity)
     if found is not None:
         return found
     always = kept_places(problem)
     if len(params) == 1 or sparsity.scope != "all":
-        rule = HardThreshold(sparsity, next(iter(always.values()), ()))
-        return dict(_sgd(problem, params, batches, steps, rule))
+        rule = HardThresholdRule(sparsity, next(iter(always.values()), ()))
+        return dict(sgd(problem, params, batches, config, rule=rule))
     for step in range(len(batches)):  # one budget for all layers: they meet after each step
         one = _cut(batches, step)
-        moved = sparsity.project(problem, _sgd(problem, params, one, steps))
+        moved = sparsity.project(problem, sgd(problem, params, one, config))
         params = tree.where(one.active[0], moved, params) if batches.ragged else moved
     return dict(params)
-
-
-def _sgd(
-    problem: Problem, params: Params, batches: Batches, steps: Steps, rule: Rule | None = None
-) -> Params:
-    return sgd(
-        problem,
-        params,
-        batches,
-        SgdConfig(steps.lr, steps.momentum, steps.decay),
-        rule=rule or Rule(),
-    )
 
 
 def _cut(batches: Batches, step: int) -> Batches:
@@ -116,7 +93,7 @@ def _cut(batches: Batches, step: int) -> Batches:
 
 
 def _on_columns(
-    problem: Problem, params: Params, batches: Batches, steps: Steps, sparsity: Sparsity | None
+    problem: Problem, params: Params, batches: Batches, config: SgdConfig, sparsity: Sparsity | None
 ) -> SparseParams | None:
     # isinstance(problem, Compactable) would ask the same, a hundred times slower
     if isinstance(batches.x, Tensor) or not hasattr(problem, "compact") or not len(batches):
@@ -132,10 +109,10 @@ def _on_columns(
     z, velocity = whole.index_select(-1, places), whole.new_zeros(())
     for step in range(len(batches)):
         gradient = small.gradient(z, step)
-        if steps.decay:
-            gradient = gradient + steps.decay * z
-        velocity = steps.momentum * velocity + gradient if steps.momentum else gradient
-        z = z.sub_(velocity, alpha=steps.lr)
+        if config.weight_decay:
+            gradient = gradient + config.weight_decay * z
+        velocity = config.momentum * velocity + gradient if config.momentum else gradient
+        z = z.sub_(velocity, alpha=config.lr)
         if sparsity is not None:
             z = torch.where(sparsity.mask(z, always, select=largest_now), z, 0.0)
     return {able.name: _sparse(z, places, whole)}

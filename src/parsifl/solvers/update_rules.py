@@ -1,10 +1,11 @@
-"""What a method adds to plain SGD: in-place rules on tensors with a leading client axis.
+"""The constants of SGD, and what an algorithm adds to a step.
 
-A step is w <- after(w - lr (g + e(w, aux))). A rule subtracts lr * e at the old w in `before_`,
-and shrinks, thresholds or moves its auxiliary tensors in `after_`. Rules are elementwise or
-reduce over the axes behind the first; the same rule serves the generic and the fused path. Where e
-is linear, a rule tells its `line` instead of a `before_`: the fused path then spares a pass over
-the weights, because the product that adds the gradient can also scale them.
+A rule works in place on tensors with a leading client axis. A step is
+w <- after(w - lr (g + e(w, aux))). A rule subtracts lr * e at the old w in `before_`, and shrinks,
+thresholds or moves its auxiliary tensors in `after_`. Rules are elementwise or reduce over the axes
+behind the first; the same rule serves the generic and the fused path. Where e is linear, a rule
+returns its `line` instead of a `before_`: the fused path then saves a pass over the weights,
+because the product that adds the gradient can also scale them.
 """
 
 from __future__ import annotations
@@ -17,6 +18,18 @@ from torch import Tensor
 from parsifl.core.tracing import is_transformed
 
 Aux = tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class SgdConfig:
+    """The constants of one SGD run: learning rate, momentum and weight decay.
+
+    Momentum is heavy-ball. Both are applied inside the gradient, as in `torch.optim.SGD`.
+    """
+
+    lr: float
+    momentum: float = 0.0
+    weight_decay: float = 0.0
 
 
 @final

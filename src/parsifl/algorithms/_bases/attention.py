@@ -1,4 +1,4 @@
-"""What FedAMP and HeurFedAMP share: the server mixes for each client a model of its own."""
+"""Algorithms whose server sends each client its own mixture of the clients' models."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from parsifl.core.algorithm import (
     Conformance,
     GatherAlgorithm,
 )
-from parsifl.core.batching import ClientRoundData, DataRequest
+from parsifl.core.batching import ClientRoundData
 from parsifl.core.config import NonNegative, Positive
 from parsifl.core.errors import ConfigError
 from parsifl.core.keys import Key
@@ -29,7 +29,7 @@ from parsifl.solvers.update_rules import LinearRule
 
 
 @dataclass(frozen=True)
-class AttentiveServer:
+class AttentionServer:
     """The last model of every client and the mixture for every client, stacked by client id."""
 
     models: Params
@@ -37,10 +37,10 @@ class AttentiveServer:
 
 
 @dataclass(frozen=True)
-class Attentive(LocalSgd, GatherAlgorithm[Problem, AttentiveServer, Params, Params, Params]):
+class Attention(LocalSgd, GatherAlgorithm[Problem, AttentionServer, Params, Params, Params]):
     """Abstract base: u_i = sum_j xi_ij w_j on the server, f_i + (prox / 2) |w - u_i|^2 on clients.
 
-    A client that has not uploaded yet counts with the initial model.
+    A client that has not uploaded yet is represented by the initial model.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ class Attentive(LocalSgd, GatherAlgorithm[Problem, AttentiveServer, Params, Para
     sigma
         Scale of the attention.
     start
-        Where a client begins: at its "own" last model, or at the "cloud" model it receives.
+        Where a client starts: at its "own" last model, or at the "cloud" model it receives.
     """
 
     conformance: ClassVar[Conformance] = Conformance(
@@ -72,7 +72,7 @@ class Attentive(LocalSgd, GatherAlgorithm[Problem, AttentiveServer, Params, Para
         return self.lam
 
     def check(self) -> None:
-        """Refuse a pull that diverges."""
+        """Reject a proximal term for which SGD diverges."""
         if self.lr * self.prox() >= 2:
             raise ConfigError(
                 f"lr times the weight of the proximal term is {self.lr * self.prox():g} and must "
@@ -81,14 +81,14 @@ class Attentive(LocalSgd, GatherAlgorithm[Problem, AttentiveServer, Params, Para
 
     def init_server(
         self, problem: Problem, clients: Sequence[ClientInfo], key: Key
-    ) -> AttentiveServer:
-        """Give every client the initial model."""
+    ) -> AttentionServer:
+        """Return the initial model for every client."""
         count = len(clients)
         models = tree.map(lambda leaf: torch.stack([leaf] * count), problem.init(key))
-        return AttentiveServer(models, models)
+        return AttentionServer(models, models)
 
     def broadcast(
-        self, problem: Problem, server: AttentiveServer, client: ClientInfo, key: Key
+        self, problem: Problem, server: AttentionServer, client: ClientInfo, key: Key
     ) -> Params:
         """Send the client its mixture u_i."""
         return {name: leaf[client.id] for name, leaf in server.clouds.items()}
@@ -96,42 +96,33 @@ class Attentive(LocalSgd, GatherAlgorithm[Problem, AttentiveServer, Params, Para
     def init_client(
         self, problem: Problem, client: ClientInfo, received: Params, key: Key
     ) -> Params:
-        """Start from the initial model, as the server assumes of a client that has not sent."""
+        """Return the initial model, which the server assumes for clients that have not trained."""
         return problem.init(key)
-
-    def batches(self, client: ClientInfo, round: int) -> DataRequest:
-        """Read the mini-batches of local SGD."""
-        return DataRequest({"train": self.batch_spec(client)})
 
     def client_update(
         self, problem: Problem, received: Params, state: Params, data: ClientRoundData
     ) -> ClientUpdate[Params, Params]:
-        """Train the own model under the pull of the mixture."""
-        trained = sgd(
-            problem,
-            state if self.start == "own" else received,
-            data["train"],
-            self.sgd(data.round),
-            rule=LinearRule(self.prox()),
-            aux=(tree.scale(-self.prox(), received),),
-        )
+        """Train the personal model with a pull towards the mixture."""
+        start, config = state if self.start == "own" else received, self.sgd(data.round)
+        rule, anchor = LinearRule(self.prox()), tree.scale(-self.prox(), received)
+        trained = sgd(problem, start, data["train"], config, rule=rule, aux=(anchor,))
         return ClientUpdate(trained, trained)
 
     def personalize(
         self, problem: Problem, received: Params, state: Params, data: ClientRoundData
     ) -> Model:
-        """Judge every client on its own model."""
+        """Evaluate every client on its own model."""
         return Model(problem, state)
 
     def aggregate(
         self,
         problem: Problem,
-        server: AttentiveServer,
+        server: AttentionServer,
         uploads: Sequence[ClientUpload[Params]],
         key: Key,
-    ) -> AttentiveServer:
-        """Replace the models that arrived and mix anew for everybody."""
-        index = torch.tensor([received.client.id for received in uploads])
+    ) -> AttentionServer:
+        """Replace the uploaded models, and update the mixture of every client."""
+        index = torch.tensor([upload.client.id for upload in uploads])
         models = {
             name: leaf.index_copy(0, index.to(leaf.device), _stacked(uploads, name))
             for name, leaf in server.models.items()
@@ -141,8 +132,8 @@ class Attentive(LocalSgd, GatherAlgorithm[Problem, AttentiveServer, Params, Para
         clouds = {
             name: (weights @ leaf.flatten(1)).reshape(leaf.shape) for name, leaf in models.items()
         }
-        return AttentiveServer(models, clouds)
+        return AttentionServer(models, clouds)
 
 
 def _stacked(uploads: Sequence[ClientUpload[Params]], name: str) -> Tensor:
-    return torch.stack([received.value[name] for received in uploads])
+    return torch.stack([upload.value[name] for upload in uploads])

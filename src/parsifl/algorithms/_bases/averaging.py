@@ -1,4 +1,4 @@
-"""The commonest server: a weighted mean of the clients' parameters."""
+"""The most common server: a weighted mean of the clients' parameters."""
 
 from __future__ import annotations
 
@@ -35,27 +35,39 @@ class Mean:
         )
 
     def value(self) -> Params:
-        """Divide by what arrived."""
+        """Return the mean over the clients that sent the leaf."""
         alone = isinstance(self.total, tree.Scaled)
         totals: Params = tree.accumulate(None, self.total) if alone else self.total
         return {name: total / self.weight[name] for name, total in totals.items()}
 
 
 @dataclass(frozen=True)
-class Averaging(AdditiveAlgorithm[P, Params, C, Params, Params, Mean], Generic[P, C]):
-    """Abstract base: the server sends its parameters and averages what comes back.
+class Weighted:
+    """Settings: how much the upload of a client counts.
 
-    What clients keep is up to the method. A leaf that no client sent keeps the server's value.
+    Parameters
+    ----------
+    weighting
+        "samples" weights a client by its number of training rows, "uniform" weights all equally.
     """
 
     weighting: Literal["samples", "uniform"] = "samples"
 
     def weight(self, client: ClientInfo) -> float:
-        """Weigh by training rows or equally."""
+        """Return the number of training rows, or 1."""
         return float(client.samples) if self.weighting == "samples" else 1.0
 
+
+@dataclass(frozen=True)
+class Averaging(Weighted, AdditiveAlgorithm[P, Params, C, Params, Params, Mean], Generic[P, C]):
+    """Abstract base: the server sends its parameters and averages the uploaded ones.
+
+    A derived class implements `client_update`; the default of every other method is that of FedAvg.
+    A leaf that no client sent keeps the server's value.
+    """
+
     def init_server(self, problem: P, clients: Sequence[ClientInfo], key: Key) -> Params:
-        """Start from the problem's initial parameters."""
+        """Return the problem's initial parameters."""
         return problem.init(key)
 
     def broadcast(self, problem: P, server: Params, client: ClientInfo, key: Key) -> Params:
@@ -63,17 +75,17 @@ class Averaging(AdditiveAlgorithm[P, Params, C, Params, Params, Mean], Generic[P
         return server
 
     def model(self, problem: P, server: Params) -> Model:
-        """Return the mean model."""
+        """Return the global model."""
         return Model(problem, server)
 
     def contribute(self, problem: P, upload: Params, weight: float) -> Mean:
-        """Weigh the uploaded parameters."""
+        """Weight the uploaded parameters."""
         return Mean.of(upload, weight)
 
     def aggregate(self, problem: P, server: Params, total: Mean, key: Key) -> Params:
-        """Replace every leaf that arrived by its mean."""
+        """Replace every uploaded leaf by its mean."""
         return {**server, **total.value()}
 
     def personalize(self, problem: P, received: Params, state: C, data: ClientRoundData) -> Model:
-        """Evaluate every client on the model that it receives."""
+        """Evaluate every client on the global model."""
         return Model(problem, received)

@@ -1,8 +1,6 @@
-"""What FedDyn and FedSLR share: local problems with a dual variable, and its mean on the server."""
+"""Local problems with a dual variable, and the mean of the duals on the server."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 from parsifl.algorithms._bases.averaging import Mean
 from parsifl.core import tree
@@ -12,32 +10,22 @@ from parsifl.solvers.sgd import SgdConfig, sgd
 from parsifl.solvers.update_rules import LinearRule
 
 
-@dataclass(frozen=True)
-class Pace:
-    """How the local problem is solved: learning rate, momentum and weight decay."""
-
-    lr: float
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-
-
 def solve(
-    problem: Problem, received: Params, dual: Params, batches: Batches, alpha: float, pace: Pace
+    problem: Problem,
+    received: Params,
+    dual: Params,
+    batches: Batches,
+    config: SgdConfig,
+    alpha: float,
 ) -> tuple[Params, Params]:
-    r"""Minimise f_i(w) - <gamma_i, w> + (alpha/2) |w - w_t|^2 by SGD.
+    r"""Minimize f_i(w) - <gamma_i, w> + (alpha/2) |w - w_t|^2 by SGD.
 
     Returns w_i and the new dual:
 
     .. math:: \gamma_i \leftarrow \gamma_i + \alpha (w_t - w_i)
     """
-    trained = sgd(
-        problem,
-        received,
-        batches,
-        SgdConfig(pace.lr, pace.momentum, pace.weight_decay),
-        rule=LinearRule(alpha),
-        aux=(tree.map(lambda w, gamma: -alpha * w - gamma, received, dual),),
-    )
+    linear = tree.map(lambda w, gamma: -alpha * w - gamma, received, dual)
+    trained = sgd(problem, received, batches, config, rule=LinearRule(alpha), aux=(linear,))
     return trained, tree.map(lambda g, w, v: g + alpha * (w - v), dual, received, trained)
 
 

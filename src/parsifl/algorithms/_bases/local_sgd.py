@@ -1,4 +1,4 @@
-"""Settings that every method with local SGD has."""
+"""Settings of algorithms with local SGD."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from parsifl.solvers.sgd import SgdConfig
 
 @dataclass(frozen=True)
 class LocalSgd:
-    """Local SGD: how long, how fast, on which batches.
+    """Settings of local SGD.
 
     Parameters
     ----------
@@ -44,19 +44,21 @@ class LocalSgd:
         return float(self.lr * self.lr_decay**round * 0.1**passed)
 
     def sgd(self, round: int) -> SgdConfig:
-        """Return the constants of local SGD in a round."""
+        """Return learning rate, momentum and weight decay of a round."""
         return SgdConfig(self.learning_rate(round), self.momentum, self.weight_decay)
 
     def batches(self, client: ClientInfo, round: int) -> DataRequest:
-        """Read the mini-batches of local SGD."""
+        """Request the mini-batches of local SGD."""
         return DataRequest({"train": self.batch_spec(client)})
 
     def profile_fields(self) -> tuple[str, ...]:
-        """Read how long a device trains."""
+        """Return the entries that set how long a device trains."""
         return ("epochs", "local_steps")
 
-    def batch_spec(self, client: ClientInfo) -> BatchSpec:
-        """Return the mini-batches that this device trains on in a round."""
+    def batch_spec(self, client: ClientInfo, *, epochs: float | None = None) -> BatchSpec:
+        """Return the mini-batches of this device in a round; `epochs` overrides its settings."""
+        if epochs is not None:
+            return BatchSpec(self.batch_size, epochs=epochs, last_batch=self.last_batch)
         device = {name: client.profile.get(name) for name in ("epochs", "local_steps")}
         if None not in device.values():
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""What FedMac and pFedMe have in common: a personal model coupled to a local global model."""
+"""Algorithms that couple a personal model theta_i to a local copy w_i of the global model."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from parsifl.algorithms._bases.averaging import Averaging, Mean
+from parsifl.algorithms._bases.averaging import Mean, Weighted
 from parsifl.algorithms._bases.local_sgd import LocalSgd
 from parsifl.core import tree
-from parsifl.core.algorithm import ClientInfo, ClientUpdate
+from parsifl.core.algorithm import AdditiveAlgorithm, ClientInfo, ClientUpdate
 from parsifl.core.batching import ClientRoundData, DataRequest
 from parsifl.core.config import Count, Fraction, NonNegative, Positive
 from parsifl.core.errors import ConfigError, DataError
@@ -23,12 +23,14 @@ from parsifl.solvers.coupled import Coupled, alternate, density, sparsify
 
 
 @dataclass(frozen=True)
-class Envelope(LocalSgd, Averaging[Problem, None]):
+class MoreauEnvelope(
+    LocalSgd, Weighted, AdditiveAlgorithm[Problem, Params, None, Params, Params, Mean]
+):
     """Abstract base: the clients' local global models are averaged, theta is never sent.
 
-    No client keeps state: theta_i starts at the received model in each round. So it makes no
-    difference to any model whether everyone trains or only the cohort, and a client's personal
-    model is the theta_i that its own rows make of the model that it is sent.
+    Clients keep no state: theta_i starts at the received model in each round. Training all clients
+    instead of the cohort therefore changes no model. The personal model of a client is the theta_i
+    that it trains from the model it receives.
 
     Parameters
     ----------
@@ -40,12 +42,12 @@ class Envelope(LocalSgd, Averaging[Problem, None]):
         "smooth" is rho log cosh(x / rho), which leaves no exact zeros; "proximal" soft-thresholds
         after each step, which does.
     inner, accuracy
-        Most steps on one mini-batch, and nu: a subproblem is solved once its squared gradient
-        norm is at most this.
+        Maximum number of steps on one mini-batch, and nu: a subproblem is solved once its squared
+        gradient norm is at most this.
     beta
         Weight of the new mean in the server's model.
     threshold, floor
-        Entries smaller than `threshold` travel as zeros, but the largest `floor` part of a model
+        Entries smaller than `threshold` are sent as zeros, but the largest `floor` part of a model
         is always kept; 0 switches this off.
     trains
         "everyone" is the papers' loop; "cohort" gives the same models for less work.
@@ -67,7 +69,7 @@ class Envelope(LocalSgd, Averaging[Problem, None]):
     trains: Literal["cohort", "everyone"] = "cohort"
 
     def check(self) -> None:
-        """Refuse an unstable anchor, and momentum where a subproblem is solved."""
+        """Reject an unstable anchor, and momentum where a subproblem is solved."""
         product = self.outer_lr * self.lam
         if product >= 2:
             raise ConfigError(
@@ -81,7 +83,7 @@ class Envelope(LocalSgd, Averaging[Problem, None]):
             )
 
     def everyone_trains(self) -> bool:
-        """Follow the setting."""
+        """Return whether `trains` is "everyone"."""
         return self.trains == "everyone"
 
     @abstractmethod
@@ -89,21 +91,25 @@ class Envelope(LocalSgd, Averaging[Problem, None]):
         """Return the coupling of theta and the local global model."""
 
     def init_server(self, problem: Problem, clients: Sequence[ClientInfo], key: Key) -> Params:
-        """Start from the problem's initial parameters; every client needs rows to train on."""
-        for info in clients:
-            if info.samples < 2:
+        """Return the initial parameters, after checking that every client has training rows."""
+        for client in clients:
+            if client.samples < 2:
                 raise DataError(
-                    f"client {info.id} has {info.samples} training rows; a personal model needs "
-                    "at least 2: leave this client out or give it more rows"
+                    f"client {client.id} has {client.samples} training rows; a personal model "
+                    "needs at least 2: leave this client out or give it more rows"
                 )
         return problem.init(key)
 
-    def batches(self, client: ClientInfo, round: int) -> DataRequest:
-        """Read the mini-batches of the coupled steps."""
-        return DataRequest({"train": self.batch_spec(client)})
+    def broadcast(self, problem: Problem, server: Params, client: ClientInfo, key: Key) -> Params:
+        """Send the model."""
+        return server
+
+    def model(self, problem: Problem, server: Params) -> Model:
+        """Return the global model."""
+        return Model(problem, server)
 
     def personalization_batches(self, client: ClientInfo) -> DataRequest:
-        """Read as much to make the personal model as in a round of training."""
+        """Request as many mini-batches as a round of training."""
         return DataRequest({"train": self.batch_spec(client)})
 
     def client_update(
@@ -117,37 +123,39 @@ class Envelope(LocalSgd, Averaging[Problem, None]):
     def personalize(
         self, problem: Problem, received: Params, state: None, data: ClientRoundData
     ) -> Model:
-        """Judge every client on the theta_i that it makes of the received model."""
+        """Evaluate every client on the theta_i that it trains from the received model."""
         theta, _ = self._trained(problem, received, data)
         return Model(problem, sparsify(theta, self.threshold, self.floor))
 
+    def contribute(self, problem: Problem, upload: Params, weight: float) -> Mean:
+        """Weight the local global model."""
+        return Mean.of(upload, weight)
+
     def aggregate(self, problem: Problem, server: Params, total: Mean, key: Key) -> Params:
-        """Move by beta to the mean, then drop what is too small to travel."""
-        moved = tree.map(lambda w, mean: (1 - self.beta) * w + self.beta * mean, server,
-                         total.value())  # fmt: skip
+        """Move by beta towards the mean, then drop small entries."""
+        mean, beta = total.value(), self.beta
+        moved = tree.map(lambda w, new: (1 - beta) * w + beta * new, server, mean)
         return sparsify(moved, self.threshold, self.floor)
 
     def _trained(
-        self, problem: Problem, down: Params, shard: ClientRoundData
+        self, problem: Problem, received: Params, data: ClientRoundData
     ) -> tuple[Params, Params]:
         return alternate(
             problem,
-            down,
-            shard["train"],
-            self.rule(),
-            self.learning_rate(shard.round),
+            received,
+            data["train"],
+            self.sgd(data.round),
+            rule=self.rule(),
             inner=self.inner,
             accuracy=self.accuracy,
-            momentum=self.momentum,
-            decay=self.weight_decay,
         )
 
     def over_bound(self) -> float:
-        """Return by what factor a setting exceeds what its theorem covers; 0 if not known."""
+        """Return the factor by which `outer_lr` exceeds its theoretical bound; 0 if unknown."""
         return 0.0
 
     def _notes(self, upload: Params) -> dict[str, Tensor]:
-        """Return what the record should say: how sparse the upload is, and a step too large."""
+        """Return metrics for the record: the density, and a step size beyond its bound."""
         notes = {}
         if self.threshold or self.l1 == "proximal":
             notes["density"] = density(upload)

@@ -1,15 +1,12 @@
-"""What the proximal baselines share: an l1 or a hard-thresholding proximal operator."""
+"""Settings of composite optimization: an l1 or a hard-thresholding proximal operator."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor
 
-from parsifl.algorithms._bases.local_sgd import LocalSgd
-from parsifl.core.algorithm import ClientInfo
-from parsifl.core.batching import BatchSpec
 from parsifl.core.config import NonNegative, Positive
 from parsifl.core.problem import Params, Problem
 from parsifl.linear.sparsity.constraint import Sparsity, kept_places
@@ -17,8 +14,8 @@ from parsifl.solvers.thresholding import shrunk
 
 
 @dataclass(frozen=True)
-class Proximal(Sparsity, LocalSgd):
-    """Settings of a method with a proximal operator.
+class ProximalSettings:
+    """Settings of a proximal operator.
 
     Parameters
     ----------
@@ -30,7 +27,7 @@ class Proximal(Sparsity, LocalSgd):
     server_lr
         The server's step size.
     full_batch
-        Every step reads all rows of the client, whatever `batch` says.
+        Read all rows of the client in every step; `batch_size` is then ignored.
     """
 
     prox: Literal["l1", "hard"] = "l1"
@@ -38,15 +35,12 @@ class Proximal(Sparsity, LocalSgd):
     server_lr: Positive = 1.0
     full_batch: bool = False
 
-    def draw(self, info: ClientInfo) -> BatchSpec:
-        """Return the mini-batches of a round, or full batches."""
-        drawn = super().batch_spec(info)
-        return replace(drawn, batch_size=None) if self.full_batch else drawn
-
-    def proximal(self, problem: Problem, params: Params, step: float | Tensor) -> Params:
+    def apply_prox(
+        self, problem: Problem, params: Params, step: float | Tensor, sparsity: Sparsity
+    ) -> Params:
         """Apply the proximal operator of step * psi."""
         if self.prox == "hard":
-            return self.project(problem, params)
+            return sparsity.project(problem, params)
         always = kept_places(problem)
         return {
             name: shrunk(value, self.lam * step, always.get(name, ()))

@@ -1,49 +1,49 @@
-"""Devices that work on parts of one model: narrow slices, some networks of several, some layers.
+"""Algorithms whose devices train submodels: narrow slices, some of several networks, some layers.
 
-The server keeps the whole model. A device gets the part that its form says, trains the blocks
-that its form says, and uploads just these. The server averages each entry over the devices that
-trained it; what nobody trained keeps its value.
+The server keeps the whole model. A device receives the submodel of its `SubmodelSpec`, trains the
+blocks listed there, and uploads only these. The server averages each entry over the devices that
+trained it; an entry that no device trained keeps its value.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
-from parsifl.algorithms._bases.averaging import Mean
+import torch
+from torch import Tensor
+
+from parsifl.algorithms._bases.averaging import Mean, Weighted
 from parsifl.algorithms._bases.local_sgd import LocalSgd
-from parsifl.algorithms._bases.width_slices import (
-    corner,
-    layered,
-    merged,
-    narrowed,
-    padded,
-    scalable,
-)
+from parsifl.core import tree
 from parsifl.core.algorithm import AdditiveAlgorithm, ClientInfo, ClientUpdate
 from parsifl.core.batching import BatchSpec, ClientRoundData, DataRequest
 from parsifl.core.config import NonNegative, Size
+from parsifl.core.errors import CapabilityError, ConfigError
 from parsifl.core.keys import Key
-from parsifl.core.problem import Model, Params, Problem
+from parsifl.core.problem import Layered, Model, Params, Problem, Scalable
+from parsifl.masks.instance import is_number
 from parsifl.nn.ensemble import Ensemble, join, member_key, prefix
-from parsifl.solvers.sgd import SgdConfig, sgd
+from parsifl.solvers.sgd import sgd
+
+Shapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
-class Form:
-    """What a device works on.
+class SubmodelSpec:
+    """The part of the model that a device receives and trains.
 
     Attributes
     ----------
     width
-        The fraction of the channels that its network (or each of its networks) has.
+        The fraction of the channels of the network, or of each of the networks.
     members
-        The networks that it trains, where there are several.
+        The networks that the device trains, where there are several.
     blocks
-        The blocks of a network that it trains, by number; None: all.
+        The blocks of a network that the device trains, by number; None: all.
     """
 
     width: float = 1.0
@@ -52,8 +52,8 @@ class Form:
 
 
 @dataclass(frozen=True)
-class Fleet:
-    """The whole model, and which of the masks (sets of blocks) each device has."""
+class SubmodelServer:
+    """The whole model, the distinct masks (sets of blocks), and the mask index of each device."""
 
     params: Params
     masks: tuple[tuple[int, ...], ...] = ()
@@ -61,113 +61,109 @@ class Fleet:
 
 
 @dataclass(frozen=True)
-class FormMessage:
-    """A device's part of the model, without a frozen head, and its form."""
+class Submodel:
+    """The parameters of a device's submodel, without a frozen head, and its spec."""
 
     params: Params
-    form: Form
+    spec: SubmodelSpec
 
 
 @dataclass(frozen=True)
-class FormedMean(LocalSgd, AdditiveAlgorithm[Problem, Fleet, Params, FormMessage, Params, Mean]):
+class SubmodelAveraging(
+    LocalSgd,
+    Weighted,
+    AdditiveAlgorithm[Problem, SubmodelServer, Params, Submodel, Params, Mean],
+):
     """Abstract base: devices train parts of a model, and the server averages entry by entry.
 
     Parameters
     ----------
-    weighting
-        Whether uploads are weighed by training rows or equally.
     tune_epochs, tune_steps
-        How long a device fine-tunes all of its parameters before it is judged, at the learning
+        How long a device fine-tunes all of its parameters before it is evaluated, at the learning
         rate of the round; `tune_epochs` is used instead of `tune_steps` if given.
     """
 
-    weighting: Literal["samples", "uniform"] = "samples"
     tune_epochs: NonNegative | None = None
     tune_steps: Size = 0
 
-    # ------------------------------------------------------------------ what methods differ in
+    # ------------------------------------------------------------------ what algorithms differ in
     @abstractmethod
-    def form(self, server: Fleet, info: ClientInfo, key: Key) -> Form:
-        """Return the part of the model that this device works on in this round."""
+    def submodel(self, server: SubmodelServer, client: ClientInfo, key: Key) -> SubmodelSpec:
+        """Return the submodel that this device trains in this round."""
 
     def networks(self) -> int:
-        """Return how many narrow networks take the place of the model; 0: the model it is."""
+        """Return how many narrow networks replace the model; 0: the model itself is trained."""
         return 0
 
     def freezes_head(self) -> bool:
-        """Tell whether the head stays as it was drawn, unsent, until the fine-tuning."""
+        """Return whether the head keeps its initial value, unsent, until the fine-tuning."""
         return False
 
     def slices(self) -> bool:
-        """Tell whether devices have slices of the model."""
+        """Return whether devices have slices of the model."""
         return False
 
     # ------------------------------------------------------------------ server
-    def weight(self, client: ClientInfo) -> float:
-        """Weigh by training rows or equally."""
-        return float(client.samples) if self.weighting == "samples" else 1.0
+    def init_server(
+        self, problem: Problem, clients: Sequence[ClientInfo], key: Key
+    ) -> SubmodelServer:
+        """Return the initial parameters, without masks."""
+        return SubmodelServer(self._start(problem, key))
 
-    def init_server(self, problem: Problem, clients: Sequence[ClientInfo], key: Key) -> Fleet:
-        """Start from the initial parameters, without masks."""
-        return Fleet(self._start(problem, key))
-
-    def model(self, problem: Problem, server: Fleet) -> Model:
+    def model(self, problem: Problem, server: SubmodelServer) -> Model:
         """Return the whole model."""
         count = self.networks()
-        whole = self._judged(problem, Form(1 / count, (0,)) if count else Form())
+        whole = self._whole(problem, SubmodelSpec(1 / count, (0,)) if count else SubmodelSpec())
         return Model(whole, server.params)
 
     def broadcast(
-        self, problem: Problem, server: Fleet, client: ClientInfo, key: Key
-    ) -> FormMessage:
-        """Send the device's part of the model."""
-        form = self.form(server, client, key)
-        head = self._head(problem, form)
-        part = self._part(problem, server.params, form)
-        return FormMessage({name: part[name] for name in part if name not in head}, form)
+        self, problem: Problem, server: SubmodelServer, client: ClientInfo, key: Key
+    ) -> Submodel:
+        """Send the device's submodel."""
+        spec = self.submodel(server, client, key)
+        head = self._head(problem, spec)
+        part = self._part(problem, server.params, spec)
+        return Submodel({name: part[name] for name in part if name not in head}, spec)
 
     def contribute(self, problem: Problem, upload: Params, weight: float) -> Mean:
-        """Weigh every entry that was trained."""
+        """Weight every entry that was trained."""
         if self.slices():
             return padded(upload, weight, scalable(problem).shapes())
         return Mean.of(upload, weight)
 
-    def aggregate(self, problem: Problem, server: Fleet, total: Mean, key: Key) -> Fleet:
+    def aggregate(
+        self, problem: Problem, server: SubmodelServer, total: Mean, key: Key
+    ) -> SubmodelServer:
         """Average every entry over the devices that trained it; the others keep their value."""
-        return Fleet(merged(server.params, total), server.masks, server.chosen)
+        return SubmodelServer(merged(server.params, total), server.masks, server.chosen)
 
     # ------------------------------------------------------------------ client
     def init_client(
-        self, problem: Problem, client: ClientInfo, received: FormMessage, key: Key
+        self, problem: Problem, client: ClientInfo, received: Submodel, key: Key
     ) -> Params:
-        """Draw the frozen head, which is the same for everybody and never sent."""
+        """Return the frozen head, which is the same for all devices and never sent."""
         hashable: Any = problem
-        return dict(_frozen_head(self, hashable, received.form.width, key.seed))
-
-    def batches(self, client: ClientInfo, round: int) -> DataRequest:
-        """Read the mini-batches of local SGD."""
-        return DataRequest({"train": self.batch_spec(client)})
+        return dict(_frozen_head(self, hashable, received.spec.width, key.seed))
 
     def personalization_batches(self, client: ClientInfo) -> DataRequest:
-        """Read the mini-batches of the fine-tuning."""
-        if not (self.tune_steps if self.tune_epochs is None else self.tune_epochs):
-            return DataRequest()
-        steps = self.tune_steps if self.tune_epochs is None else None
-        draw = BatchSpec(
-            self.batch_size, steps=steps, epochs=self.tune_epochs, last_batch=self.last_batch
+        """Request the mini-batches of the fine-tuning."""
+        steps, epochs = (
+            (self.tune_steps, None) if self.tune_epochs is None else (None, self.tune_epochs)
         )
-        return DataRequest({"tune": draw})
+        if not steps and not epochs:
+            return DataRequest()
+        return DataRequest({"tune": BatchSpec(self.batch_size, steps, epochs, self.last_batch)})
 
     def client_update(
-        self, problem: Problem, received: FormMessage, state: Params, data: ClientRoundData
+        self, problem: Problem, received: Submodel, state: Params, data: ClientRoundData
     ) -> ClientUpdate[Params, Params]:
-        """Train the blocks of the form; the others get no weight gradient and are not sent."""
+        """Train the blocks of the spec; the others get no gradient and are not sent."""
         names = self._trained(problem, received)
         if not names:
             return ClientUpdate(state, {})
         have = {**received.params, **state}
         trained = sgd(
-            self._view(problem, received.form),
+            self._view(problem, received.spec),
             {name: have[name] for name in names},
             data["train"],
             self.sgd(data.round),
@@ -176,17 +172,14 @@ class FormedMean(LocalSgd, AdditiveAlgorithm[Problem, Fleet, Params, FormMessage
         return ClientUpdate(state, trained)
 
     def personalize(
-        self, problem: Problem, received: FormMessage, state: Params, data: ClientRoundData
+        self, problem: Problem, received: Submodel, state: Params, data: ClientRoundData
     ) -> Model:
-        """Judge every device on all that it has, head included, after fine-tuning."""
-        judged = self._judged(problem, received.form)
+        """Evaluate every device on its submodel, head included, after fine-tuning."""
+        whole = self._whole(problem, received.spec)
         params = {**received.params, **state}
         if "tune" in data.batches:
-            rate = self.learning_rate(data.round)
-            params = sgd(
-                judged, params, data["tune"], SgdConfig(rate, self.momentum, self.weight_decay)
-            )
-        return Model(judged, params)
+            params = sgd(whole, params, data["tune"], self.sgd(data.round))
+        return Model(whole, params)
 
     # ------------------------------------------------------------------ parts
     def _start(self, problem: Problem, key: Key) -> Params:
@@ -198,51 +191,138 @@ class FormedMean(LocalSgd, AdditiveAlgorithm[Problem, Fleet, Params, FormMessage
         drawn = {member: problem.init(member_key(key, member)) for member in range(count)}
         return join({i: corner(params, shapes) for i, params in drawn.items()})
 
-    def _part(self, problem: Problem, params: Params, form: Form) -> Params:
-        """Return what a device of this form has of the model."""
-        if form.width == 1.0 or form.members:
+    def _part(self, problem: Problem, params: Params, spec: SubmodelSpec) -> Params:
+        """Return the parameters of a submodel."""
+        if spec.width == 1.0 or spec.members:
             return params
-        return corner(params, narrowed(problem, form.width).shapes())
+        return corner(params, narrowed(problem, spec.width).shapes())
 
-    def _view(self, problem: Problem, form: Form) -> Problem:
+    def _view(self, problem: Problem, spec: SubmodelSpec) -> Problem:
         """Return the problem of the networks that a device trains."""
-        one = problem if form.width == 1.0 else narrowed(problem, form.width)
-        return Ensemble(one, form.members) if form.members else one
+        one = problem if spec.width == 1.0 else narrowed(problem, spec.width)
+        return Ensemble(one, spec.members) if spec.members else one
 
-    def _judged(self, problem: Problem, form: Form) -> Problem:
-        """Return the problem that reads all that a device has."""
+    def _whole(self, problem: Problem, spec: SubmodelSpec) -> Problem:
+        """Return the problem that reads all parameters of a device."""
         everything = tuple(range(self.networks()))
-        return self._view(problem, Form(form.width, everything))
+        return self._view(problem, SubmodelSpec(spec.width, everything))
 
-    def _head(self, problem: Problem, form: Form) -> frozenset[str]:
+    def _head(self, problem: Problem, spec: SubmodelSpec) -> frozenset[str]:
         if not self.freezes_head():
             return frozenset()
-        return frozenset(layered(self._judged(problem, form)).head)
+        return frozenset(layered(self._whole(problem, spec)).head)
 
     def drawn_head(self, problem: Problem, width: float, key: Key) -> Params:
         """Return the head that a device of this width freezes; empty if it is trained."""
-        form = Form(width)
-        head = self._head(problem, form)
+        spec = SubmodelSpec(width)
+        head = self._head(problem, spec)
         if not head:
             return {}
         start = self._start(problem, key)
-        part = start if self.networks() else self._part(problem, start, form)
+        part = start if self.networks() else self._part(problem, start, spec)
         return {name: part[name].clone() for name in sorted(head)}
 
-    def _trained(self, problem: Problem, down: FormMessage) -> list[str]:
+    def _trained(self, problem: Problem, received: Submodel) -> list[str]:
         """Return the names of the parameters that the device trains."""
-        form = down.form
-        starts = tuple(prefix(member) for member in form.members) or ("",)
-        if form.blocks is None:
-            return [name for name in down.params if name.startswith(starts)]
-        one = layered(problem if form.width == 1.0 else narrowed(problem, form.width))
-        own = {name for index in form.blocks for name in one.layer_groups[index].parameters}
+        spec = received.spec
+        starts = tuple(prefix(member) for member in spec.members) or ("",)
+        if spec.blocks is None:
+            return [name for name in received.params if name.startswith(starts)]
+        one = layered(problem if spec.width == 1.0 else narrowed(problem, spec.width))
+        own = {name for index in spec.blocks for name in one.layer_groups[index].parameters}
         own |= set(() if self.freezes_head() else one.head)
         wanted = {start + name for start in starts for name in own}
-        return [name for name in down.params if name in wanted]
+        return [name for name in received.params if name in wanted]
 
 
 @lru_cache(maxsize=8)
-def _frozen_head(method: FormedMean, problem: Problem, width: float, seed: int) -> Params:
-    """Draw a head once for all devices: it follows from the seed, and nobody ever changes it."""
-    return method.drawn_head(problem, width, Key(seed))
+def _frozen_head(algorithm: SubmodelAveraging, problem: Problem, width: float, seed: int) -> Params:
+    """Draw a head once for all devices: it depends on the seed only and never changes."""
+    return algorithm.drawn_head(problem, width, Key(seed))
+
+
+def width_of(client: ClientInfo) -> float:
+    """Return the width of a device, a fraction of the channels: the profile's entry, or 1.
+
+    >>> width_of(ClientInfo(0, 10, {"width": 0.5})), width_of(ClientInfo(1, 10))
+    (0.5, 1.0)
+    """
+    width = client.profile.get("width", 1.0)
+    if not is_number(width) or not 0 < width <= 1:
+        raise ConfigError(
+            f"the width of client {client.id} is {width!r}; a width is a number above 0, at most 1"
+        )
+    return float(width)
+
+
+def corner(params: Params, shapes: Shapes | None) -> Params:
+    """Return the leading slice of every parameter; None: the parameters as they are.
+
+    >>> corner({"w": torch.arange(6).reshape(2, 3)}, {"w": (1, 2)})["w"]
+    tensor([[0, 1]])
+    """
+    if shapes is None:
+        return params
+    return {name: _corner(value, shapes[name]).clone() for name, value in params.items()}
+
+
+def _corner(value: Tensor, shape: tuple[int, ...]) -> Tensor:
+    return value[tuple(slice(0, size) for size in shape)]
+
+
+def padded(upload: Params, weight: float, shapes: Shapes) -> Mean:
+    """Return one device's summand in the full shapes: missing entries have weight 0."""
+    total, weights = {}, {}
+    for name, value in upload.items():
+        total[name], weights[name] = value.new_zeros(shapes[name]), value.new_zeros(shapes[name])
+        _corner(total[name], tuple(value.shape)).copy_(value)
+        _corner(weights[name], tuple(value.shape)).fill_(weight)
+    return Mean(tree.Scaled(weight, total), weights)
+
+
+def merged(params: Params, total: Mean) -> Params:
+    """Replace every entry that some device trained by its weighted mean."""
+    return {
+        name: torch.where(total.weight[name] > 0, total.total[name] / total.weight[name], value)
+        if name in total.total
+        else value
+        for name, value in params.items()
+    }
+
+
+def narrowed(problem: Problem, width: float) -> Scalable:
+    """Return the problem at a fraction of its width."""
+    return scalable(problem).narrow(width)
+
+
+def scalable(problem: Problem) -> Scalable:
+    """Return the problem if it has widths."""
+    if not isinstance(problem, Scalable):
+        raise CapabilityError(f"{type(problem).__name__} is not Scalable: it has one width only")
+    return problem
+
+
+def layered(problem: Problem) -> Layered:
+    """Return the problem if it has blocks and a head."""
+    if not isinstance(problem, Layered):
+        raise CapabilityError(f"{type(problem).__name__} is not Layered: it has no blocks to mask")
+    return problem
+
+
+def members_for(client: ClientInfo, networks: int, key: Key) -> tuple[int, ...]:
+    """Deal the networks out cyclically, from a deck that is shuffled every round.
+
+    A device of width r trains floor(r * networks) of them, at least one. Devices with consecutive
+    ids start at consecutive cards, so that every network is trained if there are enough devices.
+
+    >>> members_for(ClientInfo(3, 10), 4, Key(0))
+    (0, 1, 2, 3)
+    >>> len(members_for(ClientInfo(3, 10, {"width": 0.5}), 4, Key(0)))
+    2
+    """
+    # 0.1 * 30 is a little above 3 in floating point, 0.7 * 10 a little below 7
+    count = max(1, int(round(width_of(client) * networks, 9)))
+    deck = (
+        Key(key.seed, round=key.round, purpose="splitmix").numpy_generator().permutation(networks)
+    )
+    return tuple(sorted(int(deck[(client.id + card) % networks]) for card in range(count)))

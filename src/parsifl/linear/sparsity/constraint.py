@@ -1,4 +1,4 @@
-"""The sparsity settings of a method, and the projection that they stand for."""
+"""A sparsity constraint, and the projection onto it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Sparsity:
         Leaves parameters with fewer than two axes (biases, norms) dense.
     groups
         Group sparsity: the length of contiguous groups or the group number of each coefficient
-        of a row; `tau` then counts groups, each judged by its Euclidean norm.
+        of a row; `tau` then counts groups, compared by their Euclidean norms.
     """
 
     tau: Count = 10
@@ -47,7 +47,7 @@ class Sparsity:
     groups: Groups | None = None
 
     def count(self, size: int, multiple: int = 1) -> int:
-        """Return how many of `size` entries are kept, or so many times as many."""
+        """Return how many of `size` entries are kept, times `multiple`."""
         number = self.tau if self.density is None else math.ceil(self.density * size)
         return min(number * multiple, size)
 
@@ -91,7 +91,7 @@ class Sparsity:
         lead
             How many leading axes are clients, each with a selection of its own.
         multiple
-            Marks so many times the number of entries that may differ from zero.
+            Marks this multiple of the number of entries that may differ from zero.
         select
             `largest`, or outside of vmap the faster `largest_now`.
         """

@@ -5,8 +5,8 @@ the weights of all clients at once. Rules apply before and after, as in the gene
 the reference for this one.
 """
 
-from parsifl.solvers.fused.maml import Route
-from parsifl.solvers.fused.steps import Recipe
-from parsifl.solvers.fused.vmap_bridge import fused_steps, gradient, network_for, run, run_ahead
+from parsifl.solvers.fused.maml import MamlSteps
+from parsifl.solvers.fused.steps import Steps
+from parsifl.solvers.fused.vmap_bridge import fused_steps, gradient, network_for, run, run_maml
 
-__all__ = ["Recipe", "Route", "fused_steps", "gradient", "network_for", "run", "run_ahead"]
+__all__ = ["MamlSteps", "Steps", "fused_steps", "gradient", "network_for", "run", "run_maml"]

@@ -1,4 +1,4 @@
-"""SGD with a look ahead for a block of clients (see `solvers.lookahead`)."""
+"""First-order MAML steps for a block of clients (see `solvers.maml`)."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from parsifl.core import keys
 from parsifl.solvers.fused.layer import GradientSink, add_product_
 from parsifl.solvers.fused.network import Network, Pass
 from parsifl.solvers.fused.schedule import Leaf, Schedule, Step
+from parsifl.solvers.update_rules import SgdConfig
 
 PARTS = 2
 
 
 @dataclass(frozen=True)
-class Route:
-    """Everything about the steps that is no tensor."""
+class MamlSteps:
+    """Everything about the steps of a block that is not a tensor."""
 
     network: Network
-    lr: float
-    ahead: float
-    decay: float
+    config: SgdConfig
+    inner_lr: float
     trained: tuple[str, ...]
 
 
 @final
-class AheadBlock:
-    """Parameters w of all clients, and the points w - ahead * g(w) that they look at."""
+class MamlBlock:
+    """Parameters w of all clients, and the adapted points w - inner_lr * g(w)."""
 
-    def __init__(self, route: Route, schedule: Schedule, tensors: Sequence[Leaf]) -> None:
-        self._route, self._schedule = route, schedule
-        named = zip(route.trained, tensors, strict=True)
+    def __init__(self, steps: MamlSteps, schedule: Schedule, tensors: Sequence[Leaf]) -> None:
+        self._steps, self._schedule = steps, schedule
+        named = zip(steps.trained, tensors, strict=True)
         self._params = {name: schedule.owned(leaf) for name, leaf in named}
         self._ahead = {name: torch.empty_like(w) for name, w in self._params.items()}
 
@@ -48,24 +48,24 @@ class AheadBlock:
                 count, ways = step.clients, self._ways(step.clients)
             for part, way in enumerate(ways):
                 way.run(_part(step, part))
-        return self._schedule.restored([self._params[name] for name in self._route.trained])
+        return self._schedule.restored([self._params[name] for name in self._steps.trained])
 
     def _ways(self, count: int) -> tuple[Pass, ...]:
         """Return the way that looks ahead and the way that moves, for the first clients."""
-        route = self._route
+        steps, lr, decay = self._steps, self._steps.config.lr, self._steps.config.weight_decay
         params = {name: w[:count] for name, w in self._params.items()}
         ahead = {name: point[:count] for name, point in self._ahead.items()}
 
         def look(name: str, left: Tensor, right: Tensor | None) -> None:
-            torch.mul(params[name], 1 - route.ahead * route.decay, out=ahead[name])
-            add_product_(ahead[name], left, right, -route.ahead)
+            torch.mul(params[name], 1 - steps.inner_lr * decay, out=ahead[name])
+            add_product_(ahead[name], left, right, -steps.inner_lr)
 
         def move(name: str, left: Tensor, right: Tensor | None) -> None:
-            if route.decay:
-                params[name].sub_(ahead[name], alpha=route.lr * route.decay)
-            add_product_(params[name], left, right, -route.lr)
+            if decay:
+                params[name].sub_(ahead[name], alpha=lr * decay)
+            add_product_(params[name], left, right, -lr)
 
-        return tuple(route.network.on(_Side(*side)) for side in ((params, look), (ahead, move)))
+        return tuple(steps.network.on(_Side(*side)) for side in ((params, look), (ahead, move)))
 
 
 @final

@@ -1,4 +1,4 @@
-"""SGD steps for a block of clients, landing in the weights as soon as a gradient is ready."""
+"""SGD steps for a block of clients, applied to the weights as soon as a gradient is ready."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from parsifl.solvers.fused.layer import GradientSink, add_product_
 from parsifl.solvers.fused.network import Network
 from parsifl.solvers.fused.schedule import Leaf, Schedule
-from parsifl.solvers.update_rules import Aux, Rule
+from parsifl.solvers.update_rules import Aux, Rule, SgdConfig
 
 # Entries of weights that a rule moves in one go, so that they stay in the cache from one of its
 # passes to the next: a linear rule has so few that only large weights are worth a call each.
@@ -22,14 +22,12 @@ _BROAD = 64  # outputs from which on it pays to turn the first weight
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """Everything about the steps that is no tensor."""
+class Steps:
+    """Everything about the steps of a block that is not a tensor."""
 
     network: Network
+    config: SgdConfig
     rule: Rule
-    lr: float
-    momentum: float
-    decay: float
     trained: tuple[str, ...]
     frozen: tuple[str, ...]
 
@@ -53,25 +51,25 @@ class _Place:
 class Block:
     """The parameters of all clients of a block."""
 
-    def __init__(self, recipe: Recipe, schedule: Schedule, tensors: Sequence[Leaf]) -> None:
-        self._recipe, self._schedule = recipe, schedule
-        size, fixed = len(recipe.trained), len(recipe.frozen)
+    def __init__(self, steps: Steps, schedule: Schedule, tensors: Sequence[Leaf]) -> None:
+        self._steps, self._schedule = steps, schedule
+        size, fixed = len(steps.trained), len(steps.frozen)
         own, frozen, rest = tensors[:size], tensors[size : size + fixed], tensors[size + fixed :]
         trees = [
-            dict(zip(recipe.trained, part, strict=True))
+            dict(zip(steps.trained, part, strict=True))
             for part in (own, *(rest[at : at + size] for at in range(0, len(rest), size)))
         ]
-        across = _lies_across(recipe, trees)
+        across = _lies_across(steps, trees)
         params, *aux = trees
         self._params = {n: _taken(schedule.owned, leaf, n == across) for n, leaf in params.items()}
         self._frozen = {
-            name: schedule.shared(leaf) for name, leaf in zip(recipe.frozen, frozen, strict=True)
+            name: schedule.shared(leaf) for name, leaf in zip(steps.frozen, frozen, strict=True)
         }
-        taken = schedule.owned if recipe.rule.moves_aux else schedule.shared
+        taken = schedule.owned if steps.rule.moves_aux else schedule.shared
         self._aux = [
             {n: _taken(taken, leaf, n == across) for n, leaf in part.items()} for part in aux
         ]
-        momentum = bool(recipe.momentum)
+        momentum = bool(steps.config.momentum)
         self._velocity = {n: torch.zeros_like(v) for n, v in self._params.items() if momentum}
 
     def walk(self) -> tuple[Tensor, ...]:
@@ -80,10 +78,10 @@ class Block:
         for step in self._schedule:
             if way is None or step.clients != count:
                 count = step.clients
-                way = self._recipe.network.on(self._leading(count))
+                way = self._steps.network.on(self._leading(count))
             way.run(step)
-        trees = [self._params, *(self._aux if self._recipe.rule.moves_aux else [])]
-        return self._schedule.restored([p[name] for p in trees for name in self._recipe.trained])
+        trees = [self._params, *(self._aux if self._steps.rule.moves_aux else [])]
+        return self._schedule.restored([p[name] for p in trees for name in self._steps.trained])
 
     def _leading(self, count: int) -> _Leading:
         """Return the first `count` clients, who take the steps that follow."""
@@ -95,16 +93,16 @@ class Block:
             name: value[:count].expand(count, *value.shape[1:])
             for name, value in self._frozen.items()
         }
-        return _Leading(self._recipe, places, frozen)
+        return _Leading(self._steps, places, frozen)
 
 
-def _lies_across(recipe: Recipe, trees: Sequence[Mapping[str, Leaf]]) -> str | None:
+def _lies_across(steps: Steps, trees: Sequence[Mapping[str, Leaf]]) -> str | None:
     """Name the weight that is kept as [in, out] in memory, which makes its products faster.
 
     Only a layer that hands no gradient down gains by it, and only what all clients begin with is
     turned in no time (docs/adr/0003).
     """
-    name = recipe.network.opening(recipe.trained)
+    name = steps.network.opening(steps.trained)
     if name is None or any(tree[name][1] is not None for tree in trees):
         return None
     return name if len(trees[0][name][0]) >= _BROAD else None
@@ -120,10 +118,10 @@ class _Leading:
     """The clients that still have steps to take: the host of their network."""
 
     def __init__(
-        self, recipe: Recipe, places: Mapping[str, _Place], frozen: Mapping[str, Tensor]
+        self, steps: Steps, places: Mapping[str, _Place], frozen: Mapping[str, Tensor]
     ) -> None:
-        self._recipe, self._places, self._frozen = recipe, places, frozen
-        self._line = recipe.rule.line()
+        self._steps, self._places, self._frozen = steps, places, frozen
+        self._line = steps.rule.line()
 
     def read(self, name: str) -> Tensor:
         """Return a weight of these clients."""
@@ -133,10 +131,10 @@ class _Leading:
         """Return the step w <- after(w - lr (g + e)); nothing is frozen that has one."""
         if name not in self._places:
             return None
-        recipe, place = self._recipe, self._places[name]
-        if type(recipe.rule) is Rule and not recipe.momentum:
-            keep = 1 - recipe.lr * recipe.decay
-            return partial(add_product_, place.w, factor=-recipe.lr, keep=keep)
+        rule, config, place = self._steps.rule, self._steps.config, self._places[name]
+        if type(rule) is Rule and not config.momentum:
+            keep = 1 - config.lr * config.weight_decay
+            return partial(add_product_, place.w, factor=-config.lr, keep=keep)
         count, entries = len(place.w), _BENT if self._line is None else _LINEAR
         size = max(1, entries * count // place.w.numel())
         cuts = [slice(at, min(at + size, count)) for at in range(0, count, size)]
@@ -151,31 +149,32 @@ class _Leading:
             self._move(place, left[rows], None if right is None else right[rows])
 
     def _move(self, place: _Place, left: Tensor, right: Tensor | None) -> None:
-        recipe, w, aux = self._recipe, place.w, place.aux
+        rule, config, w, aux = self._steps.rule, self._steps.config, place.w, place.aux
         if place.velocity is not None:
-            add_product_(place.velocity, left, right, 1.0, recipe.momentum)
+            add_product_(place.velocity, left, right, 1.0, config.momentum)
             self._add_slope(place.velocity, w, aux)
-            w.sub_(place.velocity, alpha=recipe.lr)
+            w.sub_(place.velocity, alpha=config.lr)
         elif self._line is None:
-            old = w.clone() if recipe.decay else w
-            recipe.rule.before_(w, aux, recipe.lr)
-            if recipe.decay:
-                w.sub_(old, alpha=recipe.lr * recipe.decay)
-            add_product_(w, left, right, -recipe.lr)
+            old = w.clone() if config.weight_decay else w
+            rule.before_(w, aux, config.lr)
+            if config.weight_decay:
+                w.sub_(old, alpha=config.lr * config.weight_decay)
+            add_product_(w, left, right, -config.lr)
         else:
-            keep = 1 - recipe.lr * (self._line.own + recipe.decay)
-            add_product_(w, left, right, -recipe.lr, keep)
+            keep = 1 - config.lr * (self._line.own + config.weight_decay)
+            add_product_(w, left, right, -config.lr, keep)
             for leaf, factor in zip(aux, self._line.others, strict=False):
-                w.sub_(leaf, alpha=recipe.lr * factor)
-        recipe.rule.after_(w, aux, recipe.lr)
+                w.sub_(leaf, alpha=config.lr * factor)
+        rule.after_(w, aux, config.lr)
 
     def _add_slope(self, velocity: Tensor, w: Tensor, aux: Aux) -> None:
         """Add e(w, aux) and the decay to the velocity."""
-        recipe, own = self._recipe, self._recipe.decay
+        rule, config = self._steps.rule, self._steps.config
+        own = config.weight_decay
         if self._line is None:
             trial = w.clone()
-            recipe.rule.before_(trial, aux, recipe.lr)
-            velocity.add_(w - trial, alpha=1 / recipe.lr)
+            rule.before_(trial, aux, config.lr)
+            velocity.add_(w - trial, alpha=1 / config.lr)
         else:
             own += self._line.own
             for leaf, factor in zip(aux, self._line.others, strict=False):

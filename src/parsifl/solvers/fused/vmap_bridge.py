@@ -1,8 +1,8 @@
 """The way from one client's code to the whole block.
 
-Methods are written for one client and run under vmap; here the tensors of all clients of the
+Algorithms are written for one client and run under vmap; here the tensors of all clients of the
 block come whole, as they come to an `autograd.Function` with a vmap rule, which would take half a
-millisecond a call. Differentiating through this raises.
+millisecond per call. Differentiating through this raises.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from parsifl.core.batching import Batch, Batches
 from parsifl.core.problem import Params, Problem
 from parsifl.nn.neural import NeuralProblem
 from parsifl.solvers.fused.gradients import GradientCollector
-from parsifl.solvers.fused.maml import PARTS, AheadBlock, Route
+from parsifl.solvers.fused.maml import PARTS, MamlBlock, MamlSteps
 from parsifl.solvers.fused.network import Network
 from parsifl.solvers.fused.schedule import Leaf, Schedule, Step, row_scale
-from parsifl.solvers.fused.steps import Block, Recipe
+from parsifl.solvers.fused.steps import Block, Steps
 from parsifl.solvers.vmapped import inside_vmap
 
 _ENABLED: ContextVar[bool] = ContextVar("parsifl_fused", default=False)
@@ -54,36 +54,36 @@ def network_for(problem: Problem, batch: Batch | Batches) -> Network | None:
 
 
 def run(
-    recipe: Recipe, params: Params, aux: tuple[Params, ...], frozen: Params, batches: Batches
+    steps: Steps, params: Params, aux: tuple[Params, ...], frozen: Params, batches: Batches
 ) -> tuple[Params, tuple[Params, ...]]:
     """Take all steps; returns the parameters and the auxiliary trees."""
-    tensors = [params[name] for name in recipe.trained]
-    tensors += [frozen[name] for name in recipe.frozen]
-    tensors += [part[name] for part in aux for name in recipe.trained]
+    tensors = [params[name] for name in steps.trained]
+    tensors += [frozen[name] for name in steps.frozen]
+    tensors += [part[name] for part in aux for name in steps.trained]
 
     def walk(count: int, leaves: list[Leaf]) -> Sequence[Tensor]:
-        schedule = Schedule(_data(count, leaves), keyed=recipe.network.keyed)
-        return Block(recipe, schedule, leaves[_DATA:]).walk()
+        schedule = Schedule(_data(count, leaves), keyed=steps.network.keyed)
+        return Block(steps, schedule, leaves[_DATA:]).walk()
 
     outputs = _for_block(walk, [*_schedule(batches), *tensors])
-    size = len(recipe.trained)
+    size = len(steps.trained)
     groups = [
-        dict(zip(recipe.trained, outputs[at : at + size], strict=True))
+        dict(zip(steps.trained, outputs[at : at + size], strict=True))
         for at in range(0, len(outputs), size)
     ]
-    return groups[0], tuple(groups[1:]) if recipe.rule.moves_aux else aux
+    return groups[0], tuple(groups[1:]) if steps.rule.moves_aux else aux
 
 
-def run_ahead(route: Route, params: Params, batches: Batches) -> Params:
-    """Take all steps with a look ahead."""
+def run_maml(steps: MamlSteps, params: Params, batches: Batches) -> Params:
+    """Take all MAML steps."""
 
     def walk(count: int, leaves: list[Leaf]) -> Sequence[Tensor]:
-        schedule = Schedule(_data(count, leaves), keyed=route.network.keyed, parts=PARTS)
-        return AheadBlock(route, schedule, leaves[_DATA:]).walk()
+        schedule = Schedule(_data(count, leaves), keyed=steps.network.keyed, parts=PARTS)
+        return MamlBlock(steps, schedule, leaves[_DATA:]).walk()
 
-    tensors = [params[name] for name in route.trained]
+    tensors = [params[name] for name in steps.trained]
     outputs = _for_block(walk, [*_schedule(batches), *tensors])
-    return dict(zip(route.trained, outputs, strict=True))
+    return dict(zip(steps.trained, outputs, strict=True))
 
 
 def gradient(network: Network, params: Params, frozen: Params, batch: Batch) -> Params:

@@ -1,0 +1,179 @@
+"""Gradient matching pursuit for a block of clients: select, merge, minimize, prune."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, final
+
+import torch
+from torch import Tensor
+
+from parsifl.core.batching import Batches
+from parsifl.core.problem import Restricted, Selection, SupportSolvable
+from parsifl.linear.sparsity import dictionary
+from parsifl.linear.sparsity.constraint import Sparsity
+from parsifl.linear.sparsity.coordinates import largest_now, nonzero_now, places
+from parsifl.solvers.eager import eager
+from parsifl.solvers.support import predictor
+
+Prune = Literal["largest", "omp"]
+
+
+@final
+@dataclass(frozen=True)
+class Pursuit:
+    """The parts of an iteration.
+
+    Parameters
+    ----------
+    sparsity, prune
+        How many atoms are kept, and how they are chosen in a dictionary.
+    solve
+        Minimizes full local losses over supports for a block of clients; a key is given.
+    bound
+        Projects coefficients onto a ball; the number of leading client axes is given.
+    """
+
+    sparsity: Sparsity
+    prune: Prune
+    solve: Callable[[Restricted, Tensor], Tensor]
+    bound: Callable[[Tensor, int], Tensor]
+
+    def run(
+        self,
+        problem: SupportSolvable,
+        current: Tensor,
+        batches: Batches,
+        full: Batches,
+        key: Tensor,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Run one iteration per batch, for one client or under vmap for many.
+
+        Parameters
+        ----------
+        batches
+            The mini-batches whose gradients select supports.
+        full
+            One batch with all rows of the client, over which losses are minimized.
+
+        Returns
+        -------
+        tuple of Tensor
+            The coefficients, and whether the client has fewer rows than unknowns (None on the
+            meta device, where only operations are counted).
+        """
+        if current.is_meta:
+            return self._template(current, batches, full), None
+
+        def work(*tensors: Tensor) -> tuple[Tensor, ...]:
+            return self._pursue(problem, batches.x, batches.y, *tensors)
+
+        drawn = (batches.index, batches.weight, batches.active, full.index, full.weight, key)
+        found, short = eager(work, current, *drawn)
+        return found, short
+
+    def _template(self, current: Tensor, batches: Batches, full: Batches) -> Tensor:
+        """Return coefficients without data, after the products whose operations are counted."""
+        width, support = current.shape[-1], 3 * self.sparsity.count(current.shape[-1])
+        rows = full.index.shape[1]
+        for _ in range(len(batches)):
+            selected = current.new_empty(batches.index.shape[1], width)
+            columns = current.new_empty(rows, min(support, width))
+            _ = selected.mT @ selected.new_empty(len(selected), current[..., 0].numel())
+            _ = columns.mT @ columns
+        return torch.empty_like(current)
+
+    def _pursue(
+        self, problem: SupportSolvable, x: Any, y: Tensor, current: Tensor, *work: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Iterate for a block of clients, from the support of the received coefficients.
+
+        Also return which clients have fewer rows than 3 tau unknowns.
+        """
+        index, weight, active, rows, row_weight, key = work
+        everything = Selection(x, y, rows[:, 0], row_weight[:, 0])
+        needed = min(3 * self.sparsity.count(current.shape[-1]), current.shape[-1])
+        short = (everything.count < needed).to(current.dtype)
+        if not index.shape[1]:
+            return current.clone(), short
+        where = _places_of(index, everything.rows)
+        u = problem.predictions(current, everything)
+        for step, length in enumerate(_lengths(weight)):
+            drawn, share, at = (part[:, step, :length] for part in (index, weight, where))
+            batch = Selection(x, y, drawn, share)
+            slope = problem.gradients(current, batch, _picked(u, at))
+            seed = key if step == 0 else key ^ step
+            moved = self._iterate(problem, current, slope, u, everything, seed)
+            going = active[:, step]
+            if bool(going.all()):
+                current, u = moved
+            else:
+                current, u = _where(going, moved[0], current), _where(going, moved[1], u)
+        return current, short
+
+    def _iterate(
+        self,
+        problem: SupportSolvable,
+        current: Tensor,
+        slope: Tensor,
+        u: Tensor,
+        everything: Selection,
+        key: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the next iterate, and its predictions for all rows."""
+        always = problem.unpenalized.get(problem.name, ())
+        merged = self.sparsity.mask(slope, always, lead=1, multiple=2, select=largest_now)
+        # as many places for every client, so that no client depends on the others of its block
+        width, by_row = current.shape[-1], self._by_row(current)
+        room = min(self.sparsity.count(width, 3) + len(always), width) if by_row else 0
+        index, valid = places(merged.logical_or_(nonzero_now(current)), room)
+        part = problem.restrict(current, everything, index, valid, u)
+        found = self.solve(part, key) * valid
+        short = problem.gram is None and not always and by_row
+        if short:  # only merged coefficients can survive: choose among them
+            found = torch.where(largest_now(found, self.sparsity.count(width)), found, 0.0)
+        # unused places point at coefficient 0, whose own value must survive: add, do not set
+        full = torch.zeros_like(current).scatter_add_(-1, index, found)
+        moved = self.bound(full if short else self.pruned(problem, full, lead=1), 1)
+        if problem.gram is None:  # its support is within the merged one, whose columns are known
+            return moved, predictor(part, moved.gather(-1, index) * valid)
+        return moved, problem.predictions(moved, everything)
+
+    def _by_row(self, current: Tensor) -> bool:
+        """Return whether every row (client, class) keeps its own `tau` single coefficients."""
+        return self.sparsity.groups is None and (self.sparsity.scope == "row" or current.ndim == 2)
+
+    def pruned(self, problem: SupportSolvable, coefficients: Tensor, lead: int = 0) -> Tensor:
+        """Return P_Lambda(b) for the tau best atoms Lambda."""
+        gram, always = problem.gram, problem.unpenalized.get(problem.name, ())
+        if gram is None:
+            return torch.where(
+                self.sparsity.mask(coefficients, always, lead=lead), coefficients, 0.0
+            )
+        if self.prune == "omp":
+            return dictionary.pursue(gram, coefficients, self.sparsity.count(len(gram)), always)
+        chosen = self.sparsity.mask(coefficients * dictionary.lengths(gram), always, lead=lead)
+        return dictionary.project(gram, coefficients, chosen)
+
+
+def _places_of(index: Tensor, rows: Tensor) -> Tensor:
+    """Return where each row number of [clients, steps, b] is among those of its client."""
+    ordered, order = rows.sort(1)
+    return order.gather(1, torch.searchsorted(ordered, index.flatten(1))).reshape(index.shape)
+
+
+def _lengths(weight: Tensor) -> list[int]:
+    """Return how many places of [clients, steps, b] come before the padding, step by step."""
+    numbers = torch.arange(1, weight.shape[2] + 1)
+    lengths: list[int] = (numbers * (weight != 0).any(0)).amax(1).clamp(min=1).tolist()
+    return lengths
+
+
+def _picked(u: Tensor, where: Tensor) -> Tensor:
+    """Return the predictions [clients, b(, classes)] of some rows."""
+    return u.gather(1, where if u.ndim == 2 else where[..., None].expand(-1, -1, u.shape[-1]))
+
+
+def _where(going: Tensor, moved: Tensor, kept: Tensor) -> Tensor:
+    return torch.where(going.reshape(-1, *(1,) * (moved.ndim - 1)), moved, kept)
