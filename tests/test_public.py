@@ -19,6 +19,7 @@ def test_the_public_names_are_these() -> None:
         "NeuralProblem",
         "Run",
         "get",
+        "open_run",
         "simulate",
     ]
     for name in (*parsifl.__all__, *parsifl.PACKAGES):

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from parsifl.engine.evaluation import Evaluation
     from parsifl.engine.network_model import NetworkModel
     from parsifl.engine.run import Run
+    from parsifl.engine.run_data import open_run
     from parsifl.engine.simulate import simulate
     from parsifl.linear.glm import GLM
     from parsifl.nn import models as models
@@ -38,6 +39,7 @@ _HOMES = {
     "NeuralProblem": "parsifl.nn.neural",
     "Run": "parsifl.engine.run",
     "get": "parsifl.core.registry",
+    "open_run": "parsifl.engine.run_data",
     "simulate": "parsifl.engine.simulate",
 }
 
@@ -63,6 +65,7 @@ __all__ = [
     "NeuralProblem",
     "Run",
     "get",
+    "open_run",
     "simulate",
 ]
 __version__ = "0.2.0"

@@ -39,7 +39,7 @@ def test_a_damaged_folder_is_named_in_the_terminal_and_on_the_page(tmp_path: Pat
 def test_a_folder_that_is_no_run_is_a_message(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["report", str(tmp_path)])
     assert result.exit_code == 2
-    assert "is not a run folder" in result.stderr
+    assert "is not a run directory" in result.stderr
     assert "Traceback" not in result.output
 
 

@@ -14,7 +14,7 @@ from parsifl.cli.app import app
 from parsifl.core.errors import ConfigError
 from parsifl.data.clients import ClientData
 from parsifl.engine import experiment
-from parsifl.engine import simulate as simulate_module
+from parsifl.engine.training import Training
 
 QUICK = ["--data", "digits", "--clients", "5", "--rounds", "2", "--set", "local_steps=2"]
 
@@ -124,7 +124,7 @@ def test_a_config_file_gives_values_and_options_win(tmp_path: Path) -> None:
         (["fedavg", "--clients", "0"], "clients"),
         (["fedavg", "--rounds", "0"], "rounds"),
         (["fedavg", "--participation", "2"], "participation"),
-        (["fedavg", "--engine", "warp"], "auto, batched, flower, flower-sim, sequential"),
+        (["fedavg", "--engine", "warp"], "flower, flower-sim, local"),
         (["fedavg", "--model", "mlpp"], "did you mean 'mlp'?"),
         (["fedavg", "--model", "glmm"], "did you mean 'glm'?"),
         (["fedgradmp"], "use parsifl.GLM (--model glm)"),
@@ -188,7 +188,7 @@ def test_a_profile_tells_where_the_time_went() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kept", "told"), [(True, "the same command with --resume goes on"), (False, "--out DIR")]
+    ("kept", "told"), [(True, "resume with the same command and --resume"), (False, "--out DIR")]
 )
 def test_who_stops_a_run_is_told_how_it_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool, told: str
@@ -198,7 +198,7 @@ def test_who_stops_a_run_is_told_how_it_goes_on(
 
     words = ["run", "fedavg", *QUICK, *(["--out", str(tmp_path / "run")] if kept else [])]
     with monkeypatch.context() as patch:
-        patch.setattr(simulate_module, "run_round", stop)
+        patch.setattr(Training, "_train", stop)
         code, _, err = invoke(*words)
     assert code == 130
     assert told in err

@@ -22,7 +22,8 @@ from parsifl.core.problem import Model, Params, Problem
 from parsifl.engine.batch_sampler import BatchSampler
 from parsifl.engine.evaluation import Evaluation, Scores
 from parsifl.engine.evaluator import FINE_TUNE
-from parsifl.engine.record import ClientRequest, RoundRecord
+from parsifl.engine.pool import ClientRequest
+from parsifl.engine.record import RoundRecord
 from parsifl.engine.simulate import simulate
 from parsifl.engine.summary import headline
 from parsifl.linear.glm import GLM
@@ -228,7 +229,7 @@ def test_the_headline_comes_from_the_round_that_is_selected(
     select: Any, maximize: bool, round: int
 ) -> None:
     records = [record(1, 0.9, 0.1), record(2, 0.5, 0.8), record(3, 0.2, 0.4)]
-    row = headline(records, "accuracy", maximize, Evaluation(select=select))
+    row = headline(records, "accuracy", maximize, select)
     assert row["personal_round"] == round
     assert row["personal"] == records[round - 1].scores["personal"]["test"]["accuracy"]
     assert (row["bytes_up"], row["bytes_down"], row["seconds"]) == (3, 6, 4.5)
@@ -242,7 +243,7 @@ def test_the_best_on_validation_needs_validation_rows() -> None:
     line = record(1, 0.1, 0.2).to_json()
     del line["personal"]["validation"]
     with pytest.raises(ConfigError, match="needs validation rows"):
-        headline([RoundRecord.from_json(line)], "accuracy", True, evaluation)
+        headline([RoundRecord.from_json(line)], "accuracy", True, "best-validation")
 
 
 # ---------------------------------------------------------------------- odd models and methods

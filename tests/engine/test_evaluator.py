@@ -16,7 +16,7 @@ from parsifl.core.keys import Key
 from parsifl.data.clients import ClientData
 from parsifl.engine import evaluator, threads
 from parsifl.engine.evaluation import Evaluation
-from parsifl.engine.record import ClientRequest
+from parsifl.engine.pool import ClientRequest
 from parsifl.engine.run import Run
 from parsifl.engine.simulate import simulate
 from parsifl.linear.glm import GLM

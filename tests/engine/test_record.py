@@ -15,7 +15,9 @@ from parsifl.core.algorithm import ClientInfo, ClientUpload
 from parsifl.core.keys import Key
 from parsifl.engine.flops import Cost
 from parsifl.engine.network_model import NetworkModel
-from parsifl.engine.record import ClientFailure, ClientResult, RoundRecord, RoundTally
+from parsifl.engine.pool import ClientFailure, ClientResult
+from parsifl.engine.record import RoundRecord
+from parsifl.engine.tally import RoundTally
 from parsifl.testing.fixtures import classifier
 from parsifl.wire import MessageStats
 

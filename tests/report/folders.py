@@ -83,8 +83,8 @@ def costs(number: int) -> dict[str, Any]:
         "flops": 10_000,
         "simulated_seconds": 0.5,
         "dropped": {"3": "loss is not finite"} if number == 1 else {},
-        "fallbacks": [],
-        "info": {"density": 1.0 / number},
+        "notes": [],
+        "metrics": {"density": 1.0 / number},
         "seconds": {"local": 0.25, "aggregate": 0.125, "evaluate": 0.125},
         "executor": "loop",
     }

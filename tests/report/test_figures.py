@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from tests.report.folders import make_run
 
+from parsifl.engine.run_data import read_runs
 from parsifl.report.figures import MOST_POINTS, figures
 from parsifl.report.groups import sections
-from parsifl.report.load import read_all
 
 
 def drawn(*folders: Path) -> dict[str, Any]:
-    (section,) = sections(read_all(folders))
+    (section,) = sections(read_runs(folders))
     found = figures(section)
     json.dumps(found, allow_nan=False)
     return found
@@ -69,14 +69,6 @@ def test_the_ledger_has_shares_of_dense_and_what_the_method_reports(tmp_path: Pa
     assert ledger["seconds: aggregate"] == [0.125] * 4
     sent = {"up": 4000, "down": 8000, "dense_up": 16000, "dense_down": 8000}
     assert group["totals"] == {**sent, "entropy_up": 3200, "entropy_down": 8000}
-
-
-def test_a_bound_that_some_round_does_not_tell_is_unknown(tmp_path: Path) -> None:
-    file = make_run(tmp_path) / "metrics.jsonl"
-    file.write_text(file.read_text().replace('"entropy_up": 800, ', "", 1))
-    (group,) = drawn(tmp_path)["groups"]
-    assert group["totals"]["entropy_up"] is None
-    assert group["ledger"]["y"]["up, over the entropy bound"] == [None] + [1.25] * 3
 
 
 def test_only_runs_on_the_same_rows_share_a_pair(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from tests.report.folders import make_run
 
+from parsifl.engine.run_data import read_runs
 from parsifl.report import formatting
 from parsifl.report.groups import Section, sections
 from parsifl.report.html_tables import (
@@ -13,12 +14,11 @@ from parsifl.report.html_tables import (
     headline_sheet,
     ledger_sheet,
 )
-from parsifl.report.load import read_all
 from parsifl.report.table import Grid
 
 
 def section(folder: Path) -> Section:
-    (found,) = sections(read_all([folder]))
+    (found,) = sections(read_runs([folder]))
     return found
 
 

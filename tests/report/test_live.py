@@ -95,5 +95,5 @@ def test_an_unchanged_folder_is_not_read_again(
 
 
 def test_watching_what_is_no_run_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="is not a run folder"):
+    with pytest.raises(CheckpointError, match="is not a run directory"):
         serve([tmp_path], print)

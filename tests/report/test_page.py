@@ -13,8 +13,8 @@ import pytest
 from tests.report.folders import make_run
 
 from parsifl.core.errors import CheckpointError
+from parsifl.engine.run_data import read_runs
 from parsifl.report import build
-from parsifl.report.load import read_all
 from parsifl.report.page import render
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
@@ -65,7 +65,7 @@ def test_hostile_names_are_harmless(tmp_path: Path) -> None:
         make_run(tmp_path / f"<b>{at}", name, data=HOSTILE, settings={HOSTILE: HOSTILE}, seed=at)
     record = json.dumps({HOSTILE: HOSTILE})
     (tmp_path / "<b>0" / "environment.json").write_text(record)
-    text = render(read_all([tmp_path]))
+    text = render(read_runs([tmp_path]))
     page = parse(text)
     assert [tag for tag, _ in page.tags].count("script") == 2
     assert not [tag for tag, _ in page.tags if tag in ("img", "b")]
@@ -73,7 +73,7 @@ def test_hostile_names_are_harmless(tmp_path: Path) -> None:
 
 
 def test_the_browser_may_run_only_this_very_program(tmp_path: Path) -> None:
-    text = render(read_all([make_run(tmp_path)]))
+    text = render(read_runs([make_run(tmp_path)]))
     policy = next(a["content"] for t, a in parse(text).tags if t == "meta" and "http-equiv" in a)
     script = re.findall(r"<script>(.*?)</script>", text, flags=re.DOTALL)
     assert len(script) == 1
@@ -91,7 +91,7 @@ def test_every_kind_of_run_has_a_place(tmp_path: Path) -> None:
     make_run(tmp_path / "d", "local", rounds=0)
     damaged = make_run(tmp_path / "e", "scaffold") / "metrics.jsonl"
     damaged.write_text(damaged.read_text() + '{"round": 5, "by')
-    text = render(read_all([tmp_path]))
+    text = render(read_runs([tmp_path]))
     parse(text)
     assert "digits: accuracy (larger is better)" in text
     assert "digits: mse (smaller is better)" in text
@@ -102,13 +102,13 @@ def test_every_kind_of_run_has_a_place(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_no_run_leaves_no_file(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(CheckpointError, match="is not a run folder"):
+    with pytest.raises(CheckpointError, match="is not a run directory"):
         build([tmp_path / "empty"], tmp_path / "report.html")
     assert not (tmp_path / "report.html").exists()
 
 
 def test_embedded_tables_match_the_shown_ones(tmp_path: Path) -> None:
-    text = render(read_all([make_run(tmp_path / "a"), make_run(tmp_path / "b", "local")]))
+    text = render(read_runs([make_run(tmp_path / "a"), make_run(tmp_path / "b", "local")]))
     found = re.search(r'id="data">(.*?)</script>', text, flags=re.DOTALL)
     assert found is not None
     data = json.loads(found[1])
@@ -164,7 +164,7 @@ def contrast(one: str, other: str) -> float:
 
 
 def themes(folder: Path) -> list[dict[str, str]]:
-    text = render(read_all([make_run(folder)]))
+    text = render(read_runs([make_run(folder)]))
     found = re.findall(r"\{([^{}]*--page:[^{}]*)\}", text)
     return [dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", theme)) for theme in found]
 

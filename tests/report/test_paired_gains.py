@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from tests.report.folders import make_run
 
+from parsifl.engine.run_data import read_runs
 from parsifl.report.groups import sections
-from parsifl.report.load import read_all
 from parsifl.report.paired_gains import baselines, gains
 
 
@@ -16,7 +16,7 @@ def test_gains_are_paired_by_seed_and_by_client(tmp_path: Path) -> None:
         make_run(tmp_path / f"l{seed}", "local", seed=seed, level=level)
         make_run(tmp_path / f"d{seed}", "ditto", seed=seed, level=level + 0.1 + 0.01 * seed)
     make_run(tmp_path / "d3", "ditto", seed=3, level=0.1)  # has no partner: does not count
-    (section,) = sections(read_all([tmp_path]))
+    (section,) = sections(read_runs([tmp_path]))
     (local,) = baselines(section)
     (gain,) = gains(section, local)
     assert gain.by_seed == pytest.approx((0.10, 0.11, 0.12))
@@ -32,7 +32,7 @@ def test_gains_are_paired_by_seed_and_by_client(tmp_path: Path) -> None:
 def test_for_a_loss_smaller_is_a_gain(tmp_path: Path) -> None:
     make_run(tmp_path / "a", "local", level=0.5, score="mse", maximize=False)
     make_run(tmp_path / "b", "ditto", level=0.3, score="mse", maximize=False)
-    (section,) = sections(read_all([tmp_path]))
+    (section,) = sections(read_runs([tmp_path]))
     (gain,) = gains(section, baselines(section)[0])
     assert gain.mean == pytest.approx(0.2)
     assert gain.share(1) == 1.0
@@ -43,7 +43,7 @@ def test_clients_on_other_rows_are_not_paired(tmp_path: Path) -> None:
     make_run(tmp_path / "a", "local")
     config = make_run(tmp_path / "b", "ditto") / "config.toml"
     config.write_text(config.read_text().replace("data0", "other"))
-    (section,) = sections(read_all([tmp_path]))
+    (section,) = sections(read_runs([tmp_path]))
     (gain,) = gains(section, baselines(section)[0])
     assert gain.by_client == ()
     assert gain.share(1) is None
@@ -54,7 +54,7 @@ def test_the_best_configuration_of_a_yardstick_is_the_baseline(tmp_path: Path) -
     make_run(tmp_path / "a", "fedavg", level=0.5, settings={"lr": 0.01})
     make_run(tmp_path / "b", "fedavg", level=0.9, settings={"lr": 1.0})
     make_run(tmp_path / "c", "local", evaluate=False)
-    (section,) = sections(read_all([tmp_path]))
+    (section,) = sections(read_runs([tmp_path]))
     assert [group.label for group in baselines(section)] == ["fedavg lr=1.0"]
     assert [gain.group.label for gain in gains(section, baselines(section)[0])] == [
         "fedavg lr=0.01"

@@ -11,8 +11,8 @@ from safetensors.numpy import save_file
 from tests.report.folders import make_run
 
 from parsifl import NeuralProblem, get, simulate
+from parsifl.engine.run_data import read_runs
 from parsifl.report import state_sparsity
-from parsifl.report.load import read_all
 from parsifl.report.page import render
 from parsifl.report.state_sparsity import read_anatomy
 
@@ -25,7 +25,7 @@ def write(folder: Path, server: Any, client_form: Any, tensors: dict[str, Any]) 
     part = place.parent / "clients" / "part-00000001.safetensors"
     part.parent.mkdir()
     told = {"forms": [client_form], "clients": {str(client): 0 for client in range(3)}}
-    state = {"round": 7, "server": server, "clients": [[part.name, "0", 3]], "totals": {}}
+    state = {"round": 7, "server": server, "pool": {"segments": [[part.name, "0", 3]]}}
     (place / "state.json").write_text(json.dumps(state))
     save_file({k: v for k, v in tensors.items() if "/" not in k}, place / "server.safetensors")
     save_file({k: v for k, v in tensors.items() if "/" in k}, part, {"parsifl": json.dumps(told)})
@@ -84,7 +84,7 @@ def test_dense_states_are_no_picture(tmp_path: Path) -> None:
     found = read_anatomy(run)
     assert found is not None
     assert not found.parsimonious
-    assert 'data-figure="inside"' not in render(read_all([run]))
+    assert 'data-figure="inside"' not in render(read_runs([run]))
 
 
 def test_a_checkpoint_that_is_absent_damaged_or_huge_is_no_picture(
@@ -124,4 +124,4 @@ def test_a_run_of_the_engine_can_be_looked_into(tmp_path: Path) -> None:
 def test_the_page_has_a_place_for_it(tmp_path: Path) -> None:
     run = make_run(tmp_path / "a")
     write(run, {"d": {"w": "*"}}, {"d": {"v": "*"}}, {"0": np.zeros(4, np.float32), **supports()})
-    assert 'data-figure="inside"' in render(read_all([run]))
+    assert 'data-figure="inside"' in render(read_runs([run]))

@@ -9,8 +9,8 @@ from rich.console import Console
 from tests.report.folders import make_run
 
 from parsifl import Evaluation, NeuralProblem, get, simulate
-from parsifl.report.load import read, read_all
-from parsifl.report.summary import Number, headline, render, selected
+from parsifl.engine.run_data import open_run, read_runs
+from parsifl.report.summary import Number, headline, render
 
 
 def test_the_headline_agrees_with_the_engine(tmp_path: Path) -> None:
@@ -23,7 +23,7 @@ def test_the_headline_agrees_with_the_engine(tmp_path: Path) -> None:
     algorithm = get("ditto", lr=0.1, local_steps=2)
     evaluation = Evaluation(select="best-test", weighting="uniform")
     run = simulate(algorithm, problem, clients, 4, run_dir=tmp_path, evaluation=evaluation)
-    (row,) = headline([read(tmp_path)])
+    (row,) = headline([open_run(tmp_path)])
     expected = run.summary()
     for model, judged in (("global", row.global_model), ("personal", row.personal_model)):
         assert judged is not None
@@ -41,7 +41,7 @@ def test_the_headline_agrees_with_the_engine(tmp_path: Path) -> None:
 def test_seeds_give_mean_and_sample_deviation(tmp_path: Path) -> None:
     for seed in range(3):
         make_run(tmp_path / str(seed), seed=seed)
-    (row,) = headline(read_all([tmp_path]))
+    (row,) = headline(read_runs([tmp_path]))
     assert row.seeds == (0, 1, 2)
     assert row.personal_model is not None
     # the last round of seed s has mean 0.8 + 0.045 + 0.001 s
@@ -56,20 +56,22 @@ def test_seeds_give_mean_and_sample_deviation(tmp_path: Path) -> None:
 )
 def test_the_protocol_selects_the_round(tmp_path: Path, select: str, chosen: int) -> None:
     folder = make_run(tmp_path / "a", validation=True, evaluation={"select": select})
-    found = selected(read(folder), "personal")
+    found = open_run(folder).selected("personal")
     assert found is not None
     assert found.round == chosen
 
 
 def test_a_small_score_may_be_the_best_one(tmp_path: Path) -> None:
     folder = make_run(tmp_path, score="mse", maximize=False, evaluation={"select": "best-test"})
-    found = selected(read(folder), "global")
+    found = open_run(folder).selected("global")
     assert found is not None
     assert found.round == 1
 
 
 def test_missing_validation_rows_are_said_so(tmp_path: Path) -> None:
-    run = read(make_run(tmp_path, evaluation={"select": "best-validation", "fine_tune_steps": 5}))
+    run = open_run(
+        make_run(tmp_path, evaluation={"select": "best-validation", "fine_tune_steps": 5})
+    )
     (row,) = headline([run])
     assert row.personal_model is not None
     assert "last evaluated round (4) (best-validation was asked for" in row.personal_model.protocol
@@ -81,7 +83,7 @@ def test_missing_validation_rows_are_said_so(tmp_path: Path) -> None:
     [("sampled", "clients that have trained"), ("unseen", "clients that never train")],
 )
 def test_the_protocol_names_the_clients(tmp_path: Path, who: str, words: str) -> None:
-    (row,) = headline([read(make_run(tmp_path, evaluation={"clients": who}))])
+    (row,) = headline([open_run(make_run(tmp_path, evaluation={"clients": who}))])
     assert row.global_model is not None
     assert words in row.global_model.protocol
 
@@ -93,7 +95,7 @@ def test_the_terminal_table_shows_every_row(tmp_path: Path) -> None:
     make_run(tmp_path / "d", "lasso", score="mse", maximize=False, evaluate=False)
     console = Console(width=200)
     with console.capture() as capture:
-        console.print(render(headline(read_all([tmp_path]))))
+        console.print(render(headline(read_runs([tmp_path]))))
     text = " ".join(capture.get().split())
     assert " ± 0.1 %" in text
     assert "[bold]local" in text

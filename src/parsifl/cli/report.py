@@ -1,4 +1,4 @@
-"""`parsifl report`: an HTML page about run folders."""
+"""`parsifl report`: an HTML page about run directories."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def report(
     dirs: Annotated[
         list[Path],
         typer.Argument(
-            help="Run folders, or folders that contain run folders.", show_default=False
+            help="Run directories, or directories that contain some.", show_default=False
         ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The HTML file to write.")] = Path(
@@ -41,10 +41,10 @@ def report(
     """
     from rich.console import Console
 
+    from parsifl.engine.run_data import read_runs
     from parsifl.report import build
     from parsifl.report.groups import sections
     from parsifl.report.live import serve
-    from parsifl.report.load import read_all
     from parsifl.report.summary import headline, render
 
     console = Console()
@@ -52,7 +52,7 @@ def report(
         serve(dirs, lambda url: console.print(f"Watching at {url} (Ctrl-C ends it)"), port)
         return
     left_out: list[str] = []
-    runs = read_all(dirs, left_out)
+    runs = read_runs(dirs, left_out)
     console.print(render(headline(runs)))
     for note in (*left_out, *(note for section in sections(runs) for note in section.notes)):
         typer.echo(f"note: {note}", err=True)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from parsifl.engine.experiment import Experiment
     from parsifl.engine.record import RoundRecord
     from parsifl.engine.run import Run
+    from parsifl.engine.run_data import RunData
     from parsifl.flower.local_run import FlowerRun
 
 LOCAL = "local"
@@ -55,14 +56,14 @@ def run(  # typer reads the options from the signature; `context` holds their va
     select: str | None = options.SELECT,
     settings: list[str] = options.SET,
     config: Path | None = options.CONFIG,
-    out: Path | None = typer.Option(None, help="The run folder; else nothing is kept."),
+    out: Path | None = typer.Option(None, help="The run directory; without it nothing is kept."),
     data_dir: Path | None = options.DATA_DIR,
     resume: bool = options.RESUME,
     reproducible: bool = options.REPRODUCIBLE,
-    profile: bool = typer.Option(False, help="Tell at the end where the time went."),
+    profile: bool = typer.Option(False, help="Show where the time went."),
     as_json: bool = options.JSON,
 ) -> None:
-    """Train one algorithm and judge its models.
+    """Train one algorithm and evaluate its models.
 
     Examples:
 
@@ -77,11 +78,11 @@ def run(  # typer reads the options from the signature; `context` holds their va
       parsifl run ditto --clients 3 --rounds 2 --engine flower --out runs/deployed
     """
     if resume and out is None:
-        raise ConfigError("--resume needs the folder of the run: --out DIR")
+        raise ConfigError("--resume needs the run directory: --out DIR")
     chosen, runtime = _chosen(context.params)
-    with _resumable(out), _kept(out) as folder:
+    with _resumable(out), _run_directory(out, needed=bool(runtime)) as folder:
         finished: Run | FlowerRun
-        if runtime:
+        if runtime and folder is not None:
             finished = flower.execute(
                 chosen, runtime, folder, resume=resume, data_dir=data_dir, quiet=as_json
             )
@@ -93,13 +94,13 @@ def run(  # typer reads the options from the signature; `context` holds their va
                 row["profile"] = profiling.profile(finished.records)
             typer.echo(json.dumps(row))
         else:
-            show([folder])
+            show([finished.recorded()])
             if profile:
                 show_profile(finished.records)
 
 
 def _chosen(params: Mapping[str, Any]) -> tuple[Experiment, str]:
-    """Return the experiment, and on which runtime of Flower it is to run (empty: on none)."""
+    """Return the experiment, and the runtime of Flower that it runs on (empty: none)."""
     from parsifl.engine.experiment import Experiment
 
     values = options.merged(params)
@@ -111,22 +112,22 @@ def _chosen(params: Mapping[str, Any]) -> tuple[Experiment, str]:
 
 @contextmanager
 def _resumable(out: Path | None) -> Iterator[None]:
-    """Tell somebody who stops a run how it goes on."""
+    """Say how to resume a run that is interrupted."""
     try:
         yield
     except KeyboardInterrupt:
         if out is None:
-            text = "stopped; nothing is kept without --out DIR, which also lets a run be resumed"
+            text = "stopped; nothing is kept without --out DIR, which also allows --resume"
         else:
-            text = f"stopped; {out} keeps what was done: the same command with --resume goes on"
+            text = f"stopped; resume with the same command and --resume ({out} has the checkpoint)"
         typer.echo(f"\n{text}", err=True)
         raise typer.Exit(_STOPPED) from None
 
 
 @contextmanager
-def _kept(out: Path | None) -> Iterator[Path]:
-    """Yield the run folder; one that is removed again where the user did not ask for any."""
-    if out is not None:
+def _run_directory(out: Path | None, *, needed: bool) -> Iterator[Path | None]:
+    """Yield the run directory; a temporary one if there is none but a deployment needs one."""
+    if out is not None or not needed:
         yield out
     else:
         with tempfile.TemporaryDirectory() as folder:
@@ -146,6 +147,7 @@ def demo(
     from parsifl.report import build
 
     folders = [out / name for name in DEMO]
+    runs: list[RunData] = []
     for (name, settings), folder in zip(DEMO.items(), folders, strict=True):
         chosen = Experiment(
             name,
@@ -156,8 +158,8 @@ def demo(
             rounds=rounds,
             participation=0.5,
         )
-        execute(chosen, folder, resume=True)
-    show(folders)
+        runs.append(execute(chosen, folder, resume=True).recorded())
+    show(runs)
     report = build(folders, out / "report.html")
     typer.echo(f"\nThe report is in {report}: open it in a browser.")
 
@@ -176,14 +178,13 @@ def execute(
         return chosen.run(out, resume=resume, data_dir=data_dir, callbacks=callbacks)
 
 
-def show(folders: Sequence[Path]) -> None:
+def show(runs: Sequence[RunData]) -> None:
     """Print the headline of finished runs."""
     from rich.console import Console
 
-    from parsifl.report.load import read_all
     from parsifl.report.summary import headline, render
 
-    Console().print(render(headline(read_all(folders))))
+    Console().print(render(headline(runs)))
 
 
 def show_profile(records: Sequence[RoundRecord]) -> None:

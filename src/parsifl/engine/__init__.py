@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from parsifl.engine.callbacks import EarlyStopping as EarlyStopping
     from parsifl.engine.evaluator import Evaluator as Evaluator
     from parsifl.engine.local_pool import LocalPool as LocalPool
+    from parsifl.engine.pool import ClientFailure as ClientFailure
     from parsifl.engine.pool import ClientPool as ClientPool
     from parsifl.engine.pool import ClientProgram as ClientProgram
+    from parsifl.engine.pool import ClientRequest as ClientRequest
+    from parsifl.engine.pool import ClientResult as ClientResult
+    from parsifl.engine.pool import ClientScores as ClientScores
+    from parsifl.engine.pool import PartialTotal as PartialTotal
     from parsifl.engine.pool import PendingEvaluation as PendingEvaluation
-    from parsifl.engine.record import ClientFailure as ClientFailure
-    from parsifl.engine.record import ClientRequest as ClientRequest
-    from parsifl.engine.record import ClientResult as ClientResult
-    from parsifl.engine.record import ClientScores as ClientScores
-    from parsifl.engine.record import PartialTotal as PartialTotal
     from parsifl.engine.record import RoundRecord as RoundRecord
     from parsifl.engine.run_dir import RunDir as RunDir
     from parsifl.engine.training import RoundEnd as RoundEnd
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "BatchSampler": "batch_sampler",
-    "ClientFailure": "record",
+    "ClientFailure": "pool",
     "ClientPool": "pool",
     "ClientProgram": "pool",
-    "ClientRequest": "record",
-    "ClientResult": "record",
-    "ClientScores": "record",
+    "ClientRequest": "pool",
+    "ClientResult": "pool",
+    "ClientScores": "pool",
     "DistanceToTruth": "callbacks",
     "EarlyStopping": "callbacks",
     "Evaluator": "evaluator",
     "LocalPool": "local_pool",
-    "PartialTotal": "record",
+    "PartialTotal": "pool",
     "PendingEvaluation": "pool",
     "RoundEnd": "training",
     "RoundRecord": "record",

@@ -27,8 +27,8 @@ from parsifl.engine.batch_sampler import BatchSampler
 from parsifl.engine.choice import convolutions
 from parsifl.engine.evaluation import Evaluation
 from parsifl.engine.executors import Executor, Outcome, Task, reason, run_alone
-from parsifl.engine.pool import ClientProgram
-from parsifl.engine.record import SPLITS, ClientRequest, ClientScores
+from parsifl.engine.pool import ClientProgram, ClientRequest, ClientScores
+from parsifl.engine.record import SPLITS
 from parsifl.engine.threads import run_jobs, single_threaded
 from parsifl.nn.neural import NeuralProblem
 from parsifl.nn.row_losses import Loss, row_metrics

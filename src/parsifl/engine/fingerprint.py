@@ -1,4 +1,4 @@
-"""What makes two runs the same: used to refuse a folder that belongs to another run."""
+"""The configuration of a run: everything that changes a result."""
 
 from __future__ import annotations
 
@@ -20,15 +20,23 @@ FORMAT = 2
 
 
 def identity(
-    method: AnyAlgorithm, problem: Problem, data: ClientData, run: Mapping[str, Any]
+    method: AnyAlgorithm,
+    problem: Problem,
+    data: ClientData,
+    run: Mapping[str, Any],
+    *,
+    checksum: bool = True,
 ) -> dict[str, Any]:
-    """Describe a run by its settings and by checksums of its data and initial parameters."""
+    """Describe a run by its settings and by checksums of its data and initial parameters.
+
+    Without `checksum` the rows are not read.
+    """
     described = {
         "name": data.name,
         "clients": len(data),
         "rows": len(data.y),
         "augment": data.augment,
-        "checksum": _checksum(*_arrays(data)),
+        **({"checksum": _checksum(*_arrays(data))} if checksum else {}),
         "profiles": profiles_checksum(data.profiles),
         "source": dict(data.source),
     }

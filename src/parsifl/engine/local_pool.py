@@ -22,15 +22,17 @@ from parsifl.engine.evaluator import Evaluator
 from parsifl.engine.executors import Executor, Outcome, Task
 from parsifl.engine.finite import inspect
 from parsifl.engine.flops import FlopCounter
-from parsifl.engine.pool import ClientProgram, Json, PendingEvaluation
-from parsifl.engine.profiling import ONCE, PhaseTimer
-from parsifl.engine.record import (
+from parsifl.engine.pool import (
     Answer,
     ClientFailure,
+    ClientProgram,
     ClientRequest,
     ClientResult,
     ClientScores,
+    Json,
+    PendingEvaluation,
 )
+from parsifl.engine.profiling import ONCE, PhaseTimer
 from parsifl.engine.segment_store import SegmentStore
 from parsifl.engine.state_store import StateStore
 from parsifl.engine.threads import single_threaded

@@ -9,7 +9,7 @@ from its new state. An exception before the first answer leaves everything as it
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,10 +18,88 @@ from parsifl.core.algorithm import AnyAlgorithm, ClientInfo, ClientUpdate
 from parsifl.core.batching import ClientRoundData
 from parsifl.core.keys import Key
 from parsifl.core.problem import Problem
-from parsifl.engine.record import Answer, ClientRequest, ClientScores
 from parsifl.engine.threads import Scope, thread_scope
+from parsifl.wire import MessageStats
 
 Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ClientRequest:
+    """What the loop asks of one client. State, data and device are the pool's business.
+
+    Attributes
+    ----------
+    key
+        Seed and round.
+    message
+        The downlink, as `broadcast` returned it.
+    upload
+        Whether the client uploads; the others only train.
+    """
+
+    client: ClientInfo
+    key: Key
+    message: Any
+    upload: bool = True
+
+
+@dataclass(frozen=True)
+class ClientResult:
+    """A client's result as the server sees it: values are those after transmission.
+
+    Attributes
+    ----------
+    largest
+        The largest absolute value of the upload if it is out of the ordinary, else 0.
+    aggregated
+        Whether the upload is part of a `PartialTotal`.
+    """
+
+    client: ClientInfo
+    received: Any
+    upload: Any
+    metrics: Mapping[str, Any]
+    down: MessageStats
+    up: MessageStats
+    flops: int | None = None
+    notes: tuple[str, ...] = ()
+    largest: float = 0.0
+    aggregated: bool = False
+
+
+@dataclass(frozen=True)
+class ClientFailure:
+    """A client that is left out of the round; its state stays as it was."""
+
+    client: ClientInfo
+    reason: str
+    down: MessageStats = field(default_factory=MessageStats)
+
+
+@dataclass(frozen=True)
+class PartialTotal:
+    """A sum over several clients, made where they run: on a worker, or by secure aggregation."""
+
+    clients: int
+    total: Any
+
+
+@dataclass(frozen=True)
+class ClientScores:
+    """One client's metrics by model and split, and its number of rows by split.
+
+    `reason` is why there are none, if the client could not be evaluated.
+    """
+
+    client: ClientInfo
+    samples: Mapping[str, int] = field(default_factory=dict)
+    values: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    reason: str = ""
+
+
+Answer = ClientResult | ClientFailure | PartialTotal | ClientScores
 
 
 @dataclass(frozen=True)

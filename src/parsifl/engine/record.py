@@ -1,98 +1,13 @@
-"""What travels between the loop and a client pool, and what is recorded of a round."""
+"""One round as it is recorded: a line of metrics.jsonl. Importing this does not import torch."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
-
-from parsifl.core.algorithm import ClientInfo
-from parsifl.core.keys import Key
-from parsifl.engine.flops import Cost
-from parsifl.engine.network_model import NetworkModel
-from parsifl.wire import MessageStats
 
 MODELS = ("global", "personal")
 SPLITS = ("validation", "test")
-
-
-@dataclass(frozen=True)
-class ClientRequest:
-    """What the loop asks of one client. State, data and device are the pool's business.
-
-    Attributes
-    ----------
-    key
-        Seed and round.
-    message
-        The downlink, as `broadcast` returned it.
-    upload
-        Whether the client uploads; the others only train.
-    """
-
-    client: ClientInfo
-    key: Key
-    message: Any
-    upload: bool = True
-
-
-@dataclass(frozen=True)
-class ClientResult:
-    """A client's result as the server sees it: values are those after transmission.
-
-    Attributes
-    ----------
-    largest
-        The largest absolute value of the upload if it is out of the ordinary, else 0.
-    aggregated
-        Whether the upload is part of a `PartialTotal`.
-    """
-
-    client: ClientInfo
-    received: Any
-    upload: Any
-    metrics: Mapping[str, Any]
-    down: MessageStats
-    up: MessageStats
-    flops: int | None = None
-    notes: tuple[str, ...] = ()
-    largest: float = 0.0
-    aggregated: bool = False
-
-
-@dataclass(frozen=True)
-class ClientFailure:
-    """A client that is left out of the round; its state stays as it was."""
-
-    client: ClientInfo
-    reason: str
-    down: MessageStats = field(default_factory=MessageStats)
-
-
-@dataclass(frozen=True)
-class PartialTotal:
-    """A sum over several clients, made where they run: on a worker, or by secure aggregation."""
-
-    clients: int
-    total: Any
-
-
-@dataclass(frozen=True)
-class ClientScores:
-    """One client's metrics by model and split, and its number of rows by split.
-
-    `reason` is why there are none, if the client could not be evaluated.
-    """
-
-    client: ClientInfo
-    samples: Mapping[str, int] = field(default_factory=dict)
-    values: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-    reason: str = ""
-
-
-Answer = ClientResult | ClientFailure | PartialTotal | ClientScores
 
 
 @dataclass(frozen=True)
@@ -166,129 +81,44 @@ class RoundRecord:
 
     @classmethod
     def from_json(cls, line: Mapping[str, Any]) -> RoundRecord:
-        """Read a record leniently: unknown fields are ignored, missing ones take their default."""
-        known = {f.name: line[f.name] for f in fields(cls) if f.name in line}
+        """Read a record: unknown fields are ignored, missing ones take their default.
+
+        Raises
+        ------
+        ValueError, TypeError, LookupError, AttributeError, OverflowError
+            If a field does not hold what it should.
+        """
+        known: dict[str, Any] = {name: int(line[name]) for name in _COUNTS if name in line}
+        known |= {name: _numbers(line[name]) for name in ("metrics", "seconds") if name in line}
+        known |= {name: str(line[name]) for name in ("executor", "stopped") if name in line}
         for numbered in ("dropped", "unevaluated"):  # JSON has text keys only
             known[numbered] = {int(i): str(why) for i, why in line.get(numbered, {}).items()}
-        known["notes"] = tuple(line.get("notes", ()))
-        known["devices"] = tuple(line.get("devices", ()))
-        known["scores"] = {model: line[model] for model in MODELS if model in line}
-        return cls(**known)
-
-
-class RoundTally:
-    """Adds up the answers of a round; nothing else writes a record."""
-
-    def __init__(self, round: int, cohort: int, network: NetworkModel) -> None:
-        self._round, self._cohort, self._network = round, cohort, network
-        self._trained = 0
-        self._down, self._up = _Bytes(), _Bytes()
-        self._flops: int | None = 0
-        self._devices: dict[tuple[int | None, ...], int] = {}
-        self._seconds = 0.0
-        self._dropped: dict[int, str] = {}
-        self._metrics: dict[str, float] = {}
-        self._weight = 0.0
-        self._notes: list[str] = []
-        self.largest = (0.0, -1)
-        """The largest value of any upload, and the client that sent it."""
-
-    @property
-    def dropped(self) -> Mapping[int, str]:
-        """The clients that were left out."""
-        return self._dropped
-
-    @property
-    def trained(self) -> int:
-        """How many clients trained."""
-        return self._trained
-
-    def add(self, answer: ClientResult | ClientFailure, weight: float, *, uploads: bool) -> None:
-        """Take in one answer."""
-        if isinstance(answer, ClientFailure):
-            self._down.bytes += answer.down.bytes
-            self._dropped[answer.client.id] = answer.reason
-            return
-        self._trained += 1
-        self._down.add(answer.down)
-        self._notes += answer.notes
-        sent = None
-        if uploads:
-            self._up.add(answer.up)
-            sent = answer.up.values
-            self._average(answer.metrics, weight)
-            if answer.largest > self.largest[0]:
-                self.largest = (answer.largest, answer.client.id)
-        self._count(answer, sent, uploads=uploads)
-
-    def note(self, *notes: str) -> None:
-        """Note what happened on the way."""
-        self._notes += notes
-
-    def _average(self, metrics: Mapping[str, Any], weight: float) -> None:
-        self._weight += weight
-        for name, value in metrics.items():
-            mean = self._metrics.get(name, 0.0)
-            self._metrics[name] = mean + (float(value) - mean) * weight / self._weight
-
-    def _count(self, answer: ClientResult, sent: int | None, *, uploads: bool) -> None:
-        flops = answer.flops
-        if self._flops is not None:
-            # int(): a sum of costs is a plain number again
-            self._flops = None if flops is None else self._flops + int(flops)
-        if isinstance(flops, Cost):
-            device = (flops.forward, flops.backward, flops.trainable, sent)
-            self._devices[device] = self._devices.get(device, 0) + 1
-        up = answer.up.bytes if uploads else 0
-        spent = self._network.seconds(up, answer.down.bytes, flops, answer.client.profile)
-        self._seconds = max(self._seconds, spent)
-
-    def record(self, seconds: Mapping[str, float], executor: str) -> RoundRecord:
-        """Return the record, without scores."""
-        names = ("forward", "backward", "trainable", "sent")
-        return RoundRecord(
-            round=self._round,
-            cohort=self._cohort,
-            trained=self._trained,
-            bytes_up=self._up.bytes,
-            bytes_down=self._down.bytes,
-            dense_up=self._up.dense,
-            dense_down=self._down.dense,
-            entropy_up=self._up.entropy,
-            entropy_down=self._down.entropy,
-            parameters_up=self._up.values,
-            parameters_down=self._down.values,
-            flops=self._flops,
-            devices=tuple(
-                {"clients": count, **dict(zip(names, device, strict=True))}
-                for device, count in self._devices.items()
-            ),
-            simulated_seconds=self._seconds,
-            dropped=self._dropped,
-            metrics=self._metrics,
-            notes=tuple(self._notes),
-            seconds=dict(seconds),
-            executor=executor,
+        flops = line.get("flops", 0)
+        return cls(
+            **known,
+            flops=None if flops is None else int(flops),
+            simulated_seconds=float(line.get("simulated_seconds", 0.0)),
+            notes=tuple(map(str, line.get("notes", ()))),
+            devices=tuple(dict(device) for device in line.get("devices", ())),
+            scores={model: _scores(line[model]) for model in MODELS if line.get(model)},
         )
 
 
-@dataclass
-class _Bytes:
-    """Running totals of one direction."""
-
-    bytes: int = 0
-    dense: int = 0
-    entropy: int = 0
-    values: int = 0
-
-    def add(self, message: MessageStats) -> None:
-        """Add one message."""
-        self.bytes += message.bytes
-        self.dense += message.dense
-        self.entropy += math.ceil(message.entropy)
-        self.values += message.values
+_COUNTS = (
+    "round", "cohort", "trained", "bytes_up", "bytes_down", "dense_up", "dense_down",
+    "entropy_up", "entropy_down", "parameters_up", "parameters_down",
+)  # fmt: skip
 
 
-def as_json(scores: ClientScores) -> dict[str, Any]:
-    """Return scores as JSON values."""
-    return {**asdict(scores), "client": scores.client.id}
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    return {str(name): float(value) for name, value in values.items()}
+
+
+def _scores(splits: Mapping[str, Any]) -> dict[str, dict[str, dict[str, float]]]:
+    return {
+        str(split): {
+            str(metric): {part: float(summary[part]) for part in ("mean", "std", "worst_decile")}
+            for metric, summary in metrics.items()
+        }
+        for split, metrics in splits.items()
+    }

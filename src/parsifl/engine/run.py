@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,10 @@ from parsifl.core.problem import Model, Problem
 from parsifl.engine.evaluation import Evaluation
 from parsifl.engine.export import Export, export
 from parsifl.engine.local_pool import LocalPool
+from parsifl.engine.pool import ClientRequest
 from parsifl.engine.profiling import profile
-from parsifl.engine.record import ClientRequest, RoundRecord
+from parsifl.engine.record import RoundRecord
+from parsifl.engine.run_data import RunData
 from parsifl.engine.summary import headline
 
 
@@ -32,6 +34,8 @@ class Run:
         One `RoundRecord` per round: costs always, scores where the round was evaluated.
     server
         The server's last state.
+    configuration
+        Everything that changes a result, as in config.toml.
     run_dir
         The run directory; None if nothing was written.
     """
@@ -42,6 +46,7 @@ class Run:
     server: Any = field(repr=False)
     evaluation: Evaluation = field(repr=False)
     run_dir: Path | None
+    configuration: Mapping[str, Any] = field(repr=False)
     pool: LocalPool = field(repr=False)
     seed: int
 
@@ -100,11 +105,16 @@ class Run:
         """Return the seconds of all rounds by phase, the longest first."""
         return profile(self.records)
 
+    def recorded(self) -> RunData:
+        """Return what a run directory records of this run, without reading it."""
+        path = Path(type(self.algorithm).__name__.lower()) if self.run_dir is None else self.run_dir
+        return RunData(path, self.configuration, tuple(self.records))
+
     def summary(self) -> dict[str, Any]:
         """Return the headline numbers, from the round that the evaluation selects."""
         return headline(
             self.records,
             self.problem.primary_metric,
             self.problem.higher_is_better,
-            self.evaluation,
+            self.evaluation.select,
         )

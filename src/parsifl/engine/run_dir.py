@@ -19,6 +19,7 @@ from parsifl import startup
 from parsifl.core.errors import CheckpointError
 from parsifl.engine.owned import reject_foreign, reject_links, replace_file
 from parsifl.engine.record import RoundRecord
+from parsifl.engine.run_data import DAMAGED
 
 _CONFIG = "config.toml"
 _ENVIRONMENT = "environment.json"
@@ -122,7 +123,7 @@ class RunDir:
         if len(kept) != round:
             raise CheckpointError(
                 f"{self._metrics} is damaged: it has {len(kept)} whole lines, the checkpoint is "
-                f"of round {round}; delete the run folder to start from the beginning"
+                f"of round {round}; delete the run directory to start from the beginning"
             )
         lines = "".join(json.dumps(record.to_json()) + "\n" for record in kept)
         replace_file(self._metrics, lines.encode())
@@ -134,11 +135,11 @@ class RunDir:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Read the configuration of a run folder."""
+    """Read the configuration of a run directory."""
     try:
         return tomllib.loads((path / "config.toml").read_text())
     except FileNotFoundError:
-        raise CheckpointError(f"{path} is not a run folder: it has no config.toml") from None
+        raise CheckpointError(f"{path} is not a run directory: it has no config.toml") from None
     except tomllib.TOMLDecodeError as error:
         raise CheckpointError(f"{path / 'config.toml'} is damaged: {error}") from None
 
@@ -158,7 +159,7 @@ def read_records(path: Path) -> list[RoundRecord]:
     for line in file.read_bytes().splitlines() if file.exists() else []:
         try:
             records.append(RoundRecord.from_json(json.loads(line)))
-        except (ValueError, TypeError, AttributeError, LookupError, RecursionError):
+        except DAMAGED:
             break
     return records
 

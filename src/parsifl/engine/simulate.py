@@ -145,6 +145,8 @@ def simulate(  # noqa: PLR0913 - all arguments but four have a default
         evaluation=evaluation,
         store=StateStore(state_limit),
     )
+    on_disk = run_dir is not None
+    configuration = identity(algorithm, problem, data, described, checksum=on_disk)
     training = Training(
         algorithm,
         problem,
@@ -156,7 +158,7 @@ def simulate(  # noqa: PLR0913 - all arguments but four have a default
         network=network,
         callbacks=callbacks,
         run_dir=None if run_dir is None else RunDir(Path(run_dir)),
-        configuration={} if run_dir is None else identity(algorithm, problem, data, described),
+        configuration=configuration,
         checkpoint_seconds=checkpoint_seconds,
     )
     with warnings.catch_warnings():
@@ -170,6 +172,7 @@ def simulate(  # noqa: PLR0913 - all arguments but four have a default
         server=state.server,
         evaluation=evaluation,
         run_dir=None if run_dir is None else Path(run_dir),
+        configuration=configuration,
         pool=pool,
         seed=options["seed"],
     )

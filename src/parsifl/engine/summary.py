@@ -7,19 +7,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from parsifl.core.errors import ConfigError
-from parsifl.engine.evaluation import Evaluation
 from parsifl.engine.record import MODELS, RoundRecord
 
 COSTS = ("bytes_up", "bytes_down", "dense_up", "dense_down", "simulated_seconds")
 
 
 def headline(
-    records: Sequence[RoundRecord], score: str, maximize: bool, evaluation: Evaluation
+    records: Sequence[RoundRecord], score: str, maximize: bool, select: str
 ) -> dict[str, Any]:
     """Return each model's score in the round that the protocol selects, and the total costs."""
-    row: dict[str, Any] = {"score": score, "select": evaluation.select, "rounds": len(records)}
+    row: dict[str, Any] = {"score": score, "select": select, "rounds": len(records)}
     for model in MODELS:
-        chosen = select_round(records, model, score, maximize, evaluation.select)
+        chosen = select_round(records, model, score, maximize, select)
         row[model] = None if chosen is None else chosen.scores[model]["test"][score]
         row[f"{model}_round"] = None if chosen is None else chosen.round
     for name in COSTS:

@@ -21,19 +21,19 @@ from parsifl.engine import checkpoint, sampling
 from parsifl.engine.evaluation import Evaluation, Scores
 from parsifl.engine.finite import is_finite
 from parsifl.engine.network_model import NetworkModel
-from parsifl.engine.pool import ClientPool, ClientProgram, PendingEvaluation
-from parsifl.engine.profiling import PhaseTimer
-from parsifl.engine.record import (
-    MODELS,
-    SPLITS,
+from parsifl.engine.pool import (
+    ClientPool,
+    ClientProgram,
     ClientRequest,
     ClientResult,
     ClientScores,
     PartialTotal,
-    RoundRecord,
-    RoundTally,
+    PendingEvaluation,
 )
+from parsifl.engine.profiling import PhaseTimer
+from parsifl.engine.record import MODELS, SPLITS, RoundRecord
 from parsifl.engine.run_dir import RunDir
+from parsifl.engine.tally import RoundTally
 
 CHECKPOINT_SECONDS = 5.0
 

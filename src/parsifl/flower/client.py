@@ -25,8 +25,7 @@ from parsifl.engine.evaluator import Evaluator
 from parsifl.engine.executors import reason
 from parsifl.engine.experiment import Experiment, problem_for
 from parsifl.engine.finite import inspect
-from parsifl.engine.pool import ClientProgram
-from parsifl.engine.record import ClientRequest
+from parsifl.engine.pool import ClientProgram, ClientRequest
 from parsifl.flower.client_state import ClientStates
 from parsifl.flower.data_schema import DataSchema
 from parsifl.flower.message import Letter

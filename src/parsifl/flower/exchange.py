@@ -14,7 +14,7 @@ from parsifl.core import tree
 from parsifl.core.algorithm import ClientInfo
 from parsifl.core.errors import ParsiflError, WireError
 from parsifl.engine.finite import inspect_upload
-from parsifl.engine.record import ClientResult
+from parsifl.engine.pool import ClientResult
 from parsifl.flower.membership import Membership
 from parsifl.flower.message import Letter
 from parsifl.flower.settings import Deployment

@@ -15,6 +15,7 @@ from parsifl.engine import checkpoint
 from parsifl.engine.experiment import Experiment, problem_for
 from parsifl.engine.owned import reject_links
 from parsifl.engine.record import RoundRecord
+from parsifl.engine.run_data import RunData, open_run
 from parsifl.engine.run_dir import read_records
 from parsifl.engine.summary import headline
 from parsifl.flower.app_template import PARTITION, write_app
@@ -51,9 +52,13 @@ class FlowerRun:
         """The records as JSON values, as in metrics.jsonl."""
         return [record.to_json() for record in self.records]
 
+    def recorded(self) -> RunData:
+        """Return the run as its directory records it."""
+        return open_run(self.run_dir)
+
     def summary(self) -> dict[str, Any]:
         """Return the headline numbers, from the round that the evaluation selects."""
-        return headline(self.records, self.score, self.maximize, self.experiment.evaluation)
+        return headline(self.records, self.score, self.maximize, self.experiment.evaluation.select)
 
 
 def run_on_flower(

@@ -21,13 +21,14 @@ from parsifl.core.errors import CheckpointError, WireError
 from parsifl.core.problem import Problem
 from parsifl.data.clients import ClientData
 from parsifl.engine.local_pool import Outbox
-from parsifl.engine.pool import Json, PendingEvaluation
-from parsifl.engine.record import (
+from parsifl.engine.pool import (
     Answer,
     ClientFailure,
     ClientRequest,
     ClientResult,
     ClientScores,
+    Json,
+    PendingEvaluation,
 )
 from parsifl.flower.data_schema import agree
 from parsifl.flower.exchange import NOT_CONNECTED, Exchange, Request

@@ -17,7 +17,7 @@ from parsifl.core.errors import ConfigError, ParsiflError, WireError
 from parsifl.core.keys import Key
 from parsifl.core.problem import Problem
 from parsifl.engine.owned import replace_file
-from parsifl.engine.record import ClientRequest
+from parsifl.engine.pool import ClientRequest
 from parsifl.flower.membership import Log, all_of
 from parsifl.flower.message import Letter
 from parsifl.flower.server import Federation

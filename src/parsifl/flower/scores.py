@@ -6,7 +6,8 @@ import math
 
 from parsifl.core.algorithm import ClientInfo
 from parsifl.core.errors import WireError
-from parsifl.engine.record import MODELS, SPLITS, ClientScores
+from parsifl.engine.pool import ClientScores
+from parsifl.engine.record import MODELS, SPLITS
 from parsifl.flower.message import Letter
 
 _MOST_ROWS = 1 << 40

@@ -1,4 +1,4 @@
-"""One self-contained HTML page about one or many run folders."""
+"""One self-contained HTML page about one or many run directories."""
 
 from parsifl.report.page import build
 

@@ -10,15 +10,16 @@ from itertools import accumulate
 from statistics import fmean, stdev
 from typing import Any
 
+from parsifl.engine.record import MODELS, RoundRecord
+from parsifl.engine.run_data import RunData
 from parsifl.report import formatting
 from parsifl.report.groups import Group, Section
-from parsifl.report.load import MODELS, Round, RunData
 from parsifl.report.paired_gains import baselines
 from parsifl.report.state_sparsity import read_anatomy
 from parsifl.report.summary import total
 
 MOST_POINTS = 400  # more cannot be told apart on a screen
-_COSTS: Mapping[str, Callable[[Round], float]] = {
+_COSTS: Mapping[str, Callable[[RoundRecord], float]] = {
     "up": lambda r: r.bytes_up,
     "down": lambda r: r.bytes_down,
     "total": lambda r: r.bytes_up + r.bytes_down,
@@ -67,7 +68,9 @@ def _axes(group: Group, shared: Sequence[int]) -> dict[str, list[float | None]]:
     axes: dict[str, list[float | None]] = {}
     for name, cost in _COSTS.items():
         spent = [
-            dict(zip((r.round for r in run.rounds), accumulate(map(cost, run.rounds)), strict=True))
+            dict(
+                zip((r.round for r in run.records), accumulate(map(cost, run.records)), strict=True)
+            )
             for run in group.runs
         ]
         axes[name] = [_tidy(fmean(each[number] for each in spent)) for number in shared]
@@ -79,7 +82,7 @@ def _names(group: Group) -> list[tuple[str, str, str]]:
         dict.fromkeys(
             (model, split, metric)
             for run in group.runs
-            for round in run.rounds
+            for round in run.records
             for model, splits in round.scores.items()
             for split, metrics in splits.items()
             for metric in metrics
@@ -92,17 +95,17 @@ def _score(
 ) -> dict[str, list[float | None]]:
     """Return mean and worst decile over clients (mean over seeds), and both kinds of spread."""
     seeds = [
-        {r.round: r.scores.get(model, {}).get(split, {}).get(metric) for r in run.rounds}
+        {r.round: r.scores.get(model, {}).get(split, {}).get(metric) for r in run.records}
         for run in group.runs
     ]
     columns: dict[str, list[float | None]] = {n: [] for n in ("mean", "worst", "seeds", "clients")}
     for number in shared:
         found = [s for seed in seeds if (s := seed.get(number)) is not None]
         whole = len(found) == len(seeds)
-        means = [s.mean for s in found]
+        means = [s["mean"] for s in found]
         columns["mean"].append(_tidy(fmean(means)) if whole else None)
-        columns["worst"].append(_tidy(fmean(s.worst_decile for s in found)) if whole else None)
-        columns["clients"].append(_tidy(fmean(s.std for s in found)) if whole else None)
+        columns["worst"].append(_tidy(fmean(s["worst_decile"] for s in found)) if whole else None)
+        columns["clients"].append(_tidy(fmean(s["std"] for s in found)) if whole else None)
         columns["seeds"].append(_tidy(stdev(means)) if whole and len(means) > 1 else None)
     return columns
 
@@ -111,9 +114,9 @@ def _ledger(group: Group) -> dict[str, Any]:
     """Return costs and the method's own reports, round by round."""
     shared = _thin(_shared_rounds(group, lambda r: r.round > 0))
     kept = set(shared)
-    rounds = [{r.round: r for r in run.rounds if r.round in kept} for run in group.runs]
-    info = dict.fromkeys(name for seed in rounds for r in seed.values() for name in r.info)
-    series: dict[str, Callable[[Round], float | None]] = {
+    rounds = [{r.round: r for r in run.records if r.round in kept} for run in group.runs]
+    info = dict.fromkeys(name for seed in rounds for r in seed.values() for name in r.metrics)
+    series: dict[str, Callable[[RoundRecord], float | None]] = {
         "up, share of dense": lambda r: r.bytes_up / r.dense_up if r.dense_up else None,
         "down, share of dense": lambda r: r.bytes_down / r.dense_down if r.dense_down else None,
         "up, over the entropy bound": lambda r: r.bytes_up / r.entropy_up if r.entropy_up else None,
@@ -138,12 +141,12 @@ def _ledger(group: Group) -> dict[str, Any]:
     }
 
 
-def _phase(name: str, round: Round) -> float | None:
+def _phase(name: str, round: RoundRecord) -> float | None:
     return round.seconds.get(name, 0.0)
 
 
-def _reported(name: str, round: Round) -> float | None:
-    return round.info.get(name)
+def _reported(name: str, round: RoundRecord) -> float | None:
+    return round.metrics.get(name)
 
 
 def _mean(values: Any) -> float | None:
@@ -177,7 +180,7 @@ def _anatomy(group: Group) -> dict[str, Any] | None:
 
 
 def _totals(group: Group) -> dict[str, float | None]:
-    costs: dict[str, Callable[[Round], float | None]] = {
+    costs: dict[str, Callable[[RoundRecord], float | None]] = {
         "up": lambda r: r.bytes_up,
         "down": lambda r: r.bytes_down,
         "dense_up": lambda r: r.dense_up,
@@ -188,13 +191,13 @@ def _totals(group: Group) -> dict[str, float | None]:
     return {name: total(group, cost) for name, cost in costs.items()}
 
 
-def _shared_rounds(group: Group, wanted: Callable[[Round], bool]) -> list[int]:
+def _shared_rounds(group: Group, wanted: Callable[[RoundRecord], bool]) -> list[int]:
     sets = [_numbers(run, wanted) for run in group.runs]
     return sorted(set.intersection(*sets))
 
 
-def _numbers(run: RunData, wanted: Callable[[Round], bool]) -> set[int]:
-    return {round.round for round in run.rounds if wanted(round)}
+def _numbers(run: RunData, wanted: Callable[[RoundRecord], bool]) -> set[int]:
+    return {round.round for round in run.records if wanted(round)}
 
 
 def _thin(numbers: Sequence[int]) -> list[int]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from parsifl.report.load import RunData
+from parsifl.engine.run_data import RunData
 
 # these follow from the seed, so they do not make another configuration
 _SEEDED = frozenset({"run.seed", "problem.checksum", "data.checksum"})
@@ -84,7 +84,7 @@ def _section(data: str, score: str, maximize: bool, runs: Sequence[RunData]) -> 
 
 
 def _uneven(group: Group) -> list[str]:
-    lengths = [len(run.rounds) for run in group.runs]
+    lengths = [len(run.records) for run in group.runs]
     if len(set(lengths)) == 1:
         return []
     return [

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from parsifl.engine.run_data import RunData
 from parsifl.report import formatting
 from parsifl.report.groups import Section, differences
-from parsifl.report.load import RunData
 from parsifl.report.paired_gains import Gain, baselines, gains
 from parsifl.report.summary import Judged, Number, Row, rows, total
 from parsifl.report.table import Cell, Column, Grid, mark_best, scored
@@ -82,8 +82,8 @@ def ledger_sheet(section: Section, name: str) -> Grid:
     """Return what the runs sent, against dense messages and against the entropy bound."""
     body = []
     for row, group in zip(rows(section), section.groups, strict=True):
-        visits = sum(r.trained for run in group.runs for r in run.rounds)
-        sent = sum(r.bytes_up for run in group.runs for r in run.rounds)
+        visits = sum(r.trained for run in group.runs for r in run.records)
+        sent = sum(r.bytes_up for run in group.runs for r in run.records)
         bounds = (total(group, lambda r: r.entropy_up), total(group, lambda r: r.entropy_down))
         body.append(
             (
@@ -122,7 +122,7 @@ def _against(sent: Number, dense: Number, bound: float | None) -> tuple[Cell, ..
 def cost_sheet(section: Section, name: str) -> Grid:
     """Return what the runs computed, how long each phase took and what went wrong."""
     phases = list(
-        dict.fromkeys(name for run in section.runs for r in run.rounds for name in r.seconds)
+        dict.fromkeys(name for run in section.runs for r in run.records for name in r.seconds)
     )
     body = []
     for row, group in zip(rows(section), section.groups, strict=True):
@@ -270,19 +270,19 @@ def _range(values: Sequence[int]) -> str:
 
 
 def _flops(runs: Sequence[RunData]) -> float | None:
-    counts = [r.flops for run in runs for r in run.rounds]
+    counts = [r.flops for run in runs for r in run.records]
     known = [count for count in counts if count is not None]
     return sum(known) / len(runs) if known and len(known) == len(counts) else None
 
 
 def _times(runs: Sequence[RunData], phases: Sequence[str]) -> list[Cell]:
     return [
-        _seconds(Number.of([sum(r.seconds.get(phase, 0.0) for r in run.rounds) for run in runs]))
+        _seconds(Number.of([sum(r.seconds.get(phase, 0.0) for r in run.records) for run in runs]))
         for phase in phases
     ]
 
 
 def _mishaps(runs: Sequence[RunData]) -> list[Cell]:
-    dropped = sum(r.dropped for run in runs for r in run.rounds)
-    fallbacks = sum(r.fallbacks for run in runs for r in run.rounds)
+    dropped = sum(len(r.dropped) for run in runs for r in run.records)
+    fallbacks = sum(len(r.notes) for run in runs for r in run.records)
     return [Cell(str(dropped), dropped), Cell(str(fallbacks), fallbacks)]

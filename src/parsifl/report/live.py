@@ -1,4 +1,4 @@
-"""Serves the page of a growing run folder to the browser on this machine."""
+"""Serves the page of a growing run directory to the browser on this machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, final
 
 from parsifl.core.errors import CheckpointError
-from parsifl.report.load import find, read_all
+from parsifl.engine.run_data import find_runs, read_runs
 from parsifl.report.page import render
 
 _HOST = "127.0.0.1"
@@ -34,7 +34,7 @@ class LivePage:
     def version(self) -> str:
         """Return a name for the present state of the folders."""
         digest = hashlib.sha256()
-        for folder in find(self._folders):
+        for folder in find_runs(self._folders):
             for name in _FILES:
                 digest.update(f"{folder / name} {_stamp(folder / name)}\n".encode())
         return digest.hexdigest()[:16]
@@ -46,7 +46,7 @@ class LivePage:
             if version != self._version:
                 try:
                     left_out: list[str] = []
-                    runs = read_all(self._folders, left_out)
+                    runs = read_runs(self._folders, left_out)
                     self._page = render(runs, version, left_out)
                 except CheckpointError:
                     if not self._page:
@@ -126,7 +126,7 @@ def serve(
     Parameters
     ----------
     folders
-        Run folders, or folders that contain run folders.
+        Run directories, or directories that contain some.
     announce
         Called with the address once the page is there.
     port

@@ -14,6 +14,7 @@ from string import Template
 from typing import Any
 
 import parsifl
+from parsifl.engine.run_data import RunData, read_runs
 from parsifl.report.figures import figures
 from parsifl.report.groups import Section, flat, sections
 from parsifl.report.html_tables import (
@@ -23,24 +24,23 @@ from parsifl.report.html_tables import (
     headline_sheet,
     ledger_sheet,
 )
-from parsifl.report.load import RunData, read_all
 from parsifl.report.table import Grid
 
 _SCRIPTS = ("chart.js", "lines.js", "clients.js", "bars.js", "heat.js", "export.js", "page.js")
 
 
 def build(folders: Sequence[Path], output: Path) -> Path:
-    """Write the report about some run folders.
+    """Write the report about some run directories.
 
     Parameters
     ----------
     folders
-        Run folders, or folders that contain run folders.
+        Run directories, or directories that contain some.
     output
         The HTML file to write; its folder is made if need be.
     """
     left_out: list[str] = []
-    runs = read_all([Path(folder) for folder in folders], left_out)
+    runs = read_runs([Path(folder) for folder in folders], left_out)
     text = render(runs, left_out=left_out)
     output = Path(output)
     output.parent.mkdir(parents=True, exist_ok=True)

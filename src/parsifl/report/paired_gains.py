@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import fmean, median, stdev
 
+from parsifl.engine.run_data import RunData
 from parsifl.report.groups import Group, Section
-from parsifl.report.load import RunData
-from parsifl.report.summary import selected
 
 BASELINES = ("local", "fedavg")
 
@@ -98,8 +97,8 @@ def _difference(run: RunData, other: RunData) -> float | None:
 
 
 def _score(run: RunData) -> float | None:
-    found = selected(run, "personal")
-    return None if found is None else found.scores["personal"]["test"][run.score].mean
+    found = run.selected("personal")
+    return None if found is None else found.scores["personal"]["test"][run.score]["mean"]
 
 
 def _mean(group: Group) -> float | None:

@@ -55,7 +55,7 @@ class Anatomy:
 
 
 def read_anatomy(path: Path) -> Anatomy | None:
-    """Look into the latest checkpoint of a run folder; None if it cannot be read."""
+    """Look into the latest checkpoint of a run directory; None if it cannot be read."""
     try:
         folder = path / "checkpoint"
         match = _LATEST.match((folder / "LATEST").read_text())
@@ -78,7 +78,9 @@ def _holders(place: Path, state: Mapping[str, Any]) -> dict[str, dict[str, Leaf]
     for at, (name, client) in enumerate(_names(state["server"], "", "")):
         holders.setdefault(client or SERVER, {})[name] = server[str(at)]
     kept: dict[str, dict[str, Leaf]] = {}
-    names = [Path(part).name for part, *_ in state["clients"]]  # nothing outside of the folder
+    names = [
+        Path(part).name for part, *_ in state["pool"].get("segments", [])
+    ]  # nothing outside of the folder
     files = [place.parent / "clients" / name for name in names]
     if sum(file.stat().st_size for file in files) > _MOST_BYTES:
         raise ValueError(f"the states in {place.parent} are too large to be pictured")

@@ -9,9 +9,10 @@ from statistics import fmean, stdev
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from parsifl.engine.record import RoundRecord
+from parsifl.engine.run_data import RunData
 from parsifl.report import formatting
 from parsifl.report.groups import Group, Section, sections
-from parsifl.report.load import Round, RunData
 
 
 @dataclass(frozen=True)
@@ -74,16 +75,16 @@ def rows(section: Section) -> list[Row]:
     return [_row(group) for group in section.groups]
 
 
-def total(group: Group, cost: Callable[[Round], float | None]) -> float | None:
+def total(group: Group, cost: Callable[[RoundRecord], float | None]) -> float | None:
     """Return a cost of a whole run, averaged over seeds; None if some round does not tell it."""
-    found = [[cost(round) for round in run.rounds] for run in group.runs]
+    found = [[cost(round) for round in run.records] for run in group.runs]
     known = [[value for value in run if value is not None] for run in found]
     return fmean(map(sum, known)) if known == found else None
 
 
 def _row(group: Group) -> Row:
-    def summed(cost: Callable[[Round], float]) -> Number:
-        return Number.of([sum(map(cost, run.rounds)) for run in group.runs])
+    def summed(cost: Callable[[RoundRecord], float]) -> Number:
+        return Number.of([sum(map(cost, run.records)) for run in group.runs])
 
     first = group.runs[0]
     return Row(
@@ -93,7 +94,7 @@ def _row(group: Group) -> Row:
         score=first.score,
         maximize=first.maximize,
         seeds=tuple(run.seed for run in group.runs),
-        rounds=tuple(len(run.rounds) for run in group.runs),
+        rounds=tuple(len(run.records) for run in group.runs),
         global_model=_judged(group, "global"),
         personal_model=_judged(group, "personal"),
         bytes_up=summed(lambda r: r.bytes_up),
@@ -106,34 +107,16 @@ def _row(group: Group) -> Row:
 
 
 def _judged(group: Group, model: str) -> Judged | None:
-    chosen = [(run, found) for run in group.runs if (found := selected(run, model)) is not None]
+    chosen = [(run, found) for run in group.runs if (found := run.selected(model)) is not None]
     if not chosen:
         return None
     summaries = [found.scores[model]["test"][run.score] for run, found in chosen]
     return Judged(
-        mean=Number.of([summary.mean for summary in summaries]),
-        std=Number.of([summary.std for summary in summaries]),
-        worst_decile=Number.of([summary.worst_decile for summary in summaries]),
+        mean=Number.of([summary["mean"] for summary in summaries]),
+        std=Number.of([summary["std"] for summary in summaries]),
+        worst_decile=Number.of([summary["worst_decile"] for summary in summaries]),
         protocol=_protocol(chosen[0][0], model, [found.round for _, found in chosen]),
     )
-
-
-def selected(run: RunData, model: str) -> Round | None:
-    """Return the round that the run's protocol selects for a model; None: never judged."""
-    judged = run.judged(model)
-    split = _selecting_split(run, model)
-    if not judged or split is None:
-        return judged[-1] if judged else None
-    sign = 1.0 if run.maximize else -1.0
-    candidates = [round for round in run.judged(model, split) if round in judged]
-    return max(candidates, key=lambda r: sign * r.scores[model][split][run.score].mean)
-
-
-def _selecting_split(run: RunData, model: str) -> str | None:
-    split = {"best-test": "test", "best-validation": "validation"}.get(
-        str(run.evaluation.get("select", "last"))
-    )
-    return split if split is not None and run.judged(model, split) else None
 
 
 def _protocol(run: RunData, model: str, chosen: Iterable[int]) -> str:
@@ -171,7 +154,7 @@ def judged_clients(run: RunData, model: str) -> str:
 def _rule(run: RunData, model: str, chosen: Iterable[int]) -> str:
     found = sorted(set(chosen))
     where = f"{found[0]}" if len(found) == 1 else f"{found[0]} to {found[-1]}"
-    split = _selecting_split(run, model)
+    split = run.selecting_split(model)
     if split is None:
         asked = str(run.evaluation.get("select", "last"))
         lacking = "" if asked == "last" else f" ({asked} was asked for, but there are no such rows)"

@@ -9,11 +9,11 @@ import pytest
 from tests.report.folders import costs, make_run
 
 from parsifl.core.errors import CheckpointError
-from parsifl.report import load
+from parsifl.engine import run_data as load
 
 
 def test_a_run_folder_is_read_whole(tmp_path: Path) -> None:
-    run = load.read(make_run(tmp_path / "a", "ditto", seed=3, rounds=4))
+    run = load.open_run(make_run(tmp_path / "a", "ditto", seed=3, rounds=4))
     assert (run.algorithm, run.seed, run.score, run.maximize, run.data) == (
         "ditto",
         3,
@@ -21,10 +21,10 @@ def test_a_run_folder_is_read_whole(tmp_path: Path) -> None:
         True,
         "digits",
     )
-    assert [round.round for round in run.rounds] == [1, 2, 3, 4]
-    assert run.rounds[0].dropped == 1
-    assert run.rounds[3].info == {"density": 0.25}
-    assert run.rounds[3].scores["personal"]["test"]["accuracy"].mean == pytest.approx(0.848)
+    assert [round.round for round in run.records] == [1, 2, 3, 4]
+    assert len(run.records[0].dropped) == 1
+    assert run.records[3].metrics == {"density": 0.25}
+    assert run.records[3].scores["personal"]["test"]["accuracy"]["mean"] == pytest.approx(0.848)
     assert run.clients_round == 4
     assert len(run.clients["global", "test"].values["accuracy"]) == 10
     assert run.environment["torch"] == "2.13.0"
@@ -34,28 +34,28 @@ def test_a_run_folder_is_read_whole(tmp_path: Path) -> None:
 def test_damaged_lines_are_left_out_and_named(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "a", rounds=3)
     lines = (folder / "metrics.jsonl").read_text().splitlines()
-    lacking = {key: value for key, value in costs(9).items() if key != "bytes_up"}
+    lacking = {key: value for key, value in costs(9).items() if key != "round"}
     damaged = [lines[0], "{broken", lines[1], '"text"', json.dumps(lacking), "[" * 100_000]
     (folder / "metrics.jsonl").write_text("\n".join([*damaged, lines[2], lines[2][:50]]))
-    run = load.read(folder)
-    assert [round.round for round in run.rounds] == [1, 2, 3]
+    run = load.open_run(folder)
+    assert [round.round for round in run.records] == [1, 2, 3]
     assert run.notes == ("metrics.jsonl: damaged lines 2, 4, 5, 6, 8 left out",)
 
 
 def test_a_folder_without_rounds_or_evaluations_is_read_with_a_note(tmp_path: Path) -> None:
     started = make_run(tmp_path / "a", rounds=0)
     (started / "metrics.jsonl").unlink()
-    assert load.read(started).notes == ("no round has been finished yet",)
-    unjudged = load.read(make_run(tmp_path / "b", evaluate=False))
+    assert load.open_run(started).notes == ("no round has been finished yet",)
+    unjudged = load.open_run(make_run(tmp_path / "b", evaluate=False))
     assert unjudged.notes == ("no round has been evaluated yet",)
-    assert unjudged.judged("global") == []
+    assert unjudged.evaluated("global") == []
 
 
 @pytest.mark.parametrize("content", ["{", "[1]", '{"round": 1, "global": {"test": {}}}'])
 def test_damaged_client_scores_are_left_out(tmp_path: Path, content: str) -> None:
     folder = make_run(tmp_path / "a")
     (folder / "clients.json").write_text(content)
-    run = load.read(folder)
+    run = load.open_run(folder)
     assert run.clients == {}
     assert run.notes == ("clients.json is damaged and left out",)
 
@@ -65,40 +65,40 @@ def test_columns_of_unequal_length_are_damage(tmp_path: Path) -> None:
     scores = {"clients": [0, 1], "samples": [1, 1], "accuracy": [0.5]}
     content = json.dumps({"round": 1, "global": {"test": scores}})
     (folder / "clients.json").write_text(content)
-    assert load.read(folder).clients == {}
+    assert load.open_run(folder).clients == {}
 
 
 def test_not_finite_scores_do_not_count_as_judged(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "a", rounds=2, level=float("nan"))
-    assert load.read(folder).judged("personal") == []
+    assert load.open_run(folder).evaluated("personal") == []
 
 
 def test_what_is_no_run_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="there is no such folder"):
-        load.read(tmp_path / "absent")
+    with pytest.raises(CheckpointError, match="there is no such directory"):
+        load.open_run(tmp_path / "absent")
     with pytest.raises(CheckpointError, match=r"it has no config\.toml"):
-        load.read(tmp_path)
-    with pytest.raises(CheckpointError, match="no run folder was named"):
-        load.read_all([])
+        load.open_run(tmp_path)
+    with pytest.raises(CheckpointError, match="no run directory was named"):
+        load.read_runs([])
     (tmp_path / "config.toml").write_text("[tool]\nname = 'other'\n")
     with pytest.raises(CheckpointError, match=r"no algorithm\.name"):
-        load.read(tmp_path)
+        load.open_run(tmp_path)
     (tmp_path / "config.toml").write_text("algorithm = = 3")
     with pytest.raises(CheckpointError, match="cannot be read"):
-        load.read(tmp_path)
+        load.open_run(tmp_path)
 
 
 def test_a_folder_of_run_folders_stands_for_them(tmp_path: Path) -> None:
     first, second = make_run(tmp_path / "runs" / "a"), make_run(tmp_path / "runs" / "b")
     (tmp_path / "runs" / "other").mkdir()
     (tmp_path / "runs" / "report.html").write_text("")
-    assert load.find([tmp_path / "runs", first]) == [first, second]
-    assert [run.path for run in load.read_all([tmp_path / "runs"])] == [first, second]
+    assert load.find_runs([tmp_path / "runs", first]) == [first, second]
+    assert [run.path for run in load.read_runs([tmp_path / "runs"])] == [first, second]
 
 
 def test_run_folders_are_found_below_folders(tmp_path: Path) -> None:
     deep = make_run(tmp_path / "sweep" / "lr=0.1" / "seed-0")
-    assert load.find([tmp_path]) == [deep]
+    assert load.find_runs([tmp_path]) == [deep]
 
 
 def test_a_damaged_folder_among_others_is_named(tmp_path: Path) -> None:
@@ -106,15 +106,15 @@ def test_a_damaged_folder_among_others_is_named(tmp_path: Path) -> None:
     (make_run(tmp_path / "b") / "config.toml").write_text("algorithm = = 3")
     (make_run(tmp_path / "c") / "config.toml").unlink()
     left_out: list[str] = []
-    assert [run.path for run in load.read_all([tmp_path], left_out)] == [good]
+    assert [run.path for run in load.read_runs([tmp_path], left_out)] == [good]
     assert all(str(tmp_path / name) in note for name, note in zip("bc", left_out, strict=True))
     with pytest.raises(CheckpointError, match="cannot be read"):
-        load.read_all([tmp_path])
+        load.read_runs([tmp_path])
     with pytest.raises(CheckpointError, match="cannot be read"):
-        load.read_all([good, tmp_path / "b"], left_out)
+        load.read_runs([good, tmp_path / "b"], left_out)
     (good / "config.toml").write_text("")
-    with pytest.raises(CheckpointError, match="no run folder can be read"):
-        load.read_all([tmp_path], left_out)
+    with pytest.raises(CheckpointError, match="no run directory can be read"):
+        load.read_runs([tmp_path], left_out)
 
 
 def test_reading_does_not_load_torch() -> None:

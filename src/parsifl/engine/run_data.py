@@ -1,4 +1,8 @@
-"""Reads run folders for display: leniently, with a note for everything that was left out."""
+"""A recorded run, read from its directory or taken from memory.
+
+Reading is lenient, with a note for everything that was left out: a run may be in progress or its
+files damaged, and a report should still show the rest.
+"""
 
 from __future__ import annotations
 
@@ -11,49 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from parsifl.core.errors import CheckpointError
+from parsifl.engine.record import MODELS, RoundRecord
+from parsifl.engine.summary import headline, select_round
 
-MODELS = ("global", "personal")
-SPLITS = ("test", "validation")
-_DEEPEST = 4  # levels of folders in which run folders are looked for
-
-
-@dataclass(frozen=True)
-class Summary:
-    """One metric over clients: mean, standard deviation, mean of the worst tenth."""
-
-    mean: float
-    std: float
-    worst_decile: float
-
-
-Scores = Mapping[str, Mapping[str, Mapping[str, Summary]]]  # model -> split -> metric
+_DEEPEST = 4  # levels of directories that are searched for run directories
+DAMAGED = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
+"""What a damaged file may raise where it is read."""
 
 
 @dataclass(frozen=True)
-class Round:
-    """What one round cost, and its scores if it was evaluated."""
-
-    round: int
-    cohort: int
-    trained: int
-    bytes_up: int
-    bytes_down: int
-    dense_up: int
-    dense_down: int
-    entropy_up: int | None
-    entropy_down: int | None
-    flops: int | None
-    simulated_seconds: float
-    seconds: Mapping[str, float]
-    dropped: int
-    fallbacks: int
-    info: Mapping[str, float]
-    scores: Scores
-
-
-@dataclass(frozen=True)
-class ClientScores:
-    """The metrics of every judged client, for one model and split."""
+class ScoreTable:
+    """The metrics of every evaluated client, for one model and split."""
 
     clients: tuple[int, ...]
     samples: tuple[int, ...]
@@ -62,7 +34,7 @@ class ClientScores:
 
 @dataclass(frozen=True)
 class RunData:
-    """A run as its folder describes it.
+    """A run as its directory describes it.
 
     Attributes
     ----------
@@ -71,13 +43,13 @@ class RunData:
     notes
         What a reader should know: damaged lines, missing files.
     target
-        How many rounds the run is to have; None if its folder does not tell.
+        How many rounds the run is to have; None if unknown.
     """
 
     path: Path
     config: Mapping[str, Any]
-    rounds: tuple[Round, ...] = ()
-    clients: Mapping[tuple[str, str], ClientScores] = field(default_factory=dict)
+    records: Sequence[RoundRecord] = ()
+    clients: Mapping[tuple[str, str], ScoreTable] = field(default_factory=dict)
     clients_round: int | None = None
     environment: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -85,7 +57,7 @@ class RunData:
 
     @property
     def algorithm(self) -> str:
-        """The name of the method."""
+        """The name of the algorithm."""
         return str(self.config["algorithm"]["name"])
 
     @property
@@ -105,27 +77,53 @@ class RunData:
 
     @property
     def data(self) -> str:
-        """The name of the data set."""
+        """The name of the dataset."""
         return str(_table(self.config, "data").get("name", ""))
 
     @property
     def data_checksum(self) -> str:
-        """Tells whether two runs saw the same rows on the same clients."""
+        """Equal if two runs saw the same rows on the same clients."""
         return str(_table(self.config, "data").get("checksum", ""))
 
     @property
     def evaluation(self) -> Mapping[str, Any]:
-        """How models were judged."""
+        """How models were evaluated."""
         return _table(_table(self.config, "run"), "evaluation")
 
-    def judged(self, model: str, split: str = "test") -> list[Round]:
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The records as JSON values, as in metrics.jsonl."""
+        return [record.to_json() for record in self.records]
+
+    def evaluated(self, model: str, split: str = "test") -> list[RoundRecord]:
         """Return the rounds in which a model has a finite score on a split."""
-        found = ((r, r.scores.get(model, {}).get(split, {}).get(self.score)) for r in self.rounds)
-        return [r for r, summary in found if summary is not None and math.isfinite(summary.mean)]
+        found = ((r, r.scores.get(model, {}).get(split, {}).get(self.score)) for r in self.records)
+        return [r for r, scores in found if scores is not None and math.isfinite(scores["mean"])]
+
+    def selecting_split(self, model: str) -> str | None:
+        """Return the split that decides which round is the headline; None: the last round is."""
+        split = {"best-test": "test", "best-validation": "validation"}.get(
+            str(self.evaluation.get("select", "last"))
+        )
+        return split if split is not None and self.evaluated(model, split) else None
+
+    def selected(self, model: str) -> RoundRecord | None:
+        """Return the round that the protocol selects for a model; None: it was never evaluated."""
+        split = self.selecting_split(model)
+        select = "last" if split is None else f"best-{split}"
+        return select_round(self.evaluated(model), model, self.score, self.maximize, select)
+
+    def summary(self) -> dict[str, Any]:
+        """Return the headline numbers, from the round that the evaluation selects."""
+        select = str(self.evaluation.get("select", "last"))
+        return headline(self.records, self.score, self.maximize, select)
+
+    def __repr__(self) -> str:
+        return f"RunData({self.algorithm} on {self.data or 'own data'}, {len(self.records)} rounds)"
 
 
-def find(paths: Iterable[Path]) -> list[Path]:
-    """Return run folders: each path itself, or all run folders below it, damaged ones included."""
+def find_runs(paths: Iterable[Path]) -> list[Path]:
+    """Return run directories: each path itself, or all below it, damaged ones included."""
     found: list[Path] = []
     for path in paths:
         if (path / "config.toml").exists() or not path.is_dir():
@@ -143,45 +141,46 @@ def _below(path: Path, levels: int) -> Iterator[Path]:
             yield from _below(child, levels - 1)
 
 
-def read_all(paths: Sequence[Path], left_out: list[str] | None = None) -> list[RunData]:
-    """Read every run folder that the paths name or contain.
+def read_runs(paths: Sequence[Path], left_out: list[str] | None = None) -> list[RunData]:
+    """Read every run directory that the paths name or contain.
 
     Parameters
     ----------
     paths
-        Run folders, or folders that contain run folders.
+        Run folders, or folders that contain run directories.
     left_out
-        Gets the reason for every folder below a path that cannot be read; None: that raises, as
-        it always does for a folder that was named itself.
+        Receives the reason for every directory below a path that cannot be read. None: such a
+        directory raises, as one that was named itself always does.
     """
     if not paths:
-        raise CheckpointError("no run folder was named; give at least one")
+        raise CheckpointError("no run directory was named; give at least one")
     found: list[RunData] = []
-    for path in find(paths):
+    for path in find_runs(paths):
         try:
-            found.append(read(path))
+            found.append(open_run(path))
         except CheckpointError as error:
             if left_out is None or path in paths:
                 raise
             left_out.append(f"left out: {error}")
     if not found:
-        raise CheckpointError(f"no run folder can be read:\n  {'; '.join(left_out or ())}")
+        raise CheckpointError(f"no run directory can be read:\n  {'; '.join(left_out or ())}")
     return found
 
 
-def read(path: Path) -> RunData:
-    """Read one run folder; CheckpointError if it is none."""
+def open_run(path: str | Path) -> RunData:
+    """Read a run directory; raise CheckpointError if it is none."""
+    path = Path(path)
     config = _config(path)
     notes: list[str] = []
-    rounds = _rounds(path / "metrics.jsonl", notes)
+    records = _records(path / "metrics.jsonl", notes)
     clients_round, clients = _clients(path / "clients.json", notes)
     environment = _json(path / "environment.json", notes)
-    if rounds and not any(round.scores for round in rounds):
+    if records and not any(record.scores for record in records):
         notes.append("no round has been evaluated yet")
     target = _target(path / "target.json", notes)
-    if rounds and target is not None and len(rounds) < target:
-        notes.append(f"{len(rounds)} of {target} rounds are finished")
-    return RunData(path, config, rounds, clients, clients_round, environment, tuple(notes), target)
+    if records and target is not None and len(records) < target and not records[-1].stopped:
+        notes.append(f"{len(records)} of {target} rounds are finished")
+    return RunData(path, config, records, clients, clients_round, environment, tuple(notes), target)
 
 
 def _target(file: Path, notes: list[str]) -> int | None:
@@ -191,15 +190,15 @@ def _target(file: Path, notes: list[str]) -> int | None:
 
 def _config(path: Path) -> dict[str, Any]:
     if not path.is_dir():
-        raise CheckpointError(f"{path} is not a run folder: there is no such folder")
+        raise CheckpointError(f"{path} is not a run directory: there is no such directory")
     try:
         config = tomllib.loads((path / "config.toml").read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(
-            f"{path} is not a run folder: it has no config.toml, nor do the folders inside it; "
-            "name a folder that `parsifl run --out` or simulate(run_dir=...) made"
+            f"{path} is not a run directory: neither it nor a directory inside it has a "
+            "config.toml; name one that `parsifl run --out` or simulate(run_dir=...) made"
         ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError, RecursionError) as error:
         raise CheckpointError(f"{path / 'config.toml'} cannot be read: {error}") from None
     for table, name, kind in (
         ("algorithm", "name", str),
@@ -208,7 +207,7 @@ def _config(path: Path) -> dict[str, Any]:
     ):
         if not isinstance(_table(config, table).get(name), kind):
             raise CheckpointError(
-                f"{path} is not a run folder: its config.toml has no {table}.{name}"
+                f"{path} is not a run directory: its config.toml has no {table}.{name}"
             )
     return config
 
@@ -218,17 +217,17 @@ def _table(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def _rounds(file: Path, notes: list[str]) -> tuple[Round, ...]:
+def _records(file: Path, notes: list[str]) -> tuple[RoundRecord, ...]:
     try:
         lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         lines = []
-    found: dict[int, Round] = {}
+    found: dict[int, RoundRecord] = {}
     damaged: list[int] = []
     for number, line in enumerate(lines, start=1):
         try:
-            record = _round(json.loads(line))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            record = RoundRecord.from_json(json.loads(line))
+        except DAMAGED:
             damaged.append(number)
             continue
         found[record.round] = record
@@ -241,46 +240,7 @@ def _rounds(file: Path, notes: list[str]) -> tuple[Round, ...]:
     return tuple(found[number] for number in sorted(found))
 
 
-def _whole(value: Any) -> int | None:
-    return None if value is None else int(value)
-
-
-def _round(record: Mapping[str, Any]) -> Round:
-    models = {name: _scores(record[name]) for name in MODELS if record.get(name)}
-    return Round(
-        round=int(record["round"]),
-        cohort=int(record.get("cohort", 0)),
-        trained=int(record.get("trained", 0)),
-        bytes_up=int(record["bytes_up"]),
-        bytes_down=int(record["bytes_down"]),
-        dense_up=int(record.get("dense_up", 0)),
-        dense_down=int(record.get("dense_down", 0)),
-        entropy_up=_whole(record.get("entropy_up")),
-        entropy_down=_whole(record.get("entropy_down")),
-        flops=_whole(record.get("flops")),
-        simulated_seconds=float(record.get("simulated_seconds", 0.0)),
-        seconds={str(k): float(v) for k, v in record.get("seconds", {}).items()},
-        dropped=len(record.get("dropped", ())),
-        fallbacks=len(record.get("fallbacks", ())),
-        info={str(k): float(v) for k, v in record.get("info", {}).items()},
-        scores=models,
-    )
-
-
-def _scores(splits: Mapping[str, Any]) -> dict[str, dict[str, Summary]]:
-    names = ("mean", "std", "worst_decile")
-    return {
-        str(split): {
-            str(metric): Summary(*(float(values[name]) for name in names))
-            for metric, values in metrics.items()
-        }
-        for split, metrics in splits.items()
-    }
-
-
-def _clients(
-    file: Path, notes: list[str]
-) -> tuple[int | None, dict[tuple[str, str], ClientScores]]:
+def _clients(file: Path, notes: list[str]) -> tuple[int | None, dict[tuple[str, str], ScoreTable]]:
     found = _json(file, notes)
     try:
         scores = {
@@ -289,12 +249,12 @@ def _clients(
             for split, values in found.get(model, {}).items()
         }
         return (int(found["round"]) if scores else None), scores
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except DAMAGED:
         notes.append(f"{file.name} is damaged and left out")
         return None, {}
 
 
-def _client_scores(values: Mapping[str, Any]) -> ClientScores:
+def _client_scores(values: Mapping[str, Any]) -> ScoreTable:
     clients = tuple(int(client) for client in values["clients"])
     samples = tuple(int(count) for count in values["samples"])
     columns = {
@@ -304,7 +264,7 @@ def _client_scores(values: Mapping[str, Any]) -> ClientScores:
     }
     if any(len(column) != len(clients) for column in (samples, *columns.values())):
         raise ValueError("columns of unequal length")
-    return ClientScores(clients, samples, columns)
+    return ScoreTable(clients, samples, columns)
 
 
 def _json(file: Path, notes: list[str]) -> dict[str, Any]:
@@ -312,7 +272,7 @@ def _json(file: Path, notes: list[str]) -> dict[str, Any]:
         found = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except (ValueError, OSError, RecursionError):
+    except (OSError, *DAMAGED):
         found = None
     if not isinstance(found, dict):
         notes.append(f"{file.name} is damaged and left out")
