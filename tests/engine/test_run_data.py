@@ -76,7 +76,7 @@ def test_not_finite_scores_do_not_count_as_judged(tmp_path: Path) -> None:
 def test_what_is_no_run_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="there is no such directory"):
         load.open_run(tmp_path / "absent")
-    with pytest.raises(CheckpointError, match=r"it has no config\.toml"):
+    with pytest.raises(CheckpointError, match=r"has a config\.toml"):
         load.open_run(tmp_path)
     with pytest.raises(CheckpointError, match="no run directory was named"):
         load.read_runs([])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,12 @@ from parsifl.engine.export import Export, export
 from parsifl.engine.local_pool import LocalPool
 from parsifl.engine.pool import ClientRequest
 from parsifl.engine.profiling import profile
-from parsifl.engine.record import RoundRecord
+from parsifl.engine.record import MODELS, RoundRecord
 from parsifl.engine.run_data import RunData
 from parsifl.engine.summary import headline
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run:
     """A finished run.
 
@@ -42,13 +42,22 @@ class Run:
 
     algorithm: AnyAlgorithm
     problem: Problem
-    records: Sequence[RoundRecord] = field(repr=False)
-    server: Any = field(repr=False)
-    evaluation: Evaluation = field(repr=False)
+    records: Sequence[RoundRecord]
+    server: Any
+    evaluation: Evaluation
     run_dir: Path | None
-    configuration: Mapping[str, Any] = field(repr=False)
-    pool: LocalPool = field(repr=False)
+    configuration: Mapping[str, Any]
+    pool: LocalPool
     seed: int
+
+    def __repr__(self) -> str:
+        name, clients = type(self.algorithm).__name__, len(self.pool.clients)
+        return f"Run({name}, {len(self.records)} rounds, {clients} clients{self._scores()})"
+
+    def _scores(self) -> str:
+        score, summary = self.problem.primary_metric, self.summary()
+        found = [f"{m} {summary[m]['mean']:.3f}" for m in MODELS if summary[m] is not None]
+        return f", {score}: {', '.join(found)}" if found else ""
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
