@@ -18,11 +18,10 @@ from parsifl.core.algorithm import AnyAlgorithm, ClientInfo
 from parsifl.core.batching import BatchSpec, ClientRoundData, DataRequest, Rows
 from parsifl.core.errors import ClientError, ConfigError, DataError
 from parsifl.core.keys import Key
-from parsifl.core.problem import Model, Problem
+from parsifl.core.problem import Model, Problem, execution
 from parsifl.data.clients import ClientData
 from parsifl.engine import executors
 from parsifl.engine.batch_sampler import BatchSampler
-from parsifl.engine.choice import convolutions
 from parsifl.engine.evaluation import Evaluation, Scores, Split
 from parsifl.engine.executors import Executor
 from parsifl.engine.round import initial_state
@@ -177,7 +176,7 @@ class Evaluator:
     @cached_property
     def _weight(self) -> float:
         """What a row costs, in parameters that are used once."""
-        if convolutions(self._problem):
+        if execution(self._problem).expensive_rows:
             return math.inf
         return sum(value.numel() for value in self._problem.init(Key(0)).values())
 

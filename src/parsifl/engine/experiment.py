@@ -16,7 +16,7 @@ from parsifl.core import config, registry
 from parsifl.core.algorithm import AnyAlgorithm
 from parsifl.core.config import Count, Fraction, Positive, Size
 from parsifl.core.errors import ConfigError, DataError, unknown
-from parsifl.core.problem import Problem
+from parsifl.core.problem import Problem, flatten_inputs
 from parsifl.data.clients import ClientData
 from parsifl.data.spec import parse
 from parsifl.engine.evaluation import Evaluation
@@ -124,7 +124,7 @@ class Experiment:
         return simulate(
             method,
             problem,
-            clients.flattened() if isinstance(problem, GLM) else clients,
+            clients.flattened() if flatten_inputs(problem) else clients,
             self.rounds,
             seed=self.seed,
             participation=self.participation,

@@ -6,12 +6,11 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any, final
 
-import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from parsifl.core import tree
+from parsifl.core._functorch import TorchDispatchMode, inside_backward
 from parsifl.core.algorithm import AnyAlgorithm
 from parsifl.core.batching import Batches, ClientRoundData
 from parsifl.core.problem import Problem
@@ -119,10 +118,10 @@ class _Passes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does
         before = self._counter.get_total_flops()
         result = function(*args, **(kwargs or {}))
         spent = int(self._counter.get_total_flops() - before)
-        if torch._C._current_graph_task_id() == -1:  # no backward pass is running
-            self.forward += spent
-        else:
+        if inside_backward():
             self.backward += spent
+        else:
+            self.forward += spent
         return result
 
 

@@ -19,7 +19,7 @@ from typing import Generic, TypeVar
 import torch
 
 from parsifl import startup
-from parsifl.core.problem import Problem, SupportSolvable
+from parsifl.core.problem import Problem, execution
 
 T = TypeVar("T")
 Scope = Callable[[], AbstractContextManager[None]]
@@ -55,10 +55,8 @@ def single_threaded() -> Iterator[None]:
 
 
 def thread_scope(problem: Problem) -> Scope:
-    """Return the scope of work on a problem, at clients and at the server; to ask takes time."""
-    # a linear model gains a few percent from a second thread, and takes ten times as long where
-    # that thread has to wait for a busy core (docs/adr/0004)
-    return single_threaded if isinstance(problem, SupportSolvable) else nullcontext
+    """Return the scope of work on a problem, at clients and at the server."""
+    return single_threaded if execution(problem).single_threaded else nullcontext
 
 
 def run_jobs(jobs: Sequence[Callable[[], T]]) -> list[T]:

@@ -21,8 +21,6 @@ from parsifl.core.batching import Rows
 from parsifl.core.problem import Model
 from parsifl.engine.tasks import Outcome, Task, run_alone
 from parsifl.engine.threads import run_jobs, single_threaded
-from parsifl.nn.neural import NeuralProblem
-from parsifl.nn.row_losses import Loss, row_metrics
 
 T = TypeVar("T")
 Columns = dict[str, npt.NDArray[np.float64]]
@@ -118,19 +116,19 @@ class Untuned:
     def _metrics(self, ids: Sequence[int], ends: Sequence[int], rows: Rows) -> dict[str, Tensor]:
         """Judge every row; the outputs of networks are scored together."""
         pieces: list[dict[str, Tensor]] = []
-        kind: Loss | None = None
+        score: Callable[[Tensor, Tensor], dict[str, Tensor]] | None = None
         start = 0
         for client, end in zip(ids, ends, strict=True):
             model, x = self.model(client), _cut(rows.x, start, end)
-            if isinstance(model.problem, NeuralProblem):
-                kind = model.problem.kind
+            score = getattr(model.problem, "output_metrics", None)
+            if score is not None:
                 pieces.append({_OUTPUT: model.problem.predict(model.params, x)})
             else:
                 own = Rows(x, rows.y[start:end], rows.weight[start:end])
                 pieces.append(model.problem.metrics(model.params, own))
             start = end
         found = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
-        return found if kind is None else row_metrics(kind, found[_OUTPUT], rows.y)
+        return found if score is None else score(found[_OUTPUT], rows.y)
 
 
 def _cut(x: Any, start: int, end: int) -> Any:

@@ -17,7 +17,7 @@ from parsifl.core import tree
 from parsifl.core.algorithm import ClientInfo, ClientUpdate
 from parsifl.core.errors import ConfigError, DataError, ParsiflError, WireError
 from parsifl.core.keys import Key
-from parsifl.core.problem import Model, Problem
+from parsifl.core.problem import Model, Problem, flatten_inputs
 from parsifl.data.clients import ClientData
 from parsifl.data.ragged import Ragged
 from parsifl.engine import executors
@@ -33,7 +33,6 @@ from parsifl.flower.client_state import ClientStates
 from parsifl.flower.data_schema import DataSchema
 from parsifl.flower.message import Letter
 from parsifl.flower.transport import Kind
-from parsifl.linear.glm import GLM
 
 NodeConfig = Mapping[str, Any]
 Arrays = tuple[Any, Any] | ClientData
@@ -261,7 +260,7 @@ class _Visit:
         self.problem = site._make(facts.example())
         site._method.check_capabilities(self.problem)
         self.data = replace(site._data, classes=facts.classes)
-        if isinstance(self.problem, GLM):
+        if flatten_inputs(self.problem):
             self.data = self.data.flattened()
         self.key = Key(site._experiment.seed, round=letter.get("round", int))
         self.infos = Infos(self.data)

@@ -15,6 +15,7 @@ from parsifl.core import config
 from parsifl.core.algorithm import ClientInfo
 from parsifl.core.errors import CheckpointError
 from parsifl.core.keys import Key
+from parsifl.core.problem import flatten_inputs
 from parsifl.engine import checkpoint, sampling
 from parsifl.engine.experiment import problem_for
 from parsifl.engine.fingerprint import identity_of, profiles_checksum
@@ -31,7 +32,6 @@ from parsifl.flower.scores import add_scores
 from parsifl.flower.settings import Settings
 from parsifl.flower.transport import Link
 from parsifl.flower.upload_template import Expectations
-from parsifl.linear.glm import GLM
 from parsifl.wire import Precision
 
 EXECUTOR = "flower"
@@ -124,7 +124,7 @@ class Federation:
         self._problem = self._make(example)
         self._method.check_capabilities(self._problem)
         self._agreed = facts.to_json()
-        if isinstance(self._problem, GLM):
+        if flatten_inputs(self._problem):
             facts = type(facts).of(example.flattened())
         self._expectations = Expectations(self._method, self._problem, facts)
         self._server = self._method.init_server(

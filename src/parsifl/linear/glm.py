@@ -15,15 +15,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from parsifl.core.batching import Batch, Batches, Rows
+from parsifl.core.data_trial import FEW, check_metrics, try_predict, unreadable
 from parsifl.core.errors import ConfigError, DataError
 from parsifl.core.keys import Key
-from parsifl.core.problem import Params, Restricted, Selection
+from parsifl.core.problem import ExecutionHints, Params, Restricted, Selection
 from parsifl.linear import datafits
 from parsifl.linear.csr_batches import Compacted, compacted
 from parsifl.linear.design import CsrDesign
 from parsifl.linear.predictor import Predictor
 
 NAME = "coef"
+_HINTS = ExecutionHints(block_size=64, single_threaded=True)
 
 
 @final
@@ -154,6 +156,25 @@ class GLM:
     def uses_batch_statistics(self) -> bool:
         """Predictions depend on their own row alone."""
         return False
+
+    @property
+    def execution(self) -> ExecutionHints:
+        """A linear model is small: calls limit it, not the cache, and threads only wait."""
+        # A second thread gains a few percent, and costs a factor of ten where it has to wait for a
+        # busy core (docs/adr/0004).
+        return _HINTS
+
+    @property
+    def flatten_inputs(self) -> bool:
+        """A row is a vector of features."""
+        return True
+
+    def check_data(self, params: Params, x: Any, y: Tensor) -> None:
+        """Raise DataError for rows or targets that the model cannot read."""
+        output = try_predict(self, params, x[:FEW])
+        if isinstance(output, Exception):
+            raise unreadable(x, output, f"it has {self.features} features") from output
+        check_metrics(self, params, x, y, output)
 
     @cached_property
     def unpenalized(self) -> Mapping[str, tuple[int, ...]]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from parsifl.algorithms._bases.averaging import Averaging, Mean
+from parsifl.core._functorch import eager
 from parsifl.core.algorithm import ClientInfo, ClientUpdate
 from parsifl.core.batching import Batches, BatchSpec, ClientRoundData, DataRequest
 from parsifl.core.config import Count, Size
@@ -19,7 +20,6 @@ from parsifl.core.problem import Params, Restricted, Selection, SupportSolvable
 from parsifl.linear.sparsity import dictionary
 from parsifl.linear.sparsity.constraint import Scope, Sparsity
 from parsifl.linear.sparsity.coordinates import largest_now, nonzero_now, places
-from parsifl.solvers.eager import eager
 from parsifl.solvers.support import predictor
 
 
