@@ -28,6 +28,7 @@ class FedAvg(LocalSgd, Averaging[Problem, None]):
         "McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized "
         "Data, AISTATS 2017"
     )
+    supports_buffers: ClassVar[bool] = True
 
     def batches(self, client: ClientInfo, round: int) -> DataRequest:
         """Read the mini-batches of local SGD."""

@@ -19,6 +19,7 @@ from parsifl.core.leaves import LowRank
 from parsifl.core.problem import HasModule, Model, Params
 from parsifl.engine import compact
 from parsifl.engine.compact import Part
+from parsifl.nn.module_checks import restore_counters
 
 
 @final
@@ -60,6 +61,7 @@ class Export:
         for name, part in self.parts.items():
             if isinstance(part.base, LowRank) and part.extra is None:
                 module = _factorise(module, name, part.base)
+        restore_counters(module)
         return module.eval().requires_grad_(False)
 
     def dense_module(self) -> nn.Module:

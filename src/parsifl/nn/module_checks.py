@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 
+import torch
 from torch import nn
 
 from parsifl.core.errors import CapabilityError
@@ -123,3 +124,10 @@ def drop_counters(module: nn.Module) -> nn.Module:
         if COUNTER in dict(layer.named_buffers(recurse=False)):
             setattr(layer, COUNTER, None)
     return module
+
+
+def restore_counters(module: nn.Module) -> None:
+    """Put the counters back, in place, so that the state dict has the keys of a fresh module."""
+    for layer in module.modules():
+        if isinstance(layer, BATCH_NORMS) and layer.running_var is not None:
+            layer.num_batches_tracked = torch.tensor(0)
