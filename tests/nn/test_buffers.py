@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 import parsifl
 from parsifl.core import tree
 from parsifl.core.batching import Batch
-from parsifl.core.errors import CapabilityError, ConfigError
+from parsifl.core.errors import CapabilityError, ConfigError, ParsiflError
 from parsifl.core.keys import Key
 from parsifl.core.problem import HasBuffers, split_buffers
 
@@ -227,3 +228,47 @@ def test_a_module_with_statistics_is_exported_with_them() -> None:
     fresh = SmallResNet().double().eval()
     fresh.load_state_dict(module.state_dict())
     torch.testing.assert_close(fresh(x), module(x))
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_local_buffers_stay_on_the_clients(name: str, tmp_path: Path) -> None:
+    algorithm, problem = parsifl.get(name, **SETTINGS), resnet("local")
+    options: dict[str, Any] = {"participation": 0.75}
+    average = parsifl.simulate(algorithm, resnet(), images(), 3, **options)
+    loop = parsifl.simulate(algorithm, problem, images(), 3, engine="sequential", **options)
+    batched = parsifl.simulate(algorithm, problem, images(), 3, engine="batched", **options)
+    for run in (loop, batched):
+        assert not run.metrics[-1]["fallbacks"]
+        assert run.metrics[-1]["bytes_up"] < average.metrics[-1]["bytes_up"]
+        assert run.metrics[-1]["bytes_down"] < average.metrics[-1]["bytes_down"]
+    personal = [loop.personal(client).params for client in range(4)]
+    for client, params in enumerate(personal):
+        for key, value in batched.personal(client).params.items():
+            torch.testing.assert_close(params[key], value, rtol=0, atol=1e-6)
+    statistics = torch.stack([params["norm.running_mean"] for params in personal])
+    assert len({tuple(row) for row in statistics.tolist()}) > 2  # each client has its own
+    with pytest.raises(ParsiflError):
+        loop.model  # noqa: B018 - no statistics belong to it
+    folder = tmp_path / "run"
+    parsifl.simulate(algorithm, problem, images(), 2, engine="sequential", folder=folder, **options)
+    resumed = parsifl.simulate(
+        algorithm,
+        problem,
+        images(),
+        3,
+        engine="sequential",
+        folder=folder,
+        resume=True,
+        **options,
+    )
+    for client, params in enumerate(personal):
+        assert tree.same(resumed.personal(client).params, params)
+
+
+def test_algorithms_that_cannot_keep_buffers_local_say_so() -> None:
+    with pytest.raises(CapabilityError, match=r"FedNova does not support running statistics"):
+        parsifl.simulate(parsifl.get("fednova"), resnet("local"), images(), 1)
+    with pytest.raises(CapabilityError, match=r"only parsifl\.simulate keeps them"):
+        parsifl.get("fedavg").check_capabilities(resnet("local"))
+    run = parsifl.simulate(parsifl.get("local", **SETTINGS), resnet("local"), images(), 1)
+    assert not run.metrics[0]["dropped"]

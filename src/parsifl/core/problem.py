@@ -11,6 +11,7 @@ members, each of which has a default:
 `check_data(params, x, y)`        raises `DataError` for data that the model cannot train on
 `output_metrics(output, y)`       `metrics` from outputs, so that clients are scored together
 `buffer_names`                    leaves of `params` that the forward pass moves; empty
+`local_buffers`                   whether buffers stay on the clients; False
 `loss_and_buffers(params, batch)` the loss and the moved buffers; needed if there are buffers
 ================================  ==================================================================
 """
@@ -138,6 +139,11 @@ def buffer_names(problem: Problem) -> frozenset[str]:
     """Return the leaves of the parameters that the forward pass moves instead of gradients."""
     names: frozenset[str] = getattr(problem, "buffer_names", _NO_NAMES)
     return names
+
+
+def local_buffers(problem: Problem) -> bool:
+    """Return whether the buffers of a problem stay on the clients."""
+    return bool(getattr(problem, "local_buffers", False))
 
 
 def split_buffers(problem: Problem, params: Mapping[str, L]) -> tuple[dict[str, L], dict[str, L]]:

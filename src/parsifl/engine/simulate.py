@@ -11,6 +11,7 @@ from typing import Any, Literal
 from scipy.sparse import issparse
 
 from parsifl import startup
+from parsifl.algorithms._bases.local_buffers import with_buffer_policy
 from parsifl.core import config
 from parsifl.core.algorithm import AnyAlgorithm
 from parsifl.core.errors import ClientError, ConfigError
@@ -108,7 +109,7 @@ def simulate(  # noqa: PLR0913 - every argument but four has a default
     options |= {"seed": int(seed), "evaluate_every": int(evaluate_every)}
     data = clients if isinstance(clients, ClientData) else data_checks.pool(problem, clients)
     simulation = _Simulation(
-        algorithm,
+        with_buffer_policy(algorithm, problem),
         problem,
         data,
         options,

@@ -173,6 +173,11 @@ class NeuralProblem:
     def _count(self, kinds: tuple[type[nn.Module], ...]) -> int:
         return sum(isinstance(layer, kinds) for layer in self._training.modules())
 
+    @property
+    def local_buffers(self) -> bool:
+        """Whether buffers stay on the clients."""
+        return self.buffers == "local"
+
     def trainable(self, name: str) -> bool:
         """Return whether gradients move a leaf of the parameters; else the forward pass does."""
         return name not in self.buffer_names
