@@ -162,6 +162,11 @@ class Model:
     problem: Problem
     params: Params
 
+    def __repr__(self) -> str:
+        """Return sizes instead of values."""
+        numbers = sum(value.numel() for value in self.params.values())
+        return f"Model({self.problem!r}, {len(self.params)} tensors, {numbers:,} numbers)"
+
 
 @dataclass(frozen=True)
 class LayerGroup:

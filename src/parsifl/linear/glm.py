@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,6 +26,7 @@ from parsifl.linear.design import CsrDesign
 from parsifl.linear.predictor import Predictor
 
 NAME = "coef"
+_FEW_POSITIONS = 10
 _HINTS = ExecutionHints(block_size=64, single_threaded=True)
 
 
@@ -104,11 +106,11 @@ class GLM:
             )
 
     def __repr__(self) -> str:
-        """Tell problems apart (their dictionaries by a sum of their entries)."""
+        """Return every setting; long ones by a checksum, since run directories compare this."""
         atoms = None if self._psi is None else (tuple(self._psi.shape), float(self._psi.sum()))
         return (
             f"GLM({self.features}, {self.datafit.name!r}, classes={self.classes}, l2={self.l2}, "
-            f"intercept={self.intercept}, keep={self._keep}, dictionary={atoms}, "
+            f"intercept={self.intercept}, keep={_brief(self._keep)}, dictionary={atoms}, "
             f"weighted={self.weighted}, dtype={self.dtype})"
         )
 
@@ -327,6 +329,12 @@ def _checked_keep(keep: Sequence[int], width: int) -> tuple[int, ...]:
     if outside:
         raise ConfigError(f"keep names coefficient {outside[0]}, but there are 0 .. {width - 1}")
     return tuple(places)
+
+
+def _brief(keep: tuple[int, ...]) -> str:
+    if len(keep) <= _FEW_POSITIONS:
+        return str(keep)
+    return f"<{len(keep)} positions, crc32 {zlib.crc32(str(keep).encode()):08x}>"
 
 
 def _is_count(value: Any) -> bool:
