@@ -313,7 +313,7 @@ What it returns has the clients along its first axis. Only valid where `inside_v
 grad_once: Callable[[Callable[[Params], tuple[Tensor, Params]], Params], tuple[Params, Params]] = (
     _chosen["grad_once"]
 )
-"""Return the gradient of a loss where `inside_vmap`, and the tensors it returns beside its value.
+"""Return the gradient of a loss where `inside_vmap`, and the other tensors that it returns.
 
 The gradient cannot be differentiated again: `torch.func.grad` records the backward pass for that,
 a tenth of the time of a small model.

@@ -19,7 +19,7 @@ from parsifl.linear.design import Design
 
 
 def pool(problem: Problem, clients: Sequence[tuple[Any, Any]]) -> ClientData:
-    """Pool a user's list; integers stay what they are where the model takes no real numbers."""
+    """Stack a user's list; integers stay integers if the model does not take real numbers."""
     data = ClientData.of(clients)
     if not _integers(clients[0][0]):
         return data

@@ -95,7 +95,7 @@ def _run_block(
     try:
         with scope():
             results, ordinary = _run_batched(function, members)
-    except Exception as error:  # isolate: whoever raises alone is the culprit
+    except Exception as error:  # isolate: a client that raises alone is the culprit
         for flat in members:
             run_alone(function, flat.task, outcome)
         if not outcome.failures:

@@ -74,7 +74,7 @@ class Export:
         return compact.write(Path(path), self.parts, self.client)
 
     def report(self, x: Any, path: str | Path | None = None, repeats: int = 7) -> dict[str, Any]:
-        """Return parameters, file size and latency beside those of the dense model.
+        """Return parameters, file size and latency, each with that of the dense model.
 
         `x` is a batch as the model takes it, a tensor or an array of NumPy. The two models run in
         turn, and medians are compared, so that other work on the machine hurts both alike. Without

@@ -19,7 +19,7 @@ from parsifl.nn.models.flops import flop_counter, noting_trained
 
 @final
 class Cost(int):
-    """The operations of a round of local work: a number that knows what it is made of.
+    """The operations of a round of local work: a number with its parts.
 
     Attributes
     ----------
@@ -105,7 +105,7 @@ class FlopCounter:
 
 @final
 class _Passes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not annotate it
-    """Tells which of the counted operations run inside a backward pass."""
+    """Splits the counted operations into forward and backward passes."""
 
     def __init__(self, counter: FlopCounterMode) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # as above

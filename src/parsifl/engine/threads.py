@@ -1,7 +1,7 @@
 """Runs jobs in a few threads, each of which computes on one core.
 
 torch would rather split every product over OpenMP's threads, which meet after each of them: where
-another program uses one of the cores, everybody waits for it (docs/adr/0004). Jobs never meet.
+another program uses one of the cores, all of them wait for it (docs/adr/0004). Jobs never meet.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def run_jobs(jobs: Sequence[Callable[[], T]]) -> list[T]:
 def imap_ordered(jobs: Sequence[Callable[[], T]], take: Callable[[T], None]) -> None:
     """Run jobs, and let `take` have what they return: in their order, never two at a time.
 
-    Whoever is free begins the next job. A job that is the only one may use all threads of torch.
+    A free thread begins the next job. A job that is the only one may use all threads of torch.
     """
     if len(jobs) == 1:
         take(jobs[0]())
@@ -87,7 +87,7 @@ def imap_ordered(jobs: Sequence[Callable[[], T]], take: Callable[[T], None]) -> 
             try:
                 queue.put(number, job())
             except BaseException:
-                waiting.clear()  # nobody begins another job
+                waiting.clear()  # no thread begins another job
                 raise
 
     def help_out() -> None:

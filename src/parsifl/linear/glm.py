@@ -36,8 +36,8 @@ class GLM:
 
     .. math:: f_i(x) = \frac{1}{n_i} \sum_j \ell(z_j^\top x, y_j) + \frac{\lambda}{2} \|x\|_2^2
 
-    The one parameter is "coef", of shape [d], or [classes, d] for softmax. It is float64 unless
-    told otherwise.
+    The one parameter is "coef", of shape [d], or [classes, d] for softmax. It is float64 by
+    default.
 
     Parameters
     ----------
@@ -47,13 +47,13 @@ class GLM:
         "squared" (Fed-HT's scaling, no 1/2), "squared-half" (FedGradMP's), "logistic" (labels 0
         and 1, or -1 and +1) or "softmax" (labels 0 .. classes - 1).
     classes
-        How many classes softmax tells apart.
+        The number of classes of softmax.
     l2
         The strength lambda; an intercept is not penalised.
     intercept
         Adds a last coefficient that multiplies 1.
     keep
-        Coefficients that no method may set to zero (an intercept is among them anyway).
+        Coefficients that no algorithm may set to zero (an intercept is among them anyway).
     dictionary
         Atoms as columns [features, d]: the coefficients then belong to the atoms, x = Psi a.
     weighted
@@ -98,7 +98,7 @@ class GLM:
         if self.datafit.name == "softmax" and not (_is_count(classes) and classes > 1):
             raise ConfigError(f"softmax needs classes= of at least 2, got {classes!r}")
         if self.datafit.name != "softmax" and classes not in (None, 2):
-            raise ConfigError(f"{self.datafit.name} cannot tell {classes} classes; use softmax")
+            raise ConfigError(f"{self.datafit.name} has two classes, got {classes}; use softmax")
         if dictionary is not None and (dictionary.ndim != 2 or len(dictionary) != features):
             raise ConfigError(
                 f"the dictionary has shape {list(dictionary.shape)}, but there are {features} "
@@ -215,11 +215,11 @@ class GLM:
         return (y[..., 0], y[..., 1]) if self.weighted else (y, 1.0)
 
     def check_targets(self, y: Tensor) -> None:
-        """Refuse targets of the wrong form before anything is trained on them."""
+        """Reject targets of the wrong form before training."""
         if not self.weighted:
             return datafits.check_targets(self.datafit, y, self.classes)
         if y.ndim != 2 or y.shape[1] != 2:
-            raise DataError(f"a target and a weight a row are needed, got shape {list(y.shape)}")
+            raise DataError(f"each row needs a target and a weight, got shape {list(y.shape)}")
         if not bool((torch.isfinite(y[:, 1]) & (y[:, 1] >= 0)).all()):
             raise DataError("a row has a weight that is negative or not finite")
         return datafits.check_targets(self.datafit, y[:, 0], self.classes)

@@ -19,9 +19,9 @@ _Call = Callable[[Mapping[str, Tensor], Tensor], Tensor]
 class Functional:
     """A module without values of its own, which several threads may call at once.
 
-    Parameters are put into the module for the time of a call, as `torch.func.functional_call`
-    does, but their places are looked up once: for small models that look-up is a tenth of a step.
-    Every call has a copy of the module to itself; copies are kept and share the parameters.
+    Values are put into the module for the time of a call, as by `torch.func.functional_call`. Every
+    call has a copy of the module to itself, since the forward pass may write to buffers. Copies are
+    reused and share the parameters.
     """
 
     def __init__(self, module: nn.Module) -> None:

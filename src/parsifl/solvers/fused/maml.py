@@ -1,4 +1,4 @@
-"""SGD with a look ahead for a block of clients (see `solvers.lookahead`)."""
+"""SGD with a look ahead for a block of clients (see `solvers.maml`)."""
 
 from __future__ import annotations
 
