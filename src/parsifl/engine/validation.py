@@ -36,8 +36,8 @@ def check_parts(algorithm: Any, problem: Any, clients: Any) -> None:
         missing = lacking(problem, Problem) if hasattr(problem, "loss") else []
         lacks = f", which lacks {', '.join(missing)}" if missing else ""
         raise ConfigError(
-            "problem must be a parsifl.NeuralProblem, a parsifl.GLM or an object with the members of "
-            f"parsifl.core.problem.Problem, got {_kind(problem)}{lacks}"
+            "problem must be a parsifl.NeuralProblem, a parsifl.GLM or an object with the members "
+            f"of parsifl.core.problem.Problem, got {_kind(problem)}{lacks}"
         )
     if not isinstance(clients, ClientData) and (
         isinstance(clients, str) or not isinstance(clients, Sequence)
