@@ -64,5 +64,21 @@ def test_values_whose_sum_is_not_finite_are_taken_and_those_that_cancel_are_not(
 def test_no_clients_and_labels_with_two_axes_are_refused() -> None:
     with pytest.raises(DataError, match="no clients"):
         pool([])
-    with pytest.raises(DataError, match="must be flat"):
+    with pytest.raises(DataError, match=r"one per row.*y.argmax\(1\)"):
         pool([(X, np.zeros((3, 2), dtype=np.int64))])
+
+
+@pytest.mark.parametrize(
+    ("client", "text"),
+    [
+        (([X, np.ones((len(X), 7))], Y), r"client 0: X must be one array, got 2 parts.*np.hstack"),
+        (((X, X), Y), r"client 0: X has 2 rows but y has \d+: a model reads one input"),
+        (({"a": X, "b": X}, Y), "client 0: X must be one array, got a mapping: a model reads one"),
+        ((X, X, Y), r"client 0: expected a pair \(X, y\), got 3 items: a model reads one input"),
+        (([[1.0, 2.0], [3.0]], [0, 1]), "X must be one array, got 2 parts of unequal lengths"),
+        ((X, [[0], [0, 1]]), "y must be one array, got 2 parts of unequal lengths"),
+    ],
+)
+def test_several_inputs_and_ragged_lists_are_explained(client: Any, text: str) -> None:
+    with pytest.raises(DataError, match=text):
+        pool([client])

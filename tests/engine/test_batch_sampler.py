@@ -96,7 +96,7 @@ def batch_norm() -> NeuralProblem:
 
 
 def test_padding_is_refused_where_rows_interact() -> None:
-    with pytest.raises(CapabilityError, match="set partial to 'wrap' or 'drop'"):
+    with pytest.raises(CapabilityError, match="set last_batch to 'wrap' or 'drop'"):
         simulate(FedAvg(batch_size=4, local_steps=1), batch_norm(), clients((6, 9)), 1)
 
 

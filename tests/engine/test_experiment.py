@@ -8,11 +8,13 @@ import pytest
 import torch
 
 from parsifl import data
-from parsifl.core import registry
+from parsifl.core import registry, tree
 from parsifl.core.errors import ConfigError, DataError
+from parsifl.core.keys import Key
 from parsifl.data.clients import ClientData
 from parsifl.engine.experiment import Experiment, problem_for, profiles
 from parsifl.engine.simulate import simulate
+from parsifl.flower.data_schema import DataSchema
 from parsifl.linear.glm import GLM
 from parsifl.nn.neural import NeuralProblem
 
@@ -150,3 +152,11 @@ def test_budgets_reach_the_masks() -> None:
     )
     free = replace(masked, devices="")
     assert masked.run().bytes_up < free.run().bytes_up
+
+
+def test_a_model_depends_on_the_form_of_the_rows_alone() -> None:
+    digits = data.prepare("digits", clients=4)
+    schema = DataSchema.of(digits)
+    for name in ("auto", "mlp:hidden=7", "glm"):
+        made = [problem_for(name, given).init(Key(0)) for given in (digits, schema)]
+        assert tree.same(*made)

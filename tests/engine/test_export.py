@@ -202,7 +202,7 @@ def test_only_networks_are_exported() -> None:
     class Other:
         pass
 
-    with pytest.raises(CapabilityError, match="NeuralProblem"):
+    with pytest.raises(CapabilityError, match="only a problem with a module"):
         export(Model(Other(), {}))  # type: ignore[arg-type]  # a problem of another kind
 
 

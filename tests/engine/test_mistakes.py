@@ -54,7 +54,7 @@ def test_labels_beyond_the_outputs_are_told() -> None:
     x = np.zeros((8, 3), np.float32)
     good = [(x, np.arange(8) % 2)] * 3
     problem = parsifl.NeuralProblem(lambda: nn.Linear(3, 2))
-    with pytest.raises(DataError, match=r"client 3 has the label 5, .* below its outputs"):
+    with pytest.raises(DataError, match=r"client 3 has label 5, .* must be in"):
         parsifl.simulate(parsifl.get("fedavg"), problem, [*good, (x, np.full(8, 5))], 1)
 
 
@@ -95,7 +95,7 @@ LABELS = np.arange(8) % 2
             parsifl.NeuralProblem(lambda: nn.Linear(3, 2)),
             ROWS,
             ROWS[:, 0],
-            "cross-entropy needs labels, as integers",
+            "cross-entropy needs one integer label per row",
         ),
         (
             parsifl.NeuralProblem(lambda: nn.Linear(3, 2), "mse"),
@@ -158,7 +158,7 @@ def test_labels_of_rows_that_nobody_has_do_not_matter() -> None:
     y = data.y.clone()
     y[data.test[0]] = 7
     problem = parsifl.NeuralProblem(lambda: nn.Linear(4, 3), dtype=torch.float64)
-    with pytest.raises(DataError, match="client 0 has the label 7, but the model tells 3 classes"):
+    with pytest.raises(DataError, match="client 0 has label 7, but the model has 3 outputs"):
         parsifl.simulate(FedAvg(local_steps=1), problem, replace(data, y=y), 1)
     nobody = [np.zeros(0, np.int64), *data.test[1:]]
     parsifl.simulate(FedAvg(local_steps=1), problem, replace(data, y=y, test=nobody), 1)
@@ -173,7 +173,7 @@ def test_labels_are_not_looked_up_client_by_client(monkeypatch: pytest.MonkeyPat
     last = data.y.clone()
     last[-2:] = torch.tensor([-1, 8])
     for y, client in ((data.y.where(torch.arange(len(data.y)) != 6, -1), None), (last, 1)):
-        with pytest.raises(DataError, match="1 has the label 8") if client else nullcontext():
+        with pytest.raises(DataError, match="1 has label 8") if client else nullcontext():
             check_fit(problem, problem.init(Key(0)), replace(data, y=y), as_design(data.x), y)
 
 

@@ -70,7 +70,7 @@ def test_an_unknown_datafit_is_refused_by_name() -> None:
         ("softmax", [0.5, 1.0, 2.0], r"labels 0 \.\. 2"),
         ("softmax", [-1, 0, 1], r"labels 0 \.\. 2"),
         ("squared", [0.0, float("nan"), 1.0], "NaN or infinite"),
-        ("squared-half", [[0.0], [1.0], [2.0]], "one target a row"),
+        ("squared-half", [[0.0], [1.0], [2.0]], "one target per row"),
     ],
 )
 def test_targets_that_a_loss_cannot_read_are_refused(

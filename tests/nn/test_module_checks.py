@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from parsifl.core.errors import CapabilityError
-from parsifl.nn.module_checks import refuse_unbatchable
+from parsifl.nn.module_checks import check_module
 from parsifl.nn.neural import NeuralProblem
 
 
@@ -65,9 +65,9 @@ def test_what_cannot_run_functionally_is_refused_by_the_name_of_the_layer(
     ],
 )  # fmt: skip
 def test_what_keeps_nothing_and_draws_nothing_is_fine(layer: nn.Module) -> None:
-    refuse_unbatchable(nn.Sequential(nn.Linear(4, 4), layer))
+    check_module(nn.Sequential(nn.Linear(4, 4), layer))
 
 
 def test_a_module_that_is_itself_the_culprit_is_named_by_its_class() -> None:
     with pytest.raises(CapabilityError, match=r"^Dropout draws"):
-        refuse_unbatchable(nn.Dropout(0.5))
+        check_module(nn.Dropout(0.5))

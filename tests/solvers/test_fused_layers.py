@@ -150,7 +150,7 @@ def data_for(name: str, target: tuple[int, ...] | None = None) -> ClientData:
 @pytest.mark.parametrize("name", MODELS)
 def test_layers_agree_with_autograd(name: str, solve: Solver) -> None:
     problem = NeuralProblem(MODELS[name], dtype=torch.float64)
-    assert problem.chain is not None
+    assert problem.layer_chain is not None
     assert two_ways(problem, data_for(name), solve) < 1e-9
 
 
@@ -167,9 +167,9 @@ def test_squared_errors_agree_with_autograd(target: tuple[int, ...]) -> None:
 
 
 def test_the_vgg_is_a_chain() -> None:
-    chain = NeuralProblem(lambda: models.build("vgg")).chain
+    chain = NeuralProblem(lambda: models.build("vgg")).layer_chain
     assert chain is not None
-    assert len(chain) == 17
+    assert len(chain.layers) == 17
 
 
 def test_a_model_of_words_is_trained_by_the_simulator() -> None:

@@ -38,6 +38,7 @@ class Ditto(LocalSgd, Averaging[Problem, Params]):
     cites: ClassVar[str] = (
         "Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021"
     )
+    supports_buffers: ClassVar[bool] = True
 
     lam: NonNegative = 0.1
     personal_epochs: NonNegative | None = None

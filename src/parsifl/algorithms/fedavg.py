@@ -29,6 +29,7 @@ class FedAvg(LocalSgd, Averaging[Problem, None]):
         "McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized "
         "Data, AISTATS 2017"
     )
+    supports_buffers: ClassVar[bool] = True
 
     def client_update(
         self, problem: Problem, received: Params, state: None, data: ClientRoundData

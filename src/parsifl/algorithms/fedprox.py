@@ -28,6 +28,7 @@ class FedProx(LocalSgd, Averaging[Problem, None]):
     """
 
     cites: ClassVar[str] = "Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020"
+    supports_buffers: ClassVar[bool] = True
 
     mu: NonNegative = 1e-4
 

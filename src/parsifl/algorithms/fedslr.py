@@ -20,8 +20,8 @@ from parsifl.core.config import NonNegative, Positive
 from parsifl.core.errors import ConfigError
 from parsifl.core.keys import Key
 from parsifl.core.leaves import LowRank, densify, matricize
-from parsifl.core.problem import Model, Params, Problem
-from parsifl.solvers.proximal_sgd import Penalty, ProximalRule, fit_component
+from parsifl.core.problem import Model, Params, Problem, split_buffers
+from parsifl.solvers.proximal_sgd import Penalty, ProximalRule, combine, fit_component
 from parsifl.solvers.sgd import SgdConfig, sgd
 from parsifl.solvers.svt import Compact, has_rank, svt_layers
 from parsifl.solvers.update_rules import Rule, soft
@@ -38,7 +38,7 @@ class SlrServer:
 
 @dataclass(frozen=True)
 class SlrClient:
-    """A client's dual gamma_i and its personal component p_i."""
+    """A client's dual gamma_i and its personal component p_i (with the buffers of w + p_i)."""
 
     dual: Params
     personal: Params
@@ -91,6 +91,7 @@ class FedSLR(LocalSgd, AdditiveAlgorithm[Problem, SlrServer, SlrClient, Compact,
         "Huang et al., Fusion of Global and Local Knowledge for Personalized Federated Learning, "
         "TMLR 2023"
     )
+    supports_buffers: ClassVar[bool] = True
 
     # a penalty small enough that the factors have a rank
     conformance: ClassVar[Conformance] = Conformance({"lam": 0.01})
@@ -120,7 +121,8 @@ class FedSLR(LocalSgd, AdditiveAlgorithm[Problem, SlrServer, SlrClient, Compact,
         """Return the initial parameters and a zero dual."""
         params = problem.init(key)
         self._warn_of_dense_layers(params)
-        dual = tree.zeros_like(params) if self.solver == "dual" else {}
+        trained, _ = split_buffers(problem, params)
+        dual = tree.zeros_like(trained) if self.solver == "dual" else {}
         return SlrServer({**params}, dual, len(clients))
 
     def _warn_of_dense_layers(self, params: Params) -> None:
@@ -146,12 +148,12 @@ class FedSLR(LocalSgd, AdditiveAlgorithm[Problem, SlrServer, SlrClient, Compact,
         self, problem: Problem, client: ClientInfo, received: Compact, key: Key
     ) -> SlrClient:
         """Return a zero dual, and p_i by `p_init`."""
-        initial = problem.init(key)
+        initial, _ = split_buffers(problem, problem.init(key))
+        _, buffers = split_buffers(problem, densify(received))
         zero = tree.zeros_like(initial)
         copied = {name: value if value.ndim > 1 else zero[name] for name, value in initial.items()}
-        return SlrClient(
-            zero if self.solver == "dual" else {}, copied if self.p_init == "copy" else zero
-        )
+        start = copied if self.p_init == "copy" else zero
+        return SlrClient(zero if self.solver == "dual" else {}, {**start, **buffers})
 
     def batches(self, client: ClientInfo, round: int) -> DataRequest:
         """Request separate mini-batches for the two phases."""
@@ -174,7 +176,8 @@ class FedSLR(LocalSgd, AdditiveAlgorithm[Problem, SlrServer, SlrClient, Compact,
             penalty=self.personal_penalty,
             strength=self.mu,
         )
-        return ClientUpdate(SlrClient(dual, personal), trained, _sizes(received, personal))
+        sizes = _sizes(received, split_buffers(problem, personal)[0])
+        return ClientUpdate(SlrClient(dual, personal), trained, sizes)
 
     def _train(
         self, problem: Problem, received: Params, dual: Params, batches: Batches, config: SgdConfig
@@ -189,7 +192,7 @@ class FedSLR(LocalSgd, AdditiveAlgorithm[Problem, SlrServer, SlrClient, Compact,
         self, problem: Problem, received: Compact, state: SlrClient, data: ClientRoundData
     ) -> Model:
         """Evaluate every client on w + p_i."""
-        return Model(problem, tree.axpy(1.0, state.personal, densify(received)))
+        return Model(problem, combine(problem, densify(received), state.personal))
 
     def contribute(self, problem: Problem, upload: Params, weight: float) -> Mean:
         """Sum the models."""
@@ -198,7 +201,8 @@ class FedSLR(LocalSgd, AdditiveAlgorithm[Problem, SlrServer, SlrClient, Compact,
     def aggregate(self, problem: Problem, server: SlrServer, total: Mean, key: Key) -> SlrServer:
         """Take the proximal step; its factors are what is sent next."""
         point, dual, step = self._point(server, total, key.round)
-        params = self._prox(point, step, server.params)
+        trained, buffers = split_buffers(problem, point)
+        params = {**self._prox(trained, step, server.params), **buffers}
         alive = not key.round or not _all_dead(server.params)
         if alive and self.global_penalty == "low-rank" and _all_dead(params):
             self._warn_of_zero_rank(point, step)

@@ -26,6 +26,8 @@ class Local(LocalSgd, AdditiveAlgorithm[Problem, None, Params, None, None, None]
     """
 
     cites: ClassVar[str] = "The baseline without federation"
+    supports_buffers: ClassVar[bool] = True
+    keeps_buffers_local: ClassVar[bool] = True
 
     def init_server(self, problem: Problem, clients: Sequence[ClientInfo], key: Key) -> None:
         """Keep nothing on the server."""

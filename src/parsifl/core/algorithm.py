@@ -42,7 +42,7 @@ from parsifl.core import config, tree
 from parsifl.core.batching import ClientRoundData, DataRequest
 from parsifl.core.errors import CapabilityError, ConfigError
 from parsifl.core.keys import Key
-from parsifl.core.problem import OFFERED_BY, Model, Problem
+from parsifl.core.problem import OFFERED_BY, Model, Problem, buffer_names, local_buffers
 
 P = TypeVar("P", bound=Problem, contravariant=True)
 S = TypeVar("S")
@@ -138,6 +138,14 @@ class FederatedAlgorithm(ABC, Generic[P, S, C, D, U, T]):
     """The paper."""
     requires: ClassVar[tuple[type[Any], ...]] = ()
     """Capabilities (protocols of `parsifl.core.problem`) that the problem must have."""
+    supports_buffers: ClassVar[bool] = False
+    """Whether the algorithm treats leaves that the forward pass moves (running statistics) apart.
+
+    Averaging them is right; duals, thresholds and other arithmetic must leave them alone (see
+    `parsifl.core.problem.split_buffers`).
+    """
+    keeps_buffers_local: ClassVar[bool] = False
+    """Whether buffers never leave the clients."""
     conformance: ClassVar[Conformance] = Conformance()
     """Settings and exemptions for the conformance suite."""
 
@@ -223,6 +231,18 @@ class FederatedAlgorithm(ABC, Generic[P, S, C, D, U, T]):
                     f"{type(self).__name__} needs a problem that is {capability.__name__}; "
                     f"{type(problem).__name__} lacks {', '.join(missing)}{remedy}"
                 )
+        buffers = sorted(buffer_names(problem))
+        if buffers and not self.supports_buffers:
+            raise CapabilityError(
+                f"{type(self).__name__} does not support running statistics ({buffers[0]}, ...): "
+                "use NeuralProblem(module, buffers='batch'), parsifl.nn.adapt(module, "
+                "norm='group'), or an algorithm that does (fedavg, fedprox, ditto, fedslr, local)"
+            )
+        if buffers and local_buffers(problem) and not self.keeps_buffers_local:
+            raise CapabilityError(
+                f"{type(self).__name__} would send the buffers of a problem with buffers='local': "
+                "only parsifl.simulate keeps them on the clients; use buffers='average' here"
+            )
 
     def tree_types(self) -> TreeTypes:
         """Return the types of the four trees, read from the return annotations."""

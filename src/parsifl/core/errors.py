@@ -5,7 +5,7 @@ A message says what was wrong, what was expected, and what to do::
     ParsiflError
     +-- ConfigError        a setting that cannot work (unknown name, wrong type, impossible value)
     +-- DataError          data that are missing, malformed, not finite, or too few
-    +-- CapabilityError    a method asks something of a problem that the problem cannot do
+    +-- CapabilityError    an algorithm needs something that the problem does not offer
     +-- WireError          bytes that are not a valid message
     +-- CheckpointError    a run folder that cannot be read, or that belongs to another run
     +-- ClientError        work that failed on one client (names stage, client and round)
@@ -14,7 +14,7 @@ A message says what was wrong, what was expected, and what to do::
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 
@@ -30,8 +30,24 @@ class DataError(ParsiflError):
     """Data are missing, malformed, not finite, or too few."""
 
 
+class RowError(DataError):
+    """Some rows are wrong; whoever knows which client has them names the client.
+
+    Attributes
+    ----------
+    rows
+        The numbers of these rows, ascending.
+    describe
+        Says what is wrong with a row: "label 5, but ...".
+    """
+
+    def __init__(self, rows: Sequence[int], describe: Callable[[int], str]) -> None:
+        super().__init__(f"row {rows[0]} has {describe(rows[0])}")
+        self.rows, self.describe = rows, describe
+
+
 class CapabilityError(ParsiflError):
-    """A method needs something that this problem does not offer."""
+    """An algorithm needs something that this problem does not offer."""
 
 
 class WireError(ParsiflError):
@@ -52,6 +68,16 @@ class ClientError(ParsiflError):
     def __reduce__(self) -> tuple[Any, ...]:
         # pickled by its parts, so that it may cross from a worker process
         return type(self), (self.stage, self.client, self.round, self.reason)
+
+
+def reason(error: Exception) -> str:
+    """Return an exception in one line.
+
+    >>> reason(ValueError("no"))
+    'ValueError: no'
+    """
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> str:

@@ -1,6 +1,19 @@
-"""What a method may ask of a problem: a base and its capabilities, as protocols.
+"""What algorithms and engines may ask of a problem: a base, and optional capabilities.
 
-A problem is a model and a loss, never data. Server and clients both have it.
+A problem is a model and a loss, never data. Server and clients both have it. Nothing recognises a
+problem by its class. Algorithms require the protocols below. Engines and solvers read optional
+members, each of which has a default:
+
+================================  ==================================================================
+`execution`                       how its clients run fastest (`ExecutionHints`)
+`layer_chain`                     its layers, for the fused solver (`LayerChain`); None: unknown
+`flatten_inputs`                  whether rows are flattened to vectors first; False
+`check_data(params, x, y)`        raises `DataError` for data that the model cannot train on
+`output_metrics(output, y)`       `metrics` from outputs, so that clients are scored together
+`buffer_names`                    leaves of `params` that the forward pass moves; empty
+`local_buffers`                   whether buffers stay on the clients; False
+`loss_and_buffers(params, batch)` the loss and the moved buffers; needed if there are buffers
+================================  ==================================================================
 """
 
 from __future__ import annotations
@@ -8,15 +21,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from parsifl.core.batching import Batch, Batches, Rows
 from parsifl.core.keys import Key
 from parsifl.core.layer_group import LayerGroup
 
 Params = dict[str, Tensor]
+L = TypeVar("L")
 
 
 @runtime_checkable
@@ -56,8 +70,90 @@ class Problem(Protocol):
         ...
 
     def metrics(self, params: Params, rows: Rows) -> dict[str, Tensor]:
-        """Return metrics with one value a row [n]; their weighted means are what is reported."""
+        """Return metrics with one value per row [n]; their weighted means are what is reported."""
         ...
+
+
+@dataclass(frozen=True)
+class ExecutionHints:
+    """How the clients of a problem run fastest. Hints change the speed, not the results.
+
+    Attributes
+    ----------
+    fused
+        Whether the fused solver is faster than vmap, if there is a `layer_chain`.
+    per_client_threads
+        Whether one thread per client is faster than a batch of clients.
+    block_size
+        Clients per batch.
+    single_threaded
+        Whether each operation should stay on one thread: its operations are too small to split.
+    expensive_rows
+        Whether a row costs far more than one use of each parameter (convolutions).
+    """
+
+    fused: bool = True
+    per_client_threads: bool = False
+    block_size: int = 10
+    single_threaded: bool = False
+    expensive_rows: bool = False
+
+
+@dataclass(frozen=True)
+class LayerChain:
+    """A model as a plain chain of layers, which the fused solver differentiates by hand.
+
+    Attributes
+    ----------
+    layers
+        Layers of `parsifl.nn.chain_layers`, in forward order; they name their parameters.
+    loss
+        "cross-entropy" (of int64 labels) or "mse", averaged over the rows by weight.
+    """
+
+    layers: tuple[Any, ...]
+    loss: Literal["cross-entropy", "mse"]
+
+
+_DEFAULTS = ExecutionHints()
+_NO_NAMES: frozenset[str] = frozenset()
+
+
+def execution(problem: Problem) -> ExecutionHints:
+    """Return how the clients of a problem run fastest."""
+    hints: ExecutionHints = getattr(problem, "execution", _DEFAULTS)
+    return hints
+
+
+def layer_chain(problem: Problem) -> LayerChain | None:
+    """Return the layers of a problem, if it declares them."""
+    chain: LayerChain | None = getattr(problem, "layer_chain", None)
+    return chain
+
+
+def flatten_inputs(problem: Problem) -> bool:
+    """Return whether a problem reads each row as a vector."""
+    return bool(getattr(problem, "flatten_inputs", False))
+
+
+def buffer_names(problem: Problem) -> frozenset[str]:
+    """Return the leaves of the parameters that the forward pass moves instead of gradients."""
+    names: frozenset[str] = getattr(problem, "buffer_names", _NO_NAMES)
+    return names
+
+
+def local_buffers(problem: Problem) -> bool:
+    """Return whether the buffers of a problem stay on the clients."""
+    return bool(getattr(problem, "local_buffers", False))
+
+
+def split_buffers(problem: Problem, params: Mapping[str, L]) -> tuple[dict[str, L], dict[str, L]]:
+    """Return the trainable leaves and the buffers."""
+    names = buffer_names(problem)
+    if not names:
+        return dict(params), {}
+    trainable = {name: leaf for name, leaf in params.items() if name not in names}
+    return trainable, {name: leaf for name, leaf in params.items() if name in names}
 
 
 @dataclass(frozen=True)
@@ -66,6 +162,11 @@ class Model:
 
     problem: Problem
     params: Params
+
+    def __repr__(self) -> str:
+        """Return sizes instead of values."""
+        numbers = sum(value.numel() for value in self.params.values())
+        return f"Model({self.problem!r}, {len(self.params)} tensors, {numbers:,} numbers)"
 
 
 @runtime_checkable
@@ -106,7 +207,7 @@ class Selection:
     Attributes
     ----------
     x, y
-        The pooled data of everybody.
+        The pooled data of all clients.
     rows, weight
         [clients, n]: row numbers, and their weights (0 for padding).
     """
@@ -184,8 +285,8 @@ class HasUnpenalized(Problem, Protocol):
 class SupportSolvable(HasUnpenalized, Protocol):
     """A problem in one coefficient tensor that can be minimised over a given support.
 
-    The methods take blocks of clients (`parsifl.solvers.eager`): coefficients [clients, d] or
-    [clients, classes, d].
+    The methods take blocks of clients (see `parsifl.core._functorch.eager`): coefficients
+    [clients, d] or [clients, classes, d].
     """
 
     @property
@@ -240,6 +341,38 @@ class Compactable(SupportSolvable, Protocol):
 
     def compact(self, batches: Batches, coefficients: Tensor) -> CompactSteps | None:
         """Return gradients on those columns; None if the design is dense."""
+        ...
+
+
+@runtime_checkable
+class HasBuffers(Problem, Protocol):
+    """A model with leaves that the forward pass moves, such as running statistics."""
+
+    @property
+    def buffer_names(self) -> frozenset[str]:
+        """The names of these leaves among the parameters."""
+        ...
+
+    def trainable(self, name: str) -> bool:
+        """Return whether a leaf is moved by gradients."""
+        ...
+
+    def loss_and_buffers(self, params: Params, batch: Batch) -> tuple[Tensor, Params]:
+        """Return the training loss, and the buffers after the forward pass."""
+        ...
+
+
+@runtime_checkable
+class HasModule(Problem, Protocol):
+    """A problem whose model is a `torch.nn.Module`."""
+
+    @property
+    def module(self) -> nn.Module:
+        """The module on `meta`: structure without values."""
+        ...
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape of every parameter and buffer."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""When torch looks at code instead of running it: transformations, and traces of modules.
+"""Keeps traces of modules apart from their calls.
 
 `torch.fx` patches `nn.Module` while it traces: another thread's call would be traced as well, so
 a gate keeps the two apart.
@@ -9,17 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Condition
-
-import torch
-
-
-def is_transformed() -> bool:
-    """Tell whether what runs now is transformed by `torch.func`, by vmap or grad.
-
-    >>> is_transformed()
-    False
-    """
-    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 class _Gate:

@@ -38,7 +38,7 @@ class ClientData:
         All rows of all clients: a tensor, a NumPy array (it may be a memmap: rows are then read
         from disk when they are drawn) or a CSR matrix.
     y
-        One target a row: int64 labels, or floats (with a second axis for several targets).
+        One target per row: int64 labels, or floats (with a second axis for several targets).
     train, validation, test
         Row numbers of each client; a part may be empty. `Ragged` holds a million of them cheaply.
     profiles
@@ -69,6 +69,11 @@ class ClientData:
         for name in ("x", "y"):
             if isinstance(getattr(self, name), np.ndarray):
                 object.__setattr__(self, name, as_tensor(getattr(self, name)))
+            if not hasattr(getattr(self, name), "shape"):
+                given = type(getattr(self, name)).__name__
+                raise DataError(
+                    f"{name} must be one tensor, array or CSR matrix with all rows, got a {given}"
+                )
         rows, count = int(self.x.shape[0]), len(self.train)
         if len(self.y) != rows:
             raise DataError(f"x has {rows} rows but y has {len(self.y)}; they must agree")
@@ -90,6 +95,30 @@ class ClientData:
     def __len__(self) -> int:
         return len(self.train)
 
+    def __repr__(self) -> str:
+        """Return sizes instead of values.
+
+        >>> import numpy as np
+        >>> ClientData.of([(np.zeros((8, 2), np.float32), np.array([0, 1] * 4))] * 3)
+        ClientData('own': 3 clients, 24 rows of shape [2] and float32, 2 classes;
+                   training rows per client 6, validation 0, test 2)
+        """
+        dtype = str(self.x.dtype).removeprefix("torch.")
+        kind = "" if hasattr(self.x, "numel") else "sparse "
+        target = "real targets" if self.classes is None else f"{self.classes} classes"
+        parts = ", ".join(
+            f"{label} {_range(part)}"
+            for label, part in (
+                ("training rows per client", self.train),
+                ("validation", self.validation),
+                ("test", self.test),
+            )
+        )
+        return (
+            f"ClientData({self.name!r}: {len(self):,} clients, {int(self.x.shape[0]):,} {kind}rows "
+            f"of shape {list(self.x.shape[1:])} and {dtype}, {target};\n           {parts})"
+        )
+
     @classmethod
     def of(
         cls,
@@ -102,13 +131,13 @@ class ClientData:
         profiles: Sequence[Mapping[str, Any]] | None = None,
         folder: str | Path | None = None,
     ) -> ClientData:
-        """Pool a user's own data: one `(X, y)` a client, arrays, tensors or SciPy sparse matrices.
+        """Stack one `(X, y)` per client: arrays, tensors or SciPy sparse matrices.
 
         float64 and float32 stay what they are, integer features become float32 (unless `dtype`
-        says otherwise: torch.int64 for tokens; `parsifl.simulate` finds out from the model), and
+        says otherwise: torch.int64 for tokens; `parsifl.simulate` infers it from the model), and
         integer targets become int64 class labels. With a `folder` the features
         are pooled in a file there (x.npy) and stay on disk: for data that are larger than memory,
-        given as one memmap a client.
+        given as one memmap per client.
 
         >>> import numpy as np
         >>> data = ClientData.of([(np.zeros((4, 2)), np.array([0, 1, 0, 1]))], test=0.25)
@@ -154,7 +183,7 @@ class ClientData:
         ----------
         test
             The fraction of each client's rows that is held out; or row numbers into the official
-            test split, one array a client (see `personal_tests`).
+            test split, one array per client (see `personal_tests`).
         validation
             The fraction of each client's rows that is held out for tuning.
         normalize
@@ -195,11 +224,19 @@ class ClientData:
         return label_shares(self.y.numpy(), self.train, self.classes)
 
     def flattened(self) -> ClientData:
-        """Return the same data with one row of features a sample (a view of tensors)."""
+        """Return the same data with one vector of features per row (a view of tensors)."""
         import torch
 
         flat = self.x.flatten(1) if isinstance(self.x, torch.Tensor) else self.x
         return replace(self, x=flat)
+
+
+def _range(parts: Sequence[Indices]) -> str:
+    sizes = Ragged.of(parts).sizes
+    if not len(sizes):
+        return "0"
+    low, high = int(sizes.min()), int(sizes.max())
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
 def _check_split(test: Any, validation: Any, dtype: Any) -> None:
@@ -233,7 +270,7 @@ def as_tensor(array: Array) -> Tensor:
     import torch
 
     with warnings.catch_warnings():
-        # torch warns that a read-only array could be written to: nobody writes to the pooled data
+        # torch warns that a read-only array could be written to: the pooled data never are
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         return torch.from_numpy(array)
 

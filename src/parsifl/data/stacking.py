@@ -1,8 +1,8 @@
-"""Checks and pools the arrays that a user brings, one pair a client."""
+"""Checks and stacks the arrays that a user brings, one pair per client."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -11,6 +11,11 @@ import numpy as np
 
 from parsifl.core.errors import DataError
 from parsifl.data.ragged import Array, Indices
+
+_ONE_INPUT = (
+    ": a model reads one input; join several along the columns, np.hstack([X1, X2]), and split "
+    "them in the module's forward"
+)
 
 
 @final
@@ -27,7 +32,7 @@ class Pooled:
 def pool(
     clients: Sequence[tuple[Any, Any]], file: tuple[Path, np.dtype[Any] | None] | None = None
 ) -> Pooled:
-    """Stack one `(X, y)` a client, and name the client whose data do not fit.
+    """Stack one `(X, y)` per client, and name the client whose data do not fit.
 
     With a `file` (and the dtype to store, None: that of the data) the stack stays on disk.
     """
@@ -71,31 +76,50 @@ def _on_disk(parts: Sequence[Any], path: Path, dtype: np.dtype[Any] | None) -> A
     return mapped
 
 
-def _pair(number: int, client: tuple[Any, Any]) -> tuple[Any, Array]:
+def _pair(number: int, client: Any) -> tuple[Any, Array]:
     if not isinstance(client, (tuple, list)) or len(client) != 2:
-        raise DataError(f"client {number}: expected a pair (X, y), got {type(client).__name__}")
-    x, y = _array(client[0]), _array(client[1])
+        several = isinstance(client, (tuple, list)) and len(client) > 2
+        given = f"{len(client)} items" if several else type(client).__name__
+        raise DataError(
+            f"client {number}: expected a pair (X, y), got {given}{_ONE_INPUT if several else ''}"
+        )
+    x, y = _array(number, "X", client[0]), _array(number, "y", client[1])
     if not isinstance(y, np.ndarray) or y.ndim == 0:
-        raise DataError(f"client {number}: y must be a dense array with one entry a row")
+        raise DataError(f"client {number}: y must be a dense array with one entry per row")
     for label, array in (("X", x), ("y", y)):
         if array.dtype.kind not in "biuf":
             raise DataError(f"client {number}: {label} must hold numbers, not {array.dtype}")
     if x.ndim < 2:
         raise DataError(f"client {number}: X must have rows and columns, got shape {x.shape}")
     if x.shape[0] != len(y):
-        raise DataError(f"client {number}: X has {x.shape[0]} rows but y has {len(y)}")
+        several = isinstance(client[0], (tuple, list)) and x.ndim > 2 and x.shape[1] == len(y)
+        raise DataError(
+            f"client {number}: X has {x.shape[0]} rows but y has {len(y)}"
+            + (_ONE_INPUT if several else "")
+        )
     if len(y) == 0:
         raise DataError(f"client {number} has no rows; leave it out of the list")
     return x, y.astype(np.int64) if y.dtype.kind == "b" else y
 
 
-def _array(value: Any) -> Any:
+def _array(number: int, label: str, value: Any) -> Any:
     """Return a NumPy array, or a CSR matrix where the value is sparse already."""
     if hasattr(value, "tocsr"):
         return value.tocsr()
     if hasattr(value, "detach"):
         return value.detach().cpu().numpy()
-    return np.asarray(value)
+    if isinstance(value, Mapping):
+        hint = _ONE_INPUT if label == "X" else ""
+        raise DataError(f"client {number}: {label} must be one array, got a mapping{hint}")
+    try:
+        return np.asarray(value)
+    except (ValueError, TypeError) as error:
+        sizes = [np.shape(part) for part in value if hasattr(part, "shape")][:3]
+        shapes = f" of shapes {', '.join(map(str, sizes))}" if sizes else " of unequal lengths"
+        hint = _ONE_INPUT if sizes and label == "X" else "; pad or drop what does not fit"
+        raise DataError(
+            f"client {number}: {label} must be one array, got {len(value)} parts{shapes}{hint}"
+        ) from error
 
 
 def _check_like_first(number: int, x: Any, y: Array, first: tuple[Any, Array]) -> None:
@@ -134,7 +158,10 @@ def _classes(y: Array, sizes: Indices) -> int | None:
     if y.dtype.kind == "f":
         return None
     if y.ndim != 1:
-        raise DataError("integer targets are class labels and must be flat; use floats otherwise")
+        raise DataError(
+            f"integer targets are class labels, one per row, got shape {list(y.shape[1:])} per "
+            "row; turn one-hot targets into labels (y.argmax(1)), and give others as floats"
+        )
     if y.min() < 0:
         row = int(np.argmin(y))
         client = int(np.searchsorted(np.cumsum(sizes), row, side="right"))

@@ -112,7 +112,7 @@ class BatchSampler:
         if self._problem.uses_batch_statistics and padded:
             raise CapabilityError(
                 "this model normalises over the batch, so a padded batch would not be exact: set "
-                "partial to 'wrap' or 'drop', or adapt the model with GroupNorm"
+                "last_batch to 'wrap' or 'drop', or adapt the model with GroupNorm"
             )
         positions, valid = schedule(samples, draw, key.generators(clients))
         read = np.broadcast_to(positions, (len(clients), *positions.shape[1:]))

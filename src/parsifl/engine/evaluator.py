@@ -20,18 +20,15 @@ from parsifl.core.algorithm import ClientInfo
 from parsifl.core.batching import BatchSpec, ClientRoundData, DataRequest, Rows
 from parsifl.core.errors import ClientError, ConfigError, DataError
 from parsifl.core.keys import Key
-from parsifl.core.problem import Model
+from parsifl.core.problem import Model, execution
 from parsifl.data.clients import ClientData
 from parsifl.engine import executors
 from parsifl.engine.batch_sampler import BatchSampler
-from parsifl.engine.choice import convolutions
 from parsifl.engine.evaluation import Evaluation
 from parsifl.engine.executors import Executor, Outcome, Task, reason, run_alone
 from parsifl.engine.pool import ClientProgram, ClientRequest, ClientScores
 from parsifl.engine.record import SPLITS
 from parsifl.engine.threads import run_jobs, single_threaded
-from parsifl.nn.neural import NeuralProblem
-from parsifl.nn.row_losses import Loss, row_metrics
 from parsifl.solvers.sgd import SgdConfig, sgd
 
 T = TypeVar("T")
@@ -248,7 +245,7 @@ class Evaluator:
     @cached_property
     def _weight(self) -> float:
         """The cost of a row, in parameters that are used once."""
-        if convolutions(self._problem):
+        if execution(self._problem).expensive_rows:
             return math.inf
         return sum(value.numel() for value in self._problem.init(Key(0)).values())
 
@@ -306,19 +303,19 @@ class Evaluator:
 def _stacked_metrics(models: Iterator[Model], ends: Sequence[int], rows: Rows) -> dict[str, Tensor]:
     """Evaluate every row on its client's model; the outputs of networks are scored together."""
     pieces: list[dict[str, Tensor]] = []
-    kind: Loss | None = None
+    score: Callable[[Tensor, Tensor], dict[str, Tensor]] | None = None
     start = 0
     for model, end in zip(models, ends, strict=True):
         x = _cut(rows.x, start, end)
-        if isinstance(model.problem, NeuralProblem):
-            kind = model.problem.kind
+        score = getattr(model.problem, "output_metrics", None)
+        if score is not None:
             pieces.append({_OUTPUT: model.problem.predict(model.params, x)})
         else:
             own = Rows(x, rows.y[start:end], rows.weight[start:end])
             pieces.append(model.problem.metrics(model.params, own))
         start = end
     found = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
-    return found if kind is None else row_metrics(kind, found[_OUTPUT], rows.y)
+    return found if score is None else score(found[_OUTPUT], rows.y)
 
 
 def _on_one_core(jobs: Sequence[Callable[[], T]], *, threads: bool = True) -> list[T]:

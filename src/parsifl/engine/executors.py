@@ -16,10 +16,10 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
-from torch._functorch import vmap
 from torch.nn import functional
 
 from parsifl.core import tree
+from parsifl.core._functorch import vmap_columns
 from parsifl.core.batching import Batches, Rows
 from parsifl.engine.finite import is_ordinary
 from parsifl.engine.threads import imap_ordered
@@ -34,8 +34,6 @@ _TENSORS: dict[type, tuple[str, ...]] = {
 """What is padded, and its tensors in the order of `tree.flatten`."""
 _PADDED = tuple(_TENSORS)
 _POOLED = ("x", "y")
-_functorch: Any = torch._C._functorch
-_load_rules: Any = vmap.lazy_load_decompositions  # type: ignore[attr-defined]  # not declared
 
 
 @dataclass(frozen=True)
@@ -118,7 +116,7 @@ def _run_block(
     try:
         with scope():
             results, ordinary = _run_batched(function, members)
-    except Exception as error:  # isolate: whoever raises alone is the culprit
+    except Exception as error:  # isolate: a client that raises alone is the culprit
         for flat in members:
             run_alone(function, flat.task, outcome)
         if not outcome.failures:
@@ -198,30 +196,13 @@ def _run_batched(function: Callable[..., Any], members: Sequence[_Flat]) -> tupl
         result_structure[:] = [form]
         return tuple(flat)
 
-    outputs = _vmap(on_leaves, columns, len(members))
+    outputs = vmap_columns(on_leaves, columns, len(members))
     unbound = [output.unbind(0) for output in outputs]
     results = [
         tree.unflatten([column[i] for column in unbound], result_structure[0])
         for i in range(len(members))
     ]
     return results, all(is_ordinary(output) for output in outputs)
-
-
-def _vmap(
-    function: Callable[..., tuple[Tensor, ...]], columns: Sequence[tuple[Tensor, bool]], count: int
-) -> list[Tensor]:
-    """Do what `torch.func.vmap` does, without its search through trees: half a millisecond."""
-    _load_rules()
-    level = _functorch._vmap_increment_nesting(count, "error")
-    try:
-        inputs = [
-            _functorch._add_batch_dim(leaf, 0, level) if batched else leaf
-            for leaf, batched in columns
-        ]
-        outputs = function(*inputs)
-        return [_functorch._remove_batch_dim(output, level, count, 0) for output in outputs]
-    finally:
-        _functorch._vmap_decrement_nesting()
 
 
 def _stacked_arguments(

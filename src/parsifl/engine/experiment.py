@@ -1,13 +1,14 @@
-"""A run that is described by plain values: what the command line, sweeps and recipes start."""
+"""A run described by plain values: what the command line, sweeps and recipes start."""
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Any, Literal, Protocol, final
 
 import torch
 
@@ -16,7 +17,7 @@ from parsifl.core import config, registry
 from parsifl.core.algorithm import AnyAlgorithm
 from parsifl.core.config import Count, Fraction, Positive, Size
 from parsifl.core.errors import ConfigError, DataError, unknown
-from parsifl.core.problem import Problem
+from parsifl.core.problem import Problem, flatten_inputs
 from parsifl.data.clients import ClientData
 from parsifl.data.spec import parse
 from parsifl.engine.evaluation import Evaluation
@@ -30,7 +31,7 @@ from parsifl.nn.neural import NeuralProblem
 from parsifl.wire import Precision
 
 PROFILE = ("budget", "epochs", "flops_per_second", "local_steps", "width")
-"""What a device profile may say; the method decides what it reads."""
+"""What a device profile may contain; the algorithm decides what it reads."""
 _NESTED: dict[str, type[Any]] = {"evaluation": Evaluation, "network": NetworkModel}
 
 
@@ -47,8 +48,8 @@ class Experiment:
         A data set and how it is divided, as in `parsifl.data.prepare`.
     model
         A model of `parsifl.nn.models` with options ("mlp:hidden=100"), "glm", or "auto": a linear
-        model for regression and for sparse or double-precision data, the VGG for colour pictures
-        of 32 pixels and more, a perceptron otherwise.
+        model for regression and for sparse or double-precision data, the VGG for colour images of
+        32 pixels and more, an MLP otherwise.
     devices
         Profiles of unequal devices, such as "budget=0.125+1,epochs=1+4": the values of each entry
         are given to consecutive groups of clients of equal size.
@@ -119,12 +120,12 @@ class Experiment:
     ) -> Run:
         """Run it in this process."""
         method, clients = self.method(), self.load(data_dir)
-        _tell_unread(method, clients.profiles)
+        _warn_unread(method, clients.profiles)
         problem = problem_for(self.model, clients)
         return simulate(
             method,
             problem,
-            clients.flattened() if isinstance(problem, GLM) else clients,
+            clients.flattened() if flatten_inputs(problem) else clients,
             self.rounds,
             seed=self.seed,
             participation=self.participation,
@@ -157,8 +158,8 @@ def profiles(devices: str, count: int) -> tuple[dict[str, Any], ...]:
     )
 
 
-def _tell_unread(method: AnyAlgorithm, given: Sequence[Mapping[str, Any]]) -> None:
-    """Warn of entries of the device profiles that make no difference to this method."""
+def _warn_unread(method: AnyAlgorithm, given: Sequence[Mapping[str, Any]]) -> None:
+    """Warn of entries of the device profiles that this algorithm does not read."""
     read = ["flops_per_second", *method.profile_fields()]
     unread = sorted({name for profile in given for name in profile} - set(read))
     if unread:
@@ -169,22 +170,68 @@ def _tell_unread(method: AnyAlgorithm, given: Sequence[Mapping[str, Any]]) -> No
         )
 
 
-def problem_for(model: str, clients: ClientData) -> Problem:
-    """Return the problem that a model name stands for on these data."""
+class DataForm(Protocol):
+    """The form of the rows, which is all that a model depends on."""
+
+    @property
+    def name(self) -> str:
+        """The name of the data set."""
+        ...
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one row of features."""
+        ...
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of the features, such as "float32"."""
+        ...
+
+    @property
+    def classes(self) -> int | None:
+        """The number of classes; None for a real target."""
+        ...
+
+    @property
+    def sparse(self) -> bool:
+        """Whether the features are a CSR matrix."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Form:
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    classes: int | None
+    sparse: bool
+
+
+def _form(clients: ClientData) -> DataForm:
+    dtype = str(clients.x.dtype).removeprefix("torch.")
+    shape = tuple(int(size) for size in clients.x.shape[1:])
+    sparse = not isinstance(clients.x, torch.Tensor)
+    return _Form(clients.name, shape, dtype, clients.classes, sparse)
+
+
+def problem_for(model: str, data: ClientData | DataForm) -> Problem:
+    """Return the problem that a model name stands for on data of this form."""
+    form = _form(data) if isinstance(data, ClientData) else data
     name, options = read_model(model)
     if name == "auto":
-        name = _automatic(clients)
+        name = _automatic(form)
     if name == "glm":
-        return _linear(clients, options)
+        return _linear(form, options)
     if name not in models.names():
         raise ConfigError(unknown("model", name, ["auto", "glm", *models.names()]))
-    if clients.classes is None:
-        raise DataError(f"'{clients.name}' has a real target: use --model glm")
-    if not isinstance(clients.x, torch.Tensor):
-        raise DataError(f"'{clients.name}' is sparse: use --model glm")
-    inputs = clients.x[0].numel() if name == "mlp" else clients.x.shape[1]
-    factory = partial(_build, name, {"inputs": int(inputs), "classes": clients.classes, **options})
-    return NeuralProblem(factory, dtype=clients.x.dtype)
+    if form.classes is None:
+        raise DataError(f"'{form.name}' has a real target: use --model glm")
+    if form.sparse:
+        raise DataError(f"'{form.name}' is sparse: use --model glm")
+    inputs = math.prod(form.shape) if name == "mlp" else form.shape[0]
+    factory = partial(_build, name, {"inputs": inputs, "classes": form.classes, **options})
+    return NeuralProblem(factory, dtype=getattr(torch, form.dtype))
 
 
 def read_model(text: str) -> tuple[str, dict[str, Any]]:
@@ -205,23 +252,21 @@ def _build(name: str, options: dict[str, Any], width: float = 1.0) -> torch.nn.M
     return models.build(name, **{"width": width, **options})
 
 
-def _automatic(clients: ClientData) -> str:
-    x = clients.x
-    if clients.classes is None or not isinstance(x, torch.Tensor) or x.dtype == torch.float64:
+def _automatic(form: DataForm) -> str:
+    if form.classes is None or form.sparse or form.dtype == "float64":
         return "glm"
-    colour = x.ndim == 4 and x.shape[1] == 3 and x.shape[2] >= 32
+    colour = len(form.shape) == 3 and form.shape[0] == 3 and form.shape[1] >= 32
     return "vgg" if colour else "mlp"
 
 
-def _linear(clients: ClientData, options: Mapping[str, Any]) -> Problem:
-    classes = clients.classes
+def _linear(form: DataForm, options: Mapping[str, Any]) -> Problem:
+    classes = form.classes
     datafit = "squared" if classes is None else "logistic" if classes == 2 else "softmax"
-    flat = clients.flattened().x
     fitting = {
-        "features": int(flat.shape[1]),
+        "features": math.prod(form.shape),
         "datafit": datafit,
         "classes": classes,
-        "dtype": torch.float64 if str(flat.dtype).endswith("float64") else torch.float32,
+        "dtype": torch.float64 if form.dtype == "float64" else torch.float32,
     }
     return config.build(GLM, {**fitting, **options})
 

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from parsifl.core.errors import CapabilityError, ConfigError, DataError
 from parsifl.core.leaves import LowRank
-from parsifl.core.problem import Model, Params
+from parsifl.core.problem import HasModule, Model, Params
 from parsifl.engine import compact
 from parsifl.engine.compact import Part
-from parsifl.nn.neural import NeuralProblem
+from parsifl.nn.module_checks import restore_counters
 
 
 @final
@@ -35,7 +35,7 @@ class Export:
         Whose model it is; None: the global one.
     """
 
-    problem: NeuralProblem
+    problem: HasModule
     parts: dict[str, Part]
     client: int | None = None
 
@@ -57,10 +57,11 @@ class Export:
         """
         module = copy.deepcopy(self.problem.module)
         for name, part in self.parts.items():
-            _set_parameter(module, name, part.dense())
+            _set_value(module, name, part.dense())
         for name, part in self.parts.items():
             if isinstance(part.base, LowRank) and part.extra is None:
                 module = _factorise(module, name, part.base)
+        restore_counters(module)
         return module.eval().requires_grad_(False)
 
     def dense_module(self) -> nn.Module:
@@ -73,7 +74,7 @@ class Export:
         return compact.write(Path(path), self.parts, self.client)
 
     def report(self, x: Any, path: str | Path | None = None, repeats: int = 7) -> dict[str, Any]:
-        """Return parameters, file size and latency beside those of the dense model.
+        """Return parameters, file size and latency, each with that of the dense model.
 
         `x` is a batch as the model takes it, a tensor or an array of NumPy. The two models run in
         turn, and medians are compared, so that other work on the machine hurts both alike. Without
@@ -101,24 +102,28 @@ class Export:
 
 def export(model: Model, shared: Model | None = None, client: int | None = None) -> Export:
     """Return the compact form of a model, as a sparse change of `shared` where that is shorter."""
-    if not isinstance(model.problem, NeuralProblem):
+    if not isinstance(model.problem, HasModule):
         raise CapabilityError(
-            f"only models of a NeuralProblem are exported as modules; this one belongs to a "
-            f"{type(model.problem).__name__}, whose coefficients are in run.model.params"
+            f"only a problem with a module can be exported; a {type(model.problem).__name__} has "
+            "none: its coefficients are in run.model.params"
         )
     base: Params | None = None if shared is None else shared.params
     return Export(model.problem, compact.compress(model.params, base), client)
 
 
-def load(path: str | Path, problem: NeuralProblem) -> Export:
+def load(path: str | Path, problem: HasModule) -> Export:
     """Read a file that `Export.save` wrote; the problem gives the architecture."""
     parts, client = compact.read(Path(path), problem.shapes())
     return Export(problem, parts, client)
 
 
-def _set_parameter(module: nn.Module, name: str, value: Tensor) -> None:
+def _set_value(module: nn.Module, name: str, value: Tensor) -> None:
     place, _, own = name.rpartition(".")
-    setattr(module.get_submodule(place), own, nn.Parameter(value.detach().clone()))
+    layer, copied = module.get_submodule(place), value.detach().clone()
+    if own in dict(layer.named_buffers(recurse=False)):
+        setattr(layer, own, copied)
+    else:
+        setattr(layer, own, nn.Parameter(copied))
 
 
 def _factorise(module: nn.Module, name: str, factors: LowRank) -> nn.Module:
@@ -177,9 +182,9 @@ def _filled(
     values: Mapping[str, Tensor] = {"weight": left} if bias is None else {
         "weight": left, "bias": bias,
     }  # fmt: skip
-    _set_parameter(first, "weight", right.contiguous())
+    _set_value(first, "weight", right.contiguous())
     for name, value in values.items():
-        _set_parameter(second, name, value.contiguous())
+        _set_value(second, name, value.contiguous())
     return nn.Sequential(first, second)
 
 

@@ -6,12 +6,11 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any, final
 
-import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from parsifl.core import tree
+from parsifl.core._functorch import TorchDispatchMode, inside_backward
 from parsifl.core.algorithm import AnyAlgorithm
 from parsifl.core.batching import Batches, ClientRoundData
 from parsifl.core.problem import Problem
@@ -20,7 +19,7 @@ from parsifl.nn.models.flops import flop_counter, noting_trained
 
 @final
 class Cost(int):
-    """The operations of a round of local work: a number that knows what it is made of.
+    """The operations of a round of local work: a number with its parts.
 
     Attributes
     ----------
@@ -106,7 +105,7 @@ class FlopCounter:
 
 @final
 class _Passes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not annotate it
-    """Tells which of the counted operations run inside a backward pass."""
+    """Splits the counted operations into forward and backward passes."""
 
     def __init__(self, counter: FlopCounterMode) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # as above
@@ -119,10 +118,10 @@ class _Passes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does
         before = self._counter.get_total_flops()
         result = function(*args, **(kwargs or {}))
         spent = int(self._counter.get_total_flops() - before)
-        if torch._C._current_graph_task_id() == -1:  # no backward pass is running
-            self.forward += spent
-        else:
+        if inside_backward():
             self.backward += spent
+        else:
+            self.forward += spent
         return result
 
 

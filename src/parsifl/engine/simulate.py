@@ -10,6 +10,7 @@ from typing import Any, Literal
 from scipy.sparse import issparse
 
 from parsifl import startup
+from parsifl.algorithms._bases.local_buffers import with_buffer_policy
 from parsifl.core import config
 from parsifl.core.algorithm import AnyAlgorithm
 from parsifl.core.errors import ConfigError
@@ -125,6 +126,7 @@ def simulate(  # noqa: PLR0913 - all arguments but four have a default
         else data_checks.stack_clients(problem, clients, test=share)
     )
     _check_validation_rows(evaluation, data)
+    algorithm = with_buffer_policy(algorithm, problem)
     algorithm.check_capabilities(problem)
     chosen, block = choose_executor(executor, problem, sparse=issparse(data.x))
     described = {

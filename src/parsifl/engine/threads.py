@@ -1,7 +1,7 @@
 """Runs jobs in a few threads, each of which computes on one core.
 
 torch would rather split every product over OpenMP's threads, which meet after each of them: where
-another program uses one of the cores, everybody waits for it (docs/adr/0004). Jobs never meet.
+another program uses one of the cores, all of them wait for it (docs/adr/0004). Jobs never meet.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import TypeVar
 import torch
 
 from parsifl import startup
-from parsifl.core.problem import Problem, SupportSolvable
+from parsifl.core.problem import Problem, execution
 
 T = TypeVar("T")
 Scope = Callable[[], AbstractContextManager[None]]
@@ -56,10 +56,8 @@ def single_threaded() -> Iterator[None]:
 
 
 def thread_scope(problem: Problem) -> Scope:
-    """Return the scope of work on a problem, at clients and at the server; to ask takes time."""
-    # a linear model gains a few percent from a second thread, and takes ten times as long where
-    # that thread has to wait for a busy core (docs/adr/0004)
-    return single_threaded if isinstance(problem, SupportSolvable) else nullcontext
+    """Return the scope of work on a problem, at clients and at the server."""
+    return single_threaded if execution(problem).single_threaded else nullcontext
 
 
 def run_jobs(jobs: Iterable[Callable[[], T]]) -> list[T]:

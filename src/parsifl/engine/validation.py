@@ -1,4 +1,4 @@
-"""Mistakes in the arguments of a run are told before any work is done."""
+"""Checks the arguments of a run before any work is done."""
 
 from __future__ import annotations
 
@@ -19,24 +19,25 @@ from parsifl.engine.network_model import NetworkModel
 
 
 def check_parts(algorithm: Any, problem: Any, clients: Any) -> None:
-    """Refuse what is no method, no problem or no data, and say what to write instead."""
+    """Reject wrong types of algorithm, problem and data, and name what to write instead."""
     if not isinstance(algorithm, FederatedAlgorithm):
-        told = repr(algorithm) if isinstance(algorithm, str) else _kind(algorithm)
+        given = repr(algorithm) if isinstance(algorithm, str) else _kind(algorithm)
         name = algorithm if isinstance(algorithm, str) else "fedavg"
         raise ConfigError(
-            f"algorithm must be a configured method, got {told}; write parsifl.get({name!r}), "
+            f"algorithm must be a configured algorithm, got {given}; write parsifl.get({name!r}), "
             "or run a parsifl.engine.experiment.Experiment, which takes names"
         )
     if isinstance(problem, nn.Module):
         raise ConfigError(
-            f"problem must say what is learned, got the bare module {type(problem).__name__}; "
+            f"problem must be a model with a loss, got the bare module {type(problem).__name__}; "
             "write parsifl.NeuralProblem(module)"
         )
     if isinstance(problem, type) or not isinstance(problem, Problem):
         missing = lacking(problem, Problem) if hasattr(problem, "loss") else []
-        told = f", which lacks {', '.join(missing)}" if missing else ""
+        lacks = f", which lacks {', '.join(missing)}" if missing else ""
         raise ConfigError(
-            f"problem must be a parsifl.NeuralProblem or a parsifl.GLM, got {_kind(problem)}{told}"
+            "problem must be a parsifl.NeuralProblem, a parsifl.GLM or an object with the members "
+            f"of parsifl.core.problem.Problem, got {_kind(problem)}{lacks}"
         )
     if not isinstance(clients, ClientData) and (
         isinstance(clients, str) or not isinstance(clients, Sequence)
@@ -48,7 +49,7 @@ def check_parts(algorithm: Any, problem: Any, clients: Any) -> None:
 
 
 def check_learnable(problem: Problem) -> int:
-    """Refuse a model that has nothing to learn, or whose device is not there; return its bytes."""
+    """Reject a model without parameters or on a missing device; return its bytes."""
     try:
         params = problem.init(Key(0))
     except (RuntimeError, AssertionError) as error:
@@ -62,7 +63,7 @@ def check_learnable(problem: Problem) -> int:
 
 
 def check_options(options: Mapping[str, Any], evaluation: Any, network: Any, run_dir: Any) -> None:
-    """Refuse numbers and settings of the wrong kind."""
+    """Reject numbers and settings of the wrong kind."""
     for name, least in (("rounds", 1), ("seed", 0), ("evaluate_every", 0), ("state_limit", 0)):
         value = options[name]
         if not _is(value, numbers.Integral) or value < least:

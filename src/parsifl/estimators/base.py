@@ -178,7 +178,7 @@ class FederatedSparse(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         return 1 / steepest if steepest > 0 else 1.0
 
     def _book(self, run: Run, moments: Moments, clients: int) -> None:
-        names = ("round", "trained", "bytes_up", "bytes_down", "dropped", "info")
+        names = ("round", "trained", "bytes_up", "bytes_down", "dropped", "metrics")
         self.history_ = [{name: record[name] for name in names} for record in run.metrics]
         self.n_iter_ = len(run.metrics)
         self.bytes_up_ = run.bytes_up + moments.bytes_up

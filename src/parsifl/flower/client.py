@@ -17,7 +17,7 @@ from parsifl.core import tree
 from parsifl.core.algorithm import ClientInfo
 from parsifl.core.errors import ConfigError, DataError, ParsiflError, WireError
 from parsifl.core.keys import Key
-from parsifl.core.problem import Model, Problem
+from parsifl.core.problem import Model, Problem, flatten_inputs
 from parsifl.data.clients import ClientData
 from parsifl.data.ragged import Ragged
 from parsifl.engine.batch_sampler import BatchSampler, Infos
@@ -30,7 +30,6 @@ from parsifl.flower.client_state import ClientStates
 from parsifl.flower.data_schema import DataSchema
 from parsifl.flower.message import Letter
 from parsifl.flower.transport import Kind
-from parsifl.linear.glm import GLM
 
 NodeConfig = Mapping[str, Any]
 Arrays = tuple[Any, Any] | ClientData
@@ -222,7 +221,7 @@ class RemoteClient:
         problem = self._make(schema.example())
         self._algorithm.check_capabilities(problem)
         data = replace(self._data, classes=schema.classes)
-        if isinstance(problem, GLM):
+        if flatten_inputs(problem):
             data = data.flattened()
         received = None
         if "down" in letter.parts:

@@ -18,7 +18,7 @@ from typing import Any
 from parsifl import wire
 from parsifl.core.algorithm import AnyAlgorithm, ClientInfo
 from parsifl.core.errors import CheckpointError, WireError
-from parsifl.core.problem import Problem
+from parsifl.core.problem import Problem, flatten_inputs
 from parsifl.data.clients import ClientData
 from parsifl.engine.local_pool import Outbox
 from parsifl.engine.pool import (
@@ -38,7 +38,6 @@ from parsifl.flower.scores import read_scores
 from parsifl.flower.settings import Settings
 from parsifl.flower.transport import Link
 from parsifl.flower.upload_template import UploadTemplates
-from parsifl.linear.glm import GLM
 from parsifl.wire import MessageStats
 
 EXECUTOR = "flower"
@@ -90,7 +89,7 @@ class FlowerPool:
         problem = self._make(example)
         self._algorithm.check_capabilities(problem)
         self.schema = schema.to_json()
-        if isinstance(problem, GLM):
+        if flatten_inputs(problem):
             schema = type(schema).of(example.flattened())
         self._problem = problem
         self._templates = UploadTemplates(self._algorithm, problem, schema)

@@ -117,7 +117,7 @@ class Compacted:
 def compacted(batches: Batches, also: Array) -> Compacted:
     """Gather CSR batches without the columns that they never touch, but for those in `also`.
 
-    `also` tells for each column whether it stays in any case.
+    `also` marks the columns that stay in any case.
     """
     index = batches.index.numpy()
     drawn, order = np.unique(index, return_inverse=True)

@@ -111,12 +111,16 @@ DATAFITS = {fit.name: fit for fit in (SQUARED, SQUARED_HALF, LOGISTIC, SOFTMAX)}
 
 
 def check_targets(fit: Datafit, y: Tensor, classes: int | None) -> None:
-    """Refuse targets that the loss cannot read: numbers that are not finite, labels of no class.
+    """Reject targets that the loss cannot read: numbers that are not finite, unknown labels.
 
     >>> check_targets(LOGISTIC, torch.tensor([0, 1, 1]), None)
     """
     if y.ndim != 1:
-        raise DataError(f"{fit.name} needs one target a row, got targets of shape {list(y.shape)}")
+        one_hot = fit.classes and y.ndim == 2 and y.shape[1] > 1
+        raise DataError(
+            f"{fit.name} needs one target per row, got targets of shape {list(y.shape)}"
+            + ("; turn one-hot targets into labels: y.argmax(1)" if one_hot else "")
+        )
     if y.is_floating_point() and not bool(torch.isfinite(y).all()):
         raise DataError("a target is NaN or infinite; leave such rows out")
     if not fit.classes:

@@ -1,7 +1,7 @@
 """Design matrices, dense or CSR, behind the same few operations: the only place that branches.
 
-Functions whose arguments have a leading client axis ([clients, ...]) are for eager batches of
-clients (see `parsifl.solvers.eager`): they read pooled rows by number and never copy them all.
+Functions whose arguments have a leading client axis ([clients, ...]) serve eager batches of clients
+(see `parsifl.core._functorch.eager`): they read pooled rows by number and never copy them all.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,15 +16,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from parsifl.core.batching import Batch, Batches, Rows
+from parsifl.core.data_trial import FEW, check_metrics, try_predict, unreadable
 from parsifl.core.errors import ConfigError, DataError
 from parsifl.core.keys import Key
-from parsifl.core.problem import Params, Restricted, Selection
+from parsifl.core.problem import ExecutionHints, Params, Restricted, Selection
 from parsifl.linear import datafits
 from parsifl.linear.csr_batches import Compacted, compacted
 from parsifl.linear.design import CsrDesign
 from parsifl.linear.predictor import Predictor
 
 NAME = "coef"
+_FEW_POSITIONS = 10
+_HINTS = ExecutionHints(block_size=64, single_threaded=True)
 
 
 @final
@@ -32,8 +36,8 @@ class GLM:
 
     .. math:: f_i(x) = \frac{1}{n_i} \sum_j \ell(z_j^\top x, y_j) + \frac{\lambda}{2} \|x\|_2^2
 
-    The one parameter is "coef", of shape [d], or [classes, d] for softmax. It is float64 unless
-    told otherwise.
+    The one parameter is "coef", of shape [d], or [classes, d] for softmax. It is float64 by
+    default.
 
     Parameters
     ----------
@@ -43,13 +47,13 @@ class GLM:
         "squared" (Fed-HT's scaling, no 1/2), "squared-half" (FedGradMP's), "logistic" (labels 0
         and 1, or -1 and +1) or "softmax" (labels 0 .. classes - 1).
     classes
-        How many classes softmax tells apart.
+        The number of classes of softmax.
     l2
         The strength lambda; an intercept is not penalised.
     intercept
         Adds a last coefficient that multiplies 1.
     keep
-        Coefficients that no method may set to zero (an intercept is among them anyway).
+        Coefficients that no algorithm may set to zero (an intercept is among them anyway).
     dictionary
         Atoms as columns [features, d]: the coefficients then belong to the atoms, x = Psi a.
     weighted
@@ -94,7 +98,7 @@ class GLM:
         if self.datafit.name == "softmax" and not (_is_count(classes) and classes > 1):
             raise ConfigError(f"softmax needs classes= of at least 2, got {classes!r}")
         if self.datafit.name != "softmax" and classes not in (None, 2):
-            raise ConfigError(f"{self.datafit.name} cannot tell {classes} classes; use softmax")
+            raise ConfigError(f"{self.datafit.name} has two classes, got {classes}; use softmax")
         if dictionary is not None and (dictionary.ndim != 2 or len(dictionary) != features):
             raise ConfigError(
                 f"the dictionary has shape {list(dictionary.shape)}, but there are {features} "
@@ -102,11 +106,11 @@ class GLM:
             )
 
     def __repr__(self) -> str:
-        """Tell problems apart (their dictionaries by a sum of their entries)."""
+        """Return every setting; long ones by a checksum, since run directories compare this."""
         atoms = None if self._psi is None else (tuple(self._psi.shape), float(self._psi.sum()))
         return (
             f"GLM({self.features}, {self.datafit.name!r}, classes={self.classes}, l2={self.l2}, "
-            f"intercept={self.intercept}, keep={self._keep}, dictionary={atoms}, "
+            f"intercept={self.intercept}, keep={_brief(self._keep)}, dictionary={atoms}, "
             f"weighted={self.weighted}, dtype={self.dtype})"
         )
 
@@ -155,6 +159,25 @@ class GLM:
         """Predictions depend on their own row alone."""
         return False
 
+    @property
+    def execution(self) -> ExecutionHints:
+        """A linear model is small: calls limit it, not the cache, and threads only wait."""
+        # A second thread gains a few percent, and costs a factor of ten where it has to wait for a
+        # busy core (docs/adr/0004).
+        return _HINTS
+
+    @property
+    def flatten_inputs(self) -> bool:
+        """A row is a vector of features."""
+        return True
+
+    def check_data(self, params: Params, x: Any, y: Tensor) -> None:
+        """Raise DataError for rows or targets that the model cannot read."""
+        output = try_predict(self, params, x[:FEW])
+        if isinstance(output, Exception):
+            raise unreadable(x, output, f"it has {self.features} features") from output
+        check_metrics(self, params, x, y, output)
+
     @cached_property
     def unpenalized(self) -> Mapping[str, tuple[int, ...]]:
         """The coefficients that sparsity must leave alone."""
@@ -192,11 +215,11 @@ class GLM:
         return (y[..., 0], y[..., 1]) if self.weighted else (y, 1.0)
 
     def check_targets(self, y: Tensor) -> None:
-        """Refuse targets of the wrong form before anything is trained on them."""
+        """Reject targets of the wrong form before training."""
         if not self.weighted:
             return datafits.check_targets(self.datafit, y, self.classes)
         if y.ndim != 2 or y.shape[1] != 2:
-            raise DataError(f"a target and a weight a row are needed, got shape {list(y.shape)}")
+            raise DataError(f"each row needs a target and a weight, got shape {list(y.shape)}")
         if not bool((torch.isfinite(y[:, 1]) & (y[:, 1] >= 0)).all()):
             raise DataError("a row has a weight that is negative or not finite")
         return datafits.check_targets(self.datafit, y[:, 0], self.classes)
@@ -306,6 +329,12 @@ def _checked_keep(keep: Sequence[int], width: int) -> tuple[int, ...]:
     if outside:
         raise ConfigError(f"keep names coefficient {outside[0]}, but there are 0 .. {width - 1}")
     return tuple(places)
+
+
+def _brief(keep: tuple[int, ...]) -> str:
+    if len(keep) <= _FEW_POSITIONS:
+        return str(keep)
+    return f"<{len(keep)} positions, crc32 {zlib.crc32(str(keep).encode()):08x}>"
 
 
 def _is_count(value: Any) -> bool:

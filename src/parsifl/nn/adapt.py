@@ -5,16 +5,14 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.dropout import _DropoutNd
-from torch.nn.modules.instancenorm import _InstanceNorm
 
 from parsifl.core.errors import ConfigError
 from parsifl.nn.dropout import KeyedDropout
+from parsifl.nn.module_checks import BATCH_NORMS, DROPOUTS, INSTANCE_NORMS
 
 
 def adapt(
@@ -31,18 +29,18 @@ def adapt(
     """
     if norm not in ("batch", "group"):
         raise ConfigError(f"unknown norm {norm!r}; use 'batch' or 'group'")
-    _refuse(module)
+    _check(module)
     adapted = copy.deepcopy(module)
     _untie_modules(adapted)
     _untie_parameters(adapted)
     salts = iter(range(1, 2**31))
 
     def swap(child: nn.Module) -> nn.Module:
-        if isinstance(child, _BatchNorm):
+        if isinstance(child, BATCH_NORMS):
             return _group_norm(child, groups) if norm == "group" else _batch_statistics(child)
-        if isinstance(child, _InstanceNorm):
+        if isinstance(child, INSTANCE_NORMS):
             return _batch_statistics(child)
-        if isinstance(child, _DropoutNd):
+        if isinstance(child, DROPOUTS):
             channels = not isinstance(child, nn.Dropout)
             return KeyedDropout(child.p, next(salts), channels=channels).train(child.training)
         return child
@@ -50,7 +48,7 @@ def adapt(
     return _replace(adapted, swap)
 
 
-def _refuse(module: nn.Module) -> None:
+def _check(module: nn.Module) -> None:
     for name, parameter in module.named_parameters():
         if nn.parameter.is_lazy(parameter):
             raise ConfigError(
@@ -96,14 +94,14 @@ def _untie_parameters(module: nn.Module) -> None:
         seen.add(id(parameter))
 
 
-def _batch_statistics(child: _BatchNorm | _InstanceNorm) -> nn.Module:
-    for name in ("running_mean", "running_var", "num_batches_tracked"):
-        setattr(child, name, None)
-    child.track_running_stats = False
+def _batch_statistics(child: nn.Module) -> nn.Module:
+    cleared = dict.fromkeys(("running_mean", "running_var", "num_batches_tracked"))
+    for name, value in {**cleared, "track_running_stats": False}.items():
+        setattr(child, name, value)
     return child
 
 
-def _group_norm(child: _BatchNorm, groups: int) -> nn.Module:
+def _group_norm(child: Any, groups: int) -> nn.Module:
     count = math.gcd(child.num_features, groups)
     normed = nn.GroupNorm(count, child.num_features, child.eps, child.affine)
     if child.affine:

@@ -19,7 +19,7 @@ class Linear:
 
 @dataclass(frozen=True)
 class Conv:
-    """A convolution of pictures, zeros around them."""
+    """A convolution of images, padded with zeros."""
 
     weight: str
     bias: str | None

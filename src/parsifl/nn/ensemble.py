@@ -108,7 +108,7 @@ class Ensemble:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of every parameter."""
         if not isinstance(self.base, Scalable):
-            raise CapabilityError(f"{type(self.base).__name__} does not tell its shapes")
+            raise CapabilityError(f"{type(self.base).__name__} does not declare its shapes")
         inner = self.base.shapes()
         return {prefix(i) + name: shape for i in self.members for name, shape in inner.items()}
 
@@ -137,5 +137,5 @@ def member_key(key: Key, member: int) -> Key:
 
 def _layered(problem: Problem) -> Layered:
     if not isinstance(problem, Layered):
-        raise CapabilityError(f"{type(problem).__name__} does not tell its layers")
+        raise CapabilityError(f"{type(problem).__name__} does not declare its layers")
     return problem

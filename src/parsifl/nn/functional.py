@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import final
 
 from torch import Tensor, nn
 
+from parsifl.core._functorch import ModuleSlots
 from parsifl.core.tracing import GATE
+
+_Call = Callable[[Mapping[str, Tensor], Tensor], Tensor]
 
 
 @final
 class Functional:
     """A module without values of its own, which several threads may call at once.
 
-    Parameters are put into the module for the time of a call, as `torch.func.functional_call`
-    does, but their places are looked up once: for small models that look-up is a tenth of a step.
-    Every call has a copy of the module to itself; copies are kept and share the parameters.
+    Values are put into the module for the time of a call, as by `torch.func.functional_call`. Every
+    call has a copy of the module to itself, since the forward pass may write to buffers. Copies are
+    reused and share the parameters.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
-        self._idle: deque[_Slots] = deque()  # a deque may be used by several threads
+        self._idle: deque[_Call] = deque()  # a deque may be used by several threads
 
     def __call__(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """Return the module's output."""
@@ -33,36 +36,11 @@ class Functional:
             slots = self._copy()
         GATE.enter()
         try:
-            return slots.call(params, x)
+            return slots(params, x)
         finally:
             GATE.leave()
             self._idle.append(slots)
 
-    def _copy(self) -> _Slots:
+    def _copy(self) -> _Call:
         shared = {id(parameter): parameter for parameter in self._module.parameters()}
-        return _Slots(copy.deepcopy(self._module, shared))
-
-
-@final
-class _Slots:
-    """A module and where its parameters are kept."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
-        self._places = {
-            f"{prefix}.{name}" if prefix else name: (layer._parameters, name, value)
-            for prefix, layer in module.named_modules()
-            for name, value in layer._parameters.items()
-        }
-
-    def call(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """Return the output for these parameters; afterwards the module holds none of them."""
-        places = [(self._places[name], value) for name, value in params.items()]
-        try:
-            for (table, name, _), value in places:
-                table[name] = value
-            output: Tensor = self._module(x)
-            return output
-        finally:
-            for (table, name, empty), _ in places:
-                table[name] = empty
+        return ModuleSlots(copy.deepcopy(self._module, shared))

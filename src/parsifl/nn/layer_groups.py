@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Grouped(Protocol):
-    """A module that says which of its submodules form one maskable layer."""
+    """A module that declares which of its submodules form one maskable layer."""
 
     def mask_blocks(self) -> Sequence[Sequence[str]]:
         """Return the names of the submodules of each block."""
@@ -93,8 +93,8 @@ def find_head(module: nn.Module, head: str | None = None) -> str:
         modules = dict(module.named_modules())
         if len(last) == 1 and last[0] and isinstance(modules[last[0]], nn.Linear):
             return last[0]
-        told = "its last layer with weights is" if traced is None else "its output comes from"
-        seen = f"{told} {' and '.join(_describe(name, modules[name]) for name in last)}"
+        described = "its last layer with weights is" if traced is None else "its output comes from"
+        seen = f"{described} {' and '.join(_describe(name, modules[name]) for name in last)}"
     raise ConfigError(
         f"the model has no head that can be found: {seen}; "
         "a head is a linear layer after the others, or name it with head=..."

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
+
+import torch
 from torch import nn
 
 from parsifl.core.errors import CapabilityError
 
-_CONSTANT = "keep what is constant as a plain attribute of the module"
-_REMEDY = "parsifl.nn.adapt(module) returns a copy without it"
-_DROPOUT = (
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+CONVOLUTIONS = (
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.ConvTranspose1d,
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+)
+DROPOUTS = (
     nn.Dropout,
     nn.Dropout1d,
     nn.Dropout2d,
@@ -16,39 +27,68 @@ _DROPOUT = (
     nn.AlphaDropout,
     nn.FeatureAlphaDropout,
 )
+COUNTER = "num_batches_tracked"
+"""Counts forward passes; a fixed momentum never reads it, so it is neither stored nor sent."""
+_REMEDY = "parsifl.nn.adapt(module) returns a copy without it"
 
 
-def refuse_unbatchable(module: nn.Module) -> None:
-    """Refuse, by the name of the layer, whatever carries state or randomness of its own."""
+def check_module(module: nn.Module, *, buffers: bool = False) -> None:
+    """Reject modules with state or randomness of their own; the error names the layer.
+
+    With `buffers`, floating-point buffers are allowed: they are federated.
+    """
     for name, layer in module.named_modules():
         place = f"layer '{name}' ({type(layer).__name__})" if name else type(layer).__name__
         if isinstance(layer, nn.modules.lazy.LazyModuleMixin):
             raise CapabilityError(
                 f"{place} has lazy parameters; run the module once on a sample before you pass it"
             )
-        if isinstance(layer, _DROPOUT) and layer.p > 0:
+        if isinstance(layer, DROPOUTS) and layer.p > 0:
             raise CapabilityError(f"{place} draws unkeyed random numbers; {_REMEDY}")
         inner = getattr(layer, "dropout", 0.0)  # of attention and recurrent layers, a number
         if isinstance(layer, nn.RReLU) or (isinstance(inner, float) and inner > 0):
             raise CapabilityError(
                 f"{place} draws unkeyed random numbers; set its dropout to 0, or replace it"
             )
-        buffers = [buffer for buffer, _ in layer.named_buffers(recurse=False)]
-        if buffers:
-            statistics = isinstance(layer, nn.modules.batchnorm._NormBase)
-            remedy = f"{_REMEDY} (norm='group' suits every batch)" if statistics else _CONSTANT
-            raise CapabilityError(f"{place} keeps buffers ({', '.join(buffers)}); {remedy}")
+        _check_buffers(place, layer, allowed=buffers)
     for name, value in module.named_parameters():
         if not value.requires_grad:
             raise CapabilityError(
-                f"parameter '{name}' is frozen (requires_grad=False), but methods train all "
-                "parameters: make it a constant of the module, or choose a method that freezes "
+                f"parameter '{name}' is frozen (requires_grad=False), but algorithms train all "
+                "parameters: make it a constant of the module, or choose an algorithm that freezes "
                 "layers (perfedmask, fedbabu)"
             )
-    _refuse_tied(module)
+    _check_untied(module)
+    _check_inputs(module)
 
 
-def _refuse_tied(module: nn.Module) -> None:
+def _check_buffers(place: str, layer: nn.Module, *, allowed: bool) -> None:
+    buffers = dict(layer.named_buffers(recurse=False))
+    if not buffers:
+        return
+    statistics = isinstance(layer, BATCH_NORMS + INSTANCE_NORMS)
+    if not allowed:
+        remedy = (
+            "NeuralProblem(module, buffers='average') averages them over clients, 'local' keeps "
+            f"them on the clients, 'batch' does without; {_REMEDY} (norm='group' suits every batch)"
+            if statistics
+            else "keep what is constant as a plain attribute of the module"
+        )
+        raise CapabilityError(f"{place} keeps buffers ({', '.join(buffers)}); {remedy}")
+    if statistics and getattr(layer, "momentum", 0.1) is None:
+        raise CapabilityError(
+            f"{place} averages over all batches (momentum=None), which needs a counter that is not "
+            "federated; set its momentum to a number, such as 0.1"
+        )
+    for name, value in buffers.items():
+        if name != COUNTER and not value.is_floating_point():
+            raise CapabilityError(
+                f"{place} keeps the buffer {name} of {value.dtype}; only floating-point buffers "
+                "are federated: keep what is constant as a plain attribute of the module"
+            )
+
+
+def _check_untied(module: nn.Module) -> None:
     owners: dict[int, str] = {}
     for name, value in module.named_parameters(remove_duplicate=False):
         if id(value) in owners:
@@ -56,3 +96,38 @@ def _refuse_tied(module: nn.Module) -> None:
                 f"parameter '{name}' is tied to '{owners[id(value)]}'; {_REMEDY} (untied)"
             )
         owners[id(value)] = name
+
+
+def _check_inputs(module: nn.Module) -> None:
+    """Reject a forward pass that needs more than one argument."""
+    try:
+        signature = inspect.signature(module.forward)
+    except (TypeError, ValueError):
+        return
+    required = [
+        parameter.name
+        for parameter in signature.parameters.values()
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
+    if len(required) > 1:
+        raise CapabilityError(
+            f"{type(module).__name__}.forward takes {len(required)} inputs "
+            f"({', '.join(required)}), but a problem passes one tensor: join the inputs along "
+            "the columns of X and split them in forward"
+        )
+
+
+def drop_counters(module: nn.Module) -> nn.Module:
+    """Remove the counters of batches, in place: a forward pass would write to them."""
+    for layer in module.modules():
+        if COUNTER in dict(layer.named_buffers(recurse=False)):
+            setattr(layer, COUNTER, None)
+    return module
+
+
+def restore_counters(module: nn.Module) -> None:
+    """Put the counters back, in place, so that the state dict has the keys of a fresh module."""
+    for layer in module.modules():
+        if isinstance(layer, BATCH_NORMS) and layer.running_var is not None:
+            layer.num_batches_tracked = torch.tensor(0)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 from collections.abc import Callable
-from functools import cached_property, partial
+from functools import cached_property, partial, wraps
 from threading import RLock
-from typing import Any, final
+from typing import Any, Literal, final
 
 import torch
 from torch import Tensor, nn
@@ -16,19 +17,30 @@ from parsifl.core.batching import Batch, Rows
 from parsifl.core.errors import CapabilityError, ConfigError
 from parsifl.core.keys import Key
 from parsifl.core.layer_group import LayerGroup
-from parsifl.core.problem import Params
-from parsifl.nn.chain_layers import Chain
+from parsifl.core.problem import ExecutionHints, LayerChain, Params
+from parsifl.nn.adapt import adapt
+from parsifl.nn.data_fit import check_data
 from parsifl.nn.dropout import dropout_key
 from parsifl.nn.functional import Functional
 from parsifl.nn.layer_chain import find_chain
 from parsifl.nn.layer_groups import head_parameters, layer_groups
 from parsifl.nn.models.flops import note_trained
 from parsifl.nn.models.scaler import add_scalers
-from parsifl.nn.module_checks import refuse_unbatchable
+from parsifl.nn.module_checks import (
+    BATCH_NORMS,
+    CONVOLUTIONS,
+    COUNTER,
+    check_module,
+    drop_counters,
+)
 from parsifl.nn.row_losses import Loss, row_loss, row_metrics
 
 Factory = Callable[..., nn.Module]
+BufferPolicy = Literal["average", "local", "batch"]
 _CHUNK = 1024
+_BLOCK = 10  # clients per batch: larger blocks fall out of the cache and are slower
+_DENSE_BLOCK = 20  # of fused MLPs: threads hand over Python's lock less often (docs/adr/0004)
+_FUSED_CONVOLUTIONS = 2  # a chain with more is slower fused than alone (docs/adr/0003)
 _BUILDING = RLock()  # to build a module, torch's own generator is borrowed: one thread at a time
 
 
@@ -50,6 +62,11 @@ class NeuralProblem:
         Of the parameters.
     scale
         The width that HeteroFL's scaler makes up for in training (see `narrow`); 1 for none.
+    buffers
+        What happens to running statistics (BatchNorm). "average": they are part of the parameters,
+        the forward pass moves them, and the server averages them. "local": the same, but they stay
+        on the clients. "batch": there are none; every batch is normalised by its own statistics,
+        as by `parsifl.nn.adapt`. None: a module with running statistics is rejected.
 
     Examples
     --------
@@ -67,31 +84,56 @@ class NeuralProblem:
         dtype: torch.dtype = torch.float32,
         device: str = "cpu",
         scale: float = 1.0,
+        buffers: BufferPolicy | None = None,
     ) -> None:
         if loss not in ("cross-entropy", "mse"):
             raise ConfigError(f"loss must be 'cross-entropy' or 'mse', got {loss!r}")
         self.kind: Loss = loss
         self.dtype, self.device = dtype, torch.device(device)
         self._head_name = head
-        self._source = module
+        if buffers not in (None, "average", "local", "batch"):
+            raise ConfigError(f"buffers must be 'average', 'local' or 'batch', got {buffers!r}")
+        self.buffers: BufferPolicy | None = buffers
         if not callable(module):
             raise ConfigError(f"expected an nn.Module or a factory of one, got {module!r}")
         if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
             raise ConfigError(f"dtype must be torch.float32 or torch.float64, got {dtype!r}")
+        self._source = _without_statistics(module) if buffers == "batch" else module
         with torch.random.fork_rng(devices=[]):
-            built = module if isinstance(module, nn.Module) else module()
+            built = self._built()
             if not isinstance(built, nn.Module):
                 raise ConfigError(
                     f"expected an nn.Module or a factory of one, got {type(built).__name__}"
                 )
-            refuse_unbatchable(built)
-            self._training = copy.deepcopy(built).to("meta").train().requires_grad_(False)
+            check_module(built, buffers=buffers in ("average", "local"))
+            meta = copy.deepcopy(built).to("meta").train().requires_grad_(False)
+        self._training = drop_counters(meta)
+        self.buffer_names = frozenset(name for name, _ in meta.named_buffers())
         if scale != 1.0:
             add_scalers(self._training, scale, head)
         self._train = Functional(self._training)
-        self._judge = Functional(copy.deepcopy(self._training).eval())
-        self.chain: Chain | None = find_chain(self._training) if scale == 1.0 else None
+        self._evaluate = Functional(copy.deepcopy(self._training).eval())
+        plain = scale == 1.0 and not self.buffer_names
+        chain = find_chain(self._training) if plain else None
+        self.layer_chain = None if chain is None else LayerChain(chain, loss)
         self._narrow: dict[tuple[float, bool], NeuralProblem] = {}
+
+    def __repr__(self) -> str:
+        """Return the module, its size and the loss in a line."""
+        count = sum(math.prod(shape) for shape in self.shapes().values())
+        given = "".join(
+            f", {name}={value}"
+            for name, value, default in (
+                ("buffers", repr(self.buffers), "None"),
+                ("dtype", self.dtype, torch.float32),
+                ("device", repr(str(self.device)), "'cpu'"),
+            )
+            if value != default
+        )
+        return (
+            f"NeuralProblem({type(self._training).__name__}, loss={self.kind!r}{given}; "
+            f"{count:,} parameters)"
+        )
 
     @property
     def primary_metric(self) -> str:
@@ -105,14 +147,41 @@ class NeuralProblem:
 
     @property
     def supports_vmap(self) -> bool:
-        """Modules that passed the inspection run under vmap."""
+        """Modules that passed the checks run under vmap."""
         return True
 
     @cached_property
     def uses_batch_statistics(self) -> bool:
         """Whether a layer normalises by statistics of the batch."""
-        kind = nn.modules.batchnorm._BatchNorm
-        return any(isinstance(layer, kind) for layer in self._training.modules())
+        return self._count(BATCH_NORMS) > 0
+
+    @cached_property
+    def execution(self) -> ExecutionHints:
+        """Chains run fused, deep convolutions and LSTMs one client per thread."""
+        convolutions = self._count(CONVOLUTIONS)
+        # Deep convolutions are no faster in batches than alone; clients that have a core each do
+        # not wait for each other, as the threads of one product would where they share a busy core.
+        most = _FUSED_CONVOLUTIONS if self.layer_chain is not None else 0
+        # torch has no batched LSTM: vmap runs one client after the other, on one core
+        alone = convolutions > most or self._count((nn.LSTM,)) > 0
+        dense = self.layer_chain is not None and not convolutions
+        return ExecutionHints(
+            per_client_threads=alone,
+            block_size=_DENSE_BLOCK if dense else _BLOCK,
+            expensive_rows=convolutions > 0,
+        )
+
+    def _count(self, kinds: tuple[type[nn.Module], ...]) -> int:
+        return sum(isinstance(layer, kinds) for layer in self._training.modules())
+
+    @property
+    def local_buffers(self) -> bool:
+        """Whether buffers stay on the clients."""
+        return self.buffers == "local"
+
+    def trainable(self, name: str) -> bool:
+        """Return whether gradients move a leaf of the parameters; else the forward pass does."""
+        return name not in self.buffer_names
 
     @property
     def module(self) -> nn.Module:
@@ -131,37 +200,48 @@ class NeuralProblem:
 
     def init(self, key: Key) -> Params:
         """Return the initial parameters for this seed."""
-        module = self._source
-        if not isinstance(module, nn.Module):
-            with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]):
+            if not isinstance(self._source, nn.Module):
                 torch.manual_seed(Key(key.seed, purpose="init").word() >> 1)
-                module = module()
+            module = self._built()
+        values = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         return {
             name: value.detach().to(self.device, self.dtype, copy=True)
-            for name, value in module.named_parameters()
+            for name, value in values.items()
+            if name.rpartition(".")[2] != COUNTER
         }
+
+    def _built(self) -> nn.Module:
+        source = self._source
+        return source if isinstance(source, nn.Module) else source()
 
     def predict(self, params: Params, x: Any) -> Tensor:
         """Return the module's output, in evaluation mode; arrays are taken too."""
         if isinstance(x, Tensor):
-            return self._judge(params, x)
+            return self._evaluate(params, x)
         given = torch.as_tensor(x)
         try:
-            return self._judge(params, given.to(self.dtype))
+            return self._evaluate(params, given.to(self.dtype))
         except RuntimeError:
             if given.is_floating_point():
                 raise
-            return self._judge(params, given)  # tokens
+            return self._evaluate(params, given)  # tokens
 
     def loss(self, params: Params, batch: Batch) -> Tensor:
         """Return the weighted mean loss of a batch, in training mode."""
+        return self.loss_and_buffers(params, batch)[0]
+
+    def loss_and_buffers(self, params: Params, batch: Batch) -> tuple[Tensor, Params]:
+        """Return the same, and the buffers after the forward pass."""
         note_trained(params)
+        # the forward pass writes into buffers: it gets copies
+        buffers = {n: params[n].clone() for n in self.buffer_names} if self.buffer_names else {}
         with dropout_key(batch.key):
-            output = self._train(params, batch.x)
+            output = self._train({**params, **buffers} if buffers else params, batch.x)
         losses = row_loss(self.kind, output, batch.y)
         weight = batch.weight.to(losses.dtype)
         # each row's share first: autograd then records one step instead of three
-        return losses.dot(weight / weight.sum().clamp(min=1))
+        return losses.dot(weight / weight.sum().clamp(min=1)), buffers
 
     def metrics(self, params: Params, rows: Rows) -> dict[str, Tensor]:
         """Return loss and accuracy (or squared error) of each row."""
@@ -175,11 +255,23 @@ class NeuralProblem:
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
     def _row_metrics(self, params: Params, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        return row_metrics(self.kind, self.predict(params, x), y)
+        return self.output_metrics(self.predict(params, x), y)
+
+    def output_metrics(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """Return the metrics of each row from its output."""
+        return row_metrics(self.kind, output, y)
+
+    def check_data(self, params: Params, x: Any, y: Tensor) -> None:
+        """Raise DataError for rows or targets that the model cannot train on."""
+        check_data(self, self.kind, params, x, y)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shape of every parameter."""
-        return {name: tuple(value.shape) for name, value in self._training.named_parameters()}
+        """Return the shape of every parameter and buffer."""
+        named = {
+            **dict(self._training.named_parameters()),
+            **dict(self._training.named_buffers()),
+        }
+        return {name: tuple(value.shape) for name, value in named.items()}
 
     def narrow(self, width: float, *, scaled: bool = True) -> NeuralProblem:
         """Return the same model at a fraction of its width, built once.
@@ -205,5 +297,19 @@ class NeuralProblem:
                 dtype=self.dtype,
                 device=str(self.device),
                 scale=width if scaled else 1.0,
+                buffers=self.buffers,
             )
         return self._narrow[width, scaled]
+
+
+def _without_statistics(source: Any) -> Any:
+    """Return a module, or a factory with the same arguments, that uses batch statistics."""
+    if isinstance(source, nn.Module):
+        return adapt(source)
+
+    @wraps(source)
+    def build(**options: Any) -> nn.Module:
+        built = source(**options)
+        return adapt(built) if isinstance(built, nn.Module) else built
+
+    return build

@@ -7,7 +7,7 @@ from typing import Literal
 from torch import Tensor
 from torch.nn import functional
 
-from parsifl.core.tracing import is_transformed
+from parsifl.core._functorch import is_transformed
 
 Loss = Literal["cross-entropy", "mse"]
 

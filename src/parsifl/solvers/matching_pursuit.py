@@ -9,12 +9,12 @@ from typing import Any, Literal, final
 import torch
 from torch import Tensor
 
+from parsifl.core._functorch import eager
 from parsifl.core.batching import Batches
 from parsifl.core.problem import Restricted, Selection, SupportSolvable
 from parsifl.linear.sparsity import dictionary
 from parsifl.linear.sparsity.constraint import Sparsity
 from parsifl.linear.sparsity.coordinates import largest_now, nonzero_now, places
-from parsifl.solvers.eager import eager
 from parsifl.solvers.support import predictor
 
 Prune = Literal["largest", "omp"]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from parsifl.core import tree
 from parsifl.core.batching import Batches
-from parsifl.core.problem import Params, Problem
+from parsifl.core.problem import Params, Problem, split_buffers
 from parsifl.solvers.sgd import SgdConfig, sgd
 from parsifl.solvers.svt import svt_stack
 from parsifl.solvers.update_rules import Aux, Rule
@@ -68,11 +68,22 @@ def fit_component(
 ) -> Params:
     """Return the component p after one proximal step of f(offset + p) for each batch.
 
-    Weight decay applies to p, not to the offset.
+    Weight decay applies to p, not to the offset. Buffers of the component are those of the sum: the
+    forward pass of f(offset + p) moves them.
     """
     if len(batches) == 0:
         return component
     rule = ProximalRule(penalty, strength, config.weight_decay)
     config = replace(config, weight_decay=0.0)  # the rule has it
-    start = tree.axpy(1.0, component, offset)
-    return tree.subtract(sgd(problem, start, batches, config, rule=rule, aux=(offset,)), offset)
+    fixed, _ = split_buffers(problem, offset)
+    start = combine(problem, offset, component)
+    mixed = sgd(problem, start, batches, config, rule=rule, aux=(fixed,))
+    moved, buffers = split_buffers(problem, mixed)
+    return {**tree.subtract(moved, fixed), **buffers}
+
+
+def combine(problem: Problem, offset: Params, component: Params) -> Params:
+    """Return offset + p, with the buffers of the component."""
+    fixed, _ = split_buffers(problem, offset)
+    part, buffers = split_buffers(problem, component)
+    return {**tree.axpy(1.0, part, fixed), **buffers}

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, final
 
 from torch import Tensor
 
-from parsifl.core.tracing import is_transformed
+from parsifl.core._functorch import is_transformed
 
 Aux = tuple[Tensor, ...]
 

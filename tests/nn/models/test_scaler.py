@@ -38,8 +38,8 @@ def test_a_narrow_problem_scales_its_loss_and_never_its_predictions() -> None:
     rows = batch(x, y)
     torch.testing.assert_close(scaled.loss(params, rows), plain.loss(half, rows))
     torch.testing.assert_close(scaled.predict(params, x), plain.predict(params, x))
-    assert plain.chain is not None
-    assert scaled.chain is None  # the fused solver does not know the scaler
+    assert plain.layer_chain is not None
+    assert scaled.layer_chain is None  # the fused solver does not know the scaler
 
 
 def test_full_width_has_no_scaler() -> None:

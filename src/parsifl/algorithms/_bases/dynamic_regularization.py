@@ -5,7 +5,7 @@ from __future__ import annotations
 from parsifl.algorithms._bases.averaging import Mean
 from parsifl.core import tree
 from parsifl.core.batching import Batches
-from parsifl.core.problem import Params, Problem
+from parsifl.core.problem import Params, Problem, split_buffers
 from parsifl.solvers.sgd import SgdConfig, sgd
 from parsifl.solvers.update_rules import LinearRule
 
@@ -24,9 +24,11 @@ def solve(
 
     .. math:: \gamma_i \leftarrow \gamma_i + \alpha (w_t - w_i)
     """
-    linear = tree.map(lambda w, gamma: -alpha * w - gamma, received, dual)
+    start, _ = split_buffers(problem, received)
+    linear = tree.map(lambda w, gamma: -alpha * w - gamma, start, dual)
     trained = sgd(problem, received, batches, config, rule=LinearRule(alpha), aux=(linear,))
-    return trained, tree.map(lambda g, w, v: g + alpha * (w - v), dual, received, trained)
+    end, _ = split_buffers(problem, trained)
+    return trained, tree.map(lambda g, w, v: g + alpha * (w - v), dual, start, end)
 
 
 def server_step(
@@ -35,7 +37,8 @@ def server_step(
     r"""Return the point before any proximal step, and the mean of all gamma_i.
 
     Only the mean over all N clients is kept (Algorithm 3 of FedSLR); those that did not arrive
-    keep their gamma_i, so dividing by N is exact under partial participation too.
+    keep their gamma_i, so dividing by N is exact under partial participation too. Leaves without a
+    dual (buffers) are averaged.
 
     .. math:: \bar\gamma \leftarrow \bar\gamma + \tfrac{\alpha}{N} \textstyle\sum_{i \in S}
               (w_t - w_i), \qquad v = \tfrac{1}{|S|} \textstyle\sum_{i \in S} w_i
@@ -45,5 +48,7 @@ def server_step(
     moved = {
         name: dual[name] + (alpha / clients) * total.weight[name] * (received[name] - value)
         for name, value in mean.items()
+        if name in dual
     }
-    return {name: value - moved[name] / alpha for name, value in mean.items()}, moved
+    point = {n: value - moved[n] / alpha if n in moved else value for n, value in mean.items()}
+    return point, moved

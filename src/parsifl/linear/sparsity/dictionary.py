@@ -13,9 +13,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from parsifl.core._functorch import is_transformed
 from parsifl.core.errors import ConfigError
 from parsifl.core.keys import Key
-from parsifl.core.tracing import is_transformed
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Plain torch modules by name, and `adapt` for modules of your own.
 
-A module may say which submodules form one maskable layer (`mask_blocks`) and which is its head
+A module may declare which submodules form one maskable layer (`mask_blocks`) and which is its head
 (`head_name`); without these, `parsifl.nn.layer_groups` finds them.
 """
 
@@ -59,7 +59,7 @@ def names() -> tuple[str, ...]:
 
 
 def summary(name: str) -> str:
-    """Say in a line what a model is.
+    """Describe a model in one line.
 
     >>> summary("mlp").startswith("Linear layers")
     True

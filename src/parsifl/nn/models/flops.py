@@ -53,7 +53,7 @@ def noting_trained() -> Iterator[dict[str, int]]:
 
 @contextmanager
 def named(prefix: str) -> Iterator[None]:
-    """Tell the parameters of one network of several from those of the others."""
+    """Prefix the parameters of one network of several."""
     token = _PREFIX.set(_PREFIX.get() + prefix)
     try:
         yield

@@ -1,4 +1,4 @@
-"""A multi-layer perceptron."""
+"""A multi-layer perceptron (MLP)."""
 
 from __future__ import annotations
 

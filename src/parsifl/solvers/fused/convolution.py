@@ -1,8 +1,8 @@
 """Convolutions of all clients as one convolution with a group of channels for each client.
 
 With the channels last in memory this is the fastest form on a processor: faster than a
-convolution for each client, and than products with unfolded pictures, except for very small
-pictures (measured from 2 x 2 to 32 x 32; docs/adr/0003).
+convolution for each client, and than products with unfolded images, except for very small
+images (measured from 2 x 2 to 32 x 32; docs/adr/0003).
 """
 
 # ruff: noqa: ARG002 - all stages have one signature
@@ -23,13 +23,13 @@ _SMALL = 8  # positions of the output from which on a grouped convolution is fas
 
 @final
 class ConvStage:
-    """A grouped convolution, unless the pictures are small."""
+    """A grouped convolution, unless the images are small."""
 
     def __init__(self, layer: Conv, host: ParameterStore) -> None:
         self._layer, self._host = layer, host
 
     def forward(self, value: Tensor, key: Tensor | None) -> Tensor:
-        """Convolve in the way that suits the pictures, which have one size in all steps."""
+        """Convolve in the way that suits the images, which have one size in all steps."""
         if not hasattr(self, "_way"):
             height, width = output_size(self._layer, self._host.read(self._layer.weight), value)
             form = UnfoldedStage if height * width <= _SMALL else GroupedStage
@@ -43,7 +43,7 @@ class ConvStage:
 
 @final
 class GroupedStage:
-    """The channels of all clients are those of one picture."""
+    """The channels of all clients are those of one image."""
 
     def __init__(self, layer: Conv, host: ParameterStore) -> None:
         self._form = (layer.stride, layer.padding, layer.dilation)
@@ -51,18 +51,18 @@ class GroupedStage:
         self._land, self._land_bias = host.landing(layer.weight), landing(host, layer.bias)
 
     def forward(self, value: Tensor, key: Tensor | None) -> Tensor:
-        """Convolve, and remember the pictures with the channels last."""
-        self._pictures = merged(value).contiguous(memory_format=torch.channels_last)
+        """Convolve, and remember the images with the channels last."""
+        self._images = merged(value).contiguous(memory_format=torch.channels_last)
         bias = None if self._bias is None else self._bias.flatten()
         weight, clients = self._weight.flatten(0, 1), len(value)
-        return parted(torch.conv2d(self._pictures, weight, bias, *self._form, clients), clients)
+        return parted(torch.conv2d(self._images, weight, bias, *self._form, clients), clients)
 
     def backward(self, gradient: Tensor, below: bool) -> Tensor:
-        """Land the gradients of weight and bias, and return that of the pictures."""
+        """Land the gradients of weight and bias, and return that of the images."""
         clients, weight = len(gradient), self._weight
-        for_pictures, for_weight, for_bias = _aten.convolution_backward(
+        for_images, for_weight, for_bias = _aten.convolution_backward(
             merged(gradient).contiguous(memory_format=torch.channels_last),
-            self._pictures,
+            self._images,
             weight.flatten(0, 1),
             None if self._bias is None else [clients * weight.shape[1]],
             *self._form,
@@ -75,4 +75,4 @@ class GroupedStage:
             self._land(for_weight.view_as(weight), None)
         if self._land_bias is not None:
             self._land_bias(for_bias.view(clients, -1), None)
-        return parted(for_pictures, clients) if below else gradient
+        return parted(for_images, clients) if below else gradient

@@ -93,15 +93,15 @@ class ActivateStage:
     """Elementwise functions whose derivative follows from their output."""
 
     overwrites = False
-    """Whether the input is nobody else's, and makes room for the output."""
+    """Whether the input is used only here, so that the output may overwrite it."""
 
     def __init__(self, layer: Activate, host: ParameterStore) -> None:
         self._function = layer.function
 
     def forward(self, value: Tensor, key: Tensor | None) -> Tensor:
         """Apply the function."""
-        anew, in_place = _FUNCTIONS[self._function]
-        self._output = in_place(value) if self.overwrites else anew(value)
+        fresh, in_place = _FUNCTIONS[self._function]
+        self._output = in_place(value) if self.overwrites else fresh(value)
         return self._output
 
     def backward(self, gradient: Tensor, below: bool) -> Tensor:

@@ -1,4 +1,4 @@
-"""Convolutions of small pictures as products with unfolded pictures, whose step lands directly."""
+"""Convolutions of small images as products with unfolded images, whose step lands directly."""
 
 # ruff: noqa: ARG002 - all stages have one signature
 from __future__ import annotations
@@ -22,7 +22,7 @@ class UnfoldedStage:
         self._land, self._land_bias = host.landing(layer.weight), landing(host, layer.bias)
 
     def forward(self, value: Tensor, key: Tensor | None) -> Tensor:
-        """Unfold the pictures into columns [clients, rows * positions, entries of a window]."""
+        """Unfold the images into columns [clients, rows * positions, entries of a window]."""
         weight, (clients, rows) = self._weight, value.shape[:2]
         size = output_size(self._layer, weight, value)
         self._value, self._columns = value, _columns(self._layer, weight, value, size)
@@ -70,7 +70,7 @@ def _columns(layer: Conv, weight: Tensor, value: Tensor, size: Pair) -> Tensor:
 
 
 def _folded(layer: Conv, weight: Tensor, value: Tensor, columns: Tensor) -> Tensor:
-    """Add up what every window says about an entry of the pictures."""
+    """Add up what every window says about an entry of the images."""
     clients, rows, channels, *inner = value.shape
     (tall, wide), (height, width) = layer.padding, inner
     found = value.new_zeros(clients, rows, channels, height + 2 * tall, width + 2 * wide)

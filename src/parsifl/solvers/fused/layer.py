@@ -19,7 +19,7 @@ a vector is one row.
 
 
 class ParameterStore(Protocol):
-    """Whoever owns the weights and takes the gradients."""
+    """The owner of the weights, which takes the gradients."""
 
     def read(self, name: str) -> Tensor:
         """Return a weight of all clients; it changes in place."""
@@ -32,7 +32,7 @@ class FusedLayer(Protocol):
     """One layer with the weights of a host: what does not change from step to step is made once.
 
     `forward` remembers what `backward` needs. `backward` lands the gradients of its weights and
-    returns that of its input; where nobody needs the latter (`below` is false) it returns anything.
+    returns that of its input, or anything where it is not needed (`below` is false).
     It may overwrite the gradient it is given, and must read its weights before it lands on them.
     """
 
@@ -78,7 +78,7 @@ def _matrices(weight: Tensor) -> Tensor:
 def merged(value: Tensor) -> Tensor:
     """Return [clients, rows, channels, ...] as [rows, clients * channels, ...].
 
-    Layers of pictures leave their output in this order in memory, so that this is a view.
+    Layers of images leave their output in this order in memory, so that this is a view.
     """
     return value.transpose(0, 1).flatten(1, 2)
 

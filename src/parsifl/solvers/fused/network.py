@@ -81,7 +81,7 @@ class Pass:
             if isinstance(stage, ActivateStage):
                 stage.overwrites = isinstance(below, LinearStage | ConvStage)
         learning = [_learns(layer, host) for layer in network.chain]
-        # below the first layer that learns nobody needs a gradient
+        # below the first layer that learns no gradient is needed
         first = learning.index(True) if True in learning else len(stages)
         self._up = [stage.forward for stage in stages]
         self._down = [(stage.backward, at > first) for at, stage in enumerate(stages)][first:][::-1]

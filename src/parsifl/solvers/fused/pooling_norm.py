@@ -1,4 +1,4 @@
-"""Pooling and normalisation of pictures [clients, rows, channels, height, width]."""
+"""Pooling and normalisation of images [clients, rows, channels, height, width]."""
 
 # ruff: noqa: ARG002 - all stages have one signature
 from __future__ import annotations
@@ -16,23 +16,23 @@ _aten: Any = torch.ops.aten
 
 @final
 class PoolStage:
-    """Moving windows: the channels of all clients are those of one picture."""
+    """Moving windows: the channels of all clients are those of one image."""
 
     def __init__(self, layer: Pool, host: ParameterStore) -> None:
         self._kind, self._window = layer.kind, (layer.kernel, layer.stride, layer.padding)
 
     def forward(self, value: Tensor, key: Tensor | None) -> Tensor:
         """Pool, and remember where the maxima were."""
-        self._pictures = merged(value)
+        self._images = merged(value)
         if self._kind == "max":
-            output, self._where = _aten.max_pool2d_with_indices(self._pictures, *self._window)
+            output, self._where = _aten.max_pool2d_with_indices(self._images, *self._window)
         else:
-            output = _aten.avg_pool2d(self._pictures, *self._window)
+            output = _aten.avg_pool2d(self._images, *self._window)
         return parted(output, len(value))
 
     def backward(self, gradient: Tensor, below: bool) -> Tensor:
         """Send gradients to the maxima, or spread them over the window."""
-        given = (merged(gradient), self._pictures, *self._window)
+        given = (merged(gradient), self._images, *self._window)
         if self._kind == "max":
             found = _aten.max_pool2d_with_indices_backward(*given, (1, 1), False, self._where)
         else:
@@ -49,12 +49,12 @@ class AdaptivePoolStage:
 
     def forward(self, value: Tensor, key: Tensor | None) -> Tensor:
         """Take the means."""
-        self._pictures = merged(value)
-        return parted(_aten._adaptive_avg_pool2d(self._pictures, self._size), len(value))
+        self._images = merged(value)
+        return parted(_aten._adaptive_avg_pool2d(self._images, self._size), len(value))
 
     def backward(self, gradient: Tensor, below: bool) -> Tensor:
         """Spread gradients over the cells."""
-        found = _aten._adaptive_avg_pool2d_backward(merged(gradient), self._pictures)
+        found = _aten._adaptive_avg_pool2d_backward(merged(gradient), self._images)
         return parted(found, len(gradient))
 
 

@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 from parsifl.core import keys
-
-Leaf = tuple[Tensor, int | None]
-"""A tensor and its axis of clients; None where all clients share it."""
+from parsifl.core._functorch import Leaf
 
 
 class Step(NamedTuple):

@@ -10,9 +10,10 @@ from typing import final
 import torch
 from torch import Tensor
 
+from parsifl.core._functorch import Leaf
 from parsifl.solvers.fused.layer import GradientSink, add_product_
 from parsifl.solvers.fused.network import Network
-from parsifl.solvers.fused.schedule import Leaf, Schedule
+from parsifl.solvers.fused.schedule import Schedule
 from parsifl.solvers.update_rules import Aux, Rule, SgdConfig
 
 # Entries of weights that a rule moves in one go, so that they stay in the cache from one of its

@@ -1,8 +1,7 @@
-"""The way from one client's code to the whole block.
+"""Leaves vmap for the fused solver, which trains a whole block of clients, and re-enters it.
 
-Algorithms are written for one client and run under vmap; here the tensors of all clients of the
-block come whole, as they come to an `autograd.Function` with a vmap rule, which would take half a
-millisecond per call. Differentiating through this raises.
+Algorithms are written for one client and run under vmap. Differentiating through fused steps
+raises.
 """
 
 from __future__ import annotations
@@ -10,24 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
 
-import torch
 from torch import Tensor
-from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 
+from parsifl.core._functorch import Leaf, aligned, inside_vmap, leave_vmap
 from parsifl.core.batching import Batch, Batches
-from parsifl.core.problem import Params, Problem
-from parsifl.nn.neural import NeuralProblem
+from parsifl.core.problem import Params, Problem, layer_chain
 from parsifl.solvers.fused.gradients import GradientCollector
 from parsifl.solvers.fused.maml import PARTS, MamlBlock, MamlSteps
 from parsifl.solvers.fused.network import Network
-from parsifl.solvers.fused.schedule import Leaf, Schedule, Step, row_scale
+from parsifl.solvers.fused.schedule import Schedule, Step, row_scale
 from parsifl.solvers.fused.steps import Block, Steps
-from parsifl.solvers.vmapped import inside_vmap
 
 _ENABLED: ContextVar[bool] = ContextVar("parsifl_fused", default=False)
-_functorch: Any = torch._C._functorch
 
 
 @contextmanager
@@ -41,16 +35,17 @@ def fused_steps() -> Iterator[None]:
 
 
 def network_for(problem: Problem, batch: Batch | Batches) -> Network | None:
-    """Return the layers to run by hand, if this is the place and the problem is of that kind."""
-    if not _ENABLED.get() or not isinstance(problem, NeuralProblem) or not inside_vmap():
+    """Return the layers to run by hand, if fused steps are enabled and the problem has them."""
+    if not _ENABLED.get() or not inside_vmap():
+        return None
+    chain = layer_chain(problem)
+    if chain is None or batch.x.device.type == "meta":
         return None
     if isinstance(batch, Batches) and batch.augment:
         return None
-    if problem.chain is None or batch.x.device.type == "meta":
+    if chain.loss == "cross-entropy" and (batch.y.is_floating_point() or batch.y.ndim > 1):
         return None
-    if problem.kind == "cross-entropy" and (batch.y.is_floating_point() or batch.y.ndim > 1):
-        return None
-    return Network(problem.chain, problem.kind)
+    return Network(chain.layers, chain.loss)
 
 
 def run(
@@ -90,7 +85,7 @@ def gradient(network: Network, params: Params, frozen: Params, batch: Batch) -> 
     """Return the gradient of the loss in `params`."""
 
     def find(count: int, leaves: list[Leaf]) -> Sequence[Tensor]:
-        x, y, weight, key, *weights = (_batched(leaf, count) for leaf in leaves)
+        x, y, weight, key, *weights = (aligned(leaf, count) for leaf in leaves)
         values = dict(zip([*params, *frozen], weights, strict=True))
         step = Step(count, x, y, row_scale(weight), key)
         found = GradientCollector(values, frozenset(params)).at(network, step)
@@ -107,12 +102,7 @@ def _for_block(
     """Give the tensors of all clients and their number to `work`, outside of vmap."""
     if any(tensor.requires_grad for tensor in tensors):
         raise RuntimeError("fused steps cannot be differentiated: leave out fused_steps()")
-    interpreter: Any = retrieve_current_functorch_interpreter()
-    level = interpreter.level()
-    leaves = [_functorch._unwrap_batched(tensor, level) for tensor in tensors]
-    with interpreter.lower():
-        outputs = work(interpreter.batch_size(), leaves)
-    return [_functorch._add_batch_dim(output, 0, level) for output in outputs]
+    return leave_vmap(work, tensors)
 
 
 def _schedule(batches: Batches) -> tuple[Tensor, ...]:
@@ -127,9 +117,4 @@ def _data(count: int, leaves: list[Leaf]) -> tuple[Tensor, ...]:
     (x, x_axis), (y, y_axis), *scheduled = leaves[:_DATA]
     if x_axis is not None or y_axis is not None:
         raise RuntimeError("pooled data must be shared by the clients of a block")
-    return (x, y, *(_batched(leaf, count) for leaf in scheduled))
-
-
-def _batched(leaf: Leaf, count: int) -> Tensor:
-    tensor, axis = leaf
-    return tensor.expand(count, *tensor.shape) if axis is None else tensor.movedim(axis, 0)
+    return (x, y, *(aligned(leaf, count) for leaf in scheduled))
