@@ -46,7 +46,7 @@ clients = [(draw.normal(size=(80, 64)).astype("f4"), draw.integers(0, 2, 80)) fo
 problem = parsifl.NeuralProblem(
     lambda: nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
 )
-method = parsifl.get("fedavg", lr=0.1, steps=5, batch=32)
+method = parsifl.get("fedavg", lr=0.1, local_steps=5, batch_size=32)
 simulate(method, problem, clients, 1)
 start = time.process_time()
 simulate(method, problem, clients, 10)
