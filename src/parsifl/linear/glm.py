@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from parsifl.core.batching import Batch, Batches, Rows
-from parsifl.core.errors import ConfigError, DataError
+from parsifl.core.errors import CapabilityError, ConfigError, DataError
 from parsifl.core.keys import Key
-from parsifl.core.problem import Params, Restricted, Selection
-from parsifl.linear import datafits
+from parsifl.core.problem import CurvatureSums, Params, Restricted, Selection
+from parsifl.linear import datafits, design
 from parsifl.linear.csr_batches import Compacted, compacted
 from parsifl.linear.design import CsrDesign
 from parsifl.linear.predictor import Predictor
+from parsifl.linear.site_statistics import best_intercept, glm_sums
 
 NAME = "coef"
 
@@ -41,7 +42,7 @@ class GLM:
         The number of columns of the design matrix.
     datafit
         "squared" (Fed-HT's scaling, no 1/2), "squared-half" (FedGradMP's), "logistic" (labels 0
-        and 1, or -1 and +1) or "softmax" (labels 0 .. classes - 1).
+        and 1, or -1 and +1), "softmax" (labels 0 .. classes - 1) or "poisson" (counts).
     classes
         How many classes softmax tells apart.
     l2
@@ -168,6 +169,16 @@ class GLM:
             strength[-1] = 0.0
         return strength
 
+    @property
+    def ridge(self) -> Tensor:
+        """The l2 strength of each coefficient; an intercept has none."""
+        return self._ridge
+
+    @property
+    def quadratic(self) -> bool:
+        """Whether the curvature is the same at all coefficients."""
+        return self.datafit.quadratic
+
     def init(self, key: Key) -> Params:  # noqa: ARG002 - the same for every seed
         """Return zeros."""
         shape = (self.width,) if self._single else (self.classes or 0, self.width)
@@ -209,6 +220,34 @@ class GLM:
             return {"mse": (u - y).square()}
         right = (u > 0) == (y > 0) if self._single else u.argmax(-1) == y
         return {"accuracy": right.to(u.dtype), "loss": self.datafit.loss(u, y)}
+
+    def curvature_sums(
+        self, params: Params, rows: Rows, candidates: Tensor, *, own_intercept: bool = False
+    ) -> CurvatureSums:
+        """Return loss, gradient and curvature as sums over rows, without the l2 term."""
+        if not self._single:
+            raise CapabilityError("softmax has a vector for each class, and no such sums")
+        y, importance = self._targets(rows.y)
+        return glm_sums(
+            self.datafit,
+            rows.x if self._psi is None else design.matvec(rows.x, self._psi.mT),
+            y.to(self.dtype),
+            (rows.weight * importance).to(self.dtype),
+            params[NAME],
+            candidates,
+            intercept=self.intercept,
+            own_intercept=own_intercept and self.intercept,
+        )
+
+    def with_own_intercept(self, params: Params, rows: Rows) -> Params:
+        """Return the parameters with the intercept that fits these rows best."""
+        if not self.intercept:
+            return params
+        coefficients = params[NAME]
+        y, importance = self._targets(rows.y)
+        u = self.predict(params, rows.x) - coefficients[-1]
+        found = best_intercept(self.datafit, u, y.to(u.dtype), rows.weight * importance)
+        return {NAME: torch.cat([coefficients[:-1], found[None].to(coefficients.dtype)])}
 
     def compact(self, batches: Batches, coefficients: Tensor) -> GLMSteps | None:
         """Return SGD steps on the columns that CSR batches or the coefficients touch.

@@ -1,0 +1,459 @@
+"""Lossless best-subset search from sums over sites: the server's side, a step at a time.
+
+A step takes the sums of loss, gradient and curvature at the coefficients that were asked for, and
+says what to ask next. Every answer serves three ends: it tells whether a trial is accepted (only if
+the true loss falls), it ranks the columns that are not in the model, and its curvature on the
+candidates makes the quadratic model on which `SubsetModel` exchanges units without any message.
+
+A trial on another support that cannot fall below the best loss is marked and not tried again. On
+the accepted support the steps are Newton's, damped. The search ends when Newton has converged, all
+columns with large scores are among the candidates, and no exchange lowers the model.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from parsifl.solvers.subset_model import SubsetModel, Units
+
+Array = npt.NDArray[np.float64]
+Indices = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+_ARMIJO = 1e-4
+_SHORTEST = 2.0**-14
+_INNER_STEPS = 8
+_REJECTIONS = 10
+"""Trials in a row that failed before the search ends."""
+_FAR = 25.0
+"""Standard deviations of the predictor beyond which a coefficient is taken to run off."""
+_WORTH = 1e-7
+"""The fall of the loss, relative to it, that an exchange must promise."""
+
+
+class Phase(IntEnum):
+    """What the coefficients that are asked for are."""
+
+    LOOK = 0
+    """The accepted ones, with other candidates."""
+    EXCHANGE = 1
+    """On another support, the minimiser of the model."""
+    POLISH = 2
+    """On another support, a Newton step further."""
+    NEWTON = 3
+    """On the accepted support, or one that holds it, a Newton step."""
+    CONVERGED = 4
+    STALLED = 5
+    """Rounding, or a flat loss, leaves no further fall."""
+    SEPARATED = 6
+    """The loss falls for ever: classes, or events, can be separated."""
+
+
+@dataclass(frozen=True, eq=False)
+class Rules:
+    """What is searched for.
+
+    Attributes
+    ----------
+    width
+        The number of coefficients.
+    count
+        How many units may be chosen.
+    labels
+        The unit of each coefficient; -1: it is always in.
+    ridge
+        The l2 strength of each coefficient, for a loss that is a mean over rows.
+    candidates
+        How many columns beside the support are candidates.
+    quadratic
+        Whether the curvature is constant.
+    precision
+        The rounding error of the sums.
+    """
+
+    width: int
+    count: int
+    labels: Indices
+    ridge: Array
+    candidates: int
+    quadratic: bool
+    precision: float = 2.0**-52
+
+    @property
+    def tolerance(self) -> float:
+        """The Newton decrement, relative to 1 + loss, below which a point counts as minimal."""
+        return max(1e-13, 1e3 * self.precision**2, 0.1 * self.precision)
+
+    @property
+    def slack(self) -> float:
+        """What rounding may do to a comparison of losses, relative to them."""
+        return 50 * self.precision
+
+    def places(self, positions: Indices) -> tuple[list[Indices], Indices, Indices]:
+        """Return columns by unit, those always in, and the units' labels, within `positions`."""
+        labels = self.labels[positions]
+        names = np.unique(labels[labels >= 0])
+        if len(names) == np.count_nonzero(labels >= 0):
+            where = np.flatnonzero(labels >= 0)
+            order = where[np.argsort(labels[where], kind="stable")]
+            units = list(order.reshape(-1, 1))
+        else:
+            units = [np.flatnonzero(labels == name) for name in names]
+        return units, np.flatnonzero(labels < 0), names
+
+
+@dataclass(frozen=True, eq=False)
+class Sums:
+    """Sums over all sites, as `parsifl.core.problem.CurvatureSums` has them for one."""
+
+    rows: float
+    loss: float
+    gradient: Array
+    diagonal: Array
+    curvature: Array
+
+
+@dataclass(frozen=True, eq=False)
+class Search:
+    """The state between two rounds.
+
+    Attributes
+    ----------
+    coefficients, support, loss
+        What is accepted; the loss includes the l2 term.
+    rows
+        The sum of weights that the accepted loss is over.
+    gradient, diagonal, known, curvature
+        The sums at the accepted coefficients: the curvature is on the columns `known`.
+    asked, asked_support, candidates
+        What the sites are asked next.
+    phase
+        What that is.
+    pivot, direction, pivot_loss, decrement, step
+        A line search: `asked` is pivot - step * direction.
+    tries, failures
+        Newton steps on the trial support, and trials in a row that failed.
+    refused
+        Supports that are not tried again, as rows of unit labels.
+    scale
+        The diagonal at the start.
+    """
+
+    coefficients: Array
+    support: Mask
+    loss: float
+    rows: float
+    gradient: Array
+    diagonal: Array
+    known: Indices
+    curvature: Array
+    asked: Array
+    asked_support: Mask
+    candidates: Indices
+    phase: Phase
+    pivot: Array
+    direction: Array
+    pivot_loss: float
+    decrement: float
+    step: float
+    tries: int
+    failures: int
+    refused: Indices
+    scale: Array
+
+    @property
+    def done(self) -> bool:
+        """Whether there is nothing left to ask."""
+        return self.phase >= Phase.CONVERGED
+
+
+def begin(rules: Rules, start: Array) -> Search:
+    """Return the state before the first answer: the model without units is asked for.
+
+    Of `start` only the coefficients that are always in are read.
+    """
+    always = rules.labels < 0
+    everything = rules.width <= rules.candidates + np.count_nonzero(always)
+    candidates = np.arange(rules.width) if everything else np.flatnonzero(always)
+    zeros, first = np.zeros(rules.width), np.where(always, start, 0.0)
+    return Search(
+        coefficients=first,
+        support=always,
+        loss=math.inf,
+        rows=0.0,
+        gradient=zeros,
+        diagonal=zeros,
+        known=np.zeros(0, np.int64),
+        curvature=np.zeros(0),
+        asked=first,
+        asked_support=always,
+        candidates=candidates,
+        phase=Phase.LOOK,
+        pivot=zeros,
+        direction=zeros,
+        pivot_loss=0.0,
+        decrement=0.0,
+        step=1.0,
+        tries=0,
+        failures=0,
+        refused=np.zeros((0, rules.count), np.int64),
+        scale=zeros,
+    )
+
+
+def advance(search: Search, sums: Sums, rules: Rules) -> Search:
+    """Take the answer to what was asked and return the next state."""
+    if search.done:
+        return search
+    sums = _penalised(sums, search.asked, rules)
+    others = not math.isclose(sums.rows, search.rows, rel_tol=1e-9)  # no comparison is possible
+    if search.phase == Phase.LOOK or others:
+        return _explore(_accepted(search, sums), rules)
+    if search.phase == Phase.NEWTON:
+        return _after_newton(search, sums, rules)
+    return _after_exchange(search, sums, rules)
+
+
+def _penalised(sums: Sums, at: Array, rules: Rules) -> Sums:
+    ridge = rules.ridge * sums.rows
+    return replace(
+        sums,
+        loss=sums.loss + float(ridge @ at**2) / 2,
+        gradient=sums.gradient + ridge * at,
+        diagonal=sums.diagonal + ridge,
+    )
+
+
+def _accepted(search: Search, sums: Sums) -> Search:
+    return replace(
+        search,
+        coefficients=search.asked,
+        support=search.asked_support,
+        loss=sums.loss,
+        rows=sums.rows,
+        gradient=sums.gradient,
+        diagonal=sums.diagonal,
+        known=search.candidates,
+        curvature=sums.curvature,
+        scale=sums.diagonal if math.isinf(search.loss) else search.scale,
+        failures=0 if sums.loss < search.loss else search.failures,
+    )
+
+
+def _after_newton(search: Search, sums: Sums, rules: Rules) -> Search:
+    slack = rules.slack * (abs(search.loss) + sums.rows)
+    if sums.loss <= search.pivot_loss - _ARMIJO * search.step * search.decrement + slack:
+        return _explore(_accepted(search, sums), rules)
+    if search.step <= _SHORTEST:
+        return _finished(search, Phase.STALLED)
+    return _shorter(search)
+
+
+def _shorter(search: Search) -> Search:
+    step = search.step / 2
+    return replace(search, step=step, asked=search.pivot - step * search.direction)
+
+
+def _after_exchange(search: Search, sums: Sums, rules: Rules) -> Search:
+    if sums.loss < search.loss - 1e-9 * abs(search.loss):
+        return _explore(_accepted(search, sums), rules)
+    if search.phase == Phase.POLISH and sums.loss > search.pivot_loss - (
+        _ARMIJO * search.step * search.decrement
+    ):
+        return _shorter(search) if search.step > 0.1 else _refuse(search, rules)
+    inside = np.flatnonzero(search.asked_support)
+    place = np.searchsorted(search.candidates, inside)
+    full = _square(sums.curvature, rules.ridge[search.candidates] * sums.rows)
+    slope = sums.gradient[inside]
+    step = np.linalg.lstsq(full[np.ix_(place, place)], slope, rcond=1e-12)[0]
+    decrement = float(slope @ step)
+    hopeless = sums.loss - decrement > search.loss
+    if hopeless or search.tries >= _INNER_STEPS or decrement < 1e-9 * (1 + abs(sums.loss)):
+        return _refuse(search, rules)
+    direction = np.zeros(rules.width)
+    direction[inside] = step
+    return replace(
+        search,
+        phase=Phase.POLISH,
+        pivot=search.asked,
+        direction=direction,
+        pivot_loss=sums.loss,
+        decrement=decrement,
+        step=1.0,
+        asked=search.asked - direction,
+        tries=search.tries + 1,
+    )
+
+
+def _refuse(search: Search, rules: Rules) -> Search:
+    labels = np.unique(rules.labels[search.asked_support & (rules.labels >= 0)])
+    row = np.full(rules.count, -1, np.int64)
+    row[: len(labels)] = labels
+    refused = np.concatenate([search.refused, row[None]])
+    return _explore(replace(search, refused=refused, failures=search.failures + 1), rules)
+
+
+def _explore(search: Search, rules: Rules) -> Search:
+    """Decide at the accepted point: exchange, take a Newton step, look elsewhere, or end."""
+    wanted = _wanted(search, rules)
+    if not len(search.known) or not np.isin(np.flatnonzero(search.support), search.known).all():
+        return _look(search, wanted)
+    whole = len(search.known) == rules.width
+    model, names = _model(search, rules)
+    here = _named(search.support, rules, names)
+    if len(here) < rules.count and not whole and not _holds(search.known, wanted):
+        return _look(search, wanted)
+    least = 0.0 if rules.quadratic else _WORTH * abs(search.loss)
+    chosen = here
+    if search.failures < _REJECTIONS:
+        chosen = model.search(
+            rules.count,
+            here,
+            forbidden=_forbidden(search.refused, names),
+            thorough=len(here) < rules.count or (whole and rules.quadratic),
+            least=least,
+        )
+    fit = model.fit(chosen)
+    columns = search.known[fit.columns]
+    target = np.zeros(rules.width)
+    target[columns] = fit.coefficients
+    support = np.zeros(rules.width, np.bool_)
+    support[columns] = True
+    decrement = float(search.gradient @ (search.coefficients - target))
+    if rules.quadratic and whole:
+        value = -float(_value(model, search))
+        return _finished(_moved(search, target, support, search.loss + value + fit.value, model))
+    if chosen == here:
+        if decrement < rules.tolerance * (1 + abs(search.loss)):
+            if not whole and not _holds(search.known, wanted):
+                return _look(search, wanted)
+            return _finished(replace(search, coefficients=target))
+        if _runs_off(search, decrement):
+            return _finished(search, Phase.SEPARATED)
+    growing = set(here) <= set(chosen)
+    trial = replace(
+        search,
+        asked=target,
+        asked_support=support,
+        candidates=np.union1d(wanted, columns),
+        tries=0,
+        step=1.0,
+    )
+    if not growing:
+        return replace(trial, phase=Phase.EXCHANGE)
+    return replace(
+        trial,
+        phase=Phase.NEWTON,
+        pivot=search.coefficients,
+        direction=search.coefficients - target,
+        pivot_loss=search.loss,
+        decrement=max(decrement, 0.0),
+    )
+
+
+def _value(model: SubsetModel, search: Search) -> float:
+    z = search.coefficients[search.known]
+    return float(z @ (model.curvature @ z) / 2 - model.target @ z)
+
+
+def _moved(search: Search, target: Array, support: Mask, loss: float, model: SubsetModel) -> Search:
+    """Accept a point of a quadratic loss whose whole curvature is known: nothing need be asked."""
+    change = model.curvature @ (target - search.coefficients)
+    return replace(
+        search,
+        coefficients=target,
+        support=support,
+        loss=loss,
+        gradient=search.gradient + change,
+    )
+
+
+def _runs_off(search: Search, decrement: float) -> bool:
+    """Tell whether the curvature is gone, or the loss flat where the coefficients are far out."""
+    inside = search.support & (search.scale > 0)
+    if not inside.any():
+        return False
+    if (search.diagonal[inside] <= 1e-7 * search.scale[inside]).all():
+        return True
+    spread = np.sqrt(4.0 * search.scale[inside] / max(search.rows, 1.0))
+    far = bool((np.abs(search.coefficients[inside]) * spread).max() > _FAR)
+    return far and decrement < 1e-7 * (1 + abs(search.loss))
+
+
+def _look(search: Search, wanted: Indices) -> Search:
+    return replace(
+        search,
+        phase=Phase.LOOK,
+        asked=search.coefficients,
+        asked_support=search.support,
+        candidates=wanted,
+    )
+
+
+def _finished(search: Search, phase: Phase = Phase.CONVERGED) -> Search:
+    return replace(
+        search,
+        phase=phase,
+        asked=search.coefficients,
+        asked_support=search.support,
+        candidates=search.known,
+    )
+
+
+def _wanted(search: Search, rules: Rules) -> Indices:
+    """Return the columns of the support and of the units with the largest scores g^2 / h."""
+    floor = 1e-12 * float(search.diagonal.max(initial=0.0))
+    usable = search.diagonal > floor
+    scores = np.where(usable, search.gradient**2 / np.where(usable, search.diagonal, 1.0), 0.0)
+    inside = search.support | (rules.labels < 0)
+    outside = np.flatnonzero(~inside)
+    labels = rules.labels[outside]
+    if not len(outside):
+        return np.flatnonzero(inside)
+    sums = np.bincount(labels, weights=scores[outside])
+    sizes = np.bincount(labels)
+    order = np.argsort(-np.where(sizes > 0, sums, -1.0), kind="stable")
+    taken = order[np.cumsum(sizes[order]) <= rules.candidates]
+    if not len(taken):
+        taken = order[:1]
+    return np.flatnonzero(inside | np.isin(rules.labels, taken[sizes[taken] > 0]))
+
+
+def _holds(known: Indices, wanted: Indices) -> bool:
+    return bool(np.isin(wanted, known).all())
+
+
+def _model(search: Search, rules: Rules) -> tuple[SubsetModel, Indices]:
+    units, always, names = rules.places(search.known)
+    curvature = _square(search.curvature, rules.ridge[search.known] * search.rows)
+    target = curvature @ search.coefficients[search.known] - search.gradient[search.known]
+    return SubsetModel(curvature, target, units, always), names
+
+
+def _named(support: Mask, rules: Rules, names: Indices) -> Units:
+    labels = np.unique(rules.labels[support & (rules.labels >= 0)])
+    return tuple(np.searchsorted(names, labels).tolist())
+
+
+def _forbidden(refused: Indices, names: Indices) -> frozenset[Units]:
+    found = set()
+    for row in refused:
+        labels = row[row >= 0]
+        if np.isin(labels, names).all():
+            found.add(tuple(np.searchsorted(names, labels).tolist()))
+    return frozenset(found)
+
+
+def _square(packed: Array, ridge: Array) -> Array:
+    """Return a symmetric matrix from its upper triangle, with the ridge on its diagonal."""
+    size = len(ridge)
+    full = np.zeros((size, size))
+    full[np.triu_indices(size)] = packed
+    full = full + np.triu(full, 1).T
+    full[np.arange(size), np.arange(size)] += ridge
+    return full
