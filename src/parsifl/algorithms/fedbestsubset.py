@@ -13,7 +13,7 @@ from torch import Tensor
 
 from parsifl.core.algorithm import AdditiveAlgorithm, ClientInfo, ClientUpdate, Conformance
 from parsifl.core.batching import ClientRoundData, DataRequest
-from parsifl.core.config import Count
+from parsifl.core.config import Count, Size
 from parsifl.core.errors import CapabilityError, ConfigError
 from parsifl.core.keys import Key
 from parsifl.core.problem import CurvatureSums, Model, Params, Problem, Summable
@@ -80,7 +80,7 @@ class FedBestSubset(
     ----------
     tau
         How many coefficients (units, with `units`) may differ from zero, on top of those that the
-        problem always keeps.
+        problem always keeps; with 0 nothing is selected.
     candidates
         How many columns beside the support are candidates; None: 2 tau + 20, or all columns where
         that makes one round suffice.
@@ -102,7 +102,7 @@ class FedBestSubset(
     requires: ClassVar[tuple[type[Any], ...]] = (Summable,)
     conformance: ClassVar[Conformance] = Conformance(settings={"tau": 2})
 
-    tau: Count = 10
+    tau: Size = 10
     candidates: Count | None = None
     max_bytes: Count = 8_000_000
     intercepts: Literal["shared", "own"] = "shared"
@@ -149,7 +149,7 @@ class FedBestSubset(
         count = min(self.tau, int(labels.max()) + 1)
         return Rules(
             width=width,
-            count=max(count, 1),
+            count=count,
             labels=labels.astype(np.int64),
             ridge=problem.ridge.to(torch.float64).numpy(),
             candidates=self.beside(width, len(always) + count, quadratic=problem.quadratic),
@@ -166,6 +166,8 @@ class FedBestSubset(
         most = math.isqrt(max(2 * (self.max_bytes // 8 - 2 - 2 * width), 0)) - 1
         if quadratic and self.candidates is None and most >= width:
             return width
+        if not self.tau:
+            return 0
         asked = 2 * self.tau + 20 if self.candidates is None else self.candidates
         return max(min(asked, width, most - support), 1)
 

@@ -111,6 +111,20 @@ class GLM:
             f"weighted={self.weighted}, dtype={self.dtype})"
         )
 
+    def with_l2(self, l2: float) -> GLM:
+        """Return the same problem with another l2 strength."""
+        return GLM(
+            self.features,
+            self.datafit.name,
+            classes=self.classes,
+            l2=l2,
+            intercept=self.intercept,
+            keep=self._keep,
+            dictionary=self._psi,
+            weighted=self.weighted,
+            dtype=self.dtype,
+        )
+
     @property
     def name(self) -> str:
         """The name of the coefficient tensor."""

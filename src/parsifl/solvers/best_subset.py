@@ -268,7 +268,7 @@ def _after_exchange(search: Search, sums: Sums, rules: Rules) -> Search:
         return _shorter(search) if search.step > 0.1 else _refuse(search, rules)
     inside = np.flatnonzero(search.asked_support)
     place = np.searchsorted(search.candidates, inside)
-    full = _square(sums.curvature, rules.ridge[search.candidates] * sums.rows)
+    full = symmetric(sums.curvature, rules.ridge[search.candidates] * sums.rows)
     slope = sums.gradient[inside]
     step = np.linalg.lstsq(full[np.ix_(place, place)], slope, rcond=1e-12)[0]
     decrement = float(slope @ step)
@@ -304,7 +304,7 @@ def _explore(search: Search, rules: Rules) -> Search:
     if not len(search.known) or not np.isin(np.flatnonzero(search.support), search.known).all():
         return _look(search, wanted)
     whole = len(search.known) == rules.width
-    model, names = _model(search, rules)
+    model, names = quadratic_model(search, rules)
     here = _named(search.support, rules, names)
     if len(here) < rules.count and not whole and not _holds(search.known, wanted):
         return _look(search, wanted)
@@ -333,7 +333,7 @@ def _explore(search: Search, rules: Rules) -> Search:
             if not whole and not _holds(search.known, wanted):
                 return _look(search, wanted)
             return _finished(replace(search, coefficients=target))
-        if _runs_off(search, decrement):
+        if _runs_off(search, decrement, rules):
             return _finished(search, Phase.SEPARATED)
     growing = set(here) <= set(chosen)
     trial = replace(
@@ -373,10 +373,10 @@ def _moved(search: Search, target: Array, support: Mask, loss: float, model: Sub
     )
 
 
-def _runs_off(search: Search, decrement: float) -> bool:
+def _runs_off(search: Search, decrement: float, rules: Rules) -> bool:
     """Tell whether the curvature is gone, or the loss flat where the coefficients are far out."""
     inside = search.support & (search.scale > 0)
-    if not inside.any():
+    if not inside.any() or (rules.ridge > 0).any():
         return False
     if (search.diagonal[inside] <= 1e-7 * search.scale[inside]).all():
         return True
@@ -419,7 +419,7 @@ def _wanted(search: Search, rules: Rules) -> Indices:
     sizes = np.bincount(labels)
     order = np.argsort(-np.where(sizes > 0, sums, -1.0), kind="stable")
     taken = order[np.cumsum(sizes[order]) <= rules.candidates]
-    if not len(taken):
+    if not len(taken) and rules.candidates:
         taken = order[:1]
     return np.flatnonzero(inside | np.isin(rules.labels, taken[sizes[taken] > 0]))
 
@@ -428,9 +428,10 @@ def _holds(known: Indices, wanted: Indices) -> bool:
     return bool(np.isin(wanted, known).all())
 
 
-def _model(search: Search, rules: Rules) -> tuple[SubsetModel, Indices]:
+def quadratic_model(search: Search, rules: Rules) -> tuple[SubsetModel, Indices]:
+    """Return the model at the accepted point, and the labels of its units."""
     units, always, names = rules.places(search.known)
-    curvature = _square(search.curvature, rules.ridge[search.known] * search.rows)
+    curvature = symmetric(search.curvature, rules.ridge[search.known] * search.rows)
     target = curvature @ search.coefficients[search.known] - search.gradient[search.known]
     return SubsetModel(curvature, target, units, always), names
 
@@ -449,7 +450,7 @@ def _forbidden(refused: Indices, names: Indices) -> frozenset[Units]:
     return frozenset(found)
 
 
-def _square(packed: Array, ridge: Array) -> Array:
+def symmetric(packed: Array, ridge: Array) -> Array:
     """Return a symmetric matrix from its upper triangle, with the ridge on its diagonal."""
     size = len(ridge)
     full = np.zeros((size, size))

@@ -28,6 +28,8 @@ Units = tuple[int, ...]
 _DEPENDENT = 1e-10
 """A column whose Schur complement is smaller, relative to its curvature, adds nothing."""
 _SINGULAR = 1e-12
+_BARRED = 20
+"""How many chosen units are barred in turn, to see what comes out without them."""
 _EQUAL = 1e-10
 
 
@@ -112,6 +114,10 @@ class SubsetModel:
         """Return by how much the value would rise without each of the chosen units."""
         if not fit.full_rank:
             return np.array([self.fit(_without(chosen, u)).value - fit.value for u in chosen])
+        if self._single:
+            places = np.searchsorted(fit.columns, self._unit_columns[list(chosen)])
+            spread = np.square(fit.root).sum(0)[places]
+            return np.asarray(fit.coefficients[places] ** 2 / spread / 2)
         inverse = fit.root.T @ fit.root
         found = []
         for unit in chosen:
@@ -151,15 +157,17 @@ class SubsetModel:
         value = self.fit(best).value
         grown: Units = ()
         for size in range(1, count + 1):
-            grown = self.improve(self.forward(grown, size))
+            grown = self.improve(self.forward(grown, size), splice=size == count)
         best, value = self._better(best, value, grown)
         best, value = self._better(best, value, self.improve(self.backward(count)))
         moved = True
         while moved:
             moved = False
-            for unit in best:
-                barred = frozenset([unit])
-                other = self.improve(self.forward(_without(best, unit), count, barred))
+            costs = self.costs(self.fit(best), best)
+            for place in np.argsort(costs, kind="stable")[:_BARRED]:
+                unit = best[place]
+                less = self.forward(_without(best, unit), count, frozenset([unit]))
+                other = self.improve(less, splice=False)
                 before = value
                 best, value = self._better(best, value, other)
                 if value < before:
@@ -192,13 +200,19 @@ class SubsetModel:
         return chosen
 
     def improve(
-        self, chosen: Units, *, forbidden: frozenset[Units] = frozenset(), least: float = 0.0
+        self,
+        chosen: Units,
+        *,
+        forbidden: frozenset[Units] = frozenset(),
+        least: float = 0.0,
+        splice: bool = True,
     ) -> Units:
-        """Exchange and splice until nothing lowers the value any more."""
+        """Exchange (and splice) until nothing lowers the value any more."""
         fit = self.fit(chosen)
         while True:
             enough = fit.value - max(least, _EQUAL * abs(fit.value))
-            for other in itertools.chain(self._swaps(fit, chosen), self._splices(chosen)):
+            more = self._splices(chosen) if splice else ()
+            for other in itertools.chain(self._swaps(fit, chosen), more):
                 if other in forbidden:
                     continue
                 found = self.fit(other)
