@@ -267,7 +267,8 @@ class FederatedSparse(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         algorithm, always = self._algorithm(problem, tau), len(problem.unpenalized["coef"])
         size = algorithm.upload_bytes(problem.width, tau + always, quadratic=problem.quadratic)
         beside = algorithm.beside(problem.width, tau + always, quadratic=problem.quadratic)
-        if size > self.max_bytes or beside < min(tau + 5, problem.width - tau - always):
+        few = tau > 0 and beside < min(tau + 5, problem.width - tau - always)
+        if size > self.max_bytes or few:
             return (
                 f"a site would upload {size} bytes in a round, for only {beside} candidates; "
                 f"max_bytes={self.max_bytes} is too few"
@@ -353,8 +354,8 @@ class FederatedSparse(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
             )
         elif fit.search.phase < Phase.CONVERGED:
             warnings.warn(
-                f"the search did not end within rounds={len(fit.history)}; the coefficients are "
-                "those with the least loss so far",
+                f"the search did not end within rounds={self._rounds(_EXACT_ROUNDS)}; the "
+                "coefficients are those with the least loss so far",
                 ConvergenceWarning,
                 stacklevel=6,
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -100,7 +101,7 @@ class ExactFit:
     centred: Literal["", "global", "client"] = ""
     constant: float = 0.0
 
-    @property
+    @cached_property
     def certificate(self) -> Certificate:
         """What branch and bound says; it needs the whole Hessian of a squared loss."""
         search, rules = self.search, self.rules

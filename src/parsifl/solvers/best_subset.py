@@ -19,7 +19,7 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from parsifl.solvers.subset_model import SubsetModel, Units
+from parsifl.solvers.subset_model import Fit, SubsetModel, Units
 
 Array = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
@@ -27,11 +27,13 @@ Mask = npt.NDArray[np.bool_]
 
 _ARMIJO = 1e-4
 _SHORTEST = 2.0**-14
-_INNER_STEPS = 8
-_REJECTIONS = 10
+_INNER_STEPS = 4
+_REJECTIONS = 6
 """Trials in a row that failed before the search ends."""
 _FAR = 25.0
 """Standard deviations of the predictor beyond which a coefficient is taken to run off."""
+_POLISHED = 1e-4
+"""The Newton decrement, relative to 1 + loss, above which a support is not yet left."""
 _WORTH = 1e-7
 """The fall of the loss, relative to it, that an exchange must promise."""
 
@@ -241,8 +243,13 @@ def _accepted(search: Search, sums: Sums) -> Search:
         known=search.candidates,
         curvature=sums.curvature,
         scale=sums.diagonal if math.isinf(search.loss) else search.scale,
-        failures=0 if sums.loss < search.loss else search.failures,
+        failures=0 if _material(sums.loss, search.loss) else search.failures,
     )
+
+
+def _material(loss: float, before: float) -> bool:
+    """Tell whether a loss fell by so much that exchanges which failed before deserve no account."""
+    return math.isinf(before) or loss < before - _POLISHED * abs(before)
 
 
 def _after_newton(search: Search, sums: Sums, rules: Rules) -> Search:
@@ -310,7 +317,7 @@ def _explore(search: Search, rules: Rules) -> Search:
         return _look(search, wanted)
     least = 0.0 if rules.quadratic else _WORTH * abs(search.loss)
     chosen = here
-    if search.failures < _REJECTIONS:
+    if search.failures < _REJECTIONS and not _unpolished(search, rules, model, here):
         chosen = model.search(
             rules.count,
             here,
@@ -333,7 +340,7 @@ def _explore(search: Search, rules: Rules) -> Search:
             if not whole and not _holds(search.known, wanted):
                 return _look(search, wanted)
             return _finished(replace(search, coefficients=target))
-        if _runs_off(search, decrement, rules):
+        if _runs_off(search, decrement, rules, fit):
             return _finished(search, Phase.SEPARATED)
     growing = set(here) <= set(chosen)
     trial = replace(
@@ -356,6 +363,16 @@ def _explore(search: Search, rules: Rules) -> Search:
     )
 
 
+def _unpolished(search: Search, rules: Rules, model: SubsetModel, here: Units) -> bool:
+    """Tell whether the full support is so far from its minimum that no other compares with it."""
+    if rules.quadratic or len(here) < rules.count:
+        return False
+    fit = model.fit(here)
+    columns = search.known[fit.columns]
+    fall = float(search.gradient[columns] @ (search.coefficients[columns] - fit.coefficients))
+    return fall > _POLISHED * (1 + abs(search.loss))
+
+
 def _value(model: SubsetModel, search: Search) -> float:
     z = search.coefficients[search.known]
     return float(z @ (model.curvature @ z) / 2 - model.target @ z)
@@ -373,12 +390,16 @@ def _moved(search: Search, target: Array, support: Mask, loss: float, model: Sub
     )
 
 
-def _runs_off(search: Search, decrement: float, rules: Rules) -> bool:
+def _runs_off(search: Search, decrement: float, rules: Rules, fit: Fit) -> bool:
     """Tell whether the curvature is gone, or the loss flat where the coefficients are far out."""
     inside = search.support & (search.scale > 0)
     if not inside.any() or (rules.ridge > 0).any():
         return False
     if (search.diagonal[inside] <= 1e-7 * search.scale[inside]).all():
+        return True
+    # of what a column adds to the others no curvature is left
+    left = 1 / np.maximum(np.square(fit.root).sum(0), 1e-300)
+    if fit.full_rank and (left <= 1e-9 * search.diagonal[search.known[fit.columns]]).any():
         return True
     spread = np.sqrt(4.0 * search.scale[inside] / max(search.rows, 1.0))
     far = bool((np.abs(search.coefficients[inside]) * spread).max() > _FAR)

@@ -295,7 +295,8 @@ class SubsetModel:
                 best, value = allowed, lowest
                 continue
             fit = self.fit(allowed)
-            costs = self.costs(fit, allowed)
+            # of dependent columns nothing is known but that a removal cannot lower the value
+            costs = self.costs(fit, allowed) if fit.full_rank else np.zeros(len(allowed))
             free = [(c, u) for c, u in zip(costs.tolist(), allowed, strict=True) if u not in forced]
             free.sort(reverse=True)
             must = set(forced)
