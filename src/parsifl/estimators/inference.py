@@ -154,13 +154,15 @@ def table(
         noise = dispersion(fit, family) / float(fit.rows.sum())
         common = _bordered(common, noise)
         b, shift = np.append(b, 0.0), columns.target
-        sites = np.concatenate([sites, np.full((len(sites), 1), np.nan)], axis=1)
-        spread = np.stack([_bordered(part, np.nan) for part in spread])
+        sites = np.concatenate([sites, np.zeros((len(sites), 1))], axis=1)
+        spread = np.stack([_bordered(part, 0.0) for part in spread])
     estimate = to_units @ b
     estimate[0] += shift
     se = np.sqrt(np.maximum(np.diag(to_units @ common @ to_units.T), 0.0))
     own = sites @ to_units.T
     errors = np.sqrt(np.maximum(np.einsum("ij,sjk,ik->si", to_units, spread, to_units), 0.0))
+    if columns.implied_intercept:  # there is one for all sites, and none was estimated by site
+        own[:, 0] = np.nan
     q, q_pvalue, i2 = _heterogeneity(own, errors)
     if selected:
         se = np.full_like(se, np.nan)
