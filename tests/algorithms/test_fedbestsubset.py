@@ -12,7 +12,7 @@ from parsifl.engine.simulate import simulate
 from parsifl.estimators import FederatedSparseClassifier, FederatedSparseCox
 from parsifl.linear.cox import Cox
 from parsifl.linear.glm import GLM
-from parsifl.solvers.best_subset import Phase
+from parsifl.solvers.subset_state import Phase
 from parsifl.testing.regimes import Regime
 
 

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from parsifl.solvers.best_subset import Phase, Rules, Search, Sums, advance, begin
+from parsifl.solvers.best_subset import advance
 from parsifl.solvers.subset_model import SubsetModel
+from parsifl.solvers.subset_state import Phase, Rules, Search, Sums, begin
 
 
 def _model(

@@ -17,13 +17,13 @@ from parsifl.core.config import Count, Size
 from parsifl.core.errors import CapabilityError, ConfigError
 from parsifl.core.keys import Key
 from parsifl.core.problem import CurvatureSums, Model, Params, Problem, Summable
-from parsifl.solvers import best_subset
-from parsifl.solvers.best_subset import Phase, Rules, Search, Sums
+from parsifl.solvers import best_subset, subset_state
+from parsifl.solvers.subset_state import Phase, Rules, Search, Sums
 
 
 @dataclass(frozen=True)
 class BestSubsetState:
-    """The server's state: the fields of `parsifl.solvers.best_subset.Search` as tensors."""
+    """The server's state: the fields of `parsifl.solvers.subset_state.Search` as tensors."""
 
     coefficients: Tensor
     support: Tensor
@@ -127,7 +127,7 @@ class FedBestSubset(
 
     def started(self, problem: Summable, start: Tensor) -> BestSubsetState:
         """Return the state before the first round; an intercept starts where `start` says."""
-        first = best_subset.begin(self.rules(problem, start), start.to(torch.float64).numpy())
+        first = subset_state.begin(self.rules(problem, start), start.to(torch.float64).numpy())
         return _as_tensors(first, start.dtype)
 
     def rules(self, problem: Summable, like: Tensor) -> Rules:

@@ -17,7 +17,8 @@ from parsifl.core.keys import Key
 from parsifl.core.problem import CurvatureSums, Summable
 from parsifl.estimators.moments import Array, Indices
 from parsifl.linear.design import as_design
-from parsifl.solvers.best_subset import Phase, Rules, Search, quadratic_model, symmetric
+from parsifl.solvers.best_subset import quadratic_model, symmetric
+from parsifl.solvers.subset_state import Phase, Rules, Search
 
 _NODE_WORK = 2e8
 

@@ -13,7 +13,7 @@ from parsifl.algorithms.fedbestsubset import FedBestSubset
 from parsifl.estimators.exact import Sites, exact_fit
 from parsifl.estimators.moments import Array, Indices
 from parsifl.linear.glm import GLM
-from parsifl.solvers.best_subset import Phase
+from parsifl.solvers.subset_state import Phase
 
 _ROUNDS = 60
 _FAR = 25.0
