@@ -13,6 +13,7 @@ from parsifl.estimators import FederatedSparseClassifier, FederatedSparseCox
 from parsifl.linear.cox import Cox
 from parsifl.linear.glm import GLM
 from parsifl.solvers.subset_state import Phase
+from parsifl.testing.conformance import check_algorithm
 from parsifl.testing.regimes import Regime
 
 
@@ -50,6 +51,15 @@ def test_a_cox_run_equals_the_estimator() -> None:
     model = FederatedSparseCox(3, standardize=False).fit(x, y, groups=groups)
     found = run.model.params["coef"].numpy()
     np.testing.assert_allclose(found, model.coef_, rtol=1e-7, atol=1e-9)
+
+
+def test_it_conforms_with_survival_times_and_with_own_intercepts() -> None:
+    survival, *_ = _clients(Regime("cox", sizes=(30, 25, 40), features=20, nonzero=2))
+    check_algorithm(FedBestSubset(tau=2), Cox(20), survival)
+    regime = Regime("binomial", sizes=(30, 25, 40), features=20, nonzero=2, intercepts=1.0)
+    classes, *_ = _clients(regime)
+    problem = GLM(20, "logistic", intercept=True)
+    check_algorithm(FedBestSubset(tau=2, intercepts="own"), problem, classes)
 
 
 def test_own_intercepts_belong_to_the_clients() -> None:

@@ -20,6 +20,8 @@ from sklearn.utils.estimator_checks import check_estimator
 from parsifl.core.errors import ConfigError
 from parsifl.estimators import (
     FederatedSparseClassifier,
+    FederatedSparseCox,
+    FederatedSparsePoisson,
     FederatedSparseRegressor,
     FederatedSparseRegressorCV,
     stability_selection,
@@ -40,11 +42,14 @@ def _regression(noise: float = 0.1, seed: int = 0) -> tuple[Any, Any, Any]:
 @pytest.mark.parametrize(
     "estimator",
     [
-        FederatedSparseRegressor(rounds=5),
-        FederatedSparseClassifier(rounds=5),
-        FederatedSparseRegressorCV(cv=2, estimator=FederatedSparseRegressor(rounds=3)),
+        FederatedSparseRegressor(),
+        FederatedSparseRegressor(solver="fedgradmp", rounds=5),
+        FederatedSparseClassifier(),
+        FederatedSparsePoisson(),
+        FederatedSparseCox(),
+        FederatedSparseRegressorCV(path=[1], cv=2),
     ],
-    ids=lambda e: type(e).__name__,
+    ids=lambda e: f"{type(e).__name__}-{getattr(e, 'solver', '')}",
 )
 def test_scikit_learn_s_own_checks(estimator: Any) -> None:
     with warnings.catch_warnings():

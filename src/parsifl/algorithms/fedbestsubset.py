@@ -18,7 +18,7 @@ from parsifl.core.errors import CapabilityError, ConfigError
 from parsifl.core.keys import Key
 from parsifl.core.problem import CurvatureSums, Model, Params, Problem, Summable
 from parsifl.solvers import best_subset, subset_state
-from parsifl.solvers.subset_state import Phase, Rules, Search, Sums
+from parsifl.solvers.subset_state import ALWAYS, NEVER, Phase, Rules, Search, Sums
 
 
 @dataclass(frozen=True)
@@ -138,15 +138,15 @@ class FedBestSubset(
             raise ConfigError(f"units has {len(self.units)} entries for {inner} columns")
         labels = np.arange(width) if not self.units else np.array([*self.units, -1][:width])
         always = [*problem.unpenalized.get(problem.name, ())]
-        if problem.intercept and not shared:  # profiled by the clients: 0 here, and never chosen
-            always = [*{*always} | {width - 1}]
         labels = labels.copy()
         if self.units:
             labels[np.isin(labels, labels[always][labels[always] >= 0])] = -1
-        labels[always] = -1
+        labels[always] = ALWAYS
+        if problem.intercept and not shared:  # profiled by the clients: 0 here
+            labels[-1] = NEVER
         free = labels >= 0
         labels[free] = np.unique(labels[free], return_inverse=True)[1]
-        count = min(self.tau, int(labels.max()) + 1)
+        count = min(self.tau, max(int(labels.max()) + 1, 0))
         return Rules(
             width=width,
             count=count,

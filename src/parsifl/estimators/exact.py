@@ -18,7 +18,7 @@ from parsifl.core.problem import CurvatureSums, Summable
 from parsifl.estimators.moments import Array, Indices
 from parsifl.linear.design import as_design
 from parsifl.solvers.best_subset import quadratic_model, symmetric
-from parsifl.solvers.subset_state import Phase, Rules, Search
+from parsifl.solvers.subset_state import ALWAYS, Phase, Rules, Search
 
 _NODE_WORK = 2e8
 
@@ -146,9 +146,7 @@ def exact_fit(
         if int(server.phase) >= Phase.CONVERGED:
             break
     search, rules = as_search(server), algorithm.rules(problem, first)
-    columns = np.flatnonzero(search.support | (rules.labels < 0))
-    if algorithm.intercepts == "own":
-        columns = columns[columns < rules.width - 1]
+    columns = np.flatnonzero(search.support | (rules.labels == ALWAYS))
     model = {problem.name: server.coefficients}
     question = BestSubsetQuestion(model, model, torch.from_numpy(columns))
     uploads, record = _asked(algorithm, problem, sites, question, len(history) + 1)

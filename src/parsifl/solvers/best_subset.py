@@ -18,7 +18,7 @@ from dataclasses import replace
 import numpy as np
 
 from parsifl.solvers.subset_model import Fit, SubsetModel, Units
-from parsifl.solvers.subset_state import Array, Indices, Mask, Phase, Rules, Search, Sums
+from parsifl.solvers.subset_state import ALWAYS, Array, Indices, Mask, Phase, Rules, Search, Sums
 
 _ARMIJO = 1e-4
 _SHORTEST = 2.0**-14
@@ -256,8 +256,8 @@ def _wanted(search: Search, rules: Rules) -> Indices:
     floor = 1e-12 * float(search.diagonal.max(initial=0.0))
     usable = search.diagonal > floor
     scores = np.where(usable, search.gradient**2 / np.where(usable, search.diagonal, 1.0), 0.0)
-    inside = search.support | (rules.labels < 0)
-    outside = np.flatnonzero(~inside)
+    inside = search.support | (rules.labels == ALWAYS)
+    outside = np.flatnonzero(~inside & (rules.labels >= 0))
     labels = rules.labels[outside]
     if not len(outside):
         return np.flatnonzero(inside)

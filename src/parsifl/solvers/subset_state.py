@@ -12,6 +12,7 @@ import numpy.typing as npt
 Array = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
+ALWAYS, NEVER = -1, -2
 
 
 class Phase(IntEnum):
@@ -43,7 +44,7 @@ class Rules:
     count
         How many units may be chosen.
     labels
-        The unit of each coefficient; -1: it is always in.
+        The unit of each coefficient; ALWAYS and NEVER for one that is always, or never, in.
     ridge
         The l2 strength of each coefficient, for a loss that is a mean over rows.
     candidates
@@ -82,7 +83,7 @@ class Rules:
             units = list(order.reshape(-1, 1))
         else:
             units = [np.flatnonzero(labels == name) for name in names]
-        return units, np.flatnonzero(labels < 0), names
+        return units, np.flatnonzero(labels == ALWAYS), names
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,7 +156,7 @@ def begin(rules: Rules, start: Array) -> Search:
 
     Of `start` only the coefficients that are always in are read.
     """
-    always = rules.labels < 0
+    always = rules.labels == ALWAYS
     everything = rules.width <= rules.candidates + np.count_nonzero(always)
     candidates = np.arange(rules.width) if everything else np.flatnonzero(always)
     zeros, first = np.zeros(rules.width), np.where(always, start, 0.0)
