@@ -49,8 +49,9 @@ class FederatedSparse(PublishedSolvers):
             if obstacle:
                 raise ValueError(f"solver='exact' cannot be used: {obstacle}")
             self.solver_, self.solver_reason_ = "exact", "as asked"
-        elif obstacle:
-            self.solver_, self.solver_reason_ = "fedgradmp", obstacle
+        elif obstacle:  # a site of one class has no minimiser, which matching pursuit looks for
+            self.solver_ = "fedht" if problem.datafit.classes else "fedgradmp"
+            self.solver_reason_ = obstacle
         else:
             size = self._algorithm(problem, tau).upload_bytes(
                 problem.width, tau + len(problem.unpenalized["coef"]), quadratic=problem.quadratic

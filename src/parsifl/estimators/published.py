@@ -33,6 +33,7 @@ from parsifl.solvers.subset_state import Phase
 PURSUIT = ("fedgradmp", "inexactfedgradmp")
 PAPERS = (*PURSUIT, "fedht", "fediterht", "distributediht", "fedmid", "feddualavg")
 _ROUNDS = 20
+_GRADIENT_ROUNDS = 60
 _SETTLED = 1e-3
 _RECORDED = ("round", "trained", "bytes_up", "bytes_down", "dropped", "info")
 
@@ -80,7 +81,7 @@ class PublishedSolvers(Settings):
             kept["loss"] = _loss(problem, data, params)
             kept["support"] = np.flatnonzero(used).tolist()
             self.history_.append(kept)
-            if self._steady() and _settled(self.history_, 1e-8):
+            if self._steady() and _settled(self.history_, 1e-6):
                 raise _SettledError
 
         with contextlib.suppress(_SettledError):
@@ -88,7 +89,7 @@ class PublishedSolvers(Settings):
                 method,
                 problem,
                 data,
-                self._rounds(_ROUNDS),
+                self._rounds(_ROUNDS if self.solver_ in PURSUIT else _GRADIENT_ROUNDS),
                 seed=seed,
                 participation=self.participation,
                 evaluate_every=0,

@@ -30,13 +30,14 @@ class FederatedSparseRegressor(RegressorMixin, FederatedSparse):  # type: ignore
         columns of `keep` and selects nothing.
     solver
         "exact" adds up sums over sites and equals the pooled fit (see `FedBestSubset`). "auto"
-        takes it if a site's upload in a round is at most `max_bytes`, else "fedgradmp". The
+        takes it if a site's upload in a round is at most `max_bytes`, else "fedgradmp" (for
+        classes "fedht"). The
         solvers of the papers average models and need fewer bytes for many columns: "fedgradmp",
         "inexactfedgradmp", "fedht", "fediterht", "distributediht", "fedmid" or "feddualavg" (the
         last two with a hard-thresholding proximal operator).
     rounds
-        The largest number of rounds; None is 60 for "exact", which ends by itself, and 20 for the
-        others.
+        The largest number of rounds; None is 20 for matching pursuit and 60 for the others. "exact"
+        ends by itself; the others when the loss has settled.
     local_steps, batch_size
         Local iterations in a round, and rows in a mini-batch (None: all). Not for "exact".
     lr
