@@ -119,6 +119,20 @@ def centred_by_client(
     return x, y
 
 
+def refit(x: Any, y: Array, weight: Array, parts: list[Indices], ridge: Array) -> tuple[Array, int]:
+    """Return pooled least squares from sums of products that sites send, and the bytes sent.
+
+    `x` has only the columns of the support; every site sends x'Wx and x'Wy.
+    """
+    system, right, up = np.diag(ridge * weight.sum()), np.zeros(x.shape[1]), 0
+    for rows in parts:
+        part, w = x[rows], weight[rows]
+        products, targets = part.T @ (part * w[:, None]), part.T @ (w * y[rows])
+        up += wire.size({"xx": torch.from_numpy(products), "xy": torch.from_numpy(targets)})
+        system, right = system + products, right + targets
+    return np.asarray(np.linalg.lstsq(system, right, rcond=1e-14)[0]), up
+
+
 def smoothness(x: Any, weight: Array, parts: list[Indices], intercept: bool) -> float:
     """Return the largest squared singular value of a client's weighted rows, over their number.
 

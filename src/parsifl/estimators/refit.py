@@ -11,7 +11,7 @@ from scipy import sparse
 from parsifl import wire
 from parsifl.algorithms.fedbestsubset import FedBestSubset
 from parsifl.estimators.exact import Sites, exact_fit
-from parsifl.estimators.moments import Array, Indices
+from parsifl.estimators.moments import Array, Indices, refit
 from parsifl.linear.glm import GLM
 from parsifl.solvers.subset_state import Phase
 
@@ -29,6 +29,8 @@ def pooled_refit(
     chosen = np.flatnonzero(slopes)
     if not len(chosen):
         return found, 0, 0, Phase.CONVERGED
+    if problem.quadratic:
+        return _least_squares(found, problem, x, y, parts, ridge)
     small = GLM(
         len(chosen),
         problem.datafit.name,
@@ -45,6 +47,23 @@ def pooled_refit(
     if problem.intercept:
         values[-1] = fit.search.coefficients[-1]
     return values, fit.bytes_up, fit.bytes_down, fit.search.phase
+
+
+def _least_squares(
+    found: Array, problem: GLM, x: Any, y: torch.Tensor, parts: list[Indices], ridge: float
+) -> tuple[Array, int, int, Phase]:
+    """Solve the normal equations, which sites send once; a deployment computes the same bits."""
+    slopes = found[:-1] if problem.intercept else found
+    chosen = np.flatnonzero(slopes)
+    columns, pull = _columns(problem, x, chosen), np.full(len(chosen), ridge)
+    if problem.intercept:
+        columns = np.concatenate([columns, np.ones((len(columns), 1))], axis=1)
+        chosen, pull = np.append(chosen, len(slopes)), np.append(pull, 0.0)
+    target, weight = y[:, 0].numpy(), y[:, 1].numpy()
+    solved, sent = refit(columns, target, weight, parts, pull)
+    values = np.zeros_like(found)
+    values[chosen] = solved
+    return values, sent, 0, Phase.CONVERGED
 
 
 def _columns(problem: GLM, x: Any, chosen: Indices) -> Array:
