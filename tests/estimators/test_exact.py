@@ -265,7 +265,7 @@ def test_the_certificate_is_right() -> None:
     logistic = FederatedSparseClassifier(2).fit(sites.x, sites.y > 0, sites.groups)
     assert not logistic.certificate_.proven
     assert np.isnan(logistic.certificate_.gap)
-    wide = Regime(sizes=(20, 20), features=300, nonzero=4).draw()
+    wide = Regime(sizes=(20, 20), features=120, nonzero=4).draw()
     open_ = FederatedSparseRegressor(4).fit(wide.x, wide.y, wide.groups).certificate_
     assert not open_.proven
     assert 0 < open_.gap <= 1 + 1e-9
@@ -291,3 +291,36 @@ def test_site_intercepts_are_the_dummies_of_the_pooled_fit() -> None:
         pooled = sm.GLM(sites.y, design, family=kind).fit(tol=1e-14, maxiter=200)
         found = model.coef_.ravel()[model.support_]
         np.testing.assert_allclose(found, pooled.params[:2], rtol=1e-8)
+
+
+@pytest.mark.parametrize("center", ["global", "client"])
+def test_an_exposure_is_that_of_the_pooled_fit(center: str) -> None:
+    sites = Regime("poisson", sizes=(90, 90, 90), features=8, nonzero=2, strength=0.4).draw(2)
+    exposure = np.random.default_rng(0).uniform(0.5, 20.0, 270)
+    y = np.random.default_rng(1).poisson(exposure * np.exp(sites.x @ sites.truth - 1))
+    model = FederatedSparsePoisson(2, center=center)
+    model.fit(sites.x, y, groups=sites.groups, offset=np.log(exposure))
+    assert model.support_.tolist() == np.flatnonzero(sites.truth).tolist()
+    levels = np.eye(3)[sites.groups] if center == "client" else np.ones((270, 1))
+    design = np.c_[sites.x[:, model.support_], levels]
+    oracle = sm.GLM(y, design, family=sm.families.Poisson(), offset=np.log(exposure))
+    pooled = oracle.fit(tol=1e-14, maxiter=200)
+    np.testing.assert_allclose(model.coef_[model.support_], pooled.params[:2], rtol=1e-8)
+    mean = model.predict(sites.x, offset=np.log(exposure))
+    assert mean.sum() == pytest.approx(y.sum(), rel=1e-6)
+    with pytest.raises(ValueError, match="offset must be a finite number"):
+        model.fit(sites.x, y, offset=[1.0])
+
+
+def test_a_warning_names_no_setting_that_the_solver_lacks() -> None:
+    draw = np.random.default_rng(0)
+    x, groups = draw.normal(size=(200, 12)), np.repeat(np.arange(4), 50)
+    y = (3 * x[:, 1] - 2 * x[:, 5] + 0.1 * draw.normal(size=200) > 0).astype(int)
+    y[groups == 0] = 1
+    model = FederatedSparseClassifier(2, solver="fedgradmp", l2=0.0)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.fit(x, y, groups=groups)
+    assert caught
+    assert not any("lr" in str(warning.message).split() for warning in caught)
+    assert np.isfinite(model.coef_).all()

@@ -111,7 +111,7 @@ class FederatedSparse(PublishedSolvers):
 
         Rows of weight 0 are as good as absent, and so are sites that have no others.
         """
-        weight = y[:, -1].numpy()
+        weight = y[:, getattr(problem, "weight_column", 1)].numpy()
         parts = [kept for rows in parts if len(kept := rows[weight[rows] > 0])]
         free = problem.width - len(problem.unpenalized["coef"])
         tau = min(self._sparsity(x.shape[1]), free)

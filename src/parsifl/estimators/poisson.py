@@ -64,9 +64,17 @@ class FederatedSparsePoisson(RegressorMixin, FederatedSparse):  # type: ignore[m
         return tags
 
     def fit(
-        self, X: Any, y: Any, groups: Any = None, sample_weight: Any = None
+        self,
+        X: Any,
+        y: Any,
+        groups: Any = None,
+        sample_weight: Any = None,
+        offset: Any = None,
     ) -> FederatedSparsePoisson:
-        """Fit to rows that belong to the sites named in `groups` (None: a single site)."""
+        """Fit to rows that belong to the sites named in `groups` (None: a single site).
+
+        `offset` is added to the predictor of each row: the log of its exposure.
+        """
         X, y = validate_data(
             self, X, y, accept_sparse="csr", dtype=np.float64, y_numeric=True, ensure_min_samples=2
         )
@@ -78,6 +86,9 @@ class FederatedSparsePoisson(RegressorMixin, FederatedSparse):  # type: ignore[m
         if not (weight * y).any():
             raise ValueError("every count is 0: there is nothing to fit")
         own = self._check_center()
+        shift = np.zeros(len(y)) if offset is None else np.asarray(offset, dtype=np.float64)
+        if shift.shape != y.shape or not np.isfinite(shift).all():
+            raise ValueError(f"offset must be a finite number for each of the {len(y)} rows")
         moments = gather(X, y, weight, parts, standardize=self.standardize)
         x, centre = self._standardised(X, moments)
         kept = self._kept(X.shape[1])
@@ -89,9 +100,11 @@ class FederatedSparsePoisson(RegressorMixin, FederatedSparse):  # type: ignore[m
             intercept=bool(self.fit_intercept),
             keep=kept,
             weighted=True,
+            offset=True,
         )
-        targets = torch.from_numpy(np.stack([y, weight], axis=1))
-        start = float(np.log(moments.target))
+        targets = torch.from_numpy(np.stack([y, weight, shift], axis=1))
+        # sites add up their exposures beside the moments
+        start = float(np.log(moments.target / np.average(np.exp(shift), weights=weight)))
         found = self._train(problem, x, targets, parts, moments, start=start, own_intercept=own)
         if own:
             found = self._with_common_intercept(found, problem, x, targets, len(parts))
@@ -106,11 +119,12 @@ class FederatedSparsePoisson(RegressorMixin, FederatedSparse):  # type: ignore[m
     def _family(self) -> str:
         return "poisson"
 
-    def predict(self, X: Any) -> Array:
-        """Return the expected counts."""
+    def predict(self, X: Any, offset: Any = 0.0) -> Array:
+        """Return the expected counts, for exposures of which `offset` is the log."""
         check_is_fitted(self)
         X = validate_data(self, X, accept_sparse="csr", dtype=np.float64, reset=False)
-        return np.asarray(np.exp(np.clip(X @ self.coef_ + self.intercept_, -700, 700)))
+        u = np.asarray(X @ self.coef_) + self.intercept_ + np.asarray(offset)
+        return np.asarray(np.exp(np.clip(u, -700, 700)))
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Return the share of the deviance that is explained (1 is perfect)."""

@@ -49,6 +49,8 @@ class Cox:
     higher_is_better = False
     supports_vmap = False
     uses_batch_statistics = True
+    weight_column = 2
+    """The column of the targets that holds weights, if there are any."""
 
     def __init__(
         self,

@@ -55,6 +55,9 @@ class GLM:
         Atoms as columns [features, d]: the coefficients then belong to the atoms, x = Psi a.
     weighted
         The target has a second column, the weight of the row (1 on average over all clients).
+    offset
+        The target has one more column, which is added to the predictor (the log of an exposure).
+        Lossless fits read it; others do not.
 
     Examples
     --------
@@ -62,7 +65,7 @@ class GLM:
     torch.Size([2, 3])
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - every argument but one has a default
         self,
         features: int,
         datafit: str = "squared",
@@ -73,8 +76,10 @@ class GLM:
         keep: Sequence[int] = (),
         dictionary: Tensor | NDArray[Any] | None = None,
         weighted: bool = False,
+        offset: bool = False,
         dtype: torch.dtype = torch.float64,
     ) -> None:
+        self.offset = offset
         self.datafit = datafits.find(datafit)
         atoms = None if dictionary is None else torch.as_tensor(dictionary)
         self._check(features, classes, l2, atoms)
@@ -108,7 +113,7 @@ class GLM:
         return (
             f"GLM({self.features}, {self.datafit.name!r}, classes={self.classes}, l2={self.l2}, "
             f"intercept={self.intercept}, keep={self._keep}, dictionary={atoms}, "
-            f"weighted={self.weighted}, dtype={self.dtype})"
+            f"weighted={self.weighted}, offset={self.offset}, dtype={self.dtype})"
         )
 
     def with_l2(self, l2: float) -> GLM:
@@ -122,6 +127,7 @@ class GLM:
             keep=self._keep,
             dictionary=self._psi,
             weighted=self.weighted,
+            offset=self.offset,
             dtype=self.dtype,
         )
 
@@ -251,6 +257,7 @@ class GLM:
             candidates,
             intercept=self.intercept,
             own_intercept=own_intercept and self.intercept,
+            offset=rows.y[..., -1].to(self.dtype) if self.offset else None,
         )
 
     def with_own_intercept(self, params: Params, rows: Rows) -> Params:
@@ -260,6 +267,7 @@ class GLM:
         coefficients = params[NAME]
         y, importance = self._targets(rows.y)
         u = self.predict(params, rows.x) - coefficients[-1]
+        u = u + rows.y[..., -1] if self.offset else u
         found = best_intercept(self.datafit, u, y.to(u.dtype), rows.weight * importance)
         return {NAME: torch.cat([coefficients[:-1], found[None].to(coefficients.dtype)])}
 

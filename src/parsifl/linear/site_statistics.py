@@ -35,8 +35,11 @@ def glm_sums(
     *,
     intercept: bool,
     own_intercept: bool = False,
+    offset: Tensor | None = None,
 ) -> CurvatureSums:
     """Return the sums of a generalised linear model; an intercept is the last coefficient.
+
+    An `offset` is added to the predictor of each row.
 
     >>> from parsifl.linear.datafits import SQUARED_HALF
     >>> one, b = torch.ones(2), torch.zeros(1)
@@ -46,6 +49,7 @@ def glm_sums(
     (tensor(1.), tensor([-1.]), tensor([1.]))
     """
     u = design.matvec(x, coefficients[:-1] if intercept else coefficients)
+    u = u if offset is None else u + offset
     if own_intercept:
         u = u + best_intercept(datafit, u, y, weight)
     elif intercept:
