@@ -224,6 +224,16 @@ def test_the_path_chooses_the_right_number_by_clients_left_out() -> None:
     assert model.bytes_up_ > 16 * model.best_estimator_.bytes_up_ / 2
 
 
+def test_a_small_site_does_not_outvote_a_large_one() -> None:
+    draw = np.random.default_rng(0)
+    x, sites = draw.standard_normal((420, 6)), np.r_[np.repeat([0, 1], 200), np.repeat([2, 3], 10)]
+    y = 2 * x[:, 0] + 0.5 * x[:, 1] + 0.3 * draw.standard_normal(420)
+    y[sites >= 2] += -1.5 * x[sites >= 2, 1]
+    model = FederatedSparseRegressorCV([1, 2], cv=4).fit(x, y, groups=sites)
+    assert model.mse_path_.mean(axis=1).argmin() == 0
+    assert model.n_nonzero_coefs_ == 2
+
+
 @pytest.mark.parametrize("by", ["clients", "rows"])
 def test_stable_features_are_selected_nearly_always(by: Any) -> None:
     x, y, clients = _regression()
