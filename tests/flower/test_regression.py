@@ -38,7 +38,9 @@ def in_process(tables: list[dict[str, list[str]]], rounds: int = 4) -> tuple[Any
     agreed = Agreement.of([summarise(own) for own in ready], "days")
     parts = [agreed.encode(own.table) for own in ready]
     groups = np.repeat(np.arange(len(parts)), [len(y) for _, y in parts])
-    model = FederatedSparseRegressor(4, rounds=rounds, standardize=False, fit_intercept=False)
+    model = FederatedSparseRegressor(
+        4, solver="fedgradmp", rounds=rounds, standardize=False, fit_intercept=False
+    )
     model.fit(np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts]), groups)
     return agreed.original(model.coef_)
 
