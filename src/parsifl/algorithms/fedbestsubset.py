@@ -72,7 +72,8 @@ class FedBestSubset(
     Hessian over all columns, and its Hessian on some candidates: the support and the `candidates`
     columns with the largest scores :math:`g_j^2 / h_j`. The server fills the support, exchanges
     columns on the quadratic model (without messages), takes damped Newton steps on the true loss,
-    and accepts only what lowers it. For a squared loss whose whole Hessian fits into `max_bytes`
+    and accepts only what lowers it. Sent: coefficients and candidates down, sums up. Kept: nothing
+    on the client. For a squared loss whose whole Hessian fits into `max_bytes`
     that takes one round. It ends by itself; further rounds change nothing. Every client must take
     part in every round: sums over others cannot be compared.
 
