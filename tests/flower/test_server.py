@@ -30,7 +30,7 @@ SAME = (
     "dense_down",
     "entropy_up",
     "flops",
-    "info",
+    "metrics",
 )
 MATRIX = ("ditto", "fedavg", "fedgradmp", "fedht", "fedslr", "scaffold")  # in `make test-matrix`
 LINEAR = ("distributediht", "fedht", "fediterht", "fedgradmp", "inexactfedgradmp")
@@ -372,7 +372,7 @@ def test_a_client_that_cannot_be_judged_is_named(tmp_path: Path) -> None:
 
     link = InProcess(experiment("fedavg", rounds=1), tmp_path / "state", refuse)
     (record,) = link.run(tmp_path / "run")
-    assert sorted(record["unjudged"]) == [0, 1]
-    assert "scores.personal.test" in record["unjudged"][0]
+    assert sorted(record["unevaluated"]) == [0, 1]
+    assert "scores.personal.test" in record["unevaluated"][0]
     detail = json.loads((tmp_path / "run" / "clients.json").read_text())
     assert detail["personal"]["test"]["clients"] == [2, 3]

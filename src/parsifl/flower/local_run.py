@@ -15,7 +15,7 @@ from parsifl.engine import checkpoint
 from parsifl.engine.experiment import Experiment, problem_for
 from parsifl.engine.owned import reject_links
 from parsifl.engine.record import RoundRecord
-from parsifl.engine.run_dir import read_records
+from parsifl.engine.run_dir import RunDir, read_records
 from parsifl.engine.summary import headline
 from parsifl.flower.app_template import PARTITION, write_app
 from parsifl.flower.cluster import Cluster
@@ -84,6 +84,7 @@ def run_on_flower(
     """
     out = Path(folder).resolve()
     check_free(out, resume=resume)
+    RunDir(out).check()
     if simulation and find_spec("ray") is None:
         raise ConfigError(
             "Flower's simulation runtime needs Ray, which is not installed; install the extra: "
