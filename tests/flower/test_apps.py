@@ -169,7 +169,9 @@ def test_own_data_and_an_own_problem(tmp_path: Path) -> None:
     assert found.server["weight"].shape == (2, 3)
     (state,) = (tmp_path / "run" / "checkpoint").glob("round-*/state.json")
     reported = json.loads(state.read_text())
-    assert reported["pool"]["members"]["clients"][1]["profile"] == {"flops_per_second": 1e9}
+    assert reported["pool"]["members"]["clients"][1]["hello"]["profile"] == {
+        "flops_per_second": 1e9
+    }
 
 
 @pytest.mark.usefixtures("identity")

@@ -14,13 +14,13 @@ from parsifl.estimators import FederatedSparseRegressor
 from parsifl.flower.app_template import write_app
 from parsifl.flower.client import answered
 from parsifl.flower.guards import Guards
-from parsifl.flower.message import Letter, from_text, to_text
+from parsifl.flower.message import Envelope
 from parsifl.flower.regression import MODEL_FILE, LinearModel, Regression
-from parsifl.flower.schema import Schema, prepare
 from parsifl.flower.settings import Deployment, Settings
+from parsifl.flower.table_schema import TableSchema, prepare
 from parsifl.flower.tables import Agreement, read_csv, summarise
 from parsifl.flower.tablesite import TableSite
-from parsifl.flower.transport import Answers, Kind
+from parsifl.flower.transport import Kind, Replies
 
 EXPERIMENT = Experiment(
     "fedgradmp", {"tau": 4, "batch_size": None}, clients=3, rounds=4, evaluate_every=0
@@ -34,7 +34,7 @@ def hospitals(folder: Path) -> list[dict[str, list[str]]]:
 
 def in_process(tables: list[dict[str, list[str]]], rounds: int = 4) -> tuple[Any, float]:
     """Fit the estimator to the same columns; return coefficients and intercept."""
-    ready = [prepare(table, "days", Schema(), Guards()) for table in tables]
+    ready = [prepare(table, "days", TableSchema(), Guards()) for table in tables]
     agreed = Agreement.of([summarise(own) for own in ready], "days")
     parts = [agreed.encode(own.table) for own in ready]
     groups = np.repeat(np.arange(len(parts)), [len(y) for _, y in parts])
@@ -50,7 +50,7 @@ class Sites:
     tables: list[dict[str, list[str]]]
     root: Path
     asked: list[Kind] = field(default_factory=list)
-    sent: list[Letter] = field(default_factory=list)
+    sent: list[Envelope] = field(default_factory=list)
     refuse: tuple[Kind, ...] = ()
     log: list[str] = field(default_factory=list)
     meanwhile: Callable[[], None] = lambda: None
@@ -61,23 +61,22 @@ class Sites:
     def ask(
         self,
         kind: Kind,
-        letters: Mapping[int, Letter],
+        requests: Mapping[int, Envelope],
         timeout: float,  # noqa: ARG002 - a Link
-        enough: Callable[[Answers], bool] | None = None,  # noqa: ARG002 - all answer at once
-    ) -> Answers:
+        enough: Callable[[Replies], bool] | None = None,  # noqa: ARG002 - all answer at once
+    ) -> Replies:
         self.asked.append(kind)
         return {
-            node: self._answer(kind, node - 10, letter)
-            for node, letter in letters.items()
+            node: self._answer(kind, node - 10, request)
+            for node, request in requests.items()
             if kind not in self.refuse
         }
 
-    def _answer(self, kind: Kind, client: int, letter: Letter) -> Letter:
+    def _answer(self, kind: Kind, client: int, request: Envelope) -> Envelope:
         site = TableSite(EXPERIMENT, client, self.tables[client], self.root, "days")
-        arrived = Letter(from_text(to_text(letter.meta)), letter.parts)
-        reply = answered(lambda: site.answer(kind, arrived))
+        reply = answered(lambda: site.answer(kind, request))
         self.sent.append(reply)
-        return Letter(from_text(to_text(reply.meta)), reply.parts)
+        return reply
 
     def pause(self, seconds: float) -> None:  # noqa: ARG002 - a Link
         """Wait for nothing; somebody may mend a site meanwhile."""
@@ -108,14 +107,14 @@ def test_the_fit_across_sites_is_the_fit_in_process_bit_for_bit(tmp_path: Path) 
 def test_no_answer_is_as_long_as_the_rows(tmp_path: Path) -> None:
     sites = Sites(hospitals(tmp_path / "app"), tmp_path / "state")
     study(sites, tmp_path / "run").run()
-    longest = max(sum(map(len, letter.parts.values())) for letter in sites.sent)
+    longest = max(sum(map(len, request.parts.values())) for request in sites.sent)
     assert longest < 300  # the tables have 80 to 200 rows of 16 columns
 
 
 def test_a_run_goes_on_with_the_columns_that_it_began_with(tmp_path: Path) -> None:
     tables = hospitals(tmp_path / "app")
     sites = Sites(tables, tmp_path / "state", refuse=("products",))
-    with pytest.raises(ParsiflError, match="has not told its products"):
+    with pytest.raises(ParsiflError, match="sent no products that can be used: no reply"):
         study(sites, tmp_path / "run").run()
     sites.refuse, sites.asked = (), []
     study(sites, tmp_path / "run", resume=True).run()
@@ -136,7 +135,7 @@ def test_predictions_are_in_the_units_of_the_tables(tmp_path: Path) -> None:
 def test_sites_that_cannot_tell_are_named(tmp_path: Path) -> None:
     tables = hospitals(tmp_path / "app")
     del tables[1]["days"]
-    with pytest.raises(ParsiflError, match=r"2 of 3 clients have told.*no column 'days'"):
+    with pytest.raises(ParsiflError, match=r"2 of 3 clients have described.*no column 'days'"):
         study(Sites(tables, tmp_path / "state"), tmp_path / "run", wait=0.01).run()
 
 

@@ -95,7 +95,8 @@ def run_on_flower(
     # mistakes show here, before anything is started
     problem = problem_for(chosen.model, data)
     chosen.method().check_capabilities(problem)
-    plan = replace(deployment or Deployment(), out=str(out), resume=resume)
+    # all nodes are started here, and have new ids after every start
+    plan = replace(deployment or Deployment(), out=str(out), resume=resume, rebind=True)
     place = out / "flower"
     app = place / "app"
     clear(out)
