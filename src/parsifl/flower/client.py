@@ -52,7 +52,7 @@ MakeProblem = Callable[[ClientData], Problem]
 Parts = Mapping[str, bytes]
 
 STATE_VARIABLE = "PARSIFL_STATE"
-_SLACK, _MODELS = 64 << 20, 64
+_SLACK, _MODELS = 16 << 20, 64
 """A message may take this many bytes, and this many models more, when it is decoded."""
 _logger = logging.getLogger("parsifl")
 

@@ -46,6 +46,10 @@ class Federation:
 
     def run(self) -> Sequence[RoundRecord]:
         """Run until all rounds are done; return their records."""
+        with self._run_dir.locked():
+            return self._run()
+
+    def _run(self) -> Sequence[RoundRecord]:
         resume = self._settings.deployment.resume
         check_free(self._run_dir.path, resume=resume)
         self._run_dir.check(*self._files)

@@ -12,7 +12,7 @@ from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 
 from parsifl.core.errors import ParsiflError
-from parsifl.engine.owned import replace_file
+from parsifl.engine.owned import locked, replace_file
 from parsifl.flower import settings
 from parsifl.flower.client import MakeProblem
 from parsifl.flower.message import Envelope, printable
@@ -49,16 +49,16 @@ def _app(make: Callable[[Settings, Link], Federation]) -> ServerApp:
     def main(grid: Grid, context: Context) -> None:
         chosen = settings.read(context.run_config)
         out = Path(chosen.deployment.out)
-        out.mkdir(parents=True, exist_ok=True)
-        clear(out)
-        replace_file(out / PROCESS_FILE, str(os.getpid()).encode())
-        try:
-            make(chosen, GridLink(grid)).run()
-        except Exception as error:
-            text = str(error) if isinstance(error, ParsiflError) else repr(error)
-            replace_file(out / ERROR_FILE, f"{text}\n".encode(errors="backslashreplace"))
-            raise
-        replace_file(out / DONE_FILE, b"")
+        with locked(out):  # the marks of a server that is running are not ours
+            clear(out)
+            replace_file(out / PROCESS_FILE, str(os.getpid()).encode())
+            try:
+                make(chosen, GridLink(grid)).run()
+            except Exception as error:
+                text = str(error) if isinstance(error, ParsiflError) else repr(error)
+                replace_file(out / ERROR_FILE, f"{text}\n".encode(errors="backslashreplace"))
+                raise
+            replace_file(out / DONE_FILE, b"")
 
     return app
 

@@ -149,7 +149,7 @@ class TableSite:
         """Return a reply whose upload has few coefficients for the number of rows."""
         if "upload" in reply.parts:
             kind = self._experiment.method().tree_types().uplink
-            leaves = tree.leaves(wire.decode(reply.parts["upload"], kind))
+            leaves = tree.leaves(wire.decode(reply.parts["upload"], kind, limit=1 << 31))
             entry["coefficients"] = sum(int(leaf.count_nonzero()) for leaf in leaves)
             rules.check_width(entry["coefficients"], rows, self._guards)
         return reply
