@@ -151,3 +151,13 @@ def test_a_site_that_is_mended_while_the_server_waits_takes_part(tmp_path: Path)
     assert "no column 'days'" in complaints[0]
     model = LinearModel.load(tmp_path / "run" / MODEL_FILE)
     assert np.array_equal(model.coef_, in_process(tables)[0])
+
+
+@pytest.mark.parametrize(
+    "text", ["", "5", "{}", "[" * 10**5, '{"agreement": 3}', '{"agreement": null, "coef": "x"}']
+)
+def test_a_damaged_model_is_an_error_of_the_file(text: str, tmp_path: Path) -> None:
+    path = tmp_path / MODEL_FILE
+    path.write_text(text)
+    with pytest.raises(ParsiflError, match=r"model\.json|agreement"):
+        LinearModel.load(path)

@@ -233,6 +233,7 @@ class RemoteClient:
         problem = work.program.problem
         if "model" in parts:
             params = wire.decode(parts["model"], dict[str, torch.Tensor], limit=work.limit)
+            wire.check(params, problem.init(Key(0)))
             return Model(problem, tree.map(_copy, params))
         if "server" in parts:
             server = wire.decode(parts["server"], self._types.server, limit=work.limit)
@@ -242,7 +243,10 @@ class RemoteClient:
     def _prepare(self, request: WorkRequest, parts: Parts) -> _Work:
         if request.client != self._client:
             raise WireError(f"client: this is {self._client}, not {request.client}")
-        schema = request.data_schema
+        schema, own = request.data_schema, DataSchema.of(self._data)
+        fewer = (schema.classes or 0) < (own.classes or 0)
+        if fewer or replace(schema, classes=own.classes) != own:
+            raise WireError("data_schema: not the form of this client's rows")
         # built on the agreed form: this client may lack classes that others have
         problem = self._make(schema.example())
         self._algorithm.check_capabilities(problem)

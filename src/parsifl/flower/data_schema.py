@@ -69,6 +69,11 @@ class DataSchema:
     @classmethod
     def of(cls, data: ClientData) -> DataSchema:
         """Describe data."""
+        if (data.classes or 0) > MOST_CLASSES:
+            raise DataError(
+                f"the labels make {data.classes} classes, more than {MOST_CLASSES}; convert "
+                "targets that are numbers to a floating-point type"
+            )
         sparse = not isinstance(data.x, Tensor)
         return cls(
             shape=tuple(int(size) for size in data.x.shape[1:]),

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from parsifl import wire
-from parsifl.core.errors import ConfigError, ParsiflError
+from parsifl.core.errors import ConfigError, DataError, ParsiflError
 from parsifl.core.problem import Problem
 from parsifl.engine.owned import replace_file
 from parsifl.flower.membership import Log, all_of
@@ -162,9 +162,16 @@ class LinearModel:
     @classmethod
     def load(cls, path: str | Path) -> LinearModel:
         """Read a saved model."""
-        values = json.loads(Path(path).read_text())
-        agreement = Agreement.read(values["agreement"])
-        return cls(agreement, np.array(values["coef"]), float(values["intercept"]))
+        try:
+            values = json.loads(Path(path).read_text())
+            agreement = Agreement.read(values["agreement"])
+            coef = np.array(values["coef"], dtype=np.float64)
+            intercept = float(values["intercept"])
+        except (LookupError, TypeError, ValueError, RecursionError, OverflowError) as error:
+            raise DataError(f"{path} is not a saved model ({type(error).__name__})") from None
+        if coef.shape != (len(agreement.names),) or not np.isfinite([*coef, intercept]).all():
+            raise DataError(f"{path} is damaged: its coefficients do not fit its columns")
+        return cls(agreement, coef, intercept)
 
     def to_text(self) -> str:
         """Return the model as JSON; floats come back bit for bit."""
