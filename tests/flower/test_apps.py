@@ -186,6 +186,22 @@ def test_why_a_run_failed_is_in_its_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("identity")
+@pytest.mark.parametrize("error", [ValueError("odd \ud800"), ParsiflError("odd \ud800")])
+def test_any_failure_leaves_its_reason(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("parsifl.flower.server.Federation.run", fail)
+    chosen = Experiment("fedavg", data="digits", clients=3, rounds=1)
+    config = to_config(chosen, Deployment(out=str(tmp_path / "run")))
+    with pytest.raises(type(error)):
+        run(parsifl.flower.server_app(), parsifl.flower.client_app(), config, [])
+    assert "odd " in (tmp_path / "run" / ERROR_FILE).read_text()
+
+
+@pytest.mark.usefixtures("identity")
 def test_a_regression_over_tables(tmp_path: Path) -> None:
     write_app(tmp_path / "app", "sparse-regression", {}, "study")
     chosen = Experiment(

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.flower.inprocess import changed, fields
 
 from parsifl.core.errors import ParsiflError
 from parsifl.engine.experiment import Experiment
@@ -161,3 +162,38 @@ def test_a_damaged_model_is_an_error_of_the_file(text: str, tmp_path: Path) -> N
     path.write_text(text)
     with pytest.raises(ParsiflError, match=r"model\.json|agreement"):
         LinearModel.load(path)
+
+
+@pytest.mark.parametrize("kind", ["agree", "hello", "products"])
+def test_a_site_cannot_change_its_number_on_the_way(kind: Kind, tmp_path: Path) -> None:
+    sites = Sites(hospitals(tmp_path / "app"), tmp_path / "state")
+    link: Any = sites
+    answer = link._answer
+
+    def lying(asked: Kind, client: int, request: Envelope) -> Envelope:
+        reply: Envelope = answer(asked, client, request)
+        return changed(reply, client=2) if (asked, client) == (kind, 1) else reply
+
+    link._answer = lying
+    with pytest.raises(ParsiflError, match=r"2 of 3|the clients 1 of 3|client 1 sent no products"):
+        study(sites, tmp_path / "run", wait=0.01).run()
+    if kind != "products":
+        assert any("node 11" in line for line in sites.log)
+
+
+@pytest.mark.parametrize("rows", [10**400, -1, 2**62, 1.5, None, [400]])
+def test_a_hostile_summary_does_not_end_the_study(rows: Any, tmp_path: Path) -> None:
+    sites = Sites(hospitals(tmp_path / "app"), tmp_path / "state")
+    link: Any = sites
+    answer = link._answer
+    lies = iter([True])
+
+    def lying(asked: Kind, client: int, request: Envelope) -> Envelope:
+        reply: Envelope = answer(asked, client, request)
+        if asked == "agree" and client == 1 and next(lies, False):
+            return changed(reply, summary={**fields(reply)["summary"], "rows": rows})
+        return reply
+
+    link._answer = lying
+    study(sites, tmp_path / "run").run()
+    assert any("node 11 cannot take part yet: summary" in line for line in sites.log)

@@ -96,9 +96,14 @@ class Membership:
                 )
             self._link.pause(_PAUSE)
 
+    def nodes(self) -> list[int]:
+        """Look which nodes are connected."""
+        self._connected = self._link.nodes()
+        return self._connected
+
     def refresh(self, timeout: float) -> None:
         """Look who is connected, and greet newcomers."""
-        self._connected = self._link.nodes()
+        self.nodes()
         missing = set(range(self._clients)) - set(self.online())
         fresh = [
             node
@@ -161,7 +166,7 @@ class Membership:
 
 
 def all_of(wanted: set[int]) -> Callable[[Replies], bool]:
-    """Return a function that tells whether replies claim to come from all of these clients."""
+    """Return a function that is true when replies claim to come from all of these clients."""
 
     def enough(replies: Replies) -> bool:
         return wanted <= {claimed_client(reply) for reply in replies.values()}

@@ -38,5 +38,5 @@ def printable(text: object) -> str:
     'lost ?[2Jround 2 is done'
     """
     words = " ".join(str(text)[: 4 * LONGEST_REASON].split())
-    line = "".join(letter if letter.isprintable() else "?" for letter in words)
+    line = "".join(sign if sign.isprintable() else "?" for sign in words)
     return line if len(line) <= LONGEST_REASON else f"{line[: LONGEST_REASON - 3]}..."

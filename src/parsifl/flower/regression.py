@@ -54,9 +54,10 @@ class Regression(Federation):
         found: dict[int, Summary] = {}
         end = time.monotonic() + self._settings.deployment.wait
         reasons: dict[int, str] = {}
-        while len(found) < self._settings.clients:
+        while True:
             # sites that could not answer are asked again: their tables may have been corrected
-            asked = [node for node in self._link.nodes() if reasons.get(node) != ""]
+            nodes = self._pool.members.nodes()
+            asked = [node for node in nodes if reasons.get(node) != ""]
             requests = dict.fromkeys(asked, AgreeRequest().envelope())
             enough = all_of(set(range(self._settings.clients)) - set(found))
             for node, reply in self._link.ask("agree", requests, _AGREE_SECONDS, enough).items():
@@ -64,14 +65,15 @@ class Regression(Federation):
                 if reason and reason != reasons.get(node):
                     self._log(f"node {node} cannot take part yet: {reason}")
                 reasons[node] = reason
+            if len(found) == self._settings.clients:
+                break
             if time.monotonic() > end:
                 raise ParsiflError(
                     f"{len(found)} of {self._settings.clients} clients have described their "
                     "tables; "
                     + "; ".join(sorted({reason for reason in reasons.values() if reason}))
                 )
-            if len(found) < self._settings.clients:
-                self._link.pause(1.0)
+            self._link.pause(1.0)
         summaries = [found[client] for client in sorted(found)]
         self._pool.agreement = Agreement.of(summaries, self._target)
 

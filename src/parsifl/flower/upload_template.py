@@ -66,7 +66,7 @@ class UploadTemplates:
         method, problem = self._method, self._problem
         try:
             state = ClientProgram(method, problem).initial_state(info, down, key.seed)
-            # uploads of clients with unequal numbers of steps share a batch: one step tells all
+            # uploads of clients with unequal numbers of steps share a batch: one step suffices
             arguments = tree.to_meta((down, state, self._shard(info, work, key, most=1)))
             template = method.client_update(problem, *arguments).upload
         except Exception as error:  # work that needs values has no template
