@@ -18,7 +18,6 @@ from parsifl.estimators.inference import Columns, Inference, information_criteri
 from parsifl.estimators.moments import Array, Indices, Moments
 from parsifl.estimators.published import PAPERS, PublishedSolvers
 from parsifl.estimators.settings import owners, whole
-from parsifl.linear.glm import GLM
 from parsifl.solvers.subset_state import Phase
 
 SOLVERS = ("auto", "exact", *PAPERS)
@@ -70,7 +69,8 @@ class FederatedSparse(PublishedSolvers):
 
     def _obstacle(self, problem: Any, tau: int) -> str:
         """Return why the lossless solver cannot be used; empty if it can."""
-        if isinstance(problem, GLM) and problem.datafit.name == "softmax":
+        datafit = getattr(problem, "datafit", None)  # a Cox model has none
+        if datafit is not None and datafit.name == "softmax":
             return "softmax has a vector of coefficients for each class"
         if self._setting("participation", 1.0) != 1:
             return "participation is below 1, and sums over different sites cannot be compared"
