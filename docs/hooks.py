@@ -209,8 +209,8 @@ def _limits(name: str, requires: dict[str, str]) -> str:
     ]
     if kind.everyone_trains():
         lines.append("- All clients train in each round; only the cohort uploads.")
-    for promise, reason in kind.conformance.exempt.items():
-        lines.append(f"- Exempt from the promise “{promise}”: {reason}.")
+    for check, reason in kind.conformance.exempt.items():
+        lines.append(f"- Exempt from the check “{check}”: {reason}.")
     return "\n".join(lines)
 
 

@@ -20,7 +20,7 @@ RUN = ["run", "fedavg", "--clients", "3", "--rounds", "1"]
 PRINT_DIGEST = """
 import hashlib
 import parsifl
-from parsifl import tree
+from parsifl.core import tree
 from parsifl.engine.experiment import Experiment
 
 digest = hashlib.sha256()
@@ -31,7 +31,7 @@ for name, model in (("fedavg", "mlp:hidden=32"), ("fedslr", "mlp:hidden=16"), ("
     digest.update(repr(run.metrics[-1]["personal"]).encode())
 print(digest.hexdigest())
 """
-# Two threads share one core, so whoever waits by spinning keeps the other from running.
+# Two threads share one core, so a thread that waits by spinning keeps the other from running.
 PRINT_CPU_SECONDS = """
 import os, time
 import numpy as np
@@ -46,7 +46,7 @@ clients = [(draw.normal(size=(80, 64)).astype("f4"), draw.integers(0, 2, 80)) fo
 problem = parsifl.NeuralProblem(
     lambda: nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
 )
-method = parsifl.get("fedavg", lr=0.1, steps=5, batch=32)
+method = parsifl.get("fedavg", lr=0.1, local_steps=5, batch_size=32)
 simulate(method, problem, clients, 1)
 start = time.process_time()
 simulate(method, problem, clients, 10)

@@ -217,7 +217,7 @@ def test_a_finished_run_that_is_resumed_is_as_it_was(tmp_path: Path) -> None:
 
 
 def test_no_run_folder_and_a_damaged_config_are_told(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"not a run folder: it has no config.toml"):
+    with pytest.raises(CheckpointError, match=r"not a run directory: it has no config.toml"):
         read_config(tmp_path)
     (tmp_path / "config.toml").write_text("a = [")
     with pytest.raises(CheckpointError, match="is damaged"):

@@ -145,7 +145,7 @@ def read(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> tuple[dict[str, P
             meta = json.loads((file.metadata() or {}).get(_META, "null"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         if meta is None or meta["version"] != VERSION:
-            raise CheckpointError(f"{path} is no export of version {VERSION}")
+            raise CheckpointError(f"{path} is not an export of version {VERSION}")
         if meta["layers"].keys() != shapes.keys():
             differing = sorted(meta["layers"].keys() ^ shapes.keys())
             raise CheckpointError(f"{path} belongs to another model: {differing[0]} differs")
