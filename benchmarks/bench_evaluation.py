@@ -20,7 +20,7 @@ import parsifl
 from parsifl.core.keys import Key
 from parsifl.core.problem import Params
 from parsifl.data.clients import ClientData, Ragged
-from parsifl.engine.choice import choose_executor
+from parsifl.engine.pool import ClientRequest
 from parsifl.nn import models
 
 ROUND = Key(0, round=0)
@@ -68,16 +68,16 @@ def measure(case: Case) -> list[Row]:
     data, problem = data_for(case), parsifl.NeuralProblem(case.build)
     method = parsifl.get("ditto", lr=0.01, local_steps=1)
     run = parsifl.simulate(method, problem, data, 1, evaluate_every=0)
-    executor, block = choose_executor("auto", problem)
     ids = range(case.clients)
     personal = [run.personal(client).params for client in ids]
 
     def ours() -> float:
-        found = run._judge.personal_scores(
-            run.server, run.pool.store, ids, "test", ROUND, executor, block
+        requests = (
+            ClientRequest(run.pool.clients[client], ROUND, run.server, upload=False)
+            for client in ids
         )
-        assert found is not None
-        return float(found.values["accuracy"].mean())
+        found = run.pool.evaluate(requests, run.server)
+        return float(np.mean([each.values["personal"]["test"]["accuracy"] for each in found]))
 
     module, total = case.build().eval(), 0.0
 

@@ -47,7 +47,7 @@ def low_rank(params: Params) -> Params:
 
 def changed(params: Params) -> Params:
     """Return the parameters with some entries moved: a client's sparse part."""
-    draw = Key(1, purpose="bench").torch()
+    draw = Key(1, purpose="bench").torch_generator()
     return {
         name: value + (torch.rand(value.shape, generator=draw) < OWN) * 0.01
         for name, value in params.items()
@@ -56,7 +56,7 @@ def changed(params: Params) -> Params:
 
 def measure(label: str, exported: Export, asked: float) -> list[Row]:
     """Compare a compact model with the dense one."""
-    x = torch.randn(BATCH, 3, 32, 32, generator=Key(2, purpose="bench").torch())
+    x = torch.randn(BATCH, 3, 32, 32, generator=Key(2, purpose="bench").torch_generator())
     thin, dense = exported.module(), exported.dense_module()
     with tempfile.TemporaryDirectory() as folder:
         size = exported.save(Path(folder) / "model.safetensors") / exported.ideal_bytes

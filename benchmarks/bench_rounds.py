@@ -4,7 +4,7 @@ W1: perceptron 784-100-10, batch 20, 20 steps, 10 of 20 clients. W2: the same wi
 of 1000 clients. W3: the small VGG on 3 x 32 x 32, batch 20, 20 steps, 10 clients. On W1 also
 methods with a loop of their own, a module that is no plain chain of layers (it runs under vmap),
 and the same while another program keeps one core busy. "auto" is FedAvg as the simulator would run
-it, "sequential" FedAvg with engine="sequential", "plain ..." a loop by hand; each is measured with
+it, "loop" FedAvg with executor="loop", "plain ..." a loop by hand; each is measured with
 one thread and with two, and compared with its loop at that loop's better number.
 """
 
@@ -18,7 +18,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from parsifl.engine.round import Setting, run_round
 from plain import Coupling, Workload, averaging, coupled, data_for
 from timing import (
     THREADS,
@@ -38,20 +37,16 @@ from torch import Tensor, nn
 
 import parsifl
 from parsifl.core import registry
-from parsifl.core.keys import Key
 from parsifl.data.clients import ClientData
-from parsifl.engine.batch_sampler import BatchSampler, Infos
 from parsifl.engine.choice import choose_executor
-from parsifl.engine.flops import FlopCounter
-from parsifl.engine.simulate import WINDOW
-from parsifl.engine.state_store import StateStore
+from parsifl.engine.local_pool import LocalPool
+from parsifl.engine.pool import ClientProgram
+from parsifl.engine.training import Training
 from parsifl.nn import models
 
-W1 = Workload(
-    "W1 perceptron, 10 of 20", lambda: models.build("mlp"), (784,), 20, 10, 20, 2000, 1.278e9, 9
-)
+W1 = Workload("W1 MLP, 10 of 20", lambda: models.build("mlp"), (784,), 20, 10, 20, 2000, 1.278e9, 9)
 W2 = Workload(
-    "W2 perceptron, 100 of 1000", lambda: models.build("mlp"), (784,), 1000, 100, 10, 60, 6.392e9, 5
+    "W2 MLP, 100 of 1000", lambda: models.build("mlp"), (784,), 1000, 100, 10, 60, 6.392e9, 5
 )
 W3 = Workload(
     "W3 VGG, 10 of 10", lambda: models.build("vgg"), (3, 32, 32), 10, 10, 20, 400, 106.2e9, 3
@@ -76,7 +71,7 @@ Candidates = Mapping[str, Callable[[], object]]
 
 
 class Generic(nn.Module):
-    """W1's perceptron, scaled in a way that no fast path knows."""
+    """W1's MLP, scaled in a way that no fast path knows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,27 +91,12 @@ def simulated(
     method = registry.get(name, local_steps=work.steps, **options)
     problem = parsifl.NeuralProblem(work.build)
     executor, block = choose_executor(engine, problem)
-    infos = Infos(data)
-    setting = Setting(
-        method=method,
-        problem=problem,
-        infos=infos,
-        pool=range(len(infos)),
-        shards=BatchSampler(data, problem),
-        store=StateStore(),
-        executor=executor,
-        block=block,
-        window=WINDOW,
-        precision="exact",
-        network=parsifl.NetworkModel(),
-        flops=FlopCounter(method, problem),
-    )
-    server = method.init_server(problem, infos, Key(0))
-    cohort = list(range(work.cohort))
-    rounds = iter(range(10**9))
+    pool = LocalPool(ClientProgram(method, problem), data, executor=executor, block=block)
+    training = Training(method, problem, pool, participation=work.cohort / len(data))
+    server, rounds = training.initial_server(), iter(range(10**9))
 
     def run() -> None:
-        run_round(setting, server, cohort, Key(0, round=next(rounds)))
+        training.round(server, next(rounds))
 
     return run
 

@@ -149,7 +149,7 @@ def child(name: str) -> dict[str, Any]:
             participation=case.cohort / len(case.data),
             evaluate_every=0,
             state_limit=64 * MEGABYTE,
-            progress=lambda _: ends.append(time.perf_counter()),
+            callbacks=[lambda _: ends.append(time.perf_counter())],
         )
         peaks = [resource.getrusage(who).ru_maxrss
                  for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]  # fmt: skip

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from parsifl.engine.round import local_work
 from timing import Row, at_most, chosen, interleaved, marked, moved, progress, report, row
 
 from parsifl import GLM, ClientData, simulate, wire
@@ -27,6 +26,7 @@ from parsifl.engine import executors
 from parsifl.engine.batch_sampler import BatchSampler, Infos
 from parsifl.engine.choice import choose_executor
 from parsifl.engine.executors import Task
+from parsifl.engine.pool import ClientProgram
 from parsifl.engine.threads import single_threaded
 
 FASTER, ERROR = 2.5, 1e-14  # asked of FedGradMP
@@ -78,7 +78,7 @@ def pursuit(turns: int = 9) -> list[Row]:
 
     def local() -> None:
         for round_tasks in tasks:
-            executors.run(local_work(method, problem), round_tasks, executor, block)
+            executors.run(ClientProgram(method, problem), round_tasks, executor, block)
 
     def whole() -> np.ndarray:
         found = simulate(method, problem, data, ROUNDS, evaluate_every=0)

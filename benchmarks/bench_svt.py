@@ -44,7 +44,7 @@ def shapes() -> list[tuple[int, ...]]:
 
 def initial() -> Params:
     """Return layers as they are initialised: every singular value is alive."""
-    generator = Key(0, purpose="bench").torch()
+    generator = Key(0, purpose="bench").torch_generator()
     return {
         str(number): torch.randn(shape, generator=generator) * (2 * shape[0] / _size(shape)) ** 0.5
         for number, shape in enumerate(shapes())
@@ -61,7 +61,7 @@ def trained(threshold: float) -> tuple[Params, Compact]:
     An eighth of the singular values is alive, falling over three decades down to the threshold;
     the update of a round is noise that moves them a little.
     """
-    generator = Key(1, purpose="bench").torch()
+    generator = Key(1, purpose="bench").torch_generator()
     layers: Params = {}
     for name, value in initial().items():
         left, sizes, right = torch.linalg.svd(matricize(value), full_matrices=False)
@@ -92,7 +92,7 @@ def second_round(threshold: float) -> tuple[Params, Compact | None]:
 
     Two clients with random pictures take a few steps each with ResNet18; eta_g is the paper's.
     """
-    generator = Key(2, purpose="bench").numpy()
+    generator = Key(2, purpose="bench").numpy_generator()
     rows = [
         (generator.normal(size=(16, 3, 32, 32)).astype(np.float32), np.arange(16) % 10)
         for _ in range(2)

@@ -32,13 +32,13 @@ TURNS = 15
 
 def dense(shapes: tuple[tuple[int, ...], ...]) -> dict[str, Tensor]:
     """Return random tensors."""
-    generator = Key(0, purpose="bench").torch()
+    generator = Key(0, purpose="bench").torch_generator()
     return {str(i): torch.randn(shape, generator=generator) for i, shape in enumerate(shapes)}
 
 
 def thinned(params: dict[str, Tensor], density: float) -> dict[str, Tensor]:
     """Return the tensors with zeros in most places."""
-    generator = Key(1, purpose="bench").torch()
+    generator = Key(1, purpose="bench").torch_generator()
     return {
         name: value * (torch.rand(value.shape, generator=generator) < density)
         for name, value in params.items()
@@ -57,7 +57,7 @@ def as_factors(value: Tensor) -> Any:
     if value.ndim < 2:
         return value
     rank = max(1, min(value.shape) // 20)
-    generator = Key(2, purpose="bench").torch()
+    generator = Key(2, purpose="bench").torch_generator()
     left = torch.randn(value.shape[0], rank, generator=generator)
     return LowRank(left, torch.randn(rank, value.shape[1], generator=generator), tuple(value.shape))
 

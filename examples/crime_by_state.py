@@ -28,7 +28,7 @@ SHRINKAGE = 5.0  # a state with this many communities gets half of its mean erro
 def held_out(state: np.ndarray) -> np.ndarray:
     """Mark a quarter of each state's rows; states with fewer than four keep all for training."""
     chosen = np.zeros(len(state), dtype=bool)
-    draw = Key(0, purpose="example/split").numpy()
+    draw = Key(0, purpose="example/split").numpy_generator()
     for number in range(state.max() + 1):
         rows = draw.permutation(np.flatnonzero(state == number))
         chosen[rows[: len(rows) // 4]] = True

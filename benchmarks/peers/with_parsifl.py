@@ -21,7 +21,7 @@ def main() -> None:
         workload.ROUNDS + 1,
         participation=workload.COHORT / workload.CLIENTS,
         evaluate_every=0,
-        progress=lambda _: ends.append(time.perf_counter()),
+        callbacks=[lambda _: ends.append(time.perf_counter())],
     )
     workload.tell(ends)
 

@@ -84,7 +84,7 @@ def test_methods_are_set_as_in_the_paper(name: str) -> None:
         5e-4,
         50,
     )
-    assert [settings.rate(t) for t in (0, 40, 60)] == pytest.approx([0.1, 0.01, 0.001])
+    assert [settings.learning_rate(t) for t in (0, 40, 60)] == pytest.approx([0.1, 0.01, 0.001])
     assert strong == {"epochs": 4}
     assert weak != strong
     slower = name in ("fedavg", "fedprox", "fednova", "fedbabu")

@@ -61,6 +61,21 @@ def get(name: str, **settings: Any) -> AnyAlgorithm:
     return config.build(find(name), settings)
 
 
+def load_object(text: str) -> Any:
+    """Return what "package.module:name" names.
+
+    >>> load_object("parsifl.core.registry:find").__name__
+    'find'
+    """
+    module, colon, name = text.partition(":")
+    if not colon or not module or not name:
+        raise ConfigError(f"write 'package.module:name', got {text!r}")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"{text!r} cannot be loaded: {error}") from error
+
+
 def _modules() -> list[ModuleType]:
     package = importlib.import_module("parsifl.algorithms")
     names = [module.name for module in pkgutil.iter_modules(package.__path__)]

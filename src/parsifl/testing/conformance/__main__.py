@@ -29,12 +29,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the checks and return the exit code: 0 if all checks pass, else 1."""
     parser = argparse.ArgumentParser(prog="python -m parsifl.testing.conformance")
     parser.add_argument("names", nargs="*", metavar="NAME", help="algorithms; default: all")
+    parser.add_argument(
+        "--problem",
+        metavar="MODULE:FUNCTION",
+        help="a function that returns your own (problem, data) to test on",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON for machines")
     options = parser.parse_args(arguments)
     console = Console(soft_wrap=True)
     try:
         kinds = [registry.find(name) for name in options.names or registry.algorithms()]
-        table = {kind.__name__: run_checks(small(kind)) for kind in kinds}
+        own = registry.load_object(options.problem)() if options.problem else (None, None)
+        table = {kind.__name__: run_checks(small(kind), *own) for kind in kinds}
     except ParsiflError as error:
         Console(stderr=True).print(str(error), style="red", markup=False, highlight=False)
         return 2
