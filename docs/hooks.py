@@ -165,8 +165,8 @@ def _messages(name: str) -> str:
 
 
 def _sizes(found: Sizes) -> str:
-    def row(way: str, told: tuple[int, int, int]) -> str:
-        values, dense, sent = told
+    def row(way: str, sizes: tuple[int, int, int]) -> str:
+        values, dense, sent = sizes
         if not sent:
             return f"| {way} | nothing | | |"
         times = values / found.parameters
@@ -186,7 +186,7 @@ def _sizes(found: Sizes) -> str:
         f"8) bytes, a low-rank matrix {item} r (d1 + d2), and a message a header of some 50 to 300 "
         "bytes: "
         "[the wire format](../reference/wire.md). How sparse a message is depends on the data and "
-        "on the settings; the report of a run tells what it sent.",
+        "on the settings; the report of a run shows what it sent.",
     ]
     return "\n".join(lines)
 
@@ -209,8 +209,8 @@ def _limits(name: str, requires: dict[str, str]) -> str:
     ]
     if kind.everyone_trains():
         lines.append("- All clients train in each round; only the cohort uploads.")
-    for promise, reason in kind.conformance.exempt.items():
-        lines.append(f"- Exempt from the promise “{promise}”: {reason}.")
+    for check, reason in kind.conformance.exempt.items():
+        lines.append(f"- Exempt from the check “{check}”: {reason}.")
     return "\n".join(lines)
 
 

@@ -18,7 +18,7 @@ from parsifl.nn import models
 
 CLIENTS, ROWS, COLUMNS, HIDDEN, CLASSES = 4, 40, 784, 100, 10
 ROUNDS = 3
-NEURAL = f"a {COLUMNS}-{HIDDEN}-{CLASSES} perceptron"
+NEURAL = f"an MLP {COLUMNS}-{HIDDEN}-{CLASSES}"
 LINEAR = f"a linear model of {COLUMNS:,} columns"
 
 
@@ -48,11 +48,11 @@ def sizes(name: str) -> Sizes:
     ]
     run = simulate(method, problem, clients, ROUNDS, evaluate_every=0)
     record = run.metrics[-1]
-    told = {
+    sizes_by_way = {
         way: tuple(record[f"{what}_{way}"] // CLIENTS for what in ("parameters", "dense", "bytes"))
         for way in ("down", "up")
     }
-    return Sizes(model, parameters, item, told["down"], told["up"])  # type: ignore[arg-type]  # three each
+    return Sizes(model, parameters, item, sizes_by_way["down"], sizes_by_way["up"])  # type: ignore[arg-type]  # three each
 
 
 def _problem(method: AnyAlgorithm) -> tuple[str, Any, Any]:

@@ -1,4 +1,4 @@
-"""A new algorithm to copy: local SGD whose small weights shrink to zero, then a mean."""
+"""A new algorithm to copy: local SGD with an l1 penalty, then a mean."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torch import Tensor
 
 from parsifl.algorithms._bases.averaging import Averaging
 from parsifl.algorithms._bases.local_sgd import LocalSgd
-from parsifl.core.algorithm import ClientInfo, ClientUpdate
-from parsifl.core.batching import ClientRoundData, DataRequest
+from parsifl.core.algorithm import ClientUpdate
+from parsifl.core.batching import ClientRoundData
 from parsifl.core.config import NonNegative
 from parsifl.core.problem import Params, Problem
 from parsifl.solvers.sgd import sgd
@@ -20,38 +20,39 @@ from parsifl.solvers.update_rules import Aux, Rule
 @final
 @dataclass(frozen=True)
 class Shrink(Rule):
-    """What is added to SGD: after each step weights move towards zero by lr * strength."""
+    """After each SGD step, move every weight towards zero by lr * strength."""
 
     strength: float = 0.0
 
     def after_(self, w: Tensor, aux: Aux, lr: float) -> None:
-        """Shrink in place; `w` may hold many clients, one a row."""
+        """Shrink in place; `w` may hold the weights of many clients, one per row."""
         w.sub_(w.clamp(-lr * self.strength, lr * self.strength))
 
 
 @final
 @dataclass(frozen=True)
 class FedShrink(LocalSgd, Averaging[Problem, None]):
-    r"""Proximal SGD for an l1 penalty on every client; the server averages.
+    r"""Proximal SGD for an l1 penalty on each client; the server averages.
 
     .. math:: w_i \leftarrow \operatorname{soft}(w_i - \eta g_i(w_i), \eta \lambda) \quad
               (K \text{ times}), \qquad w \leftarrow \sum_i p_i w_i
 
-    with eta = `lr`, K = `steps`, lambda = `lam` and p_i by `weighting`. Sent: the model, both
-    ways; zeros cost next to nothing. Kept: nothing.
+    with eta = `lr`, K = `local_steps`, lambda = `lam` and p_i by `weighting`. Sent: the model,
+    both ways, without its zeros. Kept: nothing.
+
+    Parameters
+    ----------
+    lam
+        Weight of the l1 penalty.
     """
 
-    cites: ClassVar[str] = "An example for the documentation; see FedMid for a published method"
+    cites: ClassVar[str] = "An example for the documentation; see FedMid for a published algorithm"
 
     lam: NonNegative = 0.001
-
-    def batches(self, client: ClientInfo, round: int) -> DataRequest:
-        """Read the mini-batches of local SGD."""
-        return DataRequest({"train": self.batch_spec(client)})
 
     def client_update(
         self, problem: Problem, received: Params, state: None, data: ClientRoundData
     ) -> ClientUpdate[None, Params]:
-        """Shrink after every step."""
+        """Train with the rule."""
         trained = sgd(problem, received, data["train"], self.sgd(data.round), rule=Shrink(self.lam))
         return ClientUpdate(None, trained)

@@ -29,7 +29,7 @@ budgets = [share * total for share in SHARES for _ in range(PHONES)]
 plan = masks.optimal(layers, budgets, seconds=10)
 
 print(f"MobileNet: {len(layers)} blocks, {total:,} parameters below the head\n")
-print(masks.picture(plan))
+print(masks.draw(plan))
 print(f"\nJ = {plan.value:,.0f}; no plan is below {plan.bound:,.0f}", end="; ")
 print("proven optimal" if plan.proven else f"at most {plan.gap:.0%} of J could be saved")
 for row in masks.rows_of(plan):

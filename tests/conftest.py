@@ -14,7 +14,7 @@ torch.set_num_threads(int(os.environ.get("PARSIFL_TEST_THREADS", "1")))
 
 @pytest.fixture(scope="session")
 def data_folder() -> Path:
-    """Return the folder with real data sets; skip where there is none."""
+    """Return the folder with real datasets; skip where there is none."""
     folder = os.environ.get("PARSIFL_DATA")
     if not folder or not Path(folder).is_dir():
         pytest.skip("needs real data: set PARSIFL_DATA to a folder that holds them")

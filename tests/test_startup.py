@@ -20,7 +20,7 @@ RUN = ["run", "fedavg", "--clients", "3", "--rounds", "1"]
 PRINT_DIGEST = """
 import hashlib
 import parsifl
-from parsifl import tree
+from parsifl.core import tree
 from parsifl.engine.experiment import Experiment
 
 digest = hashlib.sha256()
@@ -31,7 +31,7 @@ for name, model in (("fedavg", "mlp:hidden=32"), ("fedslr", "mlp:hidden=16"), ("
     digest.update(repr(run.metrics[-1]["personal"]).encode())
 print(digest.hexdigest())
 """
-# Two threads share one core, so whoever waits by spinning keeps the other from running.
+# Two threads share one core, so a thread that waits by spinning keeps the other from running.
 PRINT_CPU_SECONDS = """
 import os, time
 import numpy as np

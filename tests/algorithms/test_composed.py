@@ -153,7 +153,7 @@ def test_it_resumes_with_the_same_bits(changes: dict[str, Any], tmp_path: Path) 
 @pytest.mark.parametrize("algorithm", [FedAvg(**SETTINGS), Ditto(**SETTINGS)])
 def test_it_keeps_the_promises_of_an_algorithm(algorithm: AnyAlgorithm) -> None:
     checks = [
-        "batched equals one by one", "no fallback, nobody dropped", "messages survive the wire",
+        "batched equals one by one", "no fallback, no client dropped", "messages survive the wire",
         "resumed equals uninterrupted", "inputs stay as they are", "same key, same bits",
         "upload foreseen without data", "dtype and device kept",
     ]  # fmt: skip

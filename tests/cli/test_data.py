@@ -59,7 +59,7 @@ def test_show_handles_targets_that_are_numbers() -> None:
         (["show", "digitz"], "did you mean 'digits'"),
         (["show", "digits", "--partition", "dirichlet:alpha=x"], "must be float"),
         (["show", "digits", "--clients", "9999"], "too few for 9999 clients"),
-        (["fetch", "nothing-such"], "unknown data set"),
+        (["fetch", "nothing-such"], "unknown dataset"),
     ],
 )
 def test_a_users_mistake_is_one_line_and_exit_code_two(arguments: list[str], message: str) -> None:

@@ -44,7 +44,7 @@ def by_name(findings: list[Finding]) -> dict[str, Finding]:
 def test_a_healthy_installation_has_no_problem(command: typer.Typer) -> None:
     code, text = run(command)
     assert code == 0
-    assert "Parsifl can work here" in text
+    assert "No problems found" in text
     assert "PROBLEM" not in text
 
 
@@ -54,7 +54,7 @@ def test_json_is_for_machines(command: typer.Typer) -> None:
     assert code == 0
     assert found["ok"] is True
     names = {finding["name"] for finding in found["findings"]}
-    assert {"python", "torch", "threads", "waiting", "algorithms", "wire", "data sets"} <= names
+    assert {"python", "torch", "threads", "waiting", "algorithms", "wire", "datasets"} <= names
 
 
 def test_a_missing_package_is_a_problem_and_a_missing_extra_is_a_note(
@@ -72,7 +72,7 @@ def test_versions_are_compared(bound: str, status: str) -> None:
     assert by_name(list(packages([f"numpy{bound}"])))["numpy"].status == status
 
 
-def test_developers_tools_are_no_extras() -> None:
+def test_developers_tools_are_not_extras() -> None:
     assert not list(extras(["nothing-like-it; extra == 'dev'"]))
 
 
@@ -82,16 +82,16 @@ def test_a_data_folder_that_is_none_is_a_problem(
     monkeypatch.setenv("PARSIFL_DATA", str(tmp_path / "nowhere"))
     code, text = run(command)
     assert code == 1
-    assert "which is no folder" in text
+    assert "$PARSIFL_DATA is not a directory" in text
 
 
-def test_a_data_set_is_at_hand_when_all_of_its_files_are(tmp_path: Path) -> None:
+def test_a_dataset_is_present_when_all_of_its_files_are(tmp_path: Path) -> None:
     folder = tmp_path / "heart-disease"
     folder.mkdir()
     for hospital in ("cleveland", "hungarian", "switzerland", "va"):
-        assert "heart-disease" not in by_name(list(data_folders(tmp_path)))["data sets"].text
+        assert "heart-disease" not in by_name(list(data_folders(tmp_path)))["datasets"].text
         (folder / f"processed.{hospital}.data").touch()
-    assert "heart-disease" in by_name(list(data_folders(tmp_path)))["data sets"].text
+    assert "heart-disease" in by_name(list(data_folders(tmp_path)))["datasets"].text
 
 
 def test_spinning_threads_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:

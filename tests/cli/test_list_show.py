@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 import parsifl
+from parsifl.cli import plain_text
 from parsifl.cli.app import app
 from parsifl.core.registry import algorithms
 
@@ -36,6 +37,37 @@ def test_every_algorithm_can_be_shown(name: str) -> None:
     text = invoke("show", name)
     for field in found["fields"]:
         assert field["name"] in text
+        assert field["description"], f"{name}.{field['name']} is not documented"
+    for markup in ("\\", "`", ".. math", ":math:", "Parameters", "Annotated"):
+        assert markup not in text
+
+
+def test_formulas_and_settings_are_readable_in_a_terminal() -> None:
+    text = invoke("show", "scaffold")
+    assert "w_i ← w_i - η (g_i(w_i) - c_i + c)" in text
+    assert "c_i⁺ = c_i - c + (w - w_i)/(K η)" in text
+    assert "with η = lr and η_g = server_lr" in text
+    fields = {
+        field["name"]: field for field in json.loads(invoke("show", "fedht", "--json"))["fields"]
+    }
+    assert fields["lr"]["type"] == "float > 0"
+    assert fields["momentum"]["type"] == "float in [0, 1)"
+    assert fields["density"]["type"] == "float in [0, 1], or none"
+    assert fields["scope"]["type"] == "all | layer | row"
+    assert fields["batch_size"]["description"] == "Rows per step."
+
+
+@pytest.mark.parametrize(
+    ("latex", "lines"),
+    [
+        (r"\tfrac{1}{2\eta_g}\|w\|^2", ["(1/(2η_g)) ‖w‖²"]),
+        (r"a \quad (b \in B_i), \qquad (k)_j = 1", ["a (b ∈ B_i)", "(k)_j = 1"]),
+        (r"w_{t+1} = \overline{\Delta w}", ["w_(t+1) = mean(Δw)"]),
+        (r"\hat y_{ij} \approx \mathcal{H}_\tau(x)", ["y\u0302_ij ≈ H_τ(x)"]),
+    ],
+)
+def test_latex_becomes_plain_text(latex: str, lines: list[str]) -> None:
+    assert plain_text.formula(latex) == lines
 
 
 def test_the_linear_model_is_listed_and_named_where_it_is_needed() -> None:

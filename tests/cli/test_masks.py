@@ -29,12 +29,12 @@ def test_plan_of_the_issue_as_json() -> None:
     assert [row["design"] for row in plan["comparison"]][:2] == ["optimal", "sequential"]
 
 
-def test_plan_for_people_shows_the_picture_and_the_comparison() -> None:
+def test_plan_for_people_draws_the_plan_and_the_comparison() -> None:
     text = run("--model", "vgg", "--devices", "10", "--draws", "20", "--participation", "0.5")
     assert "proven optimal" in text
     assert "devices 0-7" in text
     assert "sequential" in text
-    assert "expected bias of 5 devices a round" in text
+    assert "expected bias of 5 devices per round" in text
 
 
 def test_several_kinds_of_weak_devices_and_the_bias_objective() -> None:

@@ -22,7 +22,7 @@ def test_report_prints_the_table_and_writes_the_page(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "fedavg" in result.stdout
     assert "page.html" in result.stdout
-    assert "2 methods on digits" in output.read_text(encoding="utf-8")
+    assert "2 algorithms on digits" in output.read_text(encoding="utf-8")
 
 
 def test_a_damaged_folder_is_named_in_the_terminal_and_on_the_page(tmp_path: Path) -> None:

@@ -48,11 +48,20 @@ def test_a_bad_point_is_refused_before_anything_runs(tmp_path: Path) -> None:
 
 
 def test_a_sweep_that_could_not_choose_is_refused_before_anything_runs(tmp_path: Path) -> None:
-    words = ["fedavg", *BASE, "--grid", "lr=0.1", "--judge", "best", "--out", str(tmp_path / "new")]
+    words = [
+        "fedavg",
+        *BASE,
+        "--grid",
+        "lr=0.1",
+        "--target",
+        "best",
+        "--out",
+        str(tmp_path / "new"),
+    ]
     code, _, err = invoke(*words)
     assert code == 2
     assert "'best' is not one of 'personal', 'global'" in err
-    words[words.index("--judge") :] = ["--evaluate-every", "0", "--out", str(tmp_path / "new")]
+    words[words.index("--target") :] = ["--evaluate-every", "0", "--out", str(tmp_path / "new")]
     code, _, err = invoke(*words)
     assert code == 2
     assert "--evaluate-every must be at least 1" in err
@@ -60,7 +69,7 @@ def test_a_sweep_that_could_not_choose_is_refused_before_anything_runs(tmp_path:
 
 
 def test_a_method_without_a_global_model_cannot_be_judged_on_it(tmp_path: Path) -> None:
-    words = ["local", *BASE, "--grid", "lr=0.1", "--judge", "global", "--out", str(tmp_path)]
+    words = ["local", *BASE, "--grid", "lr=0.1", "--target", "global", "--out", str(tmp_path)]
     code, _, err = invoke(*words)
     assert code == 2
     assert "global" in err
@@ -70,5 +79,5 @@ def test_choosing_by_test_rows_must_be_asked_for_and_is_said(tmp_path: Path) -> 
     words = ["fedavg", *BASE, "--grid", "lr=0.1", "--validation", "0", "--out", str(tmp_path)]
     code, out, err = invoke(*words)
     assert code == 0, err
-    assert "its score is optimistic" in err
+    assert "Its score is optimistic" in err
     assert "on test rows" in out

@@ -11,7 +11,7 @@ def real() -> Path:
     """The folder with real data; tests that need it are skipped without one."""
     folder = os.environ.get("PARSIFL_DATA")
     if not folder or not Path(folder).is_dir():
-        pytest.skip("set PARSIFL_DATA to a folder with the real data sets")
+        pytest.skip("set PARSIFL_DATA to a folder with the real datasets")
     return Path(folder)
 
 

@@ -57,7 +57,7 @@ def test_names_forgive_hyphens_and_case_but_not_typos() -> None:
 
 
 def test_options_are_checked_by_name() -> None:
-    with pytest.raises(ConfigError, match="unknown option of data set 'synthetic' 'alpa'"):
+    with pytest.raises(ConfigError, match="unknown option of dataset 'synthetic' 'alpa'"):
         registry.load("synthetic", alpa=1.0)
 
 
@@ -66,7 +66,7 @@ def test_two_loaders_cannot_share_a_name() -> None:
         raise AssertionError("it is refused before it could load")
 
     about = registry.About(title="t", size="s", citation="c")
-    with pytest.raises(ConfigError, match="two data sets are called 'digits'"):
+    with pytest.raises(ConfigError, match="two datasets are called 'digits'"):
         registry.dataset("digits", about)(other)
 
 

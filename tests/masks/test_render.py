@@ -7,23 +7,23 @@ import sys
 import pytest
 
 from parsifl.core.errors import ConfigError
-from parsifl.masks import compare, optimal, picture, rows_of
+from parsifl.masks import compare, draw, optimal, rows_of
 
 
-def test_picture_shows_each_mask_once() -> None:
+def test_draw_shows_each_mask_once() -> None:
     plan = optimal([928, 2528, 9152], [928.0] * 15 + [12608.0] * 5)
-    lines = picture(plan).splitlines()
+    lines = draw(plan).splitlines()
     assert lines == [
         "layers         012",
         "devices 0-14   #..",
         "devices 15-19  ###",
         "tenths         922",
     ]
-    assert "more masks" in picture(plan, most_rows=1)
+    assert "more masks" in draw(plan, most_rows=1)
 
 
 def test_devices_that_are_not_in_a_row_are_counted() -> None:
-    assert "2 devices, 0 first" in picture(optimal([1, 2], [1, 3, 1]))
+    assert "2 devices, 0 first" in draw(optimal([1, 2], [1, 3, 1]))
 
 
 def test_comparison_is_plain_data_with_the_optimum_first() -> None:

@@ -325,7 +325,7 @@ def test_instance_says_what_is_broken() -> None:
     assert "spends more" in str(instance.broken(np.array([on, on])))
     assert "trains none" in str(instance.broken(np.array([on, off])))
     half = np.array([[True, False], [True, False]])
-    assert "trained by nobody" in str(instance.broken(half))
+    assert "is not trained" in str(instance.broken(half))
     assert "shape" in str(instance.broken(half[:1]))
 
 

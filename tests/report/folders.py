@@ -1,4 +1,4 @@
-"""Makes run folders without running anything."""
+"""Makes run directories without running anything."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ def test_figures_and_tables_are_saved(page: Page, tmp_path: Path) -> None:
     page.downloads(saved)
     page.prefer("dark")  # pictures are for paper: light all the same
     for kind in ("svg", "png"):
-        page.run(f"{CURVES}.querySelector('[data-picture={kind}]').click()")
+        page.run(f"{CURVES}.querySelector('[data-image={kind}]').click()")
     for kind in ("csv", "latex"):
         page.run(f"document.querySelector('[data-export={kind}-save]').click()")
     root = ElementTree.fromstring(wait_for(saved / "s0-curves.svg"))
@@ -167,7 +167,7 @@ def test_figures_and_tables_are_saved(page: Page, tmp_path: Path) -> None:
     assert "rgb(6, 78, 194)" in strokes
     assert not [node for node in root.iter() if node.get("class")]
     assert wait_for(saved / "s0-curves.png").startswith(b"\x89PNG")
-    assert wait_for(saved / "s0-results.csv").startswith(b"method,")
+    assert wait_for(saved / "s0-results.csv").startswith(b"algorithm,")
     assert b"\\toprule" in wait_for(saved / "s0-results.tex")
 
 

@@ -114,7 +114,7 @@ def test_embedded_tables_match_the_shown_ones(tmp_path: Path) -> None:
     data = json.loads(found[1])
     shown = {a["data-table"] for _, a in parse(text).tags if "data-table" in a}
     assert set(data["tables"]) == shown
-    assert data["tables"]["s0-results"]["csv"].startswith("method,global accuracy,")
+    assert data["tables"]["s0-results"]["csv"].startswith("algorithm,global accuracy,")
 
 
 Colour = np.ndarray[tuple[int], np.dtype[np.float64]]

@@ -50,7 +50,7 @@ def test_clients_on_other_rows_are_not_paired(tmp_path: Path) -> None:
     assert gain.median_client is None
 
 
-def test_the_best_configuration_of_a_yardstick_is_the_baseline(tmp_path: Path) -> None:
+def test_the_best_configuration_of_a_baseline_is_the_baseline(tmp_path: Path) -> None:
     make_run(tmp_path / "a", "fedavg", level=0.5, settings={"lr": 0.01})
     make_run(tmp_path / "b", "fedavg", level=0.9, settings={"lr": 1.0})
     make_run(tmp_path / "c", "local", evaluate=False)

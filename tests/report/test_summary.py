@@ -74,7 +74,7 @@ def test_missing_validation_rows_are_said_so(tmp_path: Path) -> None:
     )
     (row,) = headline([run])
     assert row.personal_model is not None
-    assert "last evaluated round (4) (best-validation was asked for" in row.personal_model.protocol
+    assert "last evaluated round (4) (best-validation was requested" in row.personal_model.protocol
     assert "after 5 fine-tuning steps" in row.personal_model.protocol
 
 

@@ -141,7 +141,7 @@ def test_missing_data_are_said_and_not_fatal(monkeypatch: pytest.MonkeyPatch) ->
 def _no_data(*_: object, **__: object) -> None:
     from parsifl.core.errors import DataError
 
-    raise DataError("the data set is not here")
+    raise DataError("the dataset is not here")
 
 
 @pytest.mark.slow

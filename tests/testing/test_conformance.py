@@ -6,23 +6,23 @@ import json
 import pytest
 
 from parsifl.core import registry
-from parsifl.testing.conformance import CHECKS, Trial, run_check, small, trial_for
+from parsifl.testing.conformance import CHECKS, Harness, harness_for, run_check, small
 from parsifl.testing.conformance.__main__ import main
 
 
 @functools.cache
-def trial(name: str) -> Trial:
-    return trial_for(small(registry.find(name)))
+def harness(name: str) -> Harness:
+    return harness_for(small(registry.find(name)))
 
 
 @pytest.mark.parametrize("check", list(CHECKS))
 @pytest.mark.parametrize("name", list(registry.algorithms()))
-def test_every_algorithm_keeps_its_promises(name: str, check: str) -> None:
-    result = run_check(check, trial(name))
+def test_every_algorithm_passes_its_checks(name: str, check: str) -> None:
+    result = run_check(check, harness(name))
     assert result.status != "failed", result.reason
 
 
-def test_the_command_prints_every_promise(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_every_check(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fedavg"]) == 0
     shown = capsys.readouterr().out
     assert "FedAvg" in shown

@@ -21,7 +21,7 @@ from parsifl.core.batching import ClientRoundData, DataRequest
 from parsifl.core.keys import Key
 from parsifl.core.problem import Model, Params, Problem
 from parsifl.solvers.sgd import SgdConfig, sgd
-from parsifl.testing.conformance import run_check, trial_for
+from parsifl.testing.conformance import harness_for, run_check
 from parsifl.testing.fixtures import TinyFedAvg
 
 
@@ -101,7 +101,7 @@ class Branching(TinyFedAvg):
 
 @final
 @dataclass(frozen=True)
-class BranchingJudge(TinyFedAvg):
+class BranchingPersonalize(TinyFedAvg):
     """Look at a value inside `personalize`."""
 
     def personalization_batches(self, client: ClientInfo) -> DataRequest:
@@ -286,7 +286,7 @@ class Forgetful(TinyFedAvg):
 
 
 @pytest.mark.parametrize(
-    ("method", "check"),
+    ("algorithm", "check"),
     [
         (Impure(), "inputs stay as they are"),
         (ImpureServer(), "inputs stay as they are"),
@@ -294,15 +294,15 @@ class Forgetful(TinyFedAvg):
         (GlobalTorch(), "global generators untouched"),
         (GlobalTorch(), "same key, same bits"),
         (GlobalNumpy(), "global generators untouched"),
-        (Branching(), "no fallback, nobody dropped"),
-        (BranchingJudge(), "no fallback, nobody dropped"),
+        (Branching(), "no fallback, no client dropped"),
+        (BranchingPersonalize(), "no fallback, no client dropped"),
         (SinglePrecision(), "dtype and device kept"),
         (Lazy(), "training moves the models"),
         (Restless(), "zero local steps change nothing"),
         (DataDependent(), "upload foreseen without data"),
         (Unweighted(), "order of clients irrelevant"),
         (Undeclared(), "nothing more is used"),
-        (Mistyped(), "types are told"),
+        (Mistyped(), "types match the annotations"),
         (Telltale(), "personal state stays at home"),
         (NotFinal(), "final and frozen"),
         (NotADataclass(), "final and frozen"),
@@ -312,7 +312,7 @@ class Forgetful(TinyFedAvg):
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, TinyFedAvg | Telltale) else "",
 )
-def test_a_broken_method_fails_the_check_for_it(method: AnyAlgorithm, check: str) -> None:
-    result = run_check(check, trial_for(method))
+def test_a_broken_algorithm_fails_the_check_for_it(algorithm: AnyAlgorithm, check: str) -> None:
+    result = run_check(check, harness_for(algorithm))
     assert result.status == "failed"
     assert result.reason

@@ -19,7 +19,7 @@ from parsifl.data.clients import ClientData
 from parsifl.nn.neural import NeuralProblem
 from parsifl.solvers.sgd import SgdConfig, sgd
 from parsifl.testing import conformance
-from parsifl.testing.conformance import ConformanceError, check_algorithm, run_check, trial_for
+from parsifl.testing.conformance import ConformanceError, check_algorithm, harness_for, run_check
 from parsifl.testing.conformance.examples import Example, neural
 from parsifl.testing.fixtures import TinyFedAvg
 
@@ -47,10 +47,8 @@ def test_a_healthy_method_passes_everything() -> None:
     check_algorithm(Healthy(lr=0.1))
 
 
-def test_every_broken_promise_is_listed() -> None:
-    with pytest.raises(
-        ConformanceError, match=r"SinglePrecision breaks \d+ of 19 promises"
-    ) as found:
+def test_every_failed_check_is_listed() -> None:
+    with pytest.raises(ConformanceError, match=r"SinglePrecision fails \d+ of 19 checks") as found:
         check_algorithm(SinglePrecision())
     assert "dtype and device kept: " in str(found.value)
 
@@ -66,13 +64,13 @@ class Excused(TinyFedAvg):
 
 
 def test_an_exemption_is_shown_with_its_reason() -> None:
-    result = run_check("zero local steps change nothing", trial_for(Excused()))
+    result = run_check("zero local steps change nothing", harness_for(Excused()))
     assert (result.status, result.reason) == ("exempt", "it shrinks")
 
 
 def test_settings_for_the_trial_are_taken_from_the_class() -> None:
-    method: Any = conformance.small(Excused)
-    assert (method.lr, method.local_steps, method.batch_size) == (0.5, 3, 4)
+    algorithm: Any = conformance.small(Excused)
+    assert (algorithm.lr, algorithm.local_steps, algorithm.batch_size) == (0.5, 3, 4)
 
 
 @final
@@ -84,8 +82,8 @@ class Headed(TinyFedAvg):
 
 
 def test_a_required_capability_that_is_missing_is_named() -> None:
-    assert run_check("a missing capability is named", trial_for(Headed())).status == "passed"
-    assert run_check("nothing more is used", trial_for(Headed())).status == "passed"
+    assert run_check("a missing capability is named", harness_for(Headed())).status == "passed"
+    assert run_check("nothing more is used", harness_for(Headed())).status == "passed"
 
 
 class Impossible(Problem):
@@ -105,7 +103,7 @@ class Ambitious(TinyFedAvg):
 
 def test_a_method_without_an_example_asks_for_a_problem() -> None:
     with pytest.raises(CapabilityError, match="Impossible, which Ambitious requires; pass problem"):
-        trial_for(Ambitious())
+        harness_for(Ambitious())
 
 
 def test_an_example_may_be_registered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,19 +111,19 @@ def test_an_example_may_be_registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("parsifl.testing.conformance.examples._MAKERS", makers)
     makers.append(lambda _: None)
     conformance.register(neural)
-    assert isinstance(trial_for(Healthy()).problem, NeuralProblem)
+    assert isinstance(harness_for(Healthy()).problem, NeuralProblem)
 
 
 def test_own_problem_and_data_are_used_and_come_together() -> None:
     example: Example = neural(torch.float64)
     data: ClientData = example.data
-    trial = trial_for(Healthy(), example.problem, data)
-    assert trial.problem is example.problem
-    assert not trial.own_example
+    harness = harness_for(Healthy(), example.problem, data)
+    assert harness.problem is example.problem
+    assert not harness.own_example
     with pytest.raises(ConformanceError, match="both"):
-        trial_for(Healthy(), example.problem)
+        harness_for(Healthy(), example.problem)
 
 
 def test_an_unknown_check_is_refused() -> None:
     with pytest.raises(ConfigError, match="unknown check"):
-        run_check("no such promise", trial_for(FedAvg()))
+        run_check("no such check", harness_for(FedAvg()))

@@ -25,11 +25,8 @@ class FedMac(MoreauEnvelope):
     their own names. Both models start at the received one in each round. Sent: the model, both
     ways, its small entries as zeros if `threshold` is set. Kept: nothing.
 
-    Parameters
-    ----------
-    lr, outer_lr, lam
-        The settings of the paper's Table 2. Only the product outer_lr * lam = 0.3 matters: the
-        rate at which w_i follows theta_i.
+    The defaults of `lr`, `outer_lr` and `lam` are those of the paper's Table 2. Only the product
+    outer_lr * lam = 0.3 matters: the rate at which w_i follows theta_i.
     """
 
     cites: ClassVar[str] = (

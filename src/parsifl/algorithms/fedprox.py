@@ -25,6 +25,11 @@ class FedProx(LocalSgd, Averaging[Problem, None]):
               w \leftarrow \sum_i p_i w_i
 
     with eta = `lr` and mu = `mu`. Sent: the model, both ways. Kept: nothing.
+
+    Parameters
+    ----------
+    mu
+        Weight of the proximal term.
     """
 
     cites: ClassVar[str] = "Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020"

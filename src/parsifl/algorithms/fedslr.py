@@ -71,9 +71,11 @@ class FedSLR(LocalSgd, AdditiveAlgorithm[Problem, SlrServer, SlrClient, Compact,
     ----------
     eta_g
         Size of the server's proximal step.
-    lam, mu
-        Penalties of the global model and of the personal components. A `lam` that leaves no
-        singular value in any layer causes a warning.
+    lam
+        Penalty of the global model. A value that leaves no singular value in any layer causes a
+        warning.
+    mu
+        Penalty of the personal components.
     personal_epochs
         Epochs of the personal component per round; None: as long as the global model.
     p_init
@@ -82,9 +84,11 @@ class FedSLR(LocalSgd, AdditiveAlgorithm[Problem, SlrServer, SlrClient, Compact,
         How the global model is found: "dual" is FedSLR. "local" takes a proximal step of size `lr`
         after every local step (the paper's LPGD), "global" one of size `lr` after plain averaging
         (GPGD); neither has a dual.
-    global_penalty, personal_penalty
-        "low-rank" or "sparse": the paper's alternatives S+S, S+LR and LR+LR. A low-rank personal
-        component decomposes every layer in every step, which is slow.
+    global_penalty
+        Penalty of the global model (the paper's alternatives are S+S, S+LR and LR+LR).
+    personal_penalty
+        Penalty of the personal components. "low-rank" decomposes every layer in every step, which
+        is slow.
     """
 
     cites: ClassVar[str] = (

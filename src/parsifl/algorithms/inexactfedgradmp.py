@@ -34,8 +34,10 @@ class InexactFedGradMP(MatchingPursuit):
         "newton". All start at the current iterate.
     inner_steps
         Maximum number of steps of the inner solver.
-    inner_batch, inner_lr
-        Rows per step for "sgd" and "svrg"; the step size of "sgd" (the others choose their own).
+    inner_batch
+        Rows per step for "sgd" and "svrg".
+    inner_lr
+        Step size of "sgd"; the other solvers choose their own.
     delta
         The inner solver stops when a step is shorter than this; "sgd" takes all its steps.
     radius

@@ -35,8 +35,10 @@ class PerFedAvg(LocalSgd, Averaging[Problem, None]):
     ----------
     variant
         "first-order" or "hessian-free".
-    adapt_lr, adapt_steps
-        Step size and number of adaptation steps, which yield the personal model.
+    adapt_lr
+        Step size of the adaptation.
+    adapt_steps
+        Number of adaptation steps, which yield the personal model.
     delta
         Half the width of the difference that approximates a Hessian-vector product.
     """

@@ -67,6 +67,8 @@ class PerFedMask(SubmodelAveraging):
         What is masked: the model; "heterofl": the slice by the "width" of the device's profile;
         "splitmix": `bases` narrow networks, dealt out by width, under one mask per device. Budgets
         then refer to the body of one slice or network.
+    bases
+        The number of narrow networks for base="splitmix".
     """
 
     cites: ClassVar[str] = (

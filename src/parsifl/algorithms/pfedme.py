@@ -27,10 +27,8 @@ class PFedMe(MoreauEnvelope):
     steps. gamma > 0 is the sparse pFedMe that FedMac's paper compares with. Both models start at
     the received one in each round. Sent: the model, both ways. Kept: nothing.
 
-    Parameters
-    ----------
-    lr, outer_lr, lam, inner
-        The defaults of pFedMe's own experiments; FedMac's paper has 0.05, 0.02, 15 and 1.
+    The defaults of `lr`, `outer_lr`, `lam` and `inner` are those of pFedMe's own experiments;
+    FedMac's paper has 0.05, 0.02, 15 and 1.
     """
 
     cites: ClassVar[str] = (

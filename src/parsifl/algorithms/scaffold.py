@@ -62,6 +62,11 @@ class Scaffold(
               c \leftarrow c + \tfrac{|S|}{N} \overline{\Delta c}
 
     with eta = `lr` and eta_g = `server_lr`. Sent: two models each way. Kept: c_i on the client.
+
+    Parameters
+    ----------
+    server_lr
+        Step size of the server.
     """
 
     cites: ClassVar[str] = (

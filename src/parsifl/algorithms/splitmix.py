@@ -32,6 +32,11 @@ class SplitMix(SubmodelAveraging):
     in training divides the outputs of its hidden layers by 1/k. A device is evaluated on all base
     networks. Sent down: all base networks, which together have about 1/k of the parameters of the
     full one; up: those that were trained. Kept: nothing.
+
+    Parameters
+    ----------
+    bases
+        k, the number of base networks.
     """
 
     cites: ClassVar[str] = (

@@ -18,16 +18,16 @@ app = typer.Typer(
 
 _START = """Parsifl: parsimonious federated learning.
 
-  parsifl demo                     compare methods on data that need no download
-  parsifl list algorithms          what there is; also datasets, models, partitions
-  parsifl show fedavg              equations, fields and messages of a method
+  parsifl demo                     compare six algorithms; needs no download
+  parsifl list algorithms          also: datasets, models, partitions
+  parsifl show fedavg              equations, settings and messages of an algorithm
   parsifl run fedavg --data digits --rounds 50 --out runs/first
   parsifl report runs/* -o report.html
-  parsifl reproduce --list         the tables and figures of five papers
+  parsifl reproduce --list         recipes for the tables and figures of five papers
   parsifl doctor                   check this installation
 
-  parsifl COMMAND --help           every command has examples
-  parsifl --install-completion     let the tabulator key complete commands and options"""
+  parsifl COMMAND --help           options and examples of a command
+  parsifl --install-completion     enable shell completion"""
 
 
 @app.callback(invoke_without_command=True)
@@ -35,7 +35,7 @@ def start(
     ctx: typer.Context,
     version: bool = typer.Option(False, "--version", help="Print the version."),
 ) -> None:
-    """Print where to start."""
+    """Print the start page."""
     if version:
         typer.echo(parsifl.__version__)
     elif ctx.invoked_subcommand is None:

@@ -1,4 +1,4 @@
-"""`parsifl data`: fetch data sets, and look at how they are divided among clients."""
+"""`parsifl data`: download datasets and show their partition."""
 
 from __future__ import annotations
 
@@ -15,20 +15,24 @@ if TYPE_CHECKING:
     from parsifl.data.describe import Bar
 
 app = typer.Typer(
-    cls=FriendlyGroup, help="Fetch data sets and show how they are divided.", no_args_is_help=True
+    cls=FriendlyGroup,
+    help="Download datasets and show how they are divided among clients.",
+    no_args_is_help=True,
 )
 
-_NAME = typer.Argument(help="A data set, e.g. mnist or synthetic:alpha=1,beta=1.")
+_NAME = typer.Argument(help="A dataset, e.g. mnist or synthetic:alpha=1,beta=1.")
 _FOLDER = typer.Option(
-    None, "--data-dir", help="A folder that is looked at first (else $PARSIFL_DATA, the cache)."
+    None,
+    "--data-dir",
+    help="Directory to search first; falls back to $PARSIFL_DATA, then the cache.",
 )
-_JSON = typer.Option(False, "--json", help="Print JSON for machines.")
+_JSON = typer.Option(False, "--json", help="Print JSON.")
 _COLOURS = ("red", "green", "yellow", "blue", "magenta", "cyan", "bright_red", "bright_green")
 
 
 @app.command()
 def fetch(name: str = _NAME, data_dir: Path | None = _FOLDER, as_json: bool = _JSON) -> None:
-    """Make sure that a data set is on this machine, with the right checksums."""
+    """Download a dataset unless it is present, and verify its checksums."""
     from parsifl import data
 
     paths = data.fetch(name.partition(":")[0], data_dir)
@@ -44,14 +48,18 @@ def fetch(name: str = _NAME, data_dir: Path | None = _FOLDER, as_json: bool = _J
 @app.command()
 def show(
     name: str = _NAME,
-    partition: str | None = typer.Option(None, help="E.g. dirichlet:alpha=0.1; else the default."),
-    clients: int | None = typer.Option(None, help="How many; else every group, or 20."),
-    seed: int = typer.Option(0, help="Of the partition."),
-    limit: int = typer.Option(50, min=1, help="Draw at most so many clients."),
+    partition: str | None = typer.Option(
+        None, help="How rows are divided, e.g. dirichlet:alpha=0.1. Default: that of the dataset."
+    ),
+    clients: int | None = typer.Option(
+        None, help="Number of clients. Default: every group, or 20."
+    ),
+    seed: int = typer.Option(0, help="Seed of the partition."),
+    limit: int = typer.Option(50, min=1, help="Draw at most this many clients."),
     data_dir: Path | None = _FOLDER,
     as_json: bool = _JSON,
 ) -> None:
-    """Describe a data set and draw the label distribution of its clients."""
+    """Describe a dataset and draw the label distribution of its clients."""
     from parsifl import data
 
     about = data.describe(name.partition(":")[0])

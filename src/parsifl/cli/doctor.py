@@ -1,4 +1,4 @@
-"""`parsifl doctor`: whether everything is in place on this machine."""
+"""`parsifl doctor`: check the installation."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import typer
+from packaging.requirements import Requirement
 
 if TYPE_CHECKING:
     from parsifl.data.registry import Entry
@@ -22,12 +23,11 @@ Status = Literal["ok", "note", "problem"]
 _MARKS: dict[Status, str] = {"ok": "ok", "note": "note", "problem": "PROBLEM"}
 _OLDEST_PYTHON = (3, 11)
 _FOR_DEVELOPERS = ("dev", "docs")
-_REQUIREMENT = re.compile(r"([\w.-]+)\s*(?:\[[^]]*\])?\s*([^;]*)(?:;.*extra == ['\"](\w+)['\"])?")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at; a problem keeps Parsifl from working, a note does not."""
+    """The result of one check; a problem keeps Parsifl from working, a note does not."""
 
     name: str
     status: Status
@@ -35,12 +35,14 @@ class Finding:
 
 
 def doctor(
-    data_dir: Path | None = typer.Option(None, "--data-dir", help="Look for data here first."),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON for machines."),
+    data_dir: Path | None = typer.Option(
+        None, "--data-dir", help="Directory to search for datasets first."
+    ),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
-    """Check the installation, threads, the data folder and optional extras.
+    """Check the installation, threads, data directories and optional extras.
 
-    The exit code is 0 if Parsifl can work, 1 if there is a problem.
+    The exit code is 1 if a problem keeps Parsifl from working, else 0.
 
     Examples:
 
@@ -55,12 +57,12 @@ def doctor(
     else:
         for finding in findings:
             typer.echo(f"{_MARKS[finding.status]:<8} {finding.name}: {finding.text}")
-        typer.echo("\nThere is a problem." if broken else "\nParsifl can work here.")
+        typer.echo("\nA problem was found." if broken else "\nNo problems found.")
     raise typer.Exit(int(broken))
 
 
 def examine(data_dir: Path | None = None) -> list[Finding]:
-    """Look at everything; a check that fails unexpectedly is a problem with its reason."""
+    """Run all checks; one that fails unexpectedly is reported as a problem."""
     try:
         requirements = metadata.requires("parsifl") or []
     except metadata.PackageNotFoundError:
@@ -78,13 +80,13 @@ def examine(data_dir: Path | None = None) -> list[Finding]:
     for name, check in checks.items():
         try:
             found += check()
-        except Exception as error:  # a broken installation may fail in any way; say how
+        except Exception as error:  # a broken installation may fail in any way
             found.append(Finding(name, "problem", f"{type(error).__name__}: {error}"))
     return found
 
 
 def python() -> Iterator[Finding]:
-    """Look at the interpreter and at Parsifl itself."""
+    """Check the versions of Python and Parsifl."""
     import parsifl
 
     oldest = ".".join(map(str, _OLDEST_PYTHON))
@@ -96,37 +98,41 @@ def python() -> Iterator[Finding]:
 
 
 def packages(requirements: Sequence[str]) -> Iterator[Finding]:
-    """Compare what is installed with what Parsifl asks for."""
+    """Compare installed packages with the requirements."""
     if not requirements:
-        yield Finding("packages", "note", "parsifl is not installed as a package; cannot tell")
-    for name, bounds, extra in map(_parts, requirements):
-        if extra is None:
-            have = _version(name)
+        yield Finding(
+            "packages", "note", "parsifl is not installed as a package; versions not checked"
+        )
+    for needed in map(Requirement, requirements):
+        if _extra(needed) is None:
+            have = _version(needed.name)
             if have is None:
-                yield Finding(name, "problem", f"is missing; pip install '{name}{bounds}'")
-            elif not _fits(have, bounds):
-                yield Finding(name, "problem", f"{have}, needs {bounds}")
+                text = f"missing; pip install '{needed.name}{needed.specifier}'"
+                yield Finding(needed.name, "problem", text)
+            elif not needed.specifier.contains(have, prereleases=True):
+                yield Finding(needed.name, "problem", f"{have}, needs {needed.specifier}")
             else:
-                yield Finding(name, "ok", have)
+                yield Finding(needed.name, "ok", have)
 
 
 def extras(requirements: Sequence[str]) -> Iterator[Finding]:
     """Name the optional parts that are not installed."""
-    for name, bounds, extra in map(_parts, requirements):
+    for needed in map(Requirement, requirements):
+        extra, name = _extra(needed), needed.name
         if extra is None or extra in _FOR_DEVELOPERS:
             continue
         have = _version(name)
         if have is None:
             text = f"not installed ({name}); pip install 'parsifl[{extra}]'"
             yield Finding(f"extra {extra}", "note", text)
-        elif not _fits(have, bounds):
-            yield Finding(f"extra {extra}", "note", f"{name} {have}, needs {bounds}")
+        elif not needed.specifier.contains(have, prereleases=True):
+            yield Finding(f"extra {extra}", "note", f"{name} {have}, needs {needed.specifier}")
         else:
             yield Finding(f"extra {extra}", "ok", f"{name} {have}")
 
 
 def threads() -> Iterator[Finding]:
-    """Look at cores, threads, and what threads do while they wait (docs/adr/0004)."""
+    """Check cores, threads, and how idle threads wait (docs/adr/0004)."""
     import torch
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -138,7 +144,7 @@ def threads() -> Iterator[Finding]:
         yield Finding("threads", "ok", text)
     policy = os.environ.get("OMP_WAIT_POLICY", "not set")
     if policy.upper() == "PASSIVE":
-        yield Finding("waiting", "ok", "threads sleep while they wait (OMP_WAIT_POLICY=PASSIVE)")
+        yield Finding("waiting", "ok", "idle threads sleep (OMP_WAIT_POLICY=PASSIVE)")
     else:
         text = f"OMP_WAIT_POLICY is {policy}: rounds are slow when another program uses a core"
         yield Finding("waiting", "note", f"{text}; set it to PASSIVE")
@@ -154,7 +160,7 @@ def registered() -> Iterator[Finding]:
 
 
 def messages() -> Iterator[Finding]:
-    """Send a sparse message to ourselves: this needs torch, NumPy and the entropy coder."""
+    """Encode and decode a sparse message."""
     import torch
 
     from parsifl import wire
@@ -170,7 +176,7 @@ def messages() -> Iterator[Finding]:
 
 
 def data_folders(data_dir: Path | None) -> Iterator[Finding]:
-    """Look at the folders of data sets, and name the sets that are at hand."""
+    """Check the data directories, and list the datasets that are present."""
     from parsifl import data
     from parsifl.data.download import FOLDER_VARIABLE, Files
     from parsifl.data.registry import entry
@@ -178,20 +184,20 @@ def data_folders(data_dir: Path | None) -> Iterator[Finding]:
     named = {"--data-dir": data_dir, f"${FOLDER_VARIABLE}": os.environ.get(FOLDER_VARIABLE)}
     for source, folder in named.items():
         if folder and not Path(folder).expanduser().is_dir():
-            yield Finding("data folder", "problem", f"{source} is {folder}, which is no folder")
+            yield Finding("data directory", "problem", f"{source} is not a directory: {folder}")
     entries = [entry(name) for name in data.names()]
     remote = [found for found in entries if found.about.remotes]
     here = [found.name for found in remote if _complete(found, Files(found, data_dir).roots())]
     roots = ", ".join(str(root) for root in Files(entries[0], data_dir).roots())
-    yield Finding("data folder", "ok", f"searched in this order: {roots}")
-    shown = ", ".join(here) or "none; they are fetched when first used"
+    yield Finding("data directory", "ok", f"searched in this order: {roots}")
+    shown = ", ".join(here) or "none; they are downloaded when first used"
     yield Finding(
-        "data sets", "ok", f"{len(here)} of {len(remote)} sets with files are at hand: {shown}"
+        "datasets", "ok", f"{len(here)} of {len(remote)} datasets with files are present: {shown}"
     )
 
 
 def _complete(found: Entry, roots: Sequence[Path]) -> bool:
-    """Tell whether each part is in some folder, as it is fetched or unpacked; nothing is read."""
+    """Return whether each file exists, as downloaded or unpacked; nothing is read."""
 
     def here(*files: str) -> bool:
         return all(any((root / file).exists() for root in roots) for file in files)
@@ -202,16 +208,10 @@ def _complete(found: Entry, roots: Sequence[Path]) -> bool:
     )
 
 
-def _parts(requirement: str) -> tuple[str, str, str | None]:
-    """Take a requirement apart.
-
-    >>> _parts("flwr<1.43,>=1.41; extra == 'flower'")
-    ('flwr', '<1.43,>=1.41', 'flower')
-    """
-    found = _REQUIREMENT.match(requirement)
-    if found is None:
-        return requirement, "", None
-    return found[1], found[2].strip(), found[3]
+def _extra(requirement: Requirement) -> str | None:
+    """Return the extra that a requirement belongs to; None: it is always needed."""
+    found = re.search(r"extra == ['\"]([\w-]+)['\"]", str(requirement.marker or ""))
+    return found[1] if found else None
 
 
 def _version(name: str) -> str | None:
@@ -219,22 +219,3 @@ def _version(name: str) -> str | None:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _fits(have: str, bounds: str) -> bool:
-    """Tell whether a version keeps bounds such as `>=1.41,<1.43`; other signs are let through.
-
-    >>> _fits("1.9.1+cpu", ">=1.10"), _fits("1.42", "<1.43,>=1.41")
-    (False, True)
-    """
-    mine = _numbers(have)
-    for bound in filter(None, bounds.split(",")):
-        sign, other = re.match(r"\s*([<>=!~]*)\s*(.*)", bound).groups()  # type: ignore[union-attr]  # matches anything
-        if (sign == ">=" and mine < _numbers(other)) or (sign == "<" and mine >= _numbers(other)):
-            return False
-    return True
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    release = re.match(r"\d+(?:\.\d+)*", version)
-    return tuple(int(part) for part in release[0].split(".")) if release else ()

@@ -17,18 +17,18 @@ core.HAS_RICH = False
 
 
 class FriendlyGroup(core.TyperGroup):
-    """Tells errors that a user can mend (files that cannot be read included); exit code 2."""
+    """Prints errors that a user can fix, unreadable files included, and exits with code 2."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
         try:
             with warnings.catch_warnings():
-                warnings.showwarning = _tell
+                warnings.showwarning = _warn
                 return super().invoke(ctx)
         except (ParsiflError, OSError, UnicodeDecodeError) as error:
             typer.echo(f"error: {error}", err=True)
             raise typer.Exit(EXIT_MISTAKE) from None
 
 
-def _tell(message: Warning | str, *_: object, **__: object) -> None:
+def _warn(message: Warning | str, *_: object, **__: object) -> None:
     typer.echo(f"warning: {message}", err=True)

@@ -203,7 +203,7 @@ def _config(target: Path) -> dict[str, Any]:
     except (OSError, KeyError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{target} holds no Flower app ({error})") from None
     if "algorithm" not in config or "out" not in config.get("deployment", {}):
-        raise ConfigError(f"{target} is no app of parsifl; `parsifl flower init` writes one")
+        raise ConfigError(f"{target} is not a Parsifl app; `parsifl flower init` writes one")
     return {"rounds": 50, **config}
 
 

@@ -5,14 +5,19 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import types
 import typing
 from typing import Any, Literal
 
 import typer
 
+from parsifl.cli import plain_text
+
 Kind = Literal["algorithms", "datasets", "models", "partitions"]
 _KIND = typer.Argument(help="algorithms, datasets, models or partitions.")
-_JSON = typer.Option(False, "--json", help="Print JSON for machines.")
+_JSON = typer.Option(False, "--json", help="Print JSON.")
+_WIDTH = 100
+_LIMITS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 
 
 def list_(kind: Kind = _KIND, as_json: bool = _JSON) -> None:
@@ -41,7 +46,7 @@ def _catalog(kind: Kind) -> dict[str, str]:
     if kind == "algorithms":
         from parsifl.core.registry import algorithms
 
-        return {name: _first_line(method) for name, method in algorithms().items()}
+        return {name: _first_line(kind) for name, kind in algorithms().items()}
     if kind == "models":
         from parsifl.linear.glm import GLM
         from parsifl.nn import models
@@ -60,7 +65,7 @@ def show(
     algorithm: str = typer.Argument(help="An algorithm; see `parsifl list algorithms`."),
     as_json: bool = _JSON,
 ) -> None:
-    """Show an algorithm: its equations, fields, messages and citation.
+    """Show an algorithm: its equations, settings, messages and citation.
 
     Example:
 
@@ -68,26 +73,34 @@ def show(
     """
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     found = describe(algorithm)
     if as_json:
         typer.echo(json.dumps(found))
         return
     console = Console()
-    console.print(f"[bold]{found['class']}[/bold]  ({found['cites']})", highlight=False)
-    console.print(found["text"], markup=False, highlight=False)
-    table = Table(title="fields (set with --set name=value)", title_justify="left")
-    for column in ("field", "type", "default"):
-        table.add_column(column)
+    width = min(console.width, _WIDTH)
+
+    def write(text: str) -> None:
+        console.print(text, markup=False, highlight=False, width=width)
+
+    console.print(f"[bold]{found['class']}[/bold]", highlight=False)
+    write(f"{found['cites']}\n")
+    write(plain_text.docstring(found["text"], width))
+    table = Table(
+        box=None, title="\nSettings (--set name=value)", title_justify="left", width=width
+    )
+    for column in ("name", "values", "default", "description"):
+        table.add_column(column, no_wrap=column == "name", header_style="dim")
     for field in found["fields"]:
-        table.add_row(field["name"], field["type"], repr(field["default"]))
+        row = (field["name"], field["type"], _value(field["default"]), field["description"])
+        table.add_row(*(Text(cell) for cell in row))
     console.print(table)
-    console.print(f"sent down: {found['down']}", markup=False, highlight=False)
-    console.print(f"sent up: {found['up']}", markup=False, highlight=False)
-    console.print(f"kept on the client: {found['client']}", markup=False, highlight=False)
+    write(f"\nsent down: {found['down']}\nsent up: {found['up']}")
+    write(f"kept on the client: {found['client']}")
     for capability, offered in found["requires"].items():
-        text = f"needs a problem that is {capability}" + (offered and f": {offered}")
-        console.print(text, markup=False, highlight=False)
+        write(f"needs a problem that is {capability}" + (offered and f": {offered}"))
 
 
 def describe(name: str) -> dict[str, Any]:
@@ -97,12 +110,19 @@ def describe(name: str) -> dict[str, Any]:
     from parsifl.core import config, registry
     from parsifl.core.problem import OFFERED_BY
 
-    method = registry.find(name)()
-    kind, types = type(method), method.tree_types()
-    values = config.to_json(method)
+    algorithm = registry.find(name)()
+    kind, trees = type(algorithm), algorithm.tree_types()
+    values = config.to_json(algorithm)
+    hints = typing.get_type_hints(kind, include_extras=True)
+    known = _descriptions(kind)
     fields = [
-        {"name": f.name, "type": _type_name(f.type), "default": values[f.name]}
-        for f in dataclasses.fields(kind)  # type: ignore[arg-type]  # every method is a dataclass
+        {
+            "name": f.name,
+            "type": _range(hints[f.name]),
+            "default": values[f.name],
+            "description": known.get(f.name, ""),
+        }
+        for f in dataclasses.fields(kind)  # type: ignore[arg-type]  # algorithms are dataclasses
     ]
     return {
         "name": kind.__name__.lower(),
@@ -110,11 +130,60 @@ def describe(name: str) -> dict[str, Any]:
         "cites": kind.cites,
         "text": inspect.getdoc(kind) or "",
         "fields": fields,
-        "down": _type_name(types.downlink),
-        "up": _type_name(types.uplink),
-        "client": _type_name(types.client),
+        "down": _type_name(trees.downlink),
+        "up": _type_name(trees.uplink),
+        "client": _type_name(trees.client),
         "requires": {c.__name__: OFFERED_BY.get(c, "") for c in kind.requires},
     }
+
+
+def _descriptions(kind: type) -> dict[str, str]:
+    """Return the description of every setting, from the docstrings of a class and its bases."""
+    found: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        found |= plain_text.parameters(inspect.cleandoc(vars(base).get("__doc__") or ""))
+    return found
+
+
+def _range(hint: Any) -> str:
+    """Return the values that a setting may have, in words.
+
+    >>> from parsifl.core.config import Count, Fraction, Positive
+    >>> _range(Positive), _range(Fraction), _range(Count | None)
+    ('float > 0', 'float in [0, 1]', 'int >= 1, or none')
+    """
+    arguments = typing.get_args(hint)
+    origin = typing.get_origin(hint)
+    if origin is typing.Annotated:
+        return _bounded(arguments[0].__name__, arguments[1:])
+    if origin is Literal:
+        return " | ".join(map(str, arguments))
+    if origin is tuple:
+        return f"{_range(arguments[0])}s, as 1+2"
+    if origin in (typing.Union, types.UnionType):
+        parts = [_range(part) for part in arguments if part is not type(None)]
+        return ", or ".join([*parts, *["none"] * (type(None) in arguments)])
+    return str(getattr(hint, "__name__", hint))
+
+
+def _bounded(name: str, bounds: typing.Sequence[Any]) -> str:
+    limits = {
+        part: getattr(bound, part) for bound in bounds for part in _LIMITS if hasattr(bound, part)
+    }
+    if len(limits) == 2:
+        low, high = (f"{limit:g}" for limit in limits.values())
+        left, right = ("[" if "ge" in limits else "("), ("]" if "le" in limits else ")")
+        return f"{name} in {left}{low}, {high}{right}"
+    return " ".join([name, *(f"{_LIMITS[part]} {limit:g}" for part, limit in limits.items())])
+
+
+def _value(default: Any) -> str:
+    """Return a default as `--set` takes it."""
+    if default is None:
+        return "none"
+    if isinstance(default, list):
+        return "+".join(map(str, default)) or "()"
+    return str(default).lower() if isinstance(default, bool) else str(default)
 
 
 def _type_name(kind: Any) -> str:

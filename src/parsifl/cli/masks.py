@@ -1,4 +1,4 @@
-"""`parsifl masks`: the plan for a fleet of devices, and the curve by which a device finds psi."""
+"""`parsifl masks`: which layers each device trains, and cost curves."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ app = typer.Typer(
     cls=FriendlyGroup, help="Plan which layers each device trains.", no_args_is_help=False
 )
 
-_PICTURES = {"alexnet": (3, 224, 224), "mlp": (784,), "resnet18_tiny": (3, 64, 64)}
+_INPUTS = {"alexnet": (3, 224, 224), "mlp": (784,), "resnet18_tiny": (3, 64, 64)}
 
 ModelOption = Annotated[str, typer.Option(help="A model, such as vgg or mlp:hidden=64+32.")]
 ClassesOption = Annotated[int, typer.Option(min=1, help="Number of classes (the head).")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print plain data.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -46,7 +46,7 @@ def plan(
         ),
     ] = None,
     objective: Annotated[str, typer.Option(help="J (bias + slack) or bias.")] = "J",
-    seconds: Annotated[float, typer.Option(min=0.0, help="When to stop improving.")] = 15.0,
+    seconds: Annotated[float, typer.Option(min=0.0, help="Time limit of the search.")] = 15.0,
     participation: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="Share of devices in a round.")
     ] = 1.0,
@@ -75,7 +75,7 @@ def plan(
     _show_plan(console, best, model, total)
     if mean is not None:
         spread = f" (standard error {mean.error:,.0f})" if mean.error else ""
-        console.print(f"expected bias of {mean.cohort} devices a round: {mean.mean:,.0f}{spread}")
+        console.print(f"expected bias of {mean.cohort} devices per round: {mean.mean:,.0f}{spread}")
     console.print(_table("designs", table))
 
 
@@ -96,7 +96,7 @@ def curve(
     from parsifl import masks
 
     rates = [step / steps for step in range(steps)]
-    sample = torch.empty(batch, *_picture(model), device="meta")
+    sample = torch.empty(batch, *_input_shape(model), device="meta")
     rows = masks.curve(_module(model, classes), sample, rates, design=design)
     if as_json:
         typer.echo(json.dumps(rows))
@@ -116,11 +116,11 @@ def _module(model: str, classes: int) -> nn.Module:
         return models.build(name, **{"classes": classes, **options})
 
 
-def _picture(model: str) -> tuple[int, ...]:
+def _input_shape(model: str) -> tuple[int, ...]:
     from parsifl.engine.experiment import read_model
 
     name, options = read_model(model)
-    usual = _PICTURES.get(name, (3, 32, 32))
+    usual = _INPUTS.get(name, (3, 32, 32))
     return (options.get("inputs", usual[0]), *usual[1:])
 
 
@@ -143,7 +143,7 @@ def _show_plan(console: Console, best: MaskPlan, model: str, total: int) -> None
     )
     for message in best.messages:
         console.print(f"[yellow]{message}[/yellow]")
-    console.print(masks.picture(best), markup=False, highlight=False)
+    console.print(masks.draw(best), markup=False, highlight=False)
     names = ", ".join(f"{index} {name}" for index, name in enumerate(best.layers))
     console.print(f"layers: {names}", markup=False, highlight=False)
 

@@ -16,36 +16,48 @@ if TYPE_CHECKING:
     from parsifl.engine.experiment import Experiment
 
 ALGORITHM = typer.Argument(help="An algorithm, e.g. fedavg; see `parsifl list algorithms`.")
-DATA = typer.Option(None, help="A data set, e.g. digits or mnist:normalize=unit.")
-CLIENTS = typer.Option(None, help="How many clients.")
-PARTITION = typer.Option(None, help="How the data are divided, e.g. dirichlet:alpha=0.1.")
-MODEL = typer.Option(None, help="A model, e.g. mlp:hidden=100, vgg, glm; else one that fits.")
-DEVICES = typer.Option(
-    None, help="Unequal devices, dealt to groups of clients, e.g. budget=0.125+1,epochs=2+4."
+DATA = typer.Option(None, help="A dataset, e.g. digits or mnist:normalize=unit.")
+CLIENTS = typer.Option(None, help="Number of clients.")
+PARTITION = typer.Option(None, help="How rows are divided among clients, e.g. dirichlet:alpha=0.1.")
+MODEL = typer.Option(
+    None, help="A model, e.g. mlp:hidden=100, vgg or glm. Default: chosen by the data."
 )
-ROUNDS = typer.Option(None, help="How many rounds.")
-SEED = typer.Option(None, help="Everything random follows from it.")
-PARTICIPATION = typer.Option(None, help="The fraction of clients in a round.")
+DEVICES = typer.Option(
+    None, help="Device profiles, assigned to groups of clients, e.g. budget=0.125+1,epochs=2+4."
+)
+ROUNDS = typer.Option(None, help="Number of rounds.")
+SEED = typer.Option(None, help="Random seed; it determines everything random.")
+PARTICIPATION = typer.Option(None, help="Fraction of clients per round.")
 ENGINE = typer.Option(
     None, help="Where clients live: local (this process), flower or flower-sim (this machine)."
 )
 EXECUTOR = typer.Option(None, help="How clients run: auto, loop, threads, vmap or fused.")
-EVERY = typer.Option(None, "--evaluate-every", help="Judge every so many rounds; 0: never.")
-PRECISION = typer.Option(None, help="How values travel: exact, bfloat16, float16 or int8.")
-VALIDATION = typer.Option(None, help="The fraction of each client's rows held out for tuning.")
-TEST = typer.Option(None, help="The fraction held out for testing, or a rule: all, shares, groups.")
+EVERY = typer.Option(None, "--evaluate-every", help="Evaluate every this many rounds; 0: never.")
+PRECISION = typer.Option(
+    None, help="Precision of values in messages: exact, bfloat16, float16 or int8."
+)
+VALIDATION = typer.Option(None, help="Fraction of each client's rows held out for validation.")
+TEST = typer.Option(
+    None, help="Fraction of rows held out for testing, or a rule: all, shares, groups."
+)
 FINE_TUNE = typer.Option(
-    None, "--fine-tune-steps", help="SGD steps of every personal model before it is judged."
+    None,
+    "--fine-tune-steps",
+    help="Fine-tune personal models for this many SGD steps before evaluation.",
 )
-SELECT = typer.Option(None, help="The round of the headline: last, best-validation, best-test.")
+SELECT = typer.Option(None, help="Which round to report: last, best-validation, best-test.")
 SET = typer.Option(
-    [], "--set", help="A field of the algorithm, e.g. lr=0.1, batch=none, milestones=10+20."
+    [], "--set", help="A setting of the algorithm, e.g. lr=0.1, batch_size=none, milestones=10+20."
 )
-CONFIG = typer.Option(None, "--config", help="A TOML file with these settings; options win.")
+CONFIG = typer.Option(
+    None, "--config", help="A TOML file with these settings; command-line options take precedence."
+)
 DATA_DIR = typer.Option(
-    None, "--data-dir", help="A folder that is looked at first (else $PARSIFL_DATA, the cache)."
+    None,
+    "--data-dir",
+    help="Directory to search first; falls back to $PARSIFL_DATA, then the cache.",
 )
-RESUME = typer.Option(False, "--resume", help="Go on with what is in the folder.")
+RESUME = typer.Option(False, "--resume", help="Resume the run in the output directory.")
 
 
 def _make_reproducible(value: bool) -> bool:
@@ -58,9 +70,9 @@ REPRODUCIBLE = typer.Option(
     False,
     "--reproducible",
     callback=_make_reproducible,
-    help="The same bits on every x86-64 processor, more slowly (or set PARSIFL_REPRODUCIBLE=1).",
+    help="Bit-identical results on every x86-64 processor; slower. Same as PARSIFL_REPRODUCIBLE=1.",
 )
-JSON = typer.Option(False, "--json", help="Print JSON for machines.")
+JSON = typer.Option(False, "--json", help="Print JSON.")
 
 
 _EVALUATION = ("fine_tune_steps", "select")
@@ -112,6 +124,6 @@ def read_toml(file: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(file.read_text())
     except FileNotFoundError:
-        raise ConfigError(f"there is no file {file}") from None
+        raise ConfigError(f"configuration file not found: {file}") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{file} is not valid TOML: {error}") from None

@@ -20,7 +20,7 @@ def report(
     ),
     watch: Annotated[
         bool,
-        typer.Option("--watch", help="Serve the page on this machine while the runs go on."),
+        typer.Option("--watch", help="Serve the page on this machine while the runs continue."),
     ] = False,
     port: Annotated[
         int,
@@ -29,9 +29,9 @@ def report(
 ) -> None:
     """Compare runs on one HTML page that works offline.
 
-    Seeds of the same configuration are grouped, and differences between methods are paired.
+    Seeds of a configuration are grouped; differences between algorithms are paired by seed.
 
-    A folder below DIRS that cannot be read is named and left out.
+    Directories that cannot be read are reported and skipped.
 
     Examples:
 

@@ -1,4 +1,4 @@
-"""`parsifl run` and `parsifl demo`: train and judge."""
+"""`parsifl run` and `parsifl demo`: train and evaluate."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ def run(  # typer reads the options from the signature; `context` holds their va
     select: str | None = options.SELECT,
     settings: list[str] = options.SET,
     config: Path | None = options.CONFIG,
-    out: Path | None = typer.Option(None, help="The run directory; without it nothing is kept."),
+    out: Path | None = typer.Option(None, help="The run directory. Default: nothing is written."),
     data_dir: Path | None = options.DATA_DIR,
     resume: bool = options.RESUME,
     reproducible: bool = options.REPRODUCIBLE,
-    profile: bool = typer.Option(False, help="Show where the time went."),
+    profile: bool = typer.Option(False, help="Print the time spent by phase."),
     as_json: bool = options.JSON,
 ) -> None:
     """Train one algorithm and evaluate its models.
@@ -208,7 +208,7 @@ def show_profile(records: Sequence[RoundRecord]) -> None:
     once = found.pop(profiling.ONCE, 0.0)
     total = sum(found.values())
     table = Table(title=f"{len(records)} rounds, {total:.2f} s")
-    for column in ("phase", "seconds", "ms a round", "share"):
+    for column in ("phase", "seconds", "ms per round", "share"):
         table.add_column(column, justify="left" if column == "phase" else "right")
     for phase, seconds in found.items():
         share = seconds / total if total else 0.0
@@ -217,4 +217,4 @@ def show_profile(records: Sequence[RoundRecord]) -> None:
     console = Console()
     console.print(table)
     if once:
-        console.print(f"Beside these, operations were counted once: {once:.3f} s.", highlight=False)
+        console.print(f"Counting operations, once: {once:.3f} s.", highlight=False)

@@ -25,10 +25,12 @@ HELD_OUT = 0.1
 def sweep(  # typer reads the options from the signature; `context` holds their values
     context: typer.Context,
     algorithm: str = options.ALGORITHM,
-    grid: list[str] = typer.Option(..., "--grid", help="field=a,b,c; repeatable."),
-    seeds: int = typer.Option(1, help="Repetitions of every combination."),
-    model_judged: Literal["personal", "global"] = typer.Option(
-        "personal", "--judge", help="Which model is to be best."
+    grid: list[str] = typer.Option(
+        ..., "--grid", help="Values of a setting, name=a,b,c; repeatable."
+    ),
+    seeds: int = typer.Option(1, help="Seeds per combination."),
+    target: Literal["personal", "global"] = typer.Option(
+        "personal", "--target", help="Which model's score is optimized."
     ),
     data: str | None = options.DATA,
     clients: int | None = options.CLIENTS,
@@ -43,16 +45,16 @@ def sweep(  # typer reads the options from the signature; `context` holds their 
     select: str | None = options.SELECT,
     settings: list[str] = options.SET,
     config: Path | None = options.CONFIG,
-    out: Path = typer.Option(Path("runs/sweep"), help="A folder for all runs."),
+    out: Path = typer.Option(Path("runs/sweep"), help="The directory of all runs."),
     data_dir: Path | None = options.DATA_DIR,
     resume: bool = options.RESUME,
     reproducible: bool = options.REPRODUCIBLE,
     as_json: bool = options.JSON,
 ) -> None:
-    """Run every combination of a grid and name the best.
+    """Run every combination of a grid and select the best.
 
-    The best is chosen by validation rows: a tenth of each client's rows, unless --validation says
-    otherwise. With --validation 0 it is chosen by the test rows, and the table says so.
+    The best combination is selected on validation rows, by default a tenth of each client's rows.
+    --validation 0 selects on test rows; the output then warns that the score is optimistic.
 
     Examples:
 
@@ -72,7 +74,7 @@ def sweep(  # typer reads the options from the signature; `context` holds their 
         for name, text in options.assignments(grid).items()
     }
     if out.exists() and any(out.iterdir()) and not resume:
-        raise ConfigError(f"{out} is not empty; go on with --resume or choose another --out")
+        raise ConfigError(f"{out} is not empty; resume with --resume or choose another --out")
     maximize = True
 
     def run(experiment: Experiment, folder: Path) -> Run:
@@ -82,19 +84,19 @@ def sweep(  # typer reads the options from the signature; `context` holds their 
         return finished
 
     outcomes = study.sweep(base, values, seeds, run, out)
-    winner = study.best(outcomes, model_judged, maximize)
-    split = study.chosen_by(outcomes, model_judged)
+    winner = study.best(outcomes, target, maximize)
+    split = study.chosen_by(outcomes, target)
     if split == "test":
         typer.echo(_OPTIMISTIC, err=True)
     if as_json:
         _print_json(outcomes, winner, split)
     else:
-        _print(outcomes, winner, model_judged, split)
+        _print(outcomes, winner, target, split)
 
 
 _OPTIMISTIC = (
-    "note: no validation rows are held out, so the best is chosen by the very test rows that it is "
-    "judged on: its score is optimistic; hold rows out with --validation 0.1"
+    "note: no validation rows are held out, so the best is chosen by the test rows that it is "
+    "evaluated on. Its score is optimistic: hold rows out with --validation 0.1"
 )
 
 

@@ -1,4 +1,4 @@
-"""Augmentation of image batches, drawn by key so that every engine sees the same pictures."""
+"""Augmentation of image batches, drawn by key so that every engine sees the same images."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RECIPES: dict[str, tuple[float, float]] = {
     "": (0.0, 0.0),
     "flip": (0.5, 0.0),
     "flip-crop": (0.5, 1.0),
-    "flip-half-crop": (0.5, 0.5),  # FedSLR crops every second picture
+    "flip-half-crop": (0.5, 0.5),  # FedSLR crops every second image
 }
 
 

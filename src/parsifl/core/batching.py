@@ -31,12 +31,12 @@ class BatchSpec:
 
     Parameters
     ----------
-    batch
-        Rows a step; None takes all rows of the client in every step.
+    batch_size
+        Rows per step; None takes all rows of the client in every step.
     steps, epochs
         How long; give one of them.
-    partial
-        What becomes of a last batch that is not full: "pad" (zero weights, exact), "wrap" (filled
+    last_batch
+        What happens to an incomplete last batch: "pad" (zero weights, exact), "wrap" (filled
         from the next epoch) or "drop".
     """
 
@@ -179,7 +179,7 @@ def schedule(
     """Draw which of its `samples` rows each client reads, with a generator for each of them.
 
     Returns positions [clients, steps, rows] and which of them count, [steps, rows]. Steps that
-    read all rows read them in their order, whoever the client is: [1, steps, rows].
+    read all rows read them in their order, for every client: [1, steps, rows].
     """
     if samples == 0:
         raise DataError("a client without training rows cannot train; leave it out")
@@ -212,6 +212,6 @@ def schedule(
 def _orders(
     samples: int, epochs: int, read: int, generators: Iterable[np.random.Generator]
 ) -> Index:
-    """Shuffle the rows anew for every epoch, of which so many are read: [clients, epochs, rows]."""
+    """Shuffle the rows for every epoch: [clients, epochs, rows]."""
     drawn = [[each.permutation(samples)[:read] for _ in range(epochs)] for each in generators]
     return np.array(drawn, np.int64).reshape(len(drawn), epochs, min(read, samples))

@@ -7,7 +7,7 @@ A message says what was wrong, what was expected, and what to do::
     +-- DataError          data that are missing, malformed, not finite, or too few
     +-- CapabilityError    an algorithm needs something that the problem does not offer
     +-- WireError          bytes that are not a valid message
-    +-- CheckpointError    a run folder that cannot be read, or that belongs to another run
+    +-- CheckpointError    a run directory that cannot be read, or that belongs to another run
     +-- ClientError        work that failed on one client (names stage, client and round)
 
 Warnings are `ParsiflWarning`; `DroppedClientWarning` names a client that was left out of a round.
@@ -41,7 +41,7 @@ class DataError(ParsiflError):
 
 
 class RowError(DataError):
-    """Some rows are wrong; whoever knows which client has them names the client.
+    """Some rows are wrong; the caller that knows the client names it.
 
     Attributes
     ----------
@@ -65,7 +65,7 @@ class WireError(ParsiflError):
 
 
 class CheckpointError(ParsiflError):
-    """A run folder cannot be read or belongs to another configuration."""
+    """A run directory cannot be read or belongs to another configuration."""
 
 
 class ClientError(ParsiflError):

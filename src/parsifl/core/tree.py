@@ -29,7 +29,7 @@ _STATIC_NAMES = {kind: name for name, kind in STATIC_TYPES.items()}
 
 
 class Opaque:
-    """Base of leaves that are no strided tensors: their client always runs in the loop."""
+    """Base of leaves that are not strided tensors: their client always runs in the loop."""
 
 
 def flatten(tree: Any, units: tuple[type, ...] = ()) -> tuple[list[Any], Structure]:
@@ -231,7 +231,7 @@ class Addend(ABC):
 
 
 _Part = tuple[float | None, Any]
-"""A factor (None: as it is), and the tree that counts so many times."""
+"""A factor (None: as it is), and the tree that it multiplies."""
 
 
 def accumulate(total: T | None, *contributions: Any) -> T:
@@ -324,7 +324,7 @@ def _add_into_leaf(total: Tensor, parts: Sequence[_Part]) -> None:
 
 
 def is_finite(tree: Any) -> bool:
-    """Tell whether every floating-point leaf holds finite numbers only."""
+    """Return whether every floating-point leaf holds finite numbers only."""
     return all(
         bool(torch.isfinite(leaf).all())
         for leaf in leaves(tree)
@@ -333,7 +333,7 @@ def is_finite(tree: Any) -> bool:
 
 
 def same(left: Any, right: Any) -> bool:
-    """Tell whether two trees agree in structure, dtypes, shapes and every bit."""
+    """Return whether two trees agree in structure, dtypes, shapes and every bit."""
     ours, form = flatten(left)
     theirs, other_form = flatten(right)
     return form == other_form and all(

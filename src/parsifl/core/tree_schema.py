@@ -49,7 +49,7 @@ def from_json(
 
 
 class _Misfit(ValueError):
-    """A description that does not fit its hint; `depth` tells how far the reading came."""
+    """A description that does not fit its hint; `depth` is how far the reading came."""
 
     def __init__(self, text: str, depth: int) -> None:
         super().__init__(text)

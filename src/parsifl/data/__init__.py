@@ -1,4 +1,4 @@
-"""Data sets, synthetic generators, partitions, and the client data that every engine consumes.
+"""Datasets, synthetic generators, partitions, and the client data that every engine consumes.
 
 `prepare("mnist", clients=20, partition="pathological")` does it all; `load`, `partition` and
 `ClientData` are its steps. Importing this package loads neither torch nor scikit-learn.

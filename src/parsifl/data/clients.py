@@ -44,7 +44,7 @@ class ClientData:
     profiles
         What is known of each client's device (width, budget, epochs ...): JSON values.
     name
-        Of the data set, for the record.
+        Of the dataset, for the record.
     classes
         The number of classes; None for regression and survival targets.
     augment
@@ -177,7 +177,7 @@ class ClientData:
         normalize: str = "none",
         dtype: torch.dtype | None = None,
     ) -> ClientData:
-        """Give the rows `parts[i]` of a data set to client i.
+        """Give the rows `parts[i]` of a dataset to client i.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""A data set as plain arrays, before anybody divides it among clients."""
+"""A dataset as plain arrays, before it is divided among clients."""
 
 from __future__ import annotations
 

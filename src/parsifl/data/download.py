@@ -1,4 +1,4 @@
-"""Finds the files of a data set: in local folders first, then at the official address."""
+"""Finds the files of a dataset: in local folders first, then at the official address."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TIMEOUT_SECONDS = 30
 @final
 @dataclass(frozen=True)
 class Files:
-    """The files of one data set, wherever they are."""
+    """The files of one dataset, wherever they are."""
 
     entry: Entry
     data_dir: str | Path | None = None
@@ -53,7 +53,7 @@ class Files:
         return None
 
     def everything(self) -> list[Path]:
-        """Fetch whatever is missing; return one path for each file of the data set."""
+        """Fetch whatever is missing; return one path for each file of the dataset."""
         paths = []
         for remote in self.entry.about.remotes:
             wanted = [name for name, _ in remote.members] or [remote.path]
@@ -123,7 +123,7 @@ class Files:
             else:
                 return target
         raise DataError(
-            f"data set '{self.entry.name}' is not on this machine and could not be fetched.\n"
+            f"dataset '{self.entry.name}' is not on this machine and could not be fetched.\n"
             + "\n".join(f"  tried {reason}" for reason in reasons)
             + f"\nFetch {remote.urls[0]} ({remote.checksum or 'no published checksum'}) on a "
             f"machine with a network and put it at {self._home() / remote.path}, "

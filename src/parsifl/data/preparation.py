@@ -39,18 +39,18 @@ def prepare(
     test: float | str = 0.25,
     validation: float = 0.0,
 ) -> ClientData:
-    """Load a data set, divide it among clients, and scale it.
+    """Load a dataset, divide it among clients, and scale it.
 
     Parameters
     ----------
     name
-        A data set, with its own options and any of normalize, dtype and augment behind a colon:
-        "synthetic:alpha=1,beta=1", "mnist:normalize=unit". What is not said is the data set's
+        A dataset, with its own options and any of normalize, dtype and augment behind a colon:
+        "synthetic:alpha=1,beta=1", "mnist:normalize=unit". What is not said is the dataset's
         default (`describe` shows it).
     clients
         None is every natural group where the partition is natural-id, and 20 otherwise.
     partition
-        A partition, options behind a colon; None is the data set's default.
+        A partition, options behind a colon; None is the dataset's default.
     options
         More options of the partition.
     test

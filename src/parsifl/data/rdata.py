@@ -1,7 +1,7 @@
 """Reads the part of R's serialised format that plain matrices and vectors need (XDR, version 2, 3).
 
 The format is described in "R Internals", section "Serialization Formats". Closures, environments
-and the like are refused by number: nothing in a file is ever executed.
+and the like raise an error with their type number: nothing in a file is ever executed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The data sets by name: what they are, where they come from, and the function that reads them."""
+"""The datasets by name: what they are, where they come from, and the function that reads them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Remote:
 @final
 @dataclass(frozen=True)
 class About:
-    """What a user should know of a data set, and the defaults that `prepare` uses."""
+    """What a user should know of a dataset, and the defaults that `prepare` uses."""
 
     title: str
     size: str
@@ -63,7 +63,7 @@ class About:
 @final
 @dataclass(frozen=True)
 class Entry:
-    """A registered data set."""
+    """A registered dataset."""
 
     name: str
     about: About
@@ -78,7 +78,7 @@ def dataset(name: str, about: About) -> Callable[[Loader], Loader]:
 
     def register(loader: Loader) -> Loader:
         if name in _ENTRIES and _ENTRIES[name].loader.__qualname__ != loader.__qualname__:
-            raise ConfigError(f"two data sets are called '{name}'; rename one of them")
+            raise ConfigError(f"two datasets are called '{name}'; rename one of them")
         _ENTRIES[name] = Entry(name, about, loader)
         return loader
 
@@ -93,13 +93,13 @@ def _discover() -> None:
 
 
 def names() -> list[str]:
-    """Return the names of all data sets, sorted."""
+    """Return the names of all datasets, sorted."""
     _discover()
     return sorted(_ENTRIES)
 
 
 def entry(name: str) -> Entry:
-    """Look a data set up; hyphens, underscores and case do not matter.
+    """Look a dataset up; hyphens, underscores and case do not matter.
 
     >>> entry("CIFAR10").name
     'cifar-10'
@@ -108,24 +108,24 @@ def entry(name: str) -> Entry:
     by_plain_name = {_plain(known): known for known in _ENTRIES}
     found = by_plain_name.get(_plain(name))
     if found is None:
-        raise ConfigError(unknown("data set", name, _ENTRIES))
+        raise ConfigError(unknown("dataset", name, _ENTRIES))
     return _ENTRIES[found]
 
 
 def load(
     name: str, data_dir: str | Path | None = None, *, verify: bool = True, **options: Any
 ) -> Dataset:
-    """Read a data set, from a local folder if it is there, else from its official address.
+    """Read a dataset, from a local folder if it is there, else from its official address.
 
     Parameters
     ----------
     data_dir
-        A folder with one sub-folder a data set; looked at first, then the folder in the
+        A folder with one sub-folder per dataset; searched first, then the folder in the
         environment variable PARSIFL_DATA, then the download cache.
     verify
         Check the checksum of every file, also of local ones.
     options
-        What the data set declares; see `describe`.
+        What the dataset declares; see `describe`.
 
     >>> load("digits").shape
     (1, 8, 8)
@@ -140,15 +140,15 @@ def read(
     *,
     verify: bool = True,
 ) -> Dataset:
-    """Read a registered data set; options may be text, as they come from the command line."""
+    """Read a registered dataset; options may be text, as they come from the command line."""
     from parsifl.data.download import Files
 
-    bound = bind(f"data set '{found.name}'", found.loader, options)
+    bound = bind(f"dataset '{found.name}'", found.loader, options)
     return found.loader(Files(found, data_dir, verify), **bound)
 
 
 def fetch(name: str, data_dir: str | Path | None = None) -> list[Path]:
-    """Make sure that every file of a data set is on this machine, and return where they are."""
+    """Make sure that every file of a dataset is on this machine, and return where they are."""
     from parsifl.data.download import Files
 
     found = entry(name)
@@ -156,7 +156,7 @@ def fetch(name: str, data_dir: str | Path | None = None) -> list[Path]:
 
 
 def describe(name: str) -> dict[str, Any]:
-    """Return what is known of a data set, as JSON values."""
+    """Return what is known of a dataset, as JSON values."""
     found = entry(name)
     about = found.about
     return {

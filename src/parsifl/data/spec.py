@@ -1,4 +1,4 @@
-"""Options of data sets and partitions: declared by signatures, written as `name:key=value`."""
+"""Options of datasets and partitions: declared by signatures, written as `name:key=value`."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class Infos(Sequence[ClientInfo]):
 
 
 class BatchSampler:
-    """Draws the shards of a data set for one problem, in the dtype of its parameters."""
+    """Draws the shards of a dataset for one problem, in the dtype of its parameters."""
 
     def __init__(self, data: ClientData, problem: Problem) -> None:
         self._data = data

@@ -1,7 +1,7 @@
-"""Judging models so that a number cannot be misread.
+"""The evaluation protocol.
 
-Every number says which model (global, or personal, perhaps after k fine-tuning steps), which
-clients, which split and which round it speaks of, and how the mean over clients is weighted.
+Every number comes with the model (global, or personal, perhaps after k fine-tuning steps), the
+clients, the split, the round, and the weighting of the mean over clients.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ Clients = Literal["all", "sampled", "unseen"]
 @final
 @dataclass(frozen=True)
 class Evaluation:
-    """How models are judged.
+    """How models are evaluated.
 
     Parameters
     ----------
     fine_tune_steps, fine_tune_lr, fine_tune_batch_size, fine_tune_momentum, fine_tune_weight_decay
         SGD steps that every personal model takes on its client's training rows before it is
-        judged; they change nothing that the run keeps. A rate of None is the rate that the
-        algorithm trained with in the round that is judged.
+        evaluated. They do not change the run. fine_tune_lr=None uses the learning rate of the
+        evaluated round.
     select
         Which round the headline number comes from: the last; the best on validation data; or the
         best on test data, as some papers do.
     clients
-        Who is judged: all; those that have trained; or those that never take part.
+        Which clients are evaluated: all, those that have trained, or those held out of training.
     unseen
-        The fraction of clients that is kept out of training, to be judged with clients="unseen".
+        The fraction of clients that is held out of training, for clients="unseen".
     weighting
-        Whether the mean over clients weighs by their test rows or equally.
+        Whether the mean over clients is weighted by test rows or uniform.
     """
 
     fine_tune_steps: Size = 0
@@ -59,13 +59,13 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Scores:
-    """One metric for every judged client."""
+    """The metrics of every evaluated client."""
 
     clients: npt.NDArray[np.int64]
     samples: npt.NDArray[np.int64]
     values: dict[str, npt.NDArray[np.float64]]
     fallbacks: tuple[str, ...] = ()
-    """Why batches of clients had to be judged one by one, if any had to."""
+    """Why batches of clients had to be evaluated one by one, if any had to."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain lists."""

@@ -270,7 +270,7 @@ def _pad_first(values: Tensor, missing: int) -> Tensor:
 
 
 def run_alone(function: Callable[..., Any], task: Task, outcome: Outcome) -> None:
-    """Run one task; if it raises, its client is named and the others go on."""
+    """Run one task; if it raises, the error names its client and the others continue."""
     try:
         outcome.results[task.client] = function(*task.arguments)
     except Exception as error:  # one client must not stop the round

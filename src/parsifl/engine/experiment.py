@@ -45,7 +45,7 @@ class Experiment:
     algorithm, settings
         A registered algorithm and its fields.
     data, clients, partition, test, validation
-        A data set and how it is divided, as in `parsifl.data.prepare`.
+        A dataset and how it is divided, as in `parsifl.data.prepare`.
     model
         A model of `parsifl.nn.models` with options ("mlp:hidden=100"), "glm", or "auto": a linear
         model for regression and for sparse or double-precision data, the VGG for colour images of
@@ -175,7 +175,7 @@ class DataForm(Protocol):
 
     @property
     def name(self) -> str:
-        """The name of the data set."""
+        """The name of the dataset."""
         ...
 
     @property

@@ -67,8 +67,8 @@ def identity_of(
 
 def _form(problem: Problem) -> str:
     """Return what a problem says of itself; the default repr names an address and says nothing."""
-    told = getattr(problem, "module", problem)
-    return "" if type(told).__repr__ is object.__repr__ else repr(told)
+    described = getattr(problem, "module", problem)
+    return "" if type(described).__repr__ is object.__repr__ else repr(described)
 
 
 def profiles_checksum(profiles: Iterable[Mapping[str, Any]]) -> str:

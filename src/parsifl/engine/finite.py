@@ -35,12 +35,12 @@ class Finding(NamedTuple):
 
 
 def is_ordinary(leaf: Tensor) -> bool:
-    """Tell, in one pass that writes nothing, whether a tensor is finite and of ordinary size."""
+    """Return, in one pass without writing, whether a tensor is finite and of ordinary size."""
     return not leaf.is_floating_point() or float(torch.linalg.vector_norm(leaf)) < ORDINARY
 
 
 def is_finite(value: Any) -> bool:
-    """Tell whether all numbers of a tree are finite."""
+    """Return whether all numbers of a tree are finite."""
     return all(_finite(leaf) for leaf in tree.leaves(value) if isinstance(leaf, Tensor))
 
 

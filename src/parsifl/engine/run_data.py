@@ -147,7 +147,7 @@ def read_runs(paths: Sequence[Path], left_out: list[str] | None = None) -> list[
     Parameters
     ----------
     paths
-        Run folders, or folders that contain run directories.
+        Run directories, or folders that contain run directories.
     left_out
         Receives the reason for every directory below a path that cannot be read. None: such a
         directory raises, as one that was named itself always does.

@@ -23,8 +23,8 @@ _LEFT = 0.75  # of the limit stays in memory when states move to disk: they move
 class StateStore:
     """Keeps the state of every client that has trained; the others are made when first needed.
 
-    The states that were written last are in memory. Reading does not count: judging reads
-    everybody once, and would push out those that train.
+    The states that were written last are in memory. Reading does not count: an evaluation
+    reads every client once, and would evict those that train.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
-"""Grids of experiments: every combination of settings and seeds, each in a folder of its own.
+"""Grids of experiments: every combination of settings and seeds, each in its own directory.
 
-The best is chosen by validation rows where there are any: a score on test rows that was used to
-choose is better than what the method will do on rows that nobody has seen.
+The best is chosen by validation rows where there are any: a test score
+that was used to choose is an optimistic estimate.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ Split = Literal["validation", "test"]
 
 @dataclass(frozen=True)
 class Point:
-    """One combination of settings, with the folder name of each of its seeds."""
+    """One combination of settings, one directory per seed below it."""
 
     settings: dict[str, Any]
 
     @property
     def label(self) -> str:
-        """The settings in words, fit for a folder name."""
+        """The settings in words, as a directory name."""
         return ",".join(f"{name}={value}" for name, value in self.settings.items()) or "default"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the seeds of one point gave: the headline of each run, and its validation scores."""
+    """The results of one point: the headline of each seed's run, and its validation scores."""
 
     point: Point
     summaries: tuple[dict[str, Any], ...]
@@ -89,9 +89,9 @@ def sweep(
     run: Callable[[Experiment, Path], Run],
     folder: Path,
 ) -> list[Outcome]:
-    """Run the whole grid; `run` resumes a folder that holds a part of its experiment.
+    """Run the whole grid; `run` resumes what an earlier sweep left unfinished.
 
-    Another sweep in the same folder is an error.
+    Another sweep in the same directory is an error.
     """
     with locked(folder):
         return _sweep(base, grid, seeds, run, folder)

@@ -7,7 +7,7 @@ from parsifl.masks.costs import from_bytes, from_flops, from_memory
 from parsifl.masks.curve import curve
 from parsifl.masks.participation import ExpectedBias, expected_bias
 from parsifl.masks.plan import MaskPlan
-from parsifl.masks.render import compare, picture, rows_of
+from parsifl.masks.render import compare, draw, rows_of
 from parsifl.masks.solve import optimal, replan
 from parsifl.nn.layer_groups import layer_groups
 
@@ -17,13 +17,13 @@ __all__ = [
     "MaskPlan",
     "compare",
     "curve",
+    "draw",
     "expected_bias",
     "from_bytes",
     "from_flops",
     "from_memory",
     "layer_groups",
     "optimal",
-    "picture",
     "replan",
     "rows_of",
 ]

@@ -87,7 +87,7 @@ def from_flops(
     head: str | None = None,
     seconds: float = 15.0,
 ) -> MaskPlan:
-    """Plan for devices that can spend so many backward FLOPs on a batch like `sample`.
+    """Plan for devices with a limit of backward FLOPs on a batch like `sample`.
 
     The slack of a device counts parameters: the most it could train within its FLOPs, less what
     it trains.
@@ -105,7 +105,7 @@ def from_bytes(
     head: str | None = None,
     seconds: float = 15.0,
 ) -> MaskPlan:
-    """Plan for devices that can upload so many bytes of parameter values in a round."""
+    """Plan for devices with a limit of uploaded bytes per round."""
     goal = read_objective(objective)
     found = layer_groups(module, head)
     sizes = {
@@ -127,7 +127,7 @@ def from_memory(
     slots: int = 1,
     seconds: float = 15.0,
 ) -> MaskPlan:
-    """Plan for devices with so many bytes of memory for a training step on `sample`."""
+    """Plan for devices with a limit of memory for a training step on `sample`."""
     goal, limits = read_objective(objective), read_budgets(memory_budgets)
     costs = memory_costs(module, sample, head, slots=slots)
     return solve(costs.instance(limits), goal, seconds=seconds)

@@ -78,18 +78,18 @@ def family_values(instance: Instance, family: Masks, objective: Objective) -> Fl
 
 
 def common(instance: Instance, catalogue: Catalogue) -> Masks:
-    """Devices that cannot train the dearest layer share one mask; the others train all they can.
+    """Devices that cannot train the costliest layer share one mask; the others train all they can.
 
     With one budget for the weak devices this is the optimum of the closed form.
     """
     affordable = instance.affordable()
-    dearest = int(np.where(instance.trainable(), affordable.sum(axis=0), np.inf).argmin())
-    weak = instance.active() & ~affordable[:, dearest]
+    costliest = int(np.where(instance.trainable(), affordable.sum(axis=0), np.inf).argmin())
+    weak = instance.active() & ~affordable[:, costliest]
     masks = np.zeros(affordable.shape, dtype=bool)
     if weak.any():
         masks[weak] = catalogue.fullest(float(instance.limits[weak].min()))[1]
     for group in groups_of(instance):
-        if affordable[group.members[0], dearest]:
+        if affordable[group.members[0], costliest]:
             masks[group.members] = catalogue.fullest(group.limit)[1]
     return masks
 

@@ -96,7 +96,7 @@ class Instance:
         return cost
 
     def fits(self, masks: Masks, limits: Floats) -> Masks:
-        """Tell which masks keep their limits (both of the same length, or one limit)."""
+        """Return which masks keep their limits (both of the same length, or one limit)."""
         kept: Masks = self.cost(masks) <= limits + _TOLERANCE * np.maximum(1.0, np.abs(limits))
         return kept
 
@@ -116,11 +116,11 @@ class Instance:
             return f"device {idle[0]} could train a layer and trains none"
         bare = np.flatnonzero(self.trainable() & ~masks.any(axis=0))
         if len(bare):
-            return f"layer {self.names[bare[0]]} is trained by nobody although a device could"
+            return f"layer {self.names[bare[0]]} is not trained although a device could train it"
         return None
 
     def without(self, layers: NDArray[np.intp]) -> Instance:
-        """Return the instance in which nobody can afford these layers."""
+        """Return the instance in which no device can afford these layers."""
         add = self.add.copy()
         add[layers] = 2.0 * float(self.limits.max()) + 1.0
         return replace(self, add=add, asked=self)
@@ -190,7 +190,7 @@ def read_layers(layers: Layers) -> tuple[tuple[str, ...], Floats]:
 
 
 def read_budgets(budgets: Iterable[float]) -> Floats:
-    """Return the budgets as an array, naming the device whose budget is no budget."""
+    """Return the budgets as an array, naming the device whose budget is not a number."""
     given = listed(budgets, "budgets", "one budget per device, such as [0.5e6, 1e6]")
     if not given:
         raise ConfigError("there are no devices; give one budget per device")
@@ -225,13 +225,13 @@ def listed(things: Any, what: str, wanted: str) -> list[Any]:
 
 
 def is_whole(thing: Any, least: int) -> bool:
-    """Tell whether something is a whole number of at least this size."""
+    """Return whether something is a whole number of at least this size."""
     whole = isinstance(thing, int | np.integer) and not isinstance(thing, bool)
     return whole and int(thing) >= least
 
 
 def is_number(thing: Any) -> bool:
-    """Tell whether something is a real number; True is none, nor is NaN.
+    """Return whether something is a real number; bools and NaN are not.
 
     >>> is_number(np.float32(2)), is_number("2"), is_number(float("nan"))
     (True, False, False)

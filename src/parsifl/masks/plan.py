@@ -20,7 +20,7 @@ class MaskPlan:
 
     `objective` names what was minimised, `value` is what was reached, `bound` is what no feasible
     design can go below, and `proven` says that the two meet. `messages` names devices that can
-    train nothing and layers that nobody can train.
+    train nothing and layers that no device can train.
     """
 
     instance: Instance
@@ -46,7 +46,7 @@ class MaskPlan:
 
     @property
     def proven(self) -> bool:
-        """Tell whether no feasible design is better."""
+        """Return whether no feasible design is better."""
         return self.value - self.bound <= _PROVEN * self.instance.total
 
     @property
@@ -102,7 +102,7 @@ def plan_of(
     method: str,
     seconds: float = 0.0,
     devices: Iterable[int] | None = None,
-    told: Iterable[str] = (),
+    messages: Iterable[str] = (),
 ) -> MaskPlan:
     """Evaluate masks and wrap them."""
     found, left = bias(instance.sizes, masks), slack(instance, masks)
@@ -118,27 +118,27 @@ def plan_of(
         method=method,
         seconds=seconds,
         devices=numbers,
-        messages=tuple(told) or messages_of(instance, numbers),
+        messages=tuple(messages) or messages_of(instance, numbers),
     )
 
 
 def messages_of(instance: Instance, devices: Sequence[int] | None = None) -> tuple[str, ...]:
-    """Name the devices that can train nothing and the layers that nobody can train."""
+    """Name the devices that can train nothing and the layers that no device can train."""
     numbers = range(instance.devices) if devices is None else devices
-    told = []
-    dearest = (instance.add + instance.tail).min()
+    found = []
+    cheapest = (instance.add + instance.tail).min()
     idle = np.flatnonzero(~instance.active())
     if len(idle):
         named = _list([numbers[int(row)] for row in idle])
-        told.append(
+        found.append(
             f"{named} can train no layer: the budget is below the smallest layer, "
-            f"which costs {dearest:,.0f}; raise the budget or leave the device out"
+            f"which costs {cheapest:,.0f}; raise the budget or leave the device out"
         )
     bare = np.flatnonzero(~instance.trainable())
     if len(bare):
         names = ", ".join(instance.names[layer] for layer in bare)
-        told.append(f"no device can train layer {names}: it keeps its initial value")
-    return tuple(told)
+        found.append(f"no device can train layer {names}: it keeps its initial value")
+    return tuple(found)
 
 
 def _list(devices: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""Plans for people: device x layer as text, and a comparison of designs as plain data."""
+"""Plans as text (devices x layers), and a comparison of designs as plain data."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _TRAINED, _FROZEN = "#", "."
 _MOST_ROWS = 40
 
 
-def picture(plan: MaskPlan, most_rows: int = _MOST_ROWS) -> str:
+def draw(plan: MaskPlan, most_rows: int = _MOST_ROWS) -> str:
     """Draw which devices train which layers; devices of equal mask share a row.
 
     >>> from parsifl.masks import optimal
-    >>> print(picture(optimal({"a": 1, "b": 2}, [1, 3])))
+    >>> print(draw(optimal({"a": 1, "b": 2}, [1, 3])))
     layers    ab
     device 0  #.
     device 1  ##
@@ -42,7 +42,7 @@ def picture(plan: MaskPlan, most_rows: int = _MOST_ROWS) -> str:
 
 
 def _covered(plan: MaskPlan, width: int) -> str:
-    """Say how many devices (or, with more than nine, which tenth of them) train each layer."""
+    """Return how many devices (or, with more than nine, which tenth of them) train each layer."""
     coverage, devices = plan.masks.sum(axis=0), len(plan.masks)
     if devices <= 9:
         return f"{'covered':<{width}}  {''.join(str(count) for count in coverage)}"
@@ -65,7 +65,7 @@ def rows_of(plan: MaskPlan) -> list[dict[str, Any]]:
 def compare(
     plan: MaskPlan, *, draws: int = 1000, sca: bool = False, seed: int = 0
 ) -> list[dict[str, Any]]:
-    """Return the plan beside the designs of the paper, one row of plain data each."""
+    """Return the plan and the designs of the paper, one row of plain data each."""
     instance = plan.instance
     key = Key(seed, purpose="comparison")
 

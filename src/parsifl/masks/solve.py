@@ -63,7 +63,7 @@ def optimal(
     seconds
         When to stop looking for better masks or a better bound.
     nodes
-        Stop after so many branch-and-bound nodes of each program instead, and never look at the
+        Stop after this many branch-and-bound nodes of each program instead, and never look at the
         clock: the same input then gives the same plan on every run.
 
     Examples
@@ -89,7 +89,7 @@ def solve(
             f"no device can train any layer: the largest budget is {instance.limits.max():,.0f} "
             f"and the smallest layer costs {cheapest:,.0f}; raise the budgets"
         )
-    told = messages_of(instance)
+    messages = messages_of(instance)
     state = _Search(instance, objective, begin, end, nodes)
     state.closed_form()
     state.starts()
@@ -97,7 +97,7 @@ def solve(
         masks, left = widest(instance)
         if len(left):
             names = ", ".join(instance.names[layer] for layer in left)
-            told += (
+            messages += (
                 f"the layers cannot all be trained at once: {names} stays frozen, because the "
                 "devices that could afford it are needed for others; raise the largest budgets",
             )
@@ -117,7 +117,7 @@ def solve(
         bound=state.bound,
         method=state.method,
         seconds=time.perf_counter() - begin,
-        told=told,
+        messages=messages,
     )
 
 
@@ -150,7 +150,7 @@ def replan(plan: MaskPlan, leave: Iterable[int], *, seconds: float = 15.0) -> Ma
             seconds=fresh.seconds,
             devices=devices,
         )
-    # what the plan tells goes by rows; the devices that are left have numbers of their own
+    # messages refer to rows; the remaining devices keep their own numbers
     more = fresh.messages[len(messages_of(rest)) :]
     return replace(fresh, devices=devices, messages=(*messages_of(rest, devices), *more))
 
@@ -175,12 +175,12 @@ class _Search:
         self.least_slack = 0.0
 
     def done(self) -> bool:
-        """Tell whether bound and value have met, or the time is over."""
+        """Return whether bound and value have met, or the time is over."""
         met = self.value - self.bound <= 1e-6 * self.instance.total
         return met or (self.feasible() and time.perf_counter() > self.end)
 
     def feasible(self) -> bool:
-        """Tell whether any feasible design is known."""
+        """Return whether any feasible design is known."""
         return bool(np.isfinite(self.value))
 
     def offer(self, masks: Masks | None, method: str) -> None:

@@ -67,7 +67,7 @@ def find_chain(module: nn.Module) -> Chain | None:
     layers = _follow(graph, module)
     if layers is None:
         return None
-    # each parameter is read once: a layer that is used twice, or never, is no link of a chain
+    # each parameter is read once: a layer that is used twice, or never, cannot be part of a chain
     read = sorted(name for layer in layers for name in parameters(layer))
     known = sorted(name for name, _ in module.named_parameters())
     return tuple(layers) if read == known else None

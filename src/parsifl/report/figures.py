@@ -18,7 +18,7 @@ from parsifl.report.paired_gains import baselines
 from parsifl.report.state_sparsity import read_anatomy
 from parsifl.report.summary import total
 
-MOST_POINTS = 400  # more cannot be told apart on a screen
+MOST_POINTS = 400  # a screen shows no more
 _COSTS: Mapping[str, Callable[[RoundRecord], float]] = {
     "up": lambda r: r.bytes_up,
     "down": lambda r: r.bytes_down,
@@ -111,7 +111,7 @@ def _score(
 
 
 def _ledger(group: Group) -> dict[str, Any]:
-    """Return costs and the method's own reports, round by round."""
+    """Return costs and the algorithm's own metrics, round by round."""
     shared = _thin(_shared_rounds(group, lambda r: r.round > 0))
     kept = set(shared)
     rounds = [{r.round: r for r in run.records if r.round in kept} for run in group.runs]
@@ -174,7 +174,7 @@ def _clients(group: Group, model: str) -> list[dict[str, Any]]:
 
 
 def _anatomy(group: Group) -> dict[str, Any] | None:
-    """Return the picture of the first seed's last state, if it is anything but dense."""
+    """Return the sparsity of the first seed's last state, unless it is dense."""
     found = read_anatomy(group.runs[0].path)
     return asdict(found) if found is not None and found.parsimonious else None
 

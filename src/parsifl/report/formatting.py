@@ -66,7 +66,7 @@ def share(part: float, whole: float) -> str:
 
 
 def significant(value: float, digits: int = 3) -> str:
-    """Return a number with so many digits, without an exponent where that is readable.
+    """Return a number with this many digits, without an exponent where that is readable.
 
     >>> significant(0.0), significant(1234.5), significant(0.0204)
     ('0', '1234', '0.0204')

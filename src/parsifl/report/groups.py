@@ -23,7 +23,7 @@ class Group:
 
     @property
     def algorithm(self) -> str:
-        """The name of the method."""
+        """The name of the algorithm."""
         return self.runs[0].algorithm
 
     @property
@@ -118,7 +118,7 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def differences(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Return the names on which flat configurations disagree, with everybody's value."""
+    """Return the names on which flat configurations disagree, with the value of each."""
     names = dict.fromkeys(name for config in configs for name in config)
     columns = {name: [config.get(name, ABSENT) for config in configs] for name in names}
     return {
@@ -133,7 +133,7 @@ def _shared(run: RunData) -> dict[str, Any]:
 
 
 def _labels(grouped: Sequence[tuple[RunData, ...]]) -> list[str]:
-    """Name each group by its method, and by what sets it apart from others of that method."""
+    """Name each group by its algorithm, and by the settings that distinguish it."""
     count = Counter(runs[0].algorithm for runs in grouped)
     labels: list[str] = []
     for runs in grouped:

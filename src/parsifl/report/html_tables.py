@@ -8,7 +8,7 @@ from parsifl.engine.run_data import RunData
 from parsifl.report import formatting
 from parsifl.report.groups import Section, differences
 from parsifl.report.paired_gains import Gain, baselines, gains
-from parsifl.report.summary import Judged, Number, Row, rows, total
+from parsifl.report.summary import ModelScore, Number, Row, rows, total
 from parsifl.report.table import Cell, Column, Grid, mark_best, scored
 
 _EMPTY = Cell(formatting.MISSING)
@@ -25,8 +25,8 @@ def headline_sheet(section: Section, name: str) -> Grid:
         [Cell(f"{row.label}{mark}") for row, mark in zip(found, marks, strict=True)],
     ]
     for model in ("global_model", "personal_model"):
-        judged = [getattr(row, model) for row in found]
-        columns.append(_best([_part(each, "mean", score) for each in judged], section.maximize))
+        scores = [getattr(row, model) for row in found]
+        columns.append(_best([_part(each, "mean", score) for each in scores], section.maximize))
     personal = [row.personal_model for row in found]
     columns.append(_best([_part(each, "std", score) for each in personal], False))
     columns.append(
@@ -38,7 +38,7 @@ def headline_sheet(section: Section, name: str) -> Grid:
     columns.append([_rounds(row, g.runs) for row, g in zip(found, section.groups, strict=True)])
     columns.append([Cell(str(len(row.seeds)), len(row.seeds)) for row in found])
     headings = (
-        Column("method", numeric=False),
+        Column("algorithm", numeric=False),
         Column(f"global {title}", f"global {score}"),
         Column(f"personal {title}", f"personal {score}"),
         Column("std over clients", f"personal {score}, std over clients"),
@@ -55,10 +55,10 @@ def headline_sheet(section: Section, name: str) -> Grid:
 def _protocols(found: Sequence[Row]) -> tuple[tuple[str, ...], list[str]]:
     """Return the protocol sentences, and for each row the mark of its own if they differ."""
     own = [
-        tuple(judged.protocol for judged in (row.global_model, row.personal_model) if judged)
+        tuple(found.protocol for found in (row.global_model, row.personal_model) if found)
         for row in found
     ]
-    # a method without a global model does not follow another protocol
+    # an algorithm without a global model does not follow another protocol
     kinds: dict[str, set[str]] = {"Global": set(), "Personal": set()}
     for texts in own:
         for text in texts:
@@ -95,7 +95,7 @@ def ledger_sheet(section: Section, name: str) -> Grid:
         )
     parts = ("", ", dense", ", share", ", bound", ", over bound")
     titles = (*(f"{way}{part}" for way in ("up", "down") for part in parts), "up per visit")
-    headings = (Column("method", numeric=False), *(Column(title) for title in titles))
+    headings = (Column("algorithm", numeric=False), *(Column(title) for title in titles))
     notes = (
         "Bytes of a whole run, averaged over seeds. Dense: the entries of the same messages, all "
         "sent in full; a share slightly above 100 % is the header of a message. Bound: log2 "
@@ -140,7 +140,7 @@ def cost_sheet(section: Section, name: str) -> Grid:
         *("FLOPs", *(_PHASES.get(phase, phase) for phase in phases), "simulated time"),
         *("dropped", "fallbacks"),
     )
-    headings = (Column("method", numeric=False), *(Column(title) for title in titles))
+    headings = (Column("algorithm", numeric=False), *(Column(title) for title in titles))
     notes = (
         "Totals of a whole run, averaged over seeds; dropped and fallbacks are summed. Simulated "
         "time: rounds on the configured network and devices, the slowest client of each round. "
@@ -150,7 +150,7 @@ def cost_sheet(section: Section, name: str) -> Grid:
 
 
 def gain_sheets(section: Section, name: str) -> list[Grid]:
-    """Return a table of paired gains for each yardstick that is there."""
+    """Return a table of paired gains for each baseline among the runs."""
     return [
         _gain_sheet(section, f"{name}-{baseline.algorithm}", gains(section, baseline))
         for baseline in baselines(section)
@@ -174,7 +174,7 @@ def _gain_sheet(section: Section, name: str, found: Sequence[Gain]) -> Grid:
         for gain in found
     ]
     headings = (
-        Column("method", numeric=False),
+        Column("algorithm", numeric=False),
         Column("seeds"),
         Column(f"gain, {unit}", "mean gain over seeds"),
         Column("95 % interval", "half width of the 95 % interval"),
@@ -218,12 +218,12 @@ def _best(cells: Sequence[Cell], maximize: bool) -> list[Cell]:
     return list(mark_best(cells, maximize))
 
 
-def _part(judged: Judged | None, part: str, score: str) -> Cell:
-    if judged is None:
+def _part(scored_model: ModelScore | None, part: str, score: str) -> Cell:
+    if scored_model is None:
         return _EMPTY
-    number: Number = getattr(judged, part)
+    number: Number = getattr(scored_model, part)
     cell = scored(number.mean, number.spread, score)
-    return Cell(cell.text, cell.value, cell.spread, hint=judged.protocol)
+    return Cell(cell.text, cell.value, cell.spread, hint=scored_model.protocol)
 
 
 def _size(number: Number) -> Cell:

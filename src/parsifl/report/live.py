@@ -22,7 +22,7 @@ _PATIENCE = 10.0  # seconds for a request to arrive
 
 @final
 class LivePage:
-    """A page that is made anew when, and only when, the files behind it have changed."""
+    """A page that is rebuilt only when the files behind it have changed."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self._folders = list(folders)

@@ -103,10 +103,10 @@ def _embedded(data: Mapping[str, Any]) -> str:
 
 
 def _title(found: Sequence[Section]) -> str:
-    methods = {group.label for section in found for group in section.groups}
+    labels = {group.label for section in found for group in section.groups}
     named = list(dict.fromkeys(section.title for section in found))
-    what = next(iter(methods)) if len(methods) == 1 else f"{len(methods)} methods"
-    where = named[0] if len(named) == 1 else f"{len(named)} data sets"
+    what = next(iter(labels)) if len(labels) == 1 else f"{len(labels)} algorithms"
+    where = named[0] if len(named) == 1 else f"{len(named)} datasets"
     return f"{what} on {where}"
 
 
@@ -162,7 +162,7 @@ def _section(
 
 
 def _inside(name: str, level: int, drawn: Mapping[str, Any]) -> str:
-    """Return the place of the pictures of states, where some state is worth a picture."""
+    """Return the section on state sparsity, if some state is sparse or of low rank."""
     if not any(group["anatomy"] for group in drawn["groups"]):
         return ""
     return (

@@ -1,4 +1,4 @@
-"""Differences between methods: paired by seed, and paired by client."""
+"""Differences between algorithms: paired by seed, and paired by client."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ BASELINES = ("local", "fedavg")
 
 @dataclass(frozen=True)
 class Gain:
-    """How much better one method is than another; positive is better, whatever the score.
+    """How much better one algorithm is than another; positive is better, whatever the score.
 
     Attributes
     ----------
     by_seed
         The difference of the headline scores, for every seed that both have.
     by_client
-        The difference on each client that both judged on the same rows, all seeds together.
+        The difference on each client that both evaluated on the same rows, all seeds together.
     """
 
     group: Group
@@ -59,7 +59,7 @@ class Gain:
 
 
 def baselines(section: Section) -> list[Group]:
-    """Return the yardsticks: of Local and of FedAvg, the configuration that scores best."""
+    """Return the baselines: of Local and of FedAvg, the configuration that scores best."""
     sign = 1.0 if section.maximize else -1.0
     found: list[Group] = []
     for name in BASELINES:
@@ -70,7 +70,7 @@ def baselines(section: Section) -> list[Group]:
 
 
 def gains(section: Section, baseline: Group) -> list[Gain]:
-    """Return the gain of every other method over a baseline, where they share a seed."""
+    """Return the gain of every other algorithm over a baseline, where they share a seed."""
     found: list[Gain] = []
     for group in section.groups:
         if group is baseline:

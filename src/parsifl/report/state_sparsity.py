@@ -85,9 +85,9 @@ def _holders(place: Path, state: Mapping[str, Any]) -> dict[str, dict[str, Leaf]
     if sum(file.stat().st_size for file in files) > _MOST_BYTES:
         raise ValueError(f"the states in {place.parent} are too large to be pictured")
     for file in files:  # the oldest first: a later file replaces a client's state
-        tensors, told = _tensors(file), _metadata(file)
-        for client, form in told["clients"].items():
-            names = [name for name, _ in _names(told["forms"][form], "", "")]
+        tensors, metadata = _tensors(file), _metadata(file)
+        for client, form in metadata["clients"].items():
+            names = [name for name, _ in _names(metadata["forms"][form], "", "")]
             kept[client] = {n: tensors[f"{client}/{at}"] for at, n in enumerate(names)}
     for client, leaves in kept.items():
         holders.setdefault(client, {}).update(leaves)

@@ -24,12 +24,12 @@ class Number:
 
     @staticmethod
     def of(values: Sequence[float]) -> Number:
-        """Summarise one value a seed."""
+        """Summarise one value per seed."""
         return Number(fmean(values), stdev(values) if len(values) > 1 else None)
 
 
 @dataclass(frozen=True)
-class Judged:
+class ModelScore:
     """The score of one kind of model: mean, spread and worst tenth over clients.
 
     Attributes
@@ -55,8 +55,8 @@ class Row:
     maximize: bool
     seeds: tuple[int, ...]
     rounds: tuple[int, ...]
-    global_model: Judged | None
-    personal_model: Judged | None
+    global_model: ModelScore | None
+    personal_model: ModelScore | None
     bytes_up: Number
     bytes_down: Number
     dense_up: Number
@@ -76,7 +76,7 @@ def rows(section: Section) -> list[Row]:
 
 
 def total(group: Group, cost: Callable[[RoundRecord], float | None]) -> float | None:
-    """Return a cost of a whole run, averaged over seeds; None if some round does not tell it."""
+    """Return a cost of a whole run, averaged over seeds; None if a round does not record it."""
     found = [[cost(round) for round in run.records] for run in group.runs]
     known = [[value for value in run if value is not None] for run in found]
     return fmean(map(sum, known)) if known == found else None
@@ -95,8 +95,8 @@ def _row(group: Group) -> Row:
         maximize=first.maximize,
         seeds=tuple(run.seed for run in group.runs),
         rounds=tuple(len(run.records) for run in group.runs),
-        global_model=_judged(group, "global"),
-        personal_model=_judged(group, "personal"),
+        global_model=_model_score(group, "global"),
+        personal_model=_model_score(group, "personal"),
         bytes_up=summed(lambda r: r.bytes_up),
         bytes_down=summed(lambda r: r.bytes_down),
         dense_up=summed(lambda r: r.dense_up),
@@ -106,12 +106,12 @@ def _row(group: Group) -> Row:
     )
 
 
-def _judged(group: Group, model: str) -> Judged | None:
+def _model_score(group: Group, model: str) -> ModelScore | None:
     chosen = [(run, found) for run in group.runs if (found := run.selected(model)) is not None]
     if not chosen:
         return None
     summaries = [found.scores[model]["test"][run.score] for run, found in chosen]
-    return Judged(
+    return ModelScore(
         mean=Number.of([summary["mean"] for summary in summaries]),
         std=Number.of([summary["std"] for summary in summaries]),
         worst_decile=Number.of([summary["worst_decile"] for summary in summaries]),
@@ -133,22 +133,22 @@ def _protocol(run: RunData, model: str, chosen: Iterable[int]) -> str:
         else "unweighted"
     )
     return (
-        f"{what}; {judged_clients(run, model)}; {_rule(run, model, chosen)}; "
+        f"{what}; {evaluated_clients(run, model)}; {_rule(run, model, chosen)}; "
         f"mean over clients {weighting}."
     )
 
 
-def judged_clients(run: RunData, model: str) -> str:
-    """Say which clients a model was judged on."""
+def evaluated_clients(run: RunData, model: str) -> str:
+    """Return which clients a model was evaluated on, in words."""
     scores = run.clients.get((model, "test"))
     total = run.config.get("data", {}).get("clients")
-    judged = total if scores is None else len(scores.clients)
+    count = total if scores is None else len(scores.clients)
     who = str(run.evaluation.get("clients", "all"))
     if who == "sampled":
-        return f"the {judged} clients that have trained"
+        return f"the {count} clients that have trained"
     if who == "unseen":
-        return f"{judged} clients that never train"
-    return "all clients" if judged is None else f"all {judged} clients"
+        return f"{count} clients that never train"
+    return "all clients" if count is None else f"all {count} clients"
 
 
 def _rule(run: RunData, model: str, chosen: Iterable[int]) -> str:
@@ -157,7 +157,7 @@ def _rule(run: RunData, model: str, chosen: Iterable[int]) -> str:
     split = run.selecting_split(model)
     if split is None:
         asked = str(run.evaluation.get("select", "last"))
-        lacking = "" if asked == "last" else f" ({asked} was asked for, but there are no such rows)"
+        lacking = "" if asked == "last" else f" ({asked} was requested, but there are no such rows)"
         return f"last evaluated round ({where}){lacking}"
     return f"round that is best on {split} rows ({where})"
 
@@ -182,8 +182,8 @@ def render(rows: Sequence[Row]) -> Table:
 
 
 def _cells(row: Row) -> list[str]:
-    def shown(judged: Judged | None, part: str) -> str:
-        return formatting.MISSING if judged is None else number(getattr(judged, part), row.score)
+    def shown(score: ModelScore | None, part: str) -> str:
+        return formatting.MISSING if score is None else number(getattr(score, part), row.score)
 
     personal = row.personal_model
     return [
@@ -210,8 +210,8 @@ def number(value: Number, score: str) -> str:
 
 
 def _caption(rows: Sequence[Row], several: bool) -> str:
-    judged = [judged for row in rows for judged in (row.global_model, row.personal_model) if judged]
-    lines = list(dict.fromkeys(each.protocol for each in judged))
+    scores = [s for row in rows for s in (row.global_model, row.personal_model) if s]
+    lines = list(dict.fromkeys(score.protocol for score in scores))
     if any(row.personal_model for row in rows):
         lines.append("std and worst tenth are over clients, of the personal models")
     if several:

@@ -169,7 +169,7 @@ def _harmless(text: str) -> str:
 
 def mark_best(cells: Sequence[Cell], maximize: bool) -> Iterator[Cell]:
     """Mark the best of a column: only if there is more than one number and they differ."""
-    # equal when shown means equal: nobody should be crowned by the sixth digit
+    # values that look equal count as equal: the sixth digit must not decide
     shown = {cell.text.split(" ±")[0] for cell in cells if cell.value is not None}
     if len(shown) < 2:
         yield from cells

@@ -1,1 +1,1 @@
-"""For authors of new methods: conformance checks, hypothesis strategies, slow references."""
+"""For authors of new algorithms: conformance checks, hypothesis strategies, slow references."""

@@ -1,4 +1,4 @@
-"""Small parts for tests: an abstract method of which one piece is replaced, a model, clients."""
+"""Small parts for tests: an abstract algorithm with one replaceable piece, a model, clients."""
 
 from __future__ import annotations
 

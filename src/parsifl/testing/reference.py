@@ -64,7 +64,7 @@ GRADIENTS: dict[str, Gradient] = {"softmax": softmax_gradient, "mlp": mlp_gradie
 # ---------------------------------------------------------------------- one run
 @dataclass(frozen=True)
 class Setting:
-    """A tiny federation: who has which rows, and how everybody trains."""
+    """A tiny federation: which client has which rows, and how clients train."""
 
     model: str
     initial: Params

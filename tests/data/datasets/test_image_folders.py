@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from parsifl.core.errors import ConfigError, DataError
-from parsifl.data.datasets.image_folders import read_pictures
+from parsifl.data.datasets.image_folders import read_images
 from parsifl.data.registry import load
 
 
@@ -73,14 +73,14 @@ def test_domainnet_refuses_unknown_domains_and_classes(domains: Path) -> None:
         load("domainnet", domains, verify=False, domains="real", classes="dragon")
 
 
-def test_a_picture_that_is_none_is_named(tmp_path: Path, pillow: Any) -> None:
+def test_an_unreadable_image_is_named(tmp_path: Path, pillow: Any) -> None:
     assert pillow is not None
     (tmp_path / "a.jpg").write_text("no picture")
-    with pytest.raises(DataError, match=r"a\.jpg cannot be read as a picture"):
-        read_pictures([tmp_path / "a.jpg"], 8)
+    with pytest.raises(DataError, match=r"a\.jpg cannot be read as an image"):
+        read_images([tmp_path / "a.jpg"], 8)
 
 
 def test_without_pillow_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
     with pytest.raises(DataError, match=r"pip install 'parsifl\[images\]'"):
-        read_pictures([], 8)
+        read_images([], 8)

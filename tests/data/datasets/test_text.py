@@ -57,7 +57,7 @@ def test_a_users_own_file_is_classes_or_numbers(tmp_path: Path) -> None:
     assert (data.classes, data.y.tolist(), data.x.shape) == (2, [1, 0, 1], (3, 2))
     assert load("libsvm", path=str(path), task="regression").y.tolist() == [5, 2, 5]
     assert load("libsvm", path=str(path), columns=9).x.shape == (3, 9)
-    with pytest.raises(DataError, match="there is no file"):
+    with pytest.raises(DataError, match="file not found"):
         load("libsvm", path=str(tmp_path / "none"))
 
 

@@ -17,15 +17,25 @@ class LocalSgd:
 
     Parameters
     ----------
-    lr, lr_decay, milestones
-        Learning rate in round t: lr * lr_decay^t, times 0.1 for each milestone that t has reached.
-    batch_size, local_steps, epochs
-        Rows per step and steps per round. `epochs` replaces `local_steps` if given, and a device
-        profile with "epochs" or "local_steps" (one of them) overrides both.
-    momentum, weight_decay
-        Heavy-ball momentum (reset every round) and weight decay.
+    lr
+        Learning rate of the first round.
+    lr_decay
+        Factor on the learning rate per round: lr * lr_decay^t in round t.
+    milestones
+        Rounds from which the learning rate is multiplied by 0.1, once for each.
+    batch_size
+        Rows per step.
+    local_steps
+        SGD steps per round. "local_steps" or "epochs" in a device profile takes precedence.
+    epochs
+        Passes over the client's rows per round; replaces `local_steps` if given.
+    momentum
+        Heavy-ball momentum, reset every round.
+    weight_decay
+        Weight decay of the local steps.
     last_batch
-        How to handle a last batch that is not full (see `BatchSpec`).
+        What happens to an incomplete last batch: "pad" it with rows of weight 0, "wrap": fill it
+        from the next epoch, or "drop" it.
     """
 
     lr: Positive = 0.02

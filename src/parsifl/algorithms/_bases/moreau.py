@@ -34,21 +34,31 @@ class MoreauEnvelope(
 
     Parameters
     ----------
-    outer_lr, lam
-        eta, the step size of the local global model, and lambda, the strength of the coupling.
-    gamma, gamma_w, rho
-        Weights of the l1 norm of theta_i and of w_i, and the width of its smoothing.
+    lr
+        eta_p, the step size of the personal model.
+    outer_lr
+        eta, the step size of the local global model w_i.
+    lam
+        lambda, the strength of the coupling.
+    gamma
+        Weight of the l1 norm of theta_i.
+    gamma_w
+        Weight of the l1 norm of w_i.
+    rho
+        Width of the smoothing of the l1 norm.
     l1
         "smooth" is rho log cosh(x / rho), which leaves no exact zeros; "proximal" soft-thresholds
         after each step, which does.
-    inner, accuracy
-        Maximum number of steps on one mini-batch, and nu: a subproblem is solved once its squared
-        gradient norm is at most this.
+    inner
+        Maximum number of steps on one mini-batch.
+    accuracy
+        nu: a subproblem is solved once its squared gradient norm is at most this.
     beta
         Weight of the new mean in the server's model.
-    threshold, floor
-        Entries smaller than `threshold` are sent as zeros, but the largest `floor` part of a model
-        is always kept; 0 switches this off.
+    threshold
+        Entries smaller than this are sent as zeros; 0: all are sent.
+    floor
+        The share of a model's largest entries that is always sent.
     trains
         "everyone" is the papers' loop; "cohort" gives the same models for less work.
     """

@@ -15,9 +15,11 @@ class SparsitySettings:
 
     Parameters
     ----------
-    tau, density
-        The number of nonzero coefficients, or their fraction (used instead if given). Coefficients
-        that the problem does not penalize, such as an intercept, are kept in addition.
+    tau
+        The number of nonzero coefficients. Coefficients that the problem does not penalize, such
+        as an intercept, are kept in addition.
+    density
+        The fraction of nonzero coefficients; replaces `tau` if given.
     scope
         Where the largest coefficients are selected: over "all" parameters, per "layer" (parameter
         tensor), or per "row" of it (for softmax: per class).

@@ -1,1 +1,1 @@
-"""One file a family of data sets; every module here is discovered by the registry."""
+"""One file per family of datasets; every module here is discovered by the registry."""

@@ -31,7 +31,7 @@ from parsifl.data.registry import About, Remote, dataset
     ),
 )
 def golub(files: Files) -> Dataset:
-    """Tell AML (1) from ALL (0); expression levels as preprocessed by Dudoit et al. (2002)."""
+    """Classify AML (1) and ALL (0); expression levels as preprocessed by Dudoit et al. (2002)."""
     path = files.path("golub-leukemia/golub.RData")
     content = read_rdata(path)
     if not {"golub", "golub.cl", "golub.gnames"} <= set(content):

@@ -1,4 +1,4 @@
-"""Folders of pictures: DomainNet by domain, Tiny ImageNet."""
+"""Folders of images: DomainNet by domain, Tiny ImageNet."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from parsifl.data.download import Files
 from parsifl.data.ragged import Array
 from parsifl.data.registry import About, Remote, dataset
 
-_NEEDS = "pillow, to decode the pictures: pip install 'parsifl[images]'"
+_NEEDS = "pillow, to decode the images: pip install 'parsifl[images]'"
 _BU = "http://csr.bu.edu/ftp/visda/2019/multi-source/"
 # name: (folder at the host, md5 of the archive, of the training list, of the test list)
 _DOMAINS = {
@@ -78,22 +78,22 @@ def _domain_remotes() -> tuple[Remote, ...]:
     return tuple(remotes)
 
 
-def read_pictures(paths: Sequence[Path], size: int) -> Array:
-    """Decode pictures as samples x 3 x size x size, uint8."""
+def read_images(paths: Sequence[Path], size: int) -> Array:
+    """Decode images as samples x 3 x size x size, uint8."""
     try:
         image: Any = importlib.import_module("PIL.Image")
     except ImportError as error:
-        raise DataError(f"this data set needs {_NEEDS}") from error
+        raise DataError(f"this dataset needs {_NEEDS}") from error
     pixels = np.empty((len(paths), 3, size, size), dtype=np.uint8)
     for number, path in enumerate(paths):
         try:
-            with image.open(path) as picture:
-                square = picture.convert("RGB")
+            with image.open(path) as opened:
+                square = opened.convert("RGB")
                 if square.size != (size, size):
                     square = square.resize((size, size), image.Resampling.BILINEAR)
                 pixels[number] = np.asarray(square).transpose(2, 0, 1)
         except OSError as error:
-            raise DataError(f"{path} cannot be read as a picture: {error}") from error
+            raise DataError(f"{path} cannot be read as an image: {error}") from error
     return pixels
 
 
@@ -101,7 +101,7 @@ def read_pictures(paths: Sequence[Path], size: int) -> Array:
     "domainnet",
     About(
         title="DomainNet: objects in six styles (cleaned version)",
-        size="0.6 million pictures, 6 domains, 345 classes (10 by default)",
+        size="0.6 million images, 6 domains, 345 classes (10 by default)",
         citation="Peng, Bai, Xia, Huang, Saenko and Wang (2019), Moment matching ..., ICCV",
         licence="fair use notice of the authors: research only",
         needs=_NEEDS,
@@ -115,7 +115,7 @@ def domainnet(
 ) -> Dataset:
     """Read the chosen domains (clipart+real ...) and classes (names joined by +, or all).
 
-    The ten default classes are those of FedBN. Pictures are resized to size x size.
+    The ten default classes are those of FedBN. Images are resized to size x size.
     """
     chosen = list(_DOMAINS) if domains == "all" else domains.split("+")
     for domain in chosen:
@@ -147,7 +147,7 @@ def domainnet(
 def _domain_rows(
     files: Files, domain: str, split: str, wanted: list[str] | None
 ) -> list[tuple[Path, str]]:
-    """Return (picture, class name) for the lines `domain/class/picture.jpg number` of a list."""
+    """Return (image, class name) for the lines `domain/class/image.jpg number` of a list."""
     name = f"{domain}_{split}.txt"
     lines = files.path(f"domainnet/{name}", f"domainnet/splits/{name}").read_text().splitlines()
     home = files.path(f"domainnet/{domain}").parent
@@ -162,7 +162,7 @@ def _stacked(
     groups = np.repeat(np.arange(len(parts)), [len(part) for part in parts]).astype(np.int64)
     number = {name: position for position, name in enumerate(names)}
     labels = np.array([number[name] for _, name in rows], dtype=np.int64)
-    return read_pictures([path for path, _ in rows], size), labels, groups
+    return read_images([path for path, _ in rows], size), labels, groups
 
 
 @dataset(
@@ -185,7 +185,7 @@ def _stacked(
     ),
 )
 def tiny_imagenet(files: Files) -> Dataset:
-    """Read the training pictures; the official validation split (it has labels) is the test."""
+    """Read the training images; the official validation split (it has labels) is the test."""
     home = files.path(f"{_TINY}/wnids.txt", "tiny-imagenet-200/wnids.txt").parent
     names = (home / "wnids.txt").read_text().split()
     train = [(p, n) for n in names for p in sorted((home / "train" / n / "images").glob("*.JPEG"))]

@@ -33,7 +33,7 @@ def _positive(**values: int) -> None:
 @dataset(
     "synthetic",
     About(
-        title="Synthetic(alpha, beta): one logistic model a client (pFedMe's version)",
+        title="Synthetic(alpha, beta): one logistic model per client (pFedMe's version)",
         size="100 clients, 60 features, 10 classes, (lognormal(4, 2) + 50) * 5 samples each",
         citation="Li et al. (2020), FedProx; T. Dinh, Tran and Nguyen (2020), pFedMe",
         licence=_GENERATED,

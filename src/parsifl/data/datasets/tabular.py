@@ -48,7 +48,7 @@ _PARKINSONS_COLUMNS = 22
 def communities_crime(files: Files) -> Dataset:
     """Predict violent crimes per head; one client a state.
 
-    County, community, name and fold are no features. Columns that are missing for more than half
+    County, community, name and fold are not features. Columns that are missing for more than half
     of the communities (22 on police) are left out; the one entry still missing gets its column's
     median.
     """
@@ -157,7 +157,7 @@ def school(files: Files) -> Dataset:
     ),
 )
 def landmine(files: Files) -> Dataset:
-    """Tell mines from clutter; one client a field (the authors' own address is gone)."""
+    """Classify mines and clutter; one client per field. The authors' own address is gone."""
     x, y, groups = _tasks(files, "landmine/LandmineData.mat", "feature", "label")
     names = tuple(f"field {number + 1}" for number in range(int(groups.max()) + 1))
     return Dataset("landmine", x, y.astype(np.int64), classes=2, groups=groups, group_names=names)

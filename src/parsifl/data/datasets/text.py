@@ -152,7 +152,7 @@ def _libsvm_path(files: Files, name: str) -> Path:
 def libsvm(_files: Files, *, path: str, columns: int = 0, task: str = "auto") -> Dataset:
     """Read `path`; task=auto takes whole-numbered targets with at most 100 values as classes."""
     if not Path(path).is_file():
-        raise DataError(f"'libsvm': there is no file {path}")
+        raise DataError(f"'libsvm': file not found: {path}")
     x, y = read_libsvm(Path(path), columns)
     values, labels = np.unique(y, return_inverse=True)
     few = len(values) <= 100 and bool(np.all(values == np.round(values)))

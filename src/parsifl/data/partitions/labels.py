@@ -34,7 +34,7 @@ def pathological(
         pFedMe's generator intends, with every row used and every client served.
         equal: the clients that hold a label share it evenly.
 
-    Rows whose label nobody holds are left out; that only happens with few clients.
+    Rows whose label no client holds are left out; that only happens with few clients.
     """
     known = np.unique(labels)
     if not 1 <= classes <= len(known):

@@ -24,7 +24,7 @@ DEFAULT_CLIENTS = 20
 @final
 @dataclass(frozen=True)
 class Rule:
-    """A registered partition: the function, and what of a data set it reads."""
+    """A registered partition: the function, and what of a dataset it reads."""
 
     name: str
     reads: Reads
@@ -70,7 +70,7 @@ def partition(
     key: Key | None = None,
     **options: Any,
 ) -> Ragged:
-    """Divide the rows of a data set; the name may carry options, as in "dirichlet:alpha=0.1".
+    """Divide the rows of a dataset; the name may carry options, as in "dirichlet:alpha=0.1".
 
     Parameters
     ----------

@@ -20,7 +20,7 @@ from parsifl.core.keys import Key
 
 @dataclass(frozen=True)
 class RandomDictionary:
-    """A dictionary that travels as a seed: everybody draws the same atoms.
+    """A dictionary that is sent as a seed: server and clients draw the same atoms.
 
     >>> RandomDictionary("orthonormal", 4, 4, seed=1).draw().shape
     torch.Size([4, 4])

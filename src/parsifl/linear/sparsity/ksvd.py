@@ -38,7 +38,7 @@ def ksvd(signals: Tensor, atoms: int, sparsity: int, *, rounds: int = 10, seed: 
 
     It starts from random signals. Each round codes all signals by OMP, then moves every atom,
     with the coefficients that use it, to the best rank-one fit of what the others leave over. An
-    atom that nobody uses becomes the signal that is represented worst. The error never grows from
+    atom that is not used becomes the signal that is represented worst. The error never grows from
     one update of an atom to the next.
     """
     if not 1 <= sparsity <= atoms:

@@ -20,7 +20,7 @@ def flop_counter() -> FlopCounterMode:
     """Return torch's counter with a backward formula for convolutions that knows about groups.
 
     torch counts the weight gradient of a depthwise convolution as if every input channel met
-    every output channel, which makes MobileNet's backward pass look five times dearer.
+    every output channel, which makes MobileNet's backward pass look five times more expensive.
     """
     target: Any = torch.ops.aten.convolution_backward
     return FlopCounterMode(display=False, custom_mapping={target: _convolution_backward})

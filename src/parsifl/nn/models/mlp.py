@@ -1,4 +1,4 @@
-"""A multi-layer perceptron (MLP)."""
+"""A multi-layer perceptron."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ function shorten(label, most) {
   return label.length > most ? `${label.slice(0, most - 1)}…` : label;
 }
 
-/* The name of a method; what does not fit is told on hovering. */
+/* The name of an algorithm; the tooltip shows what does not fit. */
 function nameText(x, y, label, most, anchor, baseline) {
   const node = text(x, y, shorten(label, most), anchor, baseline, "name");
   if (label.length > most) node.append(shape("title", {}, label));

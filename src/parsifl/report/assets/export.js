@@ -1,9 +1,9 @@
-/* Taking things away: pictures as SVG and PNG, tables as CSV and LaTeX. */
+/* Export: figures as SVG and PNG, tables as CSV and LaTeX. */
 
 const INLINE = ["fill", "stroke", "stroke-width", "stroke-dasharray", "stroke-opacity", "fill-opacity", "opacity", "stroke-linejoin", "stroke-linecap", "font-family", "font-size", "font-weight", "text-anchor", "paint-order"];
 
 /* Redraw a figure on white paper, with every style written into the elements. */
-function picture(draw) {
+function figureImage(draw) {
   const paper = document.getElementById("paper");
   const { svg } = draw(920, true);
   paper.replaceChildren(svg);
@@ -24,7 +24,7 @@ function picture(draw) {
 }
 
 function savePicture(draw, name, kind) {
-  const svg = picture(draw);
+  const svg = figureImage(draw);
   const source = new XMLSerializer().serializeToString(svg);
   if (kind === "svg") return Promise.resolve(save(`${name}.svg`, "image/svg+xml", source));
   const [width, height] = ["width", "height"].map((side) => Number(svg.getAttribute(side)));
@@ -37,7 +37,7 @@ function savePicture(draw, name, kind) {
       context.drawImage(image, 0, 0, width, height);
       canvas.toBlob((blob) => resolve(saveBlob(`${name}.png`, blob)), "image/png");
     };
-    image.onerror = () => reject(new Error("the picture could not be drawn"));
+    image.onerror = () => reject(new Error("the image could not be drawn"));
     image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(source)}`;
   });
 }

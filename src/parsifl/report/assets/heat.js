@@ -17,7 +17,7 @@ function insideControls(section) {
   const density = (group) => mean(group.anatomy.density.flat().filter((value) => value !== null));
   const sparsest = groups.reduce((a, b) => (a && density(a) <= density(b) ? a : b), null);
   return [
-    choice("method", "Method", groups.map((group) => group.label), sparsest?.label),
+    choice("method", "Algorithm", groups.map((group) => group.label), sparsest?.label),
     choice("show", "Show", Object.keys(INSIDES).filter(has), "density", { density: "density by layer", rank: "rank by layer", masks: "masks: device by block", overlap: "overlap of supports" }),
   ];
 }
@@ -34,7 +34,7 @@ function insideSpec(section, state) {
     + (states ? " A row is the server or a client that keeps a state; a column is a part of the state. Blank: not there, or not defined." : "");
   const cells = inside[state.show];
   const known = cells.flat().filter((value) => value !== null);
-  const spoken = known.length ? `The mean of all cells is ${FORMATS.percent(mean(known))}.` : "Nothing to show for this method.";
+  const spoken = known.length ? `The mean of all cells is ${FORMATS.percent(mean(known))}.` : "Nothing to show for this algorithm.";
   return { rows, columns, cells, caption, title: `${group.label}: ${INSIDES[state.show][0]}`, alt: `Heat map. ${caption} ${spoken}`, style: styleOf(0) };
 }
 
@@ -49,7 +49,7 @@ function drawInside(spec, width, paper) {
   const bottom = top + tall * spec.rows.length;
   const svg = newSvg(width, bottom + below + 40, spec.alt, paper ? spec.title : "");
   const cells = [];
-  if (!spec.cells.length) svg.append(text(left, top + 12, "Nothing to show for this method", "start", "auto", "label"));
+  if (!spec.cells.length) svg.append(text(left, top + 12, "Nothing to show for this algorithm", "start", "auto", "label"));
   spec.cells.forEach((row, at) => row.forEach((value, column) => {
     if (value === null) return;
     const x = left + side * column;
@@ -72,14 +72,14 @@ function drawInside(spec, width, paper) {
   return { svg, cells, box: { left, right, top, bottom } };
 }
 
-/* The cell beside another one, in the direction of an arrow key; null if the key means nothing. */
+/* The next cell in the direction of an arrow key; null if the key means nothing. */
 function cellBy(key, cells, now) {
   const ends = { Home: cells[0], End: cells[cells.length - 1] };
   const turn = { ArrowRight: [1, 0], ArrowLeft: [-1, 0], ArrowDown: [0, 1], ArrowUp: [0, -1] }[key];
   if (!turn || !now) return turn ? cells[0] : ends[key] || null;
-  const beside = cells.filter((c) => Math.sign(c.x - now.x) === turn[0] && Math.sign(c.y - now.y) === turn[1]);
+  const next = cells.filter((c) => Math.sign(c.x - now.x) === turn[0] && Math.sign(c.y - now.y) === turn[1]);
   const far = (c) => Math.abs(c.x - now.x) + Math.abs(c.y - now.y);
-  return beside.length ? beside.reduce((a, b) => (far(b) < far(a) ? b : a)) : now;
+  return next.length ? next.reduce((a, b) => (far(b) < far(a) ? b : a)) : now;
 }
 
 function drawScale(svg, x, y, kind) {

@@ -131,7 +131,7 @@ function curveSpec(section, state, visible) {
   const bands = { none: "", seeds: "; band: ± one standard deviation over seeds", clients: "; band: ± one standard deviation over clients" };
   const title = `${capital(state.model)} ${what} against ${xLabel}`;
   const caption = `${capital(state.model)} ${what} on ${state.split} rows, ${over}${seeds > 1 ? ", mean over seeds" : ""}${statistic === "mean" ? bands[state.band] : ""}.`
-    + (series.some((line) => line.flat) ? " A dashed level belongs to a method that spends nothing on this axis: its last score." : "");
+    + (series.some((line) => line.flat) ? " A dashed level belongs to an algorithm that spends nothing on this axis: its last score." : "");
   const yFormat = FORMATS[percent ? "percent" : "number"];
   const ends = series.filter((line) => line.points.length).map((line) => `${line.name} ${yFormat(line.points[line.points.length - 1].y)}`);
   return {
@@ -148,7 +148,7 @@ function ledgerSpec(section, state, visible) {
   });
   const share = state.series.includes("share");
   const kind = share ? "percent" : state.series.startsWith("bytes") ? "bytes" : state.series.startsWith("seconds") ? "seconds" : "number";
-  const caption = `${capital(state.series)}, round by round${state.series.startsWith("reported") ? " (mean over the cohort, as the method reports it)" : ""}.`;
+  const caption = `${capital(state.series)}, round by round${state.series.startsWith("reported") ? " (mean over the cohort, as the algorithm reports it)" : ""}.`;
   return {
     series, caption, title: `${capital(state.series)}, round by round`, xLabel: "rounds", yLabel: state.series, xFormat: FORMATS.number, yFormat: FORMATS[kind],
     xLog: false, yLog: state.ylog, fraction: false, alt: `Line chart. ${caption}`,

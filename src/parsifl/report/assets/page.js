@@ -1,4 +1,4 @@
-/* The page: which methods are shown, the controls of each figure, reading by mouse and keyboard. */
+/* The page: which algorithms are shown, the controls of each figure, reading by mouse and keyboard. */
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const VERSION = document.querySelector("meta[name=parsifl-version]").content;
@@ -130,7 +130,7 @@ function controlNode(control, state, change) {
 function pictureButtons(draw, name) {
   const box = element("div", { class: "buttons", role: "group", "aria-label": "Take this figure away" });
   for (const kind of ["svg", "png"]) {
-    const button = element("button", { type: "button", "data-picture": kind }, `Save ${kind.toUpperCase()}`);
+    const button = element("button", { type: "button", "data-image": kind }, `Save ${kind.toUpperCase()}`);
     button.addEventListener("click", async () => {
       await savePicture(draw, name, kind);
       confirmOn(button, "Saved");
@@ -238,8 +238,8 @@ function showTip(canvas, x, y, title, rows) {
   const frame = canvas.getBoundingClientRect();
   const left = frame.left + window.scrollX + x;
   const room = document.documentElement.clientWidth - tip.offsetWidth - 8;
-  const beside = left + 16 > room ? left - tip.offsetWidth - 16 : left + 16;
-  tip.style.left = `${Math.max(8, Math.min(room, beside))}px`;
+  const place = left + 16 > room ? left - tip.offsetWidth - 16 : left + 16;
+  tip.style.left = `${Math.max(8, Math.min(room, place))}px`;
   tip.style.top = `${frame.top + window.scrollY + Math.max(0, y - 12)}px`;
 }
 
@@ -248,7 +248,7 @@ function hideTip() {
   document.querySelectorAll(".cursor").forEach((node) => node.remove());
 }
 
-/* ---- methods on and off ---- */
+/* ---- algorithms on and off ---- */
 
 const HIDDEN = new Set(REMEMBERED.hidden || []);
 
@@ -265,7 +265,7 @@ function setUpLegend(node) {
     chip.addEventListener("dblclick", () => only(id, group));
     return chip;
   });
-  const all = element("button", { type: "button", class: "plain", title: "Show every method" }, "Show all");
+  const all = element("button", { type: "button", class: "plain", title: "Show every algorithm" }, "Show all");
   all.addEventListener("click", () => { groups.forEach((g) => HIDDEN.delete(`${id}/${g.label}`)); changed(); });
   const refresh = () => {
     groups.forEach((group, at) => chips[at].setAttribute("aria-pressed", String(!isHidden(id, group))));

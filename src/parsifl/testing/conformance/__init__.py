@@ -1,17 +1,11 @@
-"""Every promise that a federated algorithm makes, as a check that has a name.
+"""Named checks of what the contract requires of a federated algorithm.
 
 ``python -m parsifl.testing.conformance`` runs all checks over all registered algorithms. Another
-package calls `check_algorithm(method)` for each of its own methods, or runs the checks one by one
-(`CHECKS`, `trial_for`, `run_check`) as parameters of a pytest function.
+package calls `check_algorithm(algorithm)` for each of its own, or runs single checks
+(`CHECKS`, `harness_for`, `run_check`) as parameters of a pytest function.
 
-A class may carry two class variables that are read here and nowhere else:
-
-``exempt``
-    ``ClassVar[Mapping[str, str]]``: promises that this method cannot keep, each with the reason.
-    They are shown in the table, not hidden.
-``trial``
-    ``ClassVar[Mapping[str, Any]]``: settings for the trial, where the defaults are too large or a
-    field has no default.
+A class may declare `conformance = Conformance(settings=..., exempt=...)`: settings to test with
+where the defaults are too large, and checks that it cannot pass. The table shows the reasons.
 """
 
 from __future__ import annotations
@@ -19,7 +13,7 @@ from __future__ import annotations
 # the modules of checks register themselves when they are imported
 from parsifl.testing.conformance import declared, equal, messages, pure
 from parsifl.testing.conformance.examples import Example, example_for, register
-from parsifl.testing.conformance.harness import ConformanceError, Trial, small, trial_for
+from parsifl.testing.conformance.harness import ConformanceError, Harness, harness_for, small
 from parsifl.testing.conformance.registry import (
     CHECKS,
     Result,
@@ -32,17 +26,17 @@ __all__ = [
     "CHECKS",
     "ConformanceError",
     "Example",
+    "Harness",
     "Result",
-    "Trial",
     "check_algorithm",
     "declared",
     "equal",
     "example_for",
+    "harness_for",
     "messages",
     "pure",
     "register",
     "run_check",
     "run_checks",
     "small",
-    "trial_for",
 ]

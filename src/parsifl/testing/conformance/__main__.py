@@ -26,7 +26,7 @@ _MARKS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the checks and return the exit code: 0 if every promise is kept, 1 if one is broken."""
+    """Run the checks and return the exit code: 0 if all checks pass, else 1."""
     parser = argparse.ArgumentParser(prog="python -m parsifl.testing.conformance")
     parser.add_argument("names", nargs="*", metavar="NAME", help="algorithms; default: all")
     parser.add_argument(
@@ -67,8 +67,8 @@ def _show(console: Console, table: dict[str, list[Result]]) -> None:
                 note = f"{name}, {result.check} ({result.status}): {result.reason}"
                 console.print(note, markup=False, highlight=False)
     counts = Counter(result.status for results in table.values() for result in results)
-    told = ", ".join(f"{count} {status}" for status, count in counts.items())
-    console.print(f"{len(table)} algorithms: {told}", highlight=False)
+    totals = ", ".join(f"{count} {status}" for status, count in counts.items())
+    console.print(f"{len(table)} algorithms: {totals}", highlight=False)
 
 
 if __name__ == "__main__":

@@ -11,14 +11,14 @@ from parsifl.core import config, tree, tree_schema
 from parsifl.core.errors import CapabilityError
 from parsifl.core.leaves import UNITS
 from parsifl.testing.conformance.examples import restricted
-from parsifl.testing.conformance.harness import NotApplicable, Trial
-from parsifl.testing.conformance.registry import expect, promise
+from parsifl.testing.conformance.harness import Harness, NotApplicable
+from parsifl.testing.conformance.registry import check, expect
 
 
-@promise("final and frozen")
-def final_and_frozen(trial: Trial) -> None:
+@check("final and frozen")
+def final_and_frozen(harness: Harness) -> None:
     """Check that the class is final, a frozen dataclass, and leaves nothing abstract."""
-    kind: Any = type(trial.method)
+    kind: Any = type(harness.algorithm)
     expect("__final__" in vars(kind), "the class is not marked @final")
     expect(
         dataclasses.is_dataclass(kind) and "__dataclass_params__" in vars(kind),
@@ -27,15 +27,15 @@ def final_and_frozen(trial: Trial) -> None:
     expect(bool(vars(kind)["__dataclass_params__"].frozen), "the dataclass is not frozen")
 
 
-@promise("documented")
-def documented(trial: Trial) -> None:
-    """Check that the class says what it does in words of its own, and cites its source."""
-    kind: Any = type(trial.method)
+@check("documented")
+def documented(harness: Harness) -> None:
+    """Check that the class says what it does in its own docstring, and cites its source."""
+    kind: Any = type(harness.algorithm)
     text = inspect.cleandoc(vars(kind).get("__doc__") or "")
     generated = text.startswith(f"{kind.__name__}(")  # what @dataclass writes if there is none
     expect(bool(text) and not generated, "the class has no docstring")
     first = text.splitlines()[0]
-    expect(first.endswith("."), f"the docstring's first line is no sentence: {first!r}")
+    expect(first.endswith("."), f"the docstring's first line is not a sentence: {first!r}")
     expect(bool(kind.cites.strip()), "`cites` is empty: name the paper")
     silent = [
         name
@@ -48,25 +48,25 @@ def documented(trial: Trial) -> None:
     expect(not silent, f"methods without a docstring: {', '.join(silent)}")
 
 
-@promise("settings survive JSON")
-def settings_survive_json(trial: Trial) -> None:
-    """Check that config -> JSON -> config gives an equal method."""
-    method: Any = trial.method
-    text = json.dumps(config.to_json(method), allow_nan=False)
-    again = config.build(type(method), json.loads(text))
-    expect(again == method, f"{method} became {again}")
-    expect(hash(again) == hash(method), "equal settings have different hashes")
+@check("settings survive JSON")
+def settings_survive_json(harness: Harness) -> None:
+    """Check that config -> JSON -> config gives an equal algorithm."""
+    algorithm: Any = harness.algorithm
+    text = json.dumps(config.to_json(algorithm), allow_nan=False)
+    again = config.build(type(algorithm), json.loads(text))
+    expect(again == algorithm, f"{algorithm} became {again}")
+    expect(hash(again) == hash(algorithm), "equal settings have different hashes")
 
 
-@promise("types are told")
-def types_are_told(trial: Trial) -> None:
+@check("types match the annotations")
+def types_match(harness: Harness) -> None:
     """Check that states and messages have the types that the hints name."""
-    types, scene = trial.method.tree_types(), trial.second
-    found: list[tuple[str, Any, Any]] = [("server state", scene.server, types.server)]
-    for turn in scene.turns:
-        found.append(("client state", turn.result.state, types.client))
-        found.append(("downlink", turn.down, types.downlink))
-        found.append(("upload", turn.result.upload, types.uplink))
+    types, round_state = harness.algorithm.tree_types(), harness.second
+    found: list[tuple[str, Any, Any]] = [("server state", round_state.server, types.server)]
+    for step in round_state.client_steps:
+        found.append(("client state", step.result.state, types.client))
+        found.append(("downlink", step.down, types.downlink))
+        found.append(("upload", step.result.upload, types.uplink))
     for what, value, hint in found:
         structure = tree.flatten(value, units=UNITS)[1]
         try:
@@ -76,28 +76,28 @@ def types_are_told(trial: Trial) -> None:
         expect(read == structure, f"the {what} does not fit its type hint {hint}: {read}")
 
 
-@promise("a missing capability is named")
-def missing_capability_is_named(trial: Trial) -> None:
-    """Check that a problem without a required capability is refused by the capability's name."""
-    method = trial.method
-    if not method.requires:
+@check("a missing capability is named")
+def missing_capability_is_named(harness: Harness) -> None:
+    """Check that the error names the capability that a problem lacks."""
+    algorithm = harness.algorithm
+    if not algorithm.requires:
         raise NotApplicable("requires nothing beyond Problem")
-    for missing in method.requires:
-        others = [c for c in method.requires if c is not missing and not issubclass(c, missing)]
-        poorer = restricted(trial.problem, others)
+    for missing in algorithm.requires:
+        others = [c for c in algorithm.requires if c is not missing and not issubclass(c, missing)]
+        poorer = restricted(harness.problem, others)
         if isinstance(poorer, missing):
             continue  # implied by another capability that it requires
         try:
-            method.check_capabilities(poorer)
+            algorithm.check_capabilities(poorer)
         except CapabilityError as error:
             expect(missing.__name__ in str(error), f"the error does not name it: {error}")
         else:
             expect(False, f"a problem that is not {missing.__name__} is accepted")
 
 
-@promise("nothing more is used")
-def nothing_more_is_used(trial: Trial) -> None:
+@check("nothing more is used")
+def nothing_more_is_used(harness: Harness) -> None:
     """Check that a problem with the required capabilities and nothing else is enough."""
-    problem = restricted(trial.problem, trial.method.requires)
-    poorer = Trial(trial.method, problem, trial.data, own_example=False)
+    problem = restricted(harness.problem, harness.algorithm.requires)
+    poorer = Harness(harness.algorithm, problem, harness.data, own_example=False)
     poorer.models(poorer.first)

@@ -1,4 +1,4 @@
-"""Small problems with data on which any method can be tried, chosen by what the method requires."""
+"""Small problems with data on which any algorithm can be tested, chosen by what it requires."""
 
 from __future__ import annotations
 
@@ -63,15 +63,15 @@ def register(maker: Maker) -> None:
     _MAKERS.insert(0, maker)
 
 
-def example_for(method: AnyAlgorithm, dtype: torch.dtype = torch.float64) -> Example:
-    """Return the first example whose problem offers everything that the method requires."""
+def example_for(algorithm: AnyAlgorithm, dtype: torch.dtype = torch.float64) -> Example:
+    """Return the first example whose problem offers everything that the algorithm requires."""
     for maker in _MAKERS:
         example = maker(dtype)
-        if example is not None and all(isinstance(example.problem, c) for c in method.requires):
+        if example is not None and all(isinstance(example.problem, c) for c in algorithm.requires):
             return example
-    needed = ", ".join(capability.__name__ for capability in method.requires)
+    needed = ", ".join(capability.__name__ for capability in algorithm.requires)
     raise CapabilityError(
-        f"no example problem is {needed}, which {type(method).__name__} requires; pass problem= "
+        f"no example problem is {needed}, which {type(algorithm).__name__} requires; pass problem= "
         "and data=, or add one with parsifl.testing.conformance.register"
     )
 

@@ -1,4 +1,4 @@
-"""One method on one problem: the runs and the single steps that the checks look at."""
+"""One algorithm on one problem: the runs and the single steps that the checks examine."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ SMALL: Mapping[str, Any] = {"local_steps": 3, "batch_size": 4}
 
 
 class ConformanceError(ParsiflError):
-    """A method does not keep a promise."""
+    """An algorithm fails a check."""
 
 
 class NotApplicable(Exception):
-    """A check says nothing about this method; the text tells why."""
+    """A check does not apply to this algorithm; the text is the reason."""
 
 
 @dataclass(frozen=True, eq=False)
-class Turn:
-    """One client's part in a round: what went in, and what came out."""
+class ClientStep:
+    """One client's step in a round: arguments and result."""
 
     info: ClientInfo
     down: Any
@@ -57,70 +57,70 @@ class Turn:
 
 @dataclass(frozen=True, eq=False)
 class WatchedProgram(ClientProgram):
-    """What clients do, with everything that goes in and comes out."""
+    """A client program that records arguments and results."""
 
     calls: list[tuple[Any, Any, ClientRoundData, ClientUpdate[Any, Any]]] = field(
         default_factory=list
     )
 
     def __call__(self, received: Any, state: Any, data: ClientRoundData) -> ClientUpdate[Any, Any]:
-        """Train one client, and keep arguments and result."""
+        """Train one client and record the call."""
         update = super().__call__(received, state, data)
         self.calls.append((received, state, data, update))
         return update
 
 
 @dataclass(frozen=True, eq=False)
-class Scene:
-    """A moment between two rounds."""
+class RoundState:
+    """The state between two rounds."""
 
     server: Any
     clients: dict[int, Any] = field(default_factory=dict)
     round: int = 0
-    turns: tuple[Turn, ...] = ()
-    """The round that led here."""
+    client_steps: tuple[ClientStep, ...] = ()
+    """The steps of the last round."""
 
 
 @dataclass(frozen=True, eq=False)
-class Trial:
-    """A configured method with a problem and clients."""
+class Harness:
+    """A configured algorithm with a problem and clients."""
 
-    method: AnyAlgorithm
+    algorithm: AnyAlgorithm
     problem: Problem
     data: ClientData
     own_example: bool = True
-    """Whether problem and data are ours, so that they may be made again in another dtype."""
+    """Whether problem and data are built-in examples, which exist in other dtypes too."""
 
     @cached_property
     def infos(self) -> Infos:
-        """What the server knows of the clients."""
+        """What the server knows about the clients."""
         return Infos(self.data)
 
     @cached_property
     def shards(self) -> BatchSampler:
-        """Where shards are drawn."""
+        """The sampler that draws client data."""
         return BatchSampler(self.data, self.problem)
 
     @property
     def key(self) -> Key:
-        """The key of the whole trial."""
+        """The key of all runs."""
         return Key(SEED)
 
     # ------------------------------------------------------------------ whole runs
     def simulate(self, executor: Any = "loop", rounds: int = ROUNDS, **options: Any) -> Run:
         """Run the engine."""
         return simulate(
-            self.method, self.problem, self.data, rounds, seed=SEED, executor=executor, **options
+            self.algorithm, self.problem, self.data, rounds, seed=SEED, executor=executor, **options
         )
 
     @cached_property
     def sequential(self) -> Run:
-        """A run one by one."""
+        """A run in the loop."""
         return self.simulate("loop")
 
     @cached_property
     def batched(self) -> dict[str, Run]:
-        """The same run, many at once: as the engine chooses, and under vmap without fusing."""
+        """The same run in the batched executors."""
         chosen = self.simulate("fused")
         if chosen.records[0].executor != "fused":
             return {"vmap": chosen}
@@ -128,103 +128,103 @@ class Trial:
 
     # ------------------------------------------------------------------ single steps
     @cached_property
-    def start(self) -> Scene:
+    def start(self) -> RoundState:
         """Before the first round."""
-        method, key = self.method, self.key.replace(purpose="server")
-        return Scene(method.init_server(self.problem, self.infos, key))
+        algorithm, key = self.algorithm, self.key.replace(purpose="server")
+        return RoundState(algorithm.init_server(self.problem, self.infos, key))
 
     @cached_property
-    def first(self) -> Scene:
+    def first(self) -> RoundState:
         """After one round."""
-        return self.step(self.start)
+        return self.run_round(self.start)
 
     @cached_property
-    def second(self) -> Scene:
-        """After two rounds: no state is as it was first made."""
-        return self.step(self.first)
+    def second(self) -> RoundState:
+        """After two rounds, when every state has changed."""
+        return self.run_round(self.first)
 
-    def step(self, scene: Scene) -> Scene:
-        """Take one round with every client, through the loop and a watched program."""
-        program = WatchedProgram(self.method, self.problem)
+    def run_round(self, round_state: RoundState) -> RoundState:
+        """Run one round with every client through `Training` and a recording program."""
+        program = WatchedProgram(self.algorithm, self.problem)
         pool = LocalPool(program, self.data)
-        pool.store.restore(scene.clients)
-        training = Training(self.method, self.problem, pool, seed=SEED)
-        server, _ = training.round(scene.server, scene.round)
+        pool.store.restore(round_state.clients)
+        training = Training(self.algorithm, self.problem, pool, seed=SEED)
+        server, _ = training.round(round_state.server, round_state.round)
         infos = [self.infos[client] for client in range(len(self.data))]
-        turns = tuple(
-            Turn(info, *watched) for info, watched in zip(infos, program.calls, strict=True)
+        client_steps = tuple(
+            ClientStep(info, *watched) for info, watched in zip(infos, program.calls, strict=True)
         )
-        clients = {turn.info.id: turn.result.state for turn in turns}
-        return Scene(server, clients, scene.round + 1, turns)
+        clients = {step.info.id: step.result.state for step in client_steps}
+        return RoundState(server, clients, round_state.round + 1, client_steps)
 
-    def turn(self, scene: Scene, client: int) -> Turn:
-        """Let one client work."""
-        down, state = self.received(scene, client)
+    def client_step(self, round_state: RoundState, client: int) -> ClientStep:
+        """Train one client."""
+        down, state = self.received(round_state, client)
         info = self.infos[client]
-        key = self.key.replace(round=scene.round)
-        shard = self.shards.draw(client, self.method.batches(info, scene.round), key)
-        result = self.method.client_update(self.problem, down, state, shard)
-        return Turn(info, down, state, shard, result)
+        key = self.key.replace(round=round_state.round)
+        shard = self.shards.draw(client, self.algorithm.batches(info, round_state.round), key)
+        result = self.algorithm.client_update(self.problem, down, state, shard)
+        return ClientStep(info, down, state, shard, result)
 
-    def received(self, scene: Scene, client: int) -> tuple[Any, Any]:
+    def received(self, round_state: RoundState, client: int) -> tuple[Any, Any]:
         """Return what a client is sent, and its state."""
-        key, info = self.key.replace(round=scene.round), self.infos[client]
+        key, info = self.key.replace(round=round_state.round), self.infos[client]
         here = key.replace(client=client, purpose="broadcast")
-        down = self.method.broadcast(self.problem, scene.server, info, here)
-        if client in scene.clients:
-            return down, scene.clients[client]
-        return down, ClientProgram(self.method, self.problem).initial_state(info, down, key.seed)
+        down = self.algorithm.broadcast(self.problem, round_state.server, info, here)
+        if client in round_state.clients:
+            return down, round_state.clients[client]
+        return down, ClientProgram(self.algorithm, self.problem).initial_state(info, down, key.seed)
 
-    def combine(self, server: Any, turns: tuple[Turn, ...], round: int) -> Any:
+    def combine(self, server: Any, client_steps: tuple[ClientStep, ...], round: int) -> Any:
         """Aggregate the uploads in the order given."""
         key = self.key.replace(round=round, purpose="aggregate")
-        accumulator = self.method.accumulator(self.problem)
-        for turn in turns:
-            weight = self.method.weight(turn.info)
-            upload = ClientUpload(turn.info, weight, turn.result.upload, turn.down)
+        accumulator = self.algorithm.accumulator(self.problem)
+        for step in client_steps:
+            weight = self.algorithm.weight(step.info)
+            upload = ClientUpload(step.info, weight, step.result.upload, step.down)
             accumulator.add(upload)
-        return self.method.aggregate(self.problem, server, accumulator.total(), key)
+        return self.algorithm.aggregate(self.problem, server, accumulator.total(), key)
 
-    def personal(self, scene: Scene, client: int) -> Model:
-        """Return the model that a client is judged on."""
-        down, state = self.received(scene, client)
-        key = self.key.replace(round=scene.round, purpose="tuning")
+    def personal(self, round_state: RoundState, client: int) -> Model:
+        """Return the model that a client is evaluated on."""
+        down, state = self.received(round_state, client)
+        key = self.key.replace(round=round_state.round, purpose="tuning")
         shard = self.shards.draw(
-            client, self.method.personalization_batches(self.infos[client]), key
+            client, self.algorithm.personalization_batches(self.infos[client]), key
         )
-        return self.method.personalize(self.problem, down, state, shard)
+        return self.algorithm.personalize(self.problem, down, state, shard)
 
-    def models(self, scene: Scene) -> dict[str, Any]:
+    def models(self, round_state: RoundState) -> dict[str, Any]:
         """Return the parameters of the global model and of all personal ones."""
-        shared = self.method.model(self.problem, scene.server)
-        found = {f"client {i}": self.personal(scene, i).params for i in range(len(self.data))}
+        shared = self.algorithm.model(self.problem, round_state.server)
+        found = {f"client {i}": self.personal(round_state, i).params for i in range(len(self.data))}
         return found if shared is None else {"global": shared.params, **found}
 
 
-def trial_for(
-    method: AnyAlgorithm, problem: Problem | None = None, data: ClientData | None = None
-) -> Trial:
-    """Put a method on trial: on its own problem and data, or on an example that fits it."""
+def harness_for(
+    algorithm: AnyAlgorithm, problem: Problem | None = None, data: ClientData | None = None
+) -> Harness:
+    """Return a harness for an algorithm, on the given problem and data or on a matching example."""
     if (problem is None) != (data is None):
         raise ConformanceError("give both problem= and data=, or neither")
     if problem is not None and data is not None:
-        return Trial(method, problem, data, own_example=False)
-    example: Example = example_for(method)
-    return Trial(method, example.problem, example.data)
+        return Harness(algorithm, problem, data, own_example=False)
+    example: Example = example_for(algorithm)
+    return Harness(algorithm, example.problem, example.data)
 
 
 def small(kind: type[AnyAlgorithm]) -> AnyAlgorithm:
-    """Build a method with few local steps; `conformance` may hold further settings."""
-    known = {item.name for item in fields(kind)}  # type: ignore[arg-type]  # methods are dataclasses
+    """Build an algorithm with few local steps; `conformance` may hold further settings."""
+    known = {item.name for item in fields(kind)}  # type: ignore[arg-type]  # algorithms are dataclasses
     own = dict(kind.conformance.settings)
-    method = kind(**own)
+    algorithm = kind(**own)
     for name, value in SMALL.items():
         if name in known - own.keys():
             try:
-                method = replace(method, **{name: value})  # type: ignore[type-var]  # see above
-            except ConfigError:  # a method may allow fewer values; its own default is then kept
+                algorithm = replace(algorithm, **{name: value})  # type: ignore[type-var]  # see above
+            except ConfigError:  # some algorithms allow fewer values; keep the default
                 continue
-    return method
+    return algorithm
 
 
 def snapshot(run: Run) -> dict[str, Any]:

@@ -14,34 +14,34 @@ from torch import Tensor
 
 from parsifl.core import tree
 from parsifl.core.algorithm import ClientUpload
-from parsifl.testing.conformance.harness import Scene, Trial, Turn, snapshot
-from parsifl.testing.conformance.registry import expect, promise
+from parsifl.testing.conformance.harness import ClientStep, Harness, RoundState, snapshot
+from parsifl.testing.conformance.registry import check, expect
 
 
-@promise("inputs stay as they are")
-def inputs_stay(trial: Trial) -> None:
+@check("inputs stay as they are")
+def inputs_stay(harness: Harness) -> None:
     """Check that every method leaves its arguments and its own fields bit-identical."""
-    method: Any = trial.method
-    before = repr(vars(method))
-    _call_all(trial, _with_arguments_watched)
-    expect(repr(vars(method)) == before, "the method changed its own fields")
+    algorithm: Any = harness.algorithm
+    before = repr(vars(algorithm))
+    _call_all(harness, _with_arguments_watched)
+    expect(repr(vars(algorithm)) == before, "the algorithm changed its own fields")
 
 
-@promise("global generators untouched")
-def global_generators_untouched(trial: Trial) -> None:
+@check("global generators untouched")
+def global_generators_untouched(harness: Harness) -> None:
     """Check that no method draws from, or seeds, the generators of torch, NumPy or Python."""
-    _call_all(trial, _with_generators_watched)
+    _call_all(harness, _with_generators_watched)
 
 
-@promise("same key, same bits")
-def same_key_same_bits(trial: Trial) -> None:
+@check("same key, same bits")
+def same_key_same_bits(harness: Harness) -> None:
     """Check that two runs with one seed agree in every bit, whatever the global generators hold."""
-    method: Any = trial.method
+    algorithm: Any = harness.algorithm
     with global_seed(1):
-        first = snapshot(trial.simulate())
-    fresh = replace(method)
+        first = snapshot(harness.simulate())
+    fresh = replace(algorithm)
     with global_seed(2):
-        second = snapshot(Trial(fresh, trial.problem, trial.data).simulate())
+        second = snapshot(Harness(fresh, harness.problem, harness.data).simulate())
     expect(tree.same(first, second), "a second run with the same seed gave other bits")
 
 
@@ -73,62 +73,62 @@ Watch = Callable[..., Any]
 """watch(name, function, *trees): call the function with the trees as its arguments."""
 
 
-def _call_all(trial: Trial, watch: Watch) -> None:
+def _call_all(harness: Harness, watch: Watch) -> None:
     """Call every method of the contract once, through `watch`, from a state that has trained."""
-    method, problem = trial.method, trial.problem
-    scene, key = trial.first, trial.key.replace(round=1, client=0, purpose="broadcast")
-    watch("init_server", lambda: method.init_server(problem, trial.infos, key))
-    watch("model", lambda server: method.model(problem, server), scene.server)
+    algorithm, problem = harness.algorithm, harness.problem
+    round_state, key = harness.first, harness.key.replace(round=1, client=0, purpose="broadcast")
+    watch("init_server", lambda: algorithm.init_server(problem, harness.infos, key))
+    watch("model", lambda server: algorithm.model(problem, server), round_state.server)
     for client in range(2):
-        info = trial.infos[client]
+        info = harness.infos[client]
         down = watch(
             "broadcast",
-            lambda server, info=info: method.broadcast(problem, server, info, key),
-            scene.server,
+            lambda server, info=info: algorithm.broadcast(problem, server, info, key),
+            round_state.server,
         )
-        watch("weight", lambda info=info: method.weight(info))
+        watch("weight", lambda info=info: algorithm.weight(info))
         watch(
             "init_client",
-            lambda down, info=info: method.init_client(problem, info, down, key),
+            lambda down, info=info: algorithm.init_client(problem, info, down, key),
             down,
         )
-        work = watch("batches", lambda info=info: method.batches(info, 1))
-        shard = trial.shards.draw(client, work, key)
-        tuning = trial.shards.draw(
+        work = watch("batches", lambda info=info: algorithm.batches(info, 1))
+        shard = harness.shards.draw(client, work, key)
+        tuning = harness.shards.draw(
             client,
-            watch("personalization_batches", lambda i=info: method.personalization_batches(i)),
+            watch("personalization_batches", lambda i=info: algorithm.personalization_batches(i)),
             key,
         )
-        state = scene.clients[client]
-        watch("client_update", lambda *a: method.client_update(problem, *a), down, state, shard)
-        watch("personalize", lambda *a: method.personalize(problem, *a), down, state, tuning)
-    _call_server(trial, scene, watch)
+        state = round_state.clients[client]
+        watch("client_update", lambda *a: algorithm.client_update(problem, *a), down, state, shard)
+        watch("personalize", lambda *a: algorithm.personalize(problem, *a), down, state, tuning)
+    _call_server(harness, round_state, watch)
 
 
-def _call_server(trial: Trial, scene: Scene, watch: Watch) -> None:
-    method: Any = trial.method
-    problem, key = trial.problem, trial.key.replace(purpose="aggregate")
-    # the state before these uploads, made anew: writing the result into it then shows
-    server = method.init_server(problem, trial.infos, trial.key.replace(purpose="server"))
-    accumulator = method.accumulator(problem)
-    for turn in scene.turns:
-        weight = method.weight(turn.info)
+def _call_server(harness: Harness, round_state: RoundState, watch: Watch) -> None:
+    algorithm: Any = harness.algorithm
+    problem, key = harness.problem, harness.key.replace(purpose="aggregate")
+    # the state before these uploads, rebuilt, so that an in-place result is detected
+    server = algorithm.init_server(problem, harness.infos, harness.key.replace(purpose="server"))
+    accumulator = algorithm.accumulator(problem)
+    for step in round_state.client_steps:
+        weight = algorithm.weight(step.info)
 
-        def add(upload: Any, turn: Turn = turn, weight: float = weight) -> None:
-            accumulator.add(ClientUpload(turn.info, weight, upload, turn.down))
+        def add(upload: Any, step: ClientStep = step, weight: float = weight) -> None:
+            accumulator.add(ClientUpload(step.info, weight, upload, step.down))
 
-        watch("contribute", add, turn.result.upload)
+        watch("contribute", add, step.result.upload)
     total = accumulator.total()
     if not accumulator.mergeable:
 
         def gather(server: Any, *values: Any) -> Any:
             pairs = zip(total, values, strict=True)
             uploads = [replace(upload, value=value) for upload, value in pairs]
-            return method.aggregate(problem, server, uploads, key)
+            return algorithm.aggregate(problem, server, uploads, key)
 
         watch("aggregate", gather, server, *(upload.value for upload in total))
         return
-    watch("aggregate", lambda s, t: method.aggregate(problem, s, t, key), server, total)
+    watch("aggregate", lambda s, t: algorithm.aggregate(problem, s, t, key), server, total)
 
 
 def _with_arguments_watched(name: str, function: Callable[..., Any], *trees: Any) -> Any:

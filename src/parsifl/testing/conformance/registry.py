@@ -11,9 +11,14 @@ from parsifl.core.algorithm import AnyAlgorithm
 from parsifl.core.errors import ConfigError, unknown
 from parsifl.core.problem import Problem
 from parsifl.data.clients import ClientData
-from parsifl.testing.conformance.harness import ConformanceError, NotApplicable, Trial, trial_for
+from parsifl.testing.conformance.harness import (
+    ConformanceError,
+    Harness,
+    NotApplicable,
+    harness_for,
+)
 
-Check = Callable[[Trial], None]
+Check = Callable[[Harness], None]
 Status = Literal["passed", "failed", "exempt", "not applicable"]
 CHECKS: dict[str, Check] = {}
 """Every check by its name, in the order in which they are run."""
@@ -21,7 +26,7 @@ CHECKS: dict[str, Check] = {}
 
 @dataclass(frozen=True)
 class Result:
-    """What came of one check."""
+    """The result of one check."""
 
     check: str
     status: Status
@@ -29,12 +34,12 @@ class Result:
     seconds: float = 0.0
 
 
-def promise(name: str) -> Callable[[Check], Check]:
-    """Register a check under the name of the promise that it looks after."""
+def check(name: str) -> Callable[[Check], Check]:
+    """Register a check under the property that it tests."""
 
-    def add(check: Check) -> Check:
-        CHECKS[name] = check
-        return check
+    def add(function: Check) -> Check:
+        CHECKS[name] = function
+        return function
 
     return add
 
@@ -45,59 +50,59 @@ def expect(condition: bool, otherwise: str) -> None:
         raise ConformanceError(otherwise)
 
 
-def run_check(name: str, trial: Trial) -> Result:
-    """Run one check; whatever it raises is a failure with a reason."""
+def run_check(name: str, harness: Harness) -> Result:
+    """Run one check; any exception is a failure with a reason."""
     if name not in CHECKS:
         raise ConfigError(unknown("check", name, CHECKS))
-    exempt = trial.method.conformance.exempt
+    exempt = harness.algorithm.conformance.exempt
     if name in exempt:
         return Result(name, "exempt", exempt[name])
     started = time.perf_counter()
     status: Status = "passed"
     reason = ""
     try:
-        CHECKS[name](trial)
+        CHECKS[name](harness)
     except NotApplicable as note:
         status, reason = "not applicable", str(note)
     except ConformanceError as error:
         status, reason = "failed", str(error)
-    except Exception as error:  # a method may raise anything; the table says what
+    except Exception as error:  # an algorithm may raise anything; the table says what
         status, reason = "failed", f"{type(error).__name__}: {error}"
     return Result(name, status, reason, time.perf_counter() - started)
 
 
 def run_checks(
-    method: AnyAlgorithm,
+    algorithm: AnyAlgorithm,
     problem: Problem | None = None,
     data: ClientData | None = None,
     checks: Iterable[str] | None = None,
 ) -> list[Result]:
-    """Run all checks (or those named) on a method."""
-    trial = trial_for(method, problem, data)
-    return [run_check(name, trial) for name in (CHECKS if checks is None else checks)]
+    """Run all checks (or those named) on an algorithm."""
+    harness = harness_for(algorithm, problem, data)
+    return [run_check(name, harness) for name in (CHECKS if checks is None else checks)]
 
 
 def check_algorithm(
-    method: AnyAlgorithm, problem: Problem | None = None, data: ClientData | None = None
+    algorithm: AnyAlgorithm, problem: Problem | None = None, data: ClientData | None = None
 ) -> None:
-    """Raise ConformanceError with every promise that a method breaks.
+    """Raise ConformanceError that lists every check that the algorithm fails.
 
     Parameters
     ----------
-    method
-        A configured method; few local steps and small batches keep the checks fast.
+    algorithm
+        A configured algorithm; few local steps and small batches keep the checks fast.
     problem, data
-        What it is tried on; by default an example that has the capabilities it requires.
+        What it runs on. Default: an example with the capabilities that it requires.
 
     Examples
     --------
     >>> from parsifl.algorithms.fedavg import FedAvg
     >>> check_algorithm(FedAvg(lr=0.1, local_steps=2, batch_size=4))
     """
-    results = run_checks(method, problem, data)
+    results = run_checks(algorithm, problem, data)
     broken = [f"{r.check}: {r.reason}" for r in results if r.status == "failed"]
     if broken:
         raise ConformanceError(
-            f"{type(method).__name__} breaks {len(broken)} of {len(results)} promises:\n  "
+            f"{type(algorithm).__name__} fails {len(broken)} of {len(results)} checks:\n  "
             + "\n  ".join(broken)
         )
