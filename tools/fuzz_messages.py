@@ -65,7 +65,7 @@ def run(count: int, first: int) -> int:
 
 def run_atheris(arguments: list[str]) -> None:
     """Let coverage choose texts and parts."""
-    import atheris  # type: ignore[import-not-found]  # an optional tool
+    import atheris  # type: ignore[import-untyped]  # an optional tool
 
     targets = Targets()
 

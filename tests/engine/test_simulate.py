@@ -45,7 +45,7 @@ def test_own_arrays_and_own_module_are_enough() -> None:
 
 
 @dataclass(frozen=True)
-class Failing(FedAvg):
+class Failing(FedAvg):  # type: ignore[misc]  # a test double of a final class
     """FedAvg whose clients fail in some rounds, counted from 0."""
 
     first: int = 1
