@@ -377,6 +377,16 @@ def test_a_claim_is_kept_in_the_checkpoint(tmp_path: Path) -> None:
     assert ("train", 1) not in again.asked
 
 
+def test_nodes_with_new_ids_may_take_over_after_a_restart(tmp_path: Path) -> None:
+    chosen = experiment("ditto", rounds=1)
+    InProcess(chosen, tmp_path / "state").run(tmp_path / "run")
+    longer, nodes = replace(chosen, rounds=2), {200 + number: number for number in range(4)}
+    again = InProcess(longer, tmp_path / "state", clients=nodes)
+    records = again.run(tmp_path / "run", resume=True, rebind=True)
+    assert [record["trained"] for record in records] == [4, 4]
+    assert tree.same(server_state(tmp_path / "run", longer), simulated(longer).server)
+
+
 def test_a_node_cannot_change_its_client(tmp_path: Path) -> None:
     chosen = experiment("fedavg", rounds=1, evaluate_every=0)
     InProcess(chosen, tmp_path / "state").run(tmp_path / "run")

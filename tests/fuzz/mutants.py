@@ -196,6 +196,9 @@ class Targets:
             reply = self.site().answer(kind, envelope)
         else:
             reply = answered(lambda: self.client.answer(kind, envelope))
+        if kind == "hello":  # of both kinds of nodes
+            refused = failure_in(self.site().answer(kind, envelope))
+            assert refused is None or refused.rule != "failure", refused
         failure = failure_in(reply)
         if failure is None:
             return "accepted"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,7 @@ import typer
 
 from parsifl.cli import flower, options
 from parsifl.cli.progress import follow
-from parsifl.core.errors import ConfigError, unknown
+from parsifl.core.errors import ConfigError, DroppedClientWarning, unknown
 from parsifl.engine import profiling
 
 if TYPE_CHECKING:
@@ -185,7 +186,8 @@ def execute(
     quiet: bool = False,
 ) -> Run:
     """Run an experiment with its progress on standard error."""
-    with follow(chosen.algorithm, chosen.rounds, quiet=quiet) as show:
+    with follow(chosen.algorithm, chosen.rounds, quiet=quiet) as show, warnings.catch_warnings():
+        warnings.simplefilter("ignore", DroppedClientWarning)  # `show` names these clients
         callbacks = [lambda event: show(event.record)]
         return chosen.run(out, resume=resume, data_dir=data_dir, callbacks=callbacks)
 

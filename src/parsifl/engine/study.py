@@ -93,19 +93,18 @@ def sweep(
 
     Another sweep in the same directory is an error.
     """
+    planned = list(experiments(base, grid, seeds))  # a mistake shows before anything is created
     with locked(folder):
-        return _sweep(base, grid, seeds, run, folder)
+        return _run_all(planned, run, folder)
 
 
-def _sweep(
-    base: Experiment,
-    grid: Grid,
-    seeds: int,
+def _run_all(
+    planned: Sequence[tuple[Point, Experiment]],
     run: Callable[[Experiment, Path], Run],
     folder: Path,
 ) -> list[Outcome]:
     found: dict[str, Outcome] = {}
-    for point, experiment in experiments(base, grid, seeds):
+    for point, experiment in planned:
         finished = run(experiment, folder / point.label / f"seed-{experiment.seed}")
         before = found.get(point.label, Outcome(point, ()))
         found[point.label] = replace(

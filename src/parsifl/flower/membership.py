@@ -52,7 +52,8 @@ class Membership:
         for entry in stored["clients"]:
             hello = read(HelloReply, Envelope(json.dumps(entry["hello"])))
             self._keep(hello)
-            self._node_of[hello.client] = int(entry["node"])
+            # may be called twice: nodes that have reported since are not forgotten
+            self._node_of.setdefault(hello.client, int(entry["node"]))
 
     def to_json(self) -> dict[str, Any]:
         """Return what a checkpoint keeps."""
