@@ -207,7 +207,7 @@ def _limits(name: str, requires: dict[str, str]) -> str:
         f"- Needs a problem that is `{capability}`" + (offered and f": {offered}") + "."
         for capability, offered in requires.items()
     ]
-    if kind.everyone_trains():
+    if kind().everyone_trains():
         lines.append("- All clients train in each round; only the cohort uploads.")
     for check, reason in kind.conformance.exempt.items():
         lines.append(f"- Exempt from the check “{check}”: {reason}.")

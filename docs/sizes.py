@@ -20,6 +20,7 @@ CLIENTS, ROWS, COLUMNS, HIDDEN, CLASSES = 4, 40, 784, 100, 10
 ROUNDS = 3
 NEURAL = f"an MLP {COLUMNS}-{HIDDEN}-{CLASSES}"
 LINEAR = f"a linear model of {COLUMNS:,} columns"
+_OF_GLMS = ("SupportSolvable", "Summable")
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def sizes(name: str) -> Sizes:
 
 
 def _problem(method: AnyAlgorithm) -> tuple[str, Any, Any]:
-    if any(capability.__name__ == "SupportSolvable" for capability in method.requires):
+    if any(capability.__name__ in _OF_GLMS for capability in method.requires):
         problem = GLM(COLUMNS, "squared-half")
         return LINEAR, problem, lambda draw: draw.normal(size=ROWS).astype(np.float32)
 
