@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup check test test-matrix deploy docs notebooks bench bench-peers demo format clean
+.PHONY: help setup check test test-matrix deploy docs notebooks bench bench-peers compare-base demo format clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14

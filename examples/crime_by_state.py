@@ -59,7 +59,7 @@ print(f"{'mean of the state':<20} {np.mean(own[test] ** 2):.4f}\n")
 # %%
 print("coefficients  shared  with levels   bytes up")
 for count in COEFFICIENTS:
-    model = FederatedSparseRegressor(count, rounds=8, random_state=0)
+    model = FederatedSparseRegressor(count)
     model.fit(x[train], y[train], groups=state[train])
     errors = y - model.predict(x)
     personal = errors - levels(errors, state, train)[state]

@@ -26,13 +26,13 @@ def fit(
     x: np.ndarray, y: np.ndarray, rows: np.ndarray, owner: np.ndarray | None
 ) -> FederatedSparseClassifier:
     """Fit to some rows; without owners they are those of a single hospital."""
-    model = FederatedSparseClassifier(COEFFICIENTS, rounds=5, l2=0.01, random_state=0)
+    model = FederatedSparseClassifier(COEFFICIENTS, l2=0.01)
     return model.fit(x[rows], y[rows], groups=None if owner is None else owner[rows])
 
 
 # %% [markdown]
 # ## Fit: each hospital alone, then all of them together
-# Rows never leave a hospital; the federated fit sends sparse coefficients.
+# Rows never leave a hospital; the federated fit sends sums over them.
 
 # %%
 heart = data.load("heart-disease")

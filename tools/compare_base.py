@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-LINEAR = ("fedht", "fediterht", "distributediht", "fedgradmp", "inexactfedgradmp")
+LINEAR = ("fedht", "fediterht", "distributediht", "fedgradmp", "inexactfedgradmp", "fedbestsubset")
 TIMINGS = ("seconds", "simulated_seconds", "executor")
 RENAMED = {"info": "metrics", "fallbacks": "notes", "unjudged": "unevaluated"}
 EXECUTORS = {"loop": "sequential", "auto": "auto"}

@@ -35,7 +35,6 @@ FULL: dict[str, Any] = {
 }
 
 
-@pytest.mark.bits
 @pytest.mark.parametrize("name", sorted(registry.algorithms()))
 def test_without_changes_it_gives_the_bits_of_the_algorithm(name: str) -> None:
     algorithm = small(registry.find(name))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -238,3 +239,38 @@ def test_the_shortest_form_is_chosen() -> None:
     # a dense base and a sparse part are more than the dense tensor alone
     assert near.extra is None
     assert isinstance(Part(dense).dense(), Tensor)
+
+
+@pytest.mark.parametrize(
+    "meta",
+    [
+        "5", "[]", "null", '"x"', "{", "[" * 10**5, '{"version": 2}', '{"version": 2, "layers": 3}',
+        '{"version": 2, "client": null, "layers": {"weight": 3, "bias": {"shape": [30]}}}',
+        '{"version": 2, "client": "me", "layers": {"weight": {"shape": [30, 20]}, '
+        '"bias": {"shape": [30]}}}',
+        '{"version": 2, "layers": {"weight": {"shape": [30, 20], "rank": 1}, '
+        '"bias": {"shape": [30]}}}',
+        '{"version": 2, "layers": {"weight": {"shape": [30, 20], "nonzeros": 1e9}, '
+        '"bias": {"shape": [30]}}}',
+    ],
+)  # fmt: skip
+def test_hostile_metadata_are_an_error_of_the_file(tmp_path: Path, meta: str) -> None:
+    from safetensors.torch import save_file
+
+    path = tmp_path / "m.safetensors"
+    save_file({"weight": torch.ones(30, 20), "bias": torch.ones(30)}, path, {"parsifl": meta})
+    with pytest.raises(CheckpointError, match=r"m\.safetensors"):
+        load(path, NeuralProblem(lambda: nn.Linear(20, 30)))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_weights_that_are_not_finite_are_rejected(tmp_path: Path, value: float) -> None:
+    problem = NeuralProblem(lambda: nn.Linear(20, 30))
+    params = problem.init(Key(0))
+    path = tmp_path / "m.safetensors"
+    Export(problem, {name: Part(leaf) for name, leaf in params.items()}).save(path)
+    content = path.read_bytes()
+    spoilt = torch.tensor(value).numpy().tobytes()
+    path.write_bytes(content[:-4] + spoilt)
+    with pytest.raises(CheckpointError, match="NaN or infinity"):
+        load(path, problem)

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import threading
+import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +28,7 @@ from parsifl.engine.network_model import NetworkModel
 from parsifl.engine.record import RoundRecord
 from parsifl.engine.run_dir import RunDir, environment, read_config, read_target
 from parsifl.engine.simulate import simulate
+from parsifl.engine.training import RoundEnd
 from parsifl.linear.glm import GLM
 from parsifl.nn.neural import NeuralProblem
 from parsifl.testing.fixtures import classifier, clients
@@ -100,7 +105,7 @@ def test_a_folder_of_another_configuration_is_refused_with_the_difference(
 def test_a_file_is_no_place_for_a_run(name: str, tmp_path: Path) -> None:
     notes = tmp_path / "notes"
     notes.write_text("dear diary")
-    with pytest.raises(CheckpointError, match="choose a folder"):
+    with pytest.raises(CheckpointError, match="choose a directory"):
         run(tmp_path / name)
     assert notes.read_text() == "dear diary"
 
@@ -189,7 +194,7 @@ def test_lost_lines_are_noticed(tmp_path: Path, line: bytes) -> None:
     run(tmp_path)
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(line + b"".join(path.read_bytes().splitlines(keepends=True)[1:]))
-    with pytest.raises(CheckpointError, match=r"metrics.jsonl is damaged: it has \d whole lines"):
+    with pytest.raises(CheckpointError, match=r"metrics.jsonl is damaged: it has \d+ bytes"):
         run(tmp_path, resume=True, rounds=3)
 
 
@@ -234,3 +239,95 @@ def test_other_losses_of_a_linear_model_are_another_problem() -> None:
     first = described(problem=GLM(4, "softmax", classes=3))["problem"]
     assert first != described(problem=GLM(4, "softmax", classes=3, l2=0.1))["problem"]
     assert first == described(problem=GLM(4, "softmax", classes=3))["problem"]
+
+
+# ------------------------------------------------------------------ metrics.jsonl and the lock
+def damage_of(lines: list[bytes]) -> dict[str, list[bytes]]:
+    first, second = lines
+    return {
+        "a changed number": [first, second.replace(b'"cohort": 4', b'"cohort": 5')],
+        "a round twice": [first, first],
+        "the wrong order": [second, first],
+        "a line too many at the front": [b"\n", first, second],
+        "a number": [b"5\n", second],
+        "null": [b"null\n", second],
+        "a list": [b"[1]\n", second],
+        "no round": [b"{}\n", second],
+        "a text": [b'{"round": "1"}\n', second],
+        "dropped by name": [b'{"round": 1, "cohort": 4, "dropped": {"x": "y"}}\n', second],
+        "dropped is a list": [b'{"round": 1, "cohort": 4, "dropped": [1]}\n', second],
+        "deep": [b"[" * 10**5 + b"\n", second],
+        "cut": [first[:-9]],
+        "nothing": [],
+    }
+
+
+@pytest.mark.parametrize("marked", [True, False])
+@pytest.mark.parametrize("name", list(damage_of([b"", b""])))
+def test_a_damaged_record_is_rejected_with_the_reason(
+    name: str, marked: bool, tmp_path: Path
+) -> None:
+    run(tmp_path)
+    path = tmp_path / "metrics.jsonl"
+    content = path.read_bytes()
+    assert b'"cohort": 4' in content
+    path.write_bytes(b"".join(damage_of(content.splitlines(keepends=True))[name]))
+    mark = (len(content), zlib.crc32(content)) if marked else None
+    if not marked and name == "a changed number":
+        return  # nothing but the checksum tells
+    with pytest.raises(CheckpointError, match=r"metrics.jsonl is damaged"):
+        RunDir(tmp_path).truncate(2, mark)
+    if marked:
+        with pytest.raises(CheckpointError, match=r"metrics.jsonl is damaged"):
+            run(tmp_path, resume=True, rounds=3)
+
+
+def test_every_flipped_bit_of_the_record_is_noticed(tmp_path: Path) -> None:
+    run(tmp_path)
+    path = tmp_path / "metrics.jsonl"
+    content = path.read_bytes()
+    mark = (len(content), zlib.crc32(content))
+    for at in range(0, len(content), 7):
+        path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+        with pytest.raises(CheckpointError, match="checksum"):
+            RunDir(tmp_path).truncate(2, mark)
+
+
+def test_a_second_run_in_the_same_directory_stops_with_an_error(tmp_path: Path) -> None:
+    failures: list[BaseException] = []
+
+    def second(event: RoundEnd) -> None:
+        def try_it() -> None:
+            try:
+                run(tmp_path, resume=True)
+            except CheckpointError as error:
+                failures.append(error)
+
+        if event.record.round == 1:
+            thread = threading.Thread(target=try_it)
+            thread.start()
+            thread.join()
+
+    first = run(tmp_path, callbacks=[second])
+    assert len(failures) == 1
+    assert "another run is writing to" in str(failures[0])
+    assert [record["round"] for record in first.metrics] == [1, 2]
+    assert len(run(tmp_path, resume=True, rounds=3).metrics) == 3  # the lock is released
+
+
+def test_another_process_is_kept_out_too(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from parsifl.engine.owned import locked\n"
+        "with locked(Path(sys.argv[1])): print('in')"
+    )
+    with RunDir(tmp_path).locked():
+        found = subprocess.run(
+            [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False
+        )
+    assert "another run is writing to" in found.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_name_that_cannot_be_a_directory_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="cannot be the name"):
+        run(tmp_path / "a\0b")

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -7,10 +9,12 @@ import pytest
 from torch import nn
 
 from parsifl.algorithms.fedavg import FedAvg
-from parsifl.core.errors import ConfigError
+from parsifl.core.algorithm import ClientUpdate
+from parsifl.core.errors import ClientError, ConfigError, ParsiflWarning
 from parsifl.engine.simulate import simulate
+from parsifl.linear.glm import GLM
 from parsifl.nn.neural import NeuralProblem
-from parsifl.testing.fixtures import classifier, clients
+from parsifl.testing.fixtures import TinyFedAvg, classifier, clients
 
 
 def test_a_client_that_does_not_exist_is_refused() -> None:
@@ -38,3 +42,57 @@ def test_own_arrays_and_own_module_are_enough() -> None:
     assert run.metrics[-1]["global"]["test"]["accuracy"]["mean"] >= 0
     assert run.bytes_up > 0
     assert run.model.params["weight"].shape == (3, 4)
+
+
+@dataclass(frozen=True)
+class Failing(TinyFedAvg):
+    """FedAvg whose clients fail in some rounds, counted from 0."""
+
+    first: int = 1
+    last: int = 100
+
+    def client_update(
+        self, problem: Any, received: Any, state: Any, data: Any
+    ) -> ClientUpdate[None, Any]:
+        if self.first <= data.round <= self.last:
+            raise RuntimeError("out of luck")
+        return super().client_update(problem, received, state, data)
+
+
+def fail(rounds: int = 8, **changes: Any) -> Any:
+    first, last = changes.pop("first", 1), changes.pop("last", 100)
+    method = Failing(lr=0.1, local_steps=1, batch_size=4, first=first, last=last)
+    return simulate(method, classifier(), clients((6, 9)), rounds, executor="loop", **changes)
+
+
+def test_a_run_without_clients_stops_after_three_rounds() -> None:
+    with pytest.raises(ClientError, match=r"round 4: .*luck.*in 3 consecutive rounds"):
+        fail(first=1)
+    with pytest.raises(ClientError, match=r"round 1: .*every other client"):
+        fail(first=0)
+    with pytest.raises(ClientError, match="round 6"):
+        fail(first=1, patience=5)
+
+
+def test_a_run_recovers_within_its_patience() -> None:
+    found = fail(first=1, last=2)
+    assert [record.trained for record in found.records] == [2, 0, 0, 2, 2, 2, 2, 2]
+
+
+def test_patience_counts_over_a_resumed_run(tmp_path: Path) -> None:
+    fail(rounds=3, run_dir=tmp_path)
+    with pytest.raises(ClientError, match="round 4"):
+        fail(rounds=8, run_dir=tmp_path, resume=True)
+
+
+def test_dropped_clients_are_warned_about_once() -> None:
+    with pytest.warns(ParsiflWarning, match="Client 0 was dropped in round 2: .*luck") as found:
+        fail(first=1, last=2)
+    assert len(found) == 2
+
+
+def test_a_client_that_diverges_is_named_with_the_learning_rate() -> None:
+    pairs = [(np.ones((8, 2)), np.arange(8) / 8), (1e200 * np.ones((8, 2)), np.arange(8) / 8)]
+    told = r"Client 1 diverged in round 1 \(.*\) and was dropped\. Lower `lr` \(now 0.1\)"
+    with pytest.warns(ParsiflWarning, match=told):
+        simulate(FedAvg(lr=0.1, local_steps=3), GLM(2, "squared"), pairs, 1, evaluate_every=0)

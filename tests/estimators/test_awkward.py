@@ -17,6 +17,8 @@ from parsifl.estimators import (
     stability_selection,
 )
 
+pytestmark = pytest.mark.filterwarnings("ignore:the loss had not settled")
+
 
 def _data(offset: float = 0.0) -> tuple[Any, Any, Any]:
     draw = np.random.default_rng(0)
@@ -51,7 +53,7 @@ def test_a_kept_column_that_is_constant_is_said_to_be_absent(value: float) -> No
     x[:, 3] = value
     model = FederatedSparseRegressor(2, keep=[3], rounds=3)
     constant = "keep names feature 3, which is constant and thus no different from the intercept:"
-    classifier = FederatedSparseClassifier(2, keep=[3], solver="fedht", rounds=3)
+    classifier = FederatedSparseClassifier(2, keep=[3], solver="fedht", rounds=3, l2=0.01)
     for rows in (x, sp.csr_matrix(x)):
         with pytest.warns(UserWarning, match=constant):
             model.fit(rows, y, groups=clients)
@@ -115,7 +117,7 @@ def test_a_csr_matrix_far_from_zero_is_said_to_harm_the_selection() -> None:
     with pytest.warns(UserWarning, match="CSR matrix is not centred, and 9 of its columns"):
         FederatedSparseRegressor(2, rounds=4, solver="fedht").fit(sp.csr_matrix(x), y, clients)
     with pytest.warns(UserWarning, match="CSR matrix is not centred"):
-        FederatedSparseClassifier(2, rounds=2, solver="fedht").fit(
+        FederatedSparseClassifier(2, rounds=2, solver="fedht", l2=0.1).fit(
             sp.csr_matrix(x), y > np.median(y), clients
         )
     dense = FederatedSparseRegressor(2, rounds=4, solver="fedht").fit(x, y, groups=clients)

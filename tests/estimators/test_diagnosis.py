@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import scipy.sparse as sp
+import torch
 
 from parsifl.core.errors import CapabilityError, ConfigError
 from parsifl.data.clients import ClientData
 from parsifl.estimators import diagnose
+from parsifl.estimators.diagnosis import _stable_rank
 from parsifl.linear.glm import GLM
 
 
@@ -56,3 +60,11 @@ def test_pairs_are_diagnosed_like_the_data_made_of_them() -> None:
 def test_more_coefficients_than_features_are_refused() -> None:
     with pytest.raises(ConfigError, match="between 1 and 4 features"):
         diagnose(GLM(4, "squared"), _data([np.eye(4)]), tau=5)
+
+
+@pytest.mark.parametrize("form", [torch.from_numpy, sp.csr_matrix])
+def test_no_rows_by_rows_matrix_is_formed(form: Any) -> None:
+    x = np.random.default_rng(0).standard_normal((30_000, 5))
+    rank = _stable_rank(form(x), np.arange(30_000))  # 7.2 GB, if it were
+    values = np.linalg.svd(x, compute_uv=False)
+    assert rank == pytest.approx(float((values**2).sum() / values[0] ** 2), rel=1e-8)

@@ -1,9 +1,11 @@
-"""A federation in one process: letters are handed over, nothing is sent; faults can be planted."""
+"""A federation in one process: messages are handed over; faults can be planted."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from dataclasses import field as entry
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,17 +14,17 @@ from parsifl.engine.experiment import Experiment, problem_for
 from parsifl.engine.run import Run
 from parsifl.engine.simulate import simulate
 from parsifl.flower.client import RemoteClient, alone, answered
-from parsifl.flower.message import Letter, from_text, to_text
+from parsifl.flower.message import Envelope
 from parsifl.flower.server import Federation
 from parsifl.flower.settings import Deployment, Settings
-from parsifl.flower.transport import Answers, Kind
+from parsifl.flower.transport import Kind, Replies
 from parsifl.linear.glm import GLM
 
-Answer = Letter | str | None
-Fault = Callable[[Kind, int, Letter, Callable[[], Letter]], Answer]
+Answer = Envelope | str | None
+Fault = Callable[[Kind, int, Envelope, Callable[[], Envelope]], Answer]
 
 
-def honest(_kind: Kind, _client: int, _letter: Letter, answer: Callable[[], Letter]) -> Answer:
+def honest(_kind: Kind, _client: int, _request: Envelope, answer: Callable[[], Envelope]) -> Answer:
     """Answer as a client does."""
     return answer()
 
@@ -34,9 +36,9 @@ class InProcess:
     experiment: Experiment
     root: Path
     fault: Fault = honest
-    clients: dict[int, int] = field(default_factory=dict)
-    asked: list[tuple[Kind, int]] = field(default_factory=list)
-    log: list[str] = field(default_factory=list)
+    clients: dict[int, int] = entry(default_factory=dict)
+    asked: list[tuple[Kind, int]] = entry(default_factory=list)
+    log: list[str] = entry(default_factory=list)
     waited: float = 0.0
 
     def __post_init__(self) -> None:
@@ -50,19 +52,16 @@ class InProcess:
     def ask(
         self,
         kind: Kind,
-        letters: Mapping[int, Letter],
+        requests: Mapping[int, Envelope],
         timeout: float,  # noqa: ARG002 - a Link
-        enough: Callable[[Answers], bool] | None = None,  # noqa: ARG002 - all answer at once
-    ) -> Answers:
-        found: Answers = {}
+        enough: Callable[[Replies], bool] | None = None,  # noqa: ARG002 - all answer at once
+    ) -> Replies:
+        found: Replies = {}
         # the reverse of the order of clients: replies come as they like
-        for node, letter in sorted(letters.items(), reverse=True):
+        for node, request in sorted(requests.items(), reverse=True):
             client = self.clients[node]
             self.asked.append((kind, client))
-            arrived = Letter(from_text(to_text(letter.meta)), letter.parts)
-            answer = self.fault(kind, client, arrived, partial(self.site(client), kind, arrived))
-            if isinstance(answer, Letter):
-                answer = Letter(from_text(to_text(answer.meta)), answer.parts)
+            answer = self.fault(kind, client, request, partial(self.site(client), kind, request))
             if answer is not None:
                 found[node] = answer
         return found
@@ -70,13 +69,13 @@ class InProcess:
     def pause(self, seconds: float) -> None:
         self.waited += seconds
 
-    def site(self, client: int) -> Callable[[Kind, Letter], Letter]:
-        # a new one for every letter, as Flower starts a new process
-        def answer(kind: Kind, letter: Letter) -> Letter:
+    def site(self, client: int) -> Callable[[Kind, Envelope], Envelope]:
+        # a new one for every request, as Flower starts a new process
+        def answer(kind: Kind, request: Envelope) -> Envelope:
             site = RemoteClient(self.experiment, client, alone(self._data, client), self.root)
-            return site.answer(kind, letter)
+            return site.answer(kind, request)
 
-        return lambda kind, letter: answered(lambda: answer(kind, letter))
+        return lambda kind, request: answered(lambda: answer(kind, request))
 
     def run(self, out: Path, **deployment: Any) -> list[dict[str, Any]]:
         """Run a federation; return its records as JSON values."""
@@ -88,6 +87,17 @@ class InProcess:
             self.experiment, count, Deployment(out=str(out), **{"wait": 1.0, **deployment})
         )
         return Federation(settings, self, self.log.append)
+
+
+def fields(envelope: Envelope) -> dict[str, Any]:
+    """Return what a message says."""
+    found: dict[str, Any] = json.loads(envelope.text)
+    return found
+
+
+def changed(envelope: Envelope, **changes: object) -> Envelope:
+    """Return a forged copy of a message."""
+    return Envelope(json.dumps({**fields(envelope), **changes}), envelope.parts)
 
 
 def simulated(experiment: Experiment, folder: Path | None = None) -> Run:

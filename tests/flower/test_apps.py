@@ -169,7 +169,9 @@ def test_own_data_and_an_own_problem(tmp_path: Path) -> None:
     assert found.server["weight"].shape == (2, 3)
     (state,) = (tmp_path / "run" / "checkpoint").glob("round-*/state.json")
     reported = json.loads(state.read_text())
-    assert reported["pool"]["members"]["clients"][1]["profile"] == {"flops_per_second": 1e9}
+    assert reported["pool"]["members"]["clients"][1]["hello"]["profile"] == {
+        "flops_per_second": 1e9
+    }
 
 
 @pytest.mark.usefixtures("identity")
@@ -181,6 +183,22 @@ def test_why_a_run_failed_is_in_its_folder(tmp_path: Path) -> None:
         run(*apps, config, nodes(tmp_path / "state"), broken=(71,))
     assert "the clients 1 of 3 have not reported" in (tmp_path / "run" / ERROR_FILE).read_text()
     assert not (tmp_path / "run" / DONE_FILE).exists()
+
+
+@pytest.mark.usefixtures("identity")
+@pytest.mark.parametrize("error", [ValueError("odd \ud800"), ParsiflError("odd \ud800")])
+def test_any_failure_leaves_its_reason(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("parsifl.flower.server.Federation.run", fail)
+    chosen = Experiment("fedavg", data="digits", clients=3, rounds=1)
+    config = to_config(chosen, Deployment(out=str(tmp_path / "run")))
+    with pytest.raises(type(error)):
+        run(parsifl.flower.server_app(), parsifl.flower.client_app(), config, [])
+    assert "odd " in (tmp_path / "run" / ERROR_FILE).read_text()
 
 
 @pytest.mark.usefixtures("identity")

@@ -74,3 +74,25 @@ def test_private_files_are_private_and_kept(tmp_path: Path) -> None:
         assert path.stat().st_mode & 0o777 == 0o600
     with pytest.raises(ConfigError, match="already holds keys"):
         make_keys(tmp_path / "a", 1)
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["", "server.example.org:90", "münchen.example", "a b", "x" * 300, "-a.example", "a..b"],
+)
+def test_a_host_that_no_certificate_can_name_is_rejected(host: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="not a host name or address"):
+        make_keys(tmp_path / "a", 1, [host])
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_long_host_name_has_a_certificate(tmp_path: Path) -> None:
+    host = f"{'a' * 60}.{'b' * 60}.example.org"
+    keys = make_keys(tmp_path / "a", 1, [host])
+    handshake(*contexts(keys.path, keys.authority), host)
+
+
+@pytest.mark.parametrize("days", [0, -1, 10_000_000])
+def test_impossible_lifetimes_are_rejected(days: int, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="days must be between 1 and 3650"):
+        make_keys(tmp_path / "a", 1, days=days)

@@ -1,16 +1,19 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from parsifl.core.errors import ConfigError, DataError
+from parsifl.core.errors import ConfigError, DataError, WireError
 from parsifl.data.clients import ClientData
 from parsifl.engine.experiment import Experiment
 from parsifl.flower.client import RemoteClient, alone, answered, client_number, placed, state_root
-from parsifl.flower.message import Letter
+from parsifl.flower.data_schema import DataSchema
+from parsifl.flower.message import Envelope
+from parsifl.flower.network_schema import FailureReply, TrainRequest, failure_in
 
 RNG = np.random.default_rng(0)
 PAIRS = [(RNG.standard_normal((n, 2)), RNG.integers(0, 2, n)) for n in (8, 12, 16)]
@@ -53,16 +56,28 @@ def test_the_state_folder_comes_from_the_node(monkeypatch: pytest.MonkeyPatch) -
     assert state_root({}) == Path.home() / ".parsifl" / "state"
 
 
-def test_a_letter_for_another_client_is_refused(tmp_path: Path) -> None:
+def test_a_request_for_another_client_is_refused(tmp_path: Path) -> None:
     site = RemoteClient(Experiment("fedavg", model="glm"), 0, PAIRS[0], tmp_path)
-    reply = answered(lambda: site.answer("train", Letter({"client": 1})))
-    assert reply.meta == {"error": "client: this is 0, not 1"}
+    own = json.loads(site.hello().text)
+    request = TrainRequest(
+        client=1,
+        round=0,
+        experiment="0" * 32,
+        accepted=0,
+        oldest=0,
+        data_schema=DataSchema.read(own["data_schema"]),
+        uploads=True,
+    )
+    with pytest.raises(WireError, match="client: this is 0, not 1"):
+        site.answer("train", request.envelope())
+    reply = failure_in(answered(lambda: site.answer("train", request.envelope())))
+    assert reply == FailureReply(error="WireError")
 
 
 def test_a_failure_of_the_users_code_does_not_tell_its_text() -> None:
-    def load() -> Letter:
+    def load() -> Envelope:
         raise ValueError("patient 17 has no age")
 
     reply = answered(load)
-    assert "ValueError" in reply.meta["error"]
-    assert "17" not in reply.meta["error"]
+    assert "ValueError" in reply.text
+    assert "17" not in reply.text

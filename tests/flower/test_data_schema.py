@@ -16,23 +16,23 @@ from parsifl.flower.data_schema import DataSchema, agree
 ROWS = np.random.default_rng(0).standard_normal((8, 3))
 
 
-def facts(y: Any, x: Any = ROWS) -> DataSchema:
+def schema(y: Any, x: Any = ROWS) -> DataSchema:
     return DataSchema.of(ClientData.of([(x, np.asarray(y))]))
 
 
-def test_facts_survive_json_and_hold_no_rows() -> None:
-    found = facts([0, 1, 2, 0, 1, 2, 0, 1])
+def test_schema_survive_json_and_hold_no_rows() -> None:
+    found = schema([0, 1, 2, 0, 1, 2, 0, 1])
     text = json.dumps(found.to_json())
     assert DataSchema.read(json.loads(text)) == found
     assert len(text) < 300
 
 
 def test_the_example_has_the_form_of_the_data() -> None:
-    sparse = facts(np.arange(8.0) / 3, csr_matrix(ROWS))
+    sparse = schema(np.arange(8.0) / 3, csr_matrix(ROWS))
     assert sparse.sparse
     assert sparse.example().x.shape == (1, 3)
     assert DataSchema.of(sparse.example()) == sparse
-    dense = facts([0, 1] * 4)
+    dense = schema([0, 1] * 4)
     assert DataSchema.of(dense.example()) == dense
     assert dense.features(5).shape == (5, 3)
     assert dense.features(5).device.type == dense.targets(5).device.type == "meta"
@@ -40,7 +40,7 @@ def test_the_example_has_the_form_of_the_data() -> None:
 
 
 def test_a_client_may_lack_classes() -> None:
-    few, many = facts([0, 1] * 4), facts([0, 1, 2, 3] * 2)
+    few, many = schema([0, 1] * 4), schema([0, 1, 2, 3] * 2)
     assert agree([few, many]).classes == 4
 
 
@@ -48,7 +48,7 @@ def test_a_client_may_lack_classes() -> None:
     "other", [{"shape": (4,)}, {"dtype": "float32"}, {"sparse": True}, {"classes": None}]
 )
 def test_other_differences_are_refused(other: dict[str, Any]) -> None:
-    found = facts([0, 1] * 4)
+    found = schema([0, 1] * 4)
     with pytest.raises(DataError):
         agree([found, replace(found, **other)])
 
@@ -58,9 +58,16 @@ def test_other_differences_are_refused(other: dict[str, Any]) -> None:
     [
         {"shape": [0]}, {"shape": "3"}, {"shape": [1 << 30, 1 << 30]}, {"shape": [1.5]},
         {"dtype": "object"}, {"target_dtype": None}, {"classes": -1}, {"classes": True},
-        {"sparse": 1}, {"name": "x" * 300}, {"more": 1},
+        {"sparse": 1}, {"dtype": ["float32"]}, {"classes": 2**31 - 1}, {"classes": 10**400},
+        {"name": "x" * 300}, {"more": 1},
     ],
 )  # fmt: skip
-def test_forged_facts_are_refused(change: dict[str, Any]) -> None:
-    with pytest.raises(WireError, match="facts"):
-        DataSchema.read({**facts([0, 1] * 4).to_json(), **change})
+def test_forged_schema_are_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(WireError, match="data_schema"):
+        DataSchema.read({**schema([0, 1] * 4).to_json(), **change})
+
+
+def test_labels_that_are_really_numbers_are_rejected() -> None:
+    data = replace(ClientData.of([(ROWS, np.arange(8) % 2)]), classes=2**40)
+    with pytest.raises(DataError, match="convert targets that are numbers"):
+        DataSchema.of(data)

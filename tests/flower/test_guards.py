@@ -12,22 +12,33 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.flower.inprocess import changed, fields
 from tests.flower.test_regression import EXPERIMENT, Sites, hospitals, in_process, study
 
 from parsifl import wire
 from parsifl.core.errors import ConfigError, DataError, ParsiflError
 from parsifl.engine.experiment import Experiment
 from parsifl.flower.client import answered
+from parsifl.flower.data_schema import DataSchema
 from parsifl.flower.guards import Guards, Refusal, rare
-from parsifl.flower.message import Letter, from_text, to_text
+from parsifl.flower.message import Envelope
 from parsifl.flower.regression import MODEL_FILE, LinearModel
-from parsifl.flower.schema import Schema, prepare
-from parsifl.flower.tables import summarise
+from parsifl.flower.table_schema import TableSchema, prepare
+from parsifl.flower.tables import LevelCounts, NumberSums, summarise
 from parsifl.flower.tablesite import TableSite
 from parsifl.flower.transport import Kind
 
 Columns = dict[str, list[str]]
 RUN = "0" * 32
+WORK: dict[str, Any] = {
+    "client": 0,
+    "round": 0,
+    "experiment": RUN,
+    "accepted": 0,
+    "oldest": 0,
+    "data_schema": DataSchema((3,), "float64", (2,), "float64", None, sparse=False).to_json(),
+    "uploads": True,
+}
 
 
 def ward(rows: int = 40) -> Columns:
@@ -56,22 +67,22 @@ class Hostile:
     table: Mapping[str, list[str]]
     root: Path
     experiment: Experiment = EXPERIMENT
-    replies: list[Letter] = field(default_factory=list)
+    replies: list[Envelope] = field(default_factory=list)
 
-    def ask(self, kind: Kind, **meta: Any) -> Letter:
+    def ask(self, kind: Kind, **meta: Any) -> Envelope:
         site = TableSite(self.experiment, 0, self.table, self.root, "days")
-        letter = Letter(from_text(to_text(meta)))
-        reply = answered(lambda: site.answer(kind, letter))
+        request = Envelope(json.dumps(meta))
+        reply = answered(lambda: site.answer(kind, request))
         self.replies.append(reply)
         return reply
 
-    def products(self, agreement: Any, support: Any, run: str = RUN) -> Letter:
-        head = {"client": 0, "round": 0, "experiment": run, "ack": 0}
+    def products(self, agreement: Any, support: Any, run: str = RUN) -> Envelope:
+        head = {"client": 0, "round": 0, "experiment": run}
         return self.ask("products", agreement=agreement, support=support, **head)
 
     def everything(self) -> str:
         """Return all texts that arrived."""
-        return "\n".join(to_text(reply.meta) for reply in self.replies)
+        return "\n".join(reply.text for reply in self.replies)
 
 
 def number(name: str, mean: float = 0.0, scale: float = 1.0) -> dict[str, Any]:
@@ -92,11 +103,11 @@ def honest() -> dict[str, Any]:
     return agreement(number("age", 50, 20), number("income", 5e4, 2e4), words("sex", ["f", "m"]))
 
 
-def refused(reply: Letter, rule: str) -> None:
+def refused(reply: Envelope, rule: str) -> None:
     assert reply.parts == {}
-    assert reply.meta.get("rule") == rule, reply.meta
-    assert "site 0 refuses" in reply.meta["error"]
-    assert not {"summary", "samples", "sums"} & reply.meta.keys()
+    assert fields(reply).keys() == {"error", "detail", "rule"}
+    assert fields(reply)["rule"] == rule, reply.text
+    assert "site 0 refuses" in fields(reply)["detail"]
 
 
 # ------------------------------------------------------------------ what leaves at first
@@ -110,8 +121,8 @@ def test_one_odd_code_sends_no_value(
     with caplog.at_level(logging.ERROR, "parsifl"):
         reply = server.ask("agree")
     refused(reply, "numbers")
-    assert "column 'income': not all values are numbers" in reply.meta["error"]
-    assert "declare missing codes" in reply.meta["error"]
+    assert "column 'income': not all values are numbers" in fields(reply)["detail"]
+    assert "declare missing codes" in fields(reply)["detail"]
     assert not any(value in server.everything() for value in [*table["income"], *table["age"]])
     assert "income" in caplog.text
     assert "row 13" in caplog.text
@@ -122,8 +133,8 @@ def test_a_level_of_one_row_is_in_no_message_and_no_model(tmp_path: Path) -> Non
     tables[1]["ward"][5] = "leprosy"
     sites = Sites(tables, tmp_path / "state")
     study(sites, tmp_path / "run").run()
-    assert all("leprosy" not in to_text(letter.meta) for letter in sites.sent)
-    assert all(b"leprosy" not in part for letter in sites.sent for part in letter.parts.values())
+    assert all("leprosy" not in request.text for request in sites.sent)
+    assert all(b"leprosy" not in part for request in sites.sent for part in request.parts.values())
     assert "leprosy" not in (tmp_path / "run" / MODEL_FILE).read_text()
     texts = [path.read_text() for path in (tmp_path / "run").rglob("*.json*")]
     assert texts
@@ -133,7 +144,7 @@ def test_a_level_of_one_row_is_in_no_message_and_no_model(tmp_path: Path) -> Non
 def test_no_count_below_the_minimum_leaves(tmp_path: Path) -> None:
     table = with_patient()
     table["diagnosis"][3] = ""
-    sent = Hostile(table, tmp_path).ask("agree").meta["summary"]["columns"]["diagnosis"]
+    sent = fields(Hostile(table, tmp_path).ask("agree"))["summary"]["columns"]["diagnosis"]
     assert "progeria" not in sent["levels"]
     assert all(count >= 3 for count in sent["levels"].values())
     assert sent["missing"] == 0
@@ -143,7 +154,7 @@ def test_no_count_below_the_minimum_leaves(tmp_path: Path) -> None:
 def test_names_and_record_numbers_become_one_level(tmp_path: Path) -> None:
     table = {**ward(), "name": [f"P{i:03d}" for i in range(40)]}
     reply = Hostile(table, tmp_path).ask("agree")
-    assert reply.meta["summary"]["columns"]["name"]["levels"] == {"(rare)": 40}
+    assert fields(reply)["summary"]["columns"]["name"]["levels"] == {"(rare)": 40}
 
 
 def test_a_site_with_few_rows_sends_nothing(tmp_path: Path) -> None:
@@ -162,7 +173,7 @@ def test_a_study_of_two_sites_is_refused(tmp_path: Path) -> None:
 def test_a_number_that_one_row_has_is_withheld(values: list[str], tmp_path: Path) -> None:
     reply = Hostile({**ward(), "dose": values}, tmp_path).ask("agree")
     nothing = {"count": 0, "sum": 0.0, "squares": 0.0}
-    assert reply.meta["summary"]["columns"]["dose"] == nothing
+    assert fields(reply)["summary"]["columns"]["dose"] == nothing
 
 
 @pytest.mark.parametrize("marker", ["(rare)", "(missing)"])
@@ -193,11 +204,11 @@ AGES = [f"{value / 10:.1f}" for value in range(1300)]
         (honest(), [0] * 3000, "support"),
         (honest(), [0, 0], "support"),
         (honest(), [0, 7], "support"),
-        (honest(), [0, True], "support"),
+        (honest(), [0, True], "request"),
         (agreement(*honest()["columns"], number("age", 1.0)), [0, 3], "columns"),
         (agreement(number("age", 1e300), *honest()["columns"][1:]), [0, 1], "scales"),
         (agreement(number("age", 50, 1e-300), *honest()["columns"][1:]), [0, 1], "scales"),
-        (agreement(number("age", float("nan")), *honest()["columns"][1:]), [0, 1], "scales"),
+        (agreement(number("age", float("nan")), *honest()["columns"][1:]), [0, 1], "request"),
         (agreement(*honest()["columns"][:2], words("sex", ["x", "f"])), [0, 1], "levels"),
         (agreement(*honest()["columns"][:2], number("sex")), [0, 1], "kinds"),
         (agreement(*honest()["columns"], rows=20), [0, 1], "agreement"),
@@ -208,9 +219,9 @@ def test_a_forged_request_gets_a_rule(
 ) -> None:
     server = Hostile(ward(), tmp_path)
     refused(server.products(forged, support), rule)
-    if rule != "support":
+    if forged != honest():
         refused(server.ask("hello", agreement=forged), rule)
-        refused(server.ask("train", agreement=forged, client=0, experiment=RUN), rule)
+        refused(server.ask("train", agreement=forged, **WORK), rule)
 
 
 def test_more_columns_than_tau_or_a_third_of_the_rows_are_refused(tmp_path: Path) -> None:
@@ -297,10 +308,10 @@ def test_the_server_names_a_site_that_refuses_its_products(tmp_path: Path) -> No
     link: Any = sites
     answer = link._answer
 
-    def refusing(kind: Kind, client: int, letter: Letter) -> Letter:
+    def refusing(kind: Kind, client: int, request: Envelope) -> Envelope:
         if kind == "products" and client == 1:
-            letter = Letter({**letter.meta, "support": [0, 0]})
-        reply: Letter = answer(kind, client, letter)
+            request = changed(request, support=[0, 0])
+        reply: Envelope = answer(kind, client, request)
         return reply
 
     link._answer = refusing
@@ -336,26 +347,28 @@ def test_a_failure_keeps_its_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("parsifl.flower.tablesite.summarise", fail)
     reply = Hostile(ward(), tmp_path).ask("agree")
     refused(reply, "failure")
-    assert "81.5" not in to_text(reply.meta)
+    assert "81.5" not in reply.text
 
 
 # ------------------------------------------------------------------ guards and schema
 def test_declared_codes_are_missing_values() -> None:
     table = ward()
     table["income"][:3] = ["<0.3", ".", "N/A"]
-    schema = Schema(missing=("<0.3",)).joined({"missing": ".|N/A"})
+    schema = TableSchema(missing=("<0.3",)).joined({"missing": ".|N/A"})
     found = summarise(prepare(table, "days", schema, Guards()))
-    assert found["columns"]["income"]["count"] == 37
+    income = found.columns["income"]
+    assert isinstance(income, NumberSums)
+    assert income.count == 37
 
 
 def test_declared_words_may_look_like_numbers() -> None:
     table = {**ward(), "icd": ["250", "401", "250", "E11"] * 10}
     with pytest.raises(Refusal, match="column 'icd': not all values are numbers"):
-        prepare(table, "days", Schema(), Guards())
-    found = summarise(prepare(table, "days", Schema().joined({"words": "icd|sex"}), Guards()))
-    assert found["columns"]["icd"]["levels"] == {"250": 20, "401": 10, "E11": 10}
+        prepare(table, "days", TableSchema(), Guards())
+    found = summarise(prepare(table, "days", TableSchema().joined({"words": "icd|sex"}), Guards()))
+    assert found.columns["icd"] == LevelCounts({"250": 20, "401": 10, "E11": 10}, 0)
     with pytest.raises(Refusal, match="declared as words is not in its table"):
-        prepare(table, "days", Schema(words=("icd10",)), Guards())
+        prepare(table, "days", TableSchema(words=("icd10",)), Guards())
 
 
 @pytest.mark.parametrize(
@@ -371,7 +384,7 @@ def test_declared_words_may_look_like_numbers() -> None:
 )
 def test_a_site_checks_its_own_table(change: Columns, rule: str) -> None:
     with pytest.raises(Refusal) as found:
-        prepare({**ward(), **change}, "days", Schema(), Guards())
+        prepare({**ward(), **change}, "days", TableSchema(), Guards())
     assert found.value.rule == rule
 
 
@@ -399,6 +412,6 @@ def test_merged_levels_are_never_small(counts: dict[str, int], merged: set[str])
     assert rare(counts, 3) == merged
 
 
-def _sums(reply: Letter) -> dict[str, Any]:
+def _sums(reply: Envelope) -> dict[str, Any]:
     sums: dict[str, Any] = wire.decode(reply.parts["sums"], dict[str, torch.Tensor])
     return sums

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.flower.inprocess import Answer, InProcess, simulated
+from tests.flower.inprocess import Answer, InProcess, fields, simulated
 
 from parsifl import wire
 from parsifl.core import tree
 from parsifl.engine import checkpoint
 from parsifl.engine.experiment import Experiment
-from parsifl.flower.message import Letter
+from parsifl.flower.message import Envelope
 from parsifl.flower.transport import Kind
 
 
@@ -23,13 +23,13 @@ def experiment(algorithm: str, rounds: int = 3) -> Experiment:
     )
 
 
-def huge(kind: Kind, client: int, letter: Letter, answer: Callable[[], Letter]) -> Answer:
+def huge(kind: Kind, client: int, request: Envelope, answer: Callable[[], Envelope]) -> Answer:
     """Client 1 sends 3e38 in round 2."""
     reply = answer()
-    if kind == "train" and client == 1 and letter.meta["round"] == 1:
+    if kind == "train" and client == 1 and fields(request)["round"] == 1:
         whole = wire.decode(reply.parts["upload"], dict[str, torch.Tensor])
         spoilt = tree.map(lambda leaf: torch.full_like(leaf, 3e38), whole)
-        return Letter(reply.meta, {"upload": wire.encode(spoilt)})
+        return Envelope(reply.text, {"upload": wire.encode(spoilt)})
     return reply
 
 

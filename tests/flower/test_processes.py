@@ -20,9 +20,9 @@ time.sleep(60)
 """
 PARENT = """
 import os, pathlib, sys, time
-from parsifl.flower import children
+from parsifl.flower import processes
 here = pathlib.Path.cwd()
-child = children.start(["sleep", "60"], here / "log", dict(os.environ), here)
+child = processes.start(["sleep", "60"], here / "log", dict(os.environ), here)
 (here / "child").write_text(str(child.pid))
 time.sleep(60)
 """

@@ -11,24 +11,24 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 from parsifl import wire
 from parsifl.core.errors import WireError
-from parsifl.flower.message import Letter
+from parsifl.flower.message import Envelope
 from parsifl.flower.records import STYPE, pack, unpack
 
 
-def test_a_letter_survives_the_records() -> None:
-    letter = Letter({"round": 3, "info": {"loss": 0.1}}, {"upload": b"\x00\xff", "model": b""})
-    assert unpack(pack(letter)) == letter
+def test_a_message_survives_the_records() -> None:
+    message = Envelope('{"round": 3}', {"upload": b"\x00\xff", "model": b""})
+    assert unpack(pack(message)) == message
 
 
-def test_a_letter_without_parts_has_no_array() -> None:
-    records = pack(Letter({"client": 1}))
+def test_a_message_without_parts_has_no_array() -> None:
+    records = pack(Envelope('{"client": 1}'))
     assert list(records) == ["parsifl"]
     assert unpack(records).parts == {}
 
 
 def test_the_overhead_of_records_is_small() -> None:
     data = wire.encode({"w": torch.eye(100)})
-    records = pack(Letter({"client": 1, "round": 2}, {"upload": data}))
+    records = pack(Envelope('{"client": 1, "round": 2}', {"upload": data}))
     sent = sum(len(part.deflate()) for part in get_all_nested_objects(records).values())
     assert len(data) < sent < len(data) + 700
 
@@ -38,9 +38,6 @@ def test_the_overhead_of_records_is_small() -> None:
     [
         RecordDict(),
         RecordDict({"parsifl": ConfigRecord({"meta": 3})}),
-        RecordDict({"parsifl": ConfigRecord({"meta": "[1]"})}),
-        RecordDict({"parsifl": ConfigRecord({"meta": "{"})}),
-        RecordDict({"parsifl": ConfigRecord({"meta": "[" * 100_000})}),
         RecordDict({"parsifl": ConfigRecord({"meta": "{}"}), "parsifl.parts": ConfigRecord()}),
     ],
 )
@@ -50,7 +47,7 @@ def test_other_records_are_refused(records: RecordDict) -> None:
 
 
 def test_an_array_of_another_type_is_refused() -> None:
-    records = pack(Letter({}))
+    records = pack(Envelope())
     records["parsifl.parts"] = ArrayRecord({"upload": Array(np.zeros(3))})
     with pytest.raises(WireError, match=STYPE):
         unpack(records)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.flower.inprocess import changed, fields
 
 from parsifl.core.errors import ParsiflError
 from parsifl.engine.experiment import Experiment
@@ -14,13 +15,13 @@ from parsifl.estimators import FederatedSparseRegressor
 from parsifl.flower.app_template import write_app
 from parsifl.flower.client import answered
 from parsifl.flower.guards import Guards
-from parsifl.flower.message import Letter, from_text, to_text
+from parsifl.flower.message import Envelope
 from parsifl.flower.regression import MODEL_FILE, LinearModel, Regression
-from parsifl.flower.schema import Schema, prepare
 from parsifl.flower.settings import Deployment, Settings
+from parsifl.flower.table_schema import TableSchema, prepare
 from parsifl.flower.tables import Agreement, read_csv, summarise
 from parsifl.flower.tablesite import TableSite
-from parsifl.flower.transport import Answers, Kind
+from parsifl.flower.transport import Kind, Replies
 
 EXPERIMENT = Experiment(
     "fedgradmp", {"tau": 4, "batch_size": None}, clients=3, rounds=4, evaluate_every=0
@@ -34,11 +35,13 @@ def hospitals(folder: Path) -> list[dict[str, list[str]]]:
 
 def in_process(tables: list[dict[str, list[str]]], rounds: int = 4) -> tuple[Any, float]:
     """Fit the estimator to the same columns; return coefficients and intercept."""
-    ready = [prepare(table, "days", Schema(), Guards()) for table in tables]
+    ready = [prepare(table, "days", TableSchema(), Guards()) for table in tables]
     agreed = Agreement.of([summarise(own) for own in ready], "days")
     parts = [agreed.encode(own.table) for own in ready]
     groups = np.repeat(np.arange(len(parts)), [len(y) for _, y in parts])
-    model = FederatedSparseRegressor(4, rounds=rounds, standardize=False, fit_intercept=False)
+    model = FederatedSparseRegressor(
+        4, solver="fedgradmp", rounds=rounds, standardize=False, fit_intercept=False
+    )
     model.fit(np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts]), groups)
     return agreed.original(model.coef_)
 
@@ -50,7 +53,7 @@ class Sites:
     tables: list[dict[str, list[str]]]
     root: Path
     asked: list[Kind] = field(default_factory=list)
-    sent: list[Letter] = field(default_factory=list)
+    sent: list[Envelope] = field(default_factory=list)
     refuse: tuple[Kind, ...] = ()
     log: list[str] = field(default_factory=list)
     meanwhile: Callable[[], None] = lambda: None
@@ -61,23 +64,22 @@ class Sites:
     def ask(
         self,
         kind: Kind,
-        letters: Mapping[int, Letter],
+        requests: Mapping[int, Envelope],
         timeout: float,  # noqa: ARG002 - a Link
-        enough: Callable[[Answers], bool] | None = None,  # noqa: ARG002 - all answer at once
-    ) -> Answers:
+        enough: Callable[[Replies], bool] | None = None,  # noqa: ARG002 - all answer at once
+    ) -> Replies:
         self.asked.append(kind)
         return {
-            node: self._answer(kind, node - 10, letter)
-            for node, letter in letters.items()
+            node: self._answer(kind, node - 10, request)
+            for node, request in requests.items()
             if kind not in self.refuse
         }
 
-    def _answer(self, kind: Kind, client: int, letter: Letter) -> Letter:
+    def _answer(self, kind: Kind, client: int, request: Envelope) -> Envelope:
         site = TableSite(EXPERIMENT, client, self.tables[client], self.root, "days")
-        arrived = Letter(from_text(to_text(letter.meta)), letter.parts)
-        reply = answered(lambda: site.answer(kind, arrived))
+        reply = answered(lambda: site.answer(kind, request))
         self.sent.append(reply)
-        return Letter(from_text(to_text(reply.meta)), reply.parts)
+        return reply
 
     def pause(self, seconds: float) -> None:  # noqa: ARG002 - a Link
         """Wait for nothing; somebody may mend a site meanwhile."""
@@ -108,14 +110,14 @@ def test_the_fit_across_sites_is_the_fit_in_process_bit_for_bit(tmp_path: Path) 
 def test_no_answer_is_as_long_as_the_rows(tmp_path: Path) -> None:
     sites = Sites(hospitals(tmp_path / "app"), tmp_path / "state")
     study(sites, tmp_path / "run").run()
-    longest = max(sum(map(len, letter.parts.values())) for letter in sites.sent)
+    longest = max(sum(map(len, request.parts.values())) for request in sites.sent)
     assert longest < 300  # the tables have 80 to 200 rows of 16 columns
 
 
 def test_a_run_goes_on_with_the_columns_that_it_began_with(tmp_path: Path) -> None:
     tables = hospitals(tmp_path / "app")
     sites = Sites(tables, tmp_path / "state", refuse=("products",))
-    with pytest.raises(ParsiflError, match="has not told its products"):
+    with pytest.raises(ParsiflError, match="sent no products that can be used: no reply"):
         study(sites, tmp_path / "run").run()
     sites.refuse, sites.asked = (), []
     study(sites, tmp_path / "run", resume=True).run()
@@ -136,7 +138,7 @@ def test_predictions_are_in_the_units_of_the_tables(tmp_path: Path) -> None:
 def test_sites_that_cannot_tell_are_named(tmp_path: Path) -> None:
     tables = hospitals(tmp_path / "app")
     del tables[1]["days"]
-    with pytest.raises(ParsiflError, match=r"2 of 3 clients have told.*no column 'days'"):
+    with pytest.raises(ParsiflError, match=r"2 of 3 clients have described.*no column 'days'"):
         study(Sites(tables, tmp_path / "state"), tmp_path / "run", wait=0.01).run()
 
 
@@ -152,3 +154,48 @@ def test_a_site_that_is_mended_while_the_server_waits_takes_part(tmp_path: Path)
     assert "no column 'days'" in complaints[0]
     model = LinearModel.load(tmp_path / "run" / MODEL_FILE)
     assert np.array_equal(model.coef_, in_process(tables)[0])
+
+
+@pytest.mark.parametrize(
+    "text", ["", "5", "{}", "[" * 10**5, '{"agreement": 3}', '{"agreement": null, "coef": "x"}']
+)
+def test_a_damaged_model_is_an_error_of_the_file(text: str, tmp_path: Path) -> None:
+    path = tmp_path / MODEL_FILE
+    path.write_text(text)
+    with pytest.raises(ParsiflError, match=r"model\.json|agreement"):
+        LinearModel.load(path)
+
+
+@pytest.mark.parametrize("kind", ["agree", "hello", "products"])
+def test_a_site_cannot_change_its_number_on_the_way(kind: Kind, tmp_path: Path) -> None:
+    sites = Sites(hospitals(tmp_path / "app"), tmp_path / "state")
+    link: Any = sites
+    answer = link._answer
+
+    def lying(asked: Kind, client: int, request: Envelope) -> Envelope:
+        reply: Envelope = answer(asked, client, request)
+        return changed(reply, client=2) if (asked, client) == (kind, 1) else reply
+
+    link._answer = lying
+    with pytest.raises(ParsiflError, match=r"2 of 3|the clients 1 of 3|client 1 sent no products"):
+        study(sites, tmp_path / "run", wait=0.01).run()
+    if kind != "products":
+        assert any("node 11" in line for line in sites.log)
+
+
+@pytest.mark.parametrize("rows", [10**400, -1, 2**62, 1.5, None, [400]])
+def test_a_hostile_summary_does_not_end_the_study(rows: Any, tmp_path: Path) -> None:
+    sites = Sites(hospitals(tmp_path / "app"), tmp_path / "state")
+    link: Any = sites
+    answer = link._answer
+    lies = iter([True])
+
+    def lying(asked: Kind, client: int, request: Envelope) -> Envelope:
+        reply: Envelope = answer(asked, client, request)
+        if asked == "agree" and client == 1 and next(lies, False):
+            return changed(reply, summary={**fields(reply)["summary"], "rows": rows})
+        return reply
+
+    link._answer = lying
+    study(sites, tmp_path / "run").run()
+    assert any("node 11 cannot take part yet: summary" in line for line in sites.log)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from tests.flower.inprocess import Answer, InProcess, honest, simulated
+from tests.flower.inprocess import Answer, Fault, InProcess, changed, fields, honest, simulated
 from tests.records import read_metrics
 
 from parsifl import wire
@@ -18,7 +19,7 @@ from parsifl.core.errors import CheckpointError, DataError, ParsiflError
 from parsifl.engine import checkpoint
 from parsifl.engine.evaluation import Evaluation
 from parsifl.engine.experiment import Experiment
-from parsifl.flower.message import Letter
+from parsifl.flower.message import Envelope
 from parsifl.flower.transport import Kind
 
 SAME = (
@@ -30,7 +31,7 @@ SAME = (
     "dense_down",
     "entropy_up",
     "flops",
-    "info",
+    "metrics",
 )
 MATRIX = ("ditto", "fedavg", "fedgradmp", "fedht", "fedslr", "scaffold")  # in `make test-matrix`
 LINEAR = ("distributediht", "fedht", "fediterht", "fedgradmp", "inexactfedgradmp")
@@ -53,6 +54,7 @@ def server_state(path: Path, method: Experiment) -> object:
     [
         pytest.param(name, marks=[pytest.mark.bits] if name in MATRIX else [])
         for name in registry.algorithms()
+        if name != "fedbestsubset"  # all clients take part: see the golden trajectories
     ],
 )
 def test_every_algorithm_gives_the_bits_and_books_of_the_simulation(
@@ -101,9 +103,9 @@ def test_fine_tuning_and_sampled_clients_are_judged_as_in_one_process(tmp_path: 
 
 
 def test_the_server_never_sees_rows_or_personal_models(tmp_path: Path) -> None:
-    sent: list[Letter] = []
+    sent: list[Envelope] = []
 
-    def watch(kind: Kind, _: int, __: Letter, answer: Callable[[], Letter]) -> Answer:
+    def watch(kind: Kind, _: int, __: Envelope, answer: Callable[[], Envelope]) -> Answer:
         reply = answer()
         if kind != "train":
             sent.append(reply)
@@ -112,8 +114,8 @@ def test_the_server_never_sees_rows_or_personal_models(tmp_path: Path) -> None:
     chosen = experiment("ditto", rounds=1)
     InProcess(chosen, tmp_path / "state", watch).run(tmp_path / "run")
     assert len(sent) == 8
-    assert all(not letter.parts for letter in sent)
-    assert max(len(json.dumps(dict(letter.meta))) for letter in sent) < 1000
+    assert all(not request.parts for request in sent)
+    assert max(len(request.text) for request in sent) < 1000
     assert not list((tmp_path / "run" / "checkpoint").rglob("part-*"))  # nothing of a client
 
 
@@ -121,9 +123,9 @@ def test_the_server_never_sees_rows_or_personal_models(tmp_path: Path) -> None:
 def test_a_killed_server_goes_on_with_the_same_bits(tmp_path: Path) -> None:
     """Killed after the clients of round 2 worked, before their uploads were counted."""
 
-    def kill(kind: Kind, client: int, letter: Letter, answer: Callable[[], Letter]) -> Answer:
+    def kill(kind: Kind, client: int, request: Envelope, answer: Callable[[], Envelope]) -> Answer:
         reply = answer()
-        if kind == "train" and letter.meta["round"] == 1 and client == 0:
+        if kind == "train" and fields(request)["round"] == 1 and client == 0:
             raise KeyboardInterrupt
         return reply
 
@@ -140,9 +142,9 @@ def test_a_killed_server_goes_on_with_the_same_bits(tmp_path: Path) -> None:
 
 
 def test_a_server_that_is_killed_while_judging_goes_on(tmp_path: Path) -> None:
-    def kill(kind: Kind, client: int, letter: Letter, answer: Callable[[], Letter]) -> Answer:
+    def kill(kind: Kind, client: int, request: Envelope, answer: Callable[[], Envelope]) -> Answer:
         reply = answer()
-        if kind == "evaluate" and letter.meta["round"] == 1 and client == 0:  # the last one
+        if kind == "evaluate" and fields(request)["round"] == 1 and client == 0:  # the last one
             raise KeyboardInterrupt
         return reply
 
@@ -158,9 +160,9 @@ def test_a_server_that_is_killed_while_judging_goes_on(tmp_path: Path) -> None:
 def test_a_lost_reply_is_asked_for_again_and_changes_nothing(tmp_path: Path) -> None:
     lost: list[int] = []
 
-    def lose(kind: Kind, client: int, letter: Letter, answer: Callable[[], Letter]) -> Answer:
+    def lose(kind: Kind, client: int, request: Envelope, answer: Callable[[], Envelope]) -> Answer:
         reply = answer()  # the client has worked and stored its state
-        if kind == "train" and letter.meta["round"] == 1 and client == 2 and not lost:
+        if kind == "train" and fields(request)["round"] == 1 and client == 2 and not lost:
             lost.append(client)
             return None
         return reply
@@ -175,12 +177,12 @@ def test_a_lost_reply_is_asked_for_again_and_changes_nothing(tmp_path: Path) -> 
 def test_a_late_client_is_left_out_and_comes_back_with_its_old_state(tmp_path: Path) -> None:
     seen: list[int] = []
 
-    def late(kind: Kind, client: int, letter: Letter, answer: Callable[[], Letter]) -> Answer:
+    def late(kind: Kind, client: int, request: Envelope, answer: Callable[[], Envelope]) -> Answer:
         if kind != "train" or client != 3:
             return answer()
-        seen.append(letter.meta["ack"])
+        seen.append(fields(request)["accepted"])
         reply = answer()
-        return None if letter.meta["round"] == 1 else reply
+        return None if fields(request)["round"] == 1 else reply
 
     chosen = experiment("ditto", evaluate_every=0)
     link = InProcess(chosen, tmp_path / "state", late)
@@ -190,16 +192,12 @@ def test_a_late_client_is_left_out_and_comes_back_with_its_old_state(tmp_path: P
     assert seen == [0, 1, 1]  # it goes on from the round that was counted
 
 
-def _replaced(reply: Letter, **changes: object) -> Letter:
-    return Letter({**reply.meta, **changes}, reply.parts)
-
-
-def _upload(reply: Letter, change: Callable[[dict[str, torch.Tensor]], object]) -> Letter:
+def _upload(reply: Envelope, change: Callable[[dict[str, torch.Tensor]], object]) -> Envelope:
     message = wire.decode(reply.parts["upload"], dict[str, torch.Tensor])
-    return Letter(reply.meta, {"upload": wire.encode(change(message))})
+    return Envelope(reply.text, {"upload": wire.encode(change(message))})
 
 
-def _poisoned(reply: Letter) -> Letter:
+def _poisoned(reply: Envelope) -> Envelope:
     """Return an upload with a NaN in it, which `encode` itself would refuse."""
     message = wire.decode(reply.parts["upload"], dict[str, torch.Tensor])
     name = next(iter(message))
@@ -208,7 +206,7 @@ def _poisoned(reply: Letter) -> Letter:
     needle, nan = torch.tensor(7.25), torch.tensor(float("nan"))
     at = bytes(data).index(needle.numpy().tobytes())
     data[at : at + 4] = nan.numpy().tobytes()
-    return Letter(reply.meta, {"upload": _with_checksum(bytes(data))})
+    return Envelope(reply.text, {"upload": _with_checksum(bytes(data))})
 
 
 def _with_checksum(data: bytes) -> bytes:
@@ -219,15 +217,15 @@ def _with_checksum(data: bytes) -> bytes:
     return frame.PREFIX.pack(frame.MAGIC, version, flags, crc) + data[frame.PREFIX.size :]
 
 
-FORGERIES: dict[str, tuple[Callable[[Letter], Answer], str]] = {
-    "stale round": (lambda r: _replaced(r, round=0), "round: an answer for 0"),
-    "another client": (lambda r: _replaced(r, client=0), "client: an answer for 0"),
-    "another run": (lambda r: _replaced(r, experiment="0" * 32), "experiment: an answer"),
-    "no number": (lambda r: _replaced(r, round="1"), "round: expected int"),
-    "info not finite": (lambda r: _replaced(r, info={"loss": "nan"}), "info: expected finite"),
-    "no upload": (lambda r: Letter(r.meta), "upload: expected one part"),
-    "noise": (lambda r: Letter(r.meta, {"upload": b"\x00" * 100}), "WireError"),
-    "cut off": (lambda r: Letter(r.meta, {"upload": r.parts["upload"][:-3]}), "WireError"),
+FORGERIES: dict[str, tuple[Callable[[Envelope], Answer], str]] = {
+    "stale round": (lambda r: changed(r, round=0), "round: a reply for 0"),
+    "another client": (lambda r: changed(r, client=0), "client: a reply for 0"),
+    "another run": (lambda r: changed(r, experiment="0" * 32), "experiment: a reply"),
+    "no number": (lambda r: changed(r, round="1"), "round: Input should be a valid integer"),
+    "text": (lambda r: changed(r, metrics={"loss": "nan"}), "metrics.loss: Input"),
+    "no upload": (lambda r: Envelope(r.text), "upload: expected one part"),
+    "noise": (lambda r: Envelope(r.text, {"upload": b"\x00" * 100}), "magic"),
+    "cut off": (lambda r: Envelope(r.text, {"upload": r.parts["upload"][:-3]}), "checksum"),
     "wrong shape": (
         lambda r: _upload(r, lambda m: {**m, next(iter(m)): torch.ones(2, 2)}),
         "instead of",
@@ -245,8 +243,8 @@ FORGERIES: dict[str, tuple[Callable[[Letter], Answer], str]] = {
     "bomb": (lambda r: _upload(r, lambda m: {**m, "z": torch.zeros(1 << 24)}), "over the limit"),
     "not a number": (_poisoned, "NaN"),
     "its own failure": (
-        lambda _: Letter({"error": "DataError: no rows"}),
-        "DataError: no rows",
+        lambda _: Envelope('{"error": "DataError"}'),
+        "DataError (details are in the log",
     ),
 }
 
@@ -257,9 +255,9 @@ def test_a_bad_answer_is_refused_and_named_and_the_round_goes_on(
 ) -> None:
     forge, reason = FORGERIES[forgery]
 
-    def fault(kind: Kind, client: int, letter: Letter, answer: Callable[[], Letter]) -> Answer:
+    def fault(kind: Kind, client: int, request: Envelope, answer: Callable[[], Envelope]) -> Answer:
         reply = answer()
-        if kind == "train" and client == 1 and letter.meta["round"] == 1:
+        if kind == "train" and client == 1 and fields(request)["round"] == 1:
             return forge(reply)
         return reply
 
@@ -271,8 +269,10 @@ def test_a_bad_answer_is_refused_and_named_and_the_round_goes_on(
 
 
 def test_too_few_uploads_stop_the_run_which_can_be_resumed(tmp_path: Path) -> None:
-    def silent(kind: Kind, client: int, letter: Letter, answer: Callable[[], Letter]) -> Answer:
-        gone = kind == "train" and client != 0 and letter.meta["round"] == 1
+    def silent(
+        kind: Kind, client: int, request: Envelope, answer: Callable[[], Envelope]
+    ) -> Answer:
+        gone = kind == "train" and client != 0 and fields(request)["round"] == 1
         return None if gone else answer()
 
     chosen = experiment("ditto")
@@ -286,18 +286,53 @@ def test_too_few_uploads_stop_the_run_which_can_be_resumed(tmp_path: Path) -> No
     assert tree.same(server_state(tmp_path / "run", chosen), simulated(chosen).server)
 
 
-def test_a_lost_state_folder_is_named(tmp_path: Path) -> None:
-    import shutil
+def _losing(state: Path, client: int = 1) -> Fault:
+    """Delete the state of one client before its second round."""
 
-    def lose(kind: Kind, _: int, letter: Letter, answer: Callable[[], Letter]) -> Answer:
-        if kind == "train" and letter.meta["round"] == 1:
-            shutil.rmtree(tmp_path / "state", ignore_errors=True)
+    def lose(kind: Kind, who: int, request: Envelope, answer: Callable[[], Envelope]) -> Answer:
+        if kind == "train" and who == client and fields(request)["round"] == 1:
+            for path in state.glob(f"*/client-{client}"):
+                shutil.rmtree(path)
         return answer()
 
-    link = InProcess(experiment("ditto"), tmp_path / "state", lose)
-    with pytest.raises(ParsiflError, match="no state of round 1"):
-        link.run(tmp_path / "run")
-    assert link.asked.count(("train", 0)) == 2  # asking again would not help
+    return lose
+
+
+def test_a_client_that_lost_its_state_is_reinitialized_and_noted(tmp_path: Path) -> None:
+    link = InProcess(experiment("ditto"), tmp_path / "state", _losing(tmp_path / "state"))
+    records = link.run(tmp_path / "run")
+    assert [record["dropped"] for record in records] == [{}, {}, {}]
+    note = "client 1 had lost its state of round 1 and was reinitialized"
+    assert [record["notes"] for record in records] == [[], [note], []]
+
+
+def test_a_damaged_state_counts_as_lost(tmp_path: Path) -> None:
+    def flip(kind: Kind, who: int, request: Envelope, answer: Callable[[], Envelope]) -> Answer:
+        if kind == "train" and who == 2 and fields(request)["round"] == 1:
+            (path,) = (tmp_path / "state").glob("*/client-2/*.state")
+            data = bytearray(path.read_bytes())
+            data[len(data) // 2] ^= 1
+            path.write_bytes(bytes(data))
+        return answer()
+
+    records = InProcess(experiment("ditto"), tmp_path / "state", flip).run(tmp_path / "run")
+    assert "client 2 had lost its state" in records[1]["notes"][0]
+    assert records[2]["trained"] == 4
+
+
+def test_a_client_that_lost_its_state_may_be_left_out(tmp_path: Path) -> None:
+    link = InProcess(experiment("ditto"), tmp_path / "state", _losing(tmp_path / "state"))
+    records = link.run(tmp_path / "run", lost_state="drop")
+    assert [list(record["dropped"]) for record in records] == [[], [1], [1]]
+    assert records[1]["dropped"][1].startswith("LostState")
+    assert str(tmp_path) not in json.dumps(records)
+
+
+def test_a_lost_state_may_stop_the_run(tmp_path: Path) -> None:
+    link = InProcess(experiment("ditto"), tmp_path / "state", _losing(tmp_path / "state"))
+    with pytest.raises(ParsiflError, match="client 1 has lost its state"):
+        link.run(tmp_path / "run", lost_state="stop")
+    assert link.asked.count(("train", 0)) == 2
 
 
 def test_a_client_that_comes_back_with_other_data_is_not_admitted(tmp_path: Path) -> None:
@@ -305,9 +340,9 @@ def test_a_client_that_comes_back_with_other_data_is_not_admitted(tmp_path: Path
     link = InProcess(chosen, tmp_path / "state")
     link.run(tmp_path / "run")
 
-    def other(kind: Kind, client: int, _: Letter, answer: Callable[[], Letter]) -> Answer:
+    def other(kind: Kind, client: int, _: Envelope, answer: Callable[[], Envelope]) -> Answer:
         reply = answer()
-        return _replaced(reply, samples=5) if kind == "hello" and client == 2 else reply
+        return changed(reply, samples=5) if kind == "hello" and client == 2 else reply
 
     again = InProcess(replace(chosen, rounds=2), tmp_path / "state", other)
     records = again.run(tmp_path / "run", resume=True)
@@ -315,19 +350,50 @@ def test_a_client_that_comes_back_with_other_data_is_not_admitted(tmp_path: Path
     assert any("client 2 began this run with" in line for line in again.log)
 
 
-def test_a_second_node_that_claims_a_client_waits_until_the_first_is_gone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rebind", [False, True])
+def test_a_client_belongs_to_the_node_that_reported_first(rebind: bool, tmp_path: Path) -> None:
     chosen = experiment("fedavg", rounds=2, evaluate_every=0)
     link = InProcess(chosen, tmp_path / "state", clients={100: 0, 101: 1, 102: 2, 103: 3, 200: 1})
 
-    def leave(kind: Kind, client: int, _: Letter, answer: Callable[[], Letter]) -> Answer:
+    def leave(kind: Kind, client: int, _: Envelope, answer: Callable[[], Envelope]) -> Answer:
         if kind == "train" and client == 0:  # the last one to be asked
             link.clients.pop(101, None)
         return answer()
 
     link.fault = leave
-    records = link.run(tmp_path / "run")
-    assert any("claims client 1, which node 101 is already" in line for line in link.log)
-    assert [r["trained"] for r in records] == [4, 4]
+    records = link.run(tmp_path / "run", rebind=rebind)
+    assert any("it says it is client 1, which is node 101 in this run" in line for line in link.log)
+    assert [record["trained"] for record in records] == [4, 4 if rebind else 3]
+
+
+def test_a_claim_is_kept_in_the_checkpoint(tmp_path: Path) -> None:
+    chosen = experiment("fedavg", rounds=1, evaluate_every=0)
+    InProcess(chosen, tmp_path / "state").run(tmp_path / "run")
+    nodes = {100: 0, 201: 1, 102: 2, 103: 3}  # node 201 takes the place of 101
+    again = InProcess(replace(chosen, rounds=2), tmp_path / "state", clients=nodes)
+    records = again.run(tmp_path / "run", resume=True)
+    assert records[1]["dropped"] == {1: "not connected"}
+    assert any("node 201 is not admitted" in line for line in again.log)
+    assert ("train", 1) not in again.asked
+
+
+def test_a_node_cannot_change_its_client(tmp_path: Path) -> None:
+    chosen = experiment("fedavg", rounds=1, evaluate_every=0)
+    InProcess(chosen, tmp_path / "state").run(tmp_path / "run")
+    nodes = {100: 0, 101: 2, 102: 1, 103: 3}
+    again = InProcess(replace(chosen, rounds=2), tmp_path / "state", clients=nodes)
+    records = again.run(tmp_path / "run", resume=True)
+    assert sorted(records[1]["dropped"]) == [1, 2]
+
+
+def test_a_table_of_nodes_decides_who_is_who(tmp_path: Path) -> None:
+    chosen = experiment("fedavg", rounds=1, evaluate_every=0)
+    nodes = {50: 1, 100: 0, 101: 1, 102: 2, 103: 3}
+    link = InProcess(chosen, tmp_path / "state", clients=nodes)
+    table = {"100": 0, "101": 1, "102": 2, "103": 3}
+    (record,) = link.run(tmp_path / "run", nodes=table)
+    assert record["trained"] == 4
+    assert any("node 50 is not admitted" in line for line in link.log)
 
 
 def test_missing_clients_are_named_after_the_wait(tmp_path: Path) -> None:
@@ -352,11 +418,11 @@ def test_a_folder_of_another_configuration_is_refused(tmp_path: Path) -> None:
 
 
 def test_clients_whose_data_have_another_form_are_told_so(tmp_path: Path) -> None:
-    def wide(kind: Kind, client: int, _: Letter, answer: Callable[[], Letter]) -> Answer:
+    def wide(kind: Kind, client: int, _: Envelope, answer: Callable[[], Envelope]) -> Answer:
         reply = answer()
         if kind != "hello" or client != 1:
             return reply
-        return _replaced(reply, facts={**reply.meta["facts"], "shape": [9]})
+        return changed(reply, data_schema={**fields(reply)["data_schema"], "shape": [9]})
 
     link = InProcess(experiment("fedavg"), tmp_path / "state", wide)
     with pytest.raises(DataError, match="the data of client 1 have another form"):
@@ -364,15 +430,15 @@ def test_clients_whose_data_have_another_form_are_told_so(tmp_path: Path) -> Non
 
 
 def test_a_client_that_cannot_be_judged_is_named(tmp_path: Path) -> None:
-    def refuse(kind: Kind, client: int, _: Letter, answer: Callable[[], Letter]) -> Answer:
+    def refuse(kind: Kind, client: int, _: Envelope, answer: Callable[[], Envelope]) -> Answer:
         reply = answer()
         if kind == "evaluate" and client == 0:
-            return _replaced(reply, scores={"personal": {"test": {"accuracy": "high"}}})
-        return Letter({"error": "MemoryError"}) if kind == "evaluate" and client == 1 else reply
+            return changed(reply, scores={"personal": {"test": {"accuracy": "high"}}})
+        return Envelope('{"error": "MemoryError"}') if kind == "evaluate" and client == 1 else reply
 
     link = InProcess(experiment("fedavg", rounds=1), tmp_path / "state", refuse)
     (record,) = link.run(tmp_path / "run")
-    assert sorted(record["unjudged"]) == [0, 1]
-    assert "scores.personal.test" in record["unjudged"][0]
+    assert sorted(record["unevaluated"]) == [0, 1]
+    assert "scores.personal.test" in record["unevaluated"][0]
     detail = json.loads((tmp_path / "run" / "clients.json").read_text())
     assert detail["personal"]["test"]["clients"] == [2, 3]

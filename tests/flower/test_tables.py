@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 
 from parsifl.core.errors import DataError, WireError
-from parsifl.flower.tables import Agreement, Prepared, read_csv, summarise
+from parsifl.flower.message import Envelope
+from parsifl.flower.network_schema import AgreeReply, read
+from parsifl.flower.tables import Agreement, Prepared, Summary, read_csv, summarise
 
 ONE = {"age": ["30", "", "50"], "ward": ["b", "a", "NA"], "y": ["1", "2", "3"]}
 TWO = {"age": ["40", "60"], "ward": ["c", "c"], "y": ["4", "6"]}
 
 
-def summary(table: dict[str, list[str]], *words: str) -> dict[str, Any]:
+def summary(table: dict[str, list[str]], *words: str) -> Summary:
     return summarise(Prepared(table, "y", frozenset(words)))
 
 
@@ -59,15 +61,15 @@ def test_an_agreement_survives_json_bit_for_bit() -> None:
 
 def test_a_summary_holds_no_row() -> None:
     told = summary({"x": [str(i / 7) for i in range(1000)], "y": ["0"] * 1000})
-    assert len(json.dumps(told)) < 250
+    assert len(AgreeReply(client=0, summary=told).envelope().text) < 280
 
 
 @pytest.mark.parametrize(
     ("other", "words", "reason"),
     [
-        ({"age": ["1"], "y": ["1"]}, "", "differ in the columns"),
+        ({"age": ["1"], "y": ["1"]}, "", "differ in 1 columns, such as ward"),
         ({"age": ["1"], "ward": ["7"], "y": ["1"]}, "", "words at some sites"),
-        ({"age": ["1"], "ward": ["7"], "y": ["low"]}, "y", "a number is to be predicted"),
+        ({"age": ["1"], "ward": ["7"], "y": ["low"]}, "y", "must hold numbers at every site"),
     ],
 )
 def test_tables_that_do_not_fit_are_refused(
@@ -110,10 +112,10 @@ def test_a_column_of_one_level_has_no_indicator() -> None:
     ],
 )
 def test_forged_summaries_are_refused(column: Any) -> None:
-    told = summary(ONE, "ward")
-    told["columns"]["age"] = column
-    with pytest.raises(WireError, match="client 0: the summary of column 'age'"):
-        Agreement.of([told], "y")
+    told = json.loads(AgreeReply(client=0, summary=summary(ONE, "ward")).envelope().text)
+    told["summary"]["columns"]["age"] = column
+    with pytest.raises(WireError, match=r"summary.*age"):
+        read(AgreeReply, Envelope(json.dumps(told)))
 
 
 def test_a_file_is_read_as_columns_of_text(tmp_path: Path) -> None:

@@ -18,12 +18,12 @@ from parsifl.flower.upload_template import UploadTemplates
 
 
 def expected(data: ClientData, algorithm: str, **settings: Any) -> tuple[UploadTemplates, Any, Any]:
-    facts = DataSchema.of(data)
-    problem = problem_for("glm", facts.example())
+    schema = DataSchema.of(data)
+    problem = problem_for("glm", schema.example())
     method = Experiment(algorithm, settings).method()
     server = method.init_server(problem, [ClientInfo(0, 30)], Key(0))
     down = method.broadcast(problem, server, ClientInfo(0, 30), Key(0))
-    found = UploadTemplates(method, problem, facts)
+    found = UploadTemplates(method, problem, schema)
     return found, found.of(down, ClientInfo(0, 30), Key(0)), down
 
 

@@ -150,7 +150,7 @@ def test_it_offers_what_pursuit_needs() -> None:
         ({"features": 2, "l2": float("nan")}, "l2 must be finite"),
         ({"features": 2, "datafit": "softmax"}, "softmax needs classes="),
         ({"features": 2, "datafit": "logistic", "classes": 3}, "use softmax"),
-        ({"features": 2, "datafit": "poisson"}, "unknown datafit"),
+        ({"features": 2, "datafit": "gamma"}, "unknown datafit"),
         ({"features": 2, "keep": (2,)}, "keep names coefficient 2"),
         ({"features": 2, "keep": 1}, "keep must list positions of coefficients, got 1"),
         ({"features": 2, "keep": ["age"]}, "keep must list positions of coefficients"),

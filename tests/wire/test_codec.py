@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import math
 import sys
 import time
@@ -17,7 +18,7 @@ from parsifl import wire
 from parsifl.core import tree
 from parsifl.core.errors import ConfigError, WireError
 from parsifl.core.leaves import LowRank, Sparse
-from parsifl.wire import quantization
+from parsifl.wire import frame, quantization
 
 PRECISIONS = list(wire.PRECISIONS)
 
@@ -283,3 +284,41 @@ def test_eleven_million_entries_take_under_half_a_second_each_way() -> None:
     limit = 0.5 if sys.gettrace() is None else 1.0
     assert min(there) < limit
     assert min(back) < limit
+
+
+def forged(shape: list[int], nonzeros: int, code: int) -> bytes:
+    """Return a message of a few bytes that announces a tensor of this shape."""
+    data = wire.encode({"w": torch.eye(2)})
+    reader = frame.Reader(memoryview(data))
+    flags = frame.read_prefix(reader)
+    content = json.loads(frame._text(reader, bool(flags & frame.DEFLATED)))
+    content[1][0] = [content[1][0][0], *shape]
+    text = json.dumps(content, separators=(",", ":")).encode()
+    body = frame.varint(len(text)) + text + frame.varint(nonzeros + 1) + frame.varint(code)
+    body += bytes(code + 4 * nonzeros)
+    crc = frame.checksum(0, [body])
+    return frame.PREFIX.pack(frame.MAGIC, frame.VERSION, 0, crc) + body
+
+
+def test_a_shape_beyond_floating_point_is_an_error_of_the_message() -> None:
+    with pytest.raises(WireError, match=r"w: a shape of 2\^1024 entries or more"):
+        wire.decode(forged([2**60] * 17 + [16], 1, 200), dict[str, Tensor])
+
+
+@pytest.mark.parametrize(("size", "code"), [(2**29 - 1, 5), (2**25, 4)])
+def test_a_few_bytes_do_not_take_seconds(size: int, code: int) -> None:
+    data = forged([size], 1, code)
+    assert len(data) < 60
+    started = time.perf_counter()
+    with pytest.raises(WireError, match=r"too many for \d+ bytes"):
+        wire.decode(data, dict[str, Tensor])
+    assert time.perf_counter() - started < 0.5
+
+
+def test_a_very_sparse_message_needs_a_limit() -> None:
+    wide = torch.zeros(9_000_000)
+    wide[17] = 1.0
+    data = wire.encode({"w": wide})
+    with pytest.raises(WireError, match="give a `limit`"):
+        wire.decode(data, dict[str, Tensor])
+    assert torch.equal(wire.decode(data, dict[str, Tensor], limit=1 << 26)["w"], wide)

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from parsifl.algorithms.apfl import APFL
+    from parsifl.algorithms.composed import Composed
     from parsifl.algorithms.distributediht import DistributedIHT
     from parsifl.algorithms.ditto import Ditto
     from parsifl.algorithms.fedamp import FedAMP
     from parsifl.algorithms.fedavg import FedAvg
     from parsifl.algorithms.fedbabu import FedBABU
+    from parsifl.algorithms.fedbestsubset import FedBestSubset
     from parsifl.algorithms.feddualavg import FedDualAvg
     from parsifl.algorithms.feddyn import FedDyn
     from parsifl.algorithms.fedgradmp import FedGradMP
@@ -42,11 +44,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "APFL",
+    "Composed",
     "DistributedIHT",
     "Ditto",
     "FedAMP",
     "FedAvg",
     "FedBABU",
+    "FedBestSubset",
     "FedDualAvg",
     "FedDyn",
     "FedGradMP",

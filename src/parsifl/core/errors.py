@@ -9,6 +9,8 @@ A message says what was wrong, what was expected, and what to do::
     +-- WireError          bytes that are not a valid message
     +-- CheckpointError    a run directory that cannot be read, or that belongs to another run
     +-- ClientError        work that failed on one client (names stage, client and round)
+
+Warnings are `ParsiflWarning`; `DroppedClientWarning` names a client that was left out of a round.
 """
 
 from __future__ import annotations
@@ -20,6 +22,14 @@ from typing import Any
 
 class ParsiflError(Exception):
     """Base of all errors that are meant for the user."""
+
+
+class ParsiflWarning(UserWarning):
+    """Base of all warnings that are meant for the user."""
+
+
+class DroppedClientWarning(ParsiflWarning):
+    """A client was left out of a round."""
 
 
 class ConfigError(ParsiflError):

@@ -376,9 +376,76 @@ class HasModule(Problem, Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class CurvatureSums:
+    """Sums over a client's rows at given coefficients; sums of clients are sums of all rows.
+
+    Attributes
+    ----------
+    rows
+        The sum of the rows' weights.
+    loss
+        The loss.
+    gradient, diagonal
+        [d]: its gradient, and the diagonal of its Hessian.
+    curvature
+        The upper triangle of the Hessian on c candidates, row by row: [c (c + 1) / 2].
+    """
+
+    rows: Tensor
+    loss: Tensor
+    gradient: Tensor
+    diagonal: Tensor
+    curvature: Tensor
+
+
+@runtime_checkable
+class Summable(HasUnpenalized, Protocol):
+    """A problem in one coefficient vector whose loss, slope and curvature are sums over rows.
+
+    Parameters that belong to a client alone (a baseline hazard; an intercept, if asked) are
+    profiled out where the rows are: what is returned are the derivatives of the profiled loss.
+    """
+
+    @property
+    def name(self) -> str:
+        """The name of the coefficient vector among the parameters."""
+        ...
+
+    @property
+    def quadratic(self) -> bool:
+        """Whether the curvature is the same at all coefficients."""
+        ...
+
+    @property
+    def intercept(self) -> bool:
+        """Whether the last coefficient multiplies 1."""
+        ...
+
+    @property
+    def ridge(self) -> Tensor:
+        """The l2 strength of each coefficient, [d]."""
+        ...
+
+    def curvature_sums(
+        self, params: Params, rows: Rows, candidates: Tensor, *, own_intercept: bool = False
+    ) -> CurvatureSums:
+        """Return the sums at `params`, without the l2 term.
+
+        With `own_intercept` the last coefficient is the client's own: it is profiled out, whatever
+        `params` says.
+        """
+        ...
+
+    def with_own_intercept(self, params: Params, rows: Rows) -> Params:
+        """Return the parameters with the intercept that fits these rows best."""
+        ...
+
+
 OFFERED_BY: Mapping[type[Any], str] = {
     Layered: "parsifl.NeuralProblem (--model mlp, vgg, ...)",
     Scalable: "parsifl.NeuralProblem with a factory that takes width (--model mlp, vgg, ...)",
     SupportSolvable: "parsifl.GLM (--model glm)",
+    Summable: "parsifl.GLM (--model glm) or parsifl.linear.cox.Cox",
 }
 """Which of our problems has a capability: what to use where it is missing."""

@@ -45,12 +45,14 @@ FORMAT = 2
 class Checkpoint:
     """The state of a run after `round` rounds.
 
-    `pending` is the last record if its scores are still to come.
+    `pending` is the last record if its scores are still to come. `metrics` is the length of
+    metrics.jsonl and the checksum of its content, if there is such a file.
     """
 
     round: int
     server: Any
     pending: RoundRecord | None = None
+    metrics: tuple[int, int] | None = None
 
 
 def save(directory: Path, state: Checkpoint, save_pool: Callable[[Path], dict[str, Any]]) -> None:
@@ -69,6 +71,7 @@ def save(directory: Path, state: Checkpoint, save_pool: Callable[[Path], dict[st
         "server": tree_schema.to_json(structure),
         "pool": save_pool(directory),
         "pending": None if state.pending is None else state.pending.to_json(),
+        "metrics": state.metrics,
     }
     write_synced(temporary / "state.json", json.dumps(content).encode())
     _make_room(final)
@@ -102,7 +105,10 @@ def load(
             if match is None:
                 raise ValueError("it does not name a checkpoint with its checksum")
             found = _read(folder, place, match[2], types, restore_pool)
-        except (OSError, ValueError, LookupError, TypeError, SafetensorError) as error:
+        except (
+            OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError,
+            SafetensorError,
+        ) as error:  # fmt: skip
             failures.append((place, error))
             continue
         if failures:
@@ -142,7 +148,9 @@ def _read(
     server = _rebuild(state["server"], types.server, server_leaves)
     restore_pool(folder, state["pool"])
     pending = None if state["pending"] is None else RoundRecord.from_json(state["pending"])
-    return Checkpoint(state["round"], server, pending)
+    length, crc = state["metrics"] or (0, 0)
+    metrics = None if state["metrics"] is None else (int(length), int(crc))
+    return Checkpoint(int(state["round"]), server, pending, metrics)
 
 
 def _listed(folder: Path) -> list[tuple[str, str]]:

@@ -150,9 +150,15 @@ def read(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> tuple[dict[str, P
             differing = sorted(meta["layers"].keys() ^ shapes.keys())
             raise CheckpointError(f"{path} belongs to another model: {differing[0]} differs")
         parts = {n: _take(n, meta["layers"][n], tensors, shape) for n, shape in shapes.items()}
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise CheckpointError(f"{path} cannot be read as an export ({error!r})") from error
-    return parts, meta["client"]
+        client = meta.get("client")
+        if client is not None and (type(client) is not int or client < 0):
+            raise ValueError("client is not a number")
+    except (
+        ArithmeticError, AttributeError, LookupError, OSError, RecursionError, RuntimeError,
+        SafetensorError, TypeError, ValueError,
+    ) as error:  # fmt: skip
+        raise CheckpointError(f"{path} cannot be read as an export ({error!r:.200})") from error
+    return parts, client
 
 
 def _take(
@@ -170,6 +176,9 @@ def _take(
         index = np.concatenate([np.zeros(0, np.int64), *found]).astype(np.int64)
         extra = Sparse(torch.from_numpy(index), tensors[f"{name}/values"], shape)
     part = Part(base, extra)
-    if tuple(part.dense().shape) != shape:
+    value = part.dense()
+    if tuple(value.shape) != shape:
         raise ValueError(f"the parts of {name} do not make up {list(shape)}")
+    if not torch.isfinite(value).all():
+        raise ValueError(f"{name} holds NaN or infinity")
     return part

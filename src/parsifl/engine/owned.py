@@ -4,10 +4,63 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from parsifl.core.errors import CheckpointError
+
+_held: dict[tuple[Path, int], int] = {}  # how often a thread has locked a directory
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other runs out of a directory, which is created if it is missing.
+
+    The kernel releases the lock when the process ends, however it ends, and no file is left. A
+    thread may lock a directory twice.
+
+    Raises
+    ------
+    CheckpointError
+        If another run uses the directory, or if there cannot be one of this name.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        here = (folder.resolve(), threading.get_ident())
+    except (FileExistsError, NotADirectoryError) as error:
+        raise CheckpointError(f"{folder} is or lies in a file; choose a directory") from error
+    except ValueError as error:  # a NUL
+        raise CheckpointError(f"{str(folder)!r} cannot be the name of a directory") from error
+    descriptor = _lock(folder) if here not in _held else None
+    _held[here] = _held.get(here, 0) + 1
+    try:
+        yield
+    finally:
+        _held[here] -= 1
+        if not _held[here]:
+            del _held[here]
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _lock(folder: Path) -> int | None:
+    try:
+        import fcntl
+    except ImportError:  # not a POSIX system
+        return None
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise CheckpointError(
+            f"another run is writing to {folder}: wait for it to end, or choose another directory"
+        ) from None
+    except OSError:  # a file system without locks
+        os.close(descriptor)
+        return None
+    return descriptor
 
 
 def reject_links(*paths: Path) -> None:

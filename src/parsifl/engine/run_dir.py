@@ -6,9 +6,12 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import tomllib
+import zlib
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -17,7 +20,7 @@ import tomli_w
 
 from parsifl import startup
 from parsifl.core.errors import CheckpointError
-from parsifl.engine.owned import reject_foreign, reject_links, replace_file
+from parsifl.engine.owned import locked, reject_foreign, reject_links, replace_file
 from parsifl.engine.record import RoundRecord
 from parsifl.engine.run_data import DAMAGED
 
@@ -37,6 +40,18 @@ class RunDir:
         self.path = path
         self.checkpoints = path / _CHECKPOINT
         self._metrics = path / _METRICS
+        self._mark = (0, 0)
+
+    def locked(self) -> AbstractContextManager[None]:
+        """Keep other runs out of the directory; see `owned.locked`."""
+        return locked(self.path)
+
+    def sync_metrics(self) -> tuple[int, int]:
+        """Wait until metrics.jsonl is on the disk; return its length and checksum."""
+        if self._metrics.exists():
+            with self._metrics.open("rb") as file:
+                os.fsync(file.fileno())
+        return self._mark
 
     def open(self, identity: Mapping[str, Any], *, resume: bool) -> None:
         """Create the folder, or check that it belongs to this very configuration."""
@@ -54,7 +69,9 @@ class RunDir:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError) as error:
-            raise CheckpointError(f"{self.path} is or lies in a file; choose a folder") from error
+            raise CheckpointError(
+                f"{self.path} is or lies in a file; choose a directory"
+            ) from error
         # config.toml comes last: it says that the folder is complete
         replace_file(self.path / _ENVIRONMENT, json.dumps(environment(), indent=1).encode())
         replace_file(config, tomli_w.dumps(_plain(identity)).encode())
@@ -114,20 +131,46 @@ class RunDir:
 
     def append(self, record: RoundRecord) -> None:
         """Add the line of a finished round."""
-        with self._metrics.open("a") as file:
-            file.write(json.dumps(record.to_json()) + "\n")
+        line = (json.dumps(record.to_json()) + "\n").encode()
+        with self._metrics.open("ab") as file:
+            file.write(line)
+        length, crc = self._mark
+        self._mark = (length + len(line), zlib.crc32(line, crc))
 
-    def truncate(self, round: int) -> list[RoundRecord]:
-        """Remove the lines after a round, which will be repeated, and return the others."""
-        kept = [record for record in read_records(self.path) if record.round <= round]
-        if len(kept) != round:
-            raise CheckpointError(
-                f"{self._metrics} is damaged: it has {len(kept)} whole lines, the checkpoint is "
-                f"of round {round}; delete the run directory to start from the beginning"
+    def truncate(self, round: int, mark: tuple[int, int] | None = None) -> list[RoundRecord]:
+        """Remove the lines after a round, which will be repeated, and return the others.
+
+        Parameters
+        ----------
+        mark
+            Length and checksum of these lines, from the checkpoint of that round.
+        """
+        content = self._metrics.read_bytes() if self._metrics.exists() else b""
+        if mark is None:
+            content = b"".join(content.splitlines(keepends=True)[:round])
+        elif len(content) < mark[0]:
+            raise self._damaged(f"it has {len(content)} bytes, and the checkpoint {mark[0]}")
+        else:
+            content = content[: mark[0]]
+        found = (len(content), zlib.crc32(content))
+        if mark is not None and found != mark:
+            raise self._damaged("its checksum does not agree with the checkpoint")
+        kept = _records(content)
+        if [record.round for record in kept] != list(range(1, round + 1)):
+            raise self._damaged(
+                f"it has {len(kept)} whole lines, and the checkpoint is of round {round}"
+                if len(kept) != round
+                else "rounds are repeated, missing or out of order"
             )
-        lines = "".join(json.dumps(record.to_json()) + "\n" for record in kept)
-        replace_file(self._metrics, lines.encode())
+        replace_file(self._metrics, content)
+        self._mark = found
         return kept
+
+    def _damaged(self, reason: str) -> CheckpointError:
+        return CheckpointError(
+            f"{self._metrics} is damaged: {reason}; restore it from a copy, or delete the run "
+            "directory to start from the beginning"
+        )
 
     def write_clients(self, scores: Mapping[str, Any]) -> None:
         """Replace the per-client scores of the last evaluated round."""
@@ -140,7 +183,7 @@ def read_config(path: Path) -> dict[str, Any]:
         return tomllib.loads((path / "config.toml").read_text())
     except FileNotFoundError:
         raise CheckpointError(f"{path} is not a run directory: it has no config.toml") from None
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointError(f"{path / 'config.toml'} is damaged: {error}") from None
 
 
@@ -155,12 +198,20 @@ def read_target(path: Path) -> int | None:
 def read_records(path: Path) -> list[RoundRecord]:
     """Read the records of a run directory; a last line that a crash cut off is left out."""
     file = path / _METRICS
+    return _records(file.read_bytes() if file.exists() else b"")
+
+
+def _records(content: bytes) -> list[RoundRecord]:
+    """Return the records in these lines up to the first that is not one."""
     records: list[RoundRecord] = []
-    for line in file.read_bytes().splitlines() if file.exists() else []:
+    for line in content.splitlines():
         try:
-            records.append(RoundRecord.from_json(json.loads(line)))
+            record = RoundRecord.from_json(json.loads(line))
         except DAMAGED:
             break
+        if type(record.round) is not int or type(record.cohort) is not int:
+            break
+        records.append(record)
     return records
 
 

@@ -13,7 +13,7 @@ from parsifl import startup
 from parsifl.algorithms._bases.local_buffers import with_buffer_policy
 from parsifl.core import config
 from parsifl.core.algorithm import AnyAlgorithm
-from parsifl.core.errors import ConfigError
+from parsifl.core.errors import ConfigError, DroppedClientWarning
 from parsifl.core.problem import Problem
 from parsifl.data.clients import ClientData
 from parsifl.engine import data_checks, validation
@@ -26,7 +26,7 @@ from parsifl.engine.pool import ClientProgram
 from parsifl.engine.run import Run
 from parsifl.engine.run_dir import RunDir
 from parsifl.engine.state_store import LIMIT, StateStore
-from parsifl.engine.training import CHECKPOINT_SECONDS, Callback, Training
+from parsifl.engine.training import CHECKPOINT_SECONDS, PATIENCE, Callback, RoundEnd, Training
 from parsifl.wire import Precision
 
 Clients = ClientData | Sequence[tuple[Any, Any]]
@@ -53,6 +53,7 @@ def simulate(  # noqa: PLR0913 - all arguments but four have a default
     state_limit: int = LIMIT,
     window: int = WINDOW,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    patience: int = PATIENCE,
 ) -> Run:
     """Train a federation in this process and evaluate its models.
 
@@ -93,6 +94,14 @@ def simulate(  # noqa: PLR0913 - all arguments but four have a default
         temporary directory.
     window, checkpoint_seconds
         How many clients are prepared at a time, and the least time between two checkpoints.
+    patience
+        Stop with an error after this many consecutive rounds in which every client failed. In the
+        first round the run stops at once.
+
+    Warns
+    -----
+    DroppedClientWarning
+        If a client is left out of a round, once per client.
     """
     startup.reproducible()  # raises if it was requested too late
     validation.check_parts(algorithm, problem, clients)
@@ -110,6 +119,8 @@ def simulate(  # noqa: PLR0913 - all arguments but four have a default
         "evaluate_every": evaluate_every,
     }
     others = {"rounds": rounds, "state_limit": state_limit, "callbacks": callbacks}
+    if type(patience) is not int or patience < 1:
+        raise ConfigError(f"patience must be a whole number and at least 1, got {patience!r:.80}")
     validation.check_options({**options, **others}, evaluation, network, run_dir)
     size = validation.check_learnable(problem)
     # NumPy numbers become plain ones, as a run directory stores them
@@ -158,10 +169,11 @@ def simulate(  # noqa: PLR0913 - all arguments but four have a default
         evaluation=evaluation,
         evaluate_every=options["evaluate_every"],
         network=network,
-        callbacks=callbacks,
+        callbacks=[_DroppedClients(), *callbacks],
         run_dir=None if run_dir is None else RunDir(Path(run_dir)),
         configuration=configuration,
         checkpoint_seconds=checkpoint_seconds,
+        patience=patience,
     )
     with warnings.catch_warnings():
         # torch asks users to report layers that vmap runs one by one
@@ -178,6 +190,31 @@ def simulate(  # noqa: PLR0913 - all arguments but four have a default
         pool=pool,
         seed=options["seed"],
     )
+
+
+class _DroppedClients:
+    """Warns about clients that are left out of a round, once per client."""
+
+    _MOST = 10
+
+    def __init__(self) -> None:
+        self._named: set[int] = set()
+
+    def __call__(self, event: RoundEnd) -> None:
+        record = event.record
+        for client, reason in record.dropped.items():
+            if client in self._named or len(self._named) >= self._MOST:
+                continue
+            self._named.add(client)
+            diverged = "not finite" in reason or "too large" in reason
+            what = f"diverged in round {record.round} ({reason}) and was dropped."
+            if not diverged:
+                what = f"was dropped in round {record.round}: {reason}."
+            rate = event.algorithm.learning_rate(record.round - 1)
+            hint = f" Lower `lr` (now {rate:g})." if diverged and rate is not None else ""
+            more = " Further clients are not named." if len(self._named) == self._MOST else ""
+            text = f"Client {client} {what}{hint}{more}"
+            warnings.warn(text, DroppedClientWarning, stacklevel=2)
 
 
 def _check_validation_rows(evaluation: Evaluation, data: ClientData) -> None:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from parsifl.core.errors import ConfigError
 from parsifl.engine.experiment import Experiment
+from parsifl.engine.owned import locked
 from parsifl.engine.record import MODELS
 from parsifl.engine.run import Run
 
@@ -88,7 +89,21 @@ def sweep(
     run: Callable[[Experiment, Path], Run],
     folder: Path,
 ) -> list[Outcome]:
-    """Run the whole grid; `run` resumes what an earlier sweep left unfinished."""
+    """Run the whole grid; `run` resumes what an earlier sweep left unfinished.
+
+    Another sweep in the same directory is an error.
+    """
+    with locked(folder):
+        return _sweep(base, grid, seeds, run, folder)
+
+
+def _sweep(
+    base: Experiment,
+    grid: Grid,
+    seeds: int,
+    run: Callable[[Experiment, Path], Run],
+    folder: Path,
+) -> list[Outcome]:
     found: dict[str, Outcome] = {}
     for point, experiment in experiments(base, grid, seeds):
         finished = run(experiment, folder / point.label / f"seed-{experiment.seed}")

@@ -94,6 +94,8 @@ def imap_ordered(jobs: Iterable[Callable[[], T]]) -> Generator[T, None, None]:
         finally:
             for future in running:
                 future.cancel()
+    # workers that overlap restore each other's setting, which new threads would inherit
+    torch.set_num_threads(torch.get_num_threads())
 
 
 def _single_threaded(job: Callable[[], T]) -> T:

@@ -36,6 +36,7 @@ from parsifl.engine.run_dir import RunDir
 from parsifl.engine.tally import RoundTally
 
 CHECKPOINT_SECONDS = 5.0
+PATIENCE = 3
 
 
 class StopTraining(Exception):
@@ -87,7 +88,11 @@ class TrainingState:
 
 @dataclass(frozen=True)
 class Training:
-    """A run: an algorithm on a problem with the clients of a pool."""
+    """A run: an algorithm on a problem with the clients of a pool.
+
+    `patience` is how many consecutive rounds may lose every client before the run is stopped. In
+    the first round that is a mistake in the setup, and the run stops at once.
+    """
 
     algorithm: AnyAlgorithm
     problem: Problem
@@ -101,16 +106,24 @@ class Training:
     run_dir: RunDir | None = None
     configuration: Mapping[str, Any] = field(default_factory=dict)
     checkpoint_seconds: float = CHECKPOINT_SECONDS
+    patience: int = PATIENCE
 
     # ------------------------------------------------------------------ the run
     def run(self, rounds: int, *, resume: bool = False) -> TrainingState:
         """Train until there are this many rounds in all, or until a callback stops the run."""
+        if self.run_dir is None:
+            return self._run(rounds, resume=resume)
+        with self.run_dir.locked():
+            return self._run(rounds, resume=resume)
+
+    def _run(self, rounds: int, *, resume: bool) -> TrainingState:
         state = self._start(rounds, resume=resume)
         saved_at, saving = time.monotonic(), None
         while len(state.records) < rounds and not state.stopped:
             round = len(state.records)
             pending = self._pending(state)
             server, record, scores = self._train(state.server, round, pending)
+            self._check_patience(state.records, record)
             if pending is not None:
                 self._complete(state, scores)
             if saving is not None:
@@ -134,6 +147,7 @@ class Training:
         Pure but for the states of the pool's clients.
         """
         following, record, _ = self._train(server, round, None)
+        self._check_patience((), record)
         return following, record
 
     def _start(self, rounds: int, *, resume: bool) -> TrainingState:
@@ -150,7 +164,7 @@ class Training:
                 f"requested; request {found.round} or more, or choose another directory"
             )
         complete = 0 if found is None else found.round - (found.pending is not None)
-        state.records = self.run_dir.truncate(complete)
+        state.records = self.run_dir.truncate(complete, None if found is None else found.metrics)
         self.run_dir.set_target(rounds)
         if found is not None:
             state.server = found.server
@@ -173,6 +187,7 @@ class Training:
                 round=len(state.records),
                 server=state.server,
                 pending=state.records[-1] if state.pending else None,
+                metrics=self.run_dir.sync_metrics(),
             ),
             self.pool.save,
         )
@@ -235,7 +250,6 @@ class Training:
                         arrived += 1
                 timer.lap("aggregate")
         timer.lap("pool")
-        self._check_hopeless(tally, round)
         if arrived:  # without uploads the server stays as it is
             server = self._aggregate(server, accumulator.total(), key, tally)
         timer.lap("aggregate")
@@ -264,11 +278,18 @@ class Training:
             raise _overflow(tally, key)
         return canonical(following)
 
-    def _check_hopeless(self, tally: RoundTally, round: int) -> None:
-        """Abort if every client fails in the first round: this is a mistake in the setup."""
-        if round == 0 and tally.dropped and not tally.trained:
-            client, reason = next(iter(tally.dropped.items()))
-            raise ClientError("training", client, 1, f"{reason} (and so did every other client)")
+    def _check_patience(self, history: Sequence[RoundRecord], record: RoundRecord) -> None:
+        """Stop if every client failed in the first round, or in too many consecutive ones."""
+        if record.trained or not record.dropped:
+            return
+        recent = [*history, record][-self.patience :]
+        empty = len(recent) == self.patience and not any(past.trained for past in recent)
+        if record.round == 1 or empty:
+            client, reason = next(iter(record.dropped.items()))
+            others = "and so did every other client"
+            if record.round > 1:
+                others += f", in {len(recent)} consecutive rounds"
+            raise ClientError("training", client, record.round, f"{reason} ({others})")
 
     @cached_property
     def _program(self) -> ClientProgram:

@@ -1,24 +1,35 @@
-"""Sparse regression and classification across clients, as scikit-learn estimators.
+"""Sparse regression, classification and survival across sites, as scikit-learn estimators.
 
-What is inferred: which coefficients are not zero, and their values. What is not: after selection
-there are no p-values and no confidence intervals, and none are reported. `stability_selection`
-says how often a coefficient is selected, which is another question.
+What is inferred: which coefficients are not zero, and their values. After selection there are no
+p-values and no confidence intervals, and `summary()` gives none; `split_inference` gives valid
+ones, `post_double_selection` those of one exposure, and `stability_selection` says how often a
+coefficient is selected, which is another question.
 """
 
 from __future__ import annotations
 
 from parsifl.estimators.classifier import FederatedSparseClassifier
+from parsifl.estimators.cox import FederatedSparseCox
 from parsifl.estimators.cv import FederatedSparseRegressorCV
 from parsifl.estimators.diagnosis import Diagnosis, diagnose
+from parsifl.estimators.exact import Certificate
+from parsifl.estimators.inference import Inference, post_double_selection, split_inference
+from parsifl.estimators.poisson import FederatedSparsePoisson
 from parsifl.estimators.regressor import FederatedSparseRegressor
 from parsifl.estimators.stability import Stability, stability_selection
 
 __all__ = [
+    "Certificate",
     "Diagnosis",
     "FederatedSparseClassifier",
+    "FederatedSparseCox",
+    "FederatedSparsePoisson",
     "FederatedSparseRegressor",
     "FederatedSparseRegressorCV",
+    "Inference",
     "Stability",
     "diagnose",
+    "post_double_selection",
+    "split_inference",
     "stability_selection",
 ]

@@ -32,7 +32,8 @@ class FederatedSparseRegressorCV(RegressorMixin, FederatedSparse):  # type: igno
     Attributes
     ----------
     n_nonzero_coefs_
-        The number with the least mean squared error over folds.
+        The number with the least mean squared error over all rows that were left out: a fold
+        counts by its rows, not as one of so many.
     path_, mse_path_
         The numbers tried, and the errors [numbers, folds].
     best_estimator_, coef_, intercept_, support_
@@ -64,7 +65,8 @@ class FederatedSparseRegressorCV(RegressorMixin, FederatedSparse):  # type: igno
                 for number in self.path_
             ]
         )
-        best = int(self.mse_path_.mean(axis=1).argmin())
+        held = [float(weight[rows].sum()) for _, rows in folds]
+        best = int(np.average(self.mse_path_, axis=1, weights=held).argmin())
         self.n_nonzero_coefs_ = int(self.path_[best])
         self.best_estimator_ = self._fitted(self.n_nonzero_coefs_, X, y, groups, weight)
         self.coef_, self.intercept_ = self.best_estimator_.coef_, self.best_estimator_.intercept_

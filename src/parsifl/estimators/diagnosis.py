@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from scipy.sparse.linalg import svds
 
 from parsifl.algorithms.fedgradmp import FedGradMP
 from parsifl.core.errors import CapabilityError, ConfigError
@@ -129,12 +130,21 @@ def _curvatures(problem: GLM, data: ClientData, rows: Any, index: torch.Tensor) 
 
 
 def _stable_rank(x: Any, rows: Any) -> float:
+    """Return |A|_F^2 / |A|_2^2; the largest singular value is found without a Gram matrix."""
     if isinstance(x, torch.Tensor):
-        part = x[torch.from_numpy(np.ascontiguousarray(rows))]
-        gram = (part @ part.mT).numpy()
+        part: Any = x[torch.from_numpy(np.ascontiguousarray(rows))].numpy()
+        size = float(np.square(part).sum())
     else:
-        gram = (x[rows] @ x[rows].T).toarray()
-    return float(np.trace(gram) / max(np.linalg.eigvalsh(gram)[-1], 1e-300))
+        part = x[rows]
+        size = float(np.square(part.data).sum())
+    if not size:
+        return 0.0
+    if min(part.shape) == 1:
+        return 1.0
+    start = np.ones(min(part.shape)) / min(part.shape) ** 0.5
+    start += Key(0, purpose="diagnosis").numpy_generator().standard_normal(len(start)) * 1e-2
+    largest = svds(part, k=1, v0=start, tol=1e-10, return_singular_vectors=False)[0]
+    return size / float(largest) ** 2
 
 
 def _kappa(convexity: Array, smoothness: Array, share: Array, steps: int) -> float:

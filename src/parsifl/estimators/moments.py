@@ -120,9 +120,9 @@ def centred_by_client(
 
 
 def refit(x: Any, y: Array, weight: Array, parts: list[Indices], ridge: Array) -> tuple[Array, int]:
-    """Return pooled least squares from sums of products that clients send, and the bytes sent.
+    """Return pooled least squares from sums of products that sites send, and the bytes sent.
 
-    `x` has only the columns of the support; every client sends x'Wx and x'Wy.
+    `x` has only the columns of the support; every site sends x'Wx and x'Wy.
     """
     system, right, up = np.diag(ridge * weight.sum()), np.zeros(x.shape[1]), 0
     for rows in parts:

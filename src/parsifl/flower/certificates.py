@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,8 @@ from parsifl.engine.owned import write_synced
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _CURVE = ec.SECP384R1()
+_MOST_DAYS = 3650
+_NAME = re.compile(r"(\*\.)?([A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.)*[A-Za-z0-9-]{1,63}")
 
 
 @final
@@ -63,6 +66,10 @@ def make_keys(
     days: int = 30,
 ) -> KeyFolder:
     """Write an authority, a server certificate for `hosts` and loopback, and a key pair a node."""
+    for host in hosts:
+        _check_host(host)
+    if not 1 <= days <= _MOST_DAYS:
+        raise ConfigError(f"days must be between 1 and {_MOST_DAYS}, got {days}")
     # the SuperLink's own processes reach it over loopback, and check its certificate too
     hosts = list(dict.fromkeys([*hosts, *LOOPBACK]))
     found = KeyFolder(folder)
@@ -78,7 +85,8 @@ def make_keys(
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "parsifl test authority")])
     root = _certificate(name, name, authority, authority, days, hosts=())
     server = ec.generate_private_key(_CURVE)
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0])])
+    # a common name has at most 64 characters; clients look at the alternative names only
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0][:64])])
     signed = _certificate(subject, name, server, authority, days, hosts)
     write_synced(folder / "ca.key", _private(authority, serialization.PrivateFormat.PKCS8), 0o600)
     write_synced(found.key, _private(server, serialization.PrivateFormat.PKCS8), 0o600)
@@ -150,6 +158,18 @@ def _usage(is_authority: bool) -> x509.KeyUsage:
         encipher_only=False,
         decipher_only=False,
     )
+
+
+def _check_host(host: str) -> None:
+    """Raise ConfigError for what is neither an address nor a name that a certificate can hold."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        if not _NAME.fullmatch(host) or len(host) > 253:
+            raise ConfigError(
+                f"{host!r:.80} is not a host name or address: give it without a port, and with "
+                "letters, digits, hyphens and dots only (an international name in its xn-- form)"
+            ) from None
 
 
 def _host(host: str) -> x509.GeneralName:

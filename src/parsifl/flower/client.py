@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -15,29 +16,42 @@ import torch
 from parsifl import wire
 from parsifl.core import tree
 from parsifl.core.algorithm import ClientInfo
-from parsifl.core.errors import ConfigError, DataError, ParsiflError, WireError
+from parsifl.core.errors import ConfigError, DataError, WireError
 from parsifl.core.keys import Key
 from parsifl.core.problem import Model, Problem, flatten_inputs
 from parsifl.data.clients import ClientData
 from parsifl.data.ragged import Ragged
 from parsifl.engine.batch_sampler import BatchSampler, Infos
 from parsifl.engine.evaluator import Evaluator
-from parsifl.engine.executors import reason
 from parsifl.engine.experiment import Experiment, problem_for
 from parsifl.engine.finite import inspect
 from parsifl.engine.pool import ClientProgram, ClientRequest
-from parsifl.flower.client_state import ClientStates
+from parsifl.flower.client_state import ClientStates, LostState
 from parsifl.flower.data_schema import DataSchema
-from parsifl.flower.message import Letter
+from parsifl.flower.message import Envelope, printable
+from parsifl.flower.network_schema import (
+    EvaluateReply,
+    EvaluateRequest,
+    FailureReply,
+    HelloReply,
+    HelloRequest,
+    TrainReply,
+    TrainRequest,
+    WorkRequest,
+    failure,
+    read,
+)
 from parsifl.flower.transport import Kind
 
 NodeConfig = Mapping[str, Any]
 Arrays = tuple[Any, Any] | ClientData
 Load = Callable[[NodeConfig], Arrays]
 MakeProblem = Callable[[ClientData], Problem]
+Parts = Mapping[str, bytes]
 
 STATE_VARIABLE = "PARSIFL_STATE"
-_LONGEST_REASON = 500
+_SLACK, _MODELS = 16 << 20, 64
+"""A message may take this many bytes, and this many models more, when it is decoded."""
 _logger = logging.getLogger("parsifl")
 
 
@@ -152,98 +166,115 @@ class RemoteClient:
         self._data = placed(arrays, client, experiment, profile)
         self._make = make or partial(problem_for, experiment.model)
 
-    def answer(self, kind: Kind, letter: Letter) -> Letter:
-        """Reply to a message of this kind."""
+    def answer(self, kind: Kind, envelope: Envelope) -> Envelope:
+        """Reply to a request of this kind."""
         if kind == "hello":
+            read(HelloRequest, envelope)
             return self.hello()
-        return self.train(letter) if kind == "train" else self.evaluate(letter)
+        if kind == "train":
+            return self.train(read(TrainRequest, envelope), envelope.parts)
+        if kind == "evaluate":
+            return self.evaluate(read(EvaluateRequest, envelope), envelope.parts)
+        raise WireError(f"a client of this run does not answer requests of kind {kind!r}")
 
-    def hello(self) -> Letter:
+    def hello(self) -> Envelope:
         """Report what the server must know: the number of rows and their form, never a row."""
         info = Infos(self._data)[self._client]
-        return Letter(
-            {
-                "client": self._client,
-                "samples": info.samples,
-                "profile": dict(info.profile),
-                "facts": DataSchema.of(self._data).to_json(),
-            }
+        reply = HelloReply(
+            client=self._client,
+            samples=info.samples,
+            profile=dict(info.profile),
+            data_schema=DataSchema.of(self._data),
         )
+        return reply.envelope()
 
-    def train(self, letter: Letter) -> Letter:
+    def train(self, request: TrainRequest, parts: Parts) -> Envelope:
         """Train one round; the new state is on disk before this returns."""
-        work = self._read(letter)
-        wanted = self._algorithm.batches(work.client, work.key.round)
+        work = self._prepare(request, parts)
+        wanted = self._algorithm.batches(work.client, request.round)
         data = work.sampler.draw(self._client, wanted, work.key)
-        try:
-            update = work.program(work.received, work.state(), data)
-        except ParsiflError:
-            raise
-        except Exception as error:  # the server drops this client and continues
-            return work.reply(error=reason(error))
+        state, lost = work.state()
+        update = work.program(work.received, state, data)
         if fault := inspect(update).fault:
-            return work.reply(error=fault)
-        parts = {}
+            return _unusable(fault)
+        sent = {}
         try:
-            if letter.get("uploads", bool) and update.upload is not None:
-                parts["upload"] = wire.encode(update.upload, self._experiment.precision)
+            if request.uploads and update.upload is not None:
+                sent["upload"] = wire.encode(update.upload, self._experiment.precision)
         except WireError as error:  # values beyond the range of this precision
-            return work.reply(error=f"upload {error}")
-        work.states.save(work.key.round + 1, update.state)
-        work.states.forget(work.accepted, work.oldest, work.key.round + 1)
-        info = {name: float(value) for name, value in update.metrics.items()}
-        return work.reply(parts, info=info)
+            return _unusable(f"upload {error}")
+        work.states.save(request.round + 1, update.state)
+        work.states.forget(request.accepted, request.oldest, request.round + 1)
+        metrics = {name: float(value) for name, value in update.metrics.items()}
+        reply = TrainReply(**_address(request), metrics=metrics, reinitialized=lost)
+        return reply.envelope(sent)
 
-    def evaluate(self, letter: Letter) -> Letter:
+    def evaluate(self, request: EvaluateRequest, parts: Parts) -> Envelope:
         """Evaluate the global and the personal model on the client's own rows."""
-        work = self._read(letter)
+        work = self._prepare(request, parts)
         evaluator = Evaluator(work.program, work.data, work.sampler, self._experiment.evaluation)
-        request = ClientRequest(work.client, work.key, None, upload=False)
-        model = self._global_model(letter, work.program.problem)
-        (scores,) = evaluator.scores([request], model, lambda _: (work.received, work.state()))
-        return work.reply(scores=scores.values, samples=dict(scores.samples))
+        asked = ClientRequest(work.client, work.key, None, upload=False)
+        model = self._global_model(parts, work)
+        state, lost = work.state()
+        (scores,) = evaluator.scores([asked], model, lambda _: (work.received, state))
+        values: Any = scores.values
+        found = [metrics for splits in values.values() for metrics in splits.values()]
+        if not all(math.isfinite(value) for metrics in found for value in metrics.values()):
+            return _unusable("its scores are not finite")
+        samples: Any = {split: int(rows) for split, rows in scores.samples.items() if rows}
+        reply = EvaluateReply(
+            **_address(request), scores=values, samples=samples, reinitialized=lost
+        )
+        return reply.envelope()
 
-    def _global_model(self, letter: Letter, problem: Problem) -> Model | None:
-        if "model" in letter.parts:
-            params = wire.decode(letter.parts["model"], dict[str, torch.Tensor])
+    def _global_model(self, parts: Parts, work: _Work) -> Model | None:
+        problem = work.program.problem
+        if "model" in parts:
+            params = wire.decode(parts["model"], dict[str, torch.Tensor], limit=work.limit)
+            wire.check(params, problem.init(Key(0)))
             return Model(problem, tree.map(_copy, params))
-        if "server" in letter.parts:
-            server = tree.map(_copy, wire.decode(letter.parts["server"], self._types.server))
-            return self._algorithm.model(problem, server)
+        if "server" in parts:
+            server = wire.decode(parts["server"], self._types.server, limit=work.limit)
+            return self._algorithm.model(problem, tree.map(_copy, server))
         return None
 
-    def _read(self, letter: Letter) -> _Work:
-        if letter.get("client", int) != self._client:
-            raise WireError(f"client: this is {self._client}, not {letter.meta['client']}")
-        experiment = letter.get("experiment", str)
-        schema = DataSchema.read(letter.meta.get("facts"))
+    def _prepare(self, request: WorkRequest, parts: Parts) -> _Work:
+        if request.client != self._client:
+            raise WireError(f"client: this is {self._client}, not {request.client}")
+        schema, own = request.data_schema, DataSchema.of(self._data)
+        fewer = (schema.classes or 0) < (own.classes or 0)
+        if fewer or replace(schema, classes=own.classes) != own:
+            raise WireError("data_schema: not the form of this client's rows")
         # built on the agreed form: this client may lack classes that others have
         problem = self._make(schema.example())
         self._algorithm.check_capabilities(problem)
         data = replace(self._data, classes=schema.classes)
         if flatten_inputs(problem):
             data = data.flattened()
+        size = sum(leaf.nbytes for leaf in tree.leaves(problem.init(Key(0))))
+        limit = _SLACK + size * (_MODELS + (self._experiment.clients or 0))
         received = None
-        if "down" in letter.parts:
-            received = tree.map(_copy, wire.decode(letter.parts["down"], self._types.downlink))
+        if "down" in parts:
+            received = wire.decode(parts["down"], self._types.downlink, limit=limit)
+        states = ClientStates(self._root, request.experiment, self._client, self._types.client)
         return _Work(
+            request=request,
             client=Infos(data)[self._client],
             program=ClientProgram(self._algorithm, problem),
             data=data,
             sampler=BatchSampler(data, problem),
-            key=Key(self._experiment.seed, round=letter.get("round", int)),
-            received=received,
-            states=ClientStates(self._root, experiment, self._client, self._types.client),
-            experiment=experiment,
-            accepted=letter.get("ack", int),
-            oldest=letter.get("oldest", int),
+            key=Key(self._experiment.seed, round=request.round),
+            received=tree.map(_copy, received),
+            states=states,
+            limit=limit,
         )
 
 
 @dataclass(frozen=True)
 class _Work:
-    """A message, read: the program, the data, what was received, and the states."""
+    """What a request for work needs: the program, the data, what was received, and the states."""
 
+    request: WorkRequest
     client: ClientInfo
     program: ClientProgram
     data: ClientData
@@ -251,35 +282,48 @@ class _Work:
     key: Key
     received: Any
     states: ClientStates
-    experiment: str
-    accepted: int
-    oldest: int
+    limit: int
 
-    def state(self) -> Any:
-        """Return the state that the server has accepted, or the first one."""
-        if self.accepted:
-            return self.states.load(self.accepted)
-        return self.program.initial_state(self.client, self.received, self.key.seed)
+    def state(self) -> tuple[Any, bool]:
+        """Return the state that the server has accepted, and whether it was lost and is a new one.
 
-    def reply(self, parts: Mapping[str, bytes] | None = None, **meta: Any) -> Letter:
-        """Return the reply to this very message."""
-        head = {
-            "client": self.client.id,
-            "round": self.key.round,
-            "experiment": self.experiment,
-        }
-        return Letter({**head, **meta}, parts or {})
+        A client whose state was never accepted starts from its first state.
+        """
+        lost = False
+        if self.request.accepted:
+            try:
+                return self.states.load(self.request.accepted), False
+            except LostState as error:
+                if self.request.lost_state != "reinitialize":
+                    raise
+                lost = True
+                _logger.warning("%s; the state is reinitialized", error)
+        return self.program.initial_state(self.client, self.received, self.key.seed), lost
 
 
-def answered(answer: Callable[[], Letter]) -> Letter:
-    """Return the reply; a failure becomes a reply that gives the server its reason."""
+def answered(answer: Callable[[], Envelope]) -> Envelope:
+    """Return the reply; a failure becomes a reply with its code.
+
+    The text of an exception may hold values, paths or names. It stays in the node's log.
+    """
     try:
         return answer()
-    except ParsiflError as error:
-        return Letter({"error": str(error)[:_LONGEST_REASON]})
-    except Exception as error:  # the user's load may fail in any way, and its text may hold data
-        _logger.exception("a message could not be answered")
-        return Letter({"error": f"{type(error).__name__} (its text stays on the node)"})
+    except Exception as error:
+        _logger.exception("a request could not be answered")
+        return failure(error).envelope()
+
+
+def _unusable(fault: str) -> Envelope:
+    """Return the reply of a client whose result cannot be used; the text names a tensor."""
+    return FailureReply(error="UnusableResult", detail=printable(fault)).envelope()
+
+
+def _address(request: WorkRequest) -> dict[str, Any]:
+    return {
+        "client": request.client,
+        "round": request.round,
+        "experiment": request.experiment,
+    }
 
 
 def _copy(leaf: Any) -> Any:

@@ -1,7 +1,7 @@
-"""Client state on the client's own disk, one file a version; the server says which one counts.
+"""Client state on the client's own disk, one file per version; the server names the valid one.
 
 Version n is the state after round n. A server that has accepted a client's work acknowledges its
-round, and every later message names the last acknowledged version: the client goes on from exactly
+round, and every later message names the last acknowledged version: the client starts from exactly
 that one, so a lost reply, a retried round or a resumed server changes nothing.
 """
 
@@ -19,8 +19,13 @@ from parsifl.core import tree
 from parsifl.core.errors import CheckpointError, WireError
 from parsifl.engine.owned import reject_links, write_synced
 
-_NAME = re.compile(r"round-(\d{8})\.state")
+_NAME = re.compile(r"round-(\d{8,})\.state")
+_LARGEST = 1 << 34
 _EXPERIMENT = re.compile(r"[0-9a-f]{32}")
+
+
+class LostState(CheckpointError):
+    """The version of a client's state that the server names is missing or damaged."""
 
 
 class ClientStates:
@@ -50,14 +55,14 @@ class ClientStates:
             return None
         path = self._path(version)
         try:
-            state = wire.decode(path.read_bytes(), self._kind)
+            state = wire.decode(path.read_bytes(), self._kind, limit=_LARGEST)
         except FileNotFoundError:
-            raise CheckpointError(
-                f"client {self._client} has no state of round {version} in {self._folder}: put "
-                "the folder back, or start a new run"
+            raise LostState(
+                f"client {self._client} has no state of round {version} in {self._folder}: restore "
+                "the directory, or start a new run"
             ) from None
         except (OSError, WireError) as error:
-            raise CheckpointError(f"the client state {path} cannot be read ({error})") from error
+            raise LostState(f"the client state {path} cannot be read ({error})") from error
         # a copy: memory that is aligned as in a run in one process gives the same bits
         return tree.map(_copy, state)
 

@@ -22,10 +22,10 @@ from parsifl.flower.client import (
     state_root,
 )
 from parsifl.flower.guards import Guards
-from parsifl.flower.message import Letter
+from parsifl.flower.message import Envelope
 from parsifl.flower.privacy import check_mods
 from parsifl.flower.records import MESSAGE_TYPES, pack, unpack
-from parsifl.flower.schema import Schema
+from parsifl.flower.table_schema import TableSchema
 from parsifl.flower.tablesite import LoadTable, TableSite
 from parsifl.flower.transport import Kind
 
@@ -78,7 +78,7 @@ def regression_client_app(
     -----
     Each site checks what leaves it by limits in its node's configuration (see `guards.Guards`).
     """
-    declared = Schema(tuple(missing), tuple(words))
+    declared = TableSchema(tuple(missing), tuple(words))
 
     def site(experiment: Experiment, client: int, node: NodeConfig) -> TableSite:
         schema, guards = declared.joined(node), Guards.of(node)
@@ -89,7 +89,7 @@ def regression_client_app(
 
 
 class _Answering(Protocol):
-    def answer(self, kind: Kind, letter: Letter) -> Letter: ...
+    def answer(self, kind: Kind, envelope: Envelope, /) -> Envelope: ...
 
 
 def _app(
@@ -100,15 +100,15 @@ def _app(
     check_mods(mods)
     app = ClientApp(mods=list(mods))
 
-    def answer(kind: Kind, message: Message, context: Context) -> Letter:
+    def answer(kind: Kind, message: Message, context: Context) -> Envelope:
         experiment, node = settings.read(context.run_config).experiment, dict(context.node_config)
         site = make(experiment, client_number(node), node)
         return site.answer(kind, unpack(message.content))
 
     def handler(kind: Kind) -> Callable[[Message, Context], Message]:
         def handle(message: Message, context: Context) -> Message:
-            letter = answered(lambda: answer(kind, message, context))
-            return Message(pack(letter), reply_to=message)
+            reply = answered(lambda: answer(kind, message, context))
+            return Message(pack(reply), reply_to=message)
 
         return handle
 

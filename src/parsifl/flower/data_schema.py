@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, final
+from typing import Annotated, Any, ClassVar, Literal, cast, final
 
 import numpy as np
 import torch
+from annotated_types import Gt, Le, MaxLen
+from pydantic import AfterValidator, ConfigDict, StringConstraints, TypeAdapter
 from scipy.sparse import csr_matrix
 from torch import Tensor
 
@@ -16,7 +20,23 @@ from parsifl.data.clients import ClientData
 from parsifl.data.ragged import Ragged
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64, "int64": torch.int64}
-_MOST_ENTRIES = 1 << 31
+MOST_CLASSES = 10**6
+_MOST_ENTRIES = 1 << 28
+_ODD = 1000
+"""A client may report this many times the median number of classes; more is a mistake or a lie."""
+
+
+def _check_entries(shape: tuple[int, ...]) -> tuple[int, ...]:
+    if math.prod(shape) > _MOST_ENTRIES:
+        raise ValueError(f"a row has more than {_MOST_ENTRIES} entries")
+    return shape
+
+
+Shape = Annotated[
+    tuple[Annotated[int, Gt(0), Le(_MOST_ENTRIES)], ...], MaxLen(8), AfterValidator(_check_entries)
+]
+Dtype = Literal["float32", "float64", "int64"]
+Text = Annotated[str, StringConstraints(pattern=r"^[^\p{C}]{0,200}$")]
 
 
 @final
@@ -36,24 +56,30 @@ class DataSchema:
         Whether the features are a CSR matrix.
     """
 
-    shape: tuple[int, ...]
-    dtype: str
-    target_shape: tuple[int, ...]
-    target_dtype: str
-    classes: int | None
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True, extra="forbid")
+    shape: Shape
+    dtype: Dtype
+    target_shape: Shape
+    target_dtype: Dtype
+    classes: Annotated[int, Gt(0), Le(MOST_CLASSES)] | None
     sparse: bool
-    augment: str = ""
-    name: str = ""
+    augment: Text = ""
+    name: Text = ""
 
     @classmethod
     def of(cls, data: ClientData) -> DataSchema:
         """Describe data."""
+        if (data.classes or 0) > MOST_CLASSES:
+            raise DataError(
+                f"the labels make {data.classes} classes, more than {MOST_CLASSES}; convert "
+                "targets that are numbers to a floating-point type"
+            )
         sparse = not isinstance(data.x, Tensor)
         return cls(
             shape=tuple(int(size) for size in data.x.shape[1:]),
-            dtype=str(data.x.dtype).removeprefix("torch."),
+            dtype=_dtype(data.x.dtype),
             target_shape=tuple(data.y.shape[1:]),
-            target_dtype=str(data.y.dtype).removeprefix("torch."),
+            target_dtype=_dtype(data.y.dtype),
             classes=data.classes,
             sparse=sparse,
             augment=data.augment,
@@ -62,22 +88,11 @@ class DataSchema:
 
     @classmethod
     def read(cls, values: Any) -> DataSchema:
-        """Read what came over the network; raise WireError where it makes no sense."""
-        if not isinstance(values, Mapping) or values.keys() != cls.__dataclass_fields__.keys():
-            raise WireError("facts: expected the form of a client's rows")
-        shapes = {name: _shape(name, values[name]) for name in ("shape", "target_shape")}
-        for name in ("dtype", "target_dtype"):
-            if values[name] not in _DTYPES:
-                raise WireError(f"facts.{name}: expected one of {', '.join(_DTYPES)}")
-        classes = values["classes"]
-        if classes is not None and not (type(classes) is int and 0 < classes < _MOST_ENTRIES):
-            raise WireError("facts.classes: expected a positive number or nothing")
-        if type(values["sparse"]) is not bool or not all(
-            isinstance(values[name], str) and len(values[name]) < 200
-            for name in ("augment", "name")
-        ):
-            raise WireError("facts: expected a flag and two short texts")
-        return cls(**{**values, **shapes})
+        """Read what `to_json` wrote; raise WireError for anything else."""
+        try:
+            return TypeAdapter(cls).validate_json(json.dumps(values))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise WireError(f"data_schema: {type(error).__name__}") from None
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON values."""
@@ -92,6 +107,10 @@ class DataSchema:
         one, none = Ragged.of([[0]]), Ragged.empty(1)
         return ClientData(x, y, one, none, none, ({},), self.name, self.classes, self.augment)
 
+    def zeros(self) -> Tensor:
+        """Return one row of dense features."""
+        return torch.zeros((1, *self.shape), dtype=_DTYPES[self.dtype])
+
     def features(self, rows: int) -> Tensor:
         """Return features without data; a sparse matrix is stood in for by a dense one."""
         return torch.empty((rows, *self.shape), dtype=_DTYPES[self.dtype], device="meta")
@@ -103,14 +122,22 @@ class DataSchema:
         )
 
 
-def agree(facts: Sequence[DataSchema]) -> DataSchema:
+def _dtype(dtype: Any) -> Dtype:
+    name: Any = str(dtype).removeprefix("torch.")
+    if name not in _DTYPES:
+        raise DataError(f"values of {name} cannot be used; convert them to {' or '.join(_DTYPES)}")
+    return cast(Dtype, name)
+
+
+def agree(schemas: Sequence[DataSchema]) -> DataSchema:
     """Return the common form; a client may lack classes that others have."""
-    known = [found.classes for found in facts]
+    known = [found.classes for found in schemas]
     if (None in known) and any(classes is not None for classes in known):
         raise DataError("some clients have class labels and others real targets; they must agree")
     classes = None if None in known else max(count for count in known if count is not None)
-    common = replace(facts[0], classes=classes)
-    for client, found in enumerate(facts):
+    _check_classes(known)
+    common = replace(schemas[0], classes=classes)
+    for client, found in enumerate(schemas):
         if replace(found, classes=classes) != common:
             raise DataError(
                 f"the data of client {client} have another form than those of client 0: "
@@ -119,10 +146,11 @@ def agree(facts: Sequence[DataSchema]) -> DataSchema:
     return common
 
 
-def _shape(name: str, value: Any) -> tuple[int, ...]:
-    good = isinstance(value, list | tuple) and len(value) <= 8
-    if not good or not all(type(size) is int and 0 < size < _MOST_ENTRIES for size in value):
-        raise WireError(f"facts.{name}: expected a short list of sizes")
-    if int(np.prod([float(size) for size in value])) > _MOST_ENTRIES:
-        raise WireError(f"facts.{name}: a row of {value} is too large")
-    return tuple(value)
+def _check_classes(known: Sequence[int | None]) -> None:
+    counts = sorted(count for count in known if count is not None)
+    if not counts or counts[-1] <= _ODD * counts[(len(counts) - 1) // 2]:
+        return
+    raise DataError(
+        f"client {known.index(counts[-1])} reports {counts[-1]} classes, and most clients at most "
+        f"{counts[(len(counts) - 1) // 2]}: correct its labels, or set deployment.classes"
+    )

@@ -126,7 +126,8 @@ def check_agreement(agreement: Agreement, own: Prepared) -> None:
     names = [column.name for column in agreement.columns]
     if sorted(names) != sorted(name for name in own.table if name != own.target):
         raise Refusal("columns", "the agreed columns are not the columns of its table")
-    if agreement.rows < own.rows or not np.isfinite(agreement.target_mean):
+    reach = _FARTHEST * (1 + _size(own.numbers(own.target)))
+    if agreement.rows < own.rows or not abs(agreement.target_mean) <= reach:
         raise Refusal("agreement", "the agreed numbers of rows and means are impossible")
     for column in agreement.columns:
         _check_column(column, own)

@@ -16,7 +16,7 @@ from parsifl.engine.experiment import Experiment, problem_for
 from parsifl.engine.owned import reject_links
 from parsifl.engine.record import RoundRecord
 from parsifl.engine.run_data import RunData, open_run
-from parsifl.engine.run_dir import read_records
+from parsifl.engine.run_dir import RunDir, read_records
 from parsifl.engine.summary import headline
 from parsifl.flower.app_template import PARTITION, write_app
 from parsifl.flower.cluster import Cluster
@@ -89,6 +89,7 @@ def run_on_flower(
     """
     out = Path(folder).resolve()
     check_free(out, resume=resume)
+    RunDir(out).check()
     if simulation and find_spec("ray") is None:
         raise ConfigError(
             "Flower's simulation runtime needs Ray, which is not installed; install the extra: "
@@ -99,7 +100,8 @@ def run_on_flower(
     # mistakes show here, before anything is started
     problem = problem_for(chosen.model, data)
     chosen.method().check_capabilities(problem)
-    plan = replace(deployment or Deployment(), out=str(out), resume=resume)
+    # all nodes are started here, and have new ids after every start
+    plan = replace(deployment or Deployment(), out=str(out), resume=resume, rebind=True)
     place = out / "flower"
     app = place / "app"
     clear(out)

@@ -1,9 +1,8 @@
-"""Which node is which client: node numbers are Flower's and change, client numbers are ours."""
+"""Which node is which client: node ids are Flower's, client numbers are ours."""
 
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,51 +10,74 @@ from typing import Any
 from parsifl.core.algorithm import ClientInfo
 from parsifl.core.errors import ParsiflError, WireError
 from parsifl.flower.data_schema import DataSchema
-from parsifl.flower.message import Letter
-from parsifl.flower.transport import Answers, Link
+from parsifl.flower.message import Envelope
+from parsifl.flower.network_schema import (
+    HelloReply,
+    HelloRequest,
+    claimed_client,
+    describe,
+    read,
+    read_reply,
+)
+from parsifl.flower.settings import Deployment
+from parsifl.flower.transport import Link, Replies
 
 _PAUSE = 1.0
 _HELLO_SECONDS = 90.0
 _ATTEMPTS = 3
-_LONGEST_PROFILE = 10_000
-_MOST_SAMPLES = 1 << 40
 Log = Callable[[str], None]
 
 
 class Membership:
-    """Keeps who is who; nodes that join later are asked for their client once.
+    """Records which node is which client; nodes that join later are asked once.
 
-    If two connected nodes claim one client, the first is believed until it is gone.
+    A client belongs to the node that reported it first, also after a restart of the server: with
+    node keys, Flower's node ids are bound to keys. With `deployment.rebind`, another node may take
+    over a client whose node is not connected.
     """
 
-    def __init__(self, link: Link, clients: int, log: Log) -> None:
+    def __init__(self, link: Link, clients: int, log: Log, deployment: Deployment) -> None:
         self._link, self._clients, self._log = link, clients, log
-        self._claims: dict[int, int] = {}
+        self._deployment = deployment
+        self._node_of: dict[int, int] = {}  # by client
+        self._reported: set[int] = set()  # nodes whose hello was accepted by this server
         self._failed: dict[int, int] = {}
         self._connected: list[int] = []
-        self.greeting = Letter({})
+        self.greeting = HelloRequest()
         self.infos: dict[int, ClientInfo] = {}
-        self.facts: dict[int, DataSchema] = {}
+        self.schemas: dict[int, DataSchema] = {}
 
     def restore(self, stored: Mapping[str, Any]) -> None:
         """Take what a checkpoint knows of the clients: they must come back as they were."""
         for entry in stored["clients"]:
-            client, info, facts = _read_hello(Letter(entry))
-            self.infos[client], self.facts[client] = info, facts
+            hello = read(HelloReply, Envelope(json.dumps(entry["hello"])))
+            self._keep(hello)
+            self._node_of[hello.client] = int(entry["node"])
 
     def to_json(self) -> dict[str, Any]:
         """Return what a checkpoint keeps."""
         return {
             "clients": [
                 {
-                    "client": client,
-                    "samples": info.samples,
-                    "profile": dict(info.profile),
-                    "facts": self.facts[client].to_json(),
+                    "node": self._node_of[client],
+                    "hello": self._hello(client).model_dump(mode="json"),
                 }
-                for client, info in sorted(self.infos.items())
+                for client in sorted(self.infos)
             ]
         }
+
+    def _hello(self, client: int) -> HelloReply:
+        info = self.infos[client]
+        return HelloReply(
+            client=client,
+            samples=info.samples,
+            profile=dict(info.profile),
+            data_schema=self.schemas[client],
+        )
+
+    def _keep(self, hello: HelloReply) -> None:
+        self.infos[hello.client] = ClientInfo(hello.client, hello.samples, hello.profile)
+        self.schemas[hello.client] = hello.data_schema
 
     def gather(self, enough: Callable[[], bool], wait: float) -> None:
         """Greet nodes until there are enough of them, or raise after `wait` seconds."""
@@ -74,82 +96,82 @@ class Membership:
                 )
             self._link.pause(_PAUSE)
 
+    def nodes(self) -> list[int]:
+        """Look which nodes are connected."""
+        self._connected = self._link.nodes()
+        return self._connected
+
     def refresh(self, timeout: float) -> None:
         """Look who is connected, and greet newcomers."""
-        self._connected = self._link.nodes()
+        self.nodes()
         missing = set(range(self._clients)) - set(self.online())
         fresh = [
             node
             for node in self._connected
-            if node not in self._claims and self._failed.get(node, 0) < _ATTEMPTS
+            if node not in self._reported and self._failed.get(node, 0) < _ATTEMPTS
         ]
         if not fresh or not missing:
             return
-        letters = dict.fromkeys(fresh, self.greeting)
+        requests = dict.fromkeys(fresh, self.greeting.envelope())
         # one of them may be dead and not yet missed: do not wait long, nor for more than we need
         enough = all_of(missing)
-        answers = self._link.ask("hello", letters, min(timeout, _HELLO_SECONDS), enough)
-        heard = fresh if not enough(answers) else [node for node in fresh if node in answers]
+        replies = self._link.ask("hello", requests, min(timeout, _HELLO_SECONDS), enough)
+        heard = fresh if not enough(replies) else [node for node in fresh if node in replies]
         for node in heard:
             try:
-                self._admit(node, answers.get(node, "no answer"))
-            except WireError as error:
+                self._admit(node, read_reply(HelloReply, replies.get(node)))
+            except Exception as error:  # whatever one node sends, the others take part
                 self._failed[node] = self._failed.get(node, 0) + 1
-                self._log(f"node {node} is not admitted: {error}")
+                self._log(f"node {node} is not admitted: {describe(error)}")
 
-    def _admit(self, node: int, answer: Letter | str) -> None:
-        if isinstance(answer, str):
-            raise WireError(answer)
-        if "error" in answer.meta:
-            raise WireError(str(answer.meta["error"])[:500])
-        client, info, facts = _read_hello(answer)
+    def _admit(self, node: int, hello: HelloReply) -> None:
+        client, limit = hello.client, self._deployment.classes
+        if limit is not None and (hello.data_schema.classes or 0) > limit:
+            raise WireError(f"client {client} has more than {limit} classes (deployment.classes)")
+        known = self.infos.get(client)
+        if known is not None:
+            now = ClientInfo(client, hello.samples, hello.profile)
+            if (known, self.schemas[client]) != (now, hello.data_schema):
+                raise WireError(
+                    f"client {client} began this run with {known.samples} rows and another form "
+                    f"of data or profile than it has now ({hello.samples} rows); start a new run"
+                )
+        self.bind(client, node)
+        self._keep(hello)
+        self._reported.add(node)
+
+    def bind(self, client: int, node: int) -> None:
+        """Note that a node is a client; raise WireError if that contradicts what is known."""
         if client >= self._clients:
             raise WireError(f"it says it is client {client}; there are 0 to {self._clients - 1}")
-        known = self.infos.get(client)
-        if known is not None and (known, self.facts[client]) != (info, facts):
-            raise WireError(
-                f"client {client} began this run with {known.samples} rows and another form of "
-                f"data or profile than it has now ({info.samples} rows); start a new run"
-            )
-        holder = self.online().get(client)
-        if holder is not None:
-            self._log(f"node {node} claims client {client}, which node {holder} is already")
-        self.infos[client], self.facts[client] = info, facts
-        self._claims[node] = client
+        expected = self._deployment.nodes.get(str(node))
+        if self._deployment.nodes and expected != client:
+            raise WireError(f"it says it is client {client}, which deployment.nodes contradicts")
+        owner = self._node_of.get(client, node)
+        free = self._deployment.rebind and owner not in self._connected
+        if owner != node and not free:
+            raise WireError(f"it says it is client {client}, which is node {owner} in this run")
+        others = [mine for mine, its in self._node_of.items() if its == node and mine != client]
+        if others:
+            raise WireError(f"it says it is client {client}, and was client {others[0]} before")
+        self._node_of[client] = node
 
     def online(self) -> dict[int, int]:
-        """Return the node of every client that is connected."""
-        found: dict[int, int] = {}
-        for node, client in self._claims.items():  # the first claim wins
-            if node in self._connected:
-                found.setdefault(client, node)
-        return found
+        """Return the node of every client that is connected and has reported."""
+        return {
+            client: node
+            for client, node in self._node_of.items()
+            if node in self._connected and node in self._reported
+        }
 
 
-def all_of(wanted: set[int]) -> Callable[[Answers], bool]:
-    """Return a function that tells whether answers claim to come from all of these clients."""
+def all_of(wanted: set[int]) -> Callable[[Replies], bool]:
+    """Return a function that is true when replies claim to come from all of these clients."""
 
-    def enough(answers: Answers) -> bool:
-        letters = (answer for answer in answers.values() if isinstance(answer, Letter))
-        told = (letter.meta.get("client") for letter in letters)
-        return wanted <= {client for client in told if type(client) is int}
+    def enough(replies: Replies) -> bool:
+        return wanted <= {claimed_client(reply) for reply in replies.values()}
 
     return enough
-
-
-def _read_hello(letter: Letter) -> tuple[int, ClientInfo, DataSchema]:
-    client, samples = letter.get("client", int), letter.get("samples", int)
-    profile = letter.get("profile", dict)
-    if client < 0 or not 0 <= samples < _MOST_SAMPLES:
-        raise WireError(f"client {client} with {samples} rows makes no sense")
-    text = json.dumps(profile)
-    if len(text) > _LONGEST_PROFILE or not all(_is_finite(value) for value in profile.values()):
-        raise WireError("profile: too long, or not finite")
-    return client, ClientInfo(client, samples, profile), DataSchema.read(letter.meta.get("facts"))
-
-
-def _is_finite(value: Any) -> bool:
-    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _list(clients: Sequence[int]) -> str:

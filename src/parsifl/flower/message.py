@@ -1,55 +1,42 @@
-"""What server and clients send one another: a few JSON values, and bytes of `parsifl.wire`."""
+"""A message as it travels, and texts that are safe to show."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import final
 
-from parsifl.core.errors import WireError
+LONGEST_REASON = 500
 
 
 @final
 @dataclass(frozen=True)
-class Letter:
-    """One message.
+class Envelope:
+    """A request or a reply before it is read, or after it was written.
+
+    `flower.network_schema` turns it into a typed message; nothing else looks inside.
 
     Attributes
     ----------
-    meta
-        JSON values: client, round, experiment, ...
+    text
+        A JSON object.
     parts
-        Encoded trees by name; a tree that is None is not sent.
+        Trees encoded by `parsifl.wire`, by name. A tree that is None is not sent.
     """
 
-    meta: Mapping[str, Any]
+    text: str = "{}"
     parts: Mapping[str, bytes] = field(default_factory=dict)
 
-    def get(self, name: str, kind: type[Any]) -> Any:
-        """Return a meta value of a type; raise WireError if it is missing or of another type."""
-        value = self.meta.get(name)
-        if isinstance(value, bool) is not (kind is bool) or not isinstance(value, kind):
-            raise WireError(f"{name}: expected {kind.__name__}, got {_short(value)}")
-        return value
 
+def printable(text: object) -> str:
+    r"""Return a text in one printable line of at most 500 characters.
 
-def to_text(meta: Mapping[str, Any]) -> str:
-    """Write meta values as JSON."""
-    return json.dumps(dict(meta))
+    Texts of other machines are shown on terminals and written to logs: control characters,
+    surrogates and directional marks are replaced.
 
-
-def from_text(text: str) -> dict[str, Any]:
-    """Read meta values; raise WireError for anything that is not a JSON object."""
-    try:
-        meta = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise WireError(f"meta: not valid JSON ({error})") from None
-    if not isinstance(meta, dict):
-        raise WireError(f"meta: expected an object, got {_short(meta)}")
-    return meta
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    >>> printable("lost\n\x1b[2Jround 2 is done")
+    'lost ?[2Jround 2 is done'
+    """
+    words = " ".join(str(text)[: 4 * LONGEST_REASON].split())
+    line = "".join(sign if sign.isprintable() else "?" for sign in words)
+    return line if len(line) <= LONGEST_REASON else f"{line[: LONGEST_REASON - 3]}..."

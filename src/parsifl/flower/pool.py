@@ -3,7 +3,7 @@
 Clients keep their states themselves, one file per version. A request names two versions: the one to
 start from, which the server has accepted, and the oldest one that a checkpoint on disk still names.
 The client deletes older ones. `save` remembers what a checkpoint names; the next `train` announces
-it, because the loop goes on only if that checkpoint was written.
+it, because the loop continues only if that checkpoint was written.
 """
 
 from __future__ import annotations
@@ -15,9 +15,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from parsifl import wire
 from parsifl.core.algorithm import AnyAlgorithm, ClientInfo
-from parsifl.core.errors import CheckpointError, WireError
+from parsifl.core.batching import Rows
+from parsifl.core.errors import CheckpointError
+from parsifl.core.keys import Key
 from parsifl.core.problem import Problem, flatten_inputs
 from parsifl.data.clients import ClientData
 from parsifl.engine.local_pool import Outbox
@@ -30,12 +34,18 @@ from parsifl.engine.pool import (
     Json,
     PendingEvaluation,
 )
-from parsifl.flower.data_schema import agree
+from parsifl.flower.data_schema import DataSchema, agree
 from parsifl.flower.exchange import NOT_CONNECTED, Exchange, Request
 from parsifl.flower.membership import Log, Membership
-from parsifl.flower.message import Letter
-from parsifl.flower.scores import read_scores
+from parsifl.flower.network_schema import (
+    EvaluateReply,
+    EvaluateRequest,
+    HelloRequest,
+    TrainRequest,
+    describe,
+)
 from parsifl.flower.settings import Settings
+from parsifl.flower.tables import Agreement
 from parsifl.flower.transport import Link
 from parsifl.flower.upload_template import UploadTemplates
 from parsifl.wire import MessageStats
@@ -50,8 +60,6 @@ class FlowerPool:
     ----------
     make
         Builds the problem from data of the agreed form.
-    common
-        What every message says, besides client, round and versions.
     """
 
     executor = EXECUTOR
@@ -67,31 +75,31 @@ class FlowerPool:
     ) -> None:
         self._algorithm, self._settings = algorithm, settings
         self._link, self._log, self._make = link, log, make
-        self.members = Membership(link, settings.clients, log)
-        self.common: Json = {}
-        self.schema: Json = {}
+        self.members = Membership(link, settings.clients, log, settings.deployment)
+        self.agreement: Agreement | None = None
         self.seconds: Mapping[str, float] = {}
-        self._experiment = uuid.uuid4().hex
+        self.experiment = uuid.uuid4().hex
         self._accepted = [0] * settings.clients
         self._written: list[list[int]] = []  # what the last two checkpoints name
         self._oldest = [0] * settings.clients
+        self._flagged: set[int] = set()
         self._precision = settings.experiment.precision
 
     def open(self, *, resumed: bool) -> Problem:
         """Wait for the clients, all of them at first and a quorum on resume; make the problem."""
         deployment, clients = self._settings.deployment, self._settings.clients
         needed = max(1, round(deployment.quorum * clients)) if resumed else clients
-        self.members.greeting = Letter(self.common)
+        self.members.greeting = HelloRequest(agreement=self.agreement)
         self.members.gather(lambda: len(self.members.online()) >= needed, deployment.wait)
         self.clients: Sequence[ClientInfo] = [self.members.infos[i] for i in range(clients)]
-        schema = agree([self.members.facts[i] for i in range(clients)])
+        self.schema = schema = agree([self.members.schemas[i] for i in range(clients)])
         example = schema.example()
         problem = self._make(example)
         self._algorithm.check_capabilities(problem)
-        self.schema = schema.to_json()
         if flatten_inputs(problem):
             schema = type(schema).of(example.flattened())
         self._problem = problem
+        self._metric_names = _metric_names(problem, schema)
         self._templates = UploadTemplates(self._algorithm, problem, schema)
         self._log(f"{len(self.members.online())} of {clients} clients are connected")
         return problem
@@ -105,44 +113,68 @@ class FlowerPool:
         started = time.perf_counter()
         if self._written:
             self._oldest = [min(versions) for versions in zip(*self._written, strict=True)]
-        asked, outbox = {}, _Encoder(self._precision)
+        asked: dict[int, Request] = {}
+        failed: dict[int, str] = {}
+        encoder, cohort, round = _Encoder(self._precision), [], 0
         for request in requests:
-            asked[request.client.id] = self._request(request, outbox)
+            client, round = request.client, request.key.round
+            cohort += [client] if request.upload else []
+            try:
+                asked[client.id] = self._request(request, encoder)
+            except Exception as error:  # its profile or its message cannot be worked with
+                failed[client.id] = describe(error)
         exchange = self._exchange()
-        cohort = sum(request.upload for request in asked.values())
-        answers = exchange.collect(asked, cohort)
-        notes = tuple(exchange.notes)
+        answers = exchange.collect(asked, failed, len(cohort), round + 1)
+        notes = (*exchange.notes, *self._dominant(cohort))
         self.seconds = {"local": time.perf_counter() - started}
-        for client in sorted(asked):
-            answer = answers[client]
+        for number in sorted(answers):
+            answer = answers[number]
             if isinstance(answer, str):
-                down = MessageStats() if answer == NOT_CONNECTED else asked[client].down
-                yield ClientFailure(self.clients[client], answer, down)
+                sent = number in asked and answer != NOT_CONNECTED
+                down = asked[number].down if sent else MessageStats()
+                yield ClientFailure(self.clients[number], answer, down)
             else:
-                self._accepted[client] = asked[client].round + 1
+                self._accepted[number] = round + 1
                 yield _noted(answer, notes)
                 notes = ()
+
+    def _dominant(self, cohort: Sequence[ClientInfo]) -> list[str]:
+        """Note a client whose declared rows decide the mean; each one once."""
+        weights = {client.id: self._algorithm.weight(client) for client in cohort}
+        total, most = sum(weights.values()), self._settings.deployment.largest_share
+        found = [
+            number
+            for number, weight in weights.items()
+            if len(weights) > 2 and weight > most * total and number not in self._flagged
+        ]
+        self._flagged.update(found)
+        return [
+            f"client {number} has {weights[number] / total:.1%} of the weight of this round "
+            f"(deployment.largest_share is {most:g}); its number of rows is its own claim"
+            for number in found
+        ]
 
     def _request(self, request: ClientRequest, encoder: _Encoder) -> Request:
         client = request.client
         data, received, down = encoder(request.message)
         parts = {} if data is None else {"down": data}
-        letter = self.message(request, parts, uploads=request.upload)
+        message = TrainRequest(**self._head(request), uploads=request.upload)
         template = self._templates.of(received, client, request.key)
-        return Request(client, letter, request.key.round, received, down, template, request.upload)
+        return Request(client, message, parts, received, down, template, request.upload)
 
-    def message(self, request: ClientRequest, parts: Mapping[str, bytes], **more: Any) -> Letter:
-        """Return a message to a client."""
+    def _head(self, request: ClientRequest) -> Json:
+        """Return what every request for work says."""
         number = request.client.id
-        meta = {
+        return {
             "client": number,
             "round": request.key.round,
-            "experiment": self._experiment,
-            "ack": self._accepted[number],
+            "experiment": self.experiment,
+            "accepted": self._accepted[number],
             "oldest": self._oldest[number],
-            "facts": self.schema,
+            "data_schema": self.schema,
+            "lost_state": self._settings.deployment.lost_state,
+            "agreement": self.agreement,
         }
-        return Letter({**meta, **self.common, **more}, parts)
 
     def _exchange(self) -> Exchange:
         return Exchange(
@@ -156,21 +188,41 @@ class FlowerPool:
     # ------------------------------------------------------------------ evaluation
     def evaluate(self, requests: Iterable[ClientRequest], server: Any) -> Iterator[ClientScores]:
         """Let the clients evaluate their models on their own rows; only metrics come back."""
-        shared = self._model_part(server)
-        asked, encoder = {}, _Encoder(self._precision)
+        asked: dict[int, Request] = {}
+        answers: dict[int, EvaluateReply | str] = {}
+        encoder = _Encoder(self._precision)
+        shared: dict[str, bytes] | None = None
         for request in requests:
-            data, _, _ = encoder(request.message)
-            down = {} if data is None else {"down": data}
-            letter = self.message(request, {**shared, **down})
-            asked[request.client.id] = Request(
-                request.client, letter, request.key.round, None, MessageStats(), None, upload=False
-            )
-        for client, reply in sorted(self._exchange().evaluate(asked).items()):
-            info = self.clients[client]
+            client = request.client
             try:
-                yield read_scores(info, reply)
-            except WireError as error:
-                yield ClientScores(info, reason=str(error))
+                shared = self._model_part(server) if shared is None else shared
+                data, _, _ = encoder(request.message)
+                down = {} if data is None else {"down": data}
+                message = EvaluateRequest(**self._head(request))
+                asked[client.id] = Request(client, message, {**shared, **down})
+            except Exception as error:
+                answers[client.id] = describe(error)
+        answers |= self._exchange().evaluate(asked) if asked else {}
+        for number in sorted(answers):
+            yield self._scores(self.clients[number], answers[number])
+
+    def _scores(self, client: ClientInfo, reply: EvaluateReply | str) -> ClientScores:
+        if isinstance(reply, str):
+            return ClientScores(client, reason=reply)
+        known = self._metric_names
+        values: dict[str, dict[str, dict[str, float]]] = {}
+        for model, splits in reply.scores.items():
+            for split, metrics in splits.items():
+                if known and not known <= metrics.keys():
+                    missing = ", ".join(sorted(known - metrics.keys()))
+                    return ClientScores(client, reason=f"scores.{model}.{split}: no {missing}")
+                # other names would remove the metrics of every client from the record
+                kept = {name: v for name, v in metrics.items() if not known or name in known}
+                values.setdefault(model, {})[split] = kept
+        notes: tuple[str, ...] = ()
+        if reply.reinitialized:
+            notes = (f"client {client.id} was evaluated without its state, which is lost",)
+        return ClientScores(client, {str(k): n for k, n in reply.samples.items()}, values, notes)
 
     def _model_part(self, server: Any) -> dict[str, bytes]:
         model = self._algorithm.model(self._problem, server)
@@ -187,10 +239,10 @@ class FlowerPool:
         del directory  # clients keep their states themselves
         self._written = [*self._written[-1:], list(self._accepted)]
         return {
-            "experiment": self._experiment,
+            "experiment": self.experiment,
             "accepted": self._accepted,
             "members": self.members.to_json(),
-            "common": self.common,
+            "agreement": None if self.agreement is None else self.agreement.to_json(),
         }
 
     def restore(self, directory: Path, saved: Json) -> None:
@@ -199,11 +251,12 @@ class FlowerPool:
             raise CheckpointError(
                 f"{directory.parent} holds a run of another engine; choose another directory"
             )
-        self._experiment = str(saved["experiment"])
+        self.experiment = str(saved["experiment"])
         self._accepted = [int(version) for version in saved["accepted"]]
         self._written = [list(self._accepted)]
         self.members.restore(saved["members"])
-        self.common = dict(saved["common"])
+        stored = saved["agreement"]
+        self.agreement = None if stored is None else Agreement.read(stored)
 
 
 class _Encoder:
@@ -225,3 +278,13 @@ class _Encoder:
 
 def _noted(result: ClientResult, notes: tuple[str, ...]) -> ClientResult:
     return replace(result, notes=notes) if notes else result
+
+
+def _metric_names(problem: Problem, schema: DataSchema) -> frozenset[str]:
+    """Return the metrics that this problem has; empty if they cannot be found out."""
+    example = schema.example()
+    rows = Rows(schema.zeros(), example.y, torch.ones(1, dtype=torch.float64))
+    try:
+        return frozenset(problem.metrics(problem.init(Key(0)), rows))
+    except Exception:  # a problem with rows of its own kind
+        return frozenset()

@@ -13,16 +13,22 @@ import torch
 from torch import Tensor
 
 from parsifl import wire
-from parsifl.core.errors import ConfigError, ParsiflError, WireError
-from parsifl.core.keys import Key
+from parsifl.core.errors import ConfigError, DataError, ParsiflError
 from parsifl.core.problem import Problem
 from parsifl.engine.owned import replace_file
-from parsifl.engine.pool import ClientRequest
 from parsifl.flower.membership import Log, all_of
-from parsifl.flower.message import Letter
+from parsifl.flower.message import Envelope
+from parsifl.flower.network_schema import (
+    AgreeReply,
+    AgreeRequest,
+    ProductsReply,
+    ProductsRequest,
+    describe,
+    read_reply,
+)
 from parsifl.flower.server import Federation
 from parsifl.flower.settings import Settings
-from parsifl.flower.tables import Agreement, Array, Table
+from parsifl.flower.tables import Agreement, Array, Summary, Table
 from parsifl.flower.tablesite import least_squares
 from parsifl.flower.transport import Link
 
@@ -45,89 +51,97 @@ class Regression(Federation):
         """Agree on columns, levels, missing values and scales, in one round of sums."""
         if resumed:
             return
-        found: dict[int, dict[str, Any]] = {}
+        found: dict[int, Summary] = {}
         end = time.monotonic() + self._settings.deployment.wait
         reasons: dict[int, str] = {}
-        while len(found) < self._settings.clients:
-            # whoever could not answer is asked again: its table may have been mended meanwhile
-            asked = [node for node in self._link.nodes() if reasons.get(node) != ""]
-            letters = dict.fromkeys(asked, Letter({}))
+        while True:
+            # sites that could not answer are asked again: their tables may have been corrected
+            nodes = self._pool.members.nodes()
+            asked = [node for node in nodes if reasons.get(node) != ""]
+            requests = dict.fromkeys(asked, AgreeRequest().envelope())
             enough = all_of(set(range(self._settings.clients)) - set(found))
-            for node, reply in self._link.ask("agree", letters, _AGREE_SECONDS, enough).items():
-                reason = self._take(reply, found)
+            for node, reply in self._link.ask("agree", requests, _AGREE_SECONDS, enough).items():
+                reason = self._take(node, reply, found)
                 if reason and reason != reasons.get(node):
                     self._log(f"node {node} cannot take part yet: {reason}")
                 reasons[node] = reason
+            if len(found) == self._settings.clients:
+                break
             if time.monotonic() > end:
                 raise ParsiflError(
-                    f"{len(found)} of {self._settings.clients} clients have told of their tables; "
+                    f"{len(found)} of {self._settings.clients} clients have described their "
+                    "tables; "
                     + "; ".join(sorted({reason for reason in reasons.values() if reason}))
                 )
-            if len(found) < self._settings.clients:
-                self._link.pause(1.0)
+            self._link.pause(1.0)
         summaries = [found[client] for client in sorted(found)]
-        self._pool.common = {"agreement": Agreement.of(summaries, self._target).to_json()}
+        self._pool.agreement = Agreement.of(summaries, self._target)
 
-    def _take(self, reply: Letter | str, found: dict[int, dict[str, Any]]) -> str:
+    def _take(self, node: int, reply: Envelope | str, found: dict[int, Summary]) -> str:
+        """Keep a summary; return why it cannot be used, or an empty text."""
         try:
-            if isinstance(reply, str) or "error" in reply.meta:
-                return str(reply if isinstance(reply, str) else reply.meta["error"])[:500]
-            client = reply.get("client", int)
-            if not 0 <= client < self._settings.clients:
-                return f"there is no client {client}"
-            found.setdefault(client, reply.get("summary", dict))
-        except WireError as error:
-            return str(error)
+            message = read_reply(AgreeReply, reply)
+            self._pool.members.bind(message.client, node)
+            found[message.client] = message.summary
+        except Exception as error:  # whatever one node sends, the others take part
+            return describe(error)
         return ""
 
     def _finish(self, problem: Problem, server: Any) -> None:
         """Replace the coefficients on the support by pooled least squares, and save the model."""
-        agreement = Agreement.read(self._pool.common["agreement"])
+        agreement = self._pool.agreement
+        assert agreement is not None
         params = self._algorithm.model(problem, server)
         if params is None:
             raise ConfigError(f"{type(self._algorithm).__name__} has no global model to save")
         found = params.params["coef"].numpy()
         support = np.flatnonzero(found)
         exact = np.zeros_like(found)
-        exact[support] = self._refitted([int(position) for position in support])
+        exact[support] = self._refitted(agreement, [int(position) for position in support])
         coef, intercept = agreement.original(exact)
         model = LinearModel(agreement, coef, intercept)
         replace_file(self._run_dir.path / MODEL_FILE, model.to_text().encode())
         self._log(f"{len(support)} of {len(coef)} coefficients differ from zero")
 
-    def _refitted(self, support: list[int]) -> Array:
+    def _refitted(self, agreement: Agreement, support: list[int]) -> Array:
         size = len(support)
         online = self._pool.members.online()
-        wanted = {online[c]: c for c in range(self._settings.clients) if c in online}
-        letters = {
-            node: self._pool.message(
-                ClientRequest(self._pool.clients[client], Key(0), None), {}, support=support
+        requests = {
+            client: ProductsRequest(
+                client=client,
+                round=0,
+                experiment=self._pool.experiment,
+                agreement=agreement,
+                support=tuple(support),
             )
-            for node, client in wanted.items()
+            for client in range(self._settings.clients)
+            if client in online
         }
-        replies = self._link.ask("products", letters, self._settings.deployment.timeout)
-        sums = {
-            client: self._sums(client, replies.get(node), size) for node, client in wanted.items()
-        }
+        sent = {online[client]: request.envelope() for client, request in requests.items()}
+        replies = self._link.ask("products", sent, self._settings.deployment.timeout)
         system, right = np.diag(np.zeros(size)), np.zeros(size)
         for client in range(self._settings.clients):
-            if client not in sums:
+            if client not in requests:
                 raise ParsiflError(f"client {client} is not connected for the last step; resume")
-            system, right = system + sums[client]["xx"], right + sums[client]["xy"]
+            sums = self._sums(requests[client], replies.get(online[client]), size)
+            system, right = system + sums["xx"], right + sums["xy"]
         return np.asarray(np.linalg.lstsq(system, right, rcond=1e-14)[0])
 
-    def _sums(self, client: int, reply: Letter | str | None, size: int) -> dict[str, Array]:
-        if isinstance(reply, Letter) and "error" in reply.meta:
-            raise ParsiflError(f"client {client}: {str(reply.meta['error'])[:500]}")
-        if not isinstance(reply, Letter) or "sums" not in reply.parts:
-            raise ParsiflError(f"client {client} has not told its products; resume the run")
-        if reply.get("client", int) != client:
-            raise WireError(f"client: an answer of {reply.meta['client']}, not {client}")
-        data = reply.parts["sums"]
-        message = wire.decode(data, _SUMS, limit=16 * (size + 2) ** 2 + 4096)
-        form = {"xx": torch.empty(size, size, dtype=torch.float64, device="meta"),
-                "xy": torch.empty(size, dtype=torch.float64, device="meta")}  # fmt: skip
-        wire.check(message, form)
+    def _sums(
+        self, request: ProductsRequest, reply: Envelope | str | None, size: int
+    ) -> dict[str, Array]:
+        try:
+            read_reply(ProductsReply, reply, request)
+            data = reply.parts["sums"] if isinstance(reply, Envelope) else b""
+            message = wire.decode(data, _SUMS, limit=16 * (size + 2) ** 2 + 4096)
+            form = {"xx": torch.empty(size, size, dtype=torch.float64, device="meta"),
+                    "xy": torch.empty(size, dtype=torch.float64, device="meta")}  # fmt: skip
+            wire.check(message, form)
+        except Exception as error:  # all products are needed: the run stops, and names the client
+            raise ParsiflError(
+                f"client {request.client} sent no products that can be used: {describe(error)}; "
+                "resume the run"
+            ) from None
         self.bytes_sums += len(data)
         return {name: value.numpy().copy() for name, value in message.items()}
 
@@ -150,9 +164,16 @@ class LinearModel:
     @classmethod
     def load(cls, path: str | Path) -> LinearModel:
         """Read a saved model."""
-        values = json.loads(Path(path).read_text())
-        agreement = Agreement.read(values["agreement"])
-        return cls(agreement, np.array(values["coef"]), float(values["intercept"]))
+        try:
+            values = json.loads(Path(path).read_text())
+            agreement = Agreement.read(values["agreement"])
+            coef = np.array(values["coef"], dtype=np.float64)
+            intercept = float(values["intercept"])
+        except (LookupError, TypeError, ValueError, RecursionError, OverflowError) as error:
+            raise DataError(f"{path} is not a saved model ({type(error).__name__})") from None
+        if coef.shape != (len(agreement.names),) or not np.isfinite([*coef, intercept]).all():
+            raise DataError(f"{path} is damaged: its coefficients do not fit its columns")
+        return cls(agreement, coef, intercept)
 
     def to_text(self) -> str:
         """Return the model as JSON; floats come back bit for bit."""

@@ -46,6 +46,10 @@ class Federation:
 
     def run(self) -> Sequence[RoundRecord]:
         """Run until all rounds are done; return their records."""
+        with self._run_dir.locked():
+            return self._run()
+
+    def _run(self) -> Sequence[RoundRecord]:
         resume = self._settings.deployment.resume
         check_free(self._run_dir.path, resume=resume)
         self._run_dir.check(*self._files)
@@ -77,7 +81,7 @@ class Federation:
         self._log(f"round {event.record.round} of {self._experiment.rounds} is done")
 
     def _prepare(self, *, resumed: bool) -> None:
-        """Set `self._pool.common`, which every message carries, before the clients report."""
+        """Do what must be settled before the clients report."""
 
     def _finish(self, problem: Problem, server: Any) -> None:
         """Do what is left when all rounds are done; repeated on every resume."""
@@ -85,10 +89,10 @@ class Federation:
     def _configuration(self, problem: Problem) -> dict[str, Any]:
         experiment, clients = self._experiment, self._pool.clients
         data = {
-            "name": experiment.data if self._pool.schema["name"] != "own" else "own",
+            "name": experiment.data if self._pool.schema.name != "own" else "own",
             "clients": len(clients),
             "rows": sum(client.samples for client in clients),
-            "augment": self._pool.schema["augment"],
+            "augment": self._pool.schema.augment,
             "profiles": profiles_checksum(client.profile for client in clients),
         }
         run = {

@@ -11,16 +11,17 @@ from pathlib import Path
 from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 
-from parsifl.core.errors import ParsiflError, WireError
-from parsifl.engine.owned import replace_file
+from parsifl.core.errors import ParsiflError
+from parsifl.engine.owned import locked, replace_file
 from parsifl.flower import settings
 from parsifl.flower.client import MakeProblem
-from parsifl.flower.message import Letter
+from parsifl.flower.message import Envelope, printable
+from parsifl.flower.network_schema import describe
 from parsifl.flower.records import MESSAGE_TYPES, pack, unpack
 from parsifl.flower.regression import Regression
 from parsifl.flower.server import Federation
 from parsifl.flower.settings import DONE_FILE, ERROR_FILE, PROCESS_FILE, Settings, clear
-from parsifl.flower.transport import Answers, Kind, Link
+from parsifl.flower.transport import Kind, Link, Replies
 
 _PULL_SECONDS = 0.5
 _logger = logging.getLogger("flwr")
@@ -48,15 +49,16 @@ def _app(make: Callable[[Settings, Link], Federation]) -> ServerApp:
     def main(grid: Grid, context: Context) -> None:
         chosen = settings.read(context.run_config)
         out = Path(chosen.deployment.out)
-        out.mkdir(parents=True, exist_ok=True)
-        clear(out)
-        replace_file(out / PROCESS_FILE, str(os.getpid()).encode())
-        try:
-            make(chosen, GridLink(grid)).run()
-        except ParsiflError as error:
-            replace_file(out / ERROR_FILE, f"{error}\n".encode())
-            raise
-        replace_file(out / DONE_FILE, b"")
+        with locked(out):  # the marks of a server that is running are not ours
+            clear(out)
+            replace_file(out / PROCESS_FILE, str(os.getpid()).encode())
+            try:
+                make(chosen, GridLink(grid)).run()
+            except Exception as error:
+                text = str(error) if isinstance(error, ParsiflError) else repr(error)
+                replace_file(out / ERROR_FILE, f"{text}\n".encode(errors="backslashreplace"))
+                raise
+            replace_file(out / DONE_FILE, b"")
 
     return app
 
@@ -74,26 +76,26 @@ class GridLink:
     def ask(
         self,
         kind: Kind,
-        letters: Mapping[int, Letter],
+        requests: Mapping[int, Envelope],
         timeout: float,
-        enough: Callable[[Answers], bool] | None = None,
-    ) -> Answers:
-        """Send one message to each node and take the first answer of each."""
-        if not letters:
+        enough: Callable[[Replies], bool] | None = None,
+    ) -> Replies:
+        """Send one message to each node and take the first reply of each."""
+        if not requests:
             return {}
         messages = [
-            Message(pack(letter), dst_node_id=node, message_type=MESSAGE_TYPES[kind], ttl=timeout)
-            for node, letter in letters.items()
+            Message(pack(request), dst_node_id=node, message_type=MESSAGE_TYPES[kind], ttl=timeout)
+            for node, request in requests.items()
         ]
         pending = set(self._grid.push_messages(messages))
-        found: Answers = {}
+        found: Replies = {}
         end = time.monotonic() + timeout
         # Flower's own send_and_receive looks every three seconds, and waits for the dead as well
         while True:
             for reply in self._grid.pull_messages(pending):
                 pending.discard(reply.metadata.reply_to_message_id)
                 node = reply.metadata.src_node_id
-                if node in letters and node not in found:
+                if node in requests and node not in found:
                     found[node] = _read(reply)
             if not pending or (enough is not None and enough(found)) or time.monotonic() > end:
                 return found
@@ -104,10 +106,10 @@ class GridLink:
         time.sleep(seconds)
 
 
-def _read(reply: Message) -> Letter | str:
-    if reply.has_error():
-        return f"Flower error {reply.error.code}: {reply.error.reason}"
+def _read(reply: Message) -> Envelope | str:
     try:
+        if reply.has_error():
+            return printable(f"Flower error {reply.error.code}: {reply.error.reason}")
         return unpack(reply.content)
-    except WireError as error:
-        return str(error)
+    except Exception as error:  # whatever one node sends, the others are heard
+        return describe(error)

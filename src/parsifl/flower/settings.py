@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Literal, final
 
 from parsifl.core import config
 from parsifl.core.config import Count, Fraction, Positive, Size
@@ -40,15 +40,28 @@ class Deployment:
     out
         The run folder, on the server's machine.
     resume
-        Go on with the run that is in `out`.
+        Resume the run in `out`.
     wait
         Seconds for all clients to report at the beginning.
     timeout
-        Seconds for the clients to answer in a round; who is later is left out of it.
+        Seconds for the clients to answer in a round; later ones are left out of it.
     quorum
         The fraction of the cohort whose uploads must arrive for a round to count.
     retries
         How often those who did not answer are asked again while the quorum is not reached.
+    lost_state
+        What becomes of a client whose state is missing or damaged: it starts again from its first
+        state ("reinitialize"), is left out ("drop"), or ends the run ("stop").
+    nodes
+        Client numbers by node id. A node that is not listed is rejected; empty: any node may
+        report as a client, and a client belongs to the node that reported first.
+    rebind
+        Whether another node may take over a client whose node is not connected. For deployments
+        without node keys, where a node has a new id after every start.
+    largest_share
+        The fraction of a round's weight above which a client is noted in the record.
+    classes
+        The largest number of classes that a client may report; None: 1,000,000.
     """
 
     out: str = "run"
@@ -57,6 +70,11 @@ class Deployment:
     timeout: Positive = 600.0
     quorum: Fraction = 0.5
     retries: Size = 3
+    lost_state: Literal["reinitialize", "drop", "stop"] = "reinitialize"
+    nodes: dict[str, Size] = field(default_factory=dict)
+    rebind: bool = False
+    largest_share: Fraction = 0.5
+    classes: Count | None = None
 
     def __post_init__(self) -> None:
         config.check(self)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Annotated, Any, ClassVar, final
 
 import numpy as np
 import numpy.typing as npt
+from annotated_types import Ge, Gt, Lt, MaxLen, MinLen
+from pydantic import AfterValidator, ConfigDict, TypeAdapter
 
 from parsifl.core.errors import DataError, WireError
 
@@ -19,7 +22,11 @@ Array = npt.NDArray[np.float64]
 MISSING = ("", "NA", "NaN", "nan", "null", "?")
 RARE, ABSENT = "(rare)", "(missing)"
 """Levels for merged rare levels and for missing values; no value may be equal to them."""
-_MOST_COLUMNS, MOST_LEVELS, LONGEST = 100_000, 1000, 200
+MOST_COLUMNS, MOST_LEVELS, LONGEST = 100_000, 1000, 200
+_MOST_ROWS, _MOST_AGREED = 1 << 40, 100_000
+_STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+Text = Annotated[str, MaxLen(LONGEST)]
+Count = Annotated[int, Ge(0), Lt(_MOST_ROWS)]
 
 
 def read_csv(path: str | Path) -> dict[str, list[str]]:
@@ -75,21 +82,78 @@ class Prepared:
         return np.array([float(value) for value in present(self.table[name])])
 
 
-def summarise(prepared: Prepared) -> dict[str, Any]:
-    """Return the aggregates of a site's table: counts, sums and levels; never a row."""
-    columns = {name: _column(name, prepared) for name in prepared.table}
-    return {"rows": prepared.rows, "columns": columns}
+@final
+@dataclass(frozen=True)
+class NumberSums:
+    """A column of numbers at one site: how many there are, their sum and their sum of squares."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+    count: Count
+    sum: float
+    squares: float
+
+    @property
+    def rows(self) -> int:
+        """The fewest rows of a table with this column."""
+        return self.count
 
 
-def _column(name: str, prepared: Prepared) -> dict[str, Any]:
+def _no_marker(levels: dict[str, int]) -> dict[str, int]:
+    if ABSENT in levels:
+        raise ValueError(f"{ABSENT} is not a level")
+    return levels
+
+
+@final
+@dataclass(frozen=True)
+class LevelCounts:
+    """A column of words at one site: the rows of every level, and those without one."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+    levels: Annotated[dict[Text, Count], MinLen(1), MaxLen(MOST_LEVELS), AfterValidator(_no_marker)]
+    missing: Count
+
+    @property
+    def rows(self) -> int:
+        """The number of rows of the table."""
+        return sum(self.levels.values()) + self.missing
+
+
+ColumnSummary = NumberSums | LevelCounts
+
+
+@final
+@dataclass(frozen=True)
+class Summary:
+    """The aggregates of a site's table: counts, sums and levels; never a row."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+    rows: Annotated[int, Gt(0), Lt(_MOST_ROWS)]
+    columns: Annotated[dict[Text, ColumnSummary], MinLen(2), MaxLen(MOST_COLUMNS)]
+
+
+def check_counts(summary: Summary) -> Summary:
+    """Return a summary; raise ValueError if counts contradict its number of rows."""
+    for name, column in summary.columns.items():
+        exact = isinstance(column, LevelCounts)
+        if column.rows > summary.rows or (exact and column.rows != summary.rows):
+            raise ValueError(f"columns.{name[:80]}: counts contradict the number of rows")
+    return summary
+
+
+def summarise(prepared: Prepared) -> Summary:
+    """Return the aggregates of a site's table."""
+    return Summary(prepared.rows, {name: _column(name, prepared) for name in prepared.table})
+
+
+def _column(name: str, prepared: Prepared) -> ColumnSummary:
     there = present(prepared.table[name])
     if there and name in prepared.words:
         levels, counts = np.unique(np.array(there), return_counts=True)
         found = {str(k): int(n) for k, n in zip(levels, counts, strict=True)}
-        return {"levels": found, "missing": prepared.rows - len(there)}
+        return LevelCounts(found, prepared.rows - len(there))
     numbers = prepared.numbers(name)
-    first, second = float(numbers.sum()), float((numbers * numbers).sum())
-    return {"count": len(there), "sum": first, "squares": second}
+    return NumberSums(len(there), float(numbers.sum()), float((numbers * numbers).sum()))
 
 
 @final
@@ -100,10 +164,11 @@ class Column:
     `mean` and `scale` belong to the number, or to each indicator.
     """
 
-    name: str
-    levels: tuple[str, ...]
-    mean: tuple[float, ...]
-    scale: tuple[float, ...]
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+    name: Text
+    levels: Annotated[tuple[Text, ...], MaxLen(_MOST_AGREED)]
+    mean: Annotated[tuple[float, ...], MaxLen(_MOST_AGREED)]
+    scale: Annotated[tuple[float, ...], MaxLen(_MOST_AGREED)]
 
     @property
     def names(self) -> list[str]:
@@ -116,46 +181,40 @@ class Column:
 class Agreement:
     """How every site turns its table into the same columns, centred and scaled."""
 
-    target: str
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+    target: Text
     target_mean: float
-    rows: int
-    columns: tuple[Column, ...]
+    rows: Annotated[int, Gt(0), Lt(1 << 60)]
+    columns: Annotated[tuple[Column, ...], MaxLen(MOST_COLUMNS)]
 
     @classmethod
-    def of(cls, summaries: Sequence[Mapping[str, Any]], target: str) -> Agreement:
-        """Agree from what the sites told, in the order of their numbers."""
-        checked = [_checked(client, summary) for client, summary in enumerate(summaries)]
-        first = list(checked[0]["columns"])
-        for client, summary in enumerate(checked):
-            if set(summary["columns"]) != set(first):
-                differ = sorted(set(summary["columns"]) ^ set(first))
-                raise DataError(f"client {client} and client 0 differ in the columns {differ}")
-        rows = sum(summary["rows"] for summary in checked)
-        parts = {name: [s["columns"][name] for s in checked] for name in first}
-        if any("levels" in part for part in parts[target]):
-            raise DataError(f"the column '{target}' holds words; a number is to be predicted")
-        middle = sum(part["sum"] for part in parts[target]) / rows
+    def of(cls, summaries: Sequence[Summary], target: str) -> Agreement:
+        """Agree from the summaries of the sites, in the order of their numbers."""
+        first = list(summaries[0].columns)
+        for client, summary in enumerate(summaries):
+            if set(summary.columns) != set(first):
+                differ = sorted(set(summary.columns) ^ set(first))
+                raise DataError(
+                    f"client {client} and client 0 differ in {len(differ)} columns, such as "
+                    f"{', '.join(name[:40] for name in differ[:5])}"
+                )
+        rows = sum(summary.rows for summary in summaries)
+        parts = {name: [s.columns[name] for s in summaries] for name in first}
+        sums = [part for part in parts.get(target, []) if isinstance(part, NumberSums)]
+        if len(sums) < len(summaries):
+            raise DataError(f"the column '{target}' must hold numbers at every site")
+        middle = sum(part.sum for part in sums) / rows
         names = (name for name in first if name != target)
         columns = tuple(_agreed(name, parts[name], rows) for name in names)
         return cls(target, middle, rows, columns)
 
     @classmethod
     def read(cls, values: Any) -> Agreement:
-        """Read what `to_json` wrote."""
+        """Read what `to_json` wrote; raise WireError for anything else."""
         try:
-            columns = tuple(
-                Column(
-                    str(c["name"]),
-                    tuple(str(level) for level in c["levels"]),
-                    tuple(float(value) for value in c["mean"]),
-                    tuple(float(value) for value in c["scale"]),
-                )
-                for c in values["columns"]
-            )
-            middle, rows = float(values["target_mean"]), int(values["rows"])
-            return cls(str(values["target"]), middle, rows, columns)
-        except (KeyError, TypeError, ValueError) as error:
-            raise WireError(f"agreement: {error!r:.80}") from None
+            return TypeAdapter(cls).validate_json(json.dumps(values))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise WireError(f"agreement: {type(error).__name__}") from None
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON values."""
@@ -180,15 +239,16 @@ class Agreement:
         return coef, self.target_mean - float(coef @ mean)
 
 
-def _agreed(name: str, parts: Sequence[Mapping[str, Any]], rows: int) -> Column:
-    worded = [part for part in parts if part.get("levels")]
+def _agreed(name: str, parts: Sequence[ColumnSummary], rows: int) -> Column:
+    worded = [part for part in parts if isinstance(part, LevelCounts)]
+    numbers = [part for part in parts if isinstance(part, NumberSums) and part.count]
     if not worded:
-        return _number(name, [part for part in parts if part.get("count")], rows)
-    if any(part.get("count") for part in parts):
+        return _number(name, numbers, rows)
+    if numbers:
         raise DataError(f"the column '{name}' holds words at some sites and numbers at others")
     counts: dict[str, int] = {}
-    for part in parts:
-        for level, count in part.get("levels", {}).items():
+    for part in worded:
+        for level, count in part.levels.items():
             counts[level] = counts.get(level, 0) + count
     levels = sorted(counts, key=lambda level: (level == RARE, level))
     if sum(counts.values()) < rows:
@@ -199,14 +259,16 @@ def _agreed(name: str, parts: Sequence[Mapping[str, Any]], rows: int) -> Column:
     return Column(name, tuple(levels), tuple(shares), spread)
 
 
-def _number(name: str, parts: Sequence[Mapping[str, Any]], rows: int) -> Column:
-    count = sum(part["count"] for part in parts)
+def _number(name: str, parts: Sequence[NumberSums], rows: int) -> Column:
+    count = sum(part.count for part in parts)
     if not count:
         raise DataError(f"the column '{name}' is empty at every site; leave it out")
-    mean = sum(part["sum"] for part in parts) / count
-    squares = sum(part["squares"] for part in parts)
+    mean = sum(part.sum for part in parts) / count
+    squares = sum(part.squares for part in parts)
     # missing values are replaced by the mean: they add nothing to the variance
     variance = (squares - count * mean * mean) / rows
+    if not math.isfinite(variance):
+        raise DataError(f"the sums of the column '{name}' overflow; a site reports extreme values")
     constant = variance <= 1e-12 * squares / rows
     return Column(name, (), (mean,), (1.0 if constant else math.sqrt(variance),))
 
@@ -227,32 +289,3 @@ def _place(name: str, place: Mapping[str, int], value: str) -> int:
     if level not in place and RARE not in place:
         raise DataError(f"column '{name}': a level that no site has; known: {', '.join(place)}")
     return place[level] if level in place else place[RARE]
-
-
-def _checked(client: int, summary: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a summary that came over the network, if it makes sense."""
-    rows, columns = summary.get("rows"), summary.get("columns")
-    if type(rows) is not int or rows < 1 or not isinstance(columns, dict):
-        raise WireError(f"client {client}: its summary has no rows and columns")
-    if not 1 < len(columns) <= _MOST_COLUMNS:
-        raise WireError(f"client {client}: {len(columns)} columns")
-    for name, part in columns.items():
-        if not isinstance(part, dict) or len(name) > LONGEST or not _sensible(part, rows):
-            raise WireError(f"client {client}: the summary of column {name!r:.80} makes no sense")
-    return summary
-
-
-def _sensible(part: Mapping[str, Any], rows: int) -> bool:
-    if part.keys() == {"levels", "missing"}:
-        levels = part["levels"]
-        if not isinstance(levels, dict) or not 0 < len(levels) <= MOST_LEVELS:
-            return False
-        counts = [*levels.values(), part["missing"]]
-        if ABSENT in levels:
-            return False
-        fits = all(type(count) is int and count >= 0 for count in counts) and sum(counts) == rows
-        return fits and all(len(level) <= LONGEST for level in levels)
-    if part.keys() != {"count", "sum", "squares"} or type(part["count"]) is not int:
-        return False
-    sums = (part["sum"], part["squares"])
-    return 0 <= part["count"] <= rows and all(type(s) is float and math.isfinite(s) for s in sums)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -22,14 +23,26 @@ from parsifl.flower.audit import Audit, check_history, digest
 from parsifl.flower.client import NodeConfig, RemoteClient
 from parsifl.flower.data_schema import DataSchema
 from parsifl.flower.guards import Guards, Refusal
-from parsifl.flower.message import Letter
-from parsifl.flower.schema import Schema, prepare
+from parsifl.flower.message import Envelope, printable
+from parsifl.flower.network_schema import (
+    REQUESTS,
+    AgreeReply,
+    AgreeRequest,
+    EvaluateRequest,
+    FailureReply,
+    ProductsReply,
+    ProductsRequest,
+    TrainRequest,
+    WorkRequest,
+    failure_in,
+    read,
+)
+from parsifl.flower.table_schema import TableSchema, prepare
 from parsifl.flower.tables import Agreement, Array, Prepared, Table, summarise
 from parsifl.flower.transport import Kind
 from parsifl.linear.glm import GLM
 
 LoadTable = Callable[[NodeConfig], Table]
-_LONGEST_REASON = 500
 _logger = logging.getLogger("parsifl")
 
 
@@ -61,20 +74,20 @@ class TableSite:
         table: Table,
         root: Path,
         target: str,
-        schema: Schema | None = None,
+        schema: TableSchema | None = None,
         guards: Guards | None = None,
     ) -> None:
         self._experiment, self._client, self._root = experiment, client, root
         self._table, self._target = table, target
-        self._schema, self._guards = schema or Schema(), guards or Guards()
+        self._schema, self._guards = schema or TableSchema(), guards or Guards()
         self._audit = Audit(root / f"client-{client}")
 
-    def answer(self, kind: Kind, letter: Letter) -> Letter:
+    def answer(self, kind: Kind, envelope: Envelope) -> Envelope:
         """Answer a request of this kind; this is the only way out of the site."""
         entry: dict[str, Any] = {"kind": kind}
         with self._audit.locked():
             try:
-                reply = self._answer(kind, letter, entry)
+                reply = self._answer(kind, envelope, entry)
             except Refusal as refusal:
                 reply = self._refuse(refusal.rule, str(refusal))
             except WireError as error:  # its text is about the request, not about the table
@@ -83,69 +96,71 @@ class TableSite:
                 _logger.exception("a request for '%s' could not be answered", kind)
                 reply = self._refuse("failure", "its work failed; the reason is in the node's log")
             size = sum(len(part) for part in reply.parts.values())
-            self._audit.write({**entry, "bytes": size, **reply.meta})
+            self._audit.write({**entry, "bytes": size, **json.loads(reply.text)})
         return reply
 
-    def _refuse(self, rule: str, text: str) -> Letter:
-        reason = f"site {self._client} refuses (rule '{rule}'): {text}"[:_LONGEST_REASON]
+    def _refuse(self, rule: str, text: str) -> Envelope:
+        reason = printable(f"site {self._client} refuses (rule '{rule}'): {text}")
         _logger.warning("%s", reason)
-        return Letter({"error": reason, "rule": rule})
+        return FailureReply(error="Refusal", rule=rule, detail=reason).envelope()
 
-    def _answer(self, kind: Kind, letter: Letter, entry: dict[str, Any]) -> Letter:
+    def _answer(self, kind: Kind, envelope: Envelope, entry: dict[str, Any]) -> Envelope:
+        request = read(REQUESTS[kind], envelope)
         own = prepare(self._table, self._target, self._schema, self._guards)
         rules.check_plan(self._experiment, self._client, own.rows, self._guards)
         entry["table"] = digest({name: list(v) for name, v in self._table.items()}, self._target)
-        if kind == "agree":
-            return Letter({"client": self._client, "summary": summarise(own)})
-        agreement = Agreement.read(letter.meta.get("agreement"))
+        if isinstance(request, AgreeRequest):
+            return AgreeReply(client=self._client, summary=summarise(own)).envelope()
+        agreement = getattr(request, "agreement", None)
+        if agreement is None:
+            raise WireError("agreement: none, and a site answers nothing without one")
         rules.check_agreement(agreement, own)
         x, y = agreement.encode(own.table)
-        if kind == "products":
-            return self._products(letter, agreement, own, x, y, entry)
+        if isinstance(request, ProductsRequest):
+            return self._products(request, own, x, y, entry)
         data = _data(x, y)
         site = RemoteClient(self._experiment, self._client, data, self._root, least_squares)
-        if kind == "hello":
+        if not isinstance(request, WorkRequest):
             return site.hello()
-        if DataSchema.read(letter.meta.get("facts")) != DataSchema.of(data):
-            raise Refusal("facts", "the agreed form of a row is not that of its table")
-        if kind == "evaluate":
-            return _whole(site.evaluate(letter))
-        self._hold(letter, agreement, entry, letter.meta.get("round"), letter.parts.get("down"))
-        return self._narrow(_whole(site.train(letter)), own.rows, entry)
+        if request.data_schema != DataSchema.of(data):
+            raise Refusal("data-schema", "the agreed form of a row is not that of its table")
+        if isinstance(request, EvaluateRequest):
+            return _whole(site.evaluate(request, envelope.parts))
+        assert isinstance(request, TrainRequest)
+        self._hold(request, agreement, entry, request.round, envelope.parts.get("down"))
+        return self._narrow(_whole(site.train(request, envelope.parts)), own.rows, entry)
 
     def _hold(
-        self, letter: Letter, agreement: Agreement, entry: dict[str, Any], *what: Any
+        self,
+        request: TrainRequest | ProductsRequest,
+        agreement: Agreement,
+        entry: dict[str, Any],
+        *what: Any,
     ) -> None:
         """Hold a request against what has left before."""
-        if letter.get("client", int) != self._client:
-            raise WireError(f"client: this is {self._client}, not {letter.meta['client']}")
-        entry["run"] = letter.get("experiment", str)[:32]
+        if request.client != self._client:
+            raise WireError(f"client: this is {self._client}, not {request.client}")
+        entry["run"] = request.experiment
         entry["agreement"] = digest(agreement.to_json())
         entry["request"] = digest(*what)
         check_history(self._audit.entries(), entry, self._experiment.rounds, self._guards)
 
-    def _narrow(self, reply: Letter, rows: int, entry: dict[str, Any]) -> Letter:
+    def _narrow(self, reply: Envelope, rows: int, entry: dict[str, Any]) -> Envelope:
         """Return a reply whose upload has few coefficients for the number of rows."""
         if "upload" in reply.parts:
             kind = self._experiment.method().tree_types().uplink
-            leaves = tree.leaves(wire.decode(reply.parts["upload"], kind))
+            leaves = tree.leaves(wire.decode(reply.parts["upload"], kind, limit=1 << 31))
             entry["coefficients"] = sum(int(leaf.count_nonzero()) for leaf in leaves)
             rules.check_width(entry["coefficients"], rows, self._guards)
         return reply
 
     def _products(
-        self,
-        letter: Letter,
-        agreement: Agreement,
-        own: Prepared,
-        x: Array,
-        y: Array,
-        entry: dict[str, Any],
-    ) -> Letter:
+        self, request: ProductsRequest, own: Prepared, x: Array, y: Array, entry: dict[str, Any]
+    ) -> Envelope:
         """Return x'x and x'y of the selected columns."""
-        asked, width = letter.get("support", list), x.shape[1]
+        agreement, asked, width = request.agreement, request.support, x.shape[1]
         support = rules.check_support(asked, width, self._experiment, own.rows, self._guards)
-        self._hold(letter, agreement, entry, support)
+        self._hold(request, agreement, entry, support)
         part = x[:, support][np.arange(len(x))]
         places = [column.name for column in agreement.columns for _ in column.names]
         rules.check_cells(own, [places[place] for place in support], part, self._guards)
@@ -155,13 +170,15 @@ class TableSite:
             "xx": torch.from_numpy(part.T @ (part * weight[:, None])),
             "xy": torch.from_numpy(part.T @ (weight * y)),
         }
-        return Letter({"client": self._client}, {"sums": wire.encode(sums)})
+        head = {name: getattr(request, name) for name in ("client", "round", "experiment")}
+        return ProductsReply(**head).envelope({"sums": wire.encode(sums)})
 
 
-def _whole(reply: Letter) -> Letter:
+def _whole(reply: Envelope) -> Envelope:
     """Return a reply of local work that succeeded; the text of a failure may hold values."""
-    if "error" in reply.meta:
-        _logger.error("local work failed: %s", reply.meta["error"])
+    failure = failure_in(reply)
+    if failure is not None:
+        _logger.error("local work failed: %s", failure.reason)
         raise Refusal("failure", "its work failed; the reason is in the node's log")
     return reply
 

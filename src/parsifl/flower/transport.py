@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Literal, Protocol
 
-from parsifl.flower.message import Letter
+from parsifl.flower.message import Envelope
 
 Kind = Literal["hello", "train", "evaluate", "agree", "products"]
 
-
-Answers = dict[int, Letter | str]
-"""What nodes answered, by node; a text says how a node failed."""
+Replies = dict[int, Envelope | str]
+"""By node; a text is the reason why there is no reply."""
 
 
 class Link(Protocol):
-    """A network of nodes, each of which answers letters for one client."""
+    """A network of nodes, each of which answers requests for one client."""
 
     def nodes(self) -> list[int]:
         """Return the nodes that are connected."""
@@ -24,13 +23,13 @@ class Link(Protocol):
     def ask(
         self,
         kind: Kind,
-        letters: Mapping[int, Letter],
+        requests: Mapping[int, Envelope],
         timeout: float,
-        enough: Callable[[Answers], bool] | None = None,
-    ) -> Answers:
-        """Send letters and wait for the answers: of all, or until there are `enough`.
+        enough: Callable[[Replies], bool] | None = None,
+    ) -> Replies:
+        """Send requests and wait for the replies: of all nodes, or until there are `enough`.
 
-        After `timeout` seconds a node that did not answer is missing.
+        After `timeout` seconds a node that did not reply is missing.
         """
         ...
 

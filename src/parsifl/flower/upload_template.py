@@ -1,4 +1,4 @@
-"""What a client's upload must look like: `local` run on tensors without data."""
+"""What a client's upload must look like: `client_update` run on tensors without data."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from parsifl.flower.data_schema import DataSchema
 
 _SLACK = 1 << 20
 """Bytes that a message may have beyond its dense form: names, shapes, small leaves."""
+_GROWTH = 16
+"""How many times the downlink an upload of unknown form may take."""
 
 
 @final
@@ -29,20 +31,22 @@ _SLACK = 1 << 20
 class UploadTemplate:
     """The form of one client's upload, and the operations of its work.
 
-    `known` is False where `local` cannot run without data: then the type alone is checked.
+    `known` is False where `client_update` cannot run without data: then the type alone is checked,
+    and `limit` bounds the memory that it may take.
     """
 
     template: Any
     known: bool
     flops: int | None
+    limit: int
     note: str = ""
 
 
 class UploadTemplates:
     """Expected uploads, worked out once for every structure."""
 
-    def __init__(self, method: AnyAlgorithm, problem: Problem, facts: DataSchema) -> None:
-        self._method, self._problem, self._facts = method, problem, facts
+    def __init__(self, method: AnyAlgorithm, problem: Problem, schema: DataSchema) -> None:
+        self._method, self._problem, self._schema = method, problem, schema
         self._upload = method.tree_types().uplink
         self._flops = FlopCounter(method, problem)
         self._known: dict[Any, UploadTemplate] = {}
@@ -62,23 +66,22 @@ class UploadTemplates:
         method, problem = self._method, self._problem
         try:
             state = ClientProgram(method, problem).initial_state(info, down, key.seed)
-            # uploads of clients with unequal numbers of steps share a batch: one step tells all
+            # uploads of clients with unequal numbers of steps share a batch: one step suffices
             arguments = tree.to_meta((down, state, self._shard(info, work, key, most=1)))
             template = method.client_update(problem, *arguments).upload
         except Exception as error:  # work that needs values has no template
             reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-            return UploadTemplate(
-                None, False, None, f"uploads are checked by type alone ({reason})"
-            )
+            note = f"uploads are checked by type alone ({reason})"
+            return UploadTemplate(None, False, None, _GROWTH * (_memory(down) + _SLACK), note)
         counted = None
-        if not self._facts.sparse:
+        if not self._schema.sparse:
             counted = self._flops.count(down, state, self._shard(info, work, key))
-        return UploadTemplate(template, True, counted)
+        return UploadTemplate(template, True, counted, _memory(template) + _SLACK)
 
     def _shard(
         self, info: ClientInfo, work: DataRequest, key: Key, most: int | None = None
     ) -> ClientRoundData:
-        x, y = self._facts.features(info.samples), self._facts.targets(info.samples)
+        x, y = self._schema.features(info.samples), self._schema.targets(info.samples)
         draws = {
             name: self._batches(x, y, draw, info.samples, most)
             for name, draw in work.batches.items()
@@ -97,21 +100,21 @@ class UploadTemplates:
             weight=torch.zeros((steps, rows), dtype=self._weights(), device="meta"),
             active=torch.ones(steps, dtype=torch.bool, device="meta"),
             key=torch.zeros((), dtype=torch.int64, device="meta"),
-            augment=self._facts.augment,
+            augment=self._schema.augment,
         )
 
     def _weights(self) -> torch.dtype:
-        dtype = self._facts.features(0).dtype
+        dtype = self._schema.features(0).dtype
         return dtype if dtype.is_floating_point else torch.float32
 
     def read(self, data: bytes, expected: UploadTemplate) -> Any:
         """Decode an upload and hold it against what was expected; raise WireError."""
         if not expected.known:
-            return wire.decode(data, self._upload)
+            return wire.decode(data, self._upload, limit=expected.limit)
         dense = wire.dense_size(expected.template)
         if len(data) > dense + _SLACK:
             raise WireError(f"length: {len(data)} bytes, but dense it would have {dense}")
-        message = wire.decode(data, self._upload, limit=_memory(expected.template) + _SLACK)
+        message = wire.decode(data, self._upload, limit=expected.limit)
         wire.check(message, expected.template)
         return message
 

@@ -7,13 +7,16 @@ squared        :math:`(u - y)^2`, as in Fed-HT               regression
 squared-half   :math:`\frac12 (u - y)^2`, as in FedGradMP    regression
 logistic       :math:`\log(1 + e^{-s u})`, s = +1 or -1      two classes
 softmax        :math:`\log \sum_c e^{u_c} - u_y`             many classes
+poisson        :math:`e^u - y u`                             counts
 =============  ============================================  ==================
 
-The logistic loss has the sign that makes sense; the Fed-HT paper prints the other one.
+The logistic loss has the sign that makes sense; the Fed-HT paper prints the other one. Beyond
+u = 50 the Poisson loss is continued by its tangent, so that a step too far stays finite.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -87,6 +90,17 @@ def _softmax_curvature(u: Tensor) -> Tensor:
     return torch.diag_embed(p) - p[..., :, None] * p[..., None, :]
 
 
+_STEEP = 50.0
+
+
+def _poisson_mean(u: Tensor) -> Tensor:
+    return torch.exp(u.clamp(max=_STEEP))
+
+
+def _poisson_loss(u: Tensor, y: Tensor) -> Tensor:
+    return _poisson_mean(u) * (1 + (u - _STEEP).clamp(min=0)) - y * u
+
+
 SQUARED = Datafit(
     "squared",
     lambda u, y: (u - y).square(),
@@ -107,7 +121,10 @@ LOGISTIC = Datafit(
     "logistic", _logistic_loss, _logistic_slope, _logistic_curvature, 0.25, classes=True
 )
 SOFTMAX = Datafit("softmax", _softmax_loss, _softmax_slope, _softmax_curvature, 0.5, classes=True)
-DATAFITS = {fit.name: fit for fit in (SQUARED, SQUARED_HALF, LOGISTIC, SOFTMAX)}
+POISSON = Datafit(
+    "poisson", _poisson_loss, lambda u, y: _poisson_mean(u) - y, _poisson_mean, math.exp(_STEEP)
+)
+DATAFITS = {fit.name: fit for fit in (SQUARED, SQUARED_HALF, LOGISTIC, SOFTMAX, POISSON)}
 
 
 def check_targets(fit: Datafit, y: Tensor, classes: int | None) -> None:
@@ -123,6 +140,8 @@ def check_targets(fit: Datafit, y: Tensor, classes: int | None) -> None:
         )
     if y.is_floating_point() and not bool(torch.isfinite(y).all()):
         raise DataError("a target is NaN or infinite; leave such rows out")
+    if fit.name == "poisson" and bool((y < 0).any()):
+        raise DataError("poisson needs counts, which are not negative")
     if not fit.classes:
         return
     labels = torch.unique(y).tolist()

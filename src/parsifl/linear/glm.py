@@ -17,13 +17,14 @@ from torch import Tensor
 
 from parsifl.core.batching import Batch, Batches, Rows
 from parsifl.core.data_trial import FEW, check_metrics, try_predict, unreadable
-from parsifl.core.errors import ConfigError, DataError
+from parsifl.core.errors import CapabilityError, ConfigError, DataError
 from parsifl.core.keys import Key
-from parsifl.core.problem import ExecutionHints, Params, Restricted, Selection
-from parsifl.linear import datafits
+from parsifl.core.problem import CurvatureSums, ExecutionHints, Params, Restricted, Selection
+from parsifl.linear import datafits, design
 from parsifl.linear.csr_batches import Compacted, compacted
 from parsifl.linear.design import CsrDesign
 from parsifl.linear.predictor import Predictor
+from parsifl.linear.site_statistics import best_intercept, glm_sums
 
 NAME = "coef"
 _FEW_POSITIONS = 10
@@ -45,7 +46,7 @@ class GLM:
         The number of columns of the design matrix.
     datafit
         "squared" (Fed-HT's scaling, no 1/2), "squared-half" (FedGradMP's), "logistic" (labels 0
-        and 1, or -1 and +1) or "softmax" (labels 0 .. classes - 1).
+        and 1, or -1 and +1), "softmax" (labels 0 .. classes - 1) or "poisson" (counts).
     classes
         The number of classes of softmax.
     l2
@@ -58,6 +59,9 @@ class GLM:
         Atoms as columns [features, d]: the coefficients then belong to the atoms, x = Psi a.
     weighted
         The target has a second column, the weight of the row (1 on average over all clients).
+    offset
+        The target has one more column, which is added to the predictor (the log of an exposure).
+        Lossless fits read it; others do not.
 
     Examples
     --------
@@ -65,7 +69,7 @@ class GLM:
     torch.Size([2, 3])
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - every argument but one has a default
         self,
         features: int,
         datafit: str = "squared",
@@ -76,8 +80,10 @@ class GLM:
         keep: Sequence[int] = (),
         dictionary: Tensor | NDArray[Any] | None = None,
         weighted: bool = False,
+        offset: bool = False,
         dtype: torch.dtype = torch.float64,
     ) -> None:
+        self.offset = offset
         self.datafit = datafits.find(datafit)
         atoms = None if dictionary is None else torch.as_tensor(dictionary)
         self._check(features, classes, l2, atoms)
@@ -111,7 +117,22 @@ class GLM:
         return (
             f"GLM({self.features}, {self.datafit.name!r}, classes={self.classes}, l2={self.l2}, "
             f"intercept={self.intercept}, keep={_brief(self._keep)}, dictionary={atoms}, "
-            f"weighted={self.weighted}, dtype={self.dtype})"
+            f"weighted={self.weighted}, offset={self.offset}, dtype={self.dtype})"
+        )
+
+    def with_l2(self, l2: float) -> GLM:
+        """Return the same problem with another l2 strength."""
+        return GLM(
+            self.features,
+            self.datafit.name,
+            classes=self.classes,
+            l2=l2,
+            intercept=self.intercept,
+            keep=self._keep,
+            dictionary=self._psi,
+            weighted=self.weighted,
+            offset=self.offset,
+            dtype=self.dtype,
         )
 
     @property
@@ -191,6 +212,16 @@ class GLM:
             strength[-1] = 0.0
         return strength
 
+    @property
+    def ridge(self) -> Tensor:
+        """The l2 strength of each coefficient; an intercept has none."""
+        return self._ridge
+
+    @property
+    def quadratic(self) -> bool:
+        """Whether the curvature is the same at all coefficients."""
+        return self.datafit.quadratic
+
     def init(self, key: Key) -> Params:  # noqa: ARG002 - the same for every seed
         """Return zeros."""
         shape = (self.width,) if self._single else (self.classes or 0, self.width)
@@ -232,6 +263,36 @@ class GLM:
             return {"mse": (u - y).square()}
         right = (u > 0) == (y > 0) if self._single else u.argmax(-1) == y
         return {"accuracy": right.to(u.dtype), "loss": self.datafit.loss(u, y)}
+
+    def curvature_sums(
+        self, params: Params, rows: Rows, candidates: Tensor, *, own_intercept: bool = False
+    ) -> CurvatureSums:
+        """Return loss, gradient and curvature as sums over rows, without the l2 term."""
+        if not self._single:
+            raise CapabilityError("softmax has a vector for each class, and no such sums")
+        y, importance = self._targets(rows.y)
+        return glm_sums(
+            self.datafit,
+            rows.x if self._psi is None else design.matvec(rows.x, self._psi.mT),
+            y.to(self.dtype),
+            (rows.weight * importance).to(self.dtype),
+            params[NAME],
+            candidates,
+            intercept=self.intercept,
+            own_intercept=own_intercept and self.intercept,
+            offset=rows.y[..., -1].to(self.dtype) if self.offset else None,
+        )
+
+    def with_own_intercept(self, params: Params, rows: Rows) -> Params:
+        """Return the parameters with the intercept that fits these rows best."""
+        if not self.intercept:
+            return params
+        coefficients = params[NAME]
+        y, importance = self._targets(rows.y)
+        u = self.predict(params, rows.x) - coefficients[-1]
+        u = u + rows.y[..., -1] if self.offset else u
+        found = best_intercept(self.datafit, u, y.to(u.dtype), rows.weight * importance)
+        return {NAME: torch.cat([coefficients[:-1], found[None].to(coefficients.dtype)])}
 
     def compact(self, batches: Batches, coefficients: Tensor) -> GLMSteps | None:
         """Return SGD steps on the columns that CSR batches or the coefficients touch.

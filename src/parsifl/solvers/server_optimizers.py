@@ -34,7 +34,7 @@ class ServerOptimizer(Protocol):
 
 
 @dataclass(frozen=True)
-class Moments:
+class AdamState:
     """Running means of the change and of its square."""
 
     first: Params
@@ -59,11 +59,11 @@ class Adam:
     def __post_init__(self) -> None:
         config.check(self)
 
-    def init(self, params: Params) -> Moments:
+    def init(self, params: Params) -> AdamState:
         """Start with zero moments."""
-        return Moments(tree.zeros_like(params), tree.zeros_like(params))
+        return AdamState(tree.zeros_like(params), tree.zeros_like(params))
 
-    def step(self, previous: Params, mean: Params, state: Moments) -> tuple[Params, Moments]:
+    def step(self, previous: Params, mean: Params, state: AdamState) -> tuple[Params, AdamState]:
         """Divide the mean change by the root of its mean square."""
         change = tree.subtract(mean, previous)
         first = tree.map(lambda m, d: self.beta1 * m + (1 - self.beta1) * d, state.first, change)
@@ -73,11 +73,11 @@ class Adam:
         moved = tree.map(
             lambda w, m, v: w + self.lr * m / (torch.sqrt(v) + self.tau), previous, first, second
         )
-        return moved, Moments(first, second)
+        return moved, AdamState(first, second)
 
     def state_type(self) -> Any:
         """Return the type of the moments."""
-        return Moments
+        return AdamState
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from parsifl.wire.quantization import Precision
 
 T = TypeVar("T")
 LIMIT = 1 << 31
+_FREE, _PER_BYTE = 1 << 23, 1 << 11
 
 
 def encode(message: Any, precision: Precision = "exact") -> bytes:
@@ -116,7 +117,7 @@ def _tensors(leaf: Any) -> tuple[Tensor, ...]:
     return (leaf.left, leaf.right) if isinstance(leaf, LowRank) else (leaf,)
 
 
-def decode(data: bytes, hint: Any, limit: int = LIMIT) -> Any:
+def decode(data: bytes, hint: Any, limit: int | None = None) -> Any:
     """Read a message of the type `hint`, trusting nothing in it.
 
     Parameters
@@ -126,8 +127,10 @@ def decode(data: bytes, hint: Any, limit: int = LIMIT) -> Any:
     hint
         The type of the message, such as `dict[str, Tensor]` or a frozen dataclass.
     limit
-        Most bytes of memory that the tensors may take, as they come and dense (a `LowRank`
-        counts as the tensor that it stands for); checked before any of them is allocated.
+        The most bytes of memory that the tensors may take, as they come and dense (a `LowRank`
+        counts as the tensor that it stands for); checked before any of them is allocated. None:
+        2 GiB, and at most 8 million entries plus 2,048 per byte of the message, since zeros cost
+        no bytes but time and memory. Give a limit for messages that are sparser than that.
 
     Raises
     ------
@@ -138,7 +141,9 @@ def decode(data: bytes, hint: Any, limit: int = LIMIT) -> Any:
     flags = frame.read_prefix(reader)
     structure, specs = frame.read_description(reader, flags, hint)
     announced = [_announced(reader, spec, quantization.PRECISIONS[flags & 3]) for spec in specs]
-    _check_sizes(reader, announced, limit)
+    # zeros cost no bytes, but time and memory
+    entries = _FREE + _PER_BYTE * len(data) if limit is None else math.inf
+    _check_sizes(reader, announced, LIMIT if limit is None else limit, entries)
     try:
         leaves = [_leaf(reader, *entry) for entry in announced]
     except MemoryError as error:
@@ -157,8 +162,10 @@ def _announced(reader: frame.Reader, spec: frame.Spec, precision: str) -> _Annou
     return spec, [tensor_codec.read_record(reader, spec, shape, precision) for shape in shapes]
 
 
-def _check_sizes(reader: frame.Reader, announced: list[_Announced], limit: int) -> None:
-    total = needed = 0
+def _check_sizes(
+    reader: frame.Reader, announced: list[_Announced], limit: int, entries: float
+) -> None:
+    total = needed = count = 0
     for spec, records in announced:
         held = sum(record.held(spec.kind is Sparse) for record in records)
         # the tensor that factors stand for counts too
@@ -168,6 +175,12 @@ def _check_sizes(reader: frame.Reader, announced: list[_Announced], limit: int) 
             raise WireError(
                 f"{spec.name}: shape {spec.shape} takes the message to {total} bytes, over the "
                 f"limit of {limit}; raise `limit` if this is meant"
+            )
+        count += tensor_codec.padded(spec.shape)
+        if count > entries:
+            raise WireError(
+                f"{spec.name}: shape {spec.shape} takes the message to {count} entries, too many "
+                f"for {len(reader.data)} bytes; give a `limit` if this is meant"
             )
     left = len(reader.data) - reader.at
     if left != needed:

@@ -19,6 +19,7 @@ from parsifl.wire.frame import Reader, Spec, varint
 
 _DENSE = -1
 _WORTHWHILE = 1 << 16
+_MOST_ENTRIES = 1 << 62
 
 
 class Layout(NamedTuple):
@@ -205,6 +206,8 @@ class Record(NamedTuple):
 def read_record(reader: Reader, spec: Spec, shape: tuple[int, ...], precision: str) -> Record:
     """Read a record and check it against the shape of its tensor."""
     size = math.prod(shape)
+    if size >= _MOST_ENTRIES:  # before any arithmetic in floating point
+        raise WireError(f"{spec.name}: a shape of 2^{size.bit_length() - 1} entries or more")
     nonzeros = reader.varint(spec.name) - 1
     if nonzeros > size:
         raise WireError(f"{spec.name}: {nonzeros} non-zeros in a tensor of {size} entries")

@@ -20,7 +20,7 @@ _SEPARATOR = "|"
 
 @final
 @dataclass(frozen=True)
-class Schema:
+class TableSchema:
     """What a site declares of its columns.
 
     Parameters
@@ -34,20 +34,20 @@ class Schema:
     missing: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
 
-    def joined(self, node: Mapping[str, Any]) -> Schema:
+    def joined(self, node: Mapping[str, Any]) -> TableSchema:
         """Add what the node's configuration declares, separated by `|`.
 
-        >>> Schema().joined({"missing": "N/A|.|<0.3"}).missing
+        >>> TableSchema().joined({"missing": "N/A|.|<0.3"}).missing
         ('N/A', '.', '<0.3')
         """
         given = {
             name: tuple(str(node[name]).split(_SEPARATOR)) if name in node else ()
             for name in ("missing", "words")
         }
-        return Schema(self.missing + given["missing"], self.words + given["words"])
+        return TableSchema(self.missing + given["missing"], self.words + given["words"])
 
 
-def prepare(table: Table, target: str, schema: Schema, guards: Guards) -> Prepared:
+def prepare(table: Table, target: str, schema: TableSchema, guards: Guards) -> Prepared:
     """Return a table from which aggregates may leave, or raise `Refusal`.
 
     Missing codes become empty. Levels with too few rows are merged into one level. A column of
@@ -82,7 +82,7 @@ def prepare(table: Table, target: str, schema: Schema, guards: Guards) -> Prepar
     return Prepared(guarded, target, words)
 
 
-def _is_words(name: str, values: Sequence[str], schema: Schema) -> bool:
+def _is_words(name: str, values: Sequence[str], schema: TableSchema) -> bool:
     """Return whether a column holds words; raise Refusal if it holds numbers and words."""
     there = [(row, value) for row, value in enumerate(values, 1) if value]
     if name in schema.words:

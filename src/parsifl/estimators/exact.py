@@ -1,0 +1,198 @@
+"""The lossless solver in one process: rounds of `FedBestSubset`, and what follows from its sums."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from parsifl import wire
+from parsifl.algorithms.fedbestsubset import BestSubsetQuestion, FedBestSubset, as_search
+from parsifl.core.algorithm import ClientInfo, ClientUpload
+from parsifl.core.batching import ClientRoundData, Rows
+from parsifl.core.keys import Key
+from parsifl.core.problem import CurvatureSums, Summable
+from parsifl.estimators.moments import Array, Indices
+from parsifl.linear.design import as_design
+from parsifl.solvers.best_subset import quadratic_model, symmetric
+from parsifl.solvers.subset_state import ALWAYS, Phase, Rules, Search
+
+_NODE_WORK = 2e8
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """How far from optimal a support can be.
+
+    Attributes
+    ----------
+    proven
+        Whether no support of this size has a smaller loss.
+    gap
+        By how much the loss could be smaller, relative to it; NaN if nothing is known.
+    nodes
+        The nodes that branch and bound looked at.
+    reason
+        The same in words.
+    """
+
+    proven: bool
+    gap: float
+    nodes: int
+    reason: str
+
+
+@dataclass(frozen=True, eq=False)
+class Sites:
+    """The rows of every site, as `client_update` reads them."""
+
+    rows: tuple[Rows, ...]
+    infos: tuple[ClientInfo, ...]
+
+    @classmethod
+    def of(cls, x: Any, targets: torch.Tensor, parts: list[Indices]) -> Sites:
+        """Cut rows into sites; a single site is not copied."""
+        dense = isinstance(x, np.ndarray)
+        pool: Any = torch.from_numpy(np.ascontiguousarray(x)) if dense else as_design(x)
+        cut = []
+        for part in parts:
+            index = torch.from_numpy(np.ascontiguousarray(part))
+            single = len(parts) == 1 and len(part) == len(targets)
+            own, y = (pool, targets) if single else (pool[index], targets[index])
+            cut.append(Rows(own, y, torch.ones(len(part), dtype=torch.float64)))
+        infos = tuple(ClientInfo(i, len(part)) for i, part in enumerate(parts))
+        return cls(tuple(cut), infos)
+
+
+@dataclass(frozen=True, eq=False)
+class ExactFit:
+    """The outcome of the rounds.
+
+    Attributes
+    ----------
+    search, rules
+        The last state of the search, and what it searched for.
+    columns
+        The coefficients of the model, in ascending order; an intercept of the problem is the last.
+    rows, losses, gradients, information
+        What every site answered at the solution, on these columns: [sites], [sites],
+        [sites, c] and [sites, c, c].
+    history, bytes_up, bytes_down
+        The rounds, the last one (for the line above) included.
+    own_intercepts, centred
+        Whether sites have intercepts of their own, and which means were subtracted beforehand.
+    constant
+        What the negative log-likelihood has beyond the loss.
+    """
+
+    search: Search
+    rules: Rules
+    columns: Indices
+    rows: Array
+    losses: Array
+    gradients: Array
+    information: Array
+    history: list[dict[str, Any]]
+    bytes_up: int
+    bytes_down: int
+    own_intercepts: bool
+    centred: Literal["", "global", "client"] = ""
+    constant: float = 0.0
+
+    @cached_property
+    def certificate(self) -> Certificate:
+        """What branch and bound says; it needs the whole Hessian of a squared loss."""
+        search, rules = self.search, self.rules
+        if not rules.quadratic:
+            reason = "no bound is known for a loss that is not quadratic"
+            return Certificate(False, float("nan"), 0, reason)
+        if len(search.known) < rules.width:
+            reason = "the sites sent their products for the candidates only"
+            return Certificate(False, float("nan"), 0, reason)
+        model, names = quadratic_model(search, rules)
+        chosen = np.unique(rules.labels[search.support & (rules.labels >= 0)])
+        here = tuple(np.searchsorted(names, chosen).tolist())
+        nodes = int(np.clip(_NODE_WORK / max(len(names), 1) ** 3, 1, 20_000))
+        lowest, _, visited = model.bound(here, len(here), nodes)
+        fall = model.fit(here).value - lowest
+        gap = float(fall / search.loss) if search.loss > 0 else 0.0
+        if gap <= 1e-9:
+            return Certificate(True, 0.0, visited, "no support of this size has a smaller loss")
+        reason = f"a support of this size may have a loss that is smaller by {gap:.2%}, not more"
+        return Certificate(False, gap, visited, reason)
+
+
+def exact_fit(
+    algorithm: FedBestSubset, problem: Summable, sites: Sites, start: Array, *, rounds: int
+) -> ExactFit:
+    """Run the algorithm until it has ended, or for `rounds` of them, and ask for the last sums."""
+    algorithm.check_capabilities(problem)
+    first = torch.from_numpy(start)
+    server, key = algorithm.started(problem, first), Key(0)
+    history: list[dict[str, Any]] = []
+    for number in range(1, rounds + 1):
+        total = algorithm.accumulator(problem)
+        question = algorithm.broadcast(problem, server, sites.infos[0], key)
+        uploads, record = _asked(algorithm, problem, sites, question, number)
+        for info, upload in zip(sites.infos, uploads, strict=True):
+            total.add(ClientUpload(info, float(info.samples), upload, question))
+        server = algorithm.aggregate(problem, server, total.total(), key)
+        record["loss"] = float(server.loss) / float(server.rows)
+        record["support"] = _slopes(problem, server.support)
+        history.append(record)
+        if int(server.phase) >= Phase.CONVERGED:
+            break
+    search, rules = as_search(server), algorithm.rules(problem, first)
+    columns = np.flatnonzero(search.support | (rules.labels == ALWAYS))
+    model = {problem.name: server.coefficients}
+    question = BestSubsetQuestion(model, model, torch.from_numpy(columns))
+    uploads, record = _asked(algorithm, problem, sites, question, len(history) + 1)
+    if not (rules.quadratic and len(search.known) == rules.width):  # else all of it was sent before
+        last = {"loss": history[-1]["loss"], "support": history[-1]["support"]}
+        history.append({**record, **last})
+    empty = np.zeros(len(columns))
+    return ExactFit(
+        search=search,
+        rules=rules,
+        columns=columns,
+        rows=np.array([float(upload.rows) for upload in uploads]),
+        losses=np.array([float(upload.loss) for upload in uploads]),
+        gradients=np.stack([upload.gradient.numpy()[columns] for upload in uploads]),
+        information=np.stack([symmetric(upload.curvature.numpy(), empty) for upload in uploads]),
+        history=history,
+        bytes_up=sum(record["bytes_up"] for record in history),
+        bytes_down=sum(record["bytes_down"] for record in history),
+        own_intercepts=algorithm.intercepts == "own",
+    )
+
+
+def _asked(
+    algorithm: FedBestSubset,
+    problem: Summable,
+    sites: Sites,
+    question: BestSubsetQuestion,
+    number: int,
+) -> tuple[list[CurvatureSums], dict[str, Any]]:
+    """Return the answer of every site, and the record of the round."""
+    nobody = torch.tensor(0)
+    uploads = [
+        algorithm.client_update(
+            problem, question, None, ClientRoundData({}, rows, nobody, number)
+        ).upload
+        for rows in sites.rows
+    ]
+    record = {
+        "round": number,
+        "trained": len(uploads),
+        "bytes_up": sum(wire.size(upload) for upload in uploads),
+        "bytes_down": len(uploads) * wire.size(question),
+    }
+    return uploads, record
+
+
+def _slopes(problem: Summable, support: torch.Tensor) -> list[int]:
+    found: list[int] = support.nonzero()[:, 0].tolist()
+    return [place for place in found if not problem.intercept or place < len(support) - 1]

@@ -1,0 +1,390 @@
+"""Standard errors, intervals and differences between sites, and when they may be believed.
+
+The observed information, summed over sites, gives standard errors for a model that was *fixed in
+advance*. Where the same rows chose the columns, such intervals are too short: they are given only
+through rows that took no part in the choice (`split_inference`), or for one exposure by
+`post_double_selection`. `stability_selection` answers another question: how firm the choice is.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from scipy import stats
+from sklearn.base import clone
+from sklearn.utils import check_array
+
+from parsifl.core.keys import Key
+from parsifl.estimators.exact import ExactFit
+from parsifl.estimators.moments import Array, Indices
+
+FIXED = (
+    "No column was selected by these rows: standard errors come from the observed information, and "
+    "intervals hold for a model that was fixed in advance."
+)
+SELECTED = (
+    "These rows selected the columns: standard errors, intervals and p-values would be too "
+    "optimistic and are not given. Use split_inference (other rows of the same sites), "
+    "post_double_selection (one exposure) or stability_selection."
+)
+SPLIT = (
+    "The columns were selected on other rows of the same sites: given that choice, intervals and "
+    "p-values hold for the coefficients of the chosen model."
+)
+DOUBLE = (
+    "Post-double-selection: the controls were chosen once for the target and once for the "
+    "exposure; the interval holds for the exposure's coefficient alone, if both models are sparse."
+)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What takes coefficients from standardised units to those of X."""
+
+    names: list[str]
+    sites: list[str]
+    mean: Array
+    scale: Array
+    implied_intercept: bool
+    """Whether there is an intercept that follows from the means, beside those of the problem."""
+    target: float = 0.0
+    """The mean of the target, for such an intercept."""
+
+
+@dataclass(frozen=True, eq=False)
+class Inference:
+    """A table of coefficients in the units of X; NaN where nothing may be said.
+
+    Attributes
+    ----------
+    names, estimate, se, lower, upper, statistic, pvalue
+        One entry for each coefficient; the intercept, if there is a common one, comes first.
+    sites, site_estimates
+        Names, and estimates [sites, coefficients] by one Newton step from the common ones on the
+        rows of the site alone (which is least squares, for a squared loss).
+    q, q_pvalue, i2
+        Cochran's Q of the sites' estimates, its p-value, and the share I^2 of their variation that
+        is not chance.
+    guarantee
+        When the intervals hold.
+    level
+        The level of the intervals.
+    """
+
+    names: list[str]
+    estimate: Array
+    se: Array
+    lower: Array
+    upper: Array
+    statistic: Array
+    pvalue: Array
+    sites: list[str]
+    site_estimates: Array
+    q: Array
+    q_pvalue: Array
+    i2: Array
+    guarantee: str
+    level: float
+
+    def __str__(self) -> str:
+        head = ["", "estimate", "SE", f"{self.level:.0%} CI", "p", "Q", "I2", *self.sites]
+        rows = [head]
+        for i, name in enumerate(self.names):
+            interval = "" if np.isnan(self.se[i]) else f"[{self.lower[i]:.4g}, {self.upper[i]:.4g}]"
+            cells = [name, _text(self.estimate[i]), _text(self.se[i]), interval]
+            cells += [_text(self.pvalue[i], 2), _text(self.q[i], 3)]
+            cells.append("" if np.isnan(self.i2[i]) else f"{self.i2[i]:.0%}")
+            rows.append([*cells, *(_text(value) for value in self.site_estimates[:, i])])
+        widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
+        lines = [
+            "  ".join(
+                cell.ljust(width) if i == 0 else cell.rjust(width)
+                for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ).rstrip()
+            for row in rows
+        ]
+        return "\n".join([*lines, "", self.guarantee])
+
+
+def _text(value: float, digits: int = 4) -> str:
+    return "" if np.isnan(value) else f"{value:.{digits}g}"
+
+
+def dispersion(fit: ExactFit, family: str) -> float:
+    """Return the variance of the noise for a squared loss, 1 for the other families."""
+    if family != "gaussian":
+        return 1.0
+    free = float(fit.rows.sum()) - degrees_of_freedom(fit, family)
+    return 2 * float(fit.losses.sum()) / free if free > 0 else float("nan")
+
+
+def degrees_of_freedom(fit: ExactFit, family: str) -> int:
+    """Return the number of coefficients, intercepts included (one for every site, if own)."""
+    extra = 0
+    if fit.own_intercepts or fit.centred == "client":
+        extra = len(fit.rows)
+    elif fit.centred == "global":
+        extra = 1
+    return len(fit.columns) + (extra if family != "cox" else 0)
+
+
+def covariance(fit: ExactFit, family: str) -> Array:
+    """Return the covariance of the coefficients at `fit.columns`, in standardised units."""
+    bend = fit.information.sum(0)
+    ridge = np.diag(fit.rules.ridge[fit.columns] * fit.rows.sum())
+    bread = np.linalg.pinv(bend + ridge, rcond=1e-14, hermitian=True)
+    return np.asarray(dispersion(fit, family) * bread @ bend @ bread)
+
+
+def table(
+    fit: ExactFit, columns: Columns, family: str, *, selected: bool, level: float = 0.95
+) -> Inference:
+    """Return the coefficients of a fit in the units of X, with errors if nothing was selected."""
+    if not 0 < level < 1:
+        raise ValueError(f"level must lie between 0 and 1, got {level!r}")
+    to_units, names = _to_units(fit, columns)
+    common = covariance(fit, family)
+    b = fit.search.coefficients[fit.columns]
+    sites, spread = _site_estimates(fit, family)
+    shift = 0.0
+    if columns.implied_intercept:  # orthogonal to the centred columns
+        noise = dispersion(fit, family) / float(fit.rows.sum())
+        common = _bordered(common, noise)
+        b, shift = np.append(b, 0.0), columns.target
+        sites = np.concatenate([sites, np.zeros((len(sites), 1))], axis=1)
+        spread = np.stack([_bordered(part, 0.0) for part in spread])
+    estimate = to_units @ b
+    estimate[0] += shift
+    se = np.sqrt(np.maximum(np.diag(to_units @ common @ to_units.T), 0.0))
+    own = sites @ to_units.T
+    errors = np.sqrt(np.maximum(np.einsum("ij,sjk,ik->si", to_units, spread, to_units), 0.0))
+    if columns.implied_intercept:  # there is one for all sites, and none was estimated by site
+        own[:, 0] = np.nan
+    q, q_pvalue, i2 = _heterogeneity(own, errors)
+    if selected:
+        se = np.full_like(se, np.nan)
+    free = float(fit.rows.sum()) - degrees_of_freedom(fit, family)
+    law: Any = stats.t(max(free, 1)) if family == "gaussian" else stats.norm()
+    wide = law.ppf(0.5 + level / 2)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        statistic = estimate / se
+    return Inference(
+        names=names,
+        estimate=estimate,
+        se=se,
+        lower=estimate - wide * se,
+        upper=estimate + wide * se,
+        statistic=statistic,
+        pvalue=2 * law.sf(np.abs(statistic)),
+        sites=columns.sites if len(columns.sites) == len(fit.rows) else _numbers(fit),
+        site_estimates=own,
+        q=q,
+        q_pvalue=q_pvalue,
+        i2=i2,
+        guarantee=SELECTED if selected else FIXED,
+        level=level,
+    )
+
+
+def _numbers(fit: ExactFit) -> list[str]:
+    return [str(number) for number in range(len(fit.rows))]
+
+
+def _bordered(matrix: Array, corner: float) -> Array:
+    found = np.zeros((len(matrix) + 1, len(matrix) + 1))
+    found[:-1, :-1], found[-1, -1] = matrix, corner
+    return found
+
+
+def _to_units(fit: ExactFit, columns: Columns) -> tuple[Array, list[str]]:
+    """Return the matrix that takes (slopes, intercept) to (intercept, slopes) in units of X."""
+    features = len(columns.scale)
+    slopes = fit.columns[fit.columns < features]
+    scale, mean = columns.scale[slopes], columns.mean[slopes]
+    names = [columns.names[place] for place in slopes]
+    if not columns.implied_intercept and len(slopes) == len(fit.columns):
+        return np.diag(1 / scale), names
+    found = np.zeros((len(slopes) + 1, len(slopes) + 1))
+    found[0, :-1], found[0, -1] = -mean / scale, 1.0
+    found[1:, :-1] = np.diag(1 / scale)
+    return found, ["(intercept)", *names]
+
+
+def _site_estimates(fit: ExactFit, family: str) -> tuple[Array, Array]:
+    """Return each site's own estimates by one Newton step, and their covariances."""
+    b = fit.search.coefficients[fit.columns]
+    noise, count = dispersion(fit, family), len(fit.columns)
+    found = np.full((len(fit.rows), count), np.nan)
+    spread = np.full((len(fit.rows), count, count), np.nan)
+    for i, (bend, slope) in enumerate(zip(fit.information, fit.gradients, strict=True)):
+        if count and np.linalg.matrix_rank(bend, hermitian=True) == count:
+            found[i] = b - np.linalg.solve(bend, slope)
+            spread[i] = noise * np.linalg.inv(bend)
+    return found, spread
+
+
+def _heterogeneity(own: Array, errors: Array) -> tuple[Array, Array, Array]:
+    usable = np.isfinite(own) & np.isfinite(errors) & (errors > 0)
+    weight = np.where(usable, 1 / np.where(usable, errors, 1.0) ** 2, 0.0)
+    values = np.where(usable, own, 0.0)
+    total = weight.sum(0)
+    mean = (weight * values).sum(0) / np.where(total > 0, total, 1.0)
+    q = (weight * (values - mean) ** 2).sum(0)
+    free = usable.sum(0) - 1
+    q = np.where(free > 0, q, np.nan)
+    i2 = np.where(q > 0, np.maximum(1 - free / np.where(q > 0, q, 1.0), 0.0), q)
+    return q, np.where(free > 0, stats.chi2.sf(q, np.maximum(free, 1)), np.nan), i2
+
+
+def information_criteria(fit: ExactFit, family: str, gamma: float = 1.0) -> dict[str, float]:
+    """Return the log-likelihood and the criteria that weigh it against the coefficients.
+
+    EBIC is that of Chen and Chen (2008), GIC the one that abess uses: log log n log p for each
+    coefficient.
+    """
+    n, loss = float(fit.rows.sum()), float(fit.losses.sum())
+    if family == "gaussian":
+        likelihood = -n / 2 * (math.log(2 * math.pi * max(2 * loss, 1e-300) / n) + 1)
+    else:
+        likelihood = -loss - fit.constant
+    count = degrees_of_freedom(fit, family)
+    free = fit.rules.labels >= 0
+    chosen = len(np.unique(fit.rules.labels[fit.search.support & free]))
+    units = int(fit.rules.labels.max()) + 1 if free.any() else 0
+    ways = math.lgamma(units + 1) - math.lgamma(chosen + 1) - math.lgamma(units - chosen + 1)
+    bic = -2 * likelihood + count * math.log(n)
+    return {
+        "log_likelihood": likelihood,
+        "aic": -2 * likelihood + 2 * count,
+        "bic": bic,
+        "ebic": bic + 2 * gamma * ways,
+        "gic": -2 * likelihood
+        + chosen * math.log(max(units, 2)) * math.log(max(math.log(n), math.e)),
+    }
+
+
+def split_inference(
+    estimator: Any,
+    X: Any,
+    y: Any,
+    groups: Any = None,
+    *,
+    sample_weight: Any = None,
+    fraction: float = 0.5,
+    level: float = 0.95,
+    seed: int = 0,
+) -> Inference:
+    """Select the columns on some rows of every site, and estimate on the others.
+
+    Parameters
+    ----------
+    estimator
+        A sparse estimator; it is cloned.
+    fraction
+        The share of a site's rows that select.
+    level
+        Of the intervals.
+    seed
+        Which rows select.
+
+    Examples
+    --------
+    >>> from parsifl.estimators import FederatedSparseRegressor
+    >>> draw = np.random.default_rng(0)
+    >>> X = draw.standard_normal((80, 6))
+    >>> y = X[:, 2] + 0.1 * draw.standard_normal(80)
+    >>> found = split_inference(FederatedSparseRegressor(1), X, y, np.arange(80) % 4)
+    >>> found.names, bool(found.lower[1] < 1 < found.upper[1])
+    (['(intercept)', 'x2'], True)
+    """
+    if not 0 < fraction < 1:
+        raise ValueError(f"fraction must lie between 0 and 1, got {fraction!r}")
+    names = getattr(X, "columns", None)
+    data = check_array(X, accept_sparse="csr", dtype=np.float64)
+    target = np.asarray(y)
+    first = _half(groups, len(target), fraction, seed)
+    chosen = _fitted(clone(estimator), data, target, groups, sample_weight, first)
+    keep = np.flatnonzero(np.atleast_2d(chosen.coef_).any(axis=0))
+    if not len(keep):
+        raise ValueError("no column was selected: there is nothing to estimate")
+    fixed = clone(estimator).set_params(n_nonzero_coefs=0, keep=keep.tolist(), solver="exact")
+    model = _fitted(fixed, data, target, groups, sample_weight, ~first)
+    found: Inference = replace(model.summary(level=level), guarantee=SPLIT)
+    return found if names is None else replace(found, names=_renamed(found.names, names))
+
+
+def post_double_selection(
+    estimator: Any,
+    X: Any,
+    y: Any,
+    groups: Any = None,
+    *,
+    exposure: int,
+    sample_weight: Any = None,
+    level: float = 0.95,
+) -> Inference:
+    """Estimate the coefficient of one exposure, with controls chosen for target and exposure.
+
+    Belloni, Chernozhukov and Hansen (2014), with best subsets in the place of the lasso: columns
+    that predict `y` and columns that predict the exposure are both kept. For linear regression.
+
+    Parameters
+    ----------
+    estimator
+        A `FederatedSparseRegressor`; its `n_nonzero_coefs` counts the controls of either choice.
+    exposure
+        The position of the exposure among the columns of X.
+    """
+    if getattr(estimator, "_family", lambda: "")() != "gaussian":
+        raise ValueError("post_double_selection needs a FederatedSparseRegressor")
+    names = getattr(X, "columns", None)
+    data, target = check_array(X, dtype=np.float64), np.asarray(y, dtype=np.float64)
+    if not 0 <= exposure < data.shape[1]:
+        raise ValueError(f"exposure must be a column of X, 0 .. {data.shape[1] - 1}")
+    others = np.delete(np.arange(data.shape[1]), exposure)
+    every = np.ones(len(target), np.bool_)
+    keep = {exposure}
+    for aim in (target, data[:, exposure]):
+        model = _fitted(clone(estimator), data[:, others], aim, groups, sample_weight, every)
+        keep |= set(others[model.support_].tolist())
+    fixed = clone(estimator).set_params(n_nonzero_coefs=0, keep=sorted(keep), solver="exact")
+    model = _fitted(fixed, data, target, groups, sample_weight, every)
+    whole: Inference = model.summary(level=level)
+    place = [whole.names.index(f"x{exposure}")]
+    vectors = ("estimate", "se", "lower", "upper", "statistic", "pvalue", "q", "q_pvalue", "i2")
+    parts: dict[str, Any] = {name: getattr(whole, name)[place] for name in vectors}
+    label = f"x{exposure}" if names is None else str(names[exposure])
+    return replace(
+        whole,
+        names=[label],
+        site_estimates=whole.site_estimates[:, place],
+        guarantee=DOUBLE,
+        **parts,
+    )
+
+
+def _fitted(
+    model: Any, x: Any, y: Any, groups: Any, weight: Any, rows: np.ndarray[Any, Any]
+) -> Any:
+    inside = None if groups is None else np.asarray(groups)[rows]
+    given = None if weight is None else np.asarray(weight)[rows]
+    return model.fit(x[rows], y[rows], groups=inside, sample_weight=given)
+
+
+def _half(groups: Any, rows: int, fraction: float, seed: int) -> np.ndarray[Any, Any]:
+    owner: Indices = np.zeros(rows, np.int64)
+    if groups is not None:
+        owner = np.unique(np.asarray(groups), return_inverse=True)[1]
+    first = np.zeros(rows, np.bool_)
+    for site in range(int(owner.max()) + 1):
+        draw = Key(seed, client=site, purpose="split").numpy_generator()
+        own = draw.permutation(np.flatnonzero(owner == site))
+        first[own[: round(fraction * len(own))]] = True
+    return first
+
+
+def _renamed(found: list[str], names: Any) -> list[str]:
+    return [str(names[int(name[1:])]) if name[0] == "x" else name for name in found]

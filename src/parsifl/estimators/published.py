@@ -1,0 +1,217 @@
+"""The solvers of the papers: their rounds, the best of them, and a pooled refit."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from scipy import sparse
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils import check_random_state
+
+from parsifl.core import registry
+from parsifl.core.algorithm import AnyAlgorithm
+from parsifl.core.batching import Batch
+from parsifl.core.errors import ConfigError
+from parsifl.core.keys import Key
+from parsifl.core.problem import Params
+from parsifl.data.clients import ClientData
+from parsifl.data.ragged import Ragged
+from parsifl.engine.simulate import simulate
+from parsifl.engine.training import RoundEnd, StopTraining
+from parsifl.estimators.exact import ExactFit
+from parsifl.estimators.moments import Array, Indices, Moments, smoothness
+from parsifl.estimators.refit import pooled_refit
+from parsifl.estimators.settings import Settings
+from parsifl.linear.design import as_design
+from parsifl.linear.glm import GLM
+from parsifl.solvers.subset_state import Phase
+
+PURSUIT = ("fedgradmp", "inexactfedgradmp")
+PAPERS = (*PURSUIT, "fedht", "fediterht", "distributediht", "fedmid", "feddualavg")
+_ROUNDS = 20
+_GRADIENT_ROUNDS = 60
+_SETTLED = 1e-3
+_RECORDED = ("round", "trained", "bytes_up", "bytes_down", "dropped", "metrics")
+
+
+class PublishedSolvers(Settings):
+    """Abstract base: fits by the algorithms that average models."""
+
+    _exact: ExactFit | None
+    solver_: str
+    history_: list[dict[str, Any]]
+
+    def _say_if_few_rows(self, tau: int, width: int, parts: list[Indices]) -> None:
+        few = sum(len(rows) < min(3 * tau, width) for rows in parts)
+        if few and self.solver_ in PURSUIT and len(parts) > 1:
+            warnings.warn(
+                f"{few} of {len(parts)} clients have fewer rows than 3 x {tau} coefficients: they "
+                "take the minimiser nearest to the model that they received",
+                UserWarning,
+                stacklevel=5,
+            )
+
+    def _train_as_published(
+        self,
+        problem: GLM,
+        x: Any,
+        y: torch.Tensor,
+        parts: list[Indices],
+        moments: Moments,
+        tau: int,
+    ) -> np.ndarray[Any, Any]:
+        """Run a solver of the papers, keep its best round, and refit on the support."""
+        weight = y[:, -1].numpy()
+        if self.l2 is None and problem.datafit.classes:
+            problem = problem.with_l2(1e-3)  # a site's classes may be separable
+        self._say_if_few_rows(tau, self._width(x.shape[1]), parts)
+        algorithm = self._method(tau, self._rate(problem, x, weight, parts))
+        iterates: list[Params] = []
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        data = _client_data(x, y, parts)
+        self.history_ = []
+
+        def watch(event: RoundEnd) -> None:
+            params = _params(algorithm, problem, event.server)
+            iterates.append(params)
+            used = np.atleast_2d(params["coef"].numpy()).any(axis=0)
+            kept = {name: getattr(event.record, name) for name in _RECORDED}
+            kept["loss"] = _loss(problem, data, params)
+            kept["support"] = np.flatnonzero(used).tolist()
+            self.history_.append(kept)
+            if self._steady() and _settled(self.history_, 1e-6):
+                raise StopTraining("the loss has settled")
+
+        simulate(
+            algorithm,
+            problem,
+            data,
+            self._rounds(_ROUNDS if self.solver_ in PURSUIT else _GRADIENT_ROUNDS),
+            seed=seed,
+            participation=self.participation,
+            evaluate_every=0,
+            callbacks=[watch],
+        )
+        self.n_iter_ = len(self.history_)
+        losses = np.array([record["loss"] for record in self.history_])
+        best = int(np.where(np.isfinite(losses), losses, np.inf).argmin())
+        # every site reports its loss after every round: one number
+        sent = sum(record["bytes_up"] for record in self.history_)
+        self.bytes_up_ = sent + moments.bytes_up + 8 * len(parts) * self.n_iter_
+        received = sum(record["bytes_down"] for record in self.history_)
+        self.bytes_down_ = received + moments.bytes_down
+        self._book_dictionary(len(parts))
+        found = np.array(iterates[best]["coef"].numpy())
+        self._exact = None
+        if self.refit:
+            found = self._refitted(found, problem, x, y, parts)
+        self.loss_ = _loss(problem, data, {"coef": torch.from_numpy(found)})
+        self._say_if_unsettled(problem, data, losses)
+        return found
+
+    def _refitted(
+        self, found: Array, problem: GLM, x: Any, y: torch.Tensor, parts: list[Indices]
+    ) -> Array:
+        """Replace the coefficients on the support by the pooled fit, from sums."""
+        ridge = self.l2 or 0.0
+        values, sent, received, phase = pooled_refit(found, problem, x, y, parts, ridge)
+        self.bytes_up_ += sent
+        self.bytes_down_ += received
+        if phase == Phase.SEPARATED:
+            ridge = ridge or problem.l2  # that of the solver's own iterations
+            values, sent, received, _ = pooled_refit(found, problem, x, y, parts, ridge)
+            self.bytes_up_ += sent
+            self.bytes_down_ += received
+            warnings.warn(
+                "the selected columns separate the classes: the likelihood has no maximum, and "
+                f"the coefficients are those with l2={ridge:g}; set l2 yourself",
+                ConvergenceWarning,
+                stacklevel=6,
+            )
+        return values
+
+    def _say_if_unsettled(self, problem: GLM, data: ClientData, losses: Array) -> None:
+        """Warn of a fit worse than none, or of rounds that had not settled."""
+        null = _loss(problem, data, problem.init(Key(0)))
+        gradient = self.solver_ not in PURSUIT
+        cure = "take a smaller lr" if gradient and self.lr is not None else "take solver='exact'"
+        if not self.loss_ <= 2 * null or not losses[-1] <= 2 * max(null, losses[0]):
+            warnings.warn(
+                f"the run diverged (loss {losses[-1]:.3g} in the last round, {null:.3g} without "
+                f"any coefficient): do not trust the support; {cure}, or a larger l2",
+                ConvergenceWarning,
+                stacklevel=6,
+            )
+        elif len(losses) > 2 and self._steady() and not _settled(self.history_, _SETTLED):
+            warnings.warn(
+                f"the loss had not settled after rounds={len(losses)}; the best round is kept; "
+                "take more rounds, or solver='exact'",
+                ConvergenceWarning,
+                stacklevel=6,
+            )
+
+    def _steady(self) -> bool:
+        """Return whether every round reads all rows of all sites, so that its loss can settle."""
+        return bool(self.participation == 1 and self.batch_size is None)
+
+    def _method(self, tau: int, rate: float) -> AnyAlgorithm:
+        settings: dict[str, Any] = {"tau": tau, "scope": "row"}
+        if self.solver_ != "distributediht":
+            settings["local_steps"] = self.local_steps
+        if self.solver_ in PURSUIT:
+            return registry.get(self.solver_, batch_size=self.batch_size, **settings)
+        settings["lr"] = rate
+        if self.solver_ in ("fedmid", "feddualavg"):
+            settings["prox"] = "hard"
+        if self.batch_size is None:
+            return registry.get(self.solver_, full_batch=True, **settings)
+        return registry.get(self.solver_, batch_size=self.batch_size, **settings)
+
+    def _rate(self, problem: GLM, x: Any, weight: Array, parts: list[Indices]) -> float:
+        """Return the step size: as given, 1 / L, or the 1 / (6 l) of Fed-HT's theory."""
+        if self.solver_ in PURSUIT:
+            return 1.0  # matching pursuit has no step size
+        if self.lr is not None and self.lr != "theory":
+            try:
+                return float(self.lr)
+            except (TypeError, ValueError):
+                raise ValueError(
+                    f"lr must be a number, 'theory' or None, got {self.lr!r}"
+                ) from None
+        curvature = problem.datafit.smoothness * smoothness(x, weight, parts, self.fit_intercept)
+        steepest = (curvature + problem.l2) * (6 if self.lr == "theory" else 1)
+        return 1 / steepest if steepest > 0 else 1.0
+
+
+def _settled(history: list[dict[str, Any]], tolerance: float) -> bool:
+    """Tell whether the last three rounds agree in their loss."""
+    last = history[-3:]
+    losses = np.array([record["loss"] for record in last])
+    if len(last) < 3 or not np.isfinite(losses).all():
+        return False
+    return bool(np.ptp(losses) <= tolerance * max(abs(float(losses.min())), 1e-12))
+
+
+def _params(method: AnyAlgorithm, problem: GLM, server: Any) -> Params:
+    model = method.model(problem, server)
+    if model is None:
+        raise ConfigError(f"{type(method).__name__} has no common model")
+    return model.params
+
+
+def _loss(problem: GLM, data: ClientData, params: Params) -> float:
+    """Return the mean loss over all rows: sites can add up their parts."""
+    weight = torch.ones(len(data.y), dtype=problem.dtype)
+    rows = Batch(as_design(data.x), data.y, weight, torch.tensor(True), torch.tensor(0))
+    return float(problem.loss(params, rows))
+
+
+def _client_data(x: Any, y: torch.Tensor, parts: Sequence[Indices]) -> ClientData:
+    nobody = Ragged.from_sizes(np.zeros(0, np.int64), np.zeros(len(parts), np.int64))
+    design: Any = x if sparse.issparse(x) else torch.from_numpy(np.ascontiguousarray(x))
+    profiles = tuple({"importance": float(y[rows, 1].mean())} for rows in parts)
+    return ClientData(design, y, Ragged.of(parts), nobody, nobody, profiles, name="estimator")

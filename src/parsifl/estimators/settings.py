@@ -1,0 +1,259 @@
+"""The parameters that the estimators share, checked; sites, weights and standard units."""
+
+from __future__ import annotations
+
+import numbers
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+from scipy import sparse
+from sklearn.base import BaseEstimator
+from sklearn.utils.validation import _check_sample_weight
+
+from parsifl import wire
+from parsifl.core.batching import Rows
+from parsifl.core.errors import ConfigError
+from parsifl.estimators.moments import Array, Indices, Moments, centred, scaled
+from parsifl.linear.design import as_design
+from parsifl.linear.glm import GLM
+from parsifl.linear.sparsity.dictionary import RandomDictionary
+
+
+class Settings(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+    """Abstract base: parameters, and the data as they ask for them."""
+
+    def __init__(  # noqa: PLR0913 - scikit-learn reads the parameters from the signature
+        self,
+        n_nonzero_coefs: int | None = None,
+        *,
+        solver: str = "auto",
+        rounds: int | None = None,
+        local_steps: int = 3,
+        batch_size: int | None = None,
+        lr: float | str | None = None,
+        l2: float | None = None,
+        fit_intercept: bool = True,
+        standardize: bool = True,
+        center: str = "global",
+        keep: Any = (),
+        column_groups: Any = None,
+        dictionary: Any = None,
+        refit: bool = True,
+        max_bytes: int = 8_000_000,
+        participation: float = 1.0,
+        random_state: Any = None,
+    ) -> None:
+        self.n_nonzero_coefs = n_nonzero_coefs
+        self.solver = solver
+        self.rounds = rounds
+        self.local_steps = local_steps
+        self.batch_size = batch_size
+        self.lr = lr
+        self.l2 = l2
+        self.fit_intercept = fit_intercept
+        self.standardize = standardize
+        self.center = center
+        self.keep = keep
+        self.column_groups = column_groups
+        self.dictionary = dictionary
+        self.refit = refit
+        self.max_bytes = max_bytes
+        self.participation = participation
+        self.random_state = random_state
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+    # ------------------------------------------------------------------ settings and data
+    def _setting(self, name: str, default: Any) -> Any:
+        """Return a parameter that not every estimator has."""
+        return getattr(self, name, default)
+
+    def _clients(self, groups: Any, rows: int) -> tuple[np.ndarray[Any, Any], list[Indices]]:
+        """Return the names of the sites and the rows of each."""
+        names, owner = owners(groups, rows)
+        order = np.argsort(owner, kind="stable")
+        return names, np.split(order, np.cumsum(np.bincount(owner))[:-1])
+
+    def _weights(self, sample_weight: Any, x: Any) -> Array:
+        """Return weights that are 1 on average over the rows that count (whose weight is not 0)."""
+        weight = np.asarray(_check_sample_weight(sample_weight, x, dtype=np.float64))
+        if (weight < 0).any():
+            raise ValueError("sample_weight must not be negative")
+        if weight.sum() == 0:
+            raise ValueError("sample_weight is zero for every row")
+        return np.asarray(weight * (np.count_nonzero(weight) / weight.sum()))
+
+    def _check_center(self) -> bool:
+        """Return whether every site has an intercept of its own."""
+        center = self._setting("center", "global")
+        if center not in ("global", "client"):
+            raise ValueError(f"center must be 'global' or 'client', got {center!r}")
+        if center == "client" and not self.fit_intercept:
+            raise ValueError("center='client' gives every site an intercept: set fit_intercept")
+        return bool(center == "client")
+
+    def _width(self, features: int) -> int:
+        """Return how many coefficients there are to choose from: of features, or of atoms."""
+        given = self._setting("dictionary", None)
+        if given is None:
+            return features
+        return given.atoms if isinstance(given, RandomDictionary) else int(_matrix(given).shape[1])
+
+    def _sparsity(self, features: int) -> int:
+        """Return tau: how many units may be chosen."""
+        given: Any = self.n_nonzero_coefs
+        width = self._width(features)
+        if given is None:
+            given = max(int(0.1 * width), 1)
+        least = 0 if np.size(self.keep) else 1
+        if not whole(given) or not least <= int(given) <= width:
+            kind = "features" if self._setting("dictionary", None) is None else "atoms"
+            raise ValueError(
+                f"n_nonzero_coefs must be a number between 1 and {width} {kind}, got {given!r}"
+            )
+        return int(given)
+
+    def _units(self, width: int) -> tuple[int, ...]:
+        """Return the unit of each column, numbered from 0; empty if every column is one."""
+        given = self._setting("column_groups", None)
+        if given is None:
+            return ()
+        labels = np.asarray(given)
+        if labels.shape != (width,):
+            raise ValueError(
+                f"column_groups must name the group of each of the {width} columns, got shape "
+                f"{labels.shape}"
+            )
+        return tuple(np.unique(labels, return_inverse=True)[1].tolist())
+
+    def _kept(self, width: int) -> tuple[int, ...]:
+        keep = np.asarray(self.keep)
+        if keep.dtype == bool and keep.shape == (width,):
+            keep = np.flatnonzero(keep)
+        if keep.ndim != 1 or (keep.size and not np.issubdtype(keep.dtype, np.integer)):
+            raise ValueError(
+                f"keep must list positions of features, or be a mask of all {width}; got "
+                f"{self.keep!r}"
+            )
+        places = tuple(int(position) for position in keep)
+        outside = [position for position in places if not 0 <= position < width]
+        if outside:
+            raise ValueError(f"keep names feature {outside[0]}, but there are 0 .. {width - 1}")
+        if places and self._setting("dictionary", None) is not None:
+            raise ValueError("keep names features, but with a dictionary atoms are selected")
+        return places
+
+    def _standardised(self, x: Any, moments: Moments) -> tuple[Any, Array]:
+        """Return the features in standard units, for a problem with an intercept, and the means.
+
+        A CSR matrix is not centred, and nothing is where there is no intercept.
+        """
+        if sparse.issparse(x):
+            found = scaled(x, moments, intercept=bool(self.fit_intercept))
+            return found, np.zeros_like(moments.mean)
+        if not self.fit_intercept:
+            return x / moments.scale, np.zeros_like(moments.mean)
+        return centred(x, moments) / moments.scale, moments.mean
+
+    def _with_common_intercept(
+        self, found: Array, problem: GLM, x: Any, y: torch.Tensor, sites: int
+    ) -> Array:
+        """Put the intercept that fits all rows best in the place of those that sites keep."""
+        rows = Rows(as_design(x if sparse.issparse(x) else torch.from_numpy(x)), y, torch.ones(1))
+        fit = problem.with_own_intercept({"coef": torch.from_numpy(found)}, rows)
+        self.bytes_up_ += 16 * 8 * sites  # slope and curvature, in about eight Newton steps
+        return np.array(fit["coef"].numpy())
+
+    def _say_what_cannot_be_kept(self, x: Any, kept: tuple[int, ...]) -> None:
+        """Warn of columns that are zero after centring: they cannot be in the support."""
+        if gone := [position for position in kept if not abs(x[:, position]).sum()]:
+            why = "constant and thus no different from the intercept"
+            if not self.fit_intercept:
+                why = "zero in every row"
+            elif self._setting("center", "global") == "client":
+                why = "constant in every client and thus no different from its intercept"
+            warnings.warn(
+                f"keep names feature {gone[0]}, which is {why}: it gets the coefficient 0 and is "
+                "not in support_",
+                UserWarning,
+                stacklevel=3,
+            )
+
+    # ------------------------------------------------------------------ the choice of a solver
+    def _rounds(self, default: int) -> int:
+        if self.rounds is None:
+            return default
+        if not whole(self.rounds) or self.rounds < 1:
+            raise ConfigError(f"rounds must be a whole number and at least 1, got {self.rounds!r}")
+        return int(self.rounds)
+
+    def _check_local_steps(self) -> None:
+        steps = self._setting("local_steps", 1)
+        if not whole(steps) or steps < 1:
+            raise ConfigError(f"local_steps must be a whole number and at least 1, got {steps!r}")
+
+    # ------------------------------------------------------------------ a dictionary
+    def _book_dictionary(self, clients: int) -> None:
+        dictionary = self._setting("dictionary", None)
+        if dictionary is not None:  # every site learns it once, before the first round
+            self.dictionary_bytes_ = clients * wire.size(self._announcement(dictionary))
+            self.bytes_down_ += self.dictionary_bytes_
+
+    def _announcement(self, dictionary: Any) -> dict[str, torch.Tensor]:
+        """Return the message that brings a site the dictionary: atoms, or how to draw them."""
+        if isinstance(dictionary, RandomDictionary):
+            kind = 0 if dictionary.kind == "orthonormal" else 1
+            values = [kind, dictionary.features, dictionary.atoms, dictionary.seed]
+            return {"dictionary": torch.tensor(values)}
+        return {"dictionary": _matrix(dictionary)}
+
+    def _atoms(self) -> torch.Tensor | None:
+        dictionary = self._setting("dictionary", None)
+        if isinstance(dictionary, RandomDictionary):
+            return dictionary.draw()
+        return None if dictionary is None else _matrix(dictionary)
+
+
+def whole(value: Any) -> bool:
+    """Tell whether a value is a whole number."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def owners(groups: Any, rows: int) -> tuple[np.ndarray[Any, Any], Indices]:
+    """Return the names of the sites and whose each row is; without groups there is one."""
+    if groups is None:
+        return np.array([0]), np.zeros(rows, np.int64)
+    if isinstance(groups, list | tuple) and len({isinstance(name, str) for name in groups}) > 1:
+        groups = np.array(groups, dtype=object)  # NumPy would make text of numbers, and merge them
+    ids = np.asarray(groups)
+    if ids.shape != (rows,):
+        raise ValueError(
+            f"groups must name the client of each of the {rows} rows, got shape {ids.shape}"
+        )
+    if any(name is None or name != name for name in ids.tolist()):
+        raise ValueError("groups has missing values; every row needs a client")
+    try:
+        names, owner = np.unique(ids, return_inverse=True)
+    except TypeError:
+        kinds = sorted({type(name).__name__ for name in ids.tolist()})
+        raise ValueError(
+            f"groups mixes names of types that have no order ({', '.join(kinds)}); make them all "
+            "text or all numbers"
+        ) from None
+    return names, owner
+
+
+def _matrix(dictionary: Any) -> torch.Tensor:
+    expected = "dictionary must be a finite matrix [features, atoms] or a `RandomDictionary`"
+    try:
+        atoms = np.array(dictionary, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise ValueError(f"{expected}, got {dictionary!r}") from None
+    if atoms.ndim != 2 or not atoms.size or not np.isfinite(atoms).all():
+        raise ValueError(f"{expected}, got an array of shape {atoms.shape}")
+    return torch.from_numpy(atoms)

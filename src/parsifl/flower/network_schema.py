@@ -1,0 +1,337 @@
+"""Every message between server and clients, with bounds: the only reader of network input.
+
+`read` and `read_reply` return a typed message or raise `WireError` with a short printable reason.
+Fields are strict and unknown ones are rejected: server and clients run the same version.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, final
+
+from annotated_types import Ge, Gt, Le, Lt, MaxLen
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
+
+from parsifl.core.errors import ParsiflError, WireError
+from parsifl.flower.data_schema import DataSchema
+from parsifl.flower.message import LONGEST_REASON, Envelope, printable
+from parsifl.flower.tables import MOST_COLUMNS, Agreement, Summary, check_counts
+
+MOST_ROWS = 1 << 40
+MOST_METRICS = 100
+_SHORT, _LONG = 1 << 18, 1 << 24
+_logger = logging.getLogger("parsifl")
+
+LostStatePolicy = Literal["reinitialize", "drop", "stop"]
+ClientId = Annotated[int, Ge(0), Lt(1 << 31)]
+Round = Annotated[int, Ge(0), Lt(10**8)]  # versions of states have eight digits
+ExperimentId = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
+Rows = Annotated[int, Ge(0), Lt(MOST_ROWS)]
+Name = Annotated[str, StringConstraints(pattern=r"^[^\p{C}]{1,100}$")]
+Metrics = Annotated[dict[Name, float], MaxLen(MOST_METRICS)]
+Scalar = (
+    bool
+    | Annotated[int, Ge(-(1 << 53)), Le(1 << 53)]
+    | float
+    | Annotated[str, StringConstraints(pattern=r"^[^\p{C}]{0,200}$")]
+)
+
+_PROFILE_LIMITS = {
+    "epochs": (0.0, 1e4),
+    "flops_per_second": (1.0, 1e24),
+    "importance": (0.0, 1e6),
+    "local_steps": (0.0, 1e6),
+    "width": (0.0, 1.0),
+}
+
+
+def _check_profile(profile: dict[str, Any]) -> dict[str, Any]:
+    for name, (least, most) in _PROFILE_LIMITS.items():
+        if name not in profile:
+            continue
+        value = profile[name]
+        if isinstance(value, bool | str | list) or not least <= value <= most:
+            raise ValueError(f"{name} must be a number from {least:g} to {most:g}")
+    return profile
+
+
+Profile = Annotated[
+    dict[Name, Scalar | Annotated[list[Scalar], MaxLen(1000)]],
+    MaxLen(100),
+    AfterValidator(_check_profile),
+]
+
+
+class Message(BaseModel):
+    """A request or a reply.
+
+    `allowed` names the parts that may come with it, `longest` bounds its text.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+    allowed: ClassVar[frozenset[str]] = frozenset()
+    longest: ClassVar[int] = _SHORT
+
+    def envelope(self, parts: Mapping[str, bytes] | None = None) -> Envelope:
+        """Return the message as it travels."""
+        return Envelope(self.model_dump_json(), parts or {})
+
+
+class _Addressed(Message):
+    client: ClientId
+    round: Round
+    experiment: ExperimentId
+
+
+# ---------------------------------------------------------------------- requests
+@final
+class HelloRequest(Message):
+    """Asks a node which client it is."""
+
+    longest: ClassVar[int] = _LONG
+    agreement: Agreement | None = None
+
+
+@final
+class AgreeRequest(Message):
+    """Asks a site for the sums over its table."""
+
+
+class WorkRequest(_Addressed):
+    """Asks a client to work.
+
+    Attributes
+    ----------
+    accepted, oldest
+        The version of its state to start from, and the oldest one that is still needed.
+    data_schema
+        The form of the rows that all clients agree on.
+    lost_state
+        What to do if that version is missing or damaged.
+    """
+
+    longest: ClassVar[int] = _LONG
+    accepted: Round
+    oldest: Round
+    data_schema: DataSchema
+    lost_state: LostStatePolicy = "reinitialize"
+    agreement: Agreement | None = None
+
+
+@final
+class TrainRequest(WorkRequest):
+    """Asks a client to train one round; `uploads` says whether it sends its upload."""
+
+    allowed: ClassVar[frozenset[str]] = frozenset({"down"})
+    uploads: bool
+
+
+@final
+class EvaluateRequest(WorkRequest):
+    """Asks a client for the scores of the global and of its personal model."""
+
+    allowed: ClassVar[frozenset[str]] = frozenset({"down", "model", "server"})
+
+
+@final
+class ProductsRequest(_Addressed):
+    """Asks a site for the products of the selected columns."""
+
+    longest: ClassVar[int] = _LONG
+    agreement: Agreement
+    support: Annotated[tuple[Annotated[int, Ge(0), Lt(1 << 31)], ...], MaxLen(MOST_COLUMNS)]
+
+
+# ---------------------------------------------------------------------- replies
+@final
+class HelloReply(Message):
+    """Which client a node is, its number of training rows, its device and the form of its rows."""
+
+    client: ClientId
+    samples: Rows
+    profile: Profile
+    data_schema: DataSchema
+
+
+@final
+class AgreeReply(Message):
+    """The sums over a site's table."""
+
+    longest: ClassVar[int] = _LONG
+    client: ClientId
+    summary: Annotated[Summary, AfterValidator(check_counts)]
+
+
+class WorkReply(_Addressed):
+    """The reply to a `WorkRequest`; `reinitialized` says that the client had lost its state."""
+
+    reinitialized: bool = False
+
+
+@final
+class TrainReply(WorkReply):
+    """An upload, and scalars of the client's training."""
+
+    allowed: ClassVar[frozenset[str]] = frozenset({"upload"})
+    metrics: Metrics
+
+
+@final
+class EvaluateReply(WorkReply):
+    """Scores by model, split and metric, and the number of rows by split."""
+
+    scores: dict[Literal["global", "personal"], dict[Literal["validation", "test"], Metrics]]
+    samples: dict[Literal["validation", "test"], Annotated[int, Gt(0), Lt(MOST_ROWS)]]
+
+    @model_validator(mode="after")
+    def _rows_are_known(self) -> EvaluateReply:
+        for model, splits in self.scores.items():
+            for split, metrics in splits.items():
+                if split not in self.samples or not metrics:
+                    raise ValueError(f"scores.{model}.{split}: no rows or no metrics")
+        return self
+
+
+@final
+class ProductsReply(_Addressed):
+    """The products of the selected columns, as one part."""
+
+    allowed: ClassVar[frozenset[str]] = frozenset({"sums"})
+
+
+@final
+class FailureReply(Message):
+    """Why a client did not do what it was asked.
+
+    Attributes
+    ----------
+    error
+        A code: the type of the exception. Its text may hold data and stays in the node's log.
+    detail
+        A text that holds no data, for failures that the library itself detects.
+    rule
+        The guard that a request broke.
+    """
+
+    error: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,99}$")]
+    detail: Annotated[str, MaxLen(LONGEST_REASON)] = ""
+    rule: Annotated[str, StringConstraints(pattern=r"^[a-z-]{0,40}$")] = ""
+
+    @property
+    def reason(self) -> str:
+        """What is recorded."""
+        text = self.detail or f"{self.error} (details are in the log of the client's node)"
+        return printable(text)
+
+
+class RemoteFailure(WireError):
+    """A client says that it failed; `code` is the type of its exception."""
+
+    def __init__(self, failure: FailureReply) -> None:
+        super().__init__(failure.reason)
+        self.code = failure.error
+
+
+REQUESTS: Mapping[str, type[Message]] = {
+    "hello": HelloRequest,
+    "train": TrainRequest,
+    "evaluate": EvaluateRequest,
+    "agree": AgreeRequest,
+    "products": ProductsRequest,
+}
+REPLIES: Mapping[str, type[Message]] = {
+    "hello": HelloReply,
+    "train": TrainReply,
+    "evaluate": EvaluateReply,
+    "agree": AgreeReply,
+    "products": ProductsReply,
+}
+
+M = TypeVar("M", bound=Message)
+
+
+def read(model: type[M], envelope: Envelope) -> M:
+    """Read a message; raise WireError if it is not one of this kind."""
+    if len(envelope.text) > model.longest:
+        raise WireError(f"text: {len(envelope.text)} characters, at most {model.longest} are read")
+    surplus = envelope.parts.keys() - model.allowed
+    if surplus:
+        raise WireError(printable(f"parts: {sorted(surplus)[0]!r} is not expected"))
+    try:
+        return model.model_validate_json(envelope.text)
+    except ValidationError as error:
+        raise WireError(_reason(error)) from None
+
+
+def read_reply(model: type[M], reply: Envelope | str | None, request: Message | None = None) -> M:
+    """Read a reply; raise WireError if there is none, or none that answers this request.
+
+    A text is the reason why there is no reply.
+    """
+    if reply is None or isinstance(reply, str):
+        raise WireError(printable(reply or "no reply"))
+    try:
+        found = read(model, reply)
+    except WireError:
+        failure = failure_in(reply)
+        if failure is None:
+            raise
+        raise RemoteFailure(failure) from None
+    for name in ("client", "round", "experiment"):
+        wanted, got = getattr(request, name, None), getattr(found, name, None)
+        if wanted is not None and got != wanted:
+            raise WireError(f"{name}: a reply for {got!r}, not {wanted!r}")
+    return found
+
+
+def failure_in(reply: Envelope) -> FailureReply | None:
+    """Return what a client says about its failure, or None if it does not report one."""
+    try:
+        return read(FailureReply, reply)
+    except WireError:
+        return None
+
+
+class _Claim(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+    client: ClientId
+
+
+def claimed_client(reply: Envelope | str) -> int | None:
+    """Return the client that a reply claims to come from, before it is read as a whole."""
+    try:
+        if isinstance(reply, str) or len(reply.text) > _LONG:
+            return None
+        return _Claim.model_validate_json(reply.text).client
+    except ValidationError:
+        return None
+
+
+def failure(error: BaseException) -> FailureReply:
+    """Return what leaves a client when an exception ends its work: the type, never the text."""
+    code = type(error).__name__
+    return FailureReply(error=code if re.fullmatch(r"[A-Za-z_]\w{0,99}", code, re.A) else "Error")
+
+
+def describe(error: Exception) -> str:
+    """Return why a reply is dropped, in one printable line."""
+    if isinstance(error, ParsiflError):
+        return printable(error)
+    _logger.warning("a reply is dropped", exc_info=error)
+    return f"the reply cannot be used ({type(error).__name__})"
+
+
+def _reason(error: ValidationError) -> str:
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    # members of unions are part of the place, and say nothing to a reader
+    place = ".".join(str(step) for step in first["loc"] if not str(step).endswith("]"))
+    return printable(f"{place}: {first['msg']}" if place else first["msg"])

@@ -1,0 +1,148 @@
+"""Cox regression, stratified by site: proportional hazards with a baseline for every site."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from parsifl.core.batching import Batch, Rows
+from parsifl.core.errors import ConfigError, DataError
+from parsifl.core.keys import Key
+from parsifl.core.problem import CurvatureSums, Params
+from parsifl.linear import design
+from parsifl.linear.site_statistics import cox_losses, cox_sums
+
+NAME = "coef"
+
+
+@final
+class Cox:
+    """Proportional hazards with Breslow's ties; every client is a stratum of its own.
+
+    Targets have two columns, the time and whether the event was seen (1) or the row was censored
+    (0), and a third, the weight of the row, if `weighted`.
+
+    Parameters
+    ----------
+    features
+        The number of columns of the design matrix, which must be dense.
+    l2
+        The strength of the ridge term.
+    keep
+        Coefficients that no method may set to zero.
+    weighted
+        The target has a third column, the weight of the row.
+
+    Examples
+    --------
+    >>> Cox(3).init(Key(0))["coef"].shape
+    torch.Size([3])
+    """
+
+    intercept = False
+    quadratic = False
+    primary_metric = "loss"
+    higher_is_better = False
+    supports_vmap = False
+    uses_batch_statistics = True
+    weight_column = 2
+    """The column of the targets that holds weights, if there are any."""
+
+    def __init__(
+        self,
+        features: int,
+        *,
+        l2: float = 0.0,
+        keep: Sequence[int] = (),
+        weighted: bool = False,
+        dtype: torch.dtype = torch.float64,
+    ) -> None:
+        if features < 1:
+            raise ConfigError(f"features must be a number of at least 1, got {features!r}")
+        if not 0 <= l2 < float("inf"):
+            raise ConfigError(f"l2 must be finite and at least 0, got {l2!r}")
+        self.features, self.l2, self.weighted, self.dtype = features, float(l2), weighted, dtype
+        self._keep = tuple(sorted({int(position) for position in keep}))
+
+    def __repr__(self) -> str:
+        """Tell problems apart."""
+        return (
+            f"Cox({self.features}, l2={self.l2}, keep={self._keep}, weighted={self.weighted}, "
+            f"dtype={self.dtype})"
+        )
+
+    @property
+    def name(self) -> str:
+        """The name of the coefficient vector."""
+        return NAME
+
+    @property
+    def width(self) -> int:
+        """The number of coefficients."""
+        return self.features
+
+    @cached_property
+    def unpenalized(self) -> Mapping[str, tuple[int, ...]]:
+        """The coefficients that sparsity must leave alone."""
+        return {NAME: self._keep}
+
+    @cached_property
+    def ridge(self) -> Tensor:
+        """The l2 strength of each coefficient."""
+        return torch.full((self.features,), self.l2, dtype=self.dtype)
+
+    def init(self, key: Key) -> Params:  # noqa: ARG002 - the same for every seed
+        """Return zeros."""
+        return {NAME: torch.zeros(self.features, dtype=self.dtype)}
+
+    def predict(self, params: Params, x: Any) -> Tensor:
+        """Return the log of each row's hazard ratio."""
+        return design.matvec(x, params[NAME])
+
+    def loss(self, params: Params, batch: Batch) -> Tensor:
+        """Return the mean negative partial log-likelihood of a batch plus the l2 term."""
+        time, event, weight = self._targets(batch.y, batch.weight)
+        losses = cox_losses(self.predict(params, batch.x), time, event, weight)
+        fit = (weight * losses).sum() / batch.weight.sum().clamp(min=1)
+        return fit + (self.ridge * params[NAME].square()).sum() / 2
+
+    def metrics(self, params: Params, rows: Rows) -> dict[str, Tensor]:
+        """Return each row's part of the negative partial log-likelihood."""
+        time, event, weight = self._targets(rows.y, rows.weight)
+        return {"loss": cox_losses(self.predict(params, rows.x), time, event, weight)}
+
+    def curvature_sums(
+        self, params: Params, rows: Rows, candidates: Tensor, *, own_intercept: bool = False
+    ) -> CurvatureSums:
+        """Return loss, gradient and curvature of the partial likelihood, without the l2 term.
+
+        There is no intercept: `own_intercept` changes nothing.
+        """
+        del own_intercept
+        if not isinstance(rows.x, Tensor):
+            raise DataError("Cox regression needs a dense design matrix")
+        time, event, weight = self._targets(rows.y, rows.weight)
+        return cox_sums(rows.x, time, event, weight, params[NAME], candidates)
+
+    def with_own_intercept(self, params: Params, rows: Rows) -> Params:  # noqa: ARG002 - no intercept
+        """Return the parameters as they are."""
+        return params
+
+    def check_targets(self, y: Tensor) -> None:
+        """Refuse targets of the wrong form."""
+        columns = 2 + self.weighted
+        if y.ndim != 2 or y.shape[1] != columns or not bool(torch.isfinite(y).all()):
+            raise DataError(
+                f"Cox regression needs {columns} finite columns of targets (time, event"
+                f"{', weight' if self.weighted else ''}), got shape {list(y.shape)}"
+            )
+        if not bool(((y[:, 1] == 0) | (y[:, 1] == 1)).all()):
+            raise DataError("the second column tells whether the event was seen: 0 or 1")
+
+    def _targets(self, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        time, event = y[..., 0].to(self.dtype), y[..., 1].to(self.dtype)
+        return time, event, (weight * y[..., 2] if self.weighted else weight).to(self.dtype)
