@@ -20,8 +20,8 @@ SHRINKAGE = 5.0  # a state with this many communities gets half of its mean erro
 
 # %% [markdown]
 # ## Hold rows out
-# A quarter of each state's communities are for judging. A personal level is all that a state adds
-# to the shared model, and it never leaves the state.
+# A quarter of each state's communities are held out for evaluation. A personal level is all that
+# a state adds to the shared model, and it never leaves the state.
 
 
 # %%

@@ -1,6 +1,6 @@
 """Four hospitals fit one sparse model of heart disease; who gains by it, and who does not.
 
-Each hospital could also fit a model by itself. Both kinds are judged on patients that were left
+Each hospital could also fit a model by itself. Both kinds are evaluated on patients that were left
 out, of the same hospital and of the others, by the area under the ROC curve (AUC): a model for
 several hospitals should rank patients well, for how many are ill differs from one to the other.
 Only 8 of 123 Swiss patients are healthy, so the Swiss column rests on two or three in each split.

@@ -1,4 +1,4 @@
-"""From nothing to a report: a new algorithm in 35 lines, checked, run beside two known ones.
+"""A new algorithm in 35 lines: define it, check it, and compare it with two known ones.
 
 Clients train as in FedAvg, but send only the largest entries of what has changed. Nothing here
 speaks of bytes or of batches of clients: the wire leaves zeros out, the engine does the rest.
@@ -20,8 +20,8 @@ import parsifl
 from parsifl import data
 from parsifl.algorithms._bases.averaging import Averaging, Mean
 from parsifl.algorithms._bases.local_sgd import LocalSgd
-from parsifl.core.algorithm import ClientInfo, ClientUpdate
-from parsifl.core.batching import ClientRoundData, DataRequest
+from parsifl.core.algorithm import ClientUpdate
+from parsifl.core.batching import ClientRoundData
 from parsifl.core.config import Fraction
 from parsifl.core.keys import Key
 from parsifl.core.problem import Params, Problem
@@ -34,9 +34,9 @@ FOLDER = Path("runs/new-algorithm")
 ROUNDS = 20
 
 # %% [markdown]
-# ## The method
+# ## Define the algorithm
 # An algorithm is a frozen dataclass: its fields are its settings, its methods are pure.
-# `local` is written for one client; the engine runs it for many at once.
+# `client_update` is written for one client; the engine runs it for many at once.
 
 
 # %%
@@ -60,10 +60,6 @@ class FedTop(LocalSgd, Averaging[Problem, None]):
     cites: ClassVar[str] = "An example; see Aji and Heafield, Sparse Communication, EMNLP 2017"
     share: Fraction = 0.05
 
-    def batches(self, client: ClientInfo, round: int) -> DataRequest:  # noqa: ARG002 - the contract names it
-        """Read the mini-batches of local SGD."""
-        return DataRequest({"train": self.batch_spec(client)})
-
     def client_update(
         self,
         problem: Problem,
@@ -83,32 +79,32 @@ class FedTop(LocalSgd, Averaging[Problem, None]):
 
 
 # %% [markdown]
-# ## Does it keep its promises?
-# The conformance suite runs every registered method: purity, batches against the loop, resuming
-# bit for bit, messages that survive the wire, nothing personal in an upload, and so on.
+# ## Check it
+# The conformance suite tests purity, batched against sequential execution, resumption, the wire
+# format, that uploads contain no personal state, and more.
 
 # %%
 check_algorithm(FedTop(lr=0.1, local_steps=2, batch_size=4))
-print("FedTop keeps every promise")
+print("FedTop passes every check")
 
 # %% [markdown]
-# ## Beside two known methods
+# ## Compare it with two known algorithms
 
 # %%
 clients = data.prepare("digits", clients=10, partition="dirichlet:alpha=0.3")
 problem = problem_for("mlp", clients)
-methods = {
+algorithms = {
     "local": parsifl.get("local", lr=0.1),
     "fedavg": parsifl.get("fedavg", lr=0.1),
     "fedtop": FedTop(lr=0.1),
 }
-for name, method in methods.items():
+for name, algorithm in algorithms.items():
     run = parsifl.simulate(
-        method, problem, clients, ROUNDS, run_dir=FOLDER / name, evaluate_every=5, resume=True
+        algorithm, problem, clients, ROUNDS, run_dir=FOLDER / name, evaluate_every=5, resume=True
     )
     personal = run.summary()["personal"]["mean"]
     print(f"{name:<10} personal accuracy {personal:.3f}, {run.bytes_up:>9,} bytes up")
 
 # %%
-page = build([FOLDER / name for name in methods], FOLDER / "report.html")
+page = build([FOLDER / name for name in algorithms], FOLDER / "report.html")
 print(f"the report is in {page}")

@@ -1,4 +1,4 @@
-"""A video frame recovered from 50 blind sensors, none of which sees the picture.
+"""A video frame recovered from 50 blind sensors, none of which sees the image.
 
 Each sensor holds 30 numbers: random mixtures of all 25,344 pixels of a frame, with mixtures of its
 own kind. 1,500 numbers in all do not determine a frame, unless it is made of few pieces: K-SVD
@@ -54,25 +54,25 @@ recovered = (pieces @ model.params["coef"]).numpy()
 
 # %% [markdown]
 # ## How good is it?
-# The yardstick is orthogonal matching pursuit that is shown the frame itself.
+# The baseline is orthogonal matching pursuit on the frame itself.
 
 
 # %%
-def error(picture: np.ndarray) -> float:
-    """Return the relative error of a picture."""
-    return float(np.linalg.norm(picture - frame) / np.linalg.norm(frame))
+def error(image: np.ndarray) -> float:
+    """Return the relative error of an image."""
+    return float(np.linalg.norm(image - frame) / np.linalg.norm(frame))
 
 
 seen = (pieces @ omp(pieces, torch.from_numpy(frame)[:, None], USED))[:, 0].numpy()
 print(f"measurements: {sensors.x.shape[0]:,} numbers at {len(sensors.train)} sensors")
 print(f"relative error: {error(recovered):.3f}; with the frame in sight {error(seen):.3f}")
-print(f"a flat picture: {error(np.full_like(frame, frame.mean())):.3f}")
+print(f"a constant image: {error(np.full_like(frame, frame.mean())):.3f}")
 print(f"sent: {run.bytes_up:,} bytes up, {run.bytes_down:,} down, in {ROUNDS} rounds")
 
 
 # %%
 def save_png(path: Path, rows: np.ndarray) -> None:
-    """Write a gray picture with values in 0 .. 1."""
+    """Write a gray image with values in 0 .. 1."""
     gray = (255 * rows.clip(0, 1)).astype(np.uint8)
     lines = b"".join(b"\0" + line.tobytes() for line in gray)
 
@@ -86,7 +86,7 @@ def save_png(path: Path, rows: np.ndarray) -> None:
 
 
 height = {25_344: 144, 6_336: 72}[len(frame)]
-pictures = [frame, recovered, 0.5 + (recovered - frame)]
-side_by_side = np.hstack([picture.reshape(height, -1) for picture in pictures])
+images = [frame, recovered, 0.5 + (recovered - frame)]
+side_by_side = np.hstack([image.reshape(height, -1) for image in images])
 save_png(Path("frame.png"), side_by_side)
 print("frame.png shows the frame, what was recovered, and the difference")

@@ -19,7 +19,7 @@ NEEDS_DATA = {"four_hospitals", "crime_by_state"}
 SAYS = {
     "crime_by_state": "1994 communities in 46 states",
     "four_hospitals": "on its own patients",
-    "new_algorithm": "FedTop keeps every promise",
+    "new_algorithm": "FedTop passes every check",
     "phones": "no plan is below",
     "video_frame": "with the frame in sight",
 }

@@ -37,6 +37,7 @@ LEFT_OUT = {
     "src/parsifl/engine/run_dir.py": "edited on another branch",
     "src/parsifl/engine/checkpoint.py": "edited on another branch",
     "src/parsifl/engine/segment_store.py": "edited on another branch",
+    "SECURITY.md": "edited on another branch",
     "docs/flower.md": "edited on another branch",
     "docs/tutorials/statistician.md": "edited on another branch",
     "docs/reference/inference.md": "edited on another branch",

@@ -63,7 +63,7 @@ def test_wrapped_batches_are_full_and_go_through_the_rows_in_turn(
 def test_dropping_leaves_full_batches_only(samples: int, batch: int, epochs: int) -> None:
     given = BatchSpec(batch, epochs=epochs, last_batch="drop")
     if samples < batch and epochs:
-        with pytest.raises(ConfigError, match='partial="drop" leaves it no batch'):
+        with pytest.raises(ConfigError, match='last_batch="drop" leaves it no batch'):
             draw(samples, given)
         return
     index, valid = draw(samples, given)
@@ -76,7 +76,7 @@ def test_dropping_leaves_full_batches_only(samples: int, batch: int, epochs: int
 
 
 def test_dropping_by_steps_refuses_too_small_clients_too() -> None:
-    with pytest.raises(ConfigError, match="3 rows, fewer than the batch of 4"):
+    with pytest.raises(ConfigError, match="3 rows, batch_size is 4"):
         draw(3, BatchSpec(4, steps=1, last_batch="drop"))
     assert draw(3, BatchSpec(4, steps=0, last_batch="drop"))[0].shape == (0, 4)
 

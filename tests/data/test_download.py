@@ -142,7 +142,7 @@ def test_a_download_with_another_checksum_is_refused(home: Path, server: tuple[s
     address, folder = server
     (folder / "a.csv").write_bytes(b"something else")
     remote = Remote("toy/a.csv", (f"{address}a.csv",), DIGEST)
-    with pytest.raises(DataError, match="could not be fetched"):
+    with pytest.raises(DataError, match="could not be downloaded"):
         files(home, remote).path("toy/a.csv")
     assert not (home / "toy/a.csv").exists()
 

@@ -31,7 +31,7 @@ def test_values_from_a_file_become_an_experiment() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"rounds": 3}, "no algorithm is named"),
+        ({"rounds": 3}, "no algorithm given"),
         ({"algorithm": "fedavg", "round": 3}, "did you mean 'rounds'"),
         ({"algorithm": "fedavg", "rounds": "many"}, "Experiment.rounds"),
         ({"algorithm": "fedavg", "evaluation": {"selct": "last"}}, "did you mean 'select'"),

@@ -74,7 +74,7 @@ def test_not_finite_scores_do_not_count_as_judged(tmp_path: Path) -> None:
 
 
 def test_what_is_no_run_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="there is no such directory"):
+    with pytest.raises(CheckpointError, match="run directory not found"):
         load.open_run(tmp_path / "absent")
     with pytest.raises(CheckpointError, match=r"has a config\.toml"):
         load.open_run(tmp_path)

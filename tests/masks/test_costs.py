@@ -232,7 +232,7 @@ def test_samples_that_cannot_be_measured_are_told(net: Any, sample: Any, words: 
 @pytest.mark.parametrize("slots", [-1, 0.5, True, "2"])
 def test_slots_are_a_whole_number(slots: Any) -> None:
     module = models.build("mlp", inputs=4, hidden=(3,), classes=2)
-    with pytest.raises(ConfigError, match="slots is"):
+    with pytest.raises(ConfigError, match="slots must be an integer"):
         from_memory(module, torch.zeros(1, 4), [1e6], slots=slots)
 
 

@@ -261,11 +261,11 @@ def test_bad_input_is_refused_by_name(layers: Any, budgets: Any, words: str) -> 
 @pytest.mark.parametrize(
     ("limits", "words"),
     [
-        ({"seconds": float("nan")}, "seconds is nan"),
-        ({"seconds": -1}, "seconds is -1"),
-        ({"seconds": "5"}, "seconds is '5'"),
-        ({"nodes": 0}, "nodes is 0"),
-        ({"nodes": 2.5}, "nodes is 2.5"),
+        ({"seconds": float("nan")}, "seconds must be .* got nan"),
+        ({"seconds": -1}, "seconds must be .* got -1"),
+        ({"seconds": "5"}, "seconds must be .* got '5'"),
+        ({"nodes": 0}, "nodes must be .* got 0"),
+        ({"nodes": 2.5}, "nodes must be .* got 2.5"),
     ],
 )
 def test_limits_of_the_search_are_numbers(limits: dict[str, Any], words: str) -> None:

@@ -234,8 +234,8 @@ class FedSLR(LocalSgd, AdditiveAlgorithm[Problem, SlrServer, SlrClient, Compact,
         )
         limit = f" (below {float(max(values)) / step:.2g} here)" if step else ""
         warnings.warn(
-            f"FedSLR's penalty lam={self.lam:g} left no singular value in any layer: the global "
-            f"model is zero but for what has no rank; lower lam{limit}",
+            f"FedSLR's penalty lam={self.lam:g} left no singular value in any layer: only "
+            f"biases and norms of the global model remain. Lower lam{limit}",
             stacklevel=2,
         )
 

@@ -77,7 +77,7 @@ def keys(
     found = make_keys(folder, nodes, host, days)
     typer.echo(f"{found.authority}: give it to every machine (it is public).")
     typer.echo(f"{found.certificate}, {found.key}: the server alone.")
-    typer.echo(f"{found.node(0)} ...: one private key a node; {found.public(0)} ...: the server.")
+    typer.echo(f"{found.node(0)} ...: one private key per node; {found.public(0)} ...: the server.")
 
 
 @app.command()

@@ -48,7 +48,7 @@ def plan(
     objective: Annotated[str, typer.Option(help="J (bias + slack) or bias.")] = "J",
     seconds: Annotated[float, typer.Option(min=0.0, help="Time limit of the search.")] = 15.0,
     participation: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Share of devices in a round.")
+        float, typer.Option(min=0.0, max=1.0, help="Share of devices per round.")
     ] = 1.0,
     draws: Annotated[int, typer.Option(min=1, help="Random designs to compare with.")] = 1000,
     sca: Annotated[bool, typer.Option(help="Also run the paper's SCA (needs cvxpy).")] = False,

@@ -20,9 +20,9 @@ _PLAIN_SECONDS = 5.0
 
 @contextmanager
 def follow(label: str, rounds: int, *, quiet: bool = False) -> Iterator[Show]:
-    """Yield a function that takes the record of each finished round and shows where we are.
+    """Yield a function that takes the record of each finished round and shows the progress.
 
-    Who was left out of a round, and why, is said even where nothing else is: once a client.
+    Clients that are dropped are reported even if `quiet`, once per client.
     """
     if quiet:
         yield _naming_dropped(lambda _: None)
@@ -43,7 +43,7 @@ def _naming_dropped(show: Show) -> Show:
         for client, reason in record.dropped.items():
             if client not in named:
                 named.add(client)
-                text = f"client {client} is left out of round {record.round}: {reason}"
+                text = f"client {client} was dropped in round {record.round}: {reason}"
                 sys.stderr.write(f"warning: {text}\n")
         show(record)
 

@@ -143,8 +143,8 @@ def _run_directory(out: Path | None, *, needed: bool) -> Iterator[Path | None]:
 
 
 def demo(
-    out: Path = typer.Option(Path("runs/demo"), help="Where runs and report go."),
-    rounds: int = typer.Option(60, help="How many rounds."),
+    out: Path = typer.Option(Path("runs/demo"), help="Directory of the runs and the report."),
+    rounds: int = typer.Option(60, help="Number of rounds."),
     reproducible: bool = options.REPRODUCIBLE,
 ) -> None:
     """Compare six algorithms on the digits dataset that ships with scikit-learn.

@@ -66,7 +66,7 @@ def sweep(  # typer reads the options from the signature; `context` holds their 
 
     base = options.experiment(context.params)
     if not base.evaluate_every:
-        raise ConfigError("a sweep chooses by scores: --evaluate-every must be at least 1")
+        raise ConfigError("a sweep compares scores: --evaluate-every must be at least 1")
     if validation is None and not base.validation:
         base = replace(base, validation=HELD_OUT)
     values = {

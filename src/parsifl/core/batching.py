@@ -61,7 +61,7 @@ class BatchSpec:
             raise ConfigError(f"the number of steps must not be negative: got {given}")
 
     def rows(self, samples: int) -> int:
-        """Return the rows a step for a client with this many samples."""
+        """Return the rows per step for a client with this many samples."""
         return samples if self.batch_size is None else self.batch_size
 
     def count(self, samples: int) -> int:
@@ -79,7 +79,7 @@ def _is_number(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class DataRequest:
-    """The mini-batch sequences that a method reads, by name, and whether it reads all rows."""
+    """The mini-batch sequences that an algorithm reads, by name, and whether it reads all rows."""
 
     batches: Mapping[str, BatchSpec] = field(default_factory=dict)
     rows: bool = False
@@ -156,7 +156,7 @@ def _taken(x: Any, rows: Tensor) -> Any:
 
 @dataclass(frozen=True)
 class ClientRoundData:
-    """The data of one client for one round, as its method asked for them."""
+    """The data of one client for one round, as requested by the algorithm."""
 
     batches: dict[str, Batches]
     rows: Rows | None
@@ -169,7 +169,9 @@ class ClientRoundData:
     def all_rows(self) -> Rows:
         """Return all rows; only where the method's `DataRequest` says rows=True."""
         if self.rows is None:
-            raise ConfigError("this method reads all rows but its work() does not say rows=True")
+            raise ConfigError(
+                "the algorithm reads all rows, but its batches() does not request rows=True"
+            )
         return self.rows
 
 
@@ -186,8 +188,8 @@ def schedule(
     steps, batch = draw.count(samples), draw.rows(samples)
     if draw.last_batch == "drop" and samples < batch and (draw.steps or draw.epochs):
         raise ConfigError(
-            f'a client has {samples} rows, fewer than the batch of {batch}: partial="drop" leaves '
-            "it no batch; use a smaller batch, or pad or wrap"
+            f'a client has {samples} rows, batch_size is {batch}: last_batch="drop" leaves it no '
+            'batch. Use a smaller batch_size, or last_batch="pad" or "wrap"'
         )
     if draw.batch_size is None:
         every = np.tile(np.arange(samples), (1, steps, 1))

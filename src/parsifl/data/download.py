@@ -123,11 +123,11 @@ class Files:
             else:
                 return target
         raise DataError(
-            f"dataset '{self.entry.name}' is not on this machine and could not be fetched.\n"
+            f"dataset '{self.entry.name}' is not on this machine and could not be downloaded.\n"
             + "\n".join(f"  tried {reason}" for reason in reasons)
-            + f"\nFetch {remote.urls[0]} ({remote.checksum or 'no published checksum'}) on a "
+            + f"\nDownload {remote.urls[0]} ({remote.checksum or 'no published checksum'}) on a "
             f"machine with a network and put it at {self._home() / remote.path}, "
-            f"or set {FOLDER_VARIABLE} to a folder that holds {remote.path}"
+            f"or set {FOLDER_VARIABLE} to a directory that contains {remote.path}"
         )
 
 

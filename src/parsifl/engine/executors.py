@@ -59,7 +59,7 @@ class Outcome:
     ordinary: set[int] = field(default_factory=set)
 
     def add(self, other: Outcome) -> None:
-        """Take over what came of other tasks."""
+        """Take over the results of other tasks."""
         self.results.update(other.results)
         self.failures.update(other.failures)
         self.fallbacks += other.fallbacks

@@ -90,7 +90,7 @@ class Experiment:
             if name not in known:
                 raise ConfigError(unknown("setting", name, known))
         if "algorithm" not in given:
-            raise ConfigError("no algorithm is named; `parsifl list algorithms` shows them")
+            raise ConfigError("no algorithm given; `parsifl list algorithms` shows all")
         return config.build(cls, given)
 
     def method(self) -> AnyAlgorithm:

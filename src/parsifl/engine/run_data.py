@@ -190,7 +190,7 @@ def _target(file: Path, notes: list[str]) -> int | None:
 
 def _config(path: Path) -> dict[str, Any]:
     if not path.is_dir():
-        raise CheckpointError(f"{path} is not a run directory: there is no such directory")
+        raise CheckpointError(f"run directory not found: {path}")
     try:
         config = tomllib.loads((path / "config.toml").read_text(encoding="utf-8"))
     except FileNotFoundError:

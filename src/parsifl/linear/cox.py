@@ -69,7 +69,7 @@ class Cox:
         self._keep = tuple(sorted({int(position) for position in keep}))
 
     def __repr__(self) -> str:
-        """Tell problems apart."""
+        """Identify the problem."""
         return (
             f"Cox({self.features}, l2={self.l2}, keep={self._keep}, weighted={self.weighted}, "
             f"dtype={self.dtype})"
@@ -141,7 +141,7 @@ class Cox:
                 f"{', weight' if self.weighted else ''}), got shape {list(y.shape)}"
             )
         if not bool(((y[:, 1] == 0) | (y[:, 1] == 1)).all()):
-            raise DataError("the second column tells whether the event was seen: 0 or 1")
+            raise DataError("the second column must be 1 where the event was observed, else 0")
 
     def _targets(self, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         time, event = y[..., 0].to(self.dtype), y[..., 1].to(self.dtype)

@@ -69,7 +69,7 @@ def memory_costs(
     `slots` is the optimiser's memory per parameter (0: plain SGD, 1: momentum, 2: Adam).
     """
     if not is_whole(slots, 0):
-        raise ConfigError(f"slots is {slots!r}; it is a whole number: 0 for SGD, 2 for Adam")
+        raise ConfigError(f"slots must be an integer (0 for SGD, 2 for Adam), got {slots!r}")
     probe = Probe.of(module, sample, layer_groups(module, head))
     count = len(probe.blocks)
     kept = np.array([probe.kept_bytes(range(first, count)) for first in range(count)], dtype=float)

@@ -42,7 +42,7 @@ def curve(
     table = []
     for rate in rates:
         if not is_number(rate) or not 0.0 <= rate < 1.0:
-            raise ConfigError(f"the masking rate is {rate!r}; it must be at least 0 and below 1")
+            raise ConfigError(f"the masking rate must be at least 0 and below 1, got {rate!r}")
         psi = (1.0 - rate) * total
         instance = instance_of(probe.blocks, [psi])
         row = _chosen(instance, psi, design)

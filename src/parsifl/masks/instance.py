@@ -180,9 +180,7 @@ def read_layers(layers: Layers) -> tuple[tuple[str, ...], Floats]:
         raise ConfigError("there are no layers to mask; give at least one layer size")
     names = [name for name, _ in pairs]
     if twice := [name for name in names if names.count(name) > 1]:
-        raise ConfigError(
-            f"two layers are called '{twice[0]}'; every layer needs a name of its own"
-        )
+        raise ConfigError(f"two layers are called '{twice[0]}'; layer names must be unique")
     for name, size in pairs:
         if not is_number(size) or not 0 < size < math.inf:
             raise ConfigError(f"layer {name} has size {size!r}; a size is a positive number")

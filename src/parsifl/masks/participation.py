@@ -36,9 +36,9 @@ def expected_bias(plan: MaskPlan, participation: float, *, draws: int = 4000) ->
     0.5
     """
     if not is_number(participation) or not 0.0 < participation <= 1.0:
-        raise ConfigError(f"participation is {participation!r}; it must be above 0 and at most 1")
+        raise ConfigError(f"participation must be above 0 and at most 1, got {participation!r}")
     if not is_whole(draws, 2):
-        raise ConfigError(f"draws is {draws!r}; give at least 2 to know the error")
+        raise ConfigError(f"draws must be at least 2, got {draws!r}")
     kinds, counts = np.unique(plan.masks, axis=0, return_counts=True)
     cohort = max(1, int(participation * len(plan.masks) + 1e-9))
     if math.prod(int(count) + 1 for count in counts) <= _EXACT:

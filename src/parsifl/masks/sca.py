@@ -45,7 +45,9 @@ def sca(
     largest values are kept.
     """
     if instance.tail.any():
-        raise ConfigError("SCA knows additive budgets only; use masks.optimal for FLOPs and memory")
+        raise ConfigError(
+            "SCA supports additive budgets only; use masks.optimal for FLOPs and memory"
+        )
     cvxpy = _cvxpy()
     begin = time.perf_counter()
     start = _start(instance, key or Key(0, purpose="sca"))
@@ -158,6 +160,6 @@ def _cvxpy() -> Any:
     except ImportError as error:
         raise ConfigError(
             "the paper's SCA masks need cvxpy, which is not installed; "
-            "pip install 'parsifl[sca]', or use masks.optimal, which needs nothing"
+            "pip install 'parsifl[sca]', or use masks.optimal"
         ) from error
     return cvxpy

@@ -123,9 +123,9 @@ def solve(
 
 def _check_limits(seconds: float, nodes: int | None) -> None:
     if not is_number(seconds) or seconds < 0:
-        raise ConfigError(f"seconds is {seconds!r}; it is a number, 0 or more")
+        raise ConfigError(f"seconds must be a number of at least 0, got {seconds!r}")
     if nodes is not None and not is_whole(nodes, 1):
-        raise ConfigError(f"nodes is {nodes!r}; it is a whole number, 1 or more")
+        raise ConfigError(f"nodes must be an integer of at least 1, got {nodes!r}")
 
 
 def replan(plan: MaskPlan, leave: Iterable[int], *, seconds: float = 15.0) -> MaskPlan:

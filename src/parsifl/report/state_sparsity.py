@@ -83,7 +83,7 @@ def _holders(place: Path, state: Mapping[str, Any]) -> dict[str, dict[str, Leaf]
     ]  # nothing outside of the folder
     files = [place.parent / "clients" / name for name in names]
     if sum(file.stat().st_size for file in files) > _MOST_BYTES:
-        raise ValueError(f"the states in {place.parent} are too large to be pictured")
+        raise ValueError(f"the states in {place.parent} are too large to be drawn")
     for file in files:  # the oldest first: a later file replaces a client's state
         tensors, metadata = _tensors(file), _metadata(file)
         for client, form in metadata["clients"].items():
@@ -112,7 +112,7 @@ def _tensors(file: Path) -> dict[str, Leaf]:
     from safetensors.numpy import load_file
 
     if file.stat().st_size > _MOST_BYTES:
-        raise ValueError(f"{file} is too large to be pictured")
+        raise ValueError(f"{file} is too large to be drawn")
     try:
         return dict(load_file(file))
     except SafetensorError as error:

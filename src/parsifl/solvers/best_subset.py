@@ -1,8 +1,8 @@
 """Lossless best-subset search from sums over sites: the server's side, a step at a time.
 
 A step takes the sums of loss, gradient and curvature at the coefficients that were asked for, and
-says what to ask next. Every answer serves three ends: it tells whether a trial is accepted (only if
-the true loss falls), it ranks the columns that are not in the model, and its curvature on the
+says what to ask next. Every answer serves three ends: it decides whether a trial is accepted (only
+if the true loss falls), it ranks the columns that are not in the model, and its curvature on the
 candidates makes the quadratic model on which `SubsetModel` exchanges units without any message.
 
 A trial on another support that cannot fall below the best loss is marked and not tried again. On
@@ -73,7 +73,7 @@ def _accepted(search: Search, sums: Sums) -> Search:
 
 
 def _material(loss: float, before: float) -> bool:
-    """Tell whether a loss fell by so much that exchanges which failed before deserve no account."""
+    """Return whether the loss fell enough that earlier failed exchanges no longer count."""
     return math.isinf(before) or loss < before - _POLISHED * abs(before)
 
 
@@ -189,7 +189,7 @@ def _explore(search: Search, rules: Rules) -> Search:
 
 
 def _unpolished(search: Search, rules: Rules, model: SubsetModel, here: Units) -> bool:
-    """Tell whether the full support is so far from its minimum that no other compares with it."""
+    """Return whether the full support is so far from its minimum that no other compares with it."""
     if rules.quadratic or len(here) < rules.count:
         return False
     fit = model.fit(here)
@@ -216,7 +216,7 @@ def _moved(search: Search, target: Array, support: Mask, loss: float, model: Sub
 
 
 def _runs_off(search: Search, decrement: float, rules: Rules, fit: Fit) -> bool:
-    """Tell whether the curvature is gone, or the loss flat where the coefficients are far out."""
+    """Return whether the curvature is gone, or the loss flat where the coefficients are far out."""
     inside = search.support & (search.scale > 0)
     if not inside.any() or (rules.ridge > 0).any():
         return False

@@ -134,7 +134,7 @@ REGIMES: Mapping[str, Regime] = {
 
 
 def smaller(regime: Regime, rows: int) -> Regime:
-    """Return a regime whose sites have at most so many rows.
+    """Return a regime whose sites have at most this many rows.
 
     >>> smaller(Regime(), 10).sizes
     (10, 10, 10, 10)

@@ -74,7 +74,7 @@ def test_gaps_between_labels_do_not_matter() -> None:
 
 
 def test_impossible_demands_are_refused() -> None:
-    with pytest.raises(ConfigError, match="hold 11 labels, but the data have 10"):
+    with pytest.raises(ConfigError, match="classes=11 labels per client, but the data have 10"):
         pathological(LABELS, 20, Key(0), classes=11)
     with pytest.raises(ConfigError, match="assign must be"):
         pathological(LABELS, 20, Key(0), assign="fair")

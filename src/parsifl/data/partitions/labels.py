@@ -39,7 +39,7 @@ def pathological(
     known = np.unique(labels)
     if not 1 <= classes <= len(known):
         raise ConfigError(
-            f"each client shall hold {classes} labels, but the data have {len(known)}; "
+            f"classes={classes} labels per client, but the data have {len(known)}; "
             f"use classes=1 to {len(known)}"
         )
     if sizes not in ("unequal", "equal"):
@@ -55,7 +55,7 @@ def pathological(
         if len(rows) < len(holders):
             raise DataError(
                 f"label {label} has {len(rows)} rows for {len(holders)} clients; "
-                "use fewer clients or fewer classes a client"
+                "use fewer clients or fewer classes per client"
             )
         counts = _counts(len(rows), len(holders), sizes, draw)
         for holder, chunk in zip(holders, np.split(rows, np.cumsum(counts)[:-1]), strict=True):

@@ -27,7 +27,7 @@ def natural_id(groups: Indices, clients: int | None, key: Key, *, min_size: int 
     if len(eligible) == 0 or (clients is not None and clients > len(eligible)):
         raise DataError(
             f"{len(eligible)} of {len(present)} groups have at least {min_size} rows, but "
-            f"{clients or 'some'} clients are asked for; use fewer, or a lower min_size"
+            f"{clients or 'some'} clients are requested; use fewer, or a lower min_size"
         )
     if clients is not None:
         eligible = np.sort(key.numpy_generator().choice(eligible, clients, replace=False))

@@ -54,7 +54,7 @@ def orthonormal(features: int, atoms: int, seed: int = 0) -> Tensor:
 
 
 def unit_columns(matrix: Tensor) -> Tensor:
-    """Scale each atom to length 1; a zero atom is refused."""
+    """Scale each atom to length 1; a zero atom raises an error."""
     sizes = torch.linalg.vector_norm(matrix, dim=0)
     if not bool((sizes > 0).all()):
         raise ConfigError("a dictionary has an atom that is zero; leave it out")

@@ -1,4 +1,4 @@
-"""Plain torch modules by name, and `adapt` for modules of your own.
+"""Plain torch modules by name, and `adapt` for your own modules.
 
 A module may declare which submodules form one maskable layer (`mask_blocks`) and which is its head
 (`head_name`); without these, `parsifl.nn.layer_groups` finds them.

@@ -142,7 +142,7 @@ def _idle(harness: Harness) -> Harness:
     try:
         idle = dataclasses.replace(algorithm, **changes)
     except ConfigError as error:
-        raise NotApplicable(f"refuses zero steps: {error}") from None
+        raise NotApplicable(f"rejects zero steps: {error}") from None
     data = dataclasses.replace(harness.data, profiles=({},) * len(harness.data))
     return Harness(idle, harness.problem, data, harness.own_example)
 
