@@ -12,7 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 from parsifl.cli import doctor as module
-from parsifl.cli.doctor import Finding, data_folders, examine, extras, packages, threads
+from parsifl.cli.doctor import CheckResult, data_folders, examine, extras, packages, threads
 
 REQUIREMENTS = ["numpy>=1.20", "torch>=2.0", "nothing-like-it>=1; extra == 'rare'"]
 
@@ -37,7 +37,7 @@ def run(app: typer.Typer, *words: str) -> tuple[int, str]:
     return result.exit_code, result.stdout
 
 
-def by_name(findings: list[Finding]) -> dict[str, Finding]:
+def by_name(findings: list[CheckResult]) -> dict[str, CheckResult]:
     return {finding.name: finding for finding in findings}
 
 

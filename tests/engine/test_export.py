@@ -14,7 +14,7 @@ from parsifl.core.errors import CapabilityError, CheckpointError, ConfigError, D
 from parsifl.core.keys import Key
 from parsifl.core.leaves import LowRank, Sparse, matricize
 from parsifl.core.problem import Model
-from parsifl.engine.compact import Part, compress
+from parsifl.engine.compact import StoredTensor, compress
 from parsifl.engine.export import Export, export, load
 from parsifl.engine.run import Run
 from parsifl.engine.simulate import simulate
@@ -238,7 +238,7 @@ def test_the_shortest_form_is_chosen() -> None:
     near = compress({"dense": dense + spikes}, {"dense": dense})["dense"]
     # a dense base and a sparse part are more than the dense tensor alone
     assert near.extra is None
-    assert isinstance(Part(dense).dense(), Tensor)
+    assert isinstance(StoredTensor(dense).dense(), Tensor)
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def test_weights_that_are_not_finite_are_rejected(tmp_path: Path, value: float) 
     problem = NeuralProblem(lambda: nn.Linear(20, 30))
     params = problem.init(Key(0))
     path = tmp_path / "m.safetensors"
-    Export(problem, {name: Part(leaf) for name, leaf in params.items()}).save(path)
+    Export(problem, {name: StoredTensor(leaf) for name, leaf in params.items()}).save(path)
     content = path.read_bytes()
     spoilt = torch.tensor(value).numpy().tobytes()
     path.write_bytes(content[:-4] + spoilt)

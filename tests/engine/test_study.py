@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 
 from parsifl.core.errors import ConfigError
-from parsifl.engine.study import Outcome, Point, best, chosen_by
+from parsifl.engine.study import GridResult, Point, best, chosen_by
 
 
-def outcome(label: str, test: float, validation: float | None) -> Outcome:
+def outcome(label: str, test: float, validation: float | None) -> GridResult:
     summary: dict[str, Any] = {"personal": {"mean": test}, "global": None}
     scores = {} if validation is None else {"personal": validation}
-    return Outcome(Point({"lr": label}), (summary,), (scores,))
+    return GridResult(Point({"lr": label}), (summary,), (scores,))
 
 
 def test_validation_rows_decide_where_there_are_any() -> None:

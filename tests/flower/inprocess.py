@@ -16,7 +16,7 @@ from parsifl.engine.simulate import simulate
 from parsifl.flower.client import RemoteClient, alone, answered
 from parsifl.flower.message import Envelope
 from parsifl.flower.server import Federation
-from parsifl.flower.settings import Deployment, Settings
+from parsifl.flower.settings import Deployment, DeploymentSettings
 from parsifl.flower.transport import Kind, Replies
 from parsifl.linear.glm import GLM
 
@@ -83,7 +83,7 @@ class InProcess:
 
     def federation(self, out: Path, **deployment: Any) -> Federation:
         count = len(self._data)
-        settings = Settings(
+        settings = DeploymentSettings(
             self.experiment, count, Deployment(out=str(out), **{"wait": 1.0, **deployment})
         )
         return Federation(settings, self, self.log.append)

@@ -17,7 +17,7 @@ from parsifl.flower.client import answered
 from parsifl.flower.guards import Guards
 from parsifl.flower.message import Envelope
 from parsifl.flower.regression import MODEL_FILE, LinearModel, Regression
-from parsifl.flower.settings import Deployment, Settings
+from parsifl.flower.settings import Deployment, DeploymentSettings
 from parsifl.flower.table_schema import TableSchema, prepare
 from parsifl.flower.tables import Agreement, read_csv, summarise
 from parsifl.flower.tablesite import TableSite
@@ -88,7 +88,7 @@ class Sites:
 
 def study(sites: Sites, out: Path, **deployment: Any) -> Regression:
     plan = Deployment(out=str(out), **deployment)
-    return Regression(Settings(EXPERIMENT, 3, plan), sites, sites.log.append, "days")
+    return Regression(DeploymentSettings(EXPERIMENT, 3, plan), sites, sites.log.append, "days")
 
 
 @pytest.mark.bits

@@ -44,7 +44,7 @@ from parsifl.flower.network_schema import (
     read_reply,
 )
 from parsifl.flower.pool import FlowerPool
-from parsifl.flower.settings import Deployment, Settings
+from parsifl.flower.settings import Deployment, DeploymentSettings
 from parsifl.flower.tables import Agreement
 from parsifl.flower.tablesite import TableSite
 from parsifl.flower.transport import Kind, Replies
@@ -115,7 +115,7 @@ class Targets:
         self.schema = self.hello.data_schema
         method = self.experiment.method()
         problem = problem_for("glm", self.schema.example())
-        settings = Settings(self.experiment, 3, Deployment(out=str(self.root / "run")))
+        settings = DeploymentSettings(self.experiment, 3, Deployment(out=str(self.root / "run")))
         self.pool = FlowerPool(method, settings, Silent(), lambda _: None, lambda _: problem)
         self.pool.clients = [replace(_info(self.hello), id=number) for number in range(3)]
         self.pool._metric_names = frozenset({"loss", "accuracy"})

@@ -26,7 +26,7 @@ _FOR_DEVELOPERS = ("dev", "docs")
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckResult:
     """The result of one check; a problem keeps Parsifl from working, a note does not."""
 
     name: str
@@ -61,13 +61,13 @@ def doctor(
     raise typer.Exit(int(broken))
 
 
-def examine(data_dir: Path | None = None) -> list[Finding]:
+def examine(data_dir: Path | None = None) -> list[CheckResult]:
     """Run all checks; one that fails unexpectedly is reported as a problem."""
     try:
         requirements = metadata.requires("parsifl") or []
     except metadata.PackageNotFoundError:
         requirements = []
-    checks: dict[str, Callable[[], Iterator[Finding]]] = {
+    checks: dict[str, Callable[[], Iterator[CheckResult]]] = {
         "python": python,
         "packages": lambda: packages(requirements),
         "extras": lambda: extras(requirements),
@@ -76,31 +76,33 @@ def examine(data_dir: Path | None = None) -> list[Finding]:
         "wire": messages,
         "data": lambda: data_folders(data_dir),
     }
-    found: list[Finding] = []
+    found: list[CheckResult] = []
     for name, check in checks.items():
         try:
             found += check()
         except Exception as error:  # a broken installation may fail in any way
-            found.append(Finding(name, "problem", f"{type(error).__name__}: {error}"))
+            found.append(CheckResult(name, "problem", f"{type(error).__name__}: {error}"))
     return found
 
 
-def python() -> Iterator[Finding]:
+def python() -> Iterator[CheckResult]:
     """Check the versions of Python and Parsifl."""
     import parsifl
 
     oldest = ".".join(map(str, _OLDEST_PYTHON))
     if sys.version_info < _OLDEST_PYTHON:
-        yield Finding("python", "problem", f"{platform.python_version()}, needs {oldest} or newer")
+        yield CheckResult(
+            "python", "problem", f"{platform.python_version()}, needs {oldest} or newer"
+        )
     else:
-        yield Finding("python", "ok", f"{platform.python_version()} on {platform.system()}")
-    yield Finding("parsifl", "ok", parsifl.__version__)
+        yield CheckResult("python", "ok", f"{platform.python_version()} on {platform.system()}")
+    yield CheckResult("parsifl", "ok", parsifl.__version__)
 
 
-def packages(requirements: Sequence[str]) -> Iterator[Finding]:
+def packages(requirements: Sequence[str]) -> Iterator[CheckResult]:
     """Compare installed packages with the requirements."""
     if not requirements:
-        yield Finding(
+        yield CheckResult(
             "packages", "note", "parsifl is not installed as a package; versions not checked"
         )
     for needed in map(Requirement, requirements):
@@ -108,14 +110,14 @@ def packages(requirements: Sequence[str]) -> Iterator[Finding]:
             have = _version(needed.name)
             if have is None:
                 text = f"missing; pip install '{needed.name}{needed.specifier}'"
-                yield Finding(needed.name, "problem", text)
+                yield CheckResult(needed.name, "problem", text)
             elif not needed.specifier.contains(have, prereleases=True):
-                yield Finding(needed.name, "problem", f"{have}, needs {needed.specifier}")
+                yield CheckResult(needed.name, "problem", f"{have}, needs {needed.specifier}")
             else:
-                yield Finding(needed.name, "ok", have)
+                yield CheckResult(needed.name, "ok", have)
 
 
-def extras(requirements: Sequence[str]) -> Iterator[Finding]:
+def extras(requirements: Sequence[str]) -> Iterator[CheckResult]:
     """Name the optional parts that are not installed."""
     for needed in map(Requirement, requirements):
         extra, name = _extra(needed), needed.name
@@ -124,14 +126,14 @@ def extras(requirements: Sequence[str]) -> Iterator[Finding]:
         have = _version(name)
         if have is None:
             text = f"not installed ({name}); pip install 'parsifl[{extra}]'"
-            yield Finding(f"extra {extra}", "note", text)
+            yield CheckResult(f"extra {extra}", "note", text)
         elif not needed.specifier.contains(have, prereleases=True):
-            yield Finding(f"extra {extra}", "note", f"{name} {have}, needs {needed.specifier}")
+            yield CheckResult(f"extra {extra}", "note", f"{name} {have}, needs {needed.specifier}")
         else:
-            yield Finding(f"extra {extra}", "ok", f"{name} {have}")
+            yield CheckResult(f"extra {extra}", "ok", f"{name} {have}")
 
 
-def threads() -> Iterator[Finding]:
+def threads() -> Iterator[CheckResult]:
     """Check cores, threads, and how idle threads wait (docs/adr/0004)."""
     import torch
 
@@ -139,27 +141,27 @@ def threads() -> Iterator[Finding]:
     used = torch.get_num_threads()
     text = f"torch uses {used} of {cores} cores"
     if cores is not None and used > cores:
-        yield Finding("threads", "note", f"{text}; set OMP_NUM_THREADS={cores}")
+        yield CheckResult("threads", "note", f"{text}; set OMP_NUM_THREADS={cores}")
     else:
-        yield Finding("threads", "ok", text)
+        yield CheckResult("threads", "ok", text)
     policy = os.environ.get("OMP_WAIT_POLICY", "not set")
     if policy.upper() == "PASSIVE":
-        yield Finding("waiting", "ok", "idle threads sleep (OMP_WAIT_POLICY=PASSIVE)")
+        yield CheckResult("waiting", "ok", "idle threads sleep (OMP_WAIT_POLICY=PASSIVE)")
     else:
         text = f"OMP_WAIT_POLICY is {policy}: rounds are slow when another program uses a core"
-        yield Finding("waiting", "note", f"{text}; set it to PASSIVE")
+        yield CheckResult("waiting", "note", f"{text}; set it to PASSIVE")
     device = "CUDA is available" if torch.cuda.is_available() else "CPU only"
-    yield Finding("device", "ok", device)
+    yield CheckResult("device", "ok", device)
 
 
-def registered() -> Iterator[Finding]:
+def registered() -> Iterator[CheckResult]:
     """Load every algorithm, those of other packages included."""
     from parsifl.core.registry import algorithms
 
-    yield Finding("algorithms", "ok", f"{len(algorithms())} registered")
+    yield CheckResult("algorithms", "ok", f"{len(algorithms())} registered")
 
 
-def messages() -> Iterator[Finding]:
+def messages() -> Iterator[CheckResult]:
     """Encode and decode a sparse message."""
     import torch
 
@@ -168,14 +170,14 @@ def messages() -> Iterator[Finding]:
     sent = torch.zeros(1000).index_fill(0, torch.arange(0, 1000, 40), 2.5)
     data = wire.encode({"w": sent})
     if torch.equal(wire.decode(data, dict[str, torch.Tensor])["w"], sent):
-        yield Finding(
+        yield CheckResult(
             "wire", "ok", f"a sparse message of 1000 entries came back, {len(data)} bytes"
         )
     else:
-        yield Finding("wire", "problem", "a message came back changed; reinstall parsifl")
+        yield CheckResult("wire", "problem", "a message came back changed; reinstall parsifl")
 
 
-def data_folders(data_dir: Path | None) -> Iterator[Finding]:
+def data_folders(data_dir: Path | None) -> Iterator[CheckResult]:
     """Check the data directories, and list the datasets that are present."""
     from parsifl import data
     from parsifl.data.download import FOLDER_VARIABLE, Files
@@ -184,14 +186,14 @@ def data_folders(data_dir: Path | None) -> Iterator[Finding]:
     named = {"--data-dir": data_dir, f"${FOLDER_VARIABLE}": os.environ.get(FOLDER_VARIABLE)}
     for source, folder in named.items():
         if folder and not Path(folder).expanduser().is_dir():
-            yield Finding("data directory", "problem", f"{source} is not a directory: {folder}")
+            yield CheckResult("data directory", "problem", f"{source} is not a directory: {folder}")
     entries = [entry(name) for name in data.names()]
     remote = [found for found in entries if found.about.remotes]
     here = [found.name for found in remote if _complete(found, Files(found, data_dir).roots())]
     roots = ", ".join(str(root) for root in Files(entries[0], data_dir).roots())
-    yield Finding("data directory", "ok", f"searched in this order: {roots}")
+    yield CheckResult("data directory", "ok", f"searched in this order: {roots}")
     shown = ", ".join(here) or "none; they are downloaded when first used"
-    yield Finding(
+    yield CheckResult(
         "datasets", "ok", f"{len(here)} of {len(remote)} datasets with files are present: {shown}"
     )
 

@@ -16,7 +16,7 @@ from parsifl.core.errors import ConfigError
 if TYPE_CHECKING:
     from parsifl.engine.experiment import Experiment
     from parsifl.engine.run import Run
-    from parsifl.engine.study import Outcome
+    from parsifl.engine.study import GridResult
 
 HELD_OUT = 0.1
 """The fraction of rows that the best is chosen by, unless --validation says otherwise."""
@@ -100,7 +100,7 @@ _OPTIMISTIC = (
 )
 
 
-def _print_json(outcomes: list[Outcome], winner: Outcome, split: str) -> None:
+def _print_json(outcomes: list[GridResult], winner: GridResult, split: str) -> None:
     for outcome in outcomes:
         row = {
             "settings": outcome.point.settings,
@@ -112,7 +112,7 @@ def _print_json(outcomes: list[Outcome], winner: Outcome, split: str) -> None:
         typer.echo(json.dumps(row))
 
 
-def _print(outcomes: list[Outcome], winner: Outcome, model: str, split: str) -> None:
+def _print(outcomes: list[GridResult], winner: GridResult, model: str, split: str) -> None:
     from rich.console import Console
     from rich.table import Table
 

@@ -27,7 +27,7 @@ _META = "parsifl"
 
 
 @dataclass(frozen=True)
-class Part:
+class StoredTensor:
     """One parameter: a base (dense, factors, or nothing) and perhaps a sparse part on top of it."""
 
     base: Tensor | LowRank | None
@@ -64,7 +64,7 @@ def _size(part: Tensor | LowRank | Sparse) -> float:
     return float(_numbers(part) * sample.itemsize)
 
 
-def compress(params: Params, shared: Params | None = None) -> dict[str, Part]:
+def compress(params: Params, shared: Params | None = None) -> dict[str, StoredTensor]:
     """Return the shortest form of every parameter.
 
     Parameters
@@ -80,13 +80,19 @@ def compress(params: Params, shared: Params | None = None) -> dict[str, Part]:
     }
 
 
-def _shortest(value: Tensor, shared: Tensor | None) -> Part:
-    forms = [Part(value), Part(_factored(value)), Part(None, _sparse(value))]
+def _shortest(value: Tensor, shared: Tensor | None) -> StoredTensor:
+    forms = [
+        StoredTensor(value),
+        StoredTensor(_factored(value)),
+        StoredTensor(None, _sparse(value)),
+    ]
     if shared is not None and shared.shape == value.shape:
         difference = value - shared
         base = _factored(shared)
-        forms.append(Part(base, _sparse(difference)) if difference.any() else Part(base))
-    return min(forms, key=Part.size)
+        forms.append(
+            StoredTensor(base, _sparse(difference)) if difference.any() else StoredTensor(base)
+        )
+    return min(forms, key=StoredTensor.size)
 
 
 def _factored(value: Tensor) -> Tensor | LowRank:
@@ -108,7 +114,7 @@ def _sparse(value: Tensor) -> Sparse:
 
 
 # ------------------------------------------------------------------------------------- the file
-def write(path: Path, parts: Mapping[str, Part], client: int | None) -> int:
+def write(path: Path, parts: Mapping[str, StoredTensor], client: int | None) -> int:
     """Write a safetensors file whose metadata say how the parts fit; return its bytes."""
     tensors: dict[str, Tensor] = {}
     layers: dict[str, Any] = {}
@@ -121,7 +127,7 @@ def write(path: Path, parts: Mapping[str, Part], client: int | None) -> int:
     return len(content)
 
 
-def _put(name: str, part: Part, tensors: dict[str, Tensor]) -> dict[str, Any]:
+def _put(name: str, part: StoredTensor, tensors: dict[str, Tensor]) -> dict[str, Any]:
     entry: dict[str, Any] = {"shape": list(part.dense().shape)}
     if isinstance(part.base, LowRank):
         tensors[f"{name}/left"], tensors[f"{name}/right"] = part.base.left, part.base.right
@@ -138,7 +144,9 @@ def _put(name: str, part: Part, tensors: dict[str, Tensor]) -> dict[str, Any]:
     return entry
 
 
-def read(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> tuple[dict[str, Part], int | None]:
+def read(
+    path: Path, shapes: Mapping[str, tuple[int, ...]]
+) -> tuple[dict[str, StoredTensor], int | None]:
     """Read what `write` wrote; every parameter must have the shape that the model expects."""
     try:
         with safe_open(path, "pt") as file:
@@ -163,7 +171,7 @@ def read(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> tuple[dict[str, P
 
 def _take(
     name: str, entry: dict[str, Any], tensors: dict[str, Tensor], shape: tuple[int, ...]
-) -> Part:
+) -> StoredTensor:
     if tuple(entry["shape"]) != shape:
         raise ValueError(f"{name} has shape {entry['shape']}, the model {list(shape)}")
     base: Tensor | LowRank | None = tensors.get(name)
@@ -175,7 +183,7 @@ def _take(
         found = list(range_coder.decode(code, math.prod(shape), entry["nonzeros"]))
         index = np.concatenate([np.zeros(0, np.int64), *found]).astype(np.int64)
         extra = Sparse(torch.from_numpy(index), tensors[f"{name}/values"], shape)
-    part = Part(base, extra)
+    part = StoredTensor(base, extra)
     value = part.dense()
     if tuple(value.shape) != shape:
         raise ValueError(f"the parts of {name} do not make up {list(shape)}")

@@ -18,7 +18,7 @@ from parsifl.core.errors import CapabilityError, ConfigError, DataError
 from parsifl.core.leaves import LowRank
 from parsifl.core.problem import HasModule, Model, Params
 from parsifl.engine import compact
-from parsifl.engine.compact import Part
+from parsifl.engine.compact import StoredTensor
 from parsifl.nn.module_checks import restore_counters
 
 
@@ -36,7 +36,7 @@ class Export:
     """
 
     problem: HasModule
-    parts: dict[str, Part]
+    parts: dict[str, StoredTensor]
     client: int | None = None
 
     @property
@@ -66,7 +66,7 @@ class Export:
 
     def dense_module(self) -> nn.Module:
         """Build the same model with every layer dense."""
-        parts = {name: Part(part.dense()) for name, part in self.parts.items()}
+        parts = {name: StoredTensor(part.dense()) for name, part in self.parts.items()}
         return Export(self.problem, parts, self.client).module()
 
     def save(self, path: str | Path) -> int:

@@ -19,7 +19,7 @@ ORDINARY = 1e9
 """Tensors whose norm is smaller need no second look; larger ones are traced to their client."""
 
 
-class Finding(NamedTuple):
+class Inspection(NamedTuple):
     """What a look at a client's result gave.
 
     Attributes
@@ -44,17 +44,17 @@ def is_finite(value: Any) -> bool:
     return all(_finite(leaf) for leaf in tree.leaves(value) if isinstance(leaf, Tensor))
 
 
-def inspect(result: ClientUpdate[Any, Any]) -> Finding:
+def inspect(result: ClientUpdate[Any, Any]) -> Inspection:
     """Look for NaN, infinity, and uploads that are too large to be combined with others."""
     found = inspect_upload(result.upload)
     for what, part in (("state", result.state), ("info", result.metrics)):
         if found.fault:
             return found
-        found = Finding(_inspect(what, part, bounded=False).fault, found.largest)
+        found = Inspection(_inspect(what, part, bounded=False).fault, found.largest)
     return found
 
 
-def inspect_upload(upload: Any) -> Finding:
+def inspect_upload(upload: Any) -> Inspection:
     """Look at an upload alone."""
     return _inspect("upload", upload, bounded=True)
 
@@ -69,7 +69,7 @@ def limit(dtype: torch.dtype) -> float:
     return max(math.sqrt(largest), torch.finfo(torch.float16).max)
 
 
-def _inspect(what: str, part: Any, *, bounded: bool) -> Finding:
+def _inspect(what: str, part: Any, *, bounded: bool) -> Inspection:
     leaves, structure = tree.flatten(part)
     largest = 0.0
     for place, leaf in enumerate(leaves):
@@ -77,13 +77,13 @@ def _inspect(what: str, part: Any, *, bounded: bool) -> Finding:
             continue
         name = f"{what} {tree.names(structure)[place]}"
         if not _finite(leaf):
-            return Finding(f"{name} is not finite", math.inf)
+            return Inspection(f"{name} is not finite", math.inf)
         size = float(leaf.abs().max())
         if bounded and size > limit(leaf.dtype):
             reason = f"{name} is too large: it holds {size:.3g}, and values above "
-            return Finding(f"{reason}{limit(leaf.dtype):.3g} overflow in an aggregate", size)
+            return Inspection(f"{reason}{limit(leaf.dtype):.3g} overflow in an aggregate", size)
         largest = max(largest, size)
-    return Finding("", largest)
+    return Inspection("", largest)
 
 
 def _finite(leaf: Tensor) -> bool:

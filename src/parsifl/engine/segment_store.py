@@ -32,7 +32,7 @@ _NAME = re.compile(r"part-(\d{8,})\.safetensors")
 _LONGEST_HEADER = 100 << 20  # what safetensors itself accepts
 
 
-class Part(NamedTuple):
+class Segment(NamedTuple):
     """A file, and how many states were written to it."""
 
     name: str
@@ -45,8 +45,8 @@ class SegmentStore(Mapping[int, Any]):
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._places: dict[int, tuple[Part, tree.Structure]] = {}
-        self._living: Counter[Part] = Counter()
+        self._places: dict[int, tuple[Segment, tree.Structure]] = {}
+        self._living: Counter[Segment] = Counter()
         self._forms: dict[tree.Structure, tree.Structure] = {}  # one object for equal ones
         self._number: int | None = None
         self._checksums: dict[str, str] = {}  # of files that are surely on the disk
@@ -57,7 +57,7 @@ class SegmentStore(Mapping[int, Any]):
         """Read where the states are, oldest file first; ValueError if a file is damaged."""
         shelf = cls(folder)
         for name, expected, states in parts:
-            part = Part(str(name), int(states))
+            part = Segment(str(name), int(states))
             if not _NAME.fullmatch(part.name):
                 raise ValueError(f"{part.name!r:.80} is not the name of a file of client states")
             reject_links(folder / part.name)
@@ -73,7 +73,7 @@ class SegmentStore(Mapping[int, Any]):
         return shelf
 
     @property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[Segment]:
         """The files that hold a state which is still the newest, oldest first."""
         return sorted(self._living)
 
@@ -119,7 +119,7 @@ class SegmentStore(Mapping[int, Any]):
             for i, leaf in enumerate(leaves)
         }
         told = {"forms": [tree_schema.to_json(form) for form in forms], "clients": members}
-        part = Part(f"part-{self._next():08d}.safetensors", len(batch))
+        part = Segment(f"part-{self._next():08d}.safetensors", len(batch))
         reject_links(self.folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         meta = {_META: json.dumps(told, separators=(",", ":"))}
@@ -139,7 +139,7 @@ class SegmentStore(Mapping[int, Any]):
     def _form(self, structure: tree.Structure) -> tree.Structure:
         return self._forms.setdefault(structure, structure)
 
-    def _place(self, client: int, part: Part, structure: tree.Structure) -> None:
+    def _place(self, client: int, part: Segment, structure: tree.Structure) -> None:
         if client in self._places:
             before = self._places[client][0]
             self._living[before] -= 1

@@ -36,7 +36,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class GridResult:
     """The results of one point: the headline of each seed's run, and its validation scores."""
 
     point: Point
@@ -88,7 +88,7 @@ def sweep(
     seeds: int,
     run: Callable[[Experiment, Path], Run],
     folder: Path,
-) -> list[Outcome]:
+) -> list[GridResult]:
     """Run the whole grid; `run` resumes what an earlier sweep left unfinished.
 
     Another sweep in the same directory is an error.
@@ -102,11 +102,11 @@ def _run_all(
     planned: Sequence[tuple[Point, Experiment]],
     run: Callable[[Experiment, Path], Run],
     folder: Path,
-) -> list[Outcome]:
-    found: dict[str, Outcome] = {}
+) -> list[GridResult]:
+    found: dict[str, GridResult] = {}
     for point, experiment in planned:
         finished = run(experiment, folder / point.label / f"seed-{experiment.seed}")
-        before = found.get(point.label, Outcome(point, ()))
+        before = found.get(point.label, GridResult(point, ()))
         found[point.label] = replace(
             before,
             summaries=(*before.summaries, finished.summary()),
@@ -126,13 +126,13 @@ def _validation(run: Run) -> dict[str, float]:
     return scores
 
 
-def chosen_by(outcomes: Sequence[Outcome], model: str) -> Split:
+def chosen_by(outcomes: Sequence[GridResult], model: str) -> Split:
     """Return which rows the best is chosen by: test rows only where there are no others."""
     whole = all(outcome.mean(model, "validation") is not None for outcome in outcomes)
     return "validation" if whole else "test"
 
 
-def best(outcomes: Sequence[Outcome], model: str, maximize: bool) -> Outcome:
+def best(outcomes: Sequence[GridResult], model: str, maximize: bool) -> GridResult:
     """Return the outcome with the best mean score of a model, on the rows of `chosen_by`."""
     if model not in MODELS:
         raise ConfigError(f"model must be one of {', '.join(MODELS)}, got '{model}'")

@@ -25,7 +25,7 @@ from parsifl.engine.training import RoundEnd, StopTraining
 from parsifl.estimators.exact import ExactFit
 from parsifl.estimators.moments import Array, Indices, Moments, smoothness
 from parsifl.estimators.refit import pooled_refit
-from parsifl.estimators.settings import Settings
+from parsifl.estimators.settings import EstimatorSettings
 from parsifl.linear.design import as_design
 from parsifl.linear.glm import GLM
 from parsifl.solvers.subset_state import Phase
@@ -38,7 +38,7 @@ _SETTLED = 1e-3
 _RECORDED = ("round", "trained", "bytes_up", "bytes_down", "dropped", "metrics")
 
 
-class PublishedSolvers(Settings):
+class PublishedSolvers(EstimatorSettings):
     """Abstract base: fits by the algorithms that average models."""
 
     _exact: ExactFit | None

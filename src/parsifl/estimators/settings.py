@@ -21,7 +21,7 @@ from parsifl.linear.glm import GLM
 from parsifl.linear.sparsity.dictionary import RandomDictionary
 
 
-class Settings(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+class EstimatorSettings(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """Abstract base: parameters, and the data as they ask for them."""
 
     def __init__(  # noqa: PLR0913 - scikit-learn reads the parameters from the signature

@@ -19,7 +19,7 @@ from parsifl.core.algorithm import ClientInfo
 from parsifl.core.config import Count, Fraction
 from parsifl.core.errors import ParsiflError
 from parsifl.engine.experiment import Experiment
-from parsifl.flower.tables import Agreement, Array, Column, Prepared, present
+from parsifl.flower.tables import Agreement, Array, Prepared, TableColumn, present
 
 Mask = npt.NDArray[np.bool_]
 _PREFIX = "guard-"
@@ -133,7 +133,7 @@ def check_agreement(agreement: Agreement, own: Prepared) -> None:
         _check_column(column, own)
 
 
-def _check_column(column: Column, own: Prepared) -> None:
+def _check_column(column: TableColumn, own: Prepared) -> None:
     if present(own.table[column.name]) and bool(column.levels) is not (column.name in own.words):
         raise Refusal("kinds", f"column '{column.name}': numbers here, words there, or reversed")
     known = set(column.levels)

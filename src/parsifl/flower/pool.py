@@ -44,7 +44,7 @@ from parsifl.flower.network_schema import (
     TrainRequest,
     describe,
 )
-from parsifl.flower.settings import Settings
+from parsifl.flower.settings import DeploymentSettings
 from parsifl.flower.tables import Agreement
 from parsifl.flower.transport import Link
 from parsifl.flower.upload_template import UploadTemplates
@@ -68,7 +68,7 @@ class FlowerPool:
     def __init__(
         self,
         algorithm: AnyAlgorithm,
-        settings: Settings,
+        settings: DeploymentSettings,
         link: Link,
         log: Log,
         make: Callable[[ClientData], Problem],

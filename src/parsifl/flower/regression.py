@@ -27,7 +27,7 @@ from parsifl.flower.network_schema import (
     read_reply,
 )
 from parsifl.flower.server import Federation
-from parsifl.flower.settings import Settings
+from parsifl.flower.settings import DeploymentSettings
 from parsifl.flower.tables import Agreement, Array, Summary, Table
 from parsifl.flower.tablesite import least_squares
 from parsifl.flower.transport import Link
@@ -42,7 +42,7 @@ class Regression(Federation):
 
     _files = (MODEL_FILE,)
 
-    def __init__(self, settings: Settings, link: Link, log: Log, target: str) -> None:
+    def __init__(self, settings: DeploymentSettings, link: Link, log: Log, target: str) -> None:
         super().__init__(settings, link, log, least_squares)
         self._target = target
         self.bytes_sums = 0

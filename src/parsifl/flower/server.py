@@ -19,7 +19,7 @@ from parsifl.engine.training import RoundEnd, Training
 from parsifl.flower.client import MakeProblem
 from parsifl.flower.membership import Log
 from parsifl.flower.pool import EXECUTOR, FlowerPool
-from parsifl.flower.settings import Settings
+from parsifl.flower.settings import DeploymentSettings
 from parsifl.flower.transport import Link
 
 
@@ -35,7 +35,7 @@ class Federation:
     """Files in the run directory besides those of every run."""
 
     def __init__(
-        self, settings: Settings, link: Link, log: Log, make: MakeProblem | None = None
+        self, settings: DeploymentSettings, link: Link, log: Log, make: MakeProblem | None = None
     ) -> None:
         self._settings, self._experiment = settings, settings.experiment
         self._link, self._log = link, log

@@ -20,7 +20,7 @@ from parsifl.flower.network_schema import describe
 from parsifl.flower.records import MESSAGE_TYPES, pack, unpack
 from parsifl.flower.regression import Regression
 from parsifl.flower.server import Federation
-from parsifl.flower.settings import DONE_FILE, ERROR_FILE, PROCESS_FILE, Settings, clear
+from parsifl.flower.settings import DONE_FILE, ERROR_FILE, PROCESS_FILE, DeploymentSettings, clear
 from parsifl.flower.transport import Kind, Link, Replies
 
 _PULL_SECONDS = 0.5
@@ -42,7 +42,7 @@ def regression_server_app(target: str) -> ServerApp:
     return _app(lambda chosen, link: Regression(chosen, link, _logger.info, target))
 
 
-def _app(make: Callable[[Settings, Link], Federation]) -> ServerApp:
+def _app(make: Callable[[DeploymentSettings, Link], Federation]) -> ServerApp:
     app = ServerApp()
 
     @app.main()

@@ -82,7 +82,7 @@ class Deployment:
 
 @final
 @dataclass(frozen=True)
-class Settings:
+class DeploymentSettings:
     """Everything that server and clients read from the app's configuration."""
 
     experiment: Experiment
@@ -109,7 +109,7 @@ def clear(out: Path) -> None:
         (out / mark).unlink(missing_ok=True)
 
 
-def read(values: Mapping[str, Any]) -> Settings:
+def read(values: Mapping[str, Any]) -> DeploymentSettings:
     """Read the flat configuration that Flower hands to an app.
 
     >>> read({"algorithm": "fedavg", "clients": 3, "settings.lr": 0.5}).experiment.settings
@@ -128,7 +128,7 @@ def read(values: Mapping[str, Any]) -> Settings:
     experiment = Experiment.read(tree)
     if experiment.clients is None:
         raise ConfigError("clients is not set; say how many clients the federation has")
-    return Settings(experiment, experiment.clients, deployment)
+    return DeploymentSettings(experiment, experiment.clients, deployment)
 
 
 def to_config(experiment: Experiment, deployment: Deployment) -> dict[str, Any]:

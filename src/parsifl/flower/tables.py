@@ -158,7 +158,7 @@ def _column(name: str, prepared: Prepared) -> ColumnSummary:
 
 @final
 @dataclass(frozen=True)
-class Column:
+class TableColumn:
     """One column of the table: a number, or levels of which each but the first has an indicator.
 
     `mean` and `scale` belong to the number, or to each indicator.
@@ -185,7 +185,7 @@ class Agreement:
     target: Text
     target_mean: float
     rows: Annotated[int, Gt(0), Lt(1 << 60)]
-    columns: Annotated[tuple[Column, ...], MaxLen(MOST_COLUMNS)]
+    columns: Annotated[tuple[TableColumn, ...], MaxLen(MOST_COLUMNS)]
 
     @classmethod
     def of(cls, summaries: Sequence[Summary], target: str) -> Agreement:
@@ -239,7 +239,7 @@ class Agreement:
         return coef, self.target_mean - float(coef @ mean)
 
 
-def _agreed(name: str, parts: Sequence[ColumnSummary], rows: int) -> Column:
+def _agreed(name: str, parts: Sequence[ColumnSummary], rows: int) -> TableColumn:
     worded = [part for part in parts if isinstance(part, LevelCounts)]
     numbers = [part for part in parts if isinstance(part, NumberSums) and part.count]
     if not worded:
@@ -256,10 +256,10 @@ def _agreed(name: str, parts: Sequence[ColumnSummary], rows: int) -> Column:
         levels.append(ABSENT)
     shares = [counts[level] / rows for level in levels[1:]]
     spread = tuple(math.sqrt(share * (1 - share)) or 1.0 for share in shares)
-    return Column(name, tuple(levels), tuple(shares), spread)
+    return TableColumn(name, tuple(levels), tuple(shares), spread)
 
 
-def _number(name: str, parts: Sequence[NumberSums], rows: int) -> Column:
+def _number(name: str, parts: Sequence[NumberSums], rows: int) -> TableColumn:
     count = sum(part.count for part in parts)
     if not count:
         raise DataError(f"the column '{name}' is empty at every site; leave it out")
@@ -270,10 +270,10 @@ def _number(name: str, parts: Sequence[NumberSums], rows: int) -> Column:
     if not math.isfinite(variance):
         raise DataError(f"the sums of the column '{name}' overflow; a site reports extreme values")
     constant = variance <= 1e-12 * squares / rows
-    return Column(name, (), (mean,), (1.0 if constant else math.sqrt(variance),))
+    return TableColumn(name, (), (mean,), (1.0 if constant else math.sqrt(variance),))
 
 
-def _encoded(column: Column, values: Sequence[str]) -> Array:
+def _encoded(column: TableColumn, values: Sequence[str]) -> Array:
     if not column.levels:
         mean = column.mean[0]
         numbers = [mean if value in MISSING else float(value) for value in values]

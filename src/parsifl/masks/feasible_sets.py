@@ -15,7 +15,7 @@ ENUMERABLE = 16  # 2**16 subsets are listed in milliseconds
 
 
 @dataclass(frozen=True, eq=False)
-class Group:
+class DeviceGroup:
     """Devices with the same limit and reach, hence with the same allowed sets."""
 
     members: NDArray[np.intp]
@@ -23,13 +23,13 @@ class Group:
     reach: float
 
 
-def groups_of(instance: Instance) -> list[Group]:
+def groups_of(instance: Instance) -> list[DeviceGroup]:
     """Gather the devices that can train something by equal budgets, weakest first."""
     active = np.flatnonzero(instance.active())
     pairs = np.stack([instance.limits[active], instance.reach[active]], axis=1)
     kinds, where = np.unique(pairs, axis=0, return_inverse=True)
     return [
-        Group(active[where.ravel() == index], float(limit), float(reach))
+        DeviceGroup(active[where.ravel() == index], float(limit), float(reach))
         for index, (limit, reach) in enumerate(kinds)
     ]
 

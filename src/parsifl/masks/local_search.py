@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from parsifl.masks.feasible_sets import Catalogue, Group, groups_of
+from parsifl.masks.feasible_sets import Catalogue, DeviceGroup, groups_of
 from parsifl.masks.instance import Floats, Instance, Masks, Objective, value
 
 _CHUNK = 3_000_000  # numbers that are looked at together
@@ -39,7 +39,7 @@ def improve(
     return found if better and instance.broken(found) is None else masks
 
 
-def _pool(catalogue: Catalogue, group: Group) -> Masks:
+def _pool(catalogue: Catalogue, group: DeviceGroup) -> Masks:
     sets = catalogue.maximal(group.limit)
     best = np.argsort(-(sets @ catalogue.instance.sizes), kind="stable")[:_LARGEST_POOL]
     return sets[best]
@@ -49,7 +49,7 @@ class _Design:
     """Masks, held once per (group, mask) with the number of devices that use each."""
 
     def __init__(
-        self, instance: Instance, objective: Objective, groups: Sequence[Group], masks: Masks
+        self, instance: Instance, objective: Objective, groups: Sequence[DeviceGroup], masks: Masks
     ) -> None:
         self.instance, self.objective, self.groups = instance, objective, groups
         self.needed = instance.trainable()

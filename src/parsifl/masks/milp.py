@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 from scipy import sparse
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from parsifl.masks.feasible_sets import Catalogue, Group
+from parsifl.masks.feasible_sets import Catalogue, DeviceGroup
 from parsifl.masks.instance import Floats, Instance, Masks, Objective
 
 _NEVER_EMPTY_ROWS = 3000  # above this the (optional) rows that forbid empty masks are summed up
 
 
 @dataclass(frozen=True, eq=False)
-class Columns:
+class MilpColumns:
     """How often each group uses each set of layers: the decisions within one bucket."""
 
     sets: Masks | None  # [C, L]; None: fractional knapsacks instead of sets
@@ -43,7 +43,7 @@ class Answer:
     masks: list[Masks] | None  # per group, one row per device
 
 
-def set_columns(groups: Sequence[Group], catalogue: Catalogue) -> Columns:
+def set_columns(groups: Sequence[DeviceGroup], catalogue: Catalogue) -> MilpColumns:
     """Use one integer column per maximal set: exact if the catalogue is."""
     lists = [catalogue.maximal(group.limit) for group in groups]
     sets = np.concatenate(lists)
@@ -51,10 +51,10 @@ def set_columns(groups: Sequence[Group], catalogue: Catalogue) -> Columns:
     count = sparse.csr_array((np.ones(len(sets)), (owner, np.arange(len(sets)))))
     cover = sparse.csr_array(sets.T.astype(float))
     own = sparse.csr_array((0, len(sets)))
-    return Columns(sets, count, cover, own, np.array([len(group.members) for group in groups]))
+    return MilpColumns(sets, count, cover, own, np.array([len(group.members) for group in groups]))
 
 
-def knapsack_columns(instance: Instance, groups: Sequence[Group]) -> Columns:
+def knapsack_columns(instance: Instance, groups: Sequence[DeviceGroup]) -> MilpColumns:
     """Use one aggregated fractional knapsack per group: a relaxation for many layers."""
     layers = len(instance.sizes)
     width = 1 + layers
@@ -74,14 +74,16 @@ def knapsack_columns(instance: Instance, groups: Sequence[Group]) -> Columns:
         shape=(len(groups), width * len(groups)),
     )
     cover = sparse.csr_array(sparse.hstack(covers))
-    return Columns(None, count, cover, sparse.csr_array(sparse.block_diag(owns)), np.array(fitted))
+    return MilpColumns(
+        None, count, cover, sparse.csr_array(sparse.block_diag(owns)), np.array(fitted)
+    )
 
 
 class Program:
     """The program for one choice of buckets (`starts[k]` .. `starts[k + 1] - 1`)."""
 
     def __init__(
-        self, instance: Instance, columns: Columns, starts: Sequence[int], objective: Objective
+        self, instance: Instance, columns: MilpColumns, starts: Sequence[int], objective: Objective
     ) -> None:
         self.instance, self.columns, self.objective = instance, columns, objective
         able = instance.affordable().sum(axis=0).astype(float)

@@ -13,7 +13,7 @@ import numpy as np
 from parsifl.core.errors import ConfigError
 from parsifl.core.keys import Key
 from parsifl.masks import heuristics
-from parsifl.masks.feasible_sets import Catalogue, Group, groups_of
+from parsifl.masks.feasible_sets import Catalogue, DeviceGroup, groups_of
 from parsifl.masks.instance import (
     Instance,
     Layers,
@@ -29,7 +29,7 @@ from parsifl.masks.instance import (
 )
 from parsifl.masks.local_search import improve
 from parsifl.masks.max_coverage import widest
-from parsifl.masks.milp import Columns, Program, knapsack_columns, set_columns
+from parsifl.masks.milp import MilpColumns, Program, knapsack_columns, set_columns
 from parsifl.masks.plan import MaskPlan, messages_of, plan_of
 
 _MOST_GROUPS = 24  # distinct budgets that enter one program; more are rounded
@@ -273,7 +273,7 @@ class _Search:
                 return
             starts = finer
 
-    def _columns(self, coarse: _Coarse) -> Columns:
+    def _columns(self, coarse: _Coarse) -> MilpColumns:
         if self.catalogue.exact:
             return set_columns(coarse.groups, self.catalogue)
         return knapsack_columns(coarse.instance, coarse.groups)
@@ -285,7 +285,9 @@ class _Search:
         answer = program.solve(0.25 * (self.end - self.begin), self.nodes, integral=True)
         self._take(low.groups, answer.masks, "program")
 
-    def _take(self, groups: Sequence[Group], found: list[Masks] | None, method: str) -> list[int]:
+    def _take(
+        self, groups: Sequence[DeviceGroup], found: list[Masks] | None, method: str
+    ) -> list[int]:
         """Offer the masks of a program and return the coverages that its devices pay for."""
         if found is None:
             return []
@@ -318,7 +320,7 @@ class _Coarse:
     """An instance with few distinct budgets; its groups partition the active devices."""
 
     instance: Instance
-    groups: list[Group]
+    groups: list[DeviceGroup]
 
 
 def _coarse(instance: Instance, *, up: bool) -> _Coarse:
@@ -330,7 +332,7 @@ def _coarse(instance: Instance, *, up: bool) -> _Coarse:
     for part in np.array_split(np.arange(len(groups)), _MOST_GROUPS):
         members = np.concatenate([groups[index].members for index in part])
         pick = groups[int(part[-1] if up else part[0])]
-        merged.append(Group(members, pick.limit, pick.reach))
+        merged.append(DeviceGroup(members, pick.limit, pick.reach))
     if not up:
         return _Coarse(instance, merged)
     limits = instance.limits.copy()

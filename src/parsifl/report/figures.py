@@ -13,7 +13,7 @@ from typing import Any
 from parsifl.engine.record import MODELS, RoundRecord
 from parsifl.engine.run_data import RunData
 from parsifl.report import formatting
-from parsifl.report.groups import Group, Section
+from parsifl.report.groups import RunGroup, Section
 from parsifl.report.paired_gains import baselines
 from parsifl.report.state_sparsity import read_anatomy
 from parsifl.report.summary import total
@@ -41,7 +41,7 @@ def figures(section: Section) -> dict[str, Any]:
     }
 
 
-def _group(group: Group) -> dict[str, Any]:
+def _group(group: RunGroup) -> dict[str, Any]:
     return {
         "label": group.label,
         "seeds": [run.seed for run in group.runs],
@@ -53,7 +53,7 @@ def _group(group: Group) -> dict[str, Any]:
     }
 
 
-def _curves(group: Group) -> dict[str, Any]:
+def _curves(group: RunGroup) -> dict[str, Any]:
     """Return scores against costs, at the rounds that every seed has evaluated."""
     shared = _thin(_shared_rounds(group, lambda r: bool(r.scores)))
     scores = {
@@ -63,7 +63,7 @@ def _curves(group: Group) -> dict[str, Any]:
     return {"round": shared, "x": _axes(group, shared), "y": scores}
 
 
-def _axes(group: Group, shared: Sequence[int]) -> dict[str, list[float | None]]:
+def _axes(group: RunGroup, shared: Sequence[int]) -> dict[str, list[float | None]]:
     """Return what was spent until each round, averaged over seeds."""
     axes: dict[str, list[float | None]] = {}
     for name, cost in _COSTS.items():
@@ -77,7 +77,7 @@ def _axes(group: Group, shared: Sequence[int]) -> dict[str, list[float | None]]:
     return axes
 
 
-def _names(group: Group) -> list[tuple[str, str, str]]:
+def _names(group: RunGroup) -> list[tuple[str, str, str]]:
     return list(
         dict.fromkeys(
             (model, split, metric)
@@ -91,7 +91,7 @@ def _names(group: Group) -> list[tuple[str, str, str]]:
 
 
 def _score(
-    group: Group, shared: Sequence[int], model: str, split: str, metric: str
+    group: RunGroup, shared: Sequence[int], model: str, split: str, metric: str
 ) -> dict[str, list[float | None]]:
     """Return mean and worst decile over clients (mean over seeds), and both kinds of spread."""
     seeds = [
@@ -110,7 +110,7 @@ def _score(
     return columns
 
 
-def _ledger(group: Group) -> dict[str, Any]:
+def _ledger(group: RunGroup) -> dict[str, Any]:
     """Return costs and the algorithm's own metrics, round by round."""
     shared = _thin(_shared_rounds(group, lambda r: r.round > 0))
     kept = set(shared)
@@ -154,7 +154,7 @@ def _mean(values: Any) -> float | None:
     return None if any(value is None for value in found) else _tidy(fmean(found))
 
 
-def _clients(group: Group, model: str) -> list[dict[str, Any]]:
+def _clients(group: RunGroup, model: str) -> list[dict[str, Any]]:
     """Return the score of every client, by run; runs with the same `pair` saw the same rows."""
     found: list[dict[str, Any]] = []
     for run in group.runs:
@@ -173,13 +173,13 @@ def _clients(group: Group, model: str) -> list[dict[str, Any]]:
     return found
 
 
-def _anatomy(group: Group) -> dict[str, Any] | None:
+def _anatomy(group: RunGroup) -> dict[str, Any] | None:
     """Return the sparsity of the first seed's last state, unless it is dense."""
     found = read_anatomy(group.runs[0].path)
     return asdict(found) if found is not None and found.parsimonious else None
 
 
-def _totals(group: Group) -> dict[str, float | None]:
+def _totals(group: RunGroup) -> dict[str, float | None]:
     costs: dict[str, Callable[[RoundRecord], float | None]] = {
         "up": lambda r: r.bytes_up,
         "down": lambda r: r.bytes_down,
@@ -191,7 +191,7 @@ def _totals(group: Group) -> dict[str, float | None]:
     return {name: total(group, cost) for name, cost in costs.items()}
 
 
-def _shared_rounds(group: Group, wanted: Callable[[RoundRecord], bool]) -> list[int]:
+def _shared_rounds(group: RunGroup, wanted: Callable[[RoundRecord], bool]) -> list[int]:
     sets = [_numbers(run, wanted) for run in group.runs]
     return sorted(set.intersection(*sets))
 

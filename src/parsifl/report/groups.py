@@ -15,7 +15,7 @@ ABSENT = "not set"
 
 
 @dataclass(frozen=True)
-class Group:
+class RunGroup:
     """The seeds of one configuration, ordered by seed."""
 
     label: str
@@ -39,7 +39,7 @@ class Section:
     data: str
     score: str
     maximize: bool
-    groups: tuple[Group, ...]
+    groups: tuple[RunGroup, ...]
     notes: tuple[str, ...]
 
     @property
@@ -74,7 +74,7 @@ def _section(data: str, score: str, maximize: bool, runs: Sequence[RunData]) -> 
         else:
             seeds[run.seed] = run
     grouped = [tuple(seeds[seed] for seed in sorted(seeds)) for seeds in members.values()]
-    groups = tuple(map(Group, _labels(grouped), grouped))
+    groups = tuple(map(RunGroup, _labels(grouped), grouped))
     notes += [
         f"{run.path.name}: {note}" for group in groups for run in group.runs for note in run.notes
     ]
@@ -83,7 +83,7 @@ def _section(data: str, score: str, maximize: bool, runs: Sequence[RunData]) -> 
     return Section(data, score, maximize, groups, tuple(notes))
 
 
-def _uneven(group: Group) -> list[str]:
+def _uneven(group: RunGroup) -> list[str]:
     lengths = [len(run.records) for run in group.runs]
     if len(set(lengths)) == 1:
         return []
@@ -93,7 +93,7 @@ def _uneven(group: Group) -> list[str]:
     ]
 
 
-def _environments(groups: Sequence[Group]) -> list[str]:
+def _environments(groups: Sequence[RunGroup]) -> list[str]:
     environments = [flat(run.environment) for group in groups for run in group.runs]
     changed = differences([environment for environment in environments if environment])
     shown = [

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean, median, stdev
 
 from parsifl.engine.run_data import RunData
-from parsifl.report.groups import Group, Section
+from parsifl.report.groups import RunGroup, Section
 
 BASELINES = ("local", "fedavg")
 
@@ -25,8 +25,8 @@ class Gain:
         The difference on each client that both evaluated on the same rows, all seeds together.
     """
 
-    group: Group
-    baseline: Group
+    group: RunGroup
+    baseline: RunGroup
     by_seed: tuple[float, ...]
     by_client: tuple[float, ...]
 
@@ -58,10 +58,10 @@ class Gain:
         return sum(sign * value > 0 for value in self.by_client) / len(self.by_client)
 
 
-def baselines(section: Section) -> list[Group]:
+def baselines(section: Section) -> list[RunGroup]:
     """Return the baselines: of Local and of FedAvg, the configuration that scores best."""
     sign = 1.0 if section.maximize else -1.0
-    found: list[Group] = []
+    found: list[RunGroup] = []
     for name in BASELINES:
         groups = [g for g in section.groups if g.algorithm == name and _mean(g) is not None]
         if groups:
@@ -69,7 +69,7 @@ def baselines(section: Section) -> list[Group]:
     return found
 
 
-def gains(section: Section, baseline: Group) -> list[Gain]:
+def gains(section: Section, baseline: RunGroup) -> list[Gain]:
     """Return the gain of every other algorithm over a baseline, where they share a seed."""
     found: list[Gain] = []
     for group in section.groups:
@@ -84,7 +84,7 @@ def gains(section: Section, baseline: Group) -> list[Gain]:
     return found
 
 
-def _pairs(group: Group, baseline: Group) -> Iterator[tuple[RunData, RunData]]:
+def _pairs(group: RunGroup, baseline: RunGroup) -> Iterator[tuple[RunData, RunData]]:
     others = {run.seed: run for run in baseline.runs}
     yield from ((run, others[run.seed]) for run in group.runs if run.seed in others)
 
@@ -101,7 +101,7 @@ def _score(run: RunData) -> float | None:
     return None if found is None else found.scores["personal"]["test"][run.score]["mean"]
 
 
-def _mean(group: Group) -> float | None:
+def _mean(group: RunGroup) -> float | None:
     scores = [score for run in group.runs if (score := _score(run)) is not None]
     return fmean(scores) if scores else None
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from parsifl.engine.record import RoundRecord
 from parsifl.engine.run_data import RunData
 from parsifl.report import formatting
-from parsifl.report.groups import Group, Section, sections
+from parsifl.report.groups import RunGroup, Section, sections
 
 
 @dataclass(frozen=True)
@@ -75,14 +75,14 @@ def rows(section: Section) -> list[Row]:
     return [_row(group) for group in section.groups]
 
 
-def total(group: Group, cost: Callable[[RoundRecord], float | None]) -> float | None:
+def total(group: RunGroup, cost: Callable[[RoundRecord], float | None]) -> float | None:
     """Return a cost of a whole run, averaged over seeds; None if a round does not record it."""
     found = [[cost(round) for round in run.records] for run in group.runs]
     known = [[value for value in run if value is not None] for run in found]
     return fmean(map(sum, known)) if known == found else None
 
 
-def _row(group: Group) -> Row:
+def _row(group: RunGroup) -> Row:
     def summed(cost: Callable[[RoundRecord], float]) -> Number:
         return Number.of([sum(map(cost, run.records)) for run in group.runs])
 
@@ -106,7 +106,7 @@ def _row(group: Group) -> Row:
     )
 
 
-def _model_score(group: Group, model: str) -> ModelScore | None:
+def _model_score(group: RunGroup, model: str) -> ModelScore | None:
     chosen = [(run, found) for run in group.runs if (found := run.selected(model)) is not None]
     if not chosen:
         return None

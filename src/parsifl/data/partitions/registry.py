@@ -23,7 +23,7 @@ DEFAULT_CLIENTS = 20
 
 @final
 @dataclass(frozen=True)
-class Rule:
+class PartitionRule:
     """A registered partition: the function, and what of a dataset it reads."""
 
     name: str
@@ -31,14 +31,14 @@ class Rule:
     function: Partitioner
 
 
-_RULES: dict[str, Rule] = {}
+_RULES: dict[str, PartitionRule] = {}
 
 
 def partitioner(name: str, reads: Reads) -> Callable[[Partitioner], Partitioner]:
     """Register a function (rows | labels | groups | dataset, clients, key, *, options)."""
 
     def register(function: Partitioner) -> Partitioner:
-        _RULES[name] = Rule(name, reads, function)
+        _RULES[name] = PartitionRule(name, reads, function)
         return function
 
     return register
@@ -106,14 +106,14 @@ def partition(
     return parts
 
 
-def _rule(name: str) -> Rule:
+def _rule(name: str) -> PartitionRule:
     rule = _RULES.get(name.replace("_", "-"))
     if rule is None:
         raise ConfigError(unknown("partition", name, _RULES))
     return rule
 
 
-def _source(rule: Rule, dataset: Dataset) -> Any:
+def _source(rule: PartitionRule, dataset: Dataset) -> Any:
     if rule.reads == "rows":
         return len(dataset)
     if rule.reads == "dataset":
