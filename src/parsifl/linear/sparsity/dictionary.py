@@ -94,7 +94,8 @@ def _nearly_singular(scaled: Tensor) -> Tensor:
     """Return for which systems of unit diagonal a pivot is so small that digits are lost."""
     factor, failed = torch.linalg.cholesky_ex(scaled)
     pivots = factor.diagonal(dim1=-2, dim2=-1).amin(-1)
-    return (failed != 0) | ~(pivots > _PIVOT)
+    doubtful: Tensor = (failed != 0) | ~(pivots > _PIVOT)
+    return doubtful
 
 
 def pursue(gram: Tensor, coefficients: Tensor, count: int, always: tuple[int, ...] = ()) -> Tensor:
