@@ -14,7 +14,7 @@ from tests.reference_sparse import cosamp, fed_grad_mp
 
 from parsifl.algorithms.fedgradmp import FedGradMP
 from parsifl.algorithms.inexactfedgradmp import InexactFedGradMP
-from parsifl.core.errors import CapabilityError
+from parsifl.core.errors import CapabilityError, ConfigError
 from parsifl.core.keys import Key
 from parsifl.data.clients import ClientData
 from parsifl.engine import executors
@@ -242,3 +242,40 @@ def test_orthonormal_atoms_are_pruned_alike_by_size_and_by_pursuit() -> None:
         for prune in PRUNINGS
     ]
     torch.testing.assert_close(found[0], found[1])
+
+
+@pytest.mark.parametrize("prune", PRUNINGS)
+def test_the_lengths_of_atoms_do_not_change_the_method(prune: Literal["largest", "omp"]) -> None:
+    psi = dictionary.gaussian(20, 40, seed=1)
+    truth = psi[:, [3, 31]] @ torch.tensor([1.0, -1.0]).double()
+    draw = np.random.default_rng(0)
+    made = [(z, z @ truth.numpy()) for z in (draw.standard_normal((30, 20)) for _ in range(4))]
+    method = FedGradMP(tau=2, local_steps=1, batch_size=20, prune=prune)
+    scale = torch.from_numpy(np.geomspace(0.1, 10, 40))
+    scale[[3, 31]] = 0.01  # the true atoms look small
+    found = []
+    for atoms in (psi, psi * scale):
+        problem = GLM(20, "squared-half", dictionary=atoms)
+        found.append(atoms @ sparse.trained(method, sparse.data(made), 2, problem=problem))
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"spare_vectors": True}, "spare_vectors"),
+        ({"scope": "layer"}, "scope='all'"),
+        ({"groups": 2, "prune": "omp"}, "groups"),
+    ],
+)
+@pytest.mark.parametrize("kind", [FedGradMP, InexactFedGradMP])
+def test_options_without_effect_are_refused(
+    kind: Any, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        kind(**settings)
+
+
+def test_the_authors_are_those_of_the_paper() -> None:
+    for kind in (FedGradMP, InexactFedGradMP):
+        assert kind.cites.startswith("Jeong, Needell and Qin")

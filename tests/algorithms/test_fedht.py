@@ -117,3 +117,42 @@ def test_batches_grow_until_they_hold_everything() -> None:
     sizes = [method.batches(info, round).batches["train"].rows(40) for round in range(4)]
     assert sizes == [10, 20, 40, 40]
     assert FedHT(full_batch=True).batches(info, 0).batches["train"].rows(40) == 40
+
+
+def test_batches_that_grow_do_not_overflow() -> None:
+    info = ClientInfo(0, 40)
+    for growth, round in ((2.0, 1024), (1.1, 7500), (1.5, 10**9)):
+        method = FedHT(batch_size=10, batch_growth=growth)
+        assert method.batches(info, round).batches["train"].rows(40) == 40
+    assert FedHT(batch_growth=0.5).batches(info, 10**6).batches["train"].batch_size == 1
+
+
+@pytest.mark.parametrize("engine", ["loop", "fused"])
+@pytest.mark.parametrize("local_steps", [1, 4])
+def test_momentum_survives_a_budget_over_all_tensors(local_steps: int, engine: Any) -> None:
+    """Where everything is kept, thresholding changes nothing, and scope has no effect."""
+    draw = np.random.default_rng(0)
+    made = [(draw.standard_normal((12, 6)), draw.integers(0, 2, 12)) for _ in range(3)]
+    problem = NeuralProblem(
+        lambda: nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 2)), dtype=torch.float64
+    )
+    settings: dict[str, Any] = {
+        "lr": 0.1, "batch_size": 4, "local_steps": local_steps, "tau": 1000, "momentum": 0.9,
+        "weight_decay": 0.1,
+    }  # fmt: skip
+    found = [
+        simulate(FedIterHT(scope=scope, **settings), problem, made, 2, executor=engine).server
+        for scope in ("all", "layer")
+    ]
+    for name, value in found[1].items():
+        torch.testing.assert_close(found[0][name], value, rtol=1e-12, atol=1e-13)
+
+
+def test_distributed_iht_takes_one_step_on_every_device() -> None:
+    with pytest.raises(ConfigError, match="takes one step a round"):
+        DistributedIHT(epochs=2.0)
+    method = DistributedIHT()
+    for profile in ({}, {"local_steps": 7}, {"epochs": 3.0}):
+        spec = method.batches(ClientInfo(0, 40, profile), 0).batches["train"]
+        assert (spec.steps, spec.epochs) == (1, None)
+    assert method.profile_fields() == ()

@@ -11,10 +11,12 @@ from tests.reference_personal import Coupling, coupled_rounds, gradient, prune
 from torch import nn
 
 from parsifl.algorithms.fedmac import FedMac
+from parsifl.algorithms.pfedme import PFedMe
 from parsifl.core import config, tree
-from parsifl.core.errors import ConfigError, DataError
+from parsifl.core.errors import ConfigError
 from parsifl.core.keys import Key
 from parsifl.engine.simulate import simulate
+from parsifl.linear.glm import GLM
 from parsifl.nn.neural import NeuralProblem
 
 BASE: dict[str, Any] = {"lr": 0.2, "outer_lr": 3.0, "lam": 0.1, "batch_size": 4, "local_steps": 5}
@@ -178,7 +180,7 @@ def test_sparse_model_costs_little_more_than_its_support() -> None:
 
 
 def test_proximal_variant_has_exact_zeros_and_the_smooth_one_has_none() -> None:
-    settings = {**BASE, "gamma": 0.5, "gamma_w": 0.1, "rho": 0.1}
+    settings = {**BASE, "gamma": 0.5, "gamma_w": 0.1, "rho": 0.2}
     proximal = personal.run(FedMac(**settings, l1="proximal"))
     smooth = personal.run(FedMac(**settings))
     assert (personal.array(proximal.personal(0).params) == 0).any()
@@ -219,9 +221,67 @@ def test_bad_settings_are_named(settings: dict[str, Any], message: str) -> None:
         FedMac(**settings)
 
 
-def test_client_with_one_row_is_refused_before_training() -> None:
-    with pytest.raises(DataError, match="client 2 has 1 training rows"):
-        simulate(FedMac(), personal.PROBLEM, personal.with_rows(1), 1)
+def test_client_with_one_row_takes_part() -> None:
+    done = simulate(FedMac(**BASE), personal.PROBLEM, personal.with_rows(1), 1)
+    assert done.metrics[0]["trained"] == len(personal.SIZES)
+    assert not done.metrics[0]["dropped"]
+
+
+@pytest.mark.parametrize("threshold", [0.0, 1e-3])
+def test_client_that_diverges_is_dropped_and_not_averaged(threshold: float) -> None:
+    draw = np.random.default_rng(0)
+    rows = [draw.normal(size=(20, 3)) for _ in range(3)]
+    rows[1] = rows[1] * 1e60
+    data = [(x, draw.normal(size=20)) for x in rows]
+    method = FedMac(lr=0.1, threshold=threshold, batch_size=10)
+    done = simulate(method, GLM(3, "squared"), data, 1, evaluate_every=0)
+    assert [int(client) for client in done.metrics[0]["dropped"]] == [1]
+
+
+@pytest.mark.parametrize("engine", personal.ENGINES)
+@pytest.mark.parametrize("family", [FedMac, PFedMe])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"l1": "proximal", "gamma": 6.0, "gamma_w": 1e-3},
+        {"l1": "proximal", "gamma": 6.0, "inner": 3, "accuracy": 1e-9},
+        {"gamma": 6.0, "gamma_w": 1e-5, "rho": 1.0},
+        {"threshold": 100.0, "floor": 0.0},
+    ],
+)
+def test_unpenalized_coefficients_are_neither_shrunk_nor_cut(
+    settings: dict[str, Any], family: Any, engine: Any
+) -> None:
+    draw = np.random.default_rng(1)
+    data = []
+    for _ in range(3):
+        x = draw.normal(size=(40, 5))
+        data.append((x, 3.0 + x[:, 4] + 0.1 * draw.normal(size=40)))
+    problem = GLM(5, "squared", intercept=True, keep=[4], dtype=torch.float64)
+    own = {"outer_lr": 0.02, "lam": 15.0} if family is PFedMe else {}
+    method = family(lr=0.05, local_steps=20, **own, **{"inner": 1, **settings})
+    done = simulate(method, problem, data, 10, executor=engine)
+    for params in (done.server, done.personal(0).params):
+        found = params["coef"]
+        assert float(found[5]) == pytest.approx(3.0, abs=0.3)
+        assert float(found[4]) == pytest.approx(1.0, abs=0.3)
+        assert float(found[:4].abs().max()) < 0.2
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"outer_lr": 2000.0, "gamma_w": 1e-5}, r"\(lam \+ gamma_w / rho\) = 2.2"),
+        ({"gamma": 0.5}, "lr \\* gamma / rho = 2.5"),
+    ],
+)
+def test_steps_at_which_the_smoothed_norm_oscillates_are_warned_of(
+    settings: dict[str, Any], message: str
+) -> None:
+    with pytest.warns(UserWarning, match=message):
+        FedMac(**settings).init_server(personal.PROBLEM, [], Key(0))
+    exact = FedMac(**settings, l1="proximal")  # the proximal step is stable at any length
+    exact.init_server(personal.PROBLEM, [], Key(0))
 
 
 def test_settings_survive_json() -> None:

@@ -23,6 +23,7 @@ from parsifl.core.leaves import LowRank
 from parsifl.data.clients import ClientData
 from parsifl.engine.batch_sampler import BatchSampler, Infos
 from parsifl.engine.simulate import simulate
+from parsifl.linear.glm import GLM
 from parsifl.nn.neural import NeuralProblem
 
 BASE: dict[str, Any] = {
@@ -318,3 +319,11 @@ def test_rounds_without_local_steps_are_refused_with_a_penalty() -> None:
 def test_settings_that_make_no_sense_are_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(bad))):
         FedSLR(**bad)
+
+
+def test_a_penalty_that_no_parameter_feels_is_warned_of() -> None:
+    problem = GLM(4, "squared")
+    with pytest.warns(UserWarning, match="ignores lam=0.5: no parameter"):
+        FedSLR(lam=0.5).init_server(problem, [], Key(0))
+    for quiet in (FedSLR(lam=0.0), FedSLR(lam=0.5, global_penalty="sparse")):
+        quiet.init_server(problem, [], Key(0))

@@ -19,6 +19,7 @@ from parsifl.core.algorithm import ClientInfo
 from parsifl.core.errors import ConfigError
 from parsifl.core.keys import Key
 from parsifl.engine.simulate import simulate
+from parsifl.masks import optimal
 from parsifl.nn.neural import NeuralProblem
 
 FIRST, SECOND = (block.size for block in PROBLEM.layer_groups)  # 56 and 36 parameters
@@ -150,7 +151,7 @@ def infos(budgets: Sequence[Any]) -> list[ClientInfo]:
     return [ClientInfo(n, 10, {"budget": budget}) for n, budget in enumerate(budgets)]
 
 
-@pytest.mark.parametrize("design", ["optimal", "loop", "random"])
+@pytest.mark.parametrize("design", ["optimal", "sequential", "random"])
 def test_every_design_keeps_budgets_and_repeats(design: Any) -> None:
     blocks = NeuralProblem(lambda: nn.Sequential(*[nn.Linear(3, 3) for _ in range(6)])).layer_groups
     clients = infos([0.2, 0.5, 0.7, 1, 25, 0.5])
@@ -160,7 +161,7 @@ def test_every_design_keeps_budgets_and_repeats(design: Any) -> None:
     total = sum(block.size for block in blocks)
     spent = first @ np.array([block.size for block in blocks])
     assert all(cost <= budget_of(info, total) for cost, info in zip(spent, clients, strict=True))
-    if design == "loop":
+    if design == "sequential":
         assert all((np.diff(row.astype(int)) <= 0).all() for row in first)
     if design == "random":
         assert not np.array_equal(first, design_masks(blocks, clients, design, "J", Key(2)))
@@ -208,3 +209,49 @@ def test_a_model_without_a_head_is_refused(method: Any) -> None:
     alone = NeuralProblem(lambda: nn.Linear(6, 3), dtype=torch.float64)
     with pytest.raises(ConfigError, match="no head"):
         simulate(method, alone, DATA, 1)
+
+
+@pytest.mark.parametrize("kind", [PerFedMask, FedBABU])
+def test_steps_of_fine_tuning_are_heard_beside_the_default_epochs(kind: Any) -> None:
+    info = ClientInfo(0, 20)
+    spec = kind(tune_steps=3).personalization_batches(info).batches["tune"]
+    assert (spec.steps, spec.epochs) == (3, None)
+    spec = kind().personalization_batches(info).batches["tune"]
+    assert (spec.steps, spec.epochs) == (None, 5.0)
+
+
+@pytest.mark.parametrize("entry", ["budgets", "Budget", "bugdet", "masks"])
+def test_a_misspelt_entry_of_a_profile_is_refused(entry: str) -> None:
+    infos = [ClientInfo(0, 10), ClientInfo(1, 10, {entry: 0.4})]
+    with pytest.raises(ConfigError, match=f"client 1 .*'{entry}'; did you mean"):
+        PerFedMask().init_server(PROBLEM, infos, Key(0))
+
+
+def test_entries_for_other_methods_are_left_alone() -> None:
+    profile = {"flops_per_second": 1e9, "width": 0.5, "importance": 2.0, "site": "A"}
+    infos = [ClientInfo(0, 10, profile), ClientInfo(1, 10, {"local_steps": 2})]
+    PerFedMask().init_server(PROBLEM, infos, Key(0))
+
+
+def test_a_plan_is_trained_as_it_was_made() -> None:
+    plan = optimal(PROBLEM.layer_groups, [FIRST, SECOND, FIRST + SECOND, SECOND, FIRST])
+    profiles = [{"mask": row.tolist()} for row in plan.masks]
+    done = unequal.run(PerFedMask(**SETTINGS), profiles)
+    found = [done.server.masks[chosen] for chosen in done.server.chosen]
+    assert found == [tuple(np.flatnonzero(row).tolist()) for row in plan.masks]
+
+
+@pytest.mark.parametrize(
+    ("profiles", "message"),
+    [
+        ([{"mask": [True, True]}, {}], "client 1 has no mask"),
+        ([{"mask": [True]}, {"mask": [True, True]}], "client 0 .* one 0 or 1 for each of 2 layers"),
+        ([{"mask": [2, 0]}, {"mask": [True, True]}], "client 0 .* one 0 or 1"),
+        ([{"mask": "01"}, {"mask": [True, True]}], "client 0 .* one 0 or 1"),
+        ([{"mask": [1, 0], "budget": 0.5}, {"mask": [1, 1]}], "client 0 has a mask and a budget"),
+    ],
+)
+def test_a_mask_that_is_none_is_refused(profiles: Any, message: str) -> None:
+    infos = [ClientInfo(i, 10, profile) for i, profile in enumerate(profiles)]
+    with pytest.raises(ConfigError, match=message):
+        PerFedMask().init_server(PROBLEM, infos, Key(0))

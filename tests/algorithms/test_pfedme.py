@@ -39,7 +39,7 @@ def reference(method: PFedMe) -> Coupling:
         {**BASE, "inner": 1, "gamma": 0.1, "rho": 0.05},
         {**BASE, "inner": 4, "gamma": 0.1, "l1": "proximal"},
         {**BASE, "inner": 8, "accuracy": 0.5, "epochs": 1.0},
-        {**BASE, "inner": 1, "gamma": 0.1, "threshold": 0.2, "floor": 0.5},
+        {**BASE, "inner": 1, "gamma": 0.1, "rho": 0.05, "threshold": 0.2, "floor": 0.5},
     ],
 )
 def test_rounds_match_the_papers_equations(settings: dict[str, Any], engine: Any) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from parsifl.core.errors import ConfigError
+from parsifl.engine.sampling import cohort_size
 from parsifl.masks import expected_bias, optimal, participation
 from parsifl.masks.instance import bias
 
@@ -48,3 +49,11 @@ def test_bad_participation_is_refused() -> None:
         expected_bias(plan, 0.0)
     with pytest.raises(ConfigError, match="draws must be at least 2, got 1"):
         expected_bias(plan, 0.5, draws=1)
+
+
+@pytest.mark.parametrize(
+    ("devices", "share"), [(5, 0.3), (5, 0.7), (5, 0.5), (5, 0.01), (9, 0.256)]
+)
+def test_the_cohort_is_the_one_that_a_round_draws(devices: int, share: float) -> None:
+    plan = optimal([1, 1], [1, 2] + [2] * (devices - 2))
+    assert expected_bias(plan, share).cohort == cohort_size(devices, share)

@@ -10,7 +10,7 @@ from parsifl.core.errors import ConfigError
 from parsifl.core.keys import Key
 from parsifl.masks import compare, optimal
 from parsifl.masks.instance import instance_of, value
-from parsifl.masks.sca import _rounded, _start, sca
+from parsifl.masks.sca import _better, _rounded, _start, sca
 
 
 def test_missing_cvxpy_is_said_clearly(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,3 +55,20 @@ def test_result_is_feasible_and_never_below_the_optimum() -> None:
         assert found.iterations > 0
         best = optimal([1, 1, 1, 1], budgets)
         assert value(instance, found.masks, "J") >= best.J - 1e-9
+
+
+def test_the_start_is_kept_where_the_end_is_worse() -> None:
+    instance = instance_of([1, 1, 1, 1], [1, 3, 4])
+    start = _start(instance, Key(0))
+    worse = np.array([[1, 0, 0, 0], [1, 0, 0, 0], [1, 0, 0, 0]], dtype=np.bool_)
+    assert value(instance, worse, "J") > value(instance, start, "J")
+    assert np.array_equal(_better(instance, start, worse), start)
+    assert np.array_equal(_better(instance, worse, start), start)
+
+
+def test_the_result_is_never_worse_than_the_start() -> None:
+    pytest.importorskip("cvxpy", reason="the extra parsifl[sca] is not installed")
+    for budgets in ([1, 3, 4], [2, 3, 4]):
+        instance = instance_of([1, 1, 1, 1], budgets)
+        start = _start(instance, Key(0, purpose="sca"))
+        assert value(instance, sca(instance).masks, "J") <= value(instance, start, "J")

@@ -222,3 +222,15 @@ def test_sparsify_runs_under_vmap() -> None:
     batched = torch.func.vmap(lambda w: sparsify({"w": w}, 5.0, 0.25)["w"])(stack)
     alone = torch.stack([sparsify({"w": w}, 5.0, 0.25)["w"] for w in stack])
     assert torch.equal(batched, alone)
+
+
+def test_sparsify_leaves_what_is_not_a_number() -> None:
+    values = torch.tensor([1.0, float("nan"), 2.0, 3.0])
+    for floor in (0.0, 0.5, 1.0):
+        assert sparsify({"w": values}, 2.5, floor)["w"].isnan().any()
+
+
+def test_sparsify_keeps_exempt_entries_beyond_the_floor() -> None:
+    params = {"w": torch.tensor([[0.1, 3.0, 2.0], [0.2, -1.0, 4.0]])}
+    found = sparsify(params, 100.0, 0.25, {"w": (0,)})["w"]
+    assert found.tolist() == [[pytest.approx(0.1), 0.0, 0.0], [pytest.approx(0.2), 0.0, 4.0]]

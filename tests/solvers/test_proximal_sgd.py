@@ -11,7 +11,7 @@ from tests.reference_lowrank import Slr, zeros
 from parsifl.algorithms.fedslr import FedSLR
 from parsifl.core.keys import Key
 from parsifl.engine.batch_sampler import BatchSampler
-from parsifl.solvers.proximal_sgd import ProximalRule, fit_component
+from parsifl.solvers.proximal_sgd import ComponentRule, ProximalRule, fit_component
 from parsifl.solvers.sgd import SgdConfig
 from parsifl.solvers.update_rules import soft
 
@@ -27,20 +27,29 @@ def test_soft_thresholding_minimises_its_objective(value: float, threshold: floa
 @pytest.mark.bits
 def test_what_the_operator_kills_is_the_offset_bit_for_bit() -> None:
     offset = torch.tensor([[0.1, 0.7, -0.3]])
+    p = torch.zeros_like(offset)
     z = offset + torch.tensor([[1e-3, 0.5, -1e-3]])
-    ProximalRule("sparse", 0.1).after_(z, (offset,), 0.1)
+    ComponentRule(ProximalRule("sparse", 0.1)).after_(z, (offset, p), 0.1)
+    assert p[0, [0, 2]].tolist() == [0.0, 0.0]
     assert (z - offset)[0, 0] == 0
     assert (z - offset)[0, 2] == 0
     assert float((z - offset)[0, 1]) == pytest.approx(0.49)
 
 
 def test_without_an_offset_the_rule_acts_on_the_weights_themselves() -> None:
-    w = torch.tensor([[2.0, -0.05]])
-    rule = ProximalRule("sparse", 1.0, weight_decay=0.5)
-    rule.before_(w, (), 0.1)
-    torch.testing.assert_close(w, torch.tensor([[1.9, -0.0475]]))
-    rule.after_(w, (), 0.1)
+    w = torch.tensor([[1.9, -0.0475]])
+    ProximalRule("sparse", 1.0).after_(w, (), 0.1)
     torch.testing.assert_close(w, torch.tensor([[1.8, 0.0]]))
+
+
+def test_a_component_shrinks_by_less_than_the_last_digit_of_its_offset() -> None:
+    offset, p = torch.full((1, 3), 1000.0), torch.tensor([[5e-3, -2e-3, 0.0]])
+    z = offset + p
+    rule = ComponentRule(ProximalRule("sparse", 1e-3))
+    for _ in range(600):
+        rule.after_(z, (offset, p), 0.01)
+    assert p.tolist() == [[0.0, 0.0, 0.0]]
+    assert torch.equal(z, offset)
 
 
 @pytest.mark.parametrize("penalty", ["sparse", "low-rank"])

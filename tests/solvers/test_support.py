@@ -173,3 +173,14 @@ def test_separable_classes_without_ridge_end_at_a_finite_point() -> None:
     found = support.minimize(split)
     assert torch.isfinite(found).all()
     assert float(support.loss(split, found).max()) < 1e-3
+
+
+def test_no_drawn_row_bends_more_than_the_step_of_svrg_allows() -> None:
+    part = _part("squared")
+    weight = torch.ones(2, 40).double()
+    weight[:, 0] = 500.0  # one heavy row
+    part = replace(part, weight=weight / weight.sum(1, keepdim=True))
+    limit = support.row_smoothness(part)
+    for step in range(200):
+        drawn = support._sample(part, torch.tensor([3, 4]), 1, step)
+        assert bool((support.smoothness(drawn) <= limit * (1 + 1e-9)).all())

@@ -156,3 +156,30 @@ def test_a_guess_of_rank_zero_finds_what_came_back() -> None:
     nothing = matrix.new_zeros(400, 0), matrix.new_zeros(0, 300)
     left, right = svt(matrix, 0.05, nothing)
     np.testing.assert_allclose((left @ right).numpy(), reference(matrix, 0.05), atol=2e-5)
+
+
+@pytest.mark.parametrize("side", [90, 150])
+def test_entries_whose_squares_overflow_keep_their_rank(side: int) -> None:
+    draw = torch.Generator().manual_seed(0)
+    matrix = 1e20 * torch.randn(side, side, generator=draw)
+    left, right = svt(matrix, 1e-3)
+    assert left.shape[1] == side
+    error = (left.double() @ right.double() - matrix.double()).abs().max()
+    assert float(error) < 1e-4 * 1e20
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["single", "double"])
+@pytest.mark.parametrize("known", [0, 30])
+def test_a_newcomer_just_above_the_threshold_is_found_as_without_a_guess(
+    known: int, dtype: torch.dtype
+) -> None:
+    tau = 0.05
+    tail = torch.linspace(0.49, 0.3, 150, dtype=torch.float64) * tau
+    values = torch.cat([torch.linspace(10, 1, 30), torch.tensor([1.01 * tau, 1.2 * tau]), tail])
+    matrix = with_spectrum(300, 260, values.double()).to(dtype)
+    left, right = svt(matrix, 0.5)
+    guess = left[:, :known].contiguous(), right[:known].contiguous()
+    found = svt(matrix, tau, guess)
+    error = np.linalg.norm((found[0] @ found[1]).double().numpy() - reference(matrix, tau), 2)
+    assert error < 10 * (2e-5 if dtype == torch.float32 else 1e-13 / TRUSTED)
+    assert found[0].shape[1] == 32

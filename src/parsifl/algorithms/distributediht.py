@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, final
 
 from annotated_types import Ge, Le
 
 from parsifl.algorithms._bases.hard_threshold import HardThreshold
-from parsifl.core.algorithm import ClientUpdate
-from parsifl.core.batching import ClientRoundData
+from parsifl.core.algorithm import ClientInfo, ClientUpdate
+from parsifl.core.batching import BatchSpec, ClientRoundData
+from parsifl.core.errors import ConfigError
 from parsifl.core.problem import Params, Problem
 from parsifl.solvers.thresholding import SparseParams, descend
 
@@ -31,6 +32,23 @@ class DistributedIHT(HardThreshold):
     )
 
     local_steps: Annotated[int, Ge(0), Le(1)] = 1
+
+    def check(self) -> None:
+        """Reject epochs: they may be many steps."""
+        super().check()
+        if self.epochs is not None:
+            raise ConfigError(
+                f"DistributedIHT takes one step a round, got epochs={self.epochs:g}; leave it out, "
+                "or take fedht for more steps"
+            )
+
+    def profile_fields(self) -> tuple[str, ...]:
+        """Return nothing: no device takes more steps than the others."""
+        return ()
+
+    def batch_spec(self, client: ClientInfo, *, epochs: float | None = None) -> BatchSpec:
+        """Return one mini-batch (or none), whatever the device's profile says."""
+        return super().batch_spec(replace(client, profile={}), epochs=epochs)
 
     def client_update(
         self, problem: Problem, received: Params, state: None, data: ClientRoundData

@@ -32,7 +32,8 @@ class FedGradMP(MatchingPursuit):
     """
 
     cites: ClassVar[str] = (
-        "Song, Qin, Foucart and Needell, Federated Gradient Matching Pursuit, 2023"
+        "Jeong, Needell and Qin, Federated Gradient Matching Pursuit, IEEE Transactions on "
+        "Information Theory 70(6), 2024"
     )
 
     def solve(self, part: Restricted, key: Tensor) -> Tensor:

@@ -58,6 +58,7 @@ class FedMac(MoreauEnvelope):
         >>> round(FedMac().over_bound())
         1644
         """
-        smoothness = self.lam + self.gamma_w / self.rho
+        bend = self.gamma_w / self.rho if self.l1 == "smooth" else 0.0
+        smoothness = self.lam + bend
         local_steps = self.local_steps if self.epochs is None else 1
         return self.outer_lr * self.beta * local_steps * (18 + 256) * smoothness

@@ -73,7 +73,7 @@ class FedSLR(LocalSgd, AdditiveAlgorithm[Problem, SlrServer, SlrClient, Compact,
         Size of the server's proximal step.
     lam
         Penalty of the global model. A value that leaves no singular value in any layer causes a
-        warning.
+        warning, and so does one without a matrix to act on: vectors have no rank.
     mu
         Penalty of the personal components.
     personal_epochs
@@ -130,6 +130,13 @@ class FedSLR(LocalSgd, AdditiveAlgorithm[Problem, SlrServer, SlrClient, Compact,
         return SlrServer({**params}, dual, len(clients))
 
     def _warn_of_dense_layers(self, params: Params) -> None:
+        ranks = any(has_rank(tuple(value.shape)) for value in params.values())
+        if self.lam and self.global_penalty == "low-rank" and not ranks:
+            warnings.warn(
+                f"FedSLR ignores lam={self.lam:g}: no parameter of this model has a rank; set lam "
+                "to 0, or take global_penalty='sparse'",
+                stacklevel=3,
+            )
         odd = [name for name, v in params.items() if v.ndim > 1 and not has_rank(tuple(v.shape))]
         if odd and "low-rank" in (self.global_penalty, self.personal_penalty):
             warnings.warn(

@@ -45,7 +45,8 @@ class InexactFedGradMP(MatchingPursuit):
     """
 
     cites: ClassVar[str] = (
-        "Song, Qin, Foucart and Needell, Federated Gradient Matching Pursuit, 2023"
+        "Jeong, Needell and Qin, Federated Gradient Matching Pursuit, IEEE Transactions on "
+        "Information Theory 70(6), 2024"
     )
 
     solver: Literal["least-squares", "gd", "sgd", "svrg", "newton"] = "gd"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -47,11 +48,12 @@ class PerFedMask(SubmodelAveraging):
     with eta = `lr` and p_n by `weighting`, the sums over the devices of the round. The masks m_n
     freeze whole blocks (a weight with its bias and norm). They are planned once, from the
     "budget" in each device's profile: psi_n, as a fraction of the body (at most 1) or a number
-    of parameters; no budget means everything. Frozen blocks get no weight gradient and are not
-    uploaded; a block that no device trained keeps its value. A device is evaluated after it
-    fine-tuned everything, head included, for `tune_epochs` at the learning rate of the round. Sent:
-    the body down, the trained blocks up. Kept: the head phi_0, which every device draws from the
-    seed.
+    of parameters; no budget means everything. A plan of one's own (`parsifl.masks`) is handed over
+    as the "mask" in each profile, a list of 0 and 1 by layer. Frozen blocks get no weight gradient
+    and are not uploaded; a block that no device trained keeps its value. A device is evaluated
+    after it fine-tuned everything, head included, for `tune_epochs` at the learning rate of the
+    round. Sent: the body down, the trained blocks up. Kept: the head phi_0, which every device
+    draws from the seed.
 
     Parameters
     ----------
@@ -86,7 +88,7 @@ class PerFedMask(SubmodelAveraging):
 
     def profile_fields(self) -> tuple[str, ...]:
         """Return the entries with the budget of a device and, for slices or networks, its width."""
-        own = ("budget",) if self.base == "model" else ("budget", "width")
+        own = ("budget", "mask") if self.base == "model" else ("budget", "mask", "width")
         return (*own, *super().profile_fields())
 
     def networks(self) -> int:
@@ -105,6 +107,8 @@ class PerFedMask(SubmodelAveraging):
         self, problem: Problem, clients: Sequence[ClientInfo], key: Key
     ) -> SubmodelServer:
         """Draw the model and plan the masks."""
+        for client in clients:
+            check_profile(client, self.profile_fields())
         masks, chosen = compressed(self._masks(problem, clients, key))
         return SubmodelServer(self._start(problem, key), masks, chosen)
 
@@ -116,7 +120,15 @@ class PerFedMask(SubmodelAveraging):
         return SubmodelSpec(self._width(client), members, mask)
 
     def _masks(self, problem: Problem, clients: Sequence[ClientInfo], key: Key) -> Masks:
-        """Plan the masks for each width separately, because block sizes depend on it."""
+        """Plan the masks for each width separately, because block sizes depend on it.
+
+        Masks in the profiles are taken as they are.
+        """
+        names = [block.name for block in layered(problem).layer_groups]
+        if any("mask" in client.profile for client in clients):
+            masks = np.array([mask_of(client, len(names)) for client in clients])
+            warn_of_gaps(masks, clients, names)
+            return masks
         widths = np.array([self._width(client) for client in clients])
         parts = []
         for width in np.unique(widths):
@@ -131,7 +143,7 @@ class PerFedMask(SubmodelAveraging):
         masks = np.zeros((len(clients), parts[0][1].shape[1]), dtype=np.bool_)
         for members, found in parts:
             masks[members] = found
-        warn_of_gaps(masks, clients, [block.name for block in layered(problem).layer_groups])
+        warn_of_gaps(masks, clients, names)
         return masks
 
     def _width(self, client: ClientInfo) -> float:
@@ -160,6 +172,36 @@ def budget_of(client: ClientInfo, total: int) -> float:
             "(0 to 1) or a number of parameters (above 1)"
         )
     return float(budget * total if budget <= 1 else min(budget, total))
+
+
+def mask_of(client: ClientInfo, layers: int) -> list[bool]:
+    """Return the mask in the profile of a device, layer by layer.
+
+    >>> mask_of(ClientInfo(0, 10, {"mask": [1, 0, True]}), 3)
+    [True, False, True]
+    """
+    mask = client.profile.get("mask")
+    if mask is None:
+        raise ConfigError(f"client {client.id} has no mask, but others have; give all or none")
+    if "budget" in client.profile:
+        raise ConfigError(f"client {client.id} has a mask and a budget; give one of them")
+    listed = isinstance(mask, list | tuple) and len(mask) == layers
+    if not listed or any(not isinstance(on, int) or on not in (0, 1) for on in mask):
+        raise ConfigError(
+            f"the mask of client {client.id} is {mask!r}; a mask is one 0 or 1 for each of "
+            f"{layers} layers"
+        )
+    return [bool(on) for on in mask]
+
+
+def check_profile(client: ClientInfo, fields: Sequence[str]) -> None:
+    """Reject entries that are nearly, but not quite, what is read; others may be for others."""
+    for name in client.profile:
+        near = difflib.get_close_matches(name.lower(), fields, n=1, cutoff=0.8)
+        if near and name not in fields:
+            raise ConfigError(
+                f"the profile of client {client.id} has '{name}'; did you mean '{near[0]}'?"
+            )
 
 
 def design_masks(

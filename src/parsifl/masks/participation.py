@@ -40,7 +40,7 @@ def expected_bias(plan: MaskPlan, participation: float, *, draws: int = 4000) ->
     if not is_whole(draws, 2):
         raise ConfigError(f"draws must be at least 2, got {draws!r}")
     kinds, counts = np.unique(plan.masks, axis=0, return_counts=True)
-    cohort = max(1, int(participation * len(plan.masks) + 1e-9))
+    cohort = max(1, round(participation * len(plan.masks)))  # as a round draws it
     if math.prod(int(count) + 1 for count in counts) <= _EXACT:
         return _summed(plan, kinds, counts, cohort)
     generator = Key(0, purpose="participation").numpy_generator()

@@ -66,8 +66,13 @@ def sca(
         if change <= tolerance:
             break
     distance = float((mask - mask**2).sum())
-    rounded = _rounded(instance, mask)
-    return SCAResult(rounded, done, distance, time.perf_counter() - begin)
+    found = _better(instance, start, _rounded(instance, mask))
+    return SCAResult(found, done, distance, time.perf_counter() - begin)
+
+
+def _better(instance: Instance, start: Masks, end: Masks) -> Masks:
+    """Return the end, unless the start was better."""
+    return min((end, start), key=lambda masks: value(instance, masks, "J"))
 
 
 class _Model:

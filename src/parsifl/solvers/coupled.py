@@ -13,6 +13,7 @@ mini-batch, a step is::
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
@@ -22,6 +23,7 @@ from torch import Tensor
 from parsifl.core import keys, tree
 from parsifl.core.batching import Batch, Batches
 from parsifl.core.problem import Params, Problem
+from parsifl.linear.sparsity.coordinates import marked
 from parsifl.solvers.sgd import SgdConfig, gradient, sgd, sgd_pair
 from parsifl.solvers.update_rules import Aux, LinearTerm, Rule, move_towards_, soften_
 
@@ -41,6 +43,8 @@ class Coupled(Rule):
         Strength of the l1 norm on theta and on the anchor; width of its smoothing.
     proximal
         Shrink by the proximal operator of the l1 norm itself, which leaves exact zeros.
+    always
+        Positions along the last axis that have no l1 norm (an intercept).
     """
 
     moves_aux: ClassVar[bool] = True
@@ -52,6 +56,7 @@ class Coupled(Rule):
     gamma_w: float = 0.0
     rho: float = 1e-2
     proximal: bool = False
+    always: tuple[int, ...] = ()
 
     def line(self) -> LinearTerm | None:
         """Return decay theta - lam w_i, unless a smoothed norm bends it."""
@@ -59,7 +64,7 @@ class Coupled(Rule):
 
     def before_(self, w: Tensor, aux: Aux, lr: float) -> None:
         """Subtract lr (decay theta - lam w_i + gamma tanh(theta / rho))."""
-        smooth = smooth_sign(w, self.rho) if self._smooth(self.gamma) else None
+        smooth = self._sign(w) if self._smooth(self.gamma) else None
         if self.decay:
             w.mul_(1 - lr * self.decay)
         w.add_(aux[0], alpha=lr * self.lam)
@@ -74,24 +79,34 @@ class Coupled(Rule):
     def slope(self, w: Tensor, anchor: Tensor) -> Tensor:
         """Return what `before_` subtracts, divided by lr."""
         slope = self.decay * w - self.lam * anchor
-        return slope + self.gamma * smooth_sign(w, self.rho) if self._smooth(self.gamma) else slope
+        return slope + self.gamma * self._sign(w) if self._smooth(self.gamma) else slope
 
     def shrink_(self, w: Tensor, lr: float) -> None:
         """Take the proximal step of gamma |theta|_1."""
         if self.proximal and self.gamma:
-            soften_(w, lr * self.gamma)
+            self._soften_(w, lr * self.gamma)
 
     def follow_(self, anchor: Tensor, w: Tensor) -> None:
         """Move the anchor by eta (lam (w_i - theta) + gamma_w tanh(w_i / rho)), or its prox."""
-        smooth = smooth_sign(anchor, self.rho) if self._smooth(self.gamma_w) else None
+        smooth = self._sign(anchor) if self._smooth(self.gamma_w) else None
         move_towards_(anchor, w, self.rate * self.lam)
         if smooth is not None:
             anchor.sub_(smooth, alpha=self.rate * self.gamma_w)
         elif self.gamma_w:
-            soften_(anchor, self.rate * self.gamma_w)
+            self._soften_(anchor, self.rate * self.gamma_w)
 
     def _smooth(self, strength: float) -> bool:
         return strength > 0 and not self.proximal
+
+    def _sign(self, w: Tensor) -> Tensor:
+        sign = smooth_sign(w, self.rho)
+        return sign.mul_(~marked(self.always, w.shape[-1])) if self.always else sign
+
+    def _soften_(self, w: Tensor, shrink: float) -> None:
+        if self.always:
+            w.sub_(w.clamp(-shrink, shrink).mul_(~marked(self.always, w.shape[-1])))
+        else:
+            soften_(w, shrink)
 
 
 @final
@@ -216,25 +231,45 @@ class _Nested:
         return tree.dot(slope, slope)
 
 
-def sparsify(params: Params, threshold: float, floor: float) -> Params:
+def sparsify(
+    params: Params,
+    threshold: float,
+    floor: float,
+    always: Mapping[str, tuple[int, ...]] | None = None,
+) -> Params:
     """Zero every entry below `threshold`, but keep the largest `floor` part of the whole model.
+
+    Entries in `always` (positions along the last axis, by parameter) are kept and not counted.
+    What is not a number stays, so that a model that diverged is seen to have diverged.
 
     >>> sparsify({"w": torch.tensor([3.0, -0.2, 0.1, 0.0])}, threshold=1.0, floor=0.5)
     {'w': tensor([ 3.0000, -0.2000,  0.0000,  0.0000])}
     """
     if not threshold:
         return params
+    always = always or {}
+    exempt = {name: marked(places, params[name].shape[-1]) for name, places in always.items()}
     cut: float | Tensor = threshold
-    kept = math.ceil(floor * sum(leaf.numel() for leaf in params.values()))
+    sizes = torch.cat(
+        [
+            (leaf[..., (~exempt[name]).nonzero()[:, 0]] if name in exempt else leaf)
+            .abs()
+            .reshape(-1)
+            for name, leaf in params.items()
+        ]
+    )
+    kept = math.ceil(floor * len(sizes))
     if kept:
-        sizes = torch.cat([leaf.abs().reshape(-1) for leaf in params.values()])
         smallest_kept = sizes.kthvalue(len(sizes) - kept + 1).values
         cut = smallest_kept.clamp(max=threshold)
-    # where, not a product: a negative number times zero would be -0
-    return {
-        name: torch.where(leaf.abs() >= cut, leaf, torch.zeros_like(leaf))
-        for name, leaf in params.items()
-    }
+    pruned = {}
+    for name, leaf in params.items():
+        small = leaf.abs() < cut
+        if name in exempt:
+            small = small & ~exempt[name]
+        # where, not a product: a negative number times zero would be -0
+        pruned[name] = torch.where(small, torch.zeros_like(leaf), leaf)
+    return pruned
 
 
 def density(params: Params) -> Tensor:

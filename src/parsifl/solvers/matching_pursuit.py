@@ -123,6 +123,8 @@ class Pursuit:
     ) -> tuple[Tensor, Tensor]:
         """Return the next iterate, and its predictions for all rows."""
         always = problem.unpenalized.get(problem.name, ())
+        if problem.gram is not None:  # correlations: the lengths of atoms must not matter
+            slope = slope / dictionary.lengths(problem.gram).clamp(min=_tiny(slope))
         merged = self.sparsity.mask(slope, always, lead=1, multiple=2, select=largest_now)
         # as many places for every client, so that no client depends on the others of its block
         width, by_row = current.shape[-1], self._by_row(current)
@@ -155,6 +157,10 @@ class Pursuit:
             return dictionary.pursue(gram, coefficients, self.sparsity.count(len(gram)), always)
         chosen = self.sparsity.mask(coefficients * dictionary.lengths(gram), always, lead=lead)
         return dictionary.project(gram, coefficients, chosen)
+
+
+def _tiny(like: Tensor) -> float:
+    return torch.finfo(like.dtype).tiny  # the slope at an atom that is zero is zero
 
 
 def _places_of(index: Tensor, rows: Tensor) -> Tensor:

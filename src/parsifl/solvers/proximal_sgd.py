@@ -1,22 +1,22 @@
 """Proximal SGD for a component p that is added to a fixed offset w: minimize f(w + p) + R(p).
 
 The walk is done in z = w + p, so the loss is the problem's own and every executor that knows plain
-SGD knows this one too; only the rule sees the offset, as a constant tree.
+SGD knows this one too; only the rule sees the offset and p.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, final
+from typing import ClassVar, Literal, final
 
 from torch import Tensor
 
 from parsifl.core import tree
 from parsifl.core.batching import Batches
 from parsifl.core.problem import Params, Problem, split_buffers
-from parsifl.solvers.sgd import SgdConfig, sgd
+from parsifl.solvers.sgd import SgdConfig, sgd_pair
 from parsifl.solvers.svt import svt_stack
-from parsifl.solvers.update_rules import Aux, Rule
+from parsifl.solvers.update_rules import Aux, LinearTerm, Rule, soften_
 
 Penalty = Literal["sparse", "low-rank"]
 
@@ -24,7 +24,7 @@ Penalty = Literal["sparse", "low-rank"]
 @final
 @dataclass(frozen=True)
 class ProximalRule(Rule):
-    """z <- w + prox(z - w) after each step, with weight decay on z - w; w = aux[0], or 0.
+    """w <- prox(w) after each step.
 
     "sparse" is the l1 norm (soft thresholding of every entry), "low-rank" the nuclear norm
     (of matrices and convolutions; other tensors are left alone).
@@ -32,28 +32,46 @@ class ProximalRule(Rule):
 
     penalty: Penalty = "sparse"
     strength: float = 0.0
-    weight_decay: float = 0.0
 
-    def before_(self, w: Tensor, aux: Aux, lr: float) -> None:
-        """Subtract lr * decay * (z - w)."""
-        if self.weight_decay:
-            w.mul_(1 - lr * self.weight_decay)
-            if aux:
-                w.add_(aux[0], alpha=lr * self.weight_decay)
-
-    def after_(self, w: Tensor, aux: Aux, lr: float) -> None:
-        """Apply the proximal operator of lr * strength * R around the offset."""
+    def after_(self, w: Tensor, aux: Aux, lr: float) -> None:  # noqa: ARG002 - the contract
+        """Apply the proximal operator of lr * strength * R."""
         if not self.strength:
             return
-        if aux:
-            w.sub_(aux[0])
         if self.penalty == "low-rank":
             w.copy_(svt_stack(w, lr * self.strength))
         else:
-            w.sub_(w.clamp(min=-lr * self.strength, max=lr * self.strength))
-        # where the operator gave zero, z is now w bit for bit, and z - w an exact zero again
-        if aux:
-            w.add_(aux[0])
+            soften_(w, lr * self.strength)
+
+
+@final
+@dataclass(frozen=True)
+class ComponentRule(Rule):
+    """p <- prox(p + step of z), z <- w + p, with weight decay on p; w = aux[0], p = aux[1].
+
+    p is carried along, not read off as z - w: that would round it to the last digit of w, and
+    where lr * strength is smaller still, nothing would ever shrink.
+    """
+
+    moves_aux: ClassVar[bool] = True
+
+    prox: ProximalRule
+    weight_decay: float = 0.0
+
+    def line(self) -> LinearTerm | None:
+        """Return no term at all without decay."""
+        return None if self.weight_decay else LinearTerm()
+
+    def before_(self, w: Tensor, aux: Aux, lr: float) -> None:
+        """Subtract lr * decay * p."""
+        if self.weight_decay:
+            w.sub_(aux[1], alpha=lr * self.weight_decay)
+
+    def after_(self, w: Tensor, aux: Aux, lr: float) -> None:
+        """Move p by the step that z has taken, apply the operator, and set z to w + p."""
+        offset, p = aux
+        p.add_(w - (offset + p))
+        self.prox.after_(p, (), lr)
+        w.copy_(offset + p)
 
 
 def fit_component(
@@ -73,13 +91,14 @@ def fit_component(
     """
     if len(batches) == 0:
         return component
-    rule = ProximalRule(penalty, strength, config.weight_decay)
+    rule = ComponentRule(ProximalRule(penalty, strength), config.weight_decay)
     config = replace(config, weight_decay=0.0)  # the rule has it
     fixed, _ = split_buffers(problem, offset)
+    part, _ = split_buffers(problem, component)
     start = combine(problem, offset, component)
-    mixed = sgd(problem, start, batches, config, rule=rule, aux=(fixed,))
-    moved, buffers = split_buffers(problem, mixed)
-    return {**tree.subtract(moved, fixed), **buffers}
+    mixed, (_, moved) = sgd_pair(problem, start, batches, config, rule=rule, aux=(fixed, part))
+    _, buffers = split_buffers(problem, mixed)
+    return {**moved, **buffers}
 
 
 def combine(problem: Problem, offset: Params, component: Params) -> Params:

@@ -160,9 +160,10 @@ def smoothness(part: Restricted) -> Tensor:
 
 
 def row_smoothness(part: Restricted) -> Tensor:
-    """Return the largest curvature that a single row of each client can have."""
-    weight = part.weight if part.columns.ndim == 3 else part.weight[:, None]
-    squares = part.columns.square().sum(-1) * (weight > 0)
+    """Return the largest curvature that a single drawn row of each client can have."""
+    weight = part.weight * part.rows[:, None]  # as `_sample` weighs a row
+    weight = weight if part.columns.ndim == 3 else weight[:, None]
+    squares = part.columns.square().sum(-1) * weight
     largest = squares.flatten(1).amax(-1)
     return _bound(part) * largest + part.ridge.flatten(1).amax(-1) + _tiny(squares)
 

@@ -30,7 +30,11 @@ is far smaller still; twice as much if not, since errors count most near the thr
 DIRECT = 100
 """Up to this many rows a direct decomposition is as fast."""
 SWEEPS = 3
-"""Subspace iterations from a guess."""
+"""Subspace iterations from a guess, before the residual is looked at."""
+TRIALS = 2
+"""How often it is looked at before the guess is given up."""
+RESIDUAL = 100
+"""Largest residual of a guess, in units of rounding errors of the largest singular value."""
 STRIPS = 4
 """Parts in which half of a Gram matrix is computed."""
 
@@ -58,7 +62,8 @@ def svt(matrix: Tensor, threshold: float, guess: Factors | None = None) -> Facto
     threshold
         tau; singular values at or below it vanish.
     guess
-        Factors of a matrix near X, say of the last round: they save work and change nothing else.
+        Factors of a matrix near X, say of the last round: they save work, and add an error of at
+        most 100 rounding errors of the largest singular value.
 
     Examples
     --------
@@ -67,8 +72,14 @@ def svt(matrix: Tensor, threshold: float, guess: Factors | None = None) -> Facto
     [2.0, 1.0, 0.0]
     """
     rows, columns = matrix.shape
-    if float(matrix.norm()) <= threshold:  # no singular value exceeds the Frobenius norm
+    size = float(matrix.norm())
+    if size <= threshold:  # no singular value exceeds the Frobenius norm
         return matrix.new_zeros(rows, 0), matrix.new_zeros(0, columns)
+    if size > math.sqrt(torch.finfo(matrix.dtype).max) / 100:  # its square would overflow
+        scale = float(matrix.abs().max())
+        if math.isfinite(scale):
+            left, right = svt(matrix / scale, threshold / scale, guess)
+            return left * scale, right
     if rows > columns:
         left, right = _wide(matrix.T, threshold, None if guess is None else guess[1].T)
         return right.T, left.T
@@ -95,23 +106,33 @@ def _direct(matrix: Tensor, threshold: float) -> Factors:
 def _warm(matrix: Tensor, threshold: float, start: Tensor) -> Factors | None:
     """Iterate the subspace of a guess, with room for newcomers; None if it was too small.
 
-    The smallest value found must lie well below the threshold, and so must what is left of the
-    matrix outside the subspace: then no survivor was missed, and those found have converged.
+    With right singular vectors V of the part of X in the subspace B, for all values above tau / 2,
+    the result is exact for X - R, R = (X V - B B^T X V) V^T, if what is left of X outside of B is
+    at most tau / 2 too. Thresholding brings no two matrices further apart: the error is at most
+    the Frobenius norm of R, which must be of the order of rounding errors.
     """
     room = max(16, start.shape[1] // 4)
     draw = Key(0, purpose="svt").torch_generator()
     fresh = torch.randn(len(matrix), room, generator=draw, dtype=matrix.dtype).to(matrix.device)
     basis = torch.linalg.qr(torch.cat([start, fresh], 1))[0]
-    for _ in range(SWEEPS):
-        basis = torch.linalg.qr(matrix @ torch.linalg.qr(matrix.T @ basis)[0])[0]
-    left, values, right = torch.linalg.svd(basis.T @ matrix, full_matrices=False)
+    for _ in range(TRIALS):
+        for _ in range(SWEEPS):
+            basis = torch.linalg.qr(matrix @ torch.linalg.qr(matrix.T @ basis)[0])[0]
+        left, values, right = torch.linalg.svd(basis.T @ matrix, full_matrices=False)
+        if float(values[-1]) > threshold / 2:
+            return None
+        seen = matrix @ right[values > threshold / 2].T
+        residual = float((seen - basis @ (basis.T @ seen)).norm())
+        if residual <= RESIDUAL * torch.finfo(matrix.dtype).eps * float(values[0]):
+            break
+    else:
+        return None
     probe = matrix.T @ fresh[:, :8]
     for _ in range(SWEEPS):  # the largest singular value of what is outside, from eight vectors
         seen = matrix @ torch.linalg.qr(probe)[0]
         outside = seen - basis @ (basis.T @ seen)
         probe = matrix.T @ outside
-    missed = float(torch.linalg.matrix_norm(outside, 2))
-    if max(float(values[-1]), missed) > threshold / 2:
+    if float(torch.linalg.matrix_norm(outside, 2)) > threshold / 2:
         return None
     alive = values > threshold
     return basis @ (left[:, alive] * (values[alive] - threshold)), right[alive]

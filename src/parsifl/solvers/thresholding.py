@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import cast, final
 
 import torch
@@ -14,7 +14,7 @@ from parsifl.core.leaves import Sparse
 from parsifl.core.problem import Compactable, Params, Problem
 from parsifl.linear.sparsity.constraint import Sparsity, kept_places
 from parsifl.linear.sparsity.coordinates import largest_now, marked
-from parsifl.solvers.sgd import SgdConfig, sgd
+from parsifl.solvers.sgd import SgdConfig, gradient, sgd
 from parsifl.solvers.update_rules import Aux, Rule, soft
 
 SparseParams = dict[str, Tensor | Sparse]
@@ -75,21 +75,16 @@ def threshold(
     if len(params) == 1 or sparsity.scope != "all":
         rule = HardThresholdRule(sparsity, next(iter(always.values()), ()))
         return dict(sgd(problem, params, batches, config, rule=rule))
-    for step in range(len(batches)):  # one budget for all layers: they meet after each step
-        one = _cut(batches, step)
-        moved = sparsity.project(problem, sgd(problem, params, one, config))
-        params = tree.where(one.active[0], moved, params) if batches.ragged else moved
+    velocity = tree.zeros_like(params) if config.momentum else None
+    for batch in batches:  # one budget for all layers: they meet after each step
+        slope = gradient(problem, params, batch)
+        if config.weight_decay:
+            slope = tree.axpy(config.weight_decay, params, slope)
+        if velocity is not None:  # a client whose steps are used up needs no velocity any more
+            slope = velocity = tree.axpy(config.momentum, velocity, slope)
+        moved = sparsity.project(problem, tree.axpy(-config.lr, slope, params))
+        params = tree.where(batch.active, moved, params) if batches.ragged else moved
     return dict(params)
-
-
-def _cut(batches: Batches, step: int) -> Batches:
-    here = slice(step, step + 1)
-    return replace(
-        batches,
-        index=batches.index[here],
-        weight=batches.weight[here],
-        active=batches.active[here],
-    )
 
 
 def _on_columns(

@@ -91,3 +91,22 @@ def test_pursuit_keeps_the_largest_of_orthonormal_atoms_and_what_is_always_kept(
     assert dictionary.pursue(torch.eye(4).double(), a, 2).tolist() == [0.0, -3.0, 2.0, 0.0]
     kept = dictionary.pursue(torch.eye(4).double(), a, 1, always=(0,))
     assert kept.tolist() == [0.5, -3.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("gap", [0.0, 1e-12, 1e-9, 1e-8, 1e-7])
+@pytest.mark.parametrize("length", [1.0, 1e-6])
+def test_atoms_that_are_nearly_equal_are_projected_stably(gap: float, length: float) -> None:
+    atoms = dictionary.gaussian(8, 5, seed=0)
+    atoms[:, 1] = dictionary.unit_columns(atoms[:, :1] + gap * atoms[:, 2:3])[:, 0]
+    atoms = atoms * length
+    a = torch.from_numpy(np.random.default_rng(2).standard_normal(5))
+    chosen = torch.tensor([True, True, False, True, False])
+    found = dictionary.project(atoms.mT @ atoms, a, chosen)
+    # what is not chosen is orthogonal to the rest up to the gap: project on one of the twins
+    basis = torch.linalg.qr(atoms[:, [0, 3]])[0]
+    expected = basis @ (basis.mT @ (atoms @ a))
+    assert float(found.abs().max()) < 100
+    assert (
+        float((atoms @ found - expected).norm())
+        < 1e-6 * float((atoms @ a).norm()) + 3 * length * gap
+    )

@@ -18,6 +18,9 @@ from parsifl.core.leaves import Sparse
 from parsifl.core.problem import Model, Params, Problem
 from parsifl.solvers.thresholding import SparseParams
 
+_MOST = 1e12
+"""Largest factor by which a batch grows."""
+
 
 @dataclass(frozen=True)
 class HardThreshold(
@@ -55,9 +58,14 @@ class HardThreshold(
         """Request mini-batches, which may grow, or full batches."""
         rows: int | None = None
         if not self.full_batch:
-            growth = min(self.batch_growth**round, float(client.samples))
-            rows = min(math.ceil(self.batch_size * growth), max(client.samples, self.batch_size))
+            rows = min(self._grown(round), max(client.samples, self.batch_size))
         return DataRequest({"train": replace(self.batch_spec(client), batch_size=rows)})
+
+    def _grown(self, round: int) -> int:
+        # beyond this factor no client has so many rows, and powers overflow in the end
+        exponent = round * math.log(self.batch_growth)
+        growth = self.batch_growth**round if exponent < math.log(_MOST) else _MOST
+        return max(1, math.ceil(self.batch_size * growth))
 
     def personalize(
         self, problem: Problem, received: Params, state: None, data: ClientRoundData

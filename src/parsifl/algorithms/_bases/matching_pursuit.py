@@ -14,6 +14,7 @@ from parsifl.algorithms._bases.sparsity import SparsitySettings
 from parsifl.core.algorithm import AdditiveAlgorithm, ClientInfo, ClientUpdate
 from parsifl.core.batching import BatchSpec, ClientRoundData, DataRequest
 from parsifl.core.config import Count, Size
+from parsifl.core.errors import ConfigError
 from parsifl.core.keys import Key
 from parsifl.core.problem import Model, Params, Restricted, SupportSolvable
 from parsifl.linear.sparsity.constraint import Scope
@@ -50,6 +51,22 @@ class MatchingPursuit(
     batch_size: Count | None = 40
     scope: Scope = "row"
     prune: Prune = "largest"
+
+    def check(self) -> None:
+        """Reject options that would have no effect."""
+        super().check()
+        if self.spare_vectors:
+            raise ConfigError(
+                "matching pursuit has no vectors to spare (spare_vectors): exempt coefficients by "
+                "the problem, GLM(keep=...)"
+            )
+        if self.scope == "layer":
+            raise ConfigError(
+                "matching pursuit has one tensor of coefficients: scope='layer' would be "
+                "scope='all'; give this, or 'row'"
+            )
+        if self.groups is not None and self.prune == "omp":
+            raise ConfigError("groups need prune='largest': 'omp' takes atoms one by one")
 
     @abstractmethod
     def solve(self, part: Restricted, key: Tensor) -> Tensor:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -16,9 +17,10 @@ from parsifl.core import tree
 from parsifl.core.algorithm import AdditiveAlgorithm, ClientInfo, ClientUpdate
 from parsifl.core.batching import ClientRoundData, DataRequest
 from parsifl.core.config import Count, Fraction, NonNegative, Positive
-from parsifl.core.errors import ConfigError, DataError
+from parsifl.core.errors import ConfigError
 from parsifl.core.keys import Key
 from parsifl.core.problem import Model, Params, Problem
+from parsifl.linear.sparsity.constraint import kept_places
 from parsifl.solvers.coupled import Coupled, alternate, density, sparsify
 
 
@@ -101,14 +103,27 @@ class MoreauEnvelope(
         """Return the coupling of theta and the local global model."""
 
     def init_server(self, problem: Problem, clients: Sequence[ClientInfo], key: Key) -> Params:
-        """Return the initial parameters, after checking that every client has training rows."""
-        for client in clients:
-            if client.samples < 2:
-                raise DataError(
-                    f"client {client.id} has {client.samples} training rows; a personal model "
-                    "needs at least 2: leave this client out or give it more rows"
-                )
+        """Return the initial parameters; warn of steps at which the smoothed norm oscillates."""
+        if self.l1 == "smooth":
+            self._warn_of_oscillation()
         return problem.init(key)
+
+    def _warn_of_oscillation(self) -> None:
+        """Warn where a step is longer than twice the inverse curvature at zero."""
+        decay, found = self.rule().decay, []
+        if self.gamma_w:
+            product = self.outer_lr * (self.lam + self.gamma_w / self.rho)
+            found.append(("outer_lr * (lam + gamma_w / rho)", product, "outer_lr or gamma_w"))
+        if self.gamma:
+            term = "lr * (lam + gamma / rho)" if decay else "lr * gamma / rho"
+            found.append((term, self.lr * (decay + self.gamma / self.rho), "lr or gamma"))
+        for term, product, remedy in found:
+            if product >= 2:
+                warnings.warn(
+                    f"{term} = {product:g} should be below 2: entries near zero oscillate and "
+                    f"never become small; lower {remedy}, widen rho, or take l1='proximal'",
+                    stacklevel=3,
+                )
 
     def broadcast(self, problem: Problem, server: Params, client: ClientInfo, key: Key) -> Params:
         """Send the model."""
@@ -127,7 +142,7 @@ class MoreauEnvelope(
     ) -> ClientUpdate[None, Params]:
         """Train theta_i with its local global model, and send the latter."""
         _, anchor = self._trained(problem, received, data)
-        upload = sparsify(anchor, self.threshold, self.floor)
+        upload = self._pruned(problem, anchor)
         return ClientUpdate(None, upload, self._notes(upload))
 
     def personalize(
@@ -135,7 +150,7 @@ class MoreauEnvelope(
     ) -> Model:
         """Evaluate every client on the theta_i that it trains from the received model."""
         theta, _ = self._trained(problem, received, data)
-        return Model(problem, sparsify(theta, self.threshold, self.floor))
+        return Model(problem, self._pruned(problem, theta))
 
     def contribute(self, problem: Problem, upload: Params, weight: float) -> Mean:
         """Weight the local global model."""
@@ -145,17 +160,21 @@ class MoreauEnvelope(
         """Move by beta towards the mean, then drop small entries."""
         mean, beta = total.value(), self.beta
         moved = tree.map(lambda w, new: (1 - beta) * w + beta * new, server, mean)
-        return sparsify(moved, self.threshold, self.floor)
+        return self._pruned(problem, moved)
+
+    def _pruned(self, problem: Problem, params: Params) -> Params:
+        return sparsify(params, self.threshold, self.floor, kept_places(problem))
 
     def _trained(
         self, problem: Problem, received: Params, data: ClientRoundData
     ) -> tuple[Params, Params]:
+        always = next(iter(kept_places(problem).values()), ())
         return alternate(
             problem,
             received,
             data["train"],
             self.sgd(data.round),
-            rule=self.rule(),
+            rule=replace(self.rule(), always=always),
             inner=self.inner,
             accuracy=self.accuracy,
         )

@@ -80,7 +80,7 @@ class SubmodelAveraging(
     ----------
     tune_epochs, tune_steps
         How long a device fine-tunes all of its parameters before it is evaluated, at the learning
-        rate of the round; `tune_epochs` is used instead of `tune_steps` if given.
+        rate of the round; `tune_steps` is used instead of `tune_epochs` if above 0.
     """
 
     tune_epochs: NonNegative | None = None
@@ -147,9 +147,7 @@ class SubmodelAveraging(
 
     def personalization_batches(self, client: ClientInfo) -> DataRequest:
         """Request the mini-batches of the fine-tuning."""
-        steps, epochs = (
-            (self.tune_steps, None) if self.tune_epochs is None else (None, self.tune_epochs)
-        )
+        steps, epochs = (self.tune_steps, None) if self.tune_steps else (None, self.tune_epochs)
         if not steps and not epochs:
             return DataRequest()
         return DataRequest({"tune": BatchSpec(self.batch_size, steps, epochs, self.last_batch)})

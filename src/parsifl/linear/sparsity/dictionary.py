@@ -1,7 +1,7 @@
 r"""Dictionaries: atoms of which few make up the model, :math:`x = \Psi a`.
 
 Coefficients live in the space of atoms. Candidates are chosen by :math:`|a_j| \|\psi_j\|` (or by
-the correlations :math:`|\psi_j^\top w|`, which is what a gradient in `a` holds for unit atoms);
+the correlations :math:`|\psi_j^\top w| / \|\psi_j\|`, that is a gradient in `a` over the lengths);
 what is cut away is projected back by least squares on the atoms that stay.
 """
 
@@ -16,6 +16,11 @@ from torch import Tensor
 from parsifl.core._functorch import is_transformed
 from parsifl.core.errors import ConfigError
 from parsifl.core.keys import Key
+
+_PIVOT = 1e-3
+"""Smallest pivot (a sine between atoms) for which the Gram matrix is solved directly."""
+_RELATIVE = 1e-12
+"""Smallest eigenvalue of a Gram matrix of unit atoms that is believed, in float64."""
 
 
 @dataclass(frozen=True)
@@ -71,11 +76,26 @@ def project(gram: Tensor, coefficients: Tensor, chosen: Tensor) -> Tensor:
     mask = chosen.to(gram.dtype)
     system = gram * mask[..., :, None] * mask[..., None, :] + torch.diag_embed(1 - mask)
     right = (coefficients @ gram) * mask
-    found, failed = torch.linalg.solve_ex(system, right[..., None])
-    if not is_transformed() and bool(failed.any()):  # atoms that repeat: the shortest solution
-        found = torch.linalg.pinv(system, hermitian=True) @ right[..., None]
-    solution: Tensor = found[..., 0] * mask
+    found = torch.linalg.solve_ex(system, right[..., None])[0][..., 0]
+    if not is_transformed():
+        unit = 1 / lengths(system).clamp(min=torch.finfo(gram.dtype).tiny)
+        scaled = system * unit[..., :, None] * unit[..., None, :]
+        alike = _nearly_singular(scaled)
+        if bool(alike.any()):  # atoms that nearly repeat: the shortest solution
+            limit = max(_RELATIVE, 10 * len(gram) * torch.finfo(gram.dtype).eps)
+            inverse = torch.linalg.pinv(scaled, rtol=limit, hermitian=True)
+            shortest = (inverse @ (right * unit)[..., None])[..., 0] * unit
+            found = torch.where(alike[..., None], shortest, found)
+    solution: Tensor = found * mask
     return solution
+
+
+def _nearly_singular(scaled: Tensor) -> Tensor:
+    """Return for which systems of unit diagonal a pivot is so small that digits are lost."""
+    factor, failed = torch.linalg.cholesky_ex(scaled)
+    pivots = factor.diagonal(dim1=-2, dim2=-1).amin(-1)
+    doubtful: Tensor = (failed != 0) | ~(pivots > _PIVOT)
+    return doubtful
 
 
 def pursue(gram: Tensor, coefficients: Tensor, count: int, always: tuple[int, ...] = ()) -> Tensor:
