@@ -31,16 +31,16 @@ RETIRED = {
 """Each word with what to write instead."""
 
 LEFT_OUT = {
-    "src/parsifl/flower": "edited on another branch",
-    "src/parsifl/wire": "edited on another branch",
-    "src/parsifl/estimators": "edited on another branch",
-    "src/parsifl/engine/run_dir.py": "edited on another branch",
-    "src/parsifl/engine/checkpoint.py": "edited on another branch",
-    "src/parsifl/engine/segment_store.py": "edited on another branch",
-    "SECURITY.md": "edited on another branch",
-    "docs/flower.md": "edited on another branch",
-    "docs/tutorials/statistician.md": "edited on another branch",
-    "docs/reference/inference.md": "edited on another branch",
+    "src/parsifl/flower": "not yet revised",
+    "src/parsifl/wire": "not yet revised",
+    "src/parsifl/estimators": "not yet revised",
+    "src/parsifl/engine/run_dir.py": "not yet revised",
+    "src/parsifl/engine/checkpoint.py": "not yet revised",
+    "src/parsifl/engine/segment_store.py": "not yet revised",
+    "SECURITY.md": "not yet revised",
+    "docs/flower.md": "not yet revised",
+    "docs/tutorials/statistician.md": "not yet revised",
+    "docs/reference/inference.md": "not yet revised",
     "docs/reproduction": "written by `parsifl reproduce --record` from the titles of recipes",
 }
 ALLOWED = {

@@ -27,7 +27,7 @@ def test_a_deployment_gives_the_same_bits_as_one_process(tmp_path: Path) -> None
     expected = simulated(chosen)
     assert tree.same(server_state(tmp_path / "run", chosen), expected.server)
     for ours, theirs in zip(records, expected.metrics, strict=True):
-        for name in ("bytes_up", "bytes_down", "flops", "info", "dropped"):
+        for name in ("bytes_up", "bytes_down", "flops", "metrics", "dropped"):
             assert ours[name] == theirs[name], name
     assert records[1]["personal"] == expected.metrics[1]["personal"]
     assert records[1]["global"] == expected.metrics[1]["global"]
