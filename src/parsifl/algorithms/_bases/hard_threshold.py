@@ -62,7 +62,7 @@ class HardThreshold(
         return DataRequest({"train": replace(self.batch_spec(client), batch_size=rows)})
 
     def _grown(self, round: int) -> int:
-        # beyond this factor no client has so many rows, and powers overflow in the end
+        # beyond this factor the batch has all rows of any client, and powers would overflow
         exponent = round * math.log(self.batch_growth)
         growth = self.batch_growth**round if exponent < math.log(_MOST) else _MOST
         return max(1, math.ceil(self.batch_size * growth))
