@@ -70,7 +70,7 @@ def test_curve_as_json_and_as_a_table() -> None:
         (["--budget", "2"], "not in the range 0.0<=x<=1.0"),
         (["--objective", "j"], "unknown objective"),
         (["curve", "--design", "best", "--model", "mlp"], "unknown design"),
-        (["--participation", "0", "--devices", "3", "--draws", "2"], "participation must be above 0"),
+        (["--participation", "0", "--devices", "3", "--draws", "2"], "must be above 0"),
     ],
 )
 def test_mistakes_end_with_a_sentence(arguments: list[str], words: str) -> None:
