@@ -308,14 +308,26 @@ class Training:
 
     # ------------------------------------------------------------------ evaluation
     def _evaluated_clients(self, rounds: int) -> Sequence[int]:
-        sampled: set[int] = set()
-        if self.evaluation.clients == "sampled":
-            for round in range(rounds):
-                key = self._key.replace(round=round)
-                cohort = sampling.cohort(self._eligible, self.participation, key)
-                sampled.update(self._training(cohort))
+        sampled = self._sampled(rounds) if self.evaluation.clients == "sampled" else set()
         clients = len(self.pool.clients)
         return sampling.evaluated(self.evaluation, clients, self._eligible, sampled)
+
+    def _sampled(self, rounds: int) -> set[int]:
+        """Return the clients that trained in the first rounds; earlier calls are built upon."""
+        known, clients = self._sampled_until
+        if rounds < known:
+            known, clients = 0, set()
+        for round in range(known, rounds):
+            key = self._key.replace(round=round)
+            cohort = sampling.cohort(self._eligible, self.participation, key)
+            clients.update(self._training(cohort))
+        self._sampled_until[:] = [rounds, clients]
+        return set(clients)
+
+    @cached_property
+    def _sampled_until(self) -> list[Any]:
+        """A number of rounds, and the clients that trained in them."""
+        return [0, set()]
 
     def _evaluation_requests(self, server: Any, round: int) -> Iterator[ClientRequest]:
         key = self._key.replace(round=round)
