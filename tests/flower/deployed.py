@@ -75,7 +75,8 @@ def server_state(path: Path, chosen: Experiment) -> Any:
 
 def app_of(chosen: Experiment, folder: Path, out: Path, **deployment: Any) -> Path:
     """Write the app of a trial and return its folder."""
-    plan = Deployment(out=str(out), **deployment)
+    # without node keys a node that is restarted has another id: it may take over its client
+    plan = Deployment(out=str(out), **{"rebind": True, **deployment})
     write_app(folder, "partition", to_config(chosen, plan), "trial")
     return folder
 
