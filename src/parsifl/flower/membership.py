@@ -33,7 +33,7 @@ class Membership:
 
     A client belongs to the node that reported it first, also after a restart of the server: with
     node keys, Flower's node ids are bound to keys. With `deployment.rebind`, another node may take
-    over a client whose node is not connected.
+    over a client whose node is not connected, or has not reported to this server.
     """
 
     def __init__(self, link: Link, clients: int, log: Log, deployment: Deployment) -> None:
@@ -149,7 +149,9 @@ class Membership:
         if self._deployment.nodes and expected != client:
             raise WireError(f"it says it is client {client}, which deployment.nodes contradicts")
         owner = self._node_of.get(client, node)
-        free = self._deployment.rebind and owner not in self._connected
+        # a node that was killed counts as connected for a while, but does not report
+        present = owner in self._connected and owner in self._reported
+        free = self._deployment.rebind and not present
         if owner != node and not free:
             raise WireError(f"it says it is client {client}, which is node {owner} in this run")
         others = [mine for mine, its in self._node_of.items() if its == node and mine != client]
