@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -223,6 +224,8 @@ def test_texts_of_a_client_stay_on_its_node(
         return site(client)
 
     link.site = failing  # type: ignore[method-assign]
+    # Flower disables existing loggers when it opens its database
+    monkeypatch.setattr(logging.getLogger("parsifl"), "disabled", True)
     (record,) = link.run(tmp_path / "run")
     assert record["dropped"] == {1: "DataError (details are in the log of the client's node)"}
     assert secret in caplog.text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -41,6 +40,7 @@ from parsifl.flower.network_schema import (
     failure,
     read,
 )
+from parsifl.flower.node_log import node_log
 from parsifl.flower.transport import Kind
 
 NodeConfig = Mapping[str, Any]
@@ -52,7 +52,6 @@ Parts = Mapping[str, bytes]
 STATE_VARIABLE = "PARSIFL_STATE"
 _SLACK, _MODELS = 16 << 20, 64
 """A message may take this many bytes, and this many models more, when it is decoded."""
-_logger = logging.getLogger("parsifl")
 
 
 def client_number(node: NodeConfig) -> int:
@@ -297,7 +296,7 @@ class _Work:
                 if self.request.lost_state != "reinitialize":
                     raise
                 lost = True
-                _logger.warning("%s; the state is reinitialized", error)
+                node_log().warning("%s; the state is reinitialized", error)
         return self.program.initial_state(self.client, self.received, self.key.seed), lost
 
 
@@ -309,7 +308,7 @@ def answered(answer: Callable[[], Envelope]) -> Envelope:
     try:
         return answer()
     except Exception as error:
-        _logger.exception("a request could not be answered")
+        node_log().exception("a request could not be answered")
         return failure(error).envelope()
 
 

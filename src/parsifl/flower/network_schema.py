@@ -6,7 +6,6 @@ Fields are strict and unknown ones are rejected: server and clients run the same
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, final
@@ -24,12 +23,12 @@ from pydantic import (
 from parsifl.core.errors import ParsiflError, WireError
 from parsifl.flower.data_schema import DataSchema
 from parsifl.flower.message import LONGEST_REASON, Envelope, printable
+from parsifl.flower.node_log import node_log
 from parsifl.flower.tables import MOST_COLUMNS, Agreement, Summary, check_counts
 
 MOST_ROWS = 1 << 40
 MOST_METRICS = 100
 _SHORT, _LONG = 1 << 18, 1 << 24
-_logger = logging.getLogger("parsifl")
 
 LostStatePolicy = Literal["reinitialize", "drop", "stop"]
 ClientId = Annotated[int, Ge(0), Lt(1 << 31)]
@@ -326,7 +325,7 @@ def describe(error: Exception) -> str:
     """Return why a reply is dropped, in one printable line."""
     if isinstance(error, ParsiflError):
         return printable(error)
-    _logger.warning("a reply is dropped", exc_info=error)
+    node_log().warning("a reply is dropped", exc_info=error)
     return f"the reply cannot be used ({type(error).__name__})"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,9 +11,9 @@ from typing import Any, final
 import numpy as np
 
 from parsifl.flower.guards import Guards, Refusal, few_differ, rare
+from parsifl.flower.node_log import node_log
 from parsifl.flower.tables import ABSENT, LONGEST, MISSING, MOST_LEVELS, RARE, Prepared, Table
 
-_logger = logging.getLogger("parsifl")
 _SEPARATOR = "|"
 
 
@@ -90,7 +89,7 @@ def _is_words(name: str, values: Sequence[str], schema: TableSchema) -> bool:
     odd = [row for row, value in there if not _is_number(value)]
     if odd and len(odd) < len(there):
         listed = ", ".join(f"row {row} ({values[row - 1]!r:.40})" for row in odd[:10])
-        _logger.error("column %r: %d values are not numbers: %s", name, len(odd), listed)
+        node_log().error("column %r: %d values are not numbers: %s", name, len(odd), listed)
         raise Refusal(
             "numbers",
             f"column '{name}': not all values are numbers; declare missing codes (missing), or "
@@ -123,6 +122,8 @@ def _withheld(name: str, values: Sequence[str], guards: Guards) -> list[str]:
     numbers = np.array([float(value) for value in values if value])
     alone = len(numbers) < guards.rows or few_differ(numbers, guards.cell)
     if len(numbers) and alone:
-        _logger.warning("column %r: withheld, since too few rows have a value of their own", name)
+        node_log().warning(
+            "column %r: withheld, since too few rows have a value of their own", name
+        )
         return [""] * len(values)
     return list(values)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,13 +36,13 @@ from parsifl.flower.network_schema import (
     failure_in,
     read,
 )
+from parsifl.flower.node_log import node_log
 from parsifl.flower.table_schema import TableSchema, prepare
 from parsifl.flower.tables import Agreement, Array, Prepared, Table, summarise
 from parsifl.flower.transport import Kind
 from parsifl.linear.glm import GLM
 
 LoadTable = Callable[[NodeConfig], Table]
-_logger = logging.getLogger("parsifl")
 
 
 def least_squares(data: ClientData) -> Problem:
@@ -93,7 +92,7 @@ class TableSite:
             except WireError as error:  # its text is about the request, not about the table
                 reply = self._refuse("request", str(error))
             except Exception:
-                _logger.exception("a request for '%s' could not be answered", kind)
+                node_log().exception("a request for '%s' could not be answered", kind)
                 reply = self._refuse("failure", "its work failed; the reason is in the node's log")
             size = sum(len(part) for part in reply.parts.values())
             self._audit.write({**entry, "bytes": size, **json.loads(reply.text)})
@@ -101,7 +100,7 @@ class TableSite:
 
     def _refuse(self, rule: str, text: str) -> Envelope:
         reason = printable(f"site {self._client} refuses (rule '{rule}'): {text}")
-        _logger.warning("%s", reason)
+        node_log().warning("%s", reason)
         return FailureReply(error="Refusal", rule=rule, detail=reason).envelope()
 
     def _answer(self, kind: Kind, envelope: Envelope, entry: dict[str, Any]) -> Envelope:
@@ -178,7 +177,7 @@ def _whole(reply: Envelope) -> Envelope:
     """Return a reply of local work that succeeded; the text of a failure may hold values."""
     failure = failure_in(reply)
     if failure is not None:
-        _logger.error("local work failed: %s", failure.reason)
+        node_log().error("local work failed: %s", failure.reason)
         raise Refusal("failure", "its work failed; the reason is in the node's log")
     return reply
 
