@@ -12,6 +12,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from parsifl.core.errors import ConfigError
+
 _STOP_SECONDS = 15.0
 _LINGER_SECONDS = 3.0
 _PR_SET_PDEATHSIG = 1
@@ -31,7 +33,7 @@ def start(
             stdout=file,
             stderr=file,
             start_new_session=True,  # a group of its own: Ctrl-C reaches it through us alone
-            preexec_fn=_end_with_parent if _LIBC is not None else None,
+            preexec_fn=end_with_parent if _LIBC is not None else None,
         )
 
 
@@ -64,7 +66,8 @@ def _gone(family: Mapping[int, str]) -> dict[int, str]:
     return left
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
+    """Let the kernel end this process, just forked, with its parent (on Linux)."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
@@ -100,3 +103,11 @@ def _processes() -> dict[int, tuple[int, str]]:
         if state != "Z":
             found[int(path.parent.name)] = (int(parent), more[17])
     return found
+
+
+def program(name: str) -> str:
+    """Return the path of a program of Flower in this environment."""
+    path = Path(sys.executable).parent / name
+    if not path.exists():
+        raise ConfigError(f"{name} is not installed; install the extra: parsifl[flower]")
+    return str(path)

@@ -16,5 +16,5 @@ def test_digits_are_small_gray_images_of_ten_classes() -> None:
 
 def test_digits_are_those_of_scikit_learn() -> None:
     data, theirs = load("digits"), load_digits()
-    assert np.array_equal(data.x[:, 0], theirs.images)
+    assert np.array_equal(np.asarray(data.x)[:, 0], theirs.images)
     assert np.array_equal(data.y, theirs.target)
