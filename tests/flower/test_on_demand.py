@@ -106,7 +106,7 @@ def test_a_process_killed_at_random_changes_nothing(number: int, tmp_path: Path)
     with limit(500), Cluster(tmp_path / "cluster", 3, secure=False, workers=True) as cluster:
         run = cluster.submit(app)
         until(lambda: asked_to_train(cluster, 0, 1), "round 1")
-        time.sleep(draw.uniform(0.0, 15.0))
+        time.sleep(draw.uniform(0.0, 10.0))
         victim, node = draw.choice(["server", "node", "worker"]), draw.randrange(3)
         print(victim, node)  # noqa: T201
         if victim == "server":
