@@ -27,6 +27,8 @@ from parsifl.engine.finite import inspect
 from parsifl.engine.pool import ClientProgram, ClientRequest
 from parsifl.flower.client_state import ClientStates, LostState
 from parsifl.flower.data_schema import DataSchema
+from parsifl.flower.logs import node_log, note_context
+from parsifl.flower.machine import this_machine
 from parsifl.flower.message import Envelope, printable
 from parsifl.flower.network_schema import (
     EvaluateReply,
@@ -40,7 +42,6 @@ from parsifl.flower.network_schema import (
     failure,
     read,
 )
-from parsifl.flower.node_log import node_log
 from parsifl.flower.transport import Kind
 
 NodeConfig = Mapping[str, Any]
@@ -184,6 +185,7 @@ class RemoteClient:
             samples=info.samples,
             profile=dict(info.profile),
             data_schema=DataSchema.of(self._data),
+            machine=this_machine(self._root),
         )
         return reply.envelope()
 
@@ -238,6 +240,7 @@ class RemoteClient:
         return None
 
     def _prepare(self, request: WorkRequest, parts: Parts) -> _Work:
+        note_context(run=request.experiment, round=request.round + 1, client=request.client)
         if request.client != self._client:
             raise WireError(f"client: this is {self._client}, not {request.client}")
         schema, own = request.data_schema, DataSchema.of(self._data)

@@ -22,8 +22,9 @@ from pydantic import (
 
 from parsifl.core.errors import ParsiflError, WireError
 from parsifl.flower.data_schema import DataSchema
+from parsifl.flower.logs import node_log
+from parsifl.flower.machine import Machine
 from parsifl.flower.message import LONGEST_REASON, Envelope, printable
-from parsifl.flower.node_log import node_log
 from parsifl.flower.tables import MOST_COLUMNS, Agreement, Summary, check_counts
 
 MOST_ROWS = 1 << 40
@@ -159,6 +160,7 @@ class HelloReply(Message):
     samples: Rows
     profile: Profile
     data_schema: DataSchema
+    machine: Machine | None = None
 
 
 @final

@@ -11,7 +11,7 @@ from typing import Any, final
 import numpy as np
 
 from parsifl.flower.guards import Guards, Refusal, few_differ, rare
-from parsifl.flower.node_log import node_log
+from parsifl.flower.logs import node_log
 from parsifl.flower.tables import ABSENT, LONGEST, MISSING, MOST_LEVELS, RARE, Prepared, Table
 
 _SEPARATOR = "|"
