@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -134,6 +134,14 @@ def alone(data: ClientData, client: int) -> ClientData:
         test=tested,
         profiles=(data.profiles[client],),
     )
+
+
+class Answering(Protocol):
+    """A client that answers requests."""
+
+    def answer(self, kind: Kind, envelope: Envelope, /) -> Envelope:
+        """Reply to a request of this kind; what it carries is not read."""
+        ...
 
 
 class RemoteClient:
@@ -313,6 +321,14 @@ def answered(answer: Callable[[], Envelope]) -> Envelope:
     except Exception as error:
         node_log().exception("a request could not be answered")
         return failure(error).envelope()
+
+
+def respond(site: Answering, kind: Kind, envelope: Envelope) -> Envelope:
+    """Answer a request and the one that it carries, which comes first: training moves the state."""
+    asked = envelope.carried
+    carried = None if asked is None else answered(lambda: site.answer("evaluate", asked))
+    reply = answered(lambda: site.answer(kind, envelope))
+    return replace(reply, carried=carried)
 
 
 def _unusable(fault: str) -> Envelope:

@@ -21,7 +21,7 @@ from parsifl.flower.network_schema import (
     read_reply,
 )
 from parsifl.flower.settings import Deployment
-from parsifl.flower.transport import Link, Replies
+from parsifl.flower.transport import Link, Replies, Requests
 
 _PAUSE = 1.0
 _HELLO_SECONDS = 90.0
@@ -116,10 +116,10 @@ class Membership:
         ]
         if not fresh or not missing:
             return
-        requests = dict.fromkeys(fresh, self.greeting.envelope())
+        requests: Requests = dict.fromkeys(fresh, ("hello", self.greeting.envelope()))
         # one of them may be dead and not yet missed: do not wait long, nor for more than we need
         enough = all_of(missing)
-        replies = self._link.ask("hello", requests, min(timeout, _HELLO_SECONDS), enough)
+        replies = self._link.ask(requests, min(timeout, _HELLO_SECONDS), enough)
         heard = fresh if not enough(replies) else [node for node in fresh if node in replies]
         for node in heard:
             try:

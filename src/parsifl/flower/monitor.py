@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,8 @@ from parsifl.engine.owned import reject_foreign, reject_links, replace_file
 from parsifl.engine.record import RoundRecord
 from parsifl.flower.logs import note_context
 from parsifl.flower.membership import Membership
-from parsifl.flower.message import Envelope
 from parsifl.flower.settings import STATUS_FILE
-from parsifl.flower.transport import Kind, Link, Replies
+from parsifl.flower.transport import Link, Replies, Requests
 
 FORMAT = 1
 _WRITE_SECONDS = 1.0
@@ -80,8 +79,10 @@ class Monitor:
         note_context(run=run)
 
     # ------------------------------------------------------------------ events
-    def asked(self, kind: Kind, requests: Mapping[int, Envelope]) -> None:
+    def asked(self, requests: Requests) -> None:
         """Note that an exchange begins."""
+        kinds = {kind for kind, _ in requests.values()}
+        kind = "train" if "train" in kinds else min(kinds, default="hello")
         if kind in ("train", "evaluate"):
             self._status["state"] = "training" if kind == "train" else "evaluating"
         self._status["exchange"] = {
@@ -101,14 +102,13 @@ class Monitor:
         exchange["waiting_for_nodes"] = [node for node in waiting if node not in replies]
         self._write()
 
-    def answered(self, kind: Kind, replies: Replies) -> None:
+    def answered(self, replies: Replies) -> None:
         """Note that an exchange has ended."""
-        now = time.time()
-        spent = now - self._status["exchange"]["since"]
+        now, exchange = time.time(), self._status["exchange"]
         self._replied |= dict.fromkeys(replies, now)
         self._status["exchange"] = None
         if self._metrics is not None:
-            self._metrics.exchange(kind, spent)
+            self._metrics.exchange(exchange["kind"], now - exchange["since"])
         self._write()
 
     def round(self, record: RoundRecord) -> None:
@@ -173,19 +173,18 @@ class _WatchedLink:
 
     def ask(
         self,
-        kind: Kind,
-        requests: Mapping[int, Envelope],
+        requests: Requests,
         timeout: float,
         enough: Callable[[Replies], bool] | None = None,
     ) -> Replies:
-        self._monitor.asked(kind, requests)
+        self._monitor.asked(requests)
 
         def watched(replies: Replies) -> bool:
             self._monitor.replied(replies)
             return enough is not None and enough(replies)
 
-        replies = self._link.ask(kind, requests, timeout, watched)
-        self._monitor.answered(kind, replies)
+        replies = self._link.ask(requests, timeout, watched)
+        self._monitor.answered(replies)
         return replies
 
     def pause(self, seconds: float) -> None:
@@ -230,7 +229,7 @@ class _Metrics:
         except OSError as error:
             raise ConfigError(f"deployment.metrics_port={port} cannot be opened: {error}") from None
 
-    def exchange(self, kind: Kind, seconds: float) -> None:
+    def exchange(self, kind: str, seconds: float) -> None:
         self._exchange.labels(kind).observe(seconds)
 
     def connected(self, clients: int) -> None:

@@ -77,7 +77,10 @@ class Message(BaseModel):
     `allowed` names the parts that may come with it, `longest` bounds its text.
     """
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+    # built on first use: a client reads two kinds of messages
+    model_config = ConfigDict(
+        strict=True, extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True
+    )
     allowed: ClassVar[frozenset[str]] = frozenset()
     longest: ClassVar[int] = _SHORT
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from flwr.app import Context, Message
@@ -21,9 +21,9 @@ from parsifl.flower.records import MESSAGE_TYPES, pack, unpack
 from parsifl.flower.regression import Regression
 from parsifl.flower.server import Federation
 from parsifl.flower.settings import DONE_FILE, ERROR_FILE, PROCESS_FILE, DeploymentSettings, clear
-from parsifl.flower.transport import Kind, Link, Replies
+from parsifl.flower.transport import Link, Replies, Requests
 
-_PULL_SECONDS = 0.5
+_PULL_SECONDS = 0.2
 
 
 def server_app(problem: MakeProblem | None = None) -> ServerApp:
@@ -96,8 +96,7 @@ class GridLink:
 
     def ask(
         self,
-        kind: Kind,
-        requests: Mapping[int, Envelope],
+        requests: Requests,
         timeout: float,
         enough: Callable[[Replies], bool] | None = None,
     ) -> Replies:
@@ -106,7 +105,7 @@ class GridLink:
             return {}
         messages = [
             Message(pack(request), dst_node_id=node, message_type=MESSAGE_TYPES[kind], ttl=timeout)
-            for node, request in requests.items()
+            for node, (kind, request) in requests.items()
         ]
         pending = set(self._grid.push_messages(messages))
         found: Replies = {}
