@@ -206,13 +206,16 @@ class RemoteClient:
         update = work.program(work.received, state, data)
         if fault := inspect(update).fault:
             return _unusable(fault)
-        sent = {}
+        sent, state, precision = {}, update.state, self._experiment.precision
         try:
             if request.uploads and update.upload is not None:
-                sent["upload"] = wire.encode(update.upload, self._experiment.precision)
+                sent["upload"] = wire.encode(update.upload, precision)
+                if precision != "exact":
+                    arrived = wire.as_received(update.upload, precision)
+                    state = work.program.acknowledge(state, update.upload, arrived)
         except WireError as error:  # values beyond the range of this precision
             return _unusable(f"upload {error}")
-        work.states.save(request.round + 1, update.state)
+        work.states.save(request.round + 1, state)
         work.states.forget(request.accepted, request.oldest, request.round + 1)
         metrics = {name: float(value) for name, value in update.metrics.items()}
         reply = TrainReply(**_address(request), metrics=metrics, reinitialized=lost)
