@@ -18,7 +18,7 @@ from tests.flower.test_regression import EXPERIMENT, Sites, hospitals, in_proces
 from parsifl import wire
 from parsifl.core.errors import ConfigError, DataError, ParsiflError
 from parsifl.engine.experiment import Experiment
-from parsifl.flower.client import answered
+from parsifl.flower.answering import answered
 from parsifl.flower.data_schema import DataSchema
 from parsifl.flower.guards import Guards, Refusal, rare
 from parsifl.flower.message import Envelope

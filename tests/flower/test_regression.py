@@ -12,8 +12,8 @@ from tests.flower.inprocess import changed, fields
 from parsifl.core.errors import ParsiflError
 from parsifl.engine.experiment import Experiment
 from parsifl.estimators import FederatedSparseRegressor
+from parsifl.flower.answering import respond
 from parsifl.flower.app_template import write_app
-from parsifl.flower.client import respond
 from parsifl.flower.guards import Guards
 from parsifl.flower.message import Envelope
 from parsifl.flower.regression import MODEL_FILE, LinearModel, Regression

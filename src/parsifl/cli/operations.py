@@ -100,7 +100,7 @@ def check(
       parsifl flower check study --federation hospitals
     """
     need_flower()
-    from parsifl.flower.cluster import program
+    from parsifl.flower.processes import program
 
     read_config(target)
     words = [program("flwr"), "run", str(target.resolve()), *([federation] if federation else [])]

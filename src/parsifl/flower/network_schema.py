@@ -6,7 +6,6 @@ Fields are strict and unknown ones are rejected: server and clients run the same
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, final
 
@@ -318,12 +317,6 @@ def claimed_client(reply: Envelope | str) -> int | None:
         return _Claim.model_validate_json(reply.text).client
     except ValidationError:
         return None
-
-
-def failure(error: BaseException) -> FailureReply:
-    """Return what leaves a client when an exception ends its work: the type, never the text."""
-    code = type(error).__name__
-    return FailureReply(error=code if re.fullmatch(r"[A-Za-z_]\w{0,99}", code, re.A) else "Error")
 
 
 def describe(error: Exception) -> str:
