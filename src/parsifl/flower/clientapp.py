@@ -26,6 +26,7 @@ from parsifl.flower.message import Envelope
 from parsifl.flower.privacy import check_mods
 from parsifl.flower.records import MESSAGE_TYPES, pack, unpack
 from parsifl.flower.table_schema import TableSchema
+from parsifl.flower.tables import RegressionSpec
 from parsifl.flower.tablesite import LoadTable, TableSite
 from parsifl.flower.transport import Kind
 
@@ -56,7 +57,10 @@ def client_app(
 
 
 def regression_client_app(
-    load: LoadTable, target: str, missing: Sequence[str] = (), words: Sequence[str] = ()
+    load: LoadTable,
+    spec: RegressionSpec,
+    missing: Sequence[str] = (),
+    words: Sequence[str] = (),
 ) -> ClientApp:
     """Make a ClientApp for a sparse regression over tables (see `regression_server_app`).
 
@@ -64,9 +68,9 @@ def regression_client_app(
     ----------
     load
         Takes the node's configuration and returns this client's table: columns of text by name,
-        such as `tables.read_csv` gives.
-    target
-        The column that is predicted.
+        such as `tables.read_csv` gives, or a frame of pandas or polars.
+    spec
+        The model; the same as that of the server.
     missing
         Codes that stand for a missing value, such as "N/A" or "<0.3"; the entry `missing` of the
         node's configuration adds to them ("N/A|.|<0.3").
@@ -83,7 +87,7 @@ def regression_client_app(
     def site(experiment: Experiment, client: int, node: NodeConfig) -> TableSite:
         schema, guards = declared.joined(node), Guards.of(node)
         table, root = load(node), state_root(node)
-        return TableSite(experiment, client, table, root, target, schema, guards)
+        return TableSite(experiment, client, table, root, spec, schema, guards)
 
     return _app(site, get_args(Kind))
 
