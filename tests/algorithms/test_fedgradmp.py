@@ -146,6 +146,26 @@ def test_the_ball_holds_the_model() -> None:
     assert float(found.norm()) > 0.4
 
 
+@pytest.mark.parametrize("length", [5.0, 0.2])
+def test_with_a_dictionary_the_ball_holds_the_model_and_not_its_coefficients(length: float) -> None:
+    psi = length * dictionary.orthonormal(sparse.WIDTH, sparse.WIDTH, seed=2)
+    made = sparse.data(sparse.clients())
+    method = InexactFedGradMP(tau=3, radius=0.5, batch_size=5, solver="least-squares")
+    problem = GLM(sparse.WIDTH, "squared", dictionary=psi)
+    found = sparse.trained(method, made, 3, problem=problem)
+    unit = GLM(sparse.WIDTH, "squared", dictionary=psi / length)
+    torch.testing.assert_close(found * length, sparse.trained(method, made, 3, problem=unit))
+    assert 0.3 < float((psi @ found).norm()) <= 0.5 + 1e-12
+
+
+def test_a_selecting_batch_is_never_short() -> None:
+    """Assumption 4: every iteration draws b rows anew from all rows of the client."""
+    method, pooled = FedGradMP(tau=2, local_steps=6, batch_size=5), sparse.data(sparse.clients())
+    (round,) = sparse.draws(method, GLM(sparse.WIDTH), pooled, 1, "select")
+    for batches in round:
+        assert [len(batch) for batch in batches] == [5] * 6
+
+
 def test_fewer_rows_than_coefficients_take_the_minimiser_nearest_to_the_iterate() -> None:
     draw = np.random.default_rng(0)
     truth = np.zeros(60)

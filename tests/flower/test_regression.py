@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from parsifl.data.tables import as_columns
 from parsifl.engine.experiment import Experiment
 from parsifl.estimators import FederatedSparseRegressor, load
 from parsifl.flower.app_template import write_app
-from parsifl.flower.client import answered
+from parsifl.flower.client import respond
 from parsifl.flower.guards import Guards
 from parsifl.flower.message import Envelope
 from parsifl.flower.regression import MODEL_FILE, Regression
@@ -23,7 +23,7 @@ from parsifl.flower.settings import Deployment, DeploymentSettings
 from parsifl.flower.table_schema import TableSchema, prepare
 from parsifl.flower.tables import Agreement, RegressionSpec, read_csv
 from parsifl.flower.tablesite import TableSite
-from parsifl.flower.transport import Kind, Replies
+from parsifl.flower.transport import Kind, Replies, Requests
 
 EXPERIMENT = Experiment(
     "fedgradmp", {"tau": 4, "batch_size": None}, clients=3, rounds=4, evaluate_every=0
@@ -68,21 +68,20 @@ class Sites:
 
     def ask(
         self,
-        kind: Kind,
-        requests: Mapping[int, Envelope],
+        requests: Requests,
         timeout: float,  # noqa: ARG002 - a Link
         enough: Callable[[Replies], bool] | None = None,  # noqa: ARG002 - all answer at once
     ) -> Replies:
-        self.asked.append(kind)
+        self.asked += {kind for kind, _ in requests.values()}
         return {
             node: self._answer(kind, node - 10, request)
-            for node, request in requests.items()
+            for node, (kind, request) in requests.items()
             if kind not in self.refuse
         }
 
     def _answer(self, kind: Kind, client: int, request: Envelope) -> Envelope:
         site = TableSite(EXPERIMENT, client, self.tables[client], self.root, SPEC)
-        reply = answered(lambda: site.answer(kind, request))
+        reply = respond(site, kind, request)
         self.sent.append(reply)
         return reply
 

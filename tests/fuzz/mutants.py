@@ -11,7 +11,7 @@ import json
 import logging
 import random
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -47,7 +47,7 @@ from parsifl.flower.pool import FlowerPool
 from parsifl.flower.settings import Deployment, DeploymentSettings
 from parsifl.flower.tables import Agreement, RegressionSpec
 from parsifl.flower.tablesite import TableSite
-from parsifl.flower.transport import Kind, Replies
+from parsifl.flower.transport import Kind, Replies, Requests
 from parsifl.flower.upload_template import UploadTemplates
 from parsifl.wire import MessageStats, frame
 
@@ -84,12 +84,11 @@ class Silent:
 
     def ask(
         self,
-        kind: Kind,
-        requests: Mapping[int, Envelope],
+        requests: Requests,
         timeout: float,
         enough: Callable[[Replies], bool] | None = None,
     ) -> Replies:
-        del kind, requests, timeout, enough
+        del requests, timeout, enough
         return {}
 
     def pause(self, seconds: float) -> None:

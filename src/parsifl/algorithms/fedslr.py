@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, final
 
 import torch
 from torch import Tensor
 
 from parsifl.algorithms._bases.averaging import Mean
-from parsifl.algorithms._bases.dynamic_regularization import server_step, solve
+from parsifl.algorithms._bases.dynamic_regularization import (
+    acknowledged,
+    server_step,
+    solve,
+)
 from parsifl.algorithms._bases.local_sgd import LocalSgd
 from parsifl.core import tree
-from parsifl.core.algorithm import AdditiveAlgorithm, ClientInfo, ClientUpdate, Conformance
+from parsifl.core.algorithm import (
+    AdditiveAlgorithm,
+    ClientInfo,
+    ClientUpdate,
+    Conformance,
+    participants,
+)
 from parsifl.core.batching import Batches, ClientRoundData, DataRequest
 from parsifl.core.config import NonNegative, Positive
 from parsifl.core.errors import ConfigError
@@ -63,9 +73,9 @@ class FedSLR(LocalSgd, AdditiveAlgorithm[Problem, SlrServer, SlrClient, Compact,
 
     with eta = `lr`, eta_g = `eta_g`, lambda = `lam`, mu = `mu`. The server keeps only the mean of
     the gamma_i (the paper's Algorithm 3; the iterates are those of Algorithms 1 and 2). Sent down:
-    a layer of rank r as factors, r (d1 + d2) numbers, where that is shorter; up: the dense w_i.
-    Kept: gamma_i and p_i on the client. With `lam` = 0 the global model is that of FedDyn with
-    alpha = 1 / eta_g.
+    a layer of rank r as factors, r (d1 + d2) numbers, where that is shorter; up: the dense
+    change w_i - w_t. Kept: gamma_i and p_i on the client. With `lam` = 0 the global model is that
+    of FedDyn with alpha = 1 / eta_g.
 
     Parameters
     ----------
@@ -127,7 +137,7 @@ class FedSLR(LocalSgd, AdditiveAlgorithm[Problem, SlrServer, SlrClient, Compact,
         self._warn_of_dense_layers(params)
         trained, _ = split_buffers(problem, params)
         dual = tree.zeros_like(trained) if self.solver == "dual" else {}
-        return SlrServer({**params}, dual, len(clients))
+        return SlrServer({**params}, dual, participants(clients))
 
     def _warn_of_dense_layers(self, params: Params) -> None:
         ranks = any(has_rank(tuple(value.shape)) for value in params.values())
@@ -177,7 +187,7 @@ class FedSLR(LocalSgd, AdditiveAlgorithm[Problem, SlrServer, SlrClient, Compact,
         """Train the global model, then the personal component against the model received."""
         model: Params = densify(received)
         config = self.sgd(data.round)
-        trained, dual = self._train(problem, model, state.dual, data["shared"], config)
+        upload, dual = self._train(problem, model, state.dual, data["shared"], config)
         personal = fit_component(
             problem,
             model,
@@ -188,7 +198,7 @@ class FedSLR(LocalSgd, AdditiveAlgorithm[Problem, SlrServer, SlrClient, Compact,
             strength=self.mu,
         )
         sizes = _sizes(received, split_buffers(problem, personal)[0])
-        return ClientUpdate(SlrClient(dual, personal), trained, sizes)
+        return ClientUpdate(SlrClient(dual, personal), upload, sizes)
 
     def _train(
         self, problem: Problem, received: Params, dual: Params, batches: Batches, config: SgdConfig
@@ -199,6 +209,13 @@ class FedSLR(LocalSgd, AdditiveAlgorithm[Problem, SlrServer, SlrClient, Compact,
         rule = ProximalRule(self.global_penalty, self.lam) if local else Rule()
         return sgd(problem, received, batches, config, rule=rule), dual
 
+    def acknowledge(
+        self, problem: Problem, state: SlrClient, upload: Params, arrived: Params
+    ) -> SlrClient:
+        """Move the dual by the change that the server received."""
+        dual = acknowledged(state.dual, upload, arrived, 1 / self.eta_g)
+        return replace(state, dual=dual)
+
     def personalize(
         self, problem: Problem, received: Compact, state: SlrClient, data: ClientRoundData
     ) -> Model:
@@ -206,7 +223,7 @@ class FedSLR(LocalSgd, AdditiveAlgorithm[Problem, SlrServer, SlrClient, Compact,
         return Model(problem, combine(problem, densify(received), state.personal))
 
     def contribute(self, problem: Problem, upload: Params, weight: float) -> Mean:
-        """Sum the models."""
+        """Sum the uploads."""
         return Mean.of(upload, weight)
 
     def aggregate(self, problem: Problem, server: SlrServer, total: Mean, key: Key) -> SlrServer:
@@ -224,8 +241,8 @@ class FedSLR(LocalSgd, AdditiveAlgorithm[Problem, SlrServer, SlrClient, Compact,
         if self.solver != "dual":
             step = self.learning_rate(round) if self.solver == "global" else 0.0
             return total.value(), server.dual, step
-        received: Params = densify(server.params)
-        point, dual = server_step(received, server.dual, total, server.clients, 1 / self.eta_g)
+        params: Params = densify(server.params)
+        point, dual = server_step(params, server.dual, total, server.clients, 1 / self.eta_g)
         return point, dual, self.eta_g
 
     def _prox(self, point: Params, step: float, near: Compact | None = None) -> Compact:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from parsifl.algorithms._bases.matching_pursuit import MatchingPursuit
 from parsifl.core.config import Count, NonNegative, Positive
-from parsifl.core.problem import Restricted
+from parsifl.core.problem import Restricted, SupportSolvable
 from parsifl.solvers import support
 
 
@@ -39,9 +39,11 @@ class InexactFedGradMP(MatchingPursuit):
     inner_lr
         Step size of "sgd"; the other solvers choose their own.
     delta
-        The inner solver stops when a step is shorter than this; "sgd" takes all its steps.
+        The inner solver stops when b is known to be within this distance of the minimizer. The
+        distance is bounded by the gradient over the least curvature on the support if the loss is
+        quadratic, and by the length of the last step otherwise. "sgd" takes all its steps.
     radius
-        R, the radius of the ball; None: no ball.
+        R, the radius of the ball around zero that holds the model x; None: no ball.
     """
 
     cites: ClassVar[str] = (
@@ -70,11 +72,16 @@ class InexactFedGradMP(MatchingPursuit):
             return support.svrg(part, key, self.inner_batch, self.delta, self.inner_steps)
         return support.minimize(part)
 
-    def bound(self, coefficients: Tensor, lead: int = 0) -> Tensor:
-        """Project onto the ball of radius R."""
+    def bound(self, problem: SupportSolvable, coefficients: Tensor, lead: int = 0) -> Tensor:
+        """Project the model onto the ball: with a dictionary x, not its coefficients a."""
         if self.radius is None:
             return coefficients
         axes = tuple(range(lead, coefficients.ndim))
-        norm = torch.linalg.vector_norm(coefficients, dim=axes, keepdim=True)
+        gram = problem.gram
+        if gram is None:
+            norm = torch.linalg.vector_norm(coefficients, dim=axes, keepdim=True)
+        else:
+            inner = (coefficients * (coefficients @ gram)).sum(axes, keepdim=True)
+            norm = inner.clamp(min=0).sqrt()
         ball: Tensor = coefficients * (self.radius / norm.clamp(min=self.radius))
         return ball

@@ -38,7 +38,7 @@ def execute(
     quiet: bool = False,
 ) -> FlowerRun:
     """Run an experiment on Flower on this machine, with its progress on standard error."""
-    _need_flower()
+    need_flower()
     from parsifl.flower.local_run import run_on_flower
 
     simulation = engine == "flower-sim"
@@ -71,7 +71,7 @@ def keys(
 
       parsifl flower keys keys --nodes 3 --host server.example.org --days 365
     """
-    _need_flower()
+    need_flower()
     from parsifl.flower.certificates import make_keys
 
     found = make_keys(folder, nodes, host, days)
@@ -158,7 +158,7 @@ def up(
 
       parsifl flower up --clients 3 --app hospitals --node-config 'data="{folder}/h{id}.csv"'
     """
-    _need_flower()
+    need_flower()
     from parsifl.flower.cluster import Cluster
 
     config = node_config.replace("{folder}", str(Path.cwd()))
@@ -175,7 +175,7 @@ def _run(cluster: Cluster, target: Path, *, resume: bool) -> None:
     from parsifl.flower.local_run import follow
     from parsifl.flower.settings import clear
 
-    config = _config(target)
+    config = read_config(target)
     out, rounds = Path(config["deployment"]["out"]), int(config["rounds"])
     changes = {"deployment.resume": True} if resume else {}
     clear(out)
@@ -196,7 +196,8 @@ def _stay(cluster: Cluster) -> None:
     raise ConfigError(f"the SuperLink has ended:\n{cluster.log_tail('superlink')}")
 
 
-def _config(target: Path) -> dict[str, Any]:
+def read_config(target: Path) -> dict[str, Any]:
+    """Return the configuration of a Parsifl app."""
     try:
         found = tomllib.loads((target / "pyproject.toml").read_text())
         config: dict[str, Any] = found["tool"]["flwr"]["app"]["config"]
@@ -207,7 +208,8 @@ def _config(target: Path) -> dict[str, Any]:
     return {"rounds": 50, **config}
 
 
-def _need_flower() -> None:
+def need_flower() -> None:
+    """Raise ConfigError if Flower is not installed."""
     try:
         import flwr  # noqa: F401
     except ImportError:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -27,6 +27,8 @@ from parsifl.engine.finite import inspect
 from parsifl.engine.pool import ClientProgram, ClientRequest
 from parsifl.flower.client_state import ClientStates, LostState
 from parsifl.flower.data_schema import DataSchema
+from parsifl.flower.logs import node_log, note_context
+from parsifl.flower.machine import this_machine
 from parsifl.flower.message import Envelope, printable
 from parsifl.flower.network_schema import (
     EvaluateReply,
@@ -40,7 +42,6 @@ from parsifl.flower.network_schema import (
     failure,
     read,
 )
-from parsifl.flower.node_log import node_log
 from parsifl.flower.transport import Kind
 
 NodeConfig = Mapping[str, Any]
@@ -135,6 +136,14 @@ def alone(data: ClientData, client: int) -> ClientData:
     )
 
 
+class Answering(Protocol):
+    """A client that answers requests."""
+
+    def answer(self, kind: Kind, envelope: Envelope, /) -> Envelope:
+        """Reply to a request of this kind; what it carries is not read."""
+        ...
+
+
 class RemoteClient:
     """Answers the server's messages for one client.
 
@@ -184,6 +193,7 @@ class RemoteClient:
             samples=info.samples,
             profile=dict(info.profile),
             data_schema=DataSchema.of(self._data),
+            machine=this_machine(self._root),
         )
         return reply.envelope()
 
@@ -196,13 +206,16 @@ class RemoteClient:
         update = work.program(work.received, state, data)
         if fault := inspect(update).fault:
             return _unusable(fault)
-        sent = {}
+        sent, state, precision = {}, update.state, self._experiment.precision
         try:
             if request.uploads and update.upload is not None:
-                sent["upload"] = wire.encode(update.upload, self._experiment.precision)
+                sent["upload"] = wire.encode(update.upload, precision)
+                if precision != "exact":
+                    arrived = wire.as_received(update.upload, precision)
+                    state = work.program.acknowledge(state, update.upload, arrived)
         except WireError as error:  # values beyond the range of this precision
             return _unusable(f"upload {error}")
-        work.states.save(request.round + 1, update.state)
+        work.states.save(request.round + 1, state)
         work.states.forget(request.accepted, request.oldest, request.round + 1)
         metrics = {name: float(value) for name, value in update.metrics.items()}
         reply = TrainReply(**_address(request), metrics=metrics, reinitialized=lost)
@@ -238,6 +251,7 @@ class RemoteClient:
         return None
 
     def _prepare(self, request: WorkRequest, parts: Parts) -> _Work:
+        note_context(run=request.experiment, round=request.round + 1, client=request.client)
         if request.client != self._client:
             raise WireError(f"client: this is {self._client}, not {request.client}")
         schema, own = request.data_schema, DataSchema.of(self._data)
@@ -310,6 +324,14 @@ def answered(answer: Callable[[], Envelope]) -> Envelope:
     except Exception as error:
         node_log().exception("a request could not be answered")
         return failure(error).envelope()
+
+
+def respond(site: Answering, kind: Kind, envelope: Envelope) -> Envelope:
+    """Answer a request and the one that it carries, which comes first: training moves the state."""
+    asked = envelope.carried
+    carried = None if asked is None else answered(lambda: site.answer("evaluate", asked))
+    reply = answered(lambda: site.answer(kind, envelope))
+    return replace(reply, carried=carried)
 
 
 def _unusable(fault: str) -> Envelope:

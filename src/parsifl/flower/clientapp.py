@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, get_args
+from typing import Any, get_args
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
@@ -11,6 +11,7 @@ from flwr.clientapp import ClientApp
 from parsifl.engine.experiment import Experiment
 from parsifl.flower import settings
 from parsifl.flower.client import (
+    Answering,
     Load,
     MakeProblem,
     NodeConfig,
@@ -19,6 +20,7 @@ from parsifl.flower.client import (
     answered,
     client_number,
     profile_of,
+    respond,
     state_root,
 )
 from parsifl.flower.guards import Guards
@@ -92,12 +94,8 @@ def regression_client_app(
     return _app(site, get_args(Kind))
 
 
-class _Answering(Protocol):
-    def answer(self, kind: Kind, envelope: Envelope, /) -> Envelope: ...
-
-
 def _app(
-    make: Callable[[Experiment, int, NodeConfig], _Answering],
+    make: Callable[[Experiment, int, NodeConfig], Answering],
     kinds: Sequence[Kind],
     mods: Sequence[Any] = (),
 ) -> ClientApp:
@@ -107,7 +105,7 @@ def _app(
     def answer(kind: Kind, message: Message, context: Context) -> Envelope:
         experiment, node = settings.read(context.run_config).experiment, dict(context.node_config)
         site = make(experiment, client_number(node), node)
-        return site.answer(kind, unpack(message.content))
+        return respond(site, kind, unpack(message.content))
 
     def handler(kind: Kind) -> Callable[[Message, Context], Message]:
         def handle(message: Message, context: Context) -> Message:

@@ -31,6 +31,9 @@ QUIET = {
 }
 """What keeps Flower from calling home and from installing packages; for every process."""
 
+POLLING = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"}
+"""Seconds between two looks for work; Flower's default, 1, is a part of every exchange."""
+
 _FIRST_LINE = "# written by parsifl\n"
 _START_SECONDS = 90.0
 _CLI_SECONDS = 180.0
@@ -82,6 +85,7 @@ class Cluster:
         self.environment = {
             **os.environ,
             **QUIET,
+            **POLLING,
             "FLWR_HOME": str(self._home),
             STATE_VARIABLE: str(self.folder / "state"),
             "PYTHONUNBUFFERED": "1",

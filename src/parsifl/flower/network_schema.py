@@ -23,8 +23,9 @@ from pydantic import (
 from parsifl.core.errors import ParsiflError, WireError
 from parsifl.data.preprocessing import MOST_COLUMNS, Summary, check_counts
 from parsifl.flower.data_schema import DataSchema
+from parsifl.flower.logs import node_log
+from parsifl.flower.machine import Machine
 from parsifl.flower.message import LONGEST_REASON, Envelope, printable
-from parsifl.flower.node_log import node_log
 from parsifl.flower.tables import Agreement
 
 MOST_ROWS = 1 << 40
@@ -77,7 +78,10 @@ class Message(BaseModel):
     `allowed` names the parts that may come with it, `longest` bounds its text.
     """
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+    # built on first use: a client reads two kinds of messages
+    model_config = ConfigDict(
+        strict=True, extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True
+    )
     allowed: ClassVar[frozenset[str]] = frozenset()
     longest: ClassVar[int] = _SHORT
 
@@ -169,6 +173,7 @@ class HelloReply(Message):
     samples: Rows
     profile: Profile
     data_schema: DataSchema
+    machine: Machine | None = None
 
 
 @final

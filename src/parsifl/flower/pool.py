@@ -63,7 +63,7 @@ class FlowerPool:
     """
 
     executor = EXECUTOR
-    deferred_evaluation = False
+    deferred_evaluation = True
 
     def __init__(
         self,
@@ -117,8 +117,10 @@ class FlowerPool:
     def train(
         self, requests: Iterable[ClientRequest], evaluation: PendingEvaluation | None = None
     ) -> Generator[Answer, None, None]:
-        """Send requests, collect replies until a quorum has uploaded, and yield by client."""
-        del evaluation  # this pool does not defer
+        """Send requests, collect replies until a quorum has uploaded, and yield by client.
+
+        A pending evaluation travels in the same exchange, and its scores come first.
+        """
         started = time.perf_counter()
         if self._written:
             self._oldest = [min(versions) for versions in zip(*self._written, strict=True)]
@@ -132,10 +134,12 @@ class FlowerPool:
                 asked[client.id] = self._request(request, encoder)
             except Exception as error:  # its profile or its message cannot be worked with
                 failed[client.id] = describe(error)
+        evaluated, unasked = self._evaluation(evaluation)
         exchange = self._exchange()
-        answers = exchange.collect(asked, failed, len(cohort), round + 1)
+        answers, found = exchange.collect(asked, failed, len(cohort), round + 1, evaluated)
         notes = (*exchange.notes, *self._dominant(cohort))
         self.seconds = {"local": time.perf_counter() - started}
+        yield from self._all_scores({**unasked, **found})
         for number in sorted(answers):
             answer = answers[number]
             if isinstance(answer, str):
@@ -203,21 +207,33 @@ class FlowerPool:
     # ------------------------------------------------------------------ evaluation
     def evaluate(self, requests: Iterable[ClientRequest], server: Any) -> Iterator[ClientScores]:
         """Let the clients evaluate their models on their own rows; only metrics come back."""
+        asked, failed = self._evaluation(PendingEvaluation(requests, server))
+        found = self._exchange().evaluate(asked) if asked else {}
+        yield from self._all_scores({**failed, **found})
+
+    def _evaluation(
+        self, evaluation: PendingEvaluation | None
+    ) -> tuple[dict[int, Request], dict[int, str]]:
+        """Return the requests to evaluate, and why some clients cannot be asked."""
         asked: dict[int, Request] = {}
-        answers: dict[int, EvaluateReply | str] = {}
+        failed: dict[int, str] = {}
+        if evaluation is None:
+            return asked, failed
         encoder = _Encoder(self._precision)
         shared: dict[str, bytes] | None = None
-        for request in requests:
+        for request in evaluation.requests:
             client = request.client
             try:
-                shared = self._model_part(server) if shared is None else shared
+                shared = self._model_part(evaluation.server) if shared is None else shared
                 data, _, _ = encoder(request.message)
                 down = {} if data is None else {"down": data}
                 message = EvaluateRequest(**self._head(request))
                 asked[client.id] = Request(client, message, {**shared, **down})
             except Exception as error:
-                answers[client.id] = describe(error)
-        answers |= self._exchange().evaluate(asked) if asked else {}
+                failed[client.id] = describe(error)
+        return asked, failed
+
+    def _all_scores(self, answers: Mapping[int, EvaluateReply | str]) -> Iterator[ClientScores]:
         for number in sorted(answers):
             yield self._scores(self.clients[number], answers[number])
 

@@ -42,7 +42,7 @@ from parsifl.flower.server import Federation
 from parsifl.flower.settings import DeploymentSettings
 from parsifl.flower.tables import Agreement, RegressionSpec
 from parsifl.flower.tablesite import problem_of
-from parsifl.flower.transport import Link
+from parsifl.flower.transport import Link, Requests
 from parsifl.solvers.best_subset import symmetric
 from parsifl.solvers.subset_state import ALWAYS, Phase
 
@@ -100,9 +100,9 @@ class Regression(Federation):
             # sites that could not answer are asked again: their tables may have been corrected
             nodes = self._pool.members.nodes()
             asked = [node for node in nodes if reasons.get(node) != ""]
-            requests = dict.fromkeys(asked, AgreeRequest().envelope())
+            requests: Requests = dict.fromkeys(asked, ("agree", AgreeRequest().envelope()))
             enough = all_of(set(range(self._settings.clients)) - set(found))
-            for node, reply in self._link.ask("agree", requests, _AGREE_SECONDS, enough).items():
+            for node, reply in self._link.ask(requests, _AGREE_SECONDS, enough).items():
                 reason = self._take(node, reply, found)
                 if reason and reason != reasons.get(node):
                     self._log(f"node {node} cannot take part yet: {reason}")
@@ -241,8 +241,10 @@ class Regression(Federation):
             for client in range(self._settings.clients)
             if client in online
         }
-        sent = {online[client]: request.envelope() for client, request in requests.items()}
-        replies = self._link.ask("products", sent, self._settings.deployment.timeout)
+        sent: Requests = {
+            online[client]: ("products", request.envelope()) for client, request in requests.items()
+        }
+        replies = self._link.ask(sent, self._settings.deployment.timeout)
         found = []
         for client in range(self._settings.clients):
             if client not in requests:

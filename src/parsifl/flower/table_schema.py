@@ -13,7 +13,7 @@ from parsifl.core.errors import DataError
 from parsifl.data.preprocessing import ABSENT, LONGEST, MOST_LEVELS, RARE, Array, is_words
 from parsifl.data.tables import Column, Columns, MixedColumnError, as_columns
 from parsifl.flower.guards import Guards, Refusal, few_differ, rare
-from parsifl.flower.node_log import node_log
+from parsifl.flower.logs import node_log
 from parsifl.flower.tables import Prepared, RegressionSpec
 
 _SEPARATOR = "|"

@@ -26,6 +26,7 @@ from parsifl.flower.audit import Audit, check_history, digest
 from parsifl.flower.client import MakeProblem, NodeConfig, RemoteClient
 from parsifl.flower.data_schema import DataSchema
 from parsifl.flower.guards import Guards, Refusal
+from parsifl.flower.logs import node_log
 from parsifl.flower.message import Envelope, printable
 from parsifl.flower.network_schema import (
     REQUESTS,
@@ -40,7 +41,6 @@ from parsifl.flower.network_schema import (
     failure_in,
     read,
 )
-from parsifl.flower.node_log import node_log
 from parsifl.flower.table_schema import TableSchema, prepare
 from parsifl.flower.tables import Agreement, Prepared, RegressionSpec
 from parsifl.flower.transport import Kind

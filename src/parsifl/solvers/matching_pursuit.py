@@ -32,13 +32,13 @@ class Pursuit:
     solve
         Minimizes full local losses over supports for a block of clients; a key is given.
     bound
-        Projects coefficients onto a ball; the number of leading client axes is given.
+        Projects the model onto a ball; the number of leading client axes is given.
     """
 
     sparsity: Sparsity
     prune: Prune
     solve: Callable[[Restricted, Tensor], Tensor]
-    bound: Callable[[Tensor, int], Tensor]
+    bound: Callable[[SupportSolvable, Tensor, int], Tensor]
 
     def run(
         self,
@@ -137,7 +137,7 @@ class Pursuit:
             found = torch.where(largest_now(found, self.sparsity.count(width)), found, 0.0)
         # unused places point at coefficient 0, whose own value must survive: add, do not set
         full = torch.zeros_like(current).scatter_add_(-1, index, found)
-        moved = self.bound(full if short else self.pruned(problem, full, lead=1), 1)
+        moved = self.bound(problem, full if short else self.pruned(problem, full, lead=1), 1)
         if problem.gram is None:  # its support is within the merged one, whose columns are known
             return moved, predictor(part, moved.gather(-1, index) * valid)
         return moved, problem.predictions(moved, everything)

@@ -34,7 +34,8 @@ class MatchingPursuit(
     local_steps
         Local iterations K.
     batch_size
-        Rows of the mini-batch whose gradient selects the support; None: all.
+        Rows of the mini-batch whose gradient selects the support, drawn anew in every iteration;
+        None: all.
     scope
         "row" selects `tau` coefficients per class, "all" selects them over all classes.
     prune
@@ -72,8 +73,8 @@ class MatchingPursuit(
     def solve(self, part: Restricted, key: Tensor) -> Tensor:
         """Minimize full local losses over supports, exactly or not, for a block of clients."""
 
-    def bound(self, coefficients: Tensor, lead: int = 0) -> Tensor:
-        """Project onto a ball, if the algorithm has one."""
+    def bound(self, problem: SupportSolvable, coefficients: Tensor, lead: int = 0) -> Tensor:
+        """Project the model onto a ball, if the algorithm has one."""
         return coefficients
 
     def pursuit(self) -> Pursuit:
@@ -103,7 +104,7 @@ class MatchingPursuit(
     def batches(self, client: ClientInfo, round: int) -> DataRequest:
         """Request mini-batches for the selection, and all rows for the minimization."""
         steps = client.profile.get("local_steps", self.local_steps)
-        select = BatchSpec(self.batch_size, steps=steps)
+        select = BatchSpec(self.batch_size, steps=steps, last_batch="redraw")
         return DataRequest({"select": select, "all": BatchSpec(None, steps=1)})
 
     def client_update(
@@ -128,4 +129,4 @@ class MatchingPursuit(
     def aggregate(self, problem: SupportSolvable, server: Params, total: Mean, key: Key) -> Params:
         """Prune the mean to tau atoms."""
         mean = total.value()[problem.name]
-        return {problem.name: self.bound(self.pursuit().pruned(problem, mean))}
+        return {problem.name: self.bound(problem, self.pursuit().pruned(problem, mean))}
