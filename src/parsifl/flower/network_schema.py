@@ -20,11 +20,12 @@ from pydantic import (
 )
 
 from parsifl.core.errors import ParsiflError, WireError
+from parsifl.data.preprocessing import MOST_COLUMNS, Summary, check_counts
 from parsifl.flower.data_schema import DataSchema
 from parsifl.flower.logs import node_log
 from parsifl.flower.machine import Machine
 from parsifl.flower.message import LONGEST_REASON, Envelope, printable
-from parsifl.flower.tables import MOST_COLUMNS, Agreement, Summary, check_counts
+from parsifl.flower.tables import Agreement
 
 MOST_ROWS = 1 << 40
 MOST_METRICS = 100
@@ -146,11 +147,20 @@ class EvaluateRequest(WorkRequest):
 
 @final
 class ProductsRequest(_Addressed):
-    """Asks a site for the products of the selected columns."""
+    """Asks a site for loss, gradient and curvature in some coefficients.
+
+    Attributes
+    ----------
+    support
+        The columns; the intercept, if the problem has one, is the last.
+    coefficients
+        Where the sums are asked for, one for each of these; all others are 0.
+    """
 
     longest: ClassVar[int] = _LONG
     agreement: Agreement
     support: Annotated[tuple[Annotated[int, Ge(0), Lt(1 << 31)], ...], MaxLen(MOST_COLUMNS)]
+    coefficients: Annotated[tuple[float, ...], MaxLen(MOST_COLUMNS)]
 
 
 # ---------------------------------------------------------------------- replies
@@ -167,10 +177,11 @@ class HelloReply(Message):
 
 @final
 class AgreeReply(Message):
-    """The sums over a site's table."""
+    """The sums over a site's table, and how many columns one message of the site may have."""
 
     longest: ClassVar[int] = _LONG
     client: ClientId
+    columns: Annotated[int, Ge(0), Lt(MOST_ROWS)]
     summary: Annotated[Summary, AfterValidator(check_counts)]
 
 
@@ -206,7 +217,7 @@ class EvaluateReply(WorkReply):
 
 @final
 class ProductsReply(_Addressed):
-    """The products of the selected columns, as one part."""
+    """Loss, gradient and curvature, as one part."""
 
     allowed: ClassVar[frozenset[str]] = frozenset({"sums"})
 

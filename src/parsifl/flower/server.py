@@ -15,7 +15,7 @@ from parsifl.engine.experiment import problem_for
 from parsifl.engine.fingerprint import identity_of, profiles_checksum
 from parsifl.engine.record import RoundRecord
 from parsifl.engine.run_dir import RunDir
-from parsifl.engine.training import RoundEnd, Training
+from parsifl.engine.training import RoundEnd, Training, TrainingState
 from parsifl.flower.client import MakeProblem
 from parsifl.flower.machine import concerns
 from parsifl.flower.membership import Log
@@ -99,7 +99,7 @@ class Federation:
             checkpoint_seconds=0.0,  # a round takes seconds: no client's work is lost
         )
         state = training.run(chosen.rounds, resume=resume)
-        self._finish(problem, state.server)
+        self._finish(problem, state)
         return state.records
 
     def _report(self, event: RoundEnd) -> None:
@@ -109,7 +109,7 @@ class Federation:
     def _prepare(self, *, resumed: bool) -> None:
         """Do what must be settled before the clients report."""
 
-    def _finish(self, problem: Problem, server: Any) -> None:
+    def _finish(self, problem: Problem, state: TrainingState) -> None:
         """Do what is left when all rounds are done; repeated on every resume."""
 
     def _configuration(self, problem: Problem) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from parsifl.flower.records import MESSAGE_TYPES, pack, unpack
 from parsifl.flower.regression import Regression
 from parsifl.flower.server import Federation
 from parsifl.flower.settings import DONE_FILE, ERROR_FILE, PROCESS_FILE, DeploymentSettings, clear
+from parsifl.flower.tables import RegressionSpec
 from parsifl.flower.transport import Link, Replies, Requests
 
 _PULL_SECONDS = 0.2
@@ -31,14 +32,14 @@ def server_app(problem: MakeProblem | None = None) -> ServerApp:
     return _app(lambda chosen, link: Federation(chosen, link, server_log, problem))
 
 
-def regression_server_app(target: str) -> ServerApp:
+def regression_server_app(spec: RegressionSpec) -> ServerApp:
     """Make a ServerApp for a sparse regression over tables.
 
     One round of sums agrees on columns, levels, missing values and scales; then the rounds of
-    the algorithm select columns; a last round of products gives exact least squares on them. The
-    model is saved as `model.json` in the run directory (`regression.LinearModel.load` reads it).
+    the algorithm select columns; a last round of sums gives the coefficients and their errors. The
+    estimator is saved as `model.json` in the run directory (`parsifl.estimators.load` reads it).
     """
-    return _app(lambda chosen, link: Regression(chosen, link, server_log, target))
+    return _app(lambda chosen, link: Regression(chosen, link, server_log, spec))
 
 
 def _app(make: Callable[[DeploymentSettings, Link], Federation]) -> ServerApp:
