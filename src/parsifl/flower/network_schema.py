@@ -35,6 +35,7 @@ LostStatePolicy = Literal["reinitialize", "drop", "stop"]
 ClientId = Annotated[int, Ge(0), Lt(1 << 31)]
 Round = Annotated[int, Ge(0), Lt(10**8)]  # versions of states have eight digits
 ExperimentId = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
+Split = Literal["train", "validation", "test"]
 Rows = Annotated[int, Ge(0), Lt(MOST_ROWS)]
 Name = Annotated[str, StringConstraints(pattern=r"^[^\p{C}]{1,100}$")]
 Metrics = Annotated[dict[Name, float], MaxLen(MOST_METRICS)]
@@ -203,8 +204,10 @@ class TrainReply(WorkReply):
 class EvaluateReply(WorkReply):
     """Scores by model, split and metric, and the number of rows by split."""
 
-    scores: dict[Literal["global", "personal"], dict[Literal["validation", "test"], Metrics]]
-    samples: dict[Literal["validation", "test"], Annotated[int, Gt(0), Lt(MOST_ROWS)]]
+    scores: dict[
+        Literal["global", "personal"], dict[Literal["train", "validation", "test"], Metrics]
+    ]
+    samples: dict[Literal["train", "validation", "test"], Annotated[int, Gt(0), Lt(MOST_ROWS)]]
 
     @model_validator(mode="after")
     def _rows_are_known(self) -> EvaluateReply:

@@ -34,7 +34,7 @@ class MatchingPursuit(
     local_steps
         Local iterations K.
     batch_size
-        Rows of the mini-batch whose gradient selects the support, drawn anew in every iteration;
+        Rows of the mini-batch whose gradient selects the support, drawn again in every iteration;
         None: all.
     scope
         "row" selects `tau` coefficients per class, "all" selects them over all classes.
