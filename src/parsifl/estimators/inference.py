@@ -117,6 +117,11 @@ def _text(value: float, digits: int = 4) -> str:
     return "" if np.isnan(value) else f"{value:.{digits}g}"
 
 
+def was_selected(fit: ExactFit) -> bool:
+    """Return whether the rows of the fit selected terms."""
+    return 0 < fit.rules.count < int(fit.rules.labels.max()) + 1
+
+
 def dispersion(fit: ExactFit, family: str) -> float:
     """Return the variance of the noise for a squared loss, 1 for the other families."""
     if family != "gaussian":
