@@ -22,7 +22,10 @@ from parsifl.estimators import (
     FederatedSparsePoisson,
     FederatedSparseRegressor,
     load,
+    post_double_selection,
     save,
+    split_inference,
+    stability_selection,
 )
 from parsifl.estimators.export import as_sklearn
 
@@ -202,3 +205,20 @@ def test_a_mixed_column_is_named() -> None:
     table = frame().assign(age=lambda t: t.age.astype(object).where(t.index != 3, "<40"))
     with pytest.raises(DataError, match="column 'age': not all values are numbers"):
         FederatedSparseRegressor(2).fit(table, risk(frame()), SITE)
+
+
+def test_inference_names_the_columns_of_a_table() -> None:
+    table, y = frame(), risk(frame())
+    split = split_inference(FederatedSparseRegressor(2), table, y, SITE)
+    assert split.names[:3] == ["(intercept)", "age", "ward=ICU"]
+    assert split.lower[1] < 0.1 < split.upper[1]
+    table["age"] = table.age.fillna(60)
+    double = post_double_selection(FederatedSparseRegressor(2), table, y, SITE, exposure="age")
+    assert double.names == ["age"]
+    assert double.lower[0] < 0.1 < double.upper[0]
+    with pytest.raises(ValueError, match="exposure must be a column of X"):
+        post_double_selection(FederatedSparseRegressor(2), table, y, SITE, exposure="weight")
+    stable = stability_selection(
+        FederatedSparseRegressor(2), table, y, SITE, subsamples=5, by="rows"
+    )
+    assert [stable.names[place] for place in stable.support] == ["age", "ward"]

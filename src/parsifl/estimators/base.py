@@ -26,7 +26,7 @@ from parsifl.estimators.inference import (
 )
 from parsifl.estimators.moments import Array, Indices, Moments
 from parsifl.estimators.published import PAPERS, PublishedSolvers
-from parsifl.estimators.settings import owners, whole
+from parsifl.estimators.settings import whole
 from parsifl.solvers.subset_state import Phase
 
 SOLVERS = ("auto", "exact", *PAPERS)
@@ -37,8 +37,6 @@ _MODELS = {
     "poisson": "Poisson regression",
     "cox": "Cox regression, stratified by site, with Breslow's ties,",
 }
-
-__all__ = ["FederatedSparse", "owners", "whole"]
 
 
 class FederatedSparse(PublishedSolvers):
