@@ -56,7 +56,11 @@ def to_text(estimator: FederatedSparse) -> str:
     }
     if state.get("_exact") is not None:
         found = estimator.summary()
-        values["summary"] = {"table": found.cells(), "guarantee": found.guarantee}
+        values["summary"] = {
+            "table": found.cells(),
+            "guarantee": found.guarantee,
+            "methods": estimator.methods_text(),
+        }
     return json.dumps(values, indent=1)
 
 

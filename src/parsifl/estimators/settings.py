@@ -76,6 +76,7 @@ class EstimatorSettings(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         return getattr(self, name, default)
 
     preprocessing_: Preprocessing | None
+    coef_: Array
 
     def _validated(
         self, X: Any, y: Any, groups: Any, sample_weight: Any, **checks: Any
@@ -127,6 +128,16 @@ class EstimatorSettings(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         check_is_fitted(self)
         del input_features  # the names are those of the fit
         return np.array(self._names(), dtype=object)
+
+    def selected(self) -> list[Any]:
+        """Return the columns of X in the model, as `keep` takes them: names, or positions."""
+        check_is_fitted(self)
+        used = np.flatnonzero(np.atleast_2d(self.coef_).any(axis=0))
+        found = self.preprocessing_
+        if found is None:
+            return [int(place) for place in used]
+        units = dict.fromkeys(found.units[place] for place in used)
+        return [found.columns[unit].name for unit in units]
 
     def _names(self) -> list[str]:
         if self.preprocessing_ is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, Literal, final
 
 import numpy as np
 import numpy.typing as npt
@@ -65,6 +65,8 @@ class Guards:
         The largest number of runs that are answered about the same rows.
     leverage
         The largest share of one row in any combination of the sums that have left (1 is a row).
+    release
+        "auto", or "manual": a person at the site approves each reply before it leaves.
     """
 
     rows: Count = 10
@@ -74,6 +76,7 @@ class Guards:
     rounds: Count = 100
     runs: Count = 10
     leverage: Fraction = 0.9
+    release: Literal["auto", "manual"] = "auto"
 
     def __post_init__(self) -> None:
         config.check(self)

@@ -117,9 +117,19 @@ class TableSite:
             except Exception:
                 node_log().exception("a request for '%s' could not be answered", kind)
                 reply = self._refuse("failure", "its work failed; the reason is in the node's log")
+            if self._guards.release == "manual" and failure_in(reply) is None:
+                reply = self._approved(kind, reply)
             size = sum(len(part) for part in reply.parts.values())
             self._audit.write({**entry, "bytes": size, **json.loads(reply.text)})
         return reply
+
+    def _approved(self, kind: Kind, reply: Envelope) -> Envelope:
+        """Return a reply that someone at the site has approved; else keep it there, and refuse."""
+        if self._audit.approved(
+            digest(reply.text, *map(reply.parts.get, sorted(reply.parts))), kind, reply.text
+        ):
+            return reply
+        return self._refuse("release", "a person at the site must release this reply first")
 
     def _refuse(self, rule: str, text: str) -> Envelope:
         reason = printable(f"site {self._client} refuses (rule '{rule}'): {text}")
@@ -134,7 +144,12 @@ class TableSite:
         entry["table"] = digest(table, asdict(self._spec))
         if isinstance(request, AgreeRequest):
             most = self._guards.columns(own.rows)
-            return AgreeReply(client=self._client, columns=most, summary=own.summary()).envelope()
+            return AgreeReply(
+                client=self._client,
+                columns=most,
+                units=self._schema.units,
+                summary=own.summary(),
+            ).envelope()
         agreement = getattr(request, "agreement", None)
         if agreement is None:
             raise WireError("agreement: none, and a site answers nothing without one")
