@@ -56,7 +56,7 @@ class SlrClient:
     personal: Params
 
 
-_LEAST_RATIO = 0.02
+_LEAST_RATIO = 0.005
 """Of lr * steps / eta_g, below which a warning is given."""
 _PAPER = Preset(
     {
@@ -95,7 +95,7 @@ class FedSLR(LocalSgd, AdditiveAlgorithm[Problem, SlrServer, SlrClient, Compact,
     ----------
     eta_g
         Size of the server's proximal step. It is meant relative to lr times the steps per round:
-        the paper has lr * steps / eta_g = 0.5. A ratio below 0.02 causes a warning: the duals then
+        the paper has lr * steps / eta_g = 0.5. A ratio below 0.005 causes a warning: the duals then
         hardly follow. A large one is harmless, since it solves the local problems well.
     lam
         Penalty of the global model. A value that leaves no singular value in any layer causes a
