@@ -204,6 +204,22 @@ def test_a_run_resumes_at_every_point_of_the_lag(stopped: int, every: int, tmp_p
     assert [json.loads(line)["round"] for line in lines] == [1, 2, 3, 4, 5]
 
 
+def test_a_run_that_is_resumed_for_no_more_rounds_gets_its_late_scores(tmp_path: Path) -> None:
+    def made(**more: Any) -> Training:
+        return training("ditto", LatePool, checkpoint_seconds=0.0, run_dir=RunDir(tmp_path), **more)
+
+    def stop(event: RoundEnd) -> None:
+        if event.record.round == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        made(callbacks=[stop]).run(5)
+    resumed, whole = made().run(2, resume=True), training("ditto").run(2)
+    assert [timeless(r) for r in resumed.records] == [timeless(r) for r in whole.records]
+    again = made().run(4, resume=True)
+    assert [r.scores for r in again.records] == [r.scores for r in training("ditto").run(4).records]
+
+
 class SummingPool(LocalPool):
     """Adds up the uploads where the clients run, as a worker or secure aggregation does."""
 

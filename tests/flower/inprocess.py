@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from dataclasses import field as entry
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from parsifl.engine.experiment import Experiment, problem_for
 from parsifl.engine.run import Run
 from parsifl.engine.simulate import simulate
-from parsifl.flower.client import RemoteClient, alone, answered
+from parsifl.flower.answering import answered, respond
+from parsifl.flower.client import RemoteClient, alone
 from parsifl.flower.message import Envelope
 from parsifl.flower.server import Federation
 from parsifl.flower.settings import Deployment, DeploymentSettings
-from parsifl.flower.transport import Kind, Replies
+from parsifl.flower.transport import Kind, Replies, Requests
 from parsifl.linear.glm import GLM
 
 Answer = Envelope | str | None
@@ -38,6 +40,7 @@ class InProcess:
     fault: Fault = honest
     clients: dict[int, int] = entry(default_factory=dict)
     asked: list[tuple[Kind, int]] = entry(default_factory=list)
+    exchanges: list[dict[int, Kind]] = entry(default_factory=list)
     log: list[str] = entry(default_factory=list)
     waited: float = 0.0
 
@@ -51,14 +54,14 @@ class InProcess:
 
     def ask(
         self,
-        kind: Kind,
-        requests: Mapping[int, Envelope],
+        requests: Requests,
         timeout: float,  # noqa: ARG002 - a Link
         enough: Callable[[Replies], bool] | None = None,  # noqa: ARG002 - all answer at once
     ) -> Replies:
         found: Replies = {}
+        self.exchanges.append({self.clients[node]: kind for node, (kind, _) in requests.items()})
         # the reverse of the order of clients: replies come as they like
-        for node, request in sorted(requests.items(), reverse=True):
+        for node, (kind, request) in sorted(requests.items(), key=itemgetter(0), reverse=True):
             client = self.clients[node]
             self.asked.append((kind, client))
             answer = self.fault(kind, client, request, partial(self.site(client), kind, request))
@@ -73,7 +76,7 @@ class InProcess:
         # a new one for every request, as Flower starts a new process
         def answer(kind: Kind, request: Envelope) -> Envelope:
             site = RemoteClient(self.experiment, client, alone(self._data, client), self.root)
-            return site.answer(kind, request)
+            return respond(site, kind, request)
 
         return lambda kind, request: answered(lambda: answer(kind, request))
 
@@ -97,7 +100,7 @@ def fields(envelope: Envelope) -> dict[str, Any]:
 
 def changed(envelope: Envelope, **changes: object) -> Envelope:
     """Return a forged copy of a message."""
-    return Envelope(json.dumps({**fields(envelope), **changes}), envelope.parts)
+    return replace(envelope, text=json.dumps({**fields(envelope), **changes}))
 
 
 def simulated(experiment: Experiment, folder: Path | None = None) -> Run:

@@ -47,7 +47,7 @@ def test_code_alone_goes_to_the_nodes(tmp_path: Path) -> None:
     data = build_fab_from_disk(tmp_path)
     with zipfile.ZipFile(io.BytesIO(data)) as app:
         names = {name for name in app.namelist() if not name.startswith(".info")}
-    code = {f"federation/{name}.py" for name in ("__init__", "client_app", "server_app")}
+    code = {f"federation/{name}.py" for name in ("__init__", "client_app", "server_app", "study")}
     assert names == {"pyproject.toml", *code}
 
 

@@ -24,11 +24,12 @@ pytest.importorskip("flwr", reason="needs flwr: install the extra parsifl[flower
 from tests.flower.deployed import app_of, deploy_counted, limit, server_state, tabled, until
 from tests.flower.test_documentation import table
 
+from parsifl.estimators import load
 from parsifl.flower.app_template import write_app
 from parsifl.flower.certificates import KeyFolder, add_node, make_keys
 from parsifl.flower.cluster import NAME, Cluster
 from parsifl.flower.local_run import follow, run_on_flower
-from parsifl.flower.regression import MODEL_FILE, LinearModel
+from parsifl.flower.regression import MODEL_FILE
 from parsifl.flower.settings import PROCESS_FILE, Deployment, to_config
 from parsifl.flower.tables import read_csv
 
@@ -61,6 +62,36 @@ def test_killed_processes_and_a_resumed_run_give_the_same_bits(tmp_path: Path) -
         follow(cluster, cluster.submit(app, **RESUME), out)
     assert [record["trained"] for record in read_metrics(out)] == [3, 3, 3]
     assert tree.same(server_state(out, chosen), simulated(chosen).server)
+
+
+def worker_of(cluster: Cluster, node: int) -> int:
+    """Return the process of a node's worker."""
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (path / "cmdline").read_bytes()
+            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue  # it has just ended
+        if b"parsifl.flower.worker" in command and parent == cluster.node_pid(node):
+            return int(path.name)
+    raise AssertionError("the node has no worker")
+
+
+def test_a_killed_worker_is_replaced_and_the_run_ends_with_the_same_bits(tmp_path: Path) -> None:
+    chosen = Experiment("ditto", data="digits", clients=3, rounds=3)
+    out = tmp_path / "run"
+    app = app_of(chosen, tmp_path / "app", out, quorum=1.0, timeout=200.0)
+    with limit(400), Cluster(tmp_path / "cluster", 3, workers=True) as cluster:
+        run = cluster.submit(app)
+        until(lambda: asked_to_train(cluster, 1, 2), "round 2")
+        killed = worker_of(cluster, 1)
+        os.kill(killed, signal.SIGKILL)
+        follow(cluster, run, out)
+        assert worker_of(cluster, 1) != killed
+    records, expected = read_metrics(out), simulated(chosen)
+    assert [record["trained"] for record in records] == [3, 3, 3]
+    assert [record["personal"] for record in records] == [r["personal"] for r in expected.metrics]
+    assert tree.same(server_state(out, chosen), expected.server)
 
 
 def test_a_killed_superlink_comes_back_and_the_run_is_resumed_with_the_same_bits(
@@ -131,11 +162,11 @@ def test_a_secured_regression_over_tables_is_the_fit_in_process(tmp_path: Path) 
     files = f'data="{app}/examples/hospital{{id}}.csv"'
     with limit(300), Cluster(tmp_path / "cluster", 3, node_config=files) as cluster:
         follow(cluster, cluster.submit(app), out)
-    model = LinearModel.load(out / MODEL_FILE)
+    model = load(out / MODEL_FILE)
     tables = [read_csv(app / "examples" / f"hospital{i}.csv") for i in range(3)]
     coef, intercept = in_process(tables, rounds=2)
-    assert np.array_equal(model.coef_, coef)
-    assert model.intercept_ == intercept
+    assert np.allclose(model.coef_, coef, rtol=1e-12, atol=1e-14)
+    assert model.intercept_ == pytest.approx(intercept, rel=1e-12)
 
 
 def test_an_interrupted_command_leaves_no_process_and_is_resumed(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from parsifl import wire
 from parsifl.core.errors import WireError
 from parsifl.flower.message import Envelope
-from parsifl.flower.records import STYPE, pack, unpack
+from parsifl.flower.records import SMALL, STYPE, pack, unpack
 
 
 def test_a_message_survives_the_records() -> None:
@@ -26,11 +26,24 @@ def test_a_message_without_parts_has_no_array() -> None:
     assert unpack(records).parts == {}
 
 
+def test_a_carried_message_survives_the_records() -> None:
+    carried = Envelope('{"round": 2}', {"down": b"\x01", "model": b"\x02"})
+    for size in (3, SMALL + 1):
+        message = Envelope('{"round": 3}', {"down": bytes(size)}, carried)
+        assert unpack(pack(message)) == message
+
+
+def test_a_small_message_is_one_record_and_a_large_one_has_arrays() -> None:
+    small, large = (pack(Envelope("{}", {"upload": bytes(n)})) for n in (SMALL, SMALL + 1))
+    assert list(small) == ["parsifl"]
+    assert list(large) == ["parsifl", "parsifl.parts"]
+
+
 def test_the_overhead_of_records_is_small() -> None:
     data = wire.encode({"w": torch.eye(100)})
     records = pack(Envelope('{"client": 1, "round": 2}', {"upload": data}))
     sent = sum(len(part.deflate()) for part in get_all_nested_objects(records).values())
-    assert len(data) < sent < len(data) + 700
+    assert len(data) < sent < len(data) + 300
 
 
 @pytest.mark.parametrize(
@@ -39,6 +52,11 @@ def test_the_overhead_of_records_is_small() -> None:
         RecordDict(),
         RecordDict({"parsifl": ConfigRecord({"meta": 3})}),
         RecordDict({"parsifl": ConfigRecord({"meta": "{}"}), "parsifl.parts": ConfigRecord()}),
+        RecordDict({"parsifl": ConfigRecord({"meta": "{}", "part/upload": "text"})}),
+        RecordDict({"parsifl": ConfigRecord({"meta": "{}", "carried/meta": 3})}),
+        RecordDict(
+            {"parsifl": ConfigRecord({"meta": "{}", **{f"part/{i}": b"" for i in range(9)}})}
+        ),
     ],
 )
 def test_other_records_are_refused(records: RecordDict) -> None:

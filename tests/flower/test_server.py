@@ -145,7 +145,7 @@ def test_a_killed_server_goes_on_with_the_same_bits(tmp_path: Path) -> None:
 def test_a_server_that_is_killed_while_judging_goes_on(tmp_path: Path) -> None:
     def kill(kind: Kind, client: int, request: Envelope, answer: Callable[[], Envelope]) -> Answer:
         reply = answer()
-        if kind == "evaluate" and fields(request)["round"] == 1 and client == 0:  # the last one
+        if kind == "evaluate" and fields(request)["round"] == 2 and client == 0:  # the last one
             raise KeyboardInterrupt
         return reply
 
@@ -276,7 +276,7 @@ def test_too_few_uploads_stop_the_run_which_can_be_resumed(tmp_path: Path) -> No
         gone = kind == "train" and client != 0 and fields(request)["round"] == 1
         return None if gone else answer()
 
-    chosen = experiment("ditto")
+    chosen = experiment("ditto", evaluate_every=0)
     link = InProcess(chosen, tmp_path / "state", silent)
     with pytest.raises(ParsiflError, match=r"round 2: 1 uploads arrived and 2 are needed"):
         link.run(tmp_path / "run", retries=1)
@@ -303,8 +303,10 @@ def test_a_client_that_lost_its_state_is_reinitialized_and_noted(tmp_path: Path)
     link = InProcess(experiment("ditto"), tmp_path / "state", _losing(tmp_path / "state"))
     records = link.run(tmp_path / "run")
     assert [record["dropped"] for record in records] == [{}, {}, {}]
-    note = "client 1 had lost its state of round 1 and was reinitialized"
-    assert [record["notes"] for record in records] == [[], [note], []]
+    # the request that finds the state missing evaluates round 1 and trains round 2
+    evaluated = "client 1 was evaluated without its state, which is lost"
+    trained = "client 1 had lost its state of round 1 and was reinitialized"
+    assert [record["notes"] for record in records] == [[evaluated], [trained], []]
 
 
 def test_a_damaged_state_counts_as_lost(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def execute(
     quiet: bool = False,
 ) -> FlowerRun:
     """Run an experiment on Flower on this machine, with its progress on standard error."""
-    _need_flower()
+    need_flower()
     from parsifl.flower.local_run import run_on_flower
 
     simulation = engine == "flower-sim"
@@ -71,7 +71,7 @@ def keys(
 
       parsifl flower keys keys --nodes 3 --host server.example.org --days 365
     """
-    _need_flower()
+    need_flower()
     from parsifl.flower.certificates import make_keys
 
     found = make_keys(folder, nodes, host, days)
@@ -144,6 +144,9 @@ def up(
     insecure: bool = typer.Option(
         False, "--insecure", help="No TLS and no node keys; everything in the clear, on loopback."
     ),
+    workers: bool = typer.Option(
+        False, "--workers", help="Nodes with a worker, as `parsifl flower node` starts them."
+    ),
     node_config: str = typer.Option(
         "", help="More node configuration; {id} is the node's number, {folder} where we are."
     ),
@@ -158,11 +161,11 @@ def up(
 
       parsifl flower up --clients 3 --app hospitals --node-config 'data="{folder}/h{id}.csv"'
     """
-    _need_flower()
+    need_flower()
     from parsifl.flower.cluster import Cluster
 
     config = node_config.replace("{folder}", str(Path.cwd()))
-    cluster = Cluster(folder, clients, secure=not insecure, node_config=config)
+    cluster = Cluster(folder, clients, secure=not insecure, workers=workers, node_config=config)
     typer.echo(f"starting a SuperLink and {clients} SuperNodes on {cluster.address}", err=True)
     with cluster:
         if target is None:
@@ -171,11 +174,28 @@ def up(
             _run(cluster, target, resume=resume)
 
 
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def node(context: typer.Context) -> None:
+    """Run a SuperNode with a worker: a process that keeps its imports and data between messages.
+
+    Takes the options of `flower-supernode`, and replaces it. The worker is restarted if it ends.
+
+    Examples:
+
+      parsifl flower node --superlink fl.example.org:9000 --root-certificates ca.crt
+      --auth-supernode-private-key node1 --node-config 'partition-id=1 data="h1.csv"'
+    """
+    need_flower()
+    from parsifl.flower.node import run_node
+
+    raise typer.Exit(run_node(context.args))
+
+
 def _run(cluster: Cluster, target: Path, *, resume: bool) -> None:
     from parsifl.flower.local_run import follow
     from parsifl.flower.settings import clear
 
-    config = _config(target)
+    config = read_config(target)
     out, rounds = Path(config["deployment"]["out"]), int(config["rounds"])
     changes = {"deployment.resume": True} if resume else {}
     clear(out)
@@ -196,7 +216,8 @@ def _stay(cluster: Cluster) -> None:
     raise ConfigError(f"the SuperLink has ended:\n{cluster.log_tail('superlink')}")
 
 
-def _config(target: Path) -> dict[str, Any]:
+def read_config(target: Path) -> dict[str, Any]:
+    """Return the configuration of a Parsifl app."""
     try:
         found = tomllib.loads((target / "pyproject.toml").read_text())
         config: dict[str, Any] = found["tool"]["flwr"]["app"]["config"]
@@ -207,7 +228,8 @@ def _config(target: Path) -> dict[str, Any]:
     return {"rounds": 50, **config}
 
 
-def _need_flower() -> None:
+def need_flower() -> None:
+    """Raise ConfigError if Flower is not installed."""
     try:
         import flwr  # noqa: F401
     except ImportError:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
 import pkgutil
 from importlib.metadata import entry_points
 from types import ModuleType
@@ -19,6 +20,7 @@ from parsifl.core.algorithm import AnyAlgorithm, FederatedAlgorithm
 from parsifl.core.errors import ConfigError, unknown
 
 ENTRY_POINT_GROUP = "parsifl.algorithms"
+_PACKAGE = "parsifl.algorithms"
 
 
 @functools.cache
@@ -26,19 +28,19 @@ def algorithms() -> dict[str, type[AnyAlgorithm]]:
     """Return every registered algorithm by name, sorted."""
     found: dict[str, type[AnyAlgorithm]] = {}
     for module in _modules():
-        for kind in vars(module).values():
-            if _is_final_method(kind) and kind.__module__ == module.__name__:
-                name = kind.__name__.lower()
-                if found.setdefault(name, kind) is not kind:
-                    raise ConfigError(
-                        f"two algorithms are called '{name}': {found[name].__module__} and "
-                        f"{module.__name__}; rename one of them"
-                    )
+        for name, kind in _algorithms_in(module).items():
+            if found.setdefault(name, kind) is not kind:
+                raise ConfigError(
+                    f"two algorithms are called '{name}': {found[name].__module__} and "
+                    f"{module.__name__}; rename one of them"
+                )
     return dict(sorted(found.items()))
 
 
 def find(name: str) -> type[AnyAlgorithm]:
     """Return an algorithm's class; case, dashes and underscores do not matter.
+
+    Modules of other algorithms are imported only if this one is not in a module of its own name.
 
     >>> find("Fed-Avg").__name__
     'FedAvg'
@@ -46,6 +48,11 @@ def find(name: str) -> type[AnyAlgorithm]:
     if not isinstance(name, str):
         raise ConfigError(f"an algorithm is named by a string such as 'fedavg', got {name!r}")
     plain = name.lower().replace("-", "").replace("_", "")
+    own = f"{_PACKAGE}.{plain}"
+    if plain.isidentifier() and importlib.util.find_spec(own) is not None:
+        found = _algorithms_in(importlib.import_module(own)).get(plain)
+        if found is not None:
+            return found
     known = algorithms()
     if plain not in known:
         raise ConfigError(unknown("algorithm", plain, known))
@@ -85,8 +92,13 @@ def load_object(text: str) -> Any:
         raise ConfigError(f"{text!r} cannot be loaded: {error}") from error
 
 
+def _algorithms_in(module: ModuleType) -> dict[str, type[AnyAlgorithm]]:
+    kinds = [kind for kind in vars(module).values() if _is_final_method(kind)]
+    return {kind.__name__.lower(): kind for kind in kinds if kind.__module__ == module.__name__}
+
+
 def _modules() -> list[ModuleType]:
-    package = importlib.import_module("parsifl.algorithms")
+    package = importlib.import_module(_PACKAGE)
     names = [module.name for module in pkgutil.iter_modules(package.__path__)]
     own = [f"{package.__name__}.{name}" for name in names if not name.startswith("_")]
     outside = [entry.value for entry in entry_points(group=ENTRY_POINT_GROUP)]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from scipy.sparse import issparse
+from torch import Tensor
 
 from parsifl import startup
 from parsifl.algorithms._bases.local_buffers import with_buffer_policy
@@ -139,7 +139,7 @@ def simulate(  # noqa: PLR0913 - all arguments but four have a default
     _check_validation_rows(evaluation, data)
     algorithm = with_buffer_policy(algorithm, problem)
     algorithm.check_capabilities(problem)
-    chosen, block = choose_executor(executor, problem, sparse=issparse(data.x))
+    chosen, block = choose_executor(executor, problem, sparse=not isinstance(data.x, Tensor))
     described = {
         **options,
         "executor": chosen,

@@ -118,6 +118,9 @@ class Training:
 
     def _run(self, rounds: int, *, resume: bool) -> TrainingState:
         state = self._start(rounds, resume=resume)
+        if state.pending and len(state.records) == rounds:  # it was not to be the last round
+            self._complete(state, self._evaluated(state.server, rounds - 1))
+            self._checkpoint(state)
         saved_at, saving = time.monotonic(), None
         while len(state.records) < rounds and not state.stopped:
             round = len(state.records)
@@ -354,10 +357,12 @@ class Training:
         self, server: Any, record: RoundRecord, history: Sequence[RoundRecord]
     ) -> RoundRecord:
         started = time.perf_counter()
-        requests = self._evaluation_requests(server, len(history))
-        record = self._scored(record, list(self.pool.evaluate(requests, server)))
+        record = self._scored(record, self._evaluated(server, len(history)))
         spent = time.perf_counter() - started
         return replace(record, seconds={**record.seconds, "evaluate": spent})
+
+    def _evaluated(self, server: Any, round: int) -> list[ClientScores]:
+        return list(self.pool.evaluate(self._evaluation_requests(server, round), server))
 
     def _scored(self, record: RoundRecord, found: Sequence[ClientScores]) -> RoundRecord:
         summaries: dict[str, Any] = {}

@@ -16,6 +16,7 @@ from parsifl.estimators.exact import Certificate
 from parsifl.estimators.inference import Inference, post_double_selection, split_inference
 from parsifl.estimators.poisson import FederatedSparsePoisson
 from parsifl.estimators.regressor import FederatedSparseRegressor
+from parsifl.estimators.saved import load, save
 from parsifl.estimators.stability import Stability, stability_selection
 
 __all__ = [
@@ -29,7 +30,9 @@ __all__ = [
     "Inference",
     "Stability",
     "diagnose",
+    "load",
     "post_double_selection",
+    "save",
     "split_inference",
     "stability_selection",
 ]

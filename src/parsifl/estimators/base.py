@@ -64,7 +64,7 @@ class FederatedSparse(PublishedSolvers):
                 f"center='client' needs solver='exact' here; solver={self.solver_!r} takes it for "
                 "dense linear regression only"
             )
-        if self.solver_ != "exact" and self._units(problem.width - problem.intercept):
+        if self.solver_ != "exact" and self._setting("column_groups", None) is not None:
             raise ValueError("column_groups needs solver='exact'")
 
     def _obstacle(self, problem: Any, tau: int) -> str:
@@ -142,8 +142,8 @@ class FederatedSparse(PublishedSolvers):
         fit = exact_fit(algorithm, problem, sites, first, rounds=self._rounds(_EXACT_ROUNDS))
         self._exact: ExactFit | None = fit
         self.history_, self.n_iter_ = fit.history, len(fit.history)
-        self.bytes_up_ = fit.bytes_up + moments.bytes_up
-        self.bytes_down_ = fit.bytes_down + moments.bytes_down
+        self.bytes_up_ = fit.bytes_up + moments.bytes_up + self._agreement_bytes[0]
+        self.bytes_down_ = fit.bytes_down + moments.bytes_down + self._agreement_bytes[1]
         self.loss_ = fit.search.loss / fit.search.rows
         self._book_dictionary(len(parts))
         self._say_how_it_ended(fit)
@@ -202,11 +202,7 @@ class FederatedSparse(PublishedSolvers):
         fit = self._fitted_exactly("summary()")
         if self._setting("dictionary", None) is not None:
             raise ValueError("summary() is about features, and with a dictionary atoms are chosen")
-        selected = (
-            0
-            < self._sparsity(self.n_features_in_)
-            < self.n_features_in_ - len(set(self._kept(self.n_features_in_)))
-        )
+        selected = 0 < fit.rules.count < int(fit.rules.labels.max()) + 1
         return table(fit, self._columns, self._family(), selected=selected, level=level)
 
     def _family(self) -> str:
@@ -226,9 +222,3 @@ class FederatedSparse(PublishedSolvers):
         self._columns = Columns(self._names(), sites, mean, scale, implied, target)
         if self._exact is not None:
             self._exact = replace(self._exact, centred=centred, constant=constant)
-
-    def _names(self) -> list[str]:
-        given = getattr(self, "feature_names_in_", None)
-        if given is not None:
-            return [str(name) for name in given]
-        return [f"x{number}" for number in range(self.n_features_in_)]

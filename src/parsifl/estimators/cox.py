@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.utils.validation import check_is_fitted, validate_data
 
 from parsifl.estimators.base import FederatedSparse
 from parsifl.estimators.moments import Array, centred, gather
@@ -72,8 +71,8 @@ class FederatedSparseCox(FederatedSparse):
         """Fit to rows that belong to the sites named in `groups` (None: a single site)."""
         if y is None:
             raise ValueError("requires y to be passed, but the target y is None")
-        X, y = validate_data(
-            self, X, _two_columns(y), dtype=np.float64, multi_output=True, ensure_min_samples=2
+        X, y = self._validated(
+            X, _two_columns(y), groups, sample_weight, multi_output=True, ensure_min_samples=2
         )
         time, event = _checked(y)
         self.clients_, parts = self._clients(groups, len(time))
@@ -98,8 +97,7 @@ class FederatedSparseCox(FederatedSparse):
 
     def predict(self, X: Any) -> Array:
         """Return the log of each row's hazard ratio against a row of zeros at the same site."""
-        check_is_fitted(self)
-        X = validate_data(self, X, dtype=np.float64, reset=False)
+        X = self._features(X)
         return np.asarray(X @ self.coef_)
 
     def score(self, X: Any, y: Any, groups: Any = None) -> float:

@@ -89,16 +89,20 @@ class Inference:
     guarantee: str
     level: float
 
-    def __str__(self) -> str:
-        head = ["", "estimate", "SE", f"{self.level:.0%} CI", "p", "Q", "I2", *self.sites]
-        rows = [head]
+    def cells(self) -> list[list[str]]:
+        """Return the table as text, its heading first."""
+        rows = [["", "estimate", "SE", f"{self.level:.0%} CI", "p", "Q", "I2", *self.sites]]
         for i, name in enumerate(self.names):
             interval = "" if np.isnan(self.se[i]) else f"[{self.lower[i]:.4g}, {self.upper[i]:.4g}]"
-            cells = [name, _text(self.estimate[i]), _text(self.se[i]), interval]
-            cells += [_text(self.pvalue[i], 2), _text(self.q[i], 3)]
-            cells.append("" if np.isnan(self.i2[i]) else f"{self.i2[i]:.0%}")
-            rows.append([*cells, *(_text(value) for value in self.site_estimates[:, i])])
-        widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
+            row = [name, _text(self.estimate[i]), _text(self.se[i]), interval]
+            row += [_text(self.pvalue[i], 2), _text(self.q[i], 3)]
+            row.append("" if np.isnan(self.i2[i]) else f"{self.i2[i]:.0%}")
+            rows.append([*row, *(_text(value) for value in self.site_estimates[:, i])])
+        return rows
+
+    def __str__(self) -> str:
+        rows = self.cells()
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         lines = [
             "  ".join(
                 cell.ljust(width) if i == 0 else cell.rjust(width)

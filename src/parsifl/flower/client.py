@@ -27,6 +27,8 @@ from parsifl.engine.finite import inspect
 from parsifl.engine.pool import ClientProgram, ClientRequest
 from parsifl.flower.client_state import ClientStates, LostState
 from parsifl.flower.data_schema import DataSchema
+from parsifl.flower.logs import node_log, note_context
+from parsifl.flower.machine import this_machine
 from parsifl.flower.message import Envelope, printable
 from parsifl.flower.network_schema import (
     EvaluateReply,
@@ -37,10 +39,8 @@ from parsifl.flower.network_schema import (
     TrainReply,
     TrainRequest,
     WorkRequest,
-    failure,
     read,
 )
-from parsifl.flower.node_log import node_log
 from parsifl.flower.transport import Kind
 
 NodeConfig = Mapping[str, Any]
@@ -184,6 +184,7 @@ class RemoteClient:
             samples=info.samples,
             profile=dict(info.profile),
             data_schema=DataSchema.of(self._data),
+            machine=this_machine(self._root),
         )
         return reply.envelope()
 
@@ -241,6 +242,7 @@ class RemoteClient:
         return None
 
     def _prepare(self, request: WorkRequest, parts: Parts) -> _Work:
+        note_context(run=request.experiment, round=request.round + 1, client=request.client)
         if request.client != self._client:
             raise WireError(f"client: this is {self._client}, not {request.client}")
         schema, own = request.data_schema, DataSchema.of(self._data)
@@ -301,18 +303,6 @@ class _Work:
                 lost = True
                 node_log().warning("%s; the state is reinitialized", error)
         return self.program.initial_state(self.client, self.received, self.key.seed), lost
-
-
-def answered(answer: Callable[[], Envelope]) -> Envelope:
-    """Return the reply; a failure becomes a reply with its code.
-
-    The text of an exception may hold values, paths or names. It stays in the node's log.
-    """
-    try:
-        return answer()
-    except Exception as error:
-        node_log().exception("a request could not be answered")
-        return failure(error).envelope()
 
 
 def _unusable(fault: str) -> Envelope:

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from annotated_types import Gt, Le, MaxLen
 from pydantic import AfterValidator, ConfigDict, StringConstraints, TypeAdapter
-from scipy.sparse import csr_matrix
 from torch import Tensor
 
 from parsifl.core.errors import DataError, WireError
@@ -102,6 +101,8 @@ class DataSchema:
         """Return data of this form with a single row of zeros: enough to build a problem."""
         x: Any = torch.zeros((1, *self.shape), dtype=_DTYPES[self.dtype])
         if self.sparse:
+            from scipy.sparse import csr_matrix  # few clients need it
+
             x = csr_matrix((1, self.shape[0]), dtype=np.dtype(self.dtype))
         y = torch.zeros((1, *self.target_shape), dtype=_DTYPES[self.target_dtype])
         one, none = Ragged.of([[0]]), Ragged.empty(1)

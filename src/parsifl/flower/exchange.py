@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 import torch
@@ -48,6 +48,10 @@ class Request:
     expected: UploadTemplate | None = None
     upload: bool = False
 
+    def envelope(self) -> Envelope:
+        """Return the message as it travels."""
+        return self.message.envelope(self.parts)
+
 
 class Exchange:
     """One exchange with several clients."""
@@ -66,61 +70,84 @@ class Exchange:
         self.notes: list[str] = []
 
     def collect(
-        self, requests: Mapping[int, Request], failed: Mapping[int, str], cohort: int, round: int
-    ) -> dict[int, ClientResult | str]:
-        """Return each client's result, or the reason why it is left out of this round.
+        self,
+        requests: Mapping[int, Request],
+        failed: Mapping[int, str],
+        cohort: int,
+        round: int,
+        evaluations: Mapping[int, Request],
+    ) -> tuple[dict[int, ClientResult | str], dict[int, EvaluateReply | str]]:
+        """Return each client's result, or the reason why it is left out of this round; and scores.
 
         `failed` has the clients that cannot even be asked.
         Clients that did not reply are asked again while fewer than the quorum have uploaded: asking
         twice is harmless, since every message names the state to start from.
+        A request to evaluate travels inside the request to train; clients that do not train get it
+        by itself, once, in the same exchange.
         """
         self._note_untyped(requests)
         needed = max(1, math.ceil(self._deployment.quorum * cohort))
         answers: dict[int, ClientResult | str] = {**failed}
         silent, arrived = dict(requests), 0
+        scores: dict[int, EvaluateReply | str] = {}
+        waiting = dict(evaluations)  # to be sent: each one until its client has replied
         for _ in range(1 + self._deployment.retries):
             if not silent:
                 break
-            for client, reply in self._ask("train", silent).items():
+            for client, reply in self._ask(silent, waiting).items():
+                if client in waiting:
+                    found = reply.carried if isinstance(reply, Envelope) else None
+                    scores[client] = self._scores(waiting[client], found or reply)
+                if client not in silent:
+                    continue
                 if isinstance(reply, Envelope):
                     del silent[client]
                     answers[client] = self._accepted(requests[client], reply)
                 else:
                     answers[client] = printable(reply)
+            waiting = {client: waiting[client] for client in waiting if client in silent}
             arrived = sum(
                 isinstance(answer, ClientResult) and requests[answer.client.id].upload
                 for answer in answers.values()
             )
             if arrived >= needed:
-                return answers
+                return answers, scores
         raise _shortage(answers, arrived, needed, round)
 
     def evaluate(self, requests: Mapping[int, Request]) -> dict[int, EvaluateReply | str]:
         """Return each client's scores, or the reason why there are none."""
-        answers: dict[int, EvaluateReply | str] = {}
-        for client, reply in self._ask("evaluate", requests).items():
-            request = requests[client].message
-            try:
-                answers[client] = read_reply(EvaluateReply, reply, request)
-            except Exception as error:
-                answers[client] = self._reason(client, error)
-        return answers
+        replies = self._ask({}, requests)
+        return {client: self._scores(requests[client], reply) for client, reply in replies.items()}
 
-    def _ask(self, kind: Kind, requests: Mapping[int, Request]) -> dict[int, Envelope | str]:
+    def _scores(self, request: Request, reply: Envelope | str) -> EvaluateReply | str:
+        try:
+            return read_reply(EvaluateReply, reply, request.message)
+        except Exception as error:
+            return self._reason(request.client.id, error)
+
+    def _ask(
+        self, training: Mapping[int, Request], evaluation: Mapping[int, Request]
+    ) -> dict[int, Envelope | str]:
         timeout = self._deployment.timeout
         self._members.refresh(timeout)
         online = self._members.online()
-        messages = {
-            online[client]: request.message.envelope(request.parts)
-            for client, request in requests.items()
-            if client in online
-        }
-        replies = self._link.ask(kind, messages, timeout) if messages else {}
+        asked = sorted({**training, **evaluation})
+        messages: dict[int, tuple[Kind, Envelope]] = {}
+        for client in asked:
+            if client not in online:
+                continue
+            rider = evaluation[client].envelope() if client in evaluation else None
+            if client in training:
+                envelope = replace(training[client].envelope(), carried=rider)
+                messages[online[client]] = ("train", envelope)
+            elif rider is not None:
+                messages[online[client]] = ("evaluate", rider)
+        replies = self._link.ask(messages, timeout) if messages else {}
         if not messages:
             self._link.pause(min(timeout, 5.0))
         return {
             client: replies.get(online[client], _SILENT) if client in online else NOT_CONNECTED
-            for client in requests
+            for client in asked
         }
 
     def _accepted(self, request: Request, envelope: Envelope) -> ClientResult | str:

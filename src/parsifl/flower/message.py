@@ -22,10 +22,13 @@ class Envelope:
         A JSON object.
     parts
         Trees encoded by `parsifl.wire`, by name. A tree that is None is not sent.
+    carried
+        In a request to train, a request to evaluate first; in the reply, the reply to it.
     """
 
     text: str = "{}"
     parts: Mapping[str, bytes] = field(default_factory=dict)
+    carried: Envelope | None = None
 
 
 def printable(text: object) -> str:

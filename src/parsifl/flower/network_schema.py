@@ -6,7 +6,6 @@ Fields are strict and unknown ones are rejected: server and clients run the same
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, final
 
@@ -21,10 +20,12 @@ from pydantic import (
 )
 
 from parsifl.core.errors import ParsiflError, WireError
+from parsifl.data.preprocessing import MOST_COLUMNS, Summary, check_counts
 from parsifl.flower.data_schema import DataSchema
+from parsifl.flower.logs import node_log
+from parsifl.flower.machine import Machine
 from parsifl.flower.message import LONGEST_REASON, Envelope, printable
-from parsifl.flower.node_log import node_log
-from parsifl.flower.tables import MOST_COLUMNS, Agreement, Summary, check_counts
+from parsifl.flower.tables import Agreement
 
 MOST_ROWS = 1 << 40
 MOST_METRICS = 100
@@ -77,7 +78,10 @@ class Message(BaseModel):
     `allowed` names the parts that may come with it, `longest` bounds its text.
     """
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+    # built on first use: a client reads two kinds of messages
+    model_config = ConfigDict(
+        strict=True, extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True
+    )
     allowed: ClassVar[frozenset[str]] = frozenset()
     longest: ClassVar[int] = _SHORT
 
@@ -144,11 +148,20 @@ class EvaluateRequest(WorkRequest):
 
 @final
 class ProductsRequest(_Addressed):
-    """Asks a site for the products of the selected columns."""
+    """Asks a site for loss, gradient and curvature in some coefficients.
+
+    Attributes
+    ----------
+    support
+        The columns; the intercept, if the problem has one, is the last.
+    coefficients
+        Where the sums are asked for, one for each of these; all others are 0.
+    """
 
     longest: ClassVar[int] = _LONG
     agreement: Agreement
     support: Annotated[tuple[Annotated[int, Ge(0), Lt(1 << 31)], ...], MaxLen(MOST_COLUMNS)]
+    coefficients: Annotated[tuple[float, ...], MaxLen(MOST_COLUMNS)]
 
 
 # ---------------------------------------------------------------------- replies
@@ -160,14 +173,16 @@ class HelloReply(Message):
     samples: Rows
     profile: Profile
     data_schema: DataSchema
+    machine: Machine | None = None
 
 
 @final
 class AgreeReply(Message):
-    """The sums over a site's table."""
+    """The sums over a site's table, and how many columns one message of the site may have."""
 
     longest: ClassVar[int] = _LONG
     client: ClientId
+    columns: Annotated[int, Ge(0), Lt(MOST_ROWS)]
     summary: Annotated[Summary, AfterValidator(check_counts)]
 
 
@@ -205,7 +220,7 @@ class EvaluateReply(WorkReply):
 
 @final
 class ProductsReply(_Addressed):
-    """The products of the selected columns, as one part."""
+    """Loss, gradient and curvature, as one part."""
 
     allowed: ClassVar[frozenset[str]] = frozenset({"sums"})
 
@@ -316,12 +331,6 @@ def claimed_client(reply: Envelope | str) -> int | None:
         return _Claim.model_validate_json(reply.text).client
     except ValidationError:
         return None
-
-
-def failure(error: BaseException) -> FailureReply:
-    """Return what leaves a client when an exception ends its work: the type, never the text."""
-    code = type(error).__name__
-    return FailureReply(error=code if re.fullmatch(r"[A-Za-z_]\w{0,99}", code, re.A) else "Error")
 
 
 def describe(error: Exception) -> str:

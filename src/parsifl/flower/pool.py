@@ -63,7 +63,7 @@ class FlowerPool:
     """
 
     executor = EXECUTOR
-    deferred_evaluation = False
+    deferred_evaluation = True
 
     def __init__(
         self,
@@ -83,7 +83,16 @@ class FlowerPool:
         self._written: list[list[int]] = []  # what the last two checkpoints name
         self._oldest = [0] * settings.clients
         self._flagged: set[int] = set()
+        self._before: dict[int, tuple[int, int]] = {}
         self._precision = settings.experiment.precision
+
+    def use(self, algorithm: AnyAlgorithm) -> None:
+        """Take an algorithm whose settings follow from what the sites agreed on; before `open`."""
+        self._algorithm = algorithm
+
+    def book(self, client: int, up: int, down: int) -> None:
+        """Add bytes of messages before the first round to the record of that round."""
+        self._before[client] = up, down
 
     def open(self, *, resumed: bool) -> Problem:
         """Wait for the clients, all of them at first and a quorum on resume; make the problem."""
@@ -108,8 +117,10 @@ class FlowerPool:
     def train(
         self, requests: Iterable[ClientRequest], evaluation: PendingEvaluation | None = None
     ) -> Generator[Answer, None, None]:
-        """Send requests, collect replies until a quorum has uploaded, and yield by client."""
-        del evaluation  # this pool does not defer
+        """Send requests, collect replies until a quorum has uploaded, and yield by client.
+
+        A pending evaluation travels in the same exchange, and its scores come first.
+        """
         started = time.perf_counter()
         if self._written:
             self._oldest = [min(versions) for versions in zip(*self._written, strict=True)]
@@ -123,10 +134,12 @@ class FlowerPool:
                 asked[client.id] = self._request(request, encoder)
             except Exception as error:  # its profile or its message cannot be worked with
                 failed[client.id] = describe(error)
+        evaluated, unasked = self._evaluation(evaluation)
         exchange = self._exchange()
-        answers = exchange.collect(asked, failed, len(cohort), round + 1)
+        answers, found = exchange.collect(asked, failed, len(cohort), round + 1, evaluated)
         notes = (*exchange.notes, *self._dominant(cohort))
         self.seconds = {"local": time.perf_counter() - started}
+        yield from self._all_scores({**unasked, **found})
         for number in sorted(answers):
             answer = answers[number]
             if isinstance(answer, str):
@@ -135,8 +148,14 @@ class FlowerPool:
                 yield ClientFailure(self.clients[number], answer, down)
             else:
                 self._accepted[number] = round + 1
-                yield _noted(answer, notes)
+                yield self._booked(_noted(answer, notes))
                 notes = ()
+
+    def _booked(self, answer: ClientResult) -> ClientResult:
+        up, down = self._before.pop(answer.client.id, (0, 0))
+        sent = answer.up._replace(bytes=answer.up.bytes + up)
+        received = answer.down._replace(bytes=answer.down.bytes + down)
+        return replace(answer, up=sent, down=received)
 
     def _dominant(self, cohort: Sequence[ClientInfo]) -> list[str]:
         """Note a client whose declared rows decide the mean; each one once."""
@@ -188,21 +207,33 @@ class FlowerPool:
     # ------------------------------------------------------------------ evaluation
     def evaluate(self, requests: Iterable[ClientRequest], server: Any) -> Iterator[ClientScores]:
         """Let the clients evaluate their models on their own rows; only metrics come back."""
+        asked, failed = self._evaluation(PendingEvaluation(requests, server))
+        found = self._exchange().evaluate(asked) if asked else {}
+        yield from self._all_scores({**failed, **found})
+
+    def _evaluation(
+        self, evaluation: PendingEvaluation | None
+    ) -> tuple[dict[int, Request], dict[int, str]]:
+        """Return the requests to evaluate, and why some clients cannot be asked."""
         asked: dict[int, Request] = {}
-        answers: dict[int, EvaluateReply | str] = {}
+        failed: dict[int, str] = {}
+        if evaluation is None:
+            return asked, failed
         encoder = _Encoder(self._precision)
         shared: dict[str, bytes] | None = None
-        for request in requests:
+        for request in evaluation.requests:
             client = request.client
             try:
-                shared = self._model_part(server) if shared is None else shared
+                shared = self._model_part(evaluation.server) if shared is None else shared
                 data, _, _ = encoder(request.message)
                 down = {} if data is None else {"down": data}
                 message = EvaluateRequest(**self._head(request))
                 asked[client.id] = Request(client, message, {**shared, **down})
             except Exception as error:
-                answers[client.id] = describe(error)
-        answers |= self._exchange().evaluate(asked) if asked else {}
+                failed[client.id] = describe(error)
+        return asked, failed
+
+    def _all_scores(self, answers: Mapping[int, EvaluateReply | str]) -> Iterator[ClientScores]:
         for number in sorted(answers):
             yield self._scores(self.clients[number], answers[number])
 

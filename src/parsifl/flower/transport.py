@@ -9,6 +9,8 @@ from parsifl.flower.message import Envelope
 
 Kind = Literal["hello", "train", "evaluate", "agree", "products"]
 
+Requests = Mapping[int, tuple[Kind, Envelope]]
+"""By node."""
 Replies = dict[int, Envelope | str]
 """By node; a text is the reason why there is no reply."""
 
@@ -22,8 +24,7 @@ class Link(Protocol):
 
     def ask(
         self,
-        kind: Kind,
-        requests: Mapping[int, Envelope],
+        requests: Requests,
         timeout: float,
         enough: Callable[[Replies], bool] | None = None,
     ) -> Replies:

@@ -8,9 +8,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-
-# the kernels of SciPy's own operators: on so few rows their checks take five times the arithmetic
-from scipy.sparse import _sparsetools as kernels
 from torch import Tensor
 
 from parsifl.core.batching import Batches
@@ -34,7 +31,7 @@ class Entries:
         np.cumsum(self.starts[picked + 1] - self.starts[picked], out=starts[1:])
         places = np.empty(starts[-1], self.places.dtype)
         values = np.empty(starts[-1], self.values.dtype)
-        kernels.csr_row_index(
+        _kernels().csr_row_index(
             len(picked), picked, self.starts, self.places, self.values, places, values
         )
         return Entries(starts, places, values, self.width)
@@ -67,10 +64,10 @@ class View:
         found = np.zeros((rows, *given.shape[:-1]), given.dtype)
         if given.ndim == 1:
             vector = np.ascontiguousarray(given)
-            kernels.csr_matvec(rows, self.entries.width, *arrays, vector, found)
+            _kernels().csr_matvec(rows, self.entries.width, *arrays, vector, found)
         else:
             sizes = (rows, self.entries.width, len(given))
-            kernels.csr_matvecs(*sizes, *arrays, given.T.ravel(), found.ravel())
+            _kernels().csr_matvecs(*sizes, *arrays, given.T.ravel(), found.ravel())
         result = np.empty_like(found[::2])
         result[self.order] = found[::2]
         return torch.from_numpy(result)
@@ -84,10 +81,10 @@ class View:
         spread[::2] = given[self.order]
         found = np.zeros((self.entries.width, *given.shape[1:]), given.dtype)
         if given.ndim == 1:
-            kernels.csc_matvec(self.entries.width, rows, *arrays, spread, found)
+            _kernels().csc_matvec(self.entries.width, rows, *arrays, spread, found)
         else:
             sizes = (self.entries.width, rows, given.shape[1])
-            kernels.csc_matvecs(*sizes, *arrays, spread.ravel(), found.ravel())
+            _kernels().csc_matvecs(*sizes, *arrays, spread.ravel(), found.ravel())
         return torch.from_numpy(found.T)
 
 
@@ -127,9 +124,19 @@ def compacted(batches: Batches, also: Array) -> Compacted:
     part = Entries(starts, places, matrix.data, width).rows(drawn)
     occurs = also.copy()
     every = np.ones(max(len(part.places), len(drawn)), np.bool_)  # a Boolean product marks columns
-    kernels.csc_matvec(width, len(drawn), part.starts, part.places, every, every, occurs)
+    _kernels().csc_matvec(width, len(drawn), part.starts, part.places, every, every, occurs)
     kept = np.flatnonzero(occurs)
     place = np.empty(width, part.places.dtype)
     place[kept] = np.arange(len(kept), dtype=place.dtype)
     small = Entries(part.starts, place.take(part.places), part.values, len(kept))
     return Compacted(small, torch.from_numpy(kept), order.reshape(index.shape))
+
+
+def _kernels() -> Any:
+    """Return the kernels of SciPy's operators, whose checks take five times the arithmetic.
+
+    Imported on first use: most clients have dense rows.
+    """
+    from scipy.sparse import _sparsetools
+
+    return _sparsetools

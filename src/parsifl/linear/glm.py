@@ -268,8 +268,11 @@ class GLM:
         """Reject targets of the wrong form before training."""
         if not self.weighted:
             return datafits.check_targets(self.datafit, y, self.classes)
-        if y.ndim != 2 or y.shape[1] != 2:
-            raise DataError(f"each row needs a target and a weight, got shape {list(y.shape)}")
+        if y.ndim != 2 or y.shape[1] != 2 + self.offset:
+            more = ", and an offset" if self.offset else ""
+            raise DataError(
+                f"each row needs a target and a weight{more}, got shape {list(y.shape)}"
+            )
         if not bool((torch.isfinite(y[:, 1]) & (y[:, 1] >= 0)).all()):
             raise DataError("a row has a weight that is negative or not finite")
         return datafits.check_targets(self.datafit, y[:, 0], self.classes)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
+import importlib.util
+from pathlib import Path
+
 import numpy as np
 
+from parsifl.core.errors import DataError
 from parsifl.data.dataset import Dataset
 from parsifl.data.download import Files
 from parsifl.data.registry import About, dataset
@@ -21,12 +26,16 @@ from parsifl.data.registry import About, dataset
 )
 def digits(_files: Files) -> Dataset:
     """Gray levels 0 to 16; no official test split."""
-    from sklearn.datasets import load_digits
-
-    bunch = load_digits()
+    # scikit-learn takes a second to import, which every message to a client would pay
+    found = importlib.util.find_spec("sklearn")
+    if found is None or not found.submodule_search_locations:
+        raise DataError("the digits ship with scikit-learn, which is not installed")
+    path = Path(found.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz"
+    with gzip.open(path, "rt") as file:
+        rows = np.loadtxt(file, delimiter=",", dtype=np.int64)
     return Dataset(
         name="digits",
-        x=bunch.images.astype(np.uint8)[:, None],
-        y=bunch.target.astype(np.int64),
+        x=rows[:, :-1].astype(np.uint8).reshape(-1, 1, 8, 8),
+        y=rows[:, -1].copy(),
         classes=10,
     )
