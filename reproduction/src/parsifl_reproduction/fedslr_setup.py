@@ -203,6 +203,8 @@ def train(
     with warnings.catch_warnings():
         if options.get("lam") == HUGE:  # nothing shall be left
             warnings.filterwarnings("ignore", message="FedSLR's penalty")
+        # Table 5 varies eta_g on purpose
+        warnings.filterwarnings("ignore", message="lr \\* steps / eta_g")
         run = simulate(
             registry.get(cell.method, **options),
             problem_for(federation.model, data),
