@@ -13,7 +13,7 @@ from types import ModuleType
 
 import pytest
 import typer
-from tests.report.browser import browse, find_chromium
+from tests.report.browser import browse
 from typer.testing import CliRunner
 
 from parsifl.cli.app import app
@@ -225,11 +225,8 @@ def test_the_site_needs_no_network(site: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_search_works_from_a_folder(site: Path, tmp_path: Path) -> None:
-    chromium = find_chromium()
-    if chromium is None:
-        pytest.skip("needs a browser: install chromium")
-    with browse(chromium, tmp_path) as page:
+def test_the_search_works_from_a_folder(site: Path) -> None:
+    with browse() as page:
         page.visit((site / "index.html").as_uri())
         page.wait("document.querySelector('.md-search__input') !== null")
         page.run("document.querySelector('.md-search__input').focus()")

@@ -32,12 +32,7 @@ RETIRED = {
 
 LEFT_OUT = {
     "src/parsifl/flower": "not yet revised",
-    "src/parsifl/wire": "not yet revised",
     "src/parsifl/estimators": "not yet revised",
-    "src/parsifl/engine/run_dir.py": "not yet revised",
-    "src/parsifl/engine/checkpoint.py": "not yet revised",
-    "src/parsifl/engine/segment_store.py": "not yet revised",
-    "SECURITY.md": "not yet revised",
     "docs/flower.md": "not yet revised",
     "docs/tutorials/statistician.md": "not yet revised",
     "docs/reference/inference.md": "not yet revised",

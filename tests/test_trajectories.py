@@ -43,7 +43,7 @@ def check(name: str, done: Run) -> None:
 def check_bytes(records: Sequence[Mapping[str, Any]], golden: Mapping[str, Any]) -> None:
     # an entry that cancels to zero in one executor only changes the length by a few bytes
     for way in ("bytes_up", "bytes_down"):
-        assert [record[way] for record in records] == pytest.approx(golden[way], rel=0.01)
+        assert [record[way] for record in records] == pytest.approx(golden[way], rel=0.02)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -14,6 +14,7 @@ from tests.reference_sparse import cosamp, fed_grad_mp
 
 from parsifl.algorithms.fedgradmp import FedGradMP
 from parsifl.algorithms.inexactfedgradmp import InexactFedGradMP
+from parsifl.core.batching import Batch
 from parsifl.core.errors import CapabilityError, ConfigError
 from parsifl.core.keys import Key
 from parsifl.data.clients import ClientData
@@ -144,6 +145,26 @@ def test_the_ball_holds_the_model() -> None:
     found = sparse.trained(InexactFedGradMP(tau=3, radius=0.5, batch_size=5), pooled, 3)
     assert float(found.norm()) <= 0.5 + 1e-12
     assert float(found.norm()) > 0.4
+
+
+@pytest.mark.parametrize("length", [5.0, 0.2])
+def test_with_a_dictionary_the_ball_holds_the_model_and_not_its_coefficients(length: float) -> None:
+    psi = length * dictionary.orthonormal(sparse.WIDTH, sparse.WIDTH, seed=2)
+    made = sparse.data(sparse.clients())
+    method = InexactFedGradMP(tau=3, radius=0.5, batch_size=5, solver="least-squares")
+    problem = GLM(sparse.WIDTH, "squared", dictionary=psi)
+    found = sparse.trained(method, made, 3, problem=problem)
+    unit = GLM(sparse.WIDTH, "squared", dictionary=psi / length)
+    torch.testing.assert_close(found * length, sparse.trained(method, made, 3, problem=unit))
+    assert 0.3 < float((psi @ found).norm()) <= 0.5 + 1e-12
+
+
+def test_a_selecting_batch_is_never_short() -> None:
+    """Assumption 4: every iteration draws b rows anew from all rows of the client."""
+    method, pooled = FedGradMP(tau=2, local_steps=6, batch_size=5), sparse.data(sparse.clients())
+    (round,) = sparse.draws(method, GLM(sparse.WIDTH), pooled, 1, "select")
+    for batches in round:
+        assert [len(batch) for batch in batches] == [5] * 6
 
 
 def test_fewer_rows_than_coefficients_take_the_minimiser_nearest_to_the_iterate() -> None:
@@ -279,3 +300,39 @@ def test_options_without_effect_are_refused(
 def test_the_authors_are_those_of_the_paper() -> None:
     for kind in (FedGradMP, InexactFedGradMP):
         assert kind.cites.startswith("Jeong, Needell and Qin")
+
+
+@pytest.mark.parametrize("engine", ["loop", "vmap"])
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+def test_a_refit_is_pooled_least_squares_on_the_support(weighting: Any, engine: Any) -> None:
+    made = sparse.clients(noise=0.5)
+    method = FedGradMP(tau=3, batch_size=5, refit_from=2, weighting=weighting)
+    problem = GLM(sparse.WIDTH, "squared-half", l2=0.1, intercept=True)
+    done = simulate(method, problem, sparse.data(made), 3, executor=engine, evaluate_every=0)
+    found = done.server["coef"].numpy()
+    kept = np.flatnonzero(found)
+    assert len(kept) == 4
+    gram, right = np.diag([0.1, 0.1, 0.1, 0.0]), np.zeros(4)
+    total = sum(len(y) for _, y in made)
+    for z, y in made:
+        share = len(y) / total if weighting == "samples" else 1 / 3
+        columns = np.column_stack([z, np.ones(len(y))])[:, kept]
+        gram = gram + share * columns.T @ columns / len(y)
+        right = right + share * columns.T @ y / len(y)
+    np.testing.assert_allclose(found[kept], np.linalg.solve(gram, right), rtol=1e-9)
+    assert done.records[-1].bytes_up < 3 * (16 * 8 + 4 * 8 + 300)
+
+
+@pytest.mark.parametrize("datafit", ["logistic", "softmax"])
+def test_refits_of_other_losses_reach_their_pooled_minimum(datafit: str) -> None:
+    draw = np.random.default_rng(0)
+    rows = [(draw.standard_normal((60, 6)), draw.integers(2, size=60)) for _ in range(3)]
+    classes = 2 if datafit == "softmax" else None
+    problem = GLM(6, datafit, l2=0.1, classes=classes)
+    method = FedGradMP(tau=3, refit_from=2)
+    done = simulate(method, problem, rows, 9, test=0.0, evaluate_every=0)
+    coef = done.server["coef"].requires_grad_()
+    x, y = (torch.from_numpy(np.concatenate(part)) for part in zip(*rows, strict=True))
+    batch = Batch(x, y, torch.ones(len(y)), torch.tensor(True), torch.tensor(0))
+    (slope,) = torch.autograd.grad(problem.loss({"coef": coef}, batch), coef)
+    assert float(slope[coef != 0].abs().max()) < 1e-9

@@ -7,11 +7,12 @@ import pytest
 import torch
 from tests.algorithms import unequal
 from tests.algorithms.unequal import PROBLEM, Engine
-from tests.reference_unequal import cut, sliced_rounds
+from tests.reference_unequal import cut, descend, sliced_rounds
 
 from parsifl.algorithms._bases.submodel import merged, padded
 from parsifl.algorithms.fedavg import FedAvg
 from parsifl.algorithms.heterofl import HeteroFL
+from parsifl.algorithms.perfedmask import PerFedMask
 from parsifl.core import tree
 from parsifl.core.errors import ConfigError
 from parsifl.core.keys import Key
@@ -35,6 +36,25 @@ def test_rounds_match_the_papers_equations(engine: Engine) -> None:
     unequal.assert_same(done.server.params, expected)
     for client, width in enumerate(WIDTHS):
         unequal.assert_same(done.personal(client).params, cut(expected, shapes(width)))
+
+
+@pytest.mark.parametrize("engine", unequal.ENGINES)
+@pytest.mark.parametrize(
+    "kind", [HeteroFL, lambda **settings: PerFedMask(base="heterofl", **settings)]
+)
+def test_the_full_model_can_be_evaluated_on_every_device(kind: Any, engine: Engine) -> None:
+    """Training is the same; fine-tuning and evaluation are those of the full model."""
+    settings: dict[str, Any] = {"lr": 0.05, "batch_size": 4, "local_steps": 3, "tune_epochs": 2.0}
+    slices = unequal.run(kind(**settings), PROFILES, engine)
+    method = kind(**settings, deploy="full")
+    full = unequal.run(method, PROFILES, engine, evaluate=True)
+    unequal.assert_same(full.server.params, unequal.arrays(slices.server.params))
+    start = unequal.arrays(full.server.params)
+    if isinstance(method, PerFedMask):
+        start |= {name: unequal.start()[name] for name in PROBLEM.head}
+    for client in range(len(WIDTHS)):
+        tuned = descend(start, unequal.tuning(method, client), 0.05)
+        unequal.assert_same(full.personal(client).params, tuned)
 
 
 @pytest.mark.bits

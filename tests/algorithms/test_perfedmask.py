@@ -9,17 +9,21 @@ import torch
 from tests.algorithms import unequal
 from tests.algorithms.test_heterofl import shapes
 from tests.algorithms.unequal import DATA, PROBLEM, SEED, Engine
+from tests.masks.test_exchange import brute_force
 from tests.reference_unequal import BODY, HEAD, descend, masked_rounds, sliced_rounds
 from torch import nn
 
 from parsifl.algorithms.fedbabu import FedBABU
 from parsifl.algorithms.perfedmask import PerFedMask, budget_of, design_masks
-from parsifl.core import tree
+from parsifl.core import config, tree
 from parsifl.core.algorithm import ClientInfo
 from parsifl.core.errors import ConfigError
 from parsifl.core.keys import Key
+from parsifl.core.registry import get
 from parsifl.engine.simulate import simulate
-from parsifl.masks import optimal
+from parsifl.masks import from_flops, layer_groups, optimal
+from parsifl.masks.cost_model import Probe
+from parsifl.masks.instance import instance_of, value
 from parsifl.nn.neural import NeuralProblem
 
 FIRST, SECOND = (block.size for block in PROBLEM.layer_groups)  # 56 and 36 parameters
@@ -35,7 +39,8 @@ SETTINGS: dict[str, Any] = {
 
 
 def names(server: Any, client: int) -> list[str]:
-    return [name for block in server.masks[server.chosen[client]] for name in BODY[block]]
+    blocks = [*BODY, HEAD]
+    return [name for block in server.masks[server.chosen[client]] for name in blocks[block]]
 
 
 @pytest.mark.parametrize("engine", unequal.ENGINES)
@@ -43,8 +48,7 @@ def names(server: Any, client: int) -> list[str]:
 def test_rounds_match_the_papers_equations(head: Any, engine: Engine) -> None:
     method = PerFedMask(**SETTINGS, head=head, tune_epochs=2.0)
     done = unequal.run(method, PROFILES, engine)
-    more = list(HEAD) if head == "trained" else []
-    masks = [names(done.server, n) + more for n in range(len(BUDGETS))]
+    masks = [names(done.server, n) for n in range(len(BUDGETS))]
     expected = masked_rounds(
         unequal.start(), masks, unequal.cohorts(), unequal.sizes(),
         unequal.draws(method, PROFILES), 0.1, momentum=0.5, decay=0.01,
@@ -155,8 +159,8 @@ def infos(budgets: Sequence[Any]) -> list[ClientInfo]:
 def test_every_design_keeps_budgets_and_repeats(design: Any) -> None:
     blocks = NeuralProblem(lambda: nn.Sequential(*[nn.Linear(3, 3) for _ in range(6)])).layer_groups
     clients = infos([0.2, 0.5, 0.7, 1, 25, 0.5])
-    first = design_masks(blocks, clients, design, "J", Key(1))
-    again = design_masks(blocks, clients, design, "J", Key(1))
+    first = design_masks(blocks, clients, [1.0] * 6, design, "J", Key(1))
+    again = design_masks(blocks, clients, [1.0] * 6, design, "J", Key(1))
     assert np.array_equal(first, again)
     total = sum(block.size for block in blocks)
     spent = first @ np.array([block.size for block in blocks])
@@ -164,7 +168,9 @@ def test_every_design_keeps_budgets_and_repeats(design: Any) -> None:
     if design == "sequential":
         assert all((np.diff(row.astype(int)) <= 0).all() for row in first)
     if design == "random":
-        assert not np.array_equal(first, design_masks(blocks, clients, design, "J", Key(2)))
+        assert not np.array_equal(
+            first, design_masks(blocks, clients, [1.0] * 6, design, "J", Key(2))
+        )
 
 
 @pytest.mark.parametrize("budget", [-1, -0.1, "much", True, float("nan"), [1]])
@@ -239,6 +245,87 @@ def test_a_plan_is_trained_as_it_was_made() -> None:
     done = unequal.run(PerFedMask(**SETTINGS), profiles)
     found = [done.server.masks[chosen] for chosen in done.server.chosen]
     assert found == [tuple(np.flatnonzero(row).tolist()) for row in plan.masks]
+
+
+def test_a_plan_is_a_setting() -> None:
+    """By name: plans for FLOPs list layers in the order in which they run."""
+    plan = optimal(PROBLEM.layer_groups[::-1], [SECOND, FIRST, FIRST + SECOND, SECOND, FIRST])
+    method = get("perfedmask", plan=plan, **SETTINGS)
+    done = unequal.run(method)
+    found = [done.server.masks[chosen] for chosen in done.server.chosen]
+    assert found == [tuple(np.flatnonzero(row[::-1]).tolist()) for row in plan.masks]
+    again = get("perfedmask", **config.to_json(method))
+    assert again == method
+
+
+def test_a_plan_for_flops_is_trained() -> None:
+    sample = torch.empty(10, unequal.FEATURES)
+    module = unequal.network()
+    limits = [0.4 * module_flops(module, sample)] * 4 + [1e9]
+    plan = from_flops(module, sample, limits)
+    done = unequal.run(PerFedMask(plan=plan, **SETTINGS))
+    named = [group.name for group in PROBLEM.layer_groups]
+    for device, chosen in enumerate(done.server.chosen):
+        layers = tuple(named[block] for block in done.server.masks[chosen])
+        assert set(layers) == set(plan.trained(device))
+
+
+def module_flops(module: Any, sample: torch.Tensor) -> float:
+    return float(Probe.of(module, sample, layer_groups(module)).backward_flops([0, 1]))
+
+
+@pytest.mark.parametrize(
+    ("plan", "profile", "message"),
+    [
+        ((("0",),), {}, "the plan has 1 devices, but there are 2 clients"),
+        ((("0",), ("x",)), {}, "client 1 train 'x'; the layers of this model are 0, 2"),
+        ((("0",), ("2",)), {"budget": 0.5}, "has a mask or a budget in its profile"),
+    ],
+)
+def test_a_plan_that_does_not_fit_is_rejected(plan: Any, profile: Any, message: str) -> None:
+    infos = [ClientInfo(i, 10, profile) for i in range(2)]
+    with pytest.raises(ConfigError, match=message):
+        PerFedMask(plan=plan).init_server(PROBLEM, infos, Key(0))
+
+
+def test_masks_are_planned_for_the_weights_of_the_mean() -> None:
+    """The budgets are equal, so that only the weights tell the devices apart."""
+    sizes, budgets = [40, 10, 10, 10], [1.0, 0.6, 0.6, 0.6]
+    infos = [
+        ClientInfo(i, n, {"budget": b}) for i, (n, b) in enumerate(zip(sizes, budgets, strict=True))
+    ]
+    blocks = PROBLEM.layer_groups
+    for weighting in ("samples", "uniform"):
+        server = PerFedMask(weighting=weighting).init_server(PROBLEM, infos, Key(0))
+        masks = np.zeros((4, len(blocks)), dtype=bool)
+        for row, chosen in enumerate(server.chosen):
+            masks[row, list(server.masks[chosen])] = True
+        weights = sizes if weighting == "samples" else None
+        limits = [budget_of(info, FIRST + SECOND) for info in infos]
+        instance = instance_of(blocks, limits, weights)
+        assert value(instance, masks, "J") == pytest.approx(brute_force(instance, "J"))
+
+
+def test_a_trained_head_is_inside_the_budget() -> None:
+    """Appendix M: the head is one more layer."""
+    head = sum(PROBLEM.init(Key(0))[name].numel() for name in HEAD)
+    infos = [ClientInfo(i, 10, {"budget": FIRST + 1}) for i in range(4)] + [ClientInfo(4, 10)]
+    server = PerFedMask(head="trained").init_server(PROBLEM, infos, Key(0))
+    sizes = [FIRST, SECOND, head]
+    spent = [sum(sizes[block] for block in server.masks[chosen]) for chosen in server.chosen]
+    assert max(spent[:4]) <= FIRST + 1
+    assert spent[4] == sum(sizes)
+
+
+def test_devices_that_never_take_part_are_not_planned_for() -> None:
+    profiles = [{"budget": FIRST}, {"budget": SECOND}, {}]
+    seen = [ClientInfo(i, 10, profile) for i, profile in enumerate(profiles)]
+    unseen = [ClientInfo(3 + i, 10, {"budget": SECOND}, takes_part=False) for i in range(9)]
+    alone = PerFedMask().init_server(PROBLEM, seen, Key(0))
+    together = PerFedMask().init_server(PROBLEM, [*seen, *unseen], Key(0))
+    assert [together.masks[i] for i in together.chosen[:3]] == [
+        alone.masks[i] for i in alone.chosen
+    ]
 
 
 @pytest.mark.parametrize(

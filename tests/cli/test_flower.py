@@ -59,11 +59,11 @@ def test_keys_says_what_goes_where(tmp_path: Path) -> None:
 
 def test_up_refuses_a_folder_that_is_no_app(tmp_path: Path) -> None:
     pytest.importorskip("flwr", reason="needs flwr: install the extra parsifl[flower]")
-    from parsifl.cli.flower import _config
+    from parsifl.cli.flower import read_config
     from parsifl.core.errors import ConfigError
 
     with pytest.raises(ConfigError, match="no Flower app"):
-        _config(tmp_path)
+        read_config(tmp_path)
 
 
 class Pretended:

@@ -48,6 +48,22 @@ def test_padding_repeats_a_row_of_its_own_batch(samples: int, batch: int, steps:
 
 
 @given(SAMPLES, st.integers(1, 12), st.integers(0, 9))
+def test_redrawn_batches_are_subsets_of_full_size(samples: int, batch: int, steps: int) -> None:
+    index, valid = draw(samples, BatchSpec(batch, steps=steps, last_batch="redraw"))
+    assert index.shape == valid.shape == (steps, batch)
+    for row, good in zip(index, valid, strict=True):
+        assert good.sum() == len(set(row[good].tolist())) == min(batch, samples)
+        assert set(row.tolist()) <= set(range(samples))
+
+
+def test_redrawn_batches_are_independent_of_each_other() -> None:
+    """Of 2 x 40 rows out of 100, 16 are shared on average; shuffled epochs share none."""
+    index, _ = draw(100, BatchSpec(40, steps=400, last_batch="redraw"))
+    shared = [len(set(a) & set(b)) for a, b in zip(index[::2], index[1::2], strict=True)]
+    assert abs(np.mean(shared) - 16) < 1
+
+
+@given(SAMPLES, st.integers(1, 12), st.integers(0, 9))
 def test_wrapped_batches_are_full_and_go_through_the_rows_in_turn(
     samples: int, batch: int, steps: int
 ) -> None:

@@ -23,6 +23,12 @@ def test_clients_of_different_kinds_of_container_are_pooled() -> None:
     assert pooled.classes == 2
 
 
+def test_the_labels_of_a_classifier_may_be_minus_and_plus_one() -> None:
+    pooled = pool([(X, np.array([-1, 1, 1])), (X, np.array([-1, -1, -1])), (X, np.ones(3, int))])
+    assert pooled.y.tolist() == [0, 1, 1, 0, 0, 0, 1, 1, 1]
+    assert pooled.classes == 2
+
+
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
@@ -33,7 +39,7 @@ def test_clients_of_different_kinds_of_container_are_pooled() -> None:
         ((np.ones((3, 4)), Y), r"client 1: rows of X have shape \(4,\)"),
         ((X, Y[:2]), "client 1: X has 3 rows but y has 2"),
         ((X[:0], Y[:0]), "client 1 has no rows"),
-        ((X, np.array([0, -1, 1])), "client 1: integer targets are class labels from 0, got -1"),
+        ((X, np.array([0, -1, 1])), r"labels from 0, or -1 and \+1, got -1"),
         ((np.ones(3), Y), "client 1: X must have rows and columns"),
         ((X, np.int64(3)), "client 1: y must be a dense array"),
         ((np.array([["a"]]), np.array([0])), "client 1: X must hold numbers"),

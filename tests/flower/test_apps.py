@@ -28,11 +28,14 @@ from parsifl.core.errors import CapabilityError, ParsiflError
 from parsifl.core.problem import Problem
 from parsifl.engine import checkpoint
 from parsifl.engine.experiment import Experiment
+from parsifl.estimators import load
 from parsifl.flower.app_template import write_app
-from parsifl.flower.regression import MODEL_FILE, LinearModel
+from parsifl.flower.regression import MODEL_FILE
 from parsifl.flower.settings import DONE_FILE, ERROR_FILE, Deployment, to_config
-from parsifl.flower.tables import read_csv
+from parsifl.flower.tables import RegressionSpec, read_csv
 from parsifl.nn.neural import NeuralProblem
+
+SPEC = RegressionSpec("days")
 
 
 class HandOver:
@@ -212,10 +215,11 @@ def test_a_regression_over_tables(tmp_path: Path) -> None:
         {**node, "data": str(tmp_path / "app" / "examples" / f"hospital{i}.csv")}
         for i, node in enumerate(nodes(tmp_path / "state"))
     ]
-    client = parsifl.flower.regression_client_app(lambda node: read_csv(node["data"]), "days")
-    run(parsifl.flower.regression_server_app("days"), client, config, places)
-    model = LinearModel.load(tmp_path / "run" / MODEL_FILE)
-    assert model.agreement.rows == 400
+    client = parsifl.flower.regression_client_app(lambda node: read_csv(node["data"]), SPEC)
+    run(parsifl.flower.regression_server_app(SPEC), client, config, places)
+    model = load(tmp_path / "run" / MODEL_FILE)
+    assert model.preprocessing_ is not None
+    assert model.preprocessing_.rows == 400
     assert np.count_nonzero(model.coef_) == 4
 
 
@@ -223,12 +227,12 @@ def test_a_regression_over_tables(tmp_path: Path) -> None:
 def test_a_node_declares_missing_codes_and_sets_its_guards(tmp_path: Path) -> None:
     write_app(tmp_path / "app", "sparse-regression", {}, "study")
     files = [tmp_path / "app" / "examples" / f"hospital{i}.csv" for i in range(3)]
-    files[1].write_text(files[1].read_text().replace("NA", "N/A"))
+    files[1].write_text(files[1].read_text().replace("NA", "--"))
     header, first, rest = files[1].read_text().split("\n", 2)
     files[1].write_text("\n".join([header, first.replace(first.split(",")[1], "<40"), rest]))
     chosen = Experiment("fedgradmp", {"tau": 4, "batch_size": None}, clients=3, rounds=2)
-    app = parsifl.flower.regression_client_app(lambda n: read_csv(n["data"]), "days", ["N/A"])
-    server = parsifl.flower.regression_server_app("days")
+    app = parsifl.flower.regression_client_app(lambda n: read_csv(n["data"]), SPEC, ["--"])
+    server = parsifl.flower.regression_server_app(SPEC)
     places = [
         {**node, "data": str(file)}
         for node, file in zip(nodes(tmp_path / "state"), files, strict=True)
@@ -243,7 +247,7 @@ def test_a_node_declares_missing_codes_and_sets_its_guards(tmp_path: Path) -> No
     del places[2]["guard-rows"]
     config = to_config(chosen, Deployment(out=str(tmp_path / "run")))
     run(server, app, config, places)
-    assert "N/A" not in (tmp_path / "run" / MODEL_FILE).read_text()
+    assert "--" not in (tmp_path / "run" / MODEL_FILE).read_text()
 
 
 def test_mods_that_cannot_read_our_messages_are_refused() -> None:

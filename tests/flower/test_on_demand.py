@@ -26,11 +26,12 @@ pytest.importorskip("flwr", reason="needs flwr: install the extra parsifl[flower
 from tests.flower.deployed import app_of, deploy_counted, limit, server_state, tabled, until
 from tests.flower.test_documentation import table
 
+from parsifl.estimators import load
 from parsifl.flower.app_template import write_app
 from parsifl.flower.certificates import KeyFolder, add_node, make_keys
 from parsifl.flower.cluster import NAME, Cluster
 from parsifl.flower.local_run import follow, run_on_flower
-from parsifl.flower.regression import MODEL_FILE, LinearModel
+from parsifl.flower.regression import MODEL_FILE
 from parsifl.flower.settings import PROCESS_FILE, Deployment, to_config
 from parsifl.flower.tables import read_csv
 
@@ -193,11 +194,11 @@ def test_a_secured_regression_over_tables_is_the_fit_in_process(tmp_path: Path) 
     files = f'data="{app}/examples/hospital{{id}}.csv"'
     with limit(300), Cluster(tmp_path / "cluster", 3, node_config=files) as cluster:
         follow(cluster, cluster.submit(app), out)
-    model = LinearModel.load(out / MODEL_FILE)
+    model = load(out / MODEL_FILE)
     tables = [read_csv(app / "examples" / f"hospital{i}.csv") for i in range(3)]
     coef, intercept = in_process(tables, rounds=2)
-    assert np.array_equal(model.coef_, coef)
-    assert model.intercept_ == intercept
+    assert np.allclose(model.coef_, coef, rtol=1e-12, atol=1e-14)
+    assert model.intercept_ == pytest.approx(intercept, rel=1e-12)
 
 
 def test_an_interrupted_command_leaves_no_process_and_is_resumed(tmp_path: Path) -> None:

@@ -73,9 +73,10 @@ def test_every_algorithm_gives_the_bits_and_books_of_the_simulation(
         assert ours["notes"] == theirs["notes"] == []
 
 
+@pytest.mark.parametrize("name", ["ditto", "fedslr"])
 @pytest.mark.parametrize("precision", ["bfloat16", "int8"])
-def test_short_values_are_the_same_on_both_sides(precision: str, tmp_path: Path) -> None:
-    chosen = experiment("ditto", precision=precision, rounds=2)
+def test_short_values_are_the_same_on_both_sides(precision: str, name: str, tmp_path: Path) -> None:
+    chosen = experiment(name, precision=precision, rounds=2)
     InProcess(chosen, tmp_path / "state").run(tmp_path / "run")
     assert tree.same(server_state(tmp_path / "run", chosen), simulated(chosen).server)
 

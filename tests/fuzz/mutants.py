@@ -46,7 +46,7 @@ from parsifl.flower.network_schema import (
 )
 from parsifl.flower.pool import FlowerPool
 from parsifl.flower.settings import Deployment, DeploymentSettings
-from parsifl.flower.tables import Agreement
+from parsifl.flower.tables import Agreement, RegressionSpec
 from parsifl.flower.tablesite import TableSite
 from parsifl.flower.transport import Kind, Replies, Requests
 from parsifl.flower.upload_template import UploadTemplates
@@ -67,6 +67,7 @@ EXPECTED = {
     "WireError",
 }
 RUN = "0123456789abcdef" * 2
+SPEC = RegressionSpec("days")
 INTERESTING: list[Any] = [
     None, True, False, 0, -1, 1, 2, 7, 255, 2**31 - 1, 2**31, 2**40 - 1, 2**53 + 1, 2**63, 2**64,
     10**18, 10**400, -(10**400), 0.5, -0.0, 1e-320, 1e308, -1e308, float("nan"), float("inf"), "",
@@ -153,16 +154,21 @@ class Targets:
         settings = {"tau": 2, "batch_size": None}
         self.study = Experiment("fedgradmp", settings, clients=3, rounds=4, evaluate_every=0)
         self.summary = read(AgreeReply, self.site().answer("agree", AgreeRequest().envelope()))
-        self.agreement = Agreement.of([self.summary.summary] * 3, "days")
+        self.agreement = Agreement.of([self.summary.summary] * 3, SPEC, 10)
         self.products = ProductsRequest(
-            client=1, round=0, experiment=RUN, agreement=self.agreement, support=(0, 1)
+            client=1,
+            round=0,
+            experiment=RUN,
+            agreement=self.agreement,
+            support=(0, 1),
+            coefficients=(0.0, 0.0),
         )
 
     def site(self) -> TableSite:
         """Return a site without a history of requests."""
         audit = self.root / "client-1" / "audit.jsonl"
         audit.unlink(missing_ok=True)
-        return TableSite(self.study, 1, self.table, self.root, "days")
+        return TableSite(self.study, 1, self.table, self.root, SPEC)
 
     def _corpus(self) -> dict[tuple[Kind, Direction], Envelope]:
         model = {"model": wire.encode(self.down), **self.parts}
@@ -235,7 +241,7 @@ class Targets:
 
     def _agree_reply(self, envelope: Envelope) -> str:
         reply = read_reply(AgreeReply, envelope)
-        Agreement.of([self.summary.summary, reply.summary, self.summary.summary], "days")
+        Agreement.of([self.summary.summary, reply.summary, self.summary.summary], SPEC, 10)
         return ""
 
     def _products_reply(self, envelope: Envelope) -> str:

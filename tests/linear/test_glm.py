@@ -221,3 +221,30 @@ def test_a_round_tells_how_many_clients_have_too_few_rows() -> None:
         FedGradMP(tau=1, batch_size=None), GLM(4, "squared-half"), data, 1, evaluate_every=0
     )
     assert run.metrics[0]["metrics"]["underdetermined"] == pytest.approx(2 / 11)
+
+
+def test_a_start_is_where_training_begins() -> None:
+    start = np.array([3.0, -1.0, 0.5])
+    problem = GLM(3, start=start, l2=0.1)
+    assert problem.with_l2(0.2).init(Key(0))["coef"].tolist() == start.tolist()
+    assert repr(problem) != repr(GLM(3, start=2 * start, l2=0.1))
+    rows = [(np.eye(3), np.zeros(3))]
+    done = simulate(FedHT(tau=2, local_steps=0), problem, rows, 1, test=0.0, evaluate_every=0)
+    assert done.server["coef"].tolist() == [3.0, -1.0, 0.0]
+
+
+@pytest.mark.parametrize("start", [np.zeros(4), np.array([0.0, np.nan, 0.0])])
+def test_a_start_of_another_shape_or_not_finite_is_rejected(start: Any) -> None:
+    with pytest.raises(ConfigError, match="start must hold finite numbers of shape"):
+        GLM(3, start=start)
+
+
+def test_labels_of_either_coding_give_the_same_model() -> None:
+    draw = np.random.default_rng(0)
+    x, y = draw.standard_normal((30, 3)), draw.integers(2, size=30)
+    found = [
+        simulate(FedHT(tau=2), GLM(3, "logistic"), [(x, labels)], 3, evaluate_every=0).server
+        for labels in (y, 2 * y - 1, (2 * y - 1).astype(float))
+    ]
+    assert torch.equal(found[0]["coef"], found[1]["coef"])
+    assert torch.equal(found[0]["coef"], found[2]["coef"])

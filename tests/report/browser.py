@@ -1,41 +1,16 @@
-"""Drives a headless Chromium over its debugging pipe: no driver and no package is needed."""
+"""A page in the system's Chromium, driven by Playwright."""
 
 from __future__ import annotations
 
-import base64
-import json
-import os
-import select
 import shutil
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-PATIENCE = 30.0
-_FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--disable-dev-shm-usage",
-    "--hide-scrollbars",
-    "--remote-debugging-pipe",
-)
-# Chromium reads commands from descriptor 3 and answers on 4
-_LAUNCH = """
-import fcntl, os, sys
-read, write = (fcntl.fcntl(int(fd), fcntl.F_DUPFD, 10) for fd in sys.argv[1:3])
-os.dup2(read, 3), os.dup2(write, 4)
-os.execv(sys.argv[3], sys.argv[3:])
-"""
+import pytest
+
+PATIENCE = 30_000  # milliseconds
 
 
 def find_chromium() -> str | None:
@@ -46,66 +21,25 @@ def find_chromium() -> str | None:
 class Page:
     """One tab: runs JavaScript, presses keys, and remembers what went wrong."""
 
-    def __init__(self, commands: int, answers: int) -> None:
-        self._commands, self._answers = commands, answers
-        self._buffer = b""
-        self._count = 0
-        self._session: str | None = None
+    def __init__(self, page: Any) -> None:
+        self._page = page
         self.problems: list[str] = []
         self.requests: list[str] = []
-        target = self._call("Target.createTarget", url="about:blank")["targetId"]
-        attached = self._call("Target.attachToTarget", targetId=target, flatten=True)
-        self._session = attached["sessionId"]
-        for domain in ("Page", "Runtime", "Log", "Network"):
-            self._call(f"{domain}.enable")
+        page.set_default_timeout(PATIENCE)
+        page.on("pageerror", lambda error: self.problems.append(str(error)))
+        page.on("console", self._note)
+        page.on("request", lambda request: self.requests.append(request.url))
 
-    def _call(self, method: str, **params: Any) -> dict[str, Any]:
-        self._count += 1
-        message: dict[str, Any] = {"id": self._count, "method": method, "params": params}
-        if self._session:
-            message["sessionId"] = self._session
-        os.write(self._commands, json.dumps(message).encode() + b"\0")
-        deadline = time.monotonic() + PATIENCE
-        while True:
-            answer = self._read(deadline)
-            if answer.get("id") == self._count:
-                if "error" in answer:
-                    raise RuntimeError(f"{method}: {answer['error']}")
-                result: dict[str, Any] = answer["result"]
-                return result
-            self._note(answer)
-
-    def _read(self, deadline: float) -> dict[str, Any]:
-        while b"\0" not in self._buffer:
-            ready, _, _ = select.select([self._answers], [], [], deadline - time.monotonic())
-            if not ready:
-                raise TimeoutError("Chromium did not answer")
-            chunk = os.read(self._answers, 1 << 16)
-            if not chunk:
-                raise RuntimeError("Chromium ended")
-            self._buffer += chunk
-        first, _, self._buffer = self._buffer.partition(b"\0")
-        message: dict[str, Any] = json.loads(first)
-        return message
-
-    def _note(self, event: dict[str, Any]) -> None:
-        params = event.get("params", {})
-        match event.get("method"):
-            case "Runtime.exceptionThrown":
-                self.problems.append(str(params["exceptionDetails"]))
-            case "Runtime.consoleAPICalled" if params["type"] in ("error", "warning"):
-                self.problems.append(str(params["args"]))
-            case "Log.entryAdded" if params["entry"]["level"] in ("error", "warning"):
-                self.problems.append(params["entry"]["text"])
-            case "Network.requestWillBeSent":
-                self.requests.append(params["request"]["url"])
+    def _note(self, message: Any) -> None:
+        if message.type in ("error", "warning"):
+            self.problems.append(message.text)
 
     def leave(self) -> None:
-        self._call("Page.navigate", url="about:blank")
+        self._page.goto("about:blank")
 
     def visit(self, url: str) -> None:
         self.leave()
-        self._call("Page.navigate", url=url)
+        self._page.goto(url, wait_until="commit")
 
     def open(self, url: str) -> None:
         self.visit(url)
@@ -113,75 +47,43 @@ class Page:
 
     def run(self, script: str) -> Any:
         """Evaluate an expression and return its (awaited) value."""
-        answer = self._call(
-            "Runtime.evaluate",
-            expression=script,
-            returnByValue=True,
-            awaitPromise=True,
-            userGesture=True,
-        )
-        if "exceptionDetails" in answer:
-            raise RuntimeError(str(answer["exceptionDetails"]))
-        return answer["result"].get("value")
+        return self._page.evaluate(script)
 
     def wait(self, condition: str) -> None:
-        deadline = time.monotonic() + PATIENCE
-        while not self.run(condition):
-            if time.monotonic() > deadline:
-                raise TimeoutError(condition)
-            time.sleep(0.05)
+        self._page.wait_for_function(f"() => {condition}", polling=50)
 
     def resize(self, width: int, height: int = 900) -> None:
-        self._call(
-            "Emulation.setDeviceMetricsOverride",
-            width=width,
-            height=height,
-            deviceScaleFactor=1,
-            mobile=width < 600,
-        )
+        self._page.set_viewport_size({"width": width, "height": height})
 
-    def prefer(self, scheme: str) -> None:
-        feature = {"name": "prefers-color-scheme", "value": scheme}
-        self._call("Emulation.setEmulatedMedia", features=[feature])
+    def prefer(self, scheme: Literal["light", "dark"]) -> None:
+        self._page.emulate_media(color_scheme=scheme)
 
     def press(self, key: str) -> None:
-        for kind in ("keyDown", "keyUp"):
-            self._call("Input.dispatchKeyEvent", type=kind, key=key, code=key)
+        self._page.keyboard.press(key)
 
-    def downloads(self, folder: Path) -> None:
-        session, self._session = self._session, None
-        self._call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
-        self._session = session
+    def save(self, script: str, folder: Path) -> bytes:
+        """Run a script that saves a file; return the file's content."""
+        with self._page.expect_download() as download:
+            self.run(script)
+        file: Path = folder / download.value.suggested_filename
+        download.value.save_as(file)
+        return file.read_bytes()
 
     def screenshot(self, file: Path, selector: str = "body") -> None:
-        box = self.run(
-            f"(({{x, y, width, height}}) => ({{x, y: y + scrollY, width, height, scale: 1}}))"
-            f"(document.querySelector({json.dumps(selector)}).getBoundingClientRect())"
-        )
-        answer = self._call("Page.captureScreenshot", captureBeyondViewport=True, clip=box)
-        file.write_bytes(base64.b64decode(answer["data"]))
+        self._page.locator(selector).first.screenshot(path=file)
 
 
 @contextmanager
-def browse(chromium: str, profile: Path) -> Iterator[Page]:
-    read_commands, commands = os.pipe()
-    answers, write_answers = os.pipe()
-    words = [sys.executable, "-c", _LAUNCH, str(read_commands), str(write_answers), chromium]
-    process = subprocess.Popen(
-        [*words, *_FLAGS, f"--user-data-dir={profile}"],
-        pass_fds=(read_commands, write_answers),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    os.close(read_commands)
-    os.close(write_answers)
-    try:
-        yield Page(commands, answers)
-    finally:
-        os.close(commands)  # Chromium ends when its pipe does
-        os.close(answers)
+def browse() -> Iterator[Page]:
+    chromium = find_chromium()
+    if chromium is None:
+        pytest.skip("needs a browser: install chromium")
+    sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=chromium, args=["--no-sandbox", "--disable-dev-shm-usage"]
+        )
         try:
-            process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            yield Page(browser.new_page())
+        finally:
+            browser.close()

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.report.browser import Page, browse, find_chromium
+from tests.report.browser import Page, browse
 from tests.report.folders import make_run
 from tests.report.test_state_sparsity import supports, write
 
@@ -22,11 +21,8 @@ CANVAS = f"{CURVES}.querySelector('.canvas')"
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    chromium = find_chromium()
-    if chromium is None:
-        pytest.skip("needs a browser: install chromium")
-    with browse(chromium, tmp_path_factory.mktemp("profile")) as found:
+def page() -> Iterator[Page]:
+    with browse() as found:
         yield found
 
 
@@ -144,31 +140,30 @@ def test_dark_mode_follows_the_system_and_can_be_overridden(page: Page, report: 
     assert page.run(ground) == "rgb(251, 251, 249)"
 
 
-def wait_for(file: Path) -> bytes:
-    for _ in range(200):
-        if file.exists() and file.stat().st_size:
-            return file.read_bytes()
-        time.sleep(0.05)
-    raise AssertionError(f"{file.name} was not saved: {sorted(file.parent.iterdir())}")
-
-
 @pytest.mark.usefixtures("report")
 def test_figures_and_tables_are_saved(page: Page, tmp_path: Path) -> None:
-    saved = tmp_path / "saved"
-    saved.mkdir()
-    page.downloads(saved)
     page.prefer("dark")  # pictures are for paper: light all the same
-    for kind in ("svg", "png"):
-        page.run(f"{CURVES}.querySelector('[data-image={kind}]').click()")
-    for kind in ("csv", "latex"):
-        page.run(f"document.querySelector('[data-export={kind}-save]').click()")
-    root = ElementTree.fromstring(wait_for(saved / "s0-curves.svg"))
+    svg, png = (
+        page.save(f"{CURVES}.querySelector('[data-image={kind}]').click()", tmp_path)
+        for kind in ("svg", "png")
+    )
+    csv, latex = (
+        page.save(f"document.querySelector('[data-export={kind}-save]').click()", tmp_path)
+        for kind in ("csv", "latex")
+    )
+    assert {file.name for file in tmp_path.iterdir()} >= {
+        "s0-curves.svg",
+        "s0-curves.png",
+        "s0-results.csv",
+        "s0-results.tex",
+    }
+    root = ElementTree.fromstring(svg)
     strokes = {node.get("stroke") for node in root.iter()}
     assert "rgb(6, 78, 194)" in strokes
     assert not [node for node in root.iter() if node.get("class")]
-    assert wait_for(saved / "s0-curves.png").startswith(b"\x89PNG")
-    assert wait_for(saved / "s0-results.csv").startswith(b"algorithm,")
-    assert b"\\toprule" in wait_for(saved / "s0-results.tex")
+    assert png.startswith(b"\x89PNG")
+    assert csv.startswith(b"algorithm,")
+    assert b"\\toprule" in latex
 
 
 @pytest.mark.usefixtures("report")

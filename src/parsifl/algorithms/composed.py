@@ -157,6 +157,12 @@ class Composed(FederatedAlgorithm[Any, Any, Any, Any, Any, Any]):
             stages.append(following)
         return replace(update, state=TransformState(update.state, tuple(stages)), upload=upload)
 
+    def acknowledge(self, problem: Any, state: Any, upload: Any, arrived: Any) -> Any:
+        """Follow the algorithm, unless stages change what is sent."""
+        if self.uploads:
+            return state
+        return self.algorithm.acknowledge(problem, state, upload, arrived)
+
     def personalize(self, problem: Any, received: Any, state: Any, data: ClientRoundData) -> Model:
         """Return the algorithm's personal model."""
         own = state.inner if self.uploads else state

@@ -7,10 +7,14 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 from parsifl.algorithms._bases.averaging import Mean
-from parsifl.algorithms._bases.dynamic_regularization import server_step, solve
+from parsifl.algorithms._bases.dynamic_regularization import (
+    acknowledged,
+    server_step,
+    solve,
+)
 from parsifl.algorithms._bases.local_sgd import LocalSgd
 from parsifl.core import tree
-from parsifl.core.algorithm import AdditiveAlgorithm, ClientInfo, ClientUpdate
+from parsifl.core.algorithm import AdditiveAlgorithm, ClientInfo, ClientUpdate, participants
 from parsifl.core.batching import ClientRoundData
 from parsifl.core.config import Positive
 from parsifl.core.keys import Key
@@ -37,8 +41,8 @@ class FedDyn(LocalSgd, AdditiveAlgorithm[Problem, DynServer, Params, Params, Par
               h \leftarrow h - \tfrac{\alpha}{N} \textstyle\sum_{i \in S} (w_i - w_t), \quad
               w_{t+1} = \overline{w_i} - \tfrac{1}{\alpha} h
 
-    with alpha = `alpha`, solved by SGD with eta = `lr`. Sent: the model, both ways. Kept: h_i on
-    the client; the server keeps only the mean h.
+    with alpha = `alpha`, solved by SGD with eta = `lr`. Sent: the model down, its change
+    w_i - w_t up. Kept: h_i on the client; the server keeps only the mean h.
 
     Parameters
     ----------
@@ -59,7 +63,7 @@ class FedDyn(LocalSgd, AdditiveAlgorithm[Problem, DynServer, Params, Params, Par
     def init_server(self, problem: Problem, clients: Sequence[ClientInfo], key: Key) -> DynServer:
         """Return the initial parameters and a zero dual."""
         params = problem.init(key)
-        return DynServer(params, tree.zeros_like(params), len(clients))
+        return DynServer(params, tree.zeros_like(params), participants(clients))
 
     def broadcast(
         self, problem: Problem, server: DynServer, client: ClientInfo, key: Key
@@ -82,8 +86,14 @@ class FedDyn(LocalSgd, AdditiveAlgorithm[Problem, DynServer, Params, Params, Par
     ) -> ClientUpdate[Params, Params]:
         """Solve the regularized problem and update the dual."""
         batches, config = data["train"], self.sgd(data.round)
-        trained, dual = solve(problem, received, state, batches, config, self.alpha)
-        return ClientUpdate(dual, trained)
+        change, dual = solve(problem, received, state, batches, config, self.alpha)
+        return ClientUpdate(dual, change)
+
+    def acknowledge(
+        self, problem: Problem, state: Params, upload: Params, arrived: Params
+    ) -> Params:
+        """Move the dual by the change that the server received."""
+        return acknowledged(state, upload, arrived, self.alpha)
 
     def personalize(
         self, problem: Problem, received: Params, state: Params, data: ClientRoundData
@@ -92,7 +102,7 @@ class FedDyn(LocalSgd, AdditiveAlgorithm[Problem, DynServer, Params, Params, Par
         return Model(problem, received)
 
     def contribute(self, problem: Problem, upload: Params, weight: float) -> Mean:
-        """Sum the models."""
+        """Sum the changes."""
         return Mean.of(upload, weight)
 
     def aggregate(self, problem: Problem, server: DynServer, total: Mean, key: Key) -> DynServer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, Literal, final
 
 from parsifl.algorithms._bases.submodel import (
     SubmodelAveraging,
@@ -29,7 +29,14 @@ class HeteroFL(SubmodelAveraging):
     there is none). In training a narrow network divides the outputs of its hidden layers by r
     (the scaler of the paper); normalization uses the statistics of the batch, so that nothing
     but parameters is shared. The paper's mask on the logits of classes that a device lacks is
-    left out. A device is evaluated on its slice. Sent: the slice, both ways. Kept: nothing.
+    left out. A device is evaluated on its slice, or on the full model by `deploy`.
+    Sent: the slice, both ways; the full model down with deploy="full". Kept: nothing.
+
+    Parameters
+    ----------
+    deploy
+        What a device is evaluated on: its "slice", or the "full" model, which it then receives as
+        a whole (the papers of HeteroFL and PerFedMask report the full model).
     """
 
     cites: ClassVar[str] = (
@@ -37,6 +44,12 @@ class HeteroFL(SubmodelAveraging):
         "Heterogeneous Clients, ICLR 2021"
     )
     requires: ClassVar[tuple[type[Any], ...]] = (Scalable,)
+
+    deploy: Literal["slice", "full"] = "slice"
+
+    def deploys_full(self) -> bool:
+        """Evaluate the full model if asked."""
+        return self.deploy == "full"
 
     def profile_fields(self) -> tuple[str, ...]:
         """Return the entry with the width of a device."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, final
 
@@ -15,22 +15,20 @@ from parsifl.algorithms._bases.submodel import (
     SubmodelAveraging,
     SubmodelServer,
     SubmodelSpec,
-    layered,
     members_for,
     narrowed,
     width_of,
 )
-from parsifl.core.algorithm import ClientInfo
+from parsifl.core.algorithm import ClientInfo, Preset
 from parsifl.core.config import Count, NonNegative
 from parsifl.core.errors import ConfigError
 from parsifl.core.keys import Key
 from parsifl.core.layer_group import LayerGroup
 from parsifl.core.problem import Layered, Problem
-from parsifl.masks import heuristics, optimal
-from parsifl.masks.instance import instance_of, is_number
+from parsifl.masks import MaskPlan, heuristics, optimal
+from parsifl.masks.instance import Objective, instance_of, is_number
 
 Design = Literal["optimal", "sequential", "random"]
-Objective = Literal["J", "bias"]
 Masks = NDArray[np.bool_]
 
 _NODES = 50  # of a program: a plan within seconds, and the same one on every run
@@ -48,8 +46,9 @@ class PerFedMask(SubmodelAveraging):
     with eta = `lr` and p_n by `weighting`, the sums over the devices of the round. The masks m_n
     freeze whole blocks (a weight with its bias and norm). They are planned once, from the
     "budget" in each device's profile: psi_n, as a fraction of the body (at most 1) or a number
-    of parameters; no budget means everything. A plan of one's own (`parsifl.masks`) is handed over
-    as the "mask" in each profile, a list of 0 and 1 by layer. Frozen blocks get no weight gradient
+    of parameters; no budget means everything. The plan is made for the weights p_n of all devices
+    that may take part. A plan of one's own (`parsifl.masks`) is handed over as `plan`, or as the
+    "mask" in each profile, a list of 0 and 1 by layer. Frozen blocks get no weight gradient
     and are not uploaded; a block that no device trained keeps its value. A device is evaluated
     after it fine-tuned everything, head included, for `tune_epochs` at the learning rate of the
     round. Sent: the body down, the trained blocks up. Kept: the head phi_0, which every device
@@ -62,15 +61,23 @@ class PerFedMask(SubmodelAveraging):
         repeats; "sequential" takes blocks from the front until the next does not fit; "random"
         takes them in random order.
     objective
-        What "optimal" minimizes: J = bias + unused budgets (equation (9)), or the bias alone.
+        What "optimal" minimizes: J = bias + unused budgets (equation (9)), the bias alone, or V,
+        the variance that layers lose by being averaged over fewer devices (`parsifl.masks`).
+    plan
+        The masks: a `parsifl.masks.MaskPlan`, or for each device the names of the layers that it
+        trains. None: planned from the budgets.
     head
-        "trained": the head is trained by all devices and shared, as in Table 9.
+        "trained": the head is shared and trained, as in Table 9. It is then one more layer, which
+        budgets and masks include.
     base
         What is masked: the model; "heterofl": the slice by the "width" of the device's profile;
         "splitmix": `bases` narrow networks, dealt out by width, under one mask per device. Budgets
         then refer to the body of one slice or network.
     bases
         The number of narrow networks for base="splitmix".
+    deploy
+        What a device is evaluated on with base="heterofl": its "slice", or the "full" model, as in
+        the paper, which it then receives as a whole.
     """
 
     cites: ClassVar[str] = (
@@ -79,12 +86,37 @@ class PerFedMask(SubmodelAveraging):
     )
     requires: ClassVar[tuple[type[Any], ...]] = (Layered,)
 
+    presets: ClassVar[Mapping[str, Preset]] = {
+        f"paper:{data}": Preset(
+            {
+                "lr": lr, "milestones": (rounds // 2, 3 * rounds // 4), "momentum": 0.9,
+                "weight_decay": 5e-4, "batch_size": 50, "epochs": 4.0, "weighting": "uniform",
+            },
+            f"{where}; momentum and weight decay from the authors' code",
+            f"{clients} devices, half with budget 0.125, {rounds} rounds, {model}",
+        )
+        for data, lr, rounds, clients, model, where in (
+            ("cifar10", 0.1, 80, 100, "preresnet18", "Section 6.1"),
+            ("cifar100", 0.1, 80, 100, "mobilenet", "Section 6.1"),
+            ("domainnet", 0.01, 100, 30, "alexnet", "Appendix I"),
+        )
+    }  # fmt: skip
+
     tune_epochs: NonNegative | None = 5.0
     design: Design = "optimal"
     objective: Objective = "J"
     head: Literal["frozen", "trained"] = "frozen"
     base: Literal["model", "heterofl", "splitmix"] = "model"
     bases: Count = 8
+    deploy: Literal["slice", "full"] = "slice"
+    plan: MaskPlan | tuple[tuple[str, ...], ...] | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.plan, MaskPlan):  # by name: settings are written as JSON
+            if self.plan.devices != tuple(range(len(self.plan.devices))):
+                raise ConfigError("the plan lacks devices that left; plan for all clients")
+            object.__setattr__(self, "plan", self.plan.named())
+        super().__post_init__()
 
     def profile_fields(self) -> tuple[str, ...]:
         """Return the entries with the budget of a device and, for slices or networks, its width."""
@@ -102,6 +134,10 @@ class PerFedMask(SubmodelAveraging):
     def slices(self) -> bool:
         """Average slices of unequal size in HeteroFL."""
         return self.base == "heterofl"
+
+    def deploys_full(self) -> bool:
+        """Evaluate the full model if asked."""
+        return self.slices() and self.deploy == "full"
 
     def init_server(
         self, problem: Problem, clients: Sequence[ClientInfo], key: Key
@@ -124,7 +160,11 @@ class PerFedMask(SubmodelAveraging):
 
         Masks in the profiles are taken as they are.
         """
-        names = [block.name for block in layered(problem).layer_groups]
+        names = [block.name for block in self.blocks(problem)]
+        if self.plan is not None:
+            masks = np.array(planned(self.plan, clients, names))
+            warn_of_gaps(masks, clients, names)
+            return masks
         if any("mask" in client.profile for client in clients):
             masks = np.array([mask_of(client, len(names)) for client in clients])
             warn_of_gaps(masks, clients, names)
@@ -136,9 +176,9 @@ class PerFedMask(SubmodelAveraging):
             members = np.flatnonzero(widths == width)
             named = [clients[int(index)] for index in members]
             here = key.replace(purpose=f"masks/{width}")
-            found = design_masks(
-                layered(one).layer_groups, named, self.design, self.objective, here
-            )
+            weights = [self.weight(client) for client in named]
+            blocks = self.blocks(one)
+            found = design_masks(blocks, named, weights, self.design, self.objective, here)
             parts.append((members, found))
         masks = np.zeros((len(clients), parts[0][1].shape[1]), dtype=np.bool_)
         for members, found in parts:
@@ -174,6 +214,24 @@ def budget_of(client: ClientInfo, total: int) -> float:
     return float(budget * total if budget <= 1 else min(budget, total))
 
 
+def planned(plan: Any, clients: Sequence[ClientInfo], names: Sequence[str]) -> list[list[bool]]:
+    """Return which layers each device trains by a plan of names."""
+    if len(plan) != len(clients):
+        raise ConfigError(f"the plan has {len(plan)} devices, but there are {len(clients)} clients")
+    for client, layers in zip(clients, plan, strict=True):
+        if "mask" in client.profile or "budget" in client.profile:
+            raise ConfigError(
+                f"client {client.id} has a mask or a budget in its profile, and there is a plan; "
+                "give one of them"
+            )
+        if foreign := sorted(set(layers) - set(names)):
+            raise ConfigError(
+                f"the plan lets client {client.id} train '{foreign[0]}'; the layers of this model "
+                f"are {', '.join(names)}"
+            )
+    return [[name in layers for name in names] for layers in plan]
+
+
 def mask_of(client: ClientInfo, layers: int) -> list[bool]:
     """Return the mask in the profile of a device, layer by layer.
 
@@ -207,24 +265,36 @@ def check_profile(client: ClientInfo, fields: Sequence[str]) -> None:
 def design_masks(
     blocks: Sequence[LayerGroup],
     clients: Sequence[ClientInfo],
+    weights: Sequence[float],
     design: Design,
     objective: Objective,
     key: Key,
 ) -> Masks:
-    """Return which blocks each device trains [N, L], within its budget."""
+    """Return which blocks each device trains [N, L], within its budget.
+
+    The plan is for the devices that may take part; the others could train all that fits.
+    """
+    able = np.array([client.takes_part for client in clients])
+    if not able.all():
+        masks = np.ones((len(clients), len(blocks)), dtype=np.bool_)
+        if able.any():
+            some = [c for c in clients if c.takes_part]
+            part = [weight for weight, on in zip(weights, able, strict=True) if on]
+            masks[able] = design_masks(blocks, some, part, design, objective, key)
+        return masks
     total = sum(block.size for block in blocks)
     budgets = [budget_of(client, total) for client in clients]
     everything = np.ones((len(budgets), len(blocks)), dtype=np.bool_)
     if min(budgets) >= total:
         return everything
-    instance = instance_of(blocks, budgets)
+    instance = instance_of(blocks, budgets, weights)
     if not instance.active().any():
         return ~everything
     if design == "sequential":
         return heuristics.sequential(instance)
     if design == "random":
         return heuristics.random(instance, key)
-    return optimal(blocks, budgets, objective, nodes=_NODES).masks
+    return optimal(blocks, budgets, objective, weights=weights, nodes=_NODES).masks
 
 
 def warn_of_gaps(masks: Masks, clients: Sequence[ClientInfo], names: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from parsifl.algorithms._bases.local_sgd import LocalSgd
 from parsifl.core import tree
-from parsifl.core.algorithm import AdditiveAlgorithm, ClientInfo, ClientUpdate
+from parsifl.core.algorithm import AdditiveAlgorithm, ClientInfo, ClientUpdate, participants
 from parsifl.core.batching import ClientRoundData
 from parsifl.core.config import Positive
 from parsifl.core.keys import Key
@@ -85,7 +85,7 @@ class Scaffold(
     ) -> ScaffoldServer:
         """Return the initial parameters and a zero control."""
         params = problem.init(key)
-        return ScaffoldServer(params, tree.zeros_like(params), len(clients))
+        return ScaffoldServer(params, tree.zeros_like(params), participants(clients))
 
     def broadcast(
         self, problem: Problem, server: ScaffoldServer, client: ClientInfo, key: Key
@@ -116,6 +116,12 @@ class Scaffold(
         control = tree.map(lambda c, dw: -c - dw / steps / config.lr, correction, moved)
         control = tree.where(batches.active.any(), control, state)
         return ClientUpdate(control, ScaffoldMessage(moved, tree.subtract(control, state)))
+
+    def acknowledge(
+        self, problem: Problem, state: Params, upload: ScaffoldMessage, arrived: ScaffoldMessage
+    ) -> Params:
+        """Move the control by the change that the server received."""
+        return tree.add(state, tree.subtract(arrived.control, upload.control))
 
     def personalize(
         self, problem: Problem, received: ScaffoldMessage, state: Params, data: ClientRoundData

@@ -5,7 +5,18 @@ from __future__ import annotations
 import typer
 
 import parsifl
-from parsifl.cli import data, doctor, flower, list_show, masks, plugins, report, run, sweep
+from parsifl.cli import (
+    data,
+    doctor,
+    flower,
+    list_show,
+    masks,
+    operations,
+    plugins,
+    report,
+    run,
+    sweep,
+)
 from parsifl.cli.errors import FriendlyGroup
 
 app = typer.Typer(
@@ -51,5 +62,6 @@ app.command()(report.report)
 app.command()(doctor.doctor)
 app.add_typer(data.app, name="data")
 app.add_typer(masks.app, name="masks")
+operations.mount(flower.app)
 app.add_typer(flower.app, name="flower")
 plugins.mount(app)

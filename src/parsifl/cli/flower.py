@@ -38,7 +38,7 @@ def execute(
     quiet: bool = False,
 ) -> FlowerRun:
     """Run an experiment on Flower on this machine, with its progress on standard error."""
-    _need_flower()
+    need_flower()
     from parsifl.flower.local_run import run_on_flower
 
     simulation = engine == "flower-sim"
@@ -71,7 +71,7 @@ def keys(
 
       parsifl flower keys keys --nodes 3 --host server.example.org --days 365
     """
-    _need_flower()
+    need_flower()
     from parsifl.flower.certificates import make_keys
 
     found = make_keys(folder, nodes, host, days)
@@ -85,7 +85,7 @@ def init(
     folder: Path = typer.Argument(help="Where the app goes."),
     template: str = typer.Option("csv", help="csv, sparse-regression or partition."),
     algorithm: str | None = typer.Option(
-        None, help="An algorithm; else fedgradmp for a sparse regression, and fedavg."
+        None, help="An algorithm; else fedbestsubset for a sparse regression, and fedavg."
     ),
     clients: int = typer.Option(3, min=1, help="How many clients the federation has."),
     data: str | None = options.DATA,
@@ -112,17 +112,18 @@ def init(
 
     regression = template == REGRESSION
     given: dict[str, Any] = {
-        "algorithm": algorithm or ("fedgradmp" if regression else "fedavg"),
+        "algorithm": algorithm or ("fedbestsubset" if regression else "fedavg"),
         "clients": clients,
         "data": data,
         "partition": partition,
         "model": model,
-        "rounds": rounds or (10 if regression else None),
+        "rounds": rounds or (60 if regression else None),
         "seed": seed,
         "evaluate_every": 0 if regression else evaluate_every,
     }
-    # a regression: every iteration reads all rows, so that nothing is random
-    fields = ["batch_size=none", "tau=5", *settings] if regression else settings
+    # other algorithms: every iteration of a regression reads all rows, so that nothing is random
+    rows = ["batch_size=none"] if regression and algorithm not in (None, "fedbestsubset") else []
+    fields = [*rows, "tau=5", *settings] if regression else settings
     given["settings"] = options.assignments(fields)
     chosen = Experiment.read({name: value for name, value in given.items() if value is not None})
     chosen.method()  # a mistake in the settings shows here, not on the nodes
@@ -161,7 +162,7 @@ def up(
 
       parsifl flower up --clients 3 --app hospitals --node-config 'data="{folder}/h{id}.csv"'
     """
-    _need_flower()
+    need_flower()
     from parsifl.flower.cluster import Cluster
 
     config = node_config.replace("{folder}", str(Path.cwd()))
@@ -185,7 +186,7 @@ def node(context: typer.Context) -> None:
       parsifl flower node --superlink fl.example.org:9000 --root-certificates ca.crt
       --auth-supernode-private-key node1 --node-config 'partition-id=1 data="h1.csv"'
     """
-    _need_flower()
+    need_flower()
     from parsifl.flower.node import run_node
 
     raise typer.Exit(run_node(context.args))
@@ -195,7 +196,7 @@ def _run(cluster: Cluster, target: Path, *, resume: bool) -> None:
     from parsifl.flower.local_run import follow
     from parsifl.flower.settings import clear
 
-    config = _config(target)
+    config = read_config(target)
     out, rounds = Path(config["deployment"]["out"]), int(config["rounds"])
     changes = {"deployment.resume": True} if resume else {}
     clear(out)
@@ -216,7 +217,8 @@ def _stay(cluster: Cluster) -> None:
     raise ConfigError(f"the SuperLink has ended:\n{cluster.log_tail('superlink')}")
 
 
-def _config(target: Path) -> dict[str, Any]:
+def read_config(target: Path) -> dict[str, Any]:
+    """Return the configuration of a Parsifl app."""
     try:
         found = tomllib.loads((target / "pyproject.toml").read_text())
         config: dict[str, Any] = found["tool"]["flwr"]["app"]["config"]
@@ -227,7 +229,8 @@ def _config(target: Path) -> dict[str, Any]:
     return {"rounds": 50, **config}
 
 
-def _need_flower() -> None:
+def need_flower() -> None:
+    """Raise ConfigError if Flower is not installed."""
     try:
         import flwr  # noqa: F401
     except ImportError:

@@ -45,7 +45,7 @@ def plan(
             help="Share of the model a weak device may train; repeat for several kinds.",
         ),
     ] = None,
-    objective: Annotated[str, typer.Option(help="J (bias + slack) or bias.")] = "J",
+    objective: Annotated[str, typer.Option(help="J (bias + slack), bias, or V.")] = "J",
     seconds: Annotated[float, typer.Option(min=0.0, help="Time limit of the search.")] = 15.0,
     participation: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="Share of devices per round.")
@@ -140,6 +140,9 @@ def _show_plan(console: Console, best: MaskPlan, model: str, total: int) -> None
     console.print(
         f"{best.objective} = {best.value:,.1f}, {state} (lower bound {best.bound:,.1f}), "
         f"by {best.method} in {best.seconds:.2f} s"
+    )
+    console.print(
+        f"bias {best.bias:,.1f}; no design that trains as much has less than {best.floor:,.1f}"
     )
     for message in best.messages:
         console.print(f"[yellow]{message}[/yellow]")

@@ -66,11 +66,19 @@ class ClientInfo:
         The number of training rows.
     profile
         The device: JSON values such as width, budget, epochs, flops_per_second.
+    takes_part
+        Whether the client may be sampled; False for clients that are held out of training.
     """
 
     id: int
     samples: int
     profile: Mapping[str, Any] = field(default_factory=dict)
+    takes_part: bool = True
+
+
+def participants(clients: Sequence[ClientInfo]) -> int:
+    """Return the number of clients that may be sampled: N of the papers."""
+    return sum(client.takes_part for client in clients)
 
 
 @dataclass(frozen=True)
@@ -131,6 +139,25 @@ class Conformance:
     exempt: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Preset:
+    """Settings that belong together.
+
+    Attributes
+    ----------
+    settings
+        Values of fields; the others keep their defaults.
+    source
+        Where the settings come from: section or table of the paper, or a measurement.
+    run
+        What the source fixes besides the settings: clients, participation, rounds, model.
+    """
+
+    settings: Mapping[str, Any]
+    source: str
+    run: str = ""
+
+
 class FederatedAlgorithm(ABC, Generic[P, S, C, D, U, T]):
     """What every algorithm has, whichever way its uploads are combined."""
 
@@ -146,6 +173,8 @@ class FederatedAlgorithm(ABC, Generic[P, S, C, D, U, T]):
     """
     keeps_buffers_local: ClassVar[bool] = False
     """Whether buffers never leave the clients."""
+    presets: ClassVar[Mapping[str, Preset]] = {}
+    """Settings by name: "paper:<data>" for those of the paper (`get(..., preset=...)`)."""
     conformance: ClassVar[Conformance] = Conformance()
     """Settings and exemptions for the conformance suite."""
 
@@ -195,6 +224,13 @@ class FederatedAlgorithm(ABC, Generic[P, S, C, D, U, T]):
     def init_client(self, problem: P, client: ClientInfo, received: D, key: Key) -> C:
         """Return a client's first state. Algorithms without client state inherit this."""
         return cast(C, None)
+
+    def acknowledge(self, problem: P, state: C, upload: U, arrived: U) -> C:
+        """Return the client's next state if a lossy wire rounded its upload to `arrived`.
+
+        Algorithms whose server mirrors what clients keep need it; the others inherit this.
+        """
+        return state
 
     def batches(self, client: ClientInfo, round: int) -> DataRequest:
         """Return which data `client_update` reads in this round."""

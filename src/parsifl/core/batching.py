@@ -21,13 +21,13 @@ from torch import Tensor
 from parsifl.core import augment, keys
 from parsifl.core.errors import ConfigError, DataError
 
-Partial = Literal["pad", "wrap", "drop"]
+Partial = Literal["pad", "wrap", "drop", "redraw"]
 Index = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class BatchSpec:
-    """A sequence of mini-batches without replacement, reshuffled each epoch.
+    """A sequence of mini-batches without replacement, reshuffled each epoch or each step.
 
     Parameters
     ----------
@@ -37,7 +37,8 @@ class BatchSpec:
         How long; give one of them.
     last_batch
         What happens to an incomplete last batch: "pad" (zero weights, exact), "wrap" (filled
-        from the next epoch) or "drop".
+        from the next epoch) or "drop". "redraw" has no epochs: every step draws its rows
+        independently of the others.
     """
 
     batch_size: int | None = 20
@@ -199,6 +200,11 @@ def schedule(
         index = _orders(samples, math.ceil(steps * batch / samples), read, generators)
         index = index.reshape(len(index), -1)[:, : steps * batch]
         return index.reshape(len(index), steps, batch), np.ones((steps, batch), np.bool_)
+    if draw.last_batch == "redraw":
+        index = _orders(samples, steps, batch, generators)
+        first = index[..., :1].repeat(max(0, batch - samples), -1)  # their weight is 0
+        counts = np.arange(batch) < samples
+        return np.concatenate([index, first], -1), np.tile(counts, (steps, 1))
     full, rest = divmod(samples, batch)
     per_epoch = full + (rest > 0 and draw.last_batch == "pad")
     epochs = math.ceil(steps / per_epoch) if steps else 0

@@ -55,6 +55,8 @@ def pool(
         _check_finite("X", x.data, entries)
     y = np.concatenate([y for _, y in pairs])
     _check_finite("y", y, sizes)
+    if y.dtype.kind == "i" and y.ndim == 1 and y.min() == -1 and np.isin(y, (-1, 1)).all():
+        y = (y + 1) // 2  # the labels -1 and +1 of a classifier
     return Pooled(x, y, sizes, _classes(y, sizes))
 
 
@@ -166,7 +168,7 @@ def _classes(y: Array, sizes: Indices) -> int | None:
         row = int(np.argmin(y))
         client = int(np.searchsorted(np.cumsum(sizes), row, side="right"))
         raise DataError(
-            f"client {client}: integer targets are class labels from 0, got {y.min()}; map "
-            "-1 / +1 to 0 / 1, or give a numeric target as floats"
+            f"client {client}: integer targets are class labels from 0, or -1 and +1, "
+            f"got {y.min()}; recode them, or give a numeric target as floats"
         )
     return int(y.max()) + 1

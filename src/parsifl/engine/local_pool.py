@@ -197,7 +197,10 @@ class LocalPool:
                 largest=found[client].largest if client in found else 0.0,
             )
             notes = ()
-            done.answers.append((result, update.state))
+            state = update.state
+            if self._precision != "exact" and item.request.upload:
+                state = self.program.acknowledge(state, update.upload, message[0])
+            done.answers.append((result, state))
         return done
 
     def _send(self, update: Any, item: _Prepared) -> tuple[Any, MessageStats] | str:

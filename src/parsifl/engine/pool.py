@@ -169,6 +169,11 @@ class ClientProgram:
         with self.scope():
             return self.algorithm.client_update(self.problem, received, state, data)
 
+    def acknowledge(self, state: Any, upload: Any, arrived: Any) -> Any:
+        """Return a client's next state where a lossy wire changed its upload."""
+        with self.scope():
+            return self.algorithm.acknowledge(self.problem, state, upload, arrived)
+
     def initial_state(self, client: ClientInfo, received: Any, seed: int) -> Any:
         """Return a client's first state; its key does not depend on the round."""
         key = Key(seed, client=client.id, purpose="client")

@@ -1,6 +1,6 @@
 """A run on disk: config.toml, metrics.jsonl, clients.json, environment.json, checkpoint/.
 
-`target.json` tells how many rounds the run is to have in all.
+`target.json` holds the total number of rounds.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def read_target(path: Path) -> int | None:
-    """Read how many rounds a run is to have in all; None if its folder does not tell."""
+    """Return the total number of rounds of a run; None if it is not recorded."""
     try:
         return int(json.loads((path / _TARGET).read_text())["rounds"])
     except (OSError, ValueError, LookupError, TypeError):

@@ -1,8 +1,8 @@
-"""Client states on disk: files that are written once, the newest file of a client has its state.
+"""Client states on disk, in files that are written once. The newest file of a client has its state.
 
-A file is in the safetensors form; its metadata tell the structure of every state in it. Nothing is
-ever changed in place, so a checkpoint merely names the files that it consists of, and writing one
-costs as much as the states that have changed.
+A file is in the safetensors form; its metadata hold the structure of every state in it. Nothing is
+changed in place: a checkpoint lists the files that it consists of, and writing one costs only the
+states that have changed.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ class SegmentStore(Mapping[int, Any]):
             shelf._checksums[part.name] = expected
             shelf._made.add(part.name)
             with safe_open(folder / part.name, "pt") as file:
-                told = json.loads(file.metadata()[_META])
-            forms = [shelf._form(tree_schema.from_json(form, hint)) for form in told["forms"]]
-            for client, form in told["clients"].items():
+                header = json.loads(file.metadata()[_META])
+            forms = [shelf._form(tree_schema.from_json(form, hint)) for form in header["forms"]]
+            for client, form in header["clients"].items():
                 shelf._place(int(client), part, forms[form])
         return shelf
 
@@ -117,11 +117,11 @@ class SegmentStore(Mapping[int, Any]):
             for client, (leaves, _) in batch.items()
             for i, leaf in enumerate(leaves)
         }
-        told = {"forms": [tree_schema.to_json(form) for form in forms], "clients": members}
+        header = {"forms": [tree_schema.to_json(form) for form in forms], "clients": members}
         part = Segment(f"part-{self._next():08d}.safetensors", len(batch))
         reject_links(self.folder)
         self.folder.mkdir(parents=True, exist_ok=True)
-        meta = {_META: json.dumps(told, separators=(",", ":"))}
+        meta = {_META: json.dumps(header, separators=(",", ":"))}
         self._made.add(part.name)
         data = save(tensors, meta)
         (self.folder / part.name).write_bytes(data)
@@ -204,7 +204,7 @@ def checksum(*contents: Path | bytes) -> str:
 
 
 def _is_part(path: Path) -> bool:
-    """Tell whether a file has our mark in its header, though it may have been cut off later."""
+    """Return whether a file has our mark in its header, though it may have been cut off later."""
     if path.is_symlink() or not path.is_file():
         return False
     with path.open("rb") as file:

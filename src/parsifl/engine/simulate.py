@@ -16,7 +16,7 @@ from parsifl.core.algorithm import AnyAlgorithm
 from parsifl.core.errors import ConfigError, DroppedClientWarning
 from parsifl.core.problem import Problem
 from parsifl.data.clients import ClientData
-from parsifl.engine import data_checks, validation
+from parsifl.engine import argument_checks, data_checks
 from parsifl.engine.choice import BLOCK, choose_executor
 from parsifl.engine.evaluation import Evaluation
 from parsifl.engine.fingerprint import identity
@@ -104,7 +104,7 @@ def simulate(  # noqa: PLR0913 - all arguments but four have a default
         If a client is left out of a round, once per client.
     """
     startup.reproducible()  # raises if it was requested too late
-    validation.check_parts(algorithm, problem, clients)
+    argument_checks.check_parts(algorithm, problem, clients)
     if resume and run_dir is None:
         raise ConfigError("resume=True needs run_dir, the directory of the run to continue")
     if isinstance(clients, ClientData) and test is not None:
@@ -121,8 +121,8 @@ def simulate(  # noqa: PLR0913 - all arguments but four have a default
     others = {"rounds": rounds, "state_limit": state_limit, "callbacks": callbacks}
     if type(patience) is not int or patience < 1:
         raise ConfigError(f"patience must be a whole number and at least 1, got {patience!r:.80}")
-    validation.check_options({**options, **others}, evaluation, network, run_dir)
-    size = validation.check_learnable(problem)
+    argument_checks.check_options({**options, **others}, evaluation, network, run_dir)
+    size = argument_checks.check_learnable(problem)
     # NumPy numbers become plain ones, as a run directory stores them
     options |= {
         "seed": int(seed),

@@ -179,7 +179,11 @@ class Training:
     def initial_server(self) -> Any:
         """Return the server's state before the first round."""
         key = self._key.replace(purpose="server")
-        return self.algorithm.init_server(self.problem, self.pool.clients, key)
+        clients = self.pool.clients
+        if len(self._eligible) < len(clients):
+            eligible = set(self._eligible)
+            clients = [replace(client, takes_part=client.id in eligible) for client in clients]
+        return self.algorithm.init_server(self.problem, clients, key)
 
     def _checkpoint(self, state: TrainingState) -> float:
         assert self.run_dir is not None

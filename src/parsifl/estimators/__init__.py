@@ -10,26 +10,37 @@ from __future__ import annotations
 
 from parsifl.estimators.classifier import FederatedSparseClassifier
 from parsifl.estimators.cox import FederatedSparseCox
-from parsifl.estimators.cv import FederatedSparseRegressorCV
+from parsifl.estimators.cv import (
+    FederatedSparseClassifierCV,
+    FederatedSparseCoxCV,
+    FederatedSparsePoissonCV,
+    FederatedSparseRegressorCV,
+)
 from parsifl.estimators.diagnosis import Diagnosis, diagnose
 from parsifl.estimators.exact import Certificate
 from parsifl.estimators.inference import Inference, post_double_selection, split_inference
 from parsifl.estimators.poisson import FederatedSparsePoisson
 from parsifl.estimators.regressor import FederatedSparseRegressor
+from parsifl.estimators.saved import load, save
 from parsifl.estimators.stability import Stability, stability_selection
 
 __all__ = [
     "Certificate",
     "Diagnosis",
     "FederatedSparseClassifier",
+    "FederatedSparseClassifierCV",
     "FederatedSparseCox",
+    "FederatedSparseCoxCV",
     "FederatedSparsePoisson",
+    "FederatedSparsePoissonCV",
     "FederatedSparseRegressor",
     "FederatedSparseRegressorCV",
     "Inference",
     "Stability",
     "diagnose",
+    "load",
     "post_double_selection",
+    "save",
     "split_inference",
     "stability_selection",
 ]

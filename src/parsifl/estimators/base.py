@@ -14,16 +14,29 @@ from sklearn.utils.validation import check_is_fitted
 from parsifl.algorithms.fedbestsubset import FedBestSubset
 from parsifl.core.errors import ConfigError, unknown
 from parsifl.estimators.exact import Certificate, ExactFit, Sites, exact_fit
-from parsifl.estimators.inference import Columns, Inference, information_criteria, table
+from parsifl.estimators.export import as_sklearn
+from parsifl.estimators.inference import (
+    FIXED,
+    SELECTED,
+    Columns,
+    Inference,
+    information_criteria,
+    table,
+    was_selected,
+)
 from parsifl.estimators.moments import Array, Indices, Moments
 from parsifl.estimators.published import PAPERS, PublishedSolvers
-from parsifl.estimators.settings import owners, whole
+from parsifl.estimators.settings import whole
 from parsifl.solvers.subset_state import Phase
 
 SOLVERS = ("auto", "exact", *PAPERS)
 _EXACT_ROUNDS = 60
-
-__all__ = ["FederatedSparse", "owners", "whole"]
+_MODELS = {
+    "gaussian": "linear regression",
+    "binomial": "logistic regression",
+    "poisson": "Poisson regression",
+    "cox": "Cox regression, stratified by site, with Breslow's ties,",
+}
 
 
 class FederatedSparse(PublishedSolvers):
@@ -64,7 +77,7 @@ class FederatedSparse(PublishedSolvers):
                 f"center='client' needs solver='exact' here; solver={self.solver_!r} takes it for "
                 "dense linear regression only"
             )
-        if self.solver_ != "exact" and self._units(problem.width - problem.intercept):
+        if self.solver_ != "exact" and self._setting("column_groups", None) is not None:
             raise ValueError("column_groups needs solver='exact'")
 
     def _obstacle(self, problem: Any, tau: int) -> str:
@@ -142,8 +155,8 @@ class FederatedSparse(PublishedSolvers):
         fit = exact_fit(algorithm, problem, sites, first, rounds=self._rounds(_EXACT_ROUNDS))
         self._exact: ExactFit | None = fit
         self.history_, self.n_iter_ = fit.history, len(fit.history)
-        self.bytes_up_ = fit.bytes_up + moments.bytes_up
-        self.bytes_down_ = fit.bytes_down + moments.bytes_down
+        self.bytes_up_ = fit.bytes_up + moments.bytes_up + self._agreement_bytes[0]
+        self.bytes_down_ = fit.bytes_down + moments.bytes_down + self._agreement_bytes[1]
         self.loss_ = fit.search.loss / fit.search.rows
         self._book_dictionary(len(parts))
         self._say_how_it_ended(fit)
@@ -202,12 +215,45 @@ class FederatedSparse(PublishedSolvers):
         fit = self._fitted_exactly("summary()")
         if self._setting("dictionary", None) is not None:
             raise ValueError("summary() is about features, and with a dictionary atoms are chosen")
-        selected = (
-            0
-            < self._sparsity(self.n_features_in_)
-            < self.n_features_in_ - len(set(self._kept(self.n_features_in_)))
+        return table(fit, self._columns, self._family(), selected=was_selected(fit), level=level)
+
+    def methods_text(self) -> str:
+        """Return a paragraph for the methods section of a paper, with the numbers of this fit."""
+        fit = self._fitted_exactly("methods_text()")
+        kind = _MODELS[self._family()]
+        names = self.get_feature_names_out()[self.support_]
+        chosen = ", ".join(str(name) for name in names) or "none"
+        selection = (
+            f"Best-subset selection allowed {fit.rules.count} of {int(fit.rules.labels.max()) + 1} "
+            "terms, on top of those that were fixed"
+            if was_selected(fit)
+            else "The terms of the model were fixed in advance"
         )
-        return table(fit, self._columns, self._family(), selected=selected, level=level)
+        ridge = f" with a ridge penalty of {self.l2:g} in standardised units" if self.l2 else ""
+        encoding = ""
+        if self.preprocessing_ is not None:
+            encoding = (
+                " Missing numbers were replaced by the mean over all sites, missing categories "
+                "were a level of their own, and the most frequent level was the reference."
+            )
+        return (
+            f"A {kind} was fitted to {fit.rows.sum():.0f} observations at {len(fit.rows)} sites "
+            f"({fit.rows.min():.0f} to {fit.rows.max():.0f} per site){ridge}, from sums over the "
+            "rows of each site (FedBestSubset in Parsifl), which gives the estimates of the pooled "
+            f"data.{encoding} {selection}; the terms in the model are: {chosen}. The sites sent "
+            f"{self.bytes_up_:,} bytes in {self.n_iter_} round{'s' * (self.n_iter_ != 1)}. "
+            + (SELECTED if was_selected(fit) else FIXED)
+        )
+
+    def to_sklearn(self) -> Any:
+        """Return a fitted scikit-learn estimator with the same predictions.
+
+        That is `LinearRegression`, `LogisticRegression` or `PoissonRegressor`, behind a
+        `ColumnTransformer` if the fit was to a table. Cox regression becomes a `LinearRegression`
+        of the log hazard ratio.
+        """
+        check_is_fitted(self)
+        return as_sklearn(self)
 
     def _family(self) -> str:
         raise NotImplementedError
@@ -226,9 +272,3 @@ class FederatedSparse(PublishedSolvers):
         self._columns = Columns(self._names(), sites, mean, scale, implied, target)
         if self._exact is not None:
             self._exact = replace(self._exact, centred=centred, constant=constant)
-
-    def _names(self) -> list[str]:
-        given = getattr(self, "feature_names_in_", None)
-        if given is not None:
-            return [str(name) for name in given]
-        return [f"x{number}" for number in range(self.n_features_in_)]

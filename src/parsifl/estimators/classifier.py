@@ -9,7 +9,6 @@ import torch
 from scipy.special import expit, logit, softmax
 from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, validate_data
 
 from parsifl.estimators.base import FederatedSparse
 from parsifl.estimators.moments import Array, gather
@@ -47,7 +46,7 @@ class FederatedSparseClassifier(ClassifierMixin, FederatedSparse):  # type: igno
         self, X: Any, y: Any, groups: Any = None, sample_weight: Any = None
     ) -> FederatedSparseClassifier:
         """Fit to rows that belong to the sites named in `groups` (None: a single site)."""
-        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float64)
+        X, y = self._validated(X, y, groups, sample_weight, accept_sparse="csr")
         check_classification_targets(y)
         self.classes_, labels = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
@@ -96,8 +95,7 @@ class FederatedSparseClassifier(ClassifierMixin, FederatedSparse):  # type: igno
 
     def decision_function(self, X: Any) -> Array:
         """Return the log-odds of the second class, or one score a class."""
-        check_is_fitted(self)
-        X = validate_data(self, X, accept_sparse="csr", dtype=np.float64, reset=False)
+        X = self._features(X, accept_sparse="csr")
         scores: Array = np.asarray(X @ self.coef_.T) + self.intercept_
         return scores[:, 0] if len(self.classes_) == 2 else scores
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.utils.validation import check_is_fitted, validate_data
 
 from parsifl.estimators.base import FederatedSparse
 from parsifl.estimators.moments import Array, centred, gather
@@ -72,10 +71,10 @@ class FederatedSparseCox(FederatedSparse):
         """Fit to rows that belong to the sites named in `groups` (None: a single site)."""
         if y is None:
             raise ValueError("requires y to be passed, but the target y is None")
-        X, y = validate_data(
-            self, X, _two_columns(y), dtype=np.float64, multi_output=True, ensure_min_samples=2
+        X, y = self._validated(
+            X, two_columns(y), groups, sample_weight, multi_output=True, ensure_min_samples=2
         )
-        time, event = _checked(y)
+        time, event = checked_times(y)
         self.clients_, parts = self._clients(groups, len(time))
         weight = self._weights(sample_weight, X)
         if not (weight * event).any():
@@ -98,13 +97,12 @@ class FederatedSparseCox(FederatedSparse):
 
     def predict(self, X: Any) -> Array:
         """Return the log of each row's hazard ratio against a row of zeros at the same site."""
-        check_is_fitted(self)
-        X = validate_data(self, X, dtype=np.float64, reset=False)
+        X = self._features(X)
         return np.asarray(X @ self.coef_)
 
     def score(self, X: Any, y: Any, groups: Any = None) -> float:
         """Return Harrell's concordance; with `groups`, pairs are formed within sites."""
-        time, event = _checked(np.asarray(_two_columns(y), dtype=np.float64))
+        time, event = checked_times(np.asarray(two_columns(y), dtype=np.float64))
         return concordance(self.predict(X), time, event, groups)
 
 
@@ -124,7 +122,8 @@ def concordance(risk: Array, time: Array, event: Array, groups: Any = None) -> f
     return right / total if total else float("nan")
 
 
-def _two_columns(y: Any) -> Any:
+def two_columns(y: Any) -> Any:
+    """Return a structured target as time and event; others as they are."""
     names = getattr(getattr(y, "dtype", None), "names", None)
     if names:
         kinds = {np.dtype(y.dtype[name]).kind: name for name in names}
@@ -135,7 +134,8 @@ def _two_columns(y: Any) -> Any:
     return y
 
 
-def _checked(y: Any) -> tuple[Array, Array]:
+def checked_times(y: Any) -> tuple[Array, Array]:
+    """Return times, and whether the events were seen."""
     y = np.asarray(y, dtype=np.float64)
     if y.ndim == 1 or y.shape[1] == 1:
         return y.ravel(), np.ones(len(y))

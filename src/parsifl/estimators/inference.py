@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 from scipy import stats
 from sklearn.base import clone
-from sklearn.utils import check_array
+from sklearn.utils import _safe_indexing, check_array
 
 from parsifl.core.keys import Key
+from parsifl.data.tables import as_columns, is_table
 from parsifl.estimators.exact import ExactFit
 from parsifl.estimators.moments import Array, Indices
 
@@ -89,16 +90,20 @@ class Inference:
     guarantee: str
     level: float
 
-    def __str__(self) -> str:
-        head = ["", "estimate", "SE", f"{self.level:.0%} CI", "p", "Q", "I2", *self.sites]
-        rows = [head]
+    def cells(self) -> list[list[str]]:
+        """Return the table as text, its heading first."""
+        rows = [["", "estimate", "SE", f"{self.level:.0%} CI", "p", "Q", "I2", *self.sites]]
         for i, name in enumerate(self.names):
             interval = "" if np.isnan(self.se[i]) else f"[{self.lower[i]:.4g}, {self.upper[i]:.4g}]"
-            cells = [name, _text(self.estimate[i]), _text(self.se[i]), interval]
-            cells += [_text(self.pvalue[i], 2), _text(self.q[i], 3)]
-            cells.append("" if np.isnan(self.i2[i]) else f"{self.i2[i]:.0%}")
-            rows.append([*cells, *(_text(value) for value in self.site_estimates[:, i])])
-        widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
+            row = [name, _text(self.estimate[i]), _text(self.se[i]), interval]
+            row += [_text(self.pvalue[i], 2), _text(self.q[i], 3)]
+            row.append("" if np.isnan(self.i2[i]) else f"{self.i2[i]:.0%}")
+            rows.append([*row, *(_text(value) for value in self.site_estimates[:, i])])
+        return rows
+
+    def __str__(self) -> str:
+        rows = self.cells()
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         lines = [
             "  ".join(
                 cell.ljust(width) if i == 0 else cell.rjust(width)
@@ -111,6 +116,11 @@ class Inference:
 
 def _text(value: float, digits: int = 4) -> str:
     return "" if np.isnan(value) else f"{value:.{digits}g}"
+
+
+def was_selected(fit: ExactFit) -> bool:
+    """Return whether the rows of the fit selected terms."""
+    return 0 < fit.rules.count < int(fit.rules.labels.max()) + 1
 
 
 def dispersion(fit: ExactFit, family: str) -> float:
@@ -302,18 +312,17 @@ def split_inference(
     """
     if not 0 < fraction < 1:
         raise ValueError(f"fraction must lie between 0 and 1, got {fraction!r}")
-    names = getattr(X, "columns", None)
-    data = check_array(X, accept_sparse="csr", dtype=np.float64)
+    data = X if is_table(X) else check_array(X, accept_sparse="csr", dtype=np.float64)
     target = np.asarray(y)
     first = _half(groups, len(target), fraction, seed)
     chosen = _fitted(clone(estimator), data, target, groups, sample_weight, first)
-    keep = np.flatnonzero(np.atleast_2d(chosen.coef_).any(axis=0))
-    if not len(keep):
+    keep = chosen.selected()
+    if not keep:
         raise ValueError("no column was selected: there is nothing to estimate")
-    fixed = clone(estimator).set_params(n_nonzero_coefs=0, keep=keep.tolist(), solver="exact")
+    fixed = clone(estimator).set_params(n_nonzero_coefs=0, keep=keep, solver="exact")
     model = _fitted(fixed, data, target, groups, sample_weight, ~first)
     found: Inference = replace(model.summary(level=level), guarantee=SPLIT)
-    return found if names is None else replace(found, names=_renamed(found.names, names))
+    return found
 
 
 def post_double_selection(
@@ -322,7 +331,7 @@ def post_double_selection(
     y: Any,
     groups: Any = None,
     *,
-    exposure: int,
+    exposure: int | str,
     sample_weight: Any = None,
     level: float = 0.95,
 ) -> Inference:
@@ -336,27 +345,39 @@ def post_double_selection(
     estimator
         A `FederatedSparseRegressor`; its `n_nonzero_coefs` counts the controls of either choice.
     exposure
-        The position of the exposure among the columns of X.
+        The exposure among the columns of X: its position, or its name in a table. It must be a
+        number in every row.
     """
     if getattr(estimator, "_family", lambda: "")() != "gaussian":
         raise ValueError("post_double_selection needs a FederatedSparseRegressor")
-    names = getattr(X, "columns", None)
-    data, target = check_array(X, dtype=np.float64), np.asarray(y, dtype=np.float64)
-    if not 0 <= exposure < data.shape[1]:
-        raise ValueError(f"exposure must be a column of X, 0 .. {data.shape[1] - 1}")
-    others = np.delete(np.arange(data.shape[1]), exposure)
-    every = np.ones(len(target), np.bool_)
+    target, every = np.asarray(y, dtype=np.float64), np.ones(len(y), np.bool_)
+    if is_table(X):
+        data, columns = X, list(X.columns)
+        if exposure not in columns:
+            raise ValueError(f"exposure must be a column of X, got {exposure!r}")
+        treated = as_columns(X[[exposure]])[str(exposure)]
+    else:
+        data = check_array(X, dtype=np.float64)
+        columns = list(range(data.shape[1]))
+        if exposure not in columns:
+            raise ValueError(f"exposure must be a column of X, 0 .. {data.shape[1] - 1}")
+        treated = data[:, exposure]
+    others = [name for name in columns if name != exposure]
+    rest = data[others] if is_table(data) else data[:, others]
     keep = {exposure}
-    for aim in (target, data[:, exposure]):
-        model = _fitted(clone(estimator), data[:, others], aim, groups, sample_weight, every)
-        keep |= set(others[model.support_].tolist())
-    fixed = clone(estimator).set_params(n_nonzero_coefs=0, keep=sorted(keep), solver="exact")
+    for aim in (target, treated):
+        model = _fitted(clone(estimator), rest, aim, groups, sample_weight, every)
+        found = model.selected()
+        keep |= set(found if is_table(data) else (others[place] for place in found))
+    fixed = clone(estimator).set_params(
+        n_nonzero_coefs=0, keep=[name for name in columns if name in keep], solver="exact"
+    )
     model = _fitted(fixed, data, target, groups, sample_weight, every)
     whole: Inference = model.summary(level=level)
-    place = [whole.names.index(f"x{exposure}")]
+    label = str(exposure) if is_table(data) else f"x{exposure}"
+    place = [whole.names.index(label)]
     vectors = ("estimate", "se", "lower", "upper", "statistic", "pvalue", "q", "q_pvalue", "i2")
     parts: dict[str, Any] = {name: getattr(whole, name)[place] for name in vectors}
-    label = f"x{exposure}" if names is None else str(names[exposure])
     return replace(
         whole,
         names=[label],
@@ -371,7 +392,8 @@ def _fitted(
 ) -> Any:
     inside = None if groups is None else np.asarray(groups)[rows]
     given = None if weight is None else np.asarray(weight)[rows]
-    return model.fit(x[rows], y[rows], groups=inside, sample_weight=given)
+    part = _safe_indexing(x, np.flatnonzero(rows))
+    return model.fit(part, y[rows], groups=inside, sample_weight=given)
 
 
 def _half(groups: Any, rows: int, fraction: float, seed: int) -> np.ndarray[Any, Any]:
@@ -384,7 +406,3 @@ def _half(groups: Any, rows: int, fraction: float, seed: int) -> np.ndarray[Any,
         own = draw.permutation(np.flatnonzero(owner == site))
         first[own[: round(fraction * len(own))]] = True
     return first
-
-
-def _renamed(found: list[str], names: Any) -> list[str]:
-    return [str(names[int(name[1:])]) if name[0] == "x" else name for name in found]

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from scipy.special import gammaln, xlogy
 from sklearn.base import RegressorMixin
-from sklearn.utils.validation import check_is_fitted, validate_data
 
 from parsifl.estimators.base import FederatedSparse
 from parsifl.estimators.moments import Array, gather
@@ -75,8 +74,8 @@ class FederatedSparsePoisson(RegressorMixin, FederatedSparse):  # type: ignore[m
 
         `offset` is added to the predictor of each row: the log of its exposure.
         """
-        X, y = validate_data(
-            self, X, y, accept_sparse="csr", dtype=np.float64, y_numeric=True, ensure_min_samples=2
+        X, y = self._validated(
+            X, y, groups, sample_weight, accept_sparse="csr", y_numeric=True, ensure_min_samples=2
         )
         y = np.asarray(y, dtype=np.float64)
         if (y < 0).any():
@@ -121,8 +120,7 @@ class FederatedSparsePoisson(RegressorMixin, FederatedSparse):  # type: ignore[m
 
     def predict(self, X: Any, offset: Any = 0.0) -> Array:
         """Return the expected counts, for exposures of which `offset` is the log."""
-        check_is_fitted(self)
-        X = validate_data(self, X, accept_sparse="csr", dtype=np.float64, reset=False)
+        X = self._features(X, accept_sparse="csr")
         u = np.asarray(X @ self.coef_) + self.intercept_ + np.asarray(offset)
         return np.asarray(np.exp(np.clip(u, -700, 700)))
 

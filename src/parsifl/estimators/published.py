@@ -102,8 +102,9 @@ class PublishedSolvers(EstimatorSettings):
         # every site reports its loss after every round: one number
         sent = sum(record["bytes_up"] for record in self.history_)
         self.bytes_up_ = sent + moments.bytes_up + 8 * len(parts) * self.n_iter_
+        self.bytes_up_ += self._agreement_bytes[0]
         received = sum(record["bytes_down"] for record in self.history_)
-        self.bytes_down_ = received + moments.bytes_down
+        self.bytes_down_ = received + moments.bytes_down + self._agreement_bytes[1]
         self._book_dictionary(len(parts))
         found = np.array(iterates[best]["coef"].numpy())
         self._exact = None

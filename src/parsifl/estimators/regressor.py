@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from scipy import sparse
 from sklearn.base import RegressorMixin
-from sklearn.utils.validation import check_is_fitted, validate_data
 
 from parsifl.estimators.base import FederatedSparse
 from parsifl.estimators.moments import Array, centred, centred_by_client, gather, scaled
@@ -105,8 +104,8 @@ class FederatedSparseRegressor(RegressorMixin, FederatedSparse):  # type: ignore
         self, X: Any, y: Any, groups: Any = None, sample_weight: Any = None
     ) -> FederatedSparseRegressor:
         """Fit to rows that belong to the sites named in `groups` (None: a single site)."""
-        X, y = validate_data(
-            self, X, y, accept_sparse="csr", dtype=np.float64, y_numeric=True, ensure_min_samples=2
+        X, y = self._validated(
+            X, y, groups, sample_weight, accept_sparse="csr", y_numeric=True, ensure_min_samples=2
         )
         y = np.asarray(y, dtype=np.float64)
         self.clients_, parts = self._clients(groups, len(y))
@@ -169,6 +168,5 @@ class FederatedSparseRegressor(RegressorMixin, FederatedSparse):  # type: ignore
 
     def predict(self, X: Any) -> Array:
         """Return the predicted targets."""
-        check_is_fitted(self)
-        X = validate_data(self, X, accept_sparse="csr", dtype=np.float64, reset=False)
+        X = self._features(X, accept_sparse="csr")
         return np.asarray(X @ self.coef_ + self.intercept_)

@@ -10,11 +10,13 @@ import numpy as np
 import torch
 from scipy import sparse
 from sklearn.base import BaseEstimator
-from sklearn.utils.validation import _check_sample_weight
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from parsifl import wire
 from parsifl.core.batching import Rows
-from parsifl.core.errors import ConfigError
+from parsifl.core.errors import ConfigError, ParsiflWarning
+from parsifl.data.preprocessing import Preprocessing, summarise, unit_notes
+from parsifl.data.tables import as_columns, is_table
 from parsifl.estimators.moments import Array, Indices, Moments, centred, scaled
 from parsifl.linear.design import as_design
 from parsifl.linear.glm import GLM
@@ -73,6 +75,78 @@ class EstimatorSettings(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         """Return a parameter that not every estimator has."""
         return getattr(self, name, default)
 
+    preprocessing_: Preprocessing | None
+    coef_: Array
+
+    def _validated(
+        self, X: Any, y: Any, groups: Any, sample_weight: Any, **checks: Any
+    ) -> tuple[Any, Any]:
+        """Return the design matrix and the target, both checked; tables are encoded.
+
+        Sites agree on the encoding from counts and sums, each row with a weight counting once.
+        """
+        self._agreement_bytes = 0, 0
+        if not is_table(X):
+            self.preprocessing_ = None
+            return validate_data(self, X, y, dtype=np.float64, **checks)  # type: ignore[no-any-return]
+        columns = as_columns(X)
+        rows = len(next(iter(columns.values())))
+        names, owner = owners(groups, rows)
+        _, parts = self._clients(groups, rows)
+        weight = np.ones(rows) if sample_weight is None else np.asarray(sample_weight)
+        if weight.shape == (rows,):
+            parts = [kept for part in parts if len(kept := part[weight[part] > 0])]
+        summaries = [
+            summarise({name: column[part] for name, column in columns.items()}) for part in parts
+        ]
+        sites = [f"site {names[owner[part[0]]]}" for part in parts]
+        for note in unit_notes(summaries, sites):
+            warnings.warn(note, ParsiflWarning, stacklevel=3)
+        found = Preprocessing.of(summaries, sites)
+        X, y = validate_data(self, found.design(columns), y, dtype=np.float64, **checks)
+        self.preprocessing_ = found
+        self.feature_names_in_ = np.array(list(columns), dtype=object)
+        self.n_features_in_ = len(columns)
+        self._agreement_bytes = sum(part.size for part in summaries), len(parts) * found.size
+        return X, y
+
+    def _features(self, X: Any, **checks: Any) -> Any:
+        """Return the design matrix of new rows; the columns of a table are taken by name."""
+        check_is_fitted(self)
+        found = self.preprocessing_
+        if found is None:
+            return validate_data(self, X, dtype=np.float64, reset=False, **checks)
+        if is_table(X):
+            names = [column.name for column in found.columns if column.name in X.columns]
+            return found.design(as_columns(X[names]))
+        if any(column.levels for column in found.columns):
+            raise ValueError("the model was fitted to a table with words: give a table")
+        return validate_data(self, X, dtype=np.float64, reset=False, **checks)
+
+    def get_feature_names_out(self, input_features: Any = None) -> np.ndarray[Any, Any]:
+        """Return the names of the coefficients: columns, or `ward=surgery` for a level."""
+        check_is_fitted(self)
+        del input_features  # the names are those of the fit
+        return np.array(self._names(), dtype=object)
+
+    def selected(self) -> list[Any]:
+        """Return the columns of X in the model, as `keep` takes them: names, or positions."""
+        check_is_fitted(self)
+        used = np.flatnonzero(np.atleast_2d(self.coef_).any(axis=0))
+        found = self.preprocessing_
+        if found is None:
+            return [int(place) for place in used]
+        units = dict.fromkeys(found.units[place] for place in used)
+        return [found.columns[unit].name for unit in units]
+
+    def _names(self) -> list[str]:
+        if self.preprocessing_ is not None:
+            return self.preprocessing_.names
+        given = getattr(self, "feature_names_in_", None)
+        if given is not None:
+            return [str(name) for name in given]
+        return [f"x{number}" for number in range(self.n_features_in_)]
+
     def _clients(self, groups: Any, rows: int) -> tuple[np.ndarray[Any, Any], list[Indices]]:
         """Return the names of the sites and the rows of each."""
         names, owner = owners(groups, rows)
@@ -119,34 +193,47 @@ class EstimatorSettings(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         return int(given)
 
     def _units(self, width: int) -> tuple[int, ...]:
-        """Return the unit of each column, numbered from 0; empty if every column is one."""
-        given = self._setting("column_groups", None)
-        if given is None:
+        """Return the unit of each coefficient, numbered from 0; empty if every column is one."""
+        given, found = self._setting("column_groups", None), self.preprocessing_
+        if given is None and (found is None or len(found.units) == len(set(found.units))):
             return ()
-        labels = np.asarray(given)
-        if labels.shape != (width,):
+        columns = width if found is None else len(found.columns)
+        labels = np.arange(columns) if given is None else np.asarray(given)
+        if labels.shape != (columns,):
             raise ValueError(
-                f"column_groups must name the group of each of the {width} columns, got shape "
+                f"column_groups must name the group of each of the {columns} columns, got shape "
                 f"{labels.shape}"
             )
-        return tuple(np.unique(labels, return_inverse=True)[1].tolist())
+        wide = labels if found is None else labels[found.units]
+        return tuple(np.unique(wide, return_inverse=True)[1].tolist())
 
     def _kept(self, width: int) -> tuple[int, ...]:
+        """Return the coefficients that are always in the model."""
+        found = self.preprocessing_
+        columns = width if found is None else len(found.columns)
+        names = [] if found is None else [column.name for column in found.columns]
         keep = np.asarray(self.keep)
-        if keep.dtype == bool and keep.shape == (width,):
+        if keep.dtype == bool and keep.shape == (columns,):
             keep = np.flatnonzero(keep)
+        if keep.ndim == 1 and keep.dtype.kind in "UO":
+            absent = [name for name in keep.tolist() if name not in names]
+            if absent:
+                raise ValueError(f"keep names the column {absent[0]!r}, which X does not have")
+            keep = np.array([names.index(name) for name in keep.tolist()], dtype=np.int64)
         if keep.ndim != 1 or (keep.size and not np.issubdtype(keep.dtype, np.integer)):
             raise ValueError(
-                f"keep must list positions of features, or be a mask of all {width}; got "
-                f"{self.keep!r}"
+                f"keep must list positions or names of features, or be a mask of all {columns}; "
+                f"got {self.keep!r}"
             )
         places = tuple(int(position) for position in keep)
-        outside = [position for position in places if not 0 <= position < width]
+        outside = [position for position in places if not 0 <= position < columns]
         if outside:
-            raise ValueError(f"keep names feature {outside[0]}, but there are 0 .. {width - 1}")
+            raise ValueError(f"keep names feature {outside[0]}, but there are 0 .. {columns - 1}")
         if places and self._setting("dictionary", None) is not None:
             raise ValueError("keep names features, but with a dictionary atoms are selected")
-        return places
+        if found is None:
+            return places
+        return tuple(i for i, unit in enumerate(found.units) if unit in places)
 
     def _standardised(self, x: Any, moments: Moments) -> tuple[Any, Array]:
         """Return the features in standard units, for a problem with an intercept, and the means.

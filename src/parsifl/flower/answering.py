@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
+from parsifl.flower.logs import node_log
 from parsifl.flower.message import Envelope
-from parsifl.flower.node_log import node_log
 from parsifl.flower.transport import Kind
 
 

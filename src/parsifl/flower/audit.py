@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import io
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -12,8 +13,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from parsifl.data.preprocessing import Array
+from parsifl.engine.owned import replace_file
 from parsifl.flower.client_state import make_private
-from parsifl.flower.guards import Guards, Refusal
+from parsifl.flower.guards import Guards, Refusal, check_leverage
 
 AUDIT_FILE = "audit.jsonl"
 _UNREAD = ("runs", "agreement", "requests")
@@ -56,6 +61,34 @@ class Audit:
             file.write(json.dumps(stamped) + "\n")
             file.flush()
             os.fsync(file.fileno())
+
+    def approved(self, name: str, kind: str, text: str) -> bool:
+        """Return whether a reply was approved by hand: its file was renamed to `approved-...`.
+
+        A reply that is new here is described in `pending-....json`.
+        """
+        place = self._path.with_name
+        if place(f"approved-{name}.json").exists():
+            return True
+        content = json.dumps({"kind": kind, "reply": text}, indent=1)
+        replace_file(place(f"pending-{name}.json"), content.encode())
+        return False
+
+    def release(self, table: str, weights: Array, guards: Guards) -> None:
+        """Check the row weights [2, rows] of sums against those of earlier sums, and keep them.
+
+        They stay in a file of the site, for as long as the table is the same.
+        """
+        path = self._path.with_name(f"released-{table}.npy")
+        past = np.load(path) if path.exists() else np.zeros((0, *weights.shape))
+        if any(np.array_equal(weights, known) for known in past):
+            return  # asked before: the answer is the same
+        for kind in range(len(weights)):
+            check_leverage(past[:, kind], weights[kind], guards)
+        data = io.BytesIO()
+        np.save(data, np.concatenate([past, weights[None]]))
+        replace_file(path, data.getvalue())
+        path.chmod(0o600)
 
 
 def digest(*values: Any) -> str:

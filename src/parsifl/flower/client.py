@@ -27,6 +27,8 @@ from parsifl.engine.finite import inspect
 from parsifl.engine.pool import ClientProgram, ClientRequest
 from parsifl.flower.client_state import ClientStates, LostState
 from parsifl.flower.data_schema import DataSchema
+from parsifl.flower.logs import node_log, note_context
+from parsifl.flower.machine import this_machine
 from parsifl.flower.message import Envelope, printable
 from parsifl.flower.network_schema import (
     EvaluateReply,
@@ -39,7 +41,6 @@ from parsifl.flower.network_schema import (
     WorkRequest,
     read,
 )
-from parsifl.flower.node_log import node_log
 from parsifl.flower.transport import Kind
 
 NodeConfig = Mapping[str, Any]
@@ -183,6 +184,7 @@ class RemoteClient:
             samples=info.samples,
             profile=dict(info.profile),
             data_schema=DataSchema.of(self._data),
+            machine=this_machine(self._root),
         )
         return reply.envelope()
 
@@ -195,13 +197,16 @@ class RemoteClient:
         update = work.program(work.received, state, data)
         if fault := inspect(update).fault:
             return _unusable(fault)
-        sent = {}
+        sent, state, precision = {}, update.state, self._experiment.precision
         try:
             if request.uploads and update.upload is not None:
-                sent["upload"] = wire.encode(update.upload, self._experiment.precision)
+                sent["upload"] = wire.encode(update.upload, precision)
+                if precision != "exact":
+                    arrived = wire.as_received(update.upload, precision)
+                    state = work.program.acknowledge(state, update.upload, arrived)
         except WireError as error:  # values beyond the range of this precision
             return _unusable(f"upload {error}")
-        work.states.save(request.round + 1, update.state)
+        work.states.save(request.round + 1, state)
         work.states.forget(request.accepted, request.oldest, request.round + 1)
         metrics = {name: float(value) for name, value in update.metrics.items()}
         reply = TrainReply(**_address(request), metrics=metrics, reinitialized=lost)
@@ -237,6 +242,7 @@ class RemoteClient:
         return None
 
     def _prepare(self, request: WorkRequest, parts: Parts) -> _Work:
+        note_context(run=request.experiment, round=request.round + 1, client=request.client)
         if request.client != self._client:
             raise WireError(f"client: this is {self._client}, not {request.client}")
         schema, own = request.data_schema, DataSchema.of(self._data)

@@ -25,6 +25,7 @@ from parsifl.flower.worker_link import AppPlace, Task
 
 if TYPE_CHECKING:
     from parsifl.flower.client import Load, MakeProblem
+    from parsifl.flower.tables import RegressionSpec
     from parsifl.flower.tablesite import LoadTable
 
 Make = Callable[[Mapping[str, Any], Mapping[str, Any]], Answering]
@@ -101,7 +102,10 @@ def client_app(
 
 
 def regression_client_app(
-    load: LoadTable, target: str, missing: Sequence[str] = (), words: Sequence[str] = ()
+    load: LoadTable,
+    spec: RegressionSpec,
+    missing: Sequence[str] = (),
+    words: Sequence[str] = (),
 ) -> ClientApp:
     """Make a ClientApp for a sparse regression over tables (see `regression_server_app`).
 
@@ -109,9 +113,9 @@ def regression_client_app(
     ----------
     load
         Takes the node's configuration and returns this client's table: columns of text by name,
-        such as `tables.read_csv` gives.
-    target
-        The column that is predicted.
+        such as `tables.read_csv` gives, or a frame of pandas or polars.
+    spec
+        The model; the same as that of the server.
     missing
         Codes that stand for a missing value, such as "N/A" or "<0.3"; the entry `missing` of the
         node's configuration adds to them ("N/A|.|<0.3").
@@ -133,6 +137,6 @@ def regression_client_app(
         experiment, number = settings.read(run).experiment, client.client_number(node)
         schema = TableSchema(tuple(missing), tuple(words)).joined(node)
         guards, root = Guards.of(node), client.state_root(node)
-        return TableSite(experiment, number, load(node), root, target, schema, guards)
+        return TableSite(experiment, number, load(node), root, spec, schema, guards)
 
     return ParsiflClientApp(make, get_args(Kind))

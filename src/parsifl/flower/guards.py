@@ -8,22 +8,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, Literal, final
 
 import numpy as np
 import numpy.typing as npt
 
 from parsifl.algorithms._bases.sparsity import SparsitySettings
+from parsifl.algorithms.fedbestsubset import FedBestSubset
 from parsifl.core import config
 from parsifl.core.algorithm import ClientInfo
 from parsifl.core.config import Count, Fraction
 from parsifl.core.errors import ParsiflError
+from parsifl.data.preprocessing import (
+    Array,
+    TableColumn,
+    is_words,
+    named_levels,
+    observed,
+)
+from parsifl.data.tables import Column
 from parsifl.engine.experiment import Experiment
-from parsifl.flower.tables import Agreement, Array, Prepared, TableColumn, present
+from parsifl.flower.tables import Agreement, Prepared
 
 Mask = npt.NDArray[np.bool_]
 _PREFIX = "guard-"
 _SMALLEST, _LARGEST, _FARTHEST = 1e-100, 1e100, 1e6
+_ROUNDING = 1e-9
 
 
 class Refusal(ParsiflError):
@@ -53,6 +63,10 @@ class Guards:
         The largest number of training requests that are answered in a run.
     runs
         The largest number of runs that are answered about the same rows.
+    leverage
+        The largest share of one row in any combination of the sums that have left (1 is a row).
+    release
+        "auto", or "manual": a person at the site approves each reply before it leaves.
     """
 
     rows: Count = 10
@@ -61,6 +75,8 @@ class Guards:
     ratio: Fraction = 1 / 3
     rounds: Count = 100
     runs: Count = 10
+    leverage: Fraction = 0.9
+    release: Literal["auto", "manual"] = "auto"
 
     def __post_init__(self) -> None:
         config.check(self)
@@ -80,17 +96,30 @@ class Guards:
         return int(self.ratio * rows + 1e-9)
 
 
-def rare(counts: Mapping[str, int], cell: int) -> set[str]:
-    """Return the levels to be merged, so that no level is left with fewer than `cell` rows.
+def rare(counts: Sequence[Mapping[str, int]], cell: int) -> set[str]:
+    """Return the levels to be merged, so that none is left with fewer than `cell` rows.
 
     The merged level must be large enough too: if it is not, the smallest of the others join it.
 
-    >>> sorted(rare({"a": 5, "b": 4, "c": 1}, 3))
+    Parameters
+    ----------
+    counts
+        The rows of each level: in the table, and in those parts of it that matter as well, such as
+        the rows of one class. A level that is absent there is not too small.
+
+    Examples
+    --------
+    >>> sorted(rare([{"a": 5, "b": 4, "c": 1}], 3))
     ['b', 'c']
     """
-    merged = {level for level, count in counts.items() if count < cell}
-    others = sorted(counts.keys() - merged, key=lambda level: (counts[level], level))
-    while merged and others and sum(counts[level] for level in merged) < cell:
+    merged = {level for part in counts for level, count in part.items() if count < cell}
+    others = sorted(counts[0].keys() - merged, key=lambda level: (counts[0][level], level))
+
+    def small() -> bool:
+        sums = [sum(part.get(level, 0) for level in merged) for part in counts]
+        return any(0 < total < cell for total in sums)
+
+    while merged and others and small():
         merged.add(others.pop(0))
     return merged
 
@@ -105,6 +134,8 @@ def check_plan(experiment: Experiment, client: int, rows: int, guards: Guards) -
     draws = method.batches(ClientInfo(client, rows, {}), 0).batches.values()
     if any(draw.batch_size is not None and draw.batch_size < rows for draw in draws):
         raise Refusal("batch", "the run draws mini-batches; set batch to none (all rows)")
+    if isinstance(method, FedBestSubset):
+        check_width(method.tau, rows, guards)
     if isinstance(method, SparsitySettings) and method.density is None:
         check_width(method.tau, rows, guards)
 
@@ -121,26 +152,32 @@ def check_width(columns: int, rows: int, guards: Guards) -> None:
 
 def check_agreement(agreement: Agreement, own: Prepared) -> None:
     """Hold an agreement that came from the server against the site's own table."""
-    if agreement.target != own.target:
-        raise Refusal("target", f"the run does not predict '{own.target}', as this site expects")
-    names = [column.name for column in agreement.columns]
-    if sorted(names) != sorted(name for name in own.table if name != own.target):
+    if agreement.spec != own.spec:
+        target = own.spec.target
+        raise Refusal("target", f"the run does not predict '{target}', as this site expects")
+    preprocessing, features = agreement.preprocessing, own.features
+    if sorted(column.name for column in preprocessing.columns) != sorted(features):
         raise Refusal("columns", "the agreed columns are not the columns of its table")
-    reach = _FARTHEST * (1 + _size(own.numbers(own.target)))
-    if agreement.rows < own.rows or not abs(agreement.target_mean) <= reach:
+    worded = own.spec.family == "logistic"
+    reach = 1.0 if worded else _FARTHEST * (1 + _size(own.numbers(own.spec.target)))
+    if preprocessing.rows < own.rows or not abs(agreement.target_mean) <= reach:
         raise Refusal("agreement", "the agreed numbers of rows and means are impossible")
-    for column in agreement.columns:
+    if worded and not named_levels(own.columns, own.spec.target) <= set(agreement.classes):
+        raise Refusal("target", "the agreed classes are not those of its table")
+    for column in preprocessing.columns:
         _check_column(column, own)
 
 
 def _check_column(column: TableColumn, own: Prepared) -> None:
-    if present(own.table[column.name]) and bool(column.levels) is not (column.name in own.words):
+    values = own.columns[column.name]
+    if observed(values).any() and bool(column.levels) is not is_words(values):
         raise Refusal("kinds", f"column '{column.name}': numbers here, words there, or reversed")
     known = set(column.levels)
     fits = len(column.mean) == len(column.scale) == (len(known) - 1 if known else 1)
     if len(known) != len(column.levels) or not fits:
         raise Refusal("levels", f"column '{column.name}': its levels are malformed")
-    if known and not own.levels(column.name) <= known:
+    worded = known and is_words(values)
+    if worded and not named_levels(own.columns, column.name) <= known:
         raise Refusal("levels", f"column '{column.name}': levels of this site were left out")
     means, scales = np.array(column.mean), np.array(column.scale)
     # far means and extreme scales would turn rounding and overflow into comparisons of values; the
@@ -176,25 +213,74 @@ def check_cells(own: Prepared, names: Sequence[str], x: Array, guards: Guards) -
     names
         The column of the table to which each column of `x` belongs.
     x
-        The selected columns of the design matrix; the target is looked at as well.
+        The columns of the design matrix that are multiplied; the targets are looked at as well.
     """
-    target = own.numbers(own.target)
-    spots = [mask for values in (*x.T, target) if (mask := _spot(values)) is not None]
-    masks = [*spots, *(~mask for mask in spots)]
-    masks += [own.observed(name) for name in dict.fromkeys(names) if name not in own.words]
+    targets = [own.columns[name] for name in own.spec.columns]
+    masks, owner = [], []
+    for label, values in zip((*names, *own.spec.columns), (*x.T, *targets), strict=True):
+        if (mask := _spot(values)) is not None:
+            masks += [mask, ~mask]
+            owner += [label, label]
+    for name in dict.fromkeys(names):
+        if not is_words(own.columns[name]):
+            masks.append(observed(own.columns[name]))
+            owner.append(name)
     if not masks:
         return
     every = np.stack(masks).astype(np.int64)
     cells = every @ every.T
-    if ((cells > 0) & (cells < guards.cell)).any():
+    small = np.argwhere((cells > 0) & (cells < guards.cell))
+    if len(small):
+        first, second = (owner[place] for place in small[0])
         raise Refusal(
             "cell",
-            f"two of the selected columns, or one and the target, share a cell of fewer than "
-            f"{guards.cell} rows; merge levels or leave a column out",
+            f"the columns '{first}' and '{second}' share a cell of fewer than {guards.cell} rows; "
+            "merge levels or leave a column out",
         )
 
 
-def _spot(values: Array) -> Mask | None:
+def check_question(
+    candidates: Sequence[int], used: Sequence[int], width: int, rows: int, guards: Guards
+) -> None:
+    """Check what a round asks for: few columns in the matrix, and no coefficient outside it."""
+    if len(set(candidates)) != len(candidates) or not all(0 <= c < width for c in candidates):
+        raise Refusal("support", "the candidates are not different columns of the design matrix")
+    if not set(used) <= set(candidates):
+        raise Refusal("support", "a coefficient differs from zero outside the candidates")
+    check_width(len(candidates), rows, guards)
+
+
+def check_leverage(released: Array, asked: Array, guards: Guards) -> None:
+    """Check that no row can be isolated from sums over rows that were and would be released.
+
+    A sum over rows is X's with weights s. Whatever linear combinations of sums a server forms,
+    it obtains X't with t in the span of all weights, the equal weights of the first sums included.
+    A row stands out if that span nearly holds its unit vector: if its leverage is nearly 1.
+
+    Parameters
+    ----------
+    released
+        The weights [requests, rows] of what has left.
+    asked
+        The weights [rows] of what is asked for.
+    """
+    if not np.isfinite(asked).all():
+        raise Refusal("leverage", "sums at these coefficients are not finite")
+    every = np.concatenate([np.ones((1, len(asked))), released, asked[None]])
+    for norm in (np.inf, 2):  # the largest entry first: squares of large weights would overflow
+        size = np.linalg.norm(every, norm, axis=1, keepdims=True)
+        every = every / np.where(size > 0, size, 1.0)
+    basis, values, _ = np.linalg.svd(every.T, full_matrices=False)
+    basis = basis[:, values > _ROUNDING * values[0]]
+    share = float((basis**2).sum(axis=1).max())
+    if basis.shape[1] > guards.columns(len(asked)) or share > guards.leverage:
+        raise Refusal(
+            "leverage",
+            "combined with sums that left before, a row would stand out in these sums",
+        )
+
+
+def _spot(values: Column) -> Mask | None:
     """Return where a column has its usual value; None if it has many values, none of them usual."""
     found, counts = np.unique(values, return_counts=True)
     usual = values == found[counts.argmax()]

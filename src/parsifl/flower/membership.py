@@ -10,6 +10,7 @@ from typing import Any
 from parsifl.core.algorithm import ClientInfo
 from parsifl.core.errors import ParsiflError, WireError
 from parsifl.flower.data_schema import DataSchema
+from parsifl.flower.machine import Machine, concerns, mismatch
 from parsifl.flower.message import Envelope
 from parsifl.flower.network_schema import (
     HelloReply,
@@ -46,6 +47,7 @@ class Membership:
         self.greeting = HelloRequest()
         self.infos: dict[int, ClientInfo] = {}
         self.schemas: dict[int, DataSchema] = {}
+        self.machines: dict[int, Machine] = {}
 
     def restore(self, stored: Mapping[str, Any]) -> None:
         """Take what a checkpoint knows of the clients: they must come back as they were."""
@@ -93,7 +95,8 @@ class Membership:
                 raise ParsiflError(
                     f"after {wait:g} s the clients {_list(missing)} of {self._clients} have not "
                     f"reported (there are {_list(there) or 'none'}); start their nodes, each "
-                    "with its own partition-id, or wait longer (deployment.wait)"
+                    "with its own partition-id, or wait longer (deployment.wait). A node whose "
+                    "clock is minutes off counts as offline: compare `date -u` on both machines"
                 )
             self._link.pause(_PAUSE)
 
@@ -127,6 +130,8 @@ class Membership:
 
     def _admit(self, node: int, hello: HelloReply) -> None:
         client, limit = hello.client, self._deployment.classes
+        if reason := mismatch(hello.machine):
+            raise WireError(reason)
         if limit is not None and (hello.data_schema.classes or 0) > limit:
             raise WireError(f"client {client} has more than {limit} classes (deployment.classes)")
         known = self.infos.get(client)
@@ -140,6 +145,14 @@ class Membership:
         self.bind(client, node)
         self._keep(hello)
         self._reported.add(node)
+        assert hello.machine is not None
+        self.machines[client] = hello.machine
+        for concern in concerns(hello.machine, _HELLO_SECONDS):
+            self._log(f"client {client} (node {node}): {concern}")
+
+    def owners(self) -> dict[int, int]:
+        """Return the node of every client that ever reported."""
+        return dict(self._node_of)
 
     def bind(self, client: int, node: int) -> None:
         """Note that a node is a client; raise WireError if that contradicts what is known."""

@@ -20,10 +20,12 @@ from pydantic import (
 )
 
 from parsifl.core.errors import ParsiflError, WireError
+from parsifl.data.preprocessing import MOST_COLUMNS, Summary, Text, check_counts
 from parsifl.flower.data_schema import DataSchema
+from parsifl.flower.logs import node_log
+from parsifl.flower.machine import Machine
 from parsifl.flower.message import LONGEST_REASON, Envelope, printable
-from parsifl.flower.node_log import node_log
-from parsifl.flower.tables import MOST_COLUMNS, Agreement, Summary, check_counts
+from parsifl.flower.tables import Agreement
 
 MOST_ROWS = 1 << 40
 MOST_METRICS = 100
@@ -33,6 +35,7 @@ LostStatePolicy = Literal["reinitialize", "drop", "stop"]
 ClientId = Annotated[int, Ge(0), Lt(1 << 31)]
 Round = Annotated[int, Ge(0), Lt(10**8)]  # versions of states have eight digits
 ExperimentId = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
+Split = Literal["train", "validation", "test"]
 Rows = Annotated[int, Ge(0), Lt(MOST_ROWS)]
 Name = Annotated[str, StringConstraints(pattern=r"^[^\p{C}]{1,100}$")]
 Metrics = Annotated[dict[Name, float], MaxLen(MOST_METRICS)]
@@ -145,11 +148,20 @@ class EvaluateRequest(WorkRequest):
 
 @final
 class ProductsRequest(_Addressed):
-    """Asks a site for the products of the selected columns."""
+    """Asks a site for loss, gradient and curvature in some coefficients.
+
+    Attributes
+    ----------
+    support
+        The columns; the intercept, if the problem has one, is the last.
+    coefficients
+        Where the sums are asked for, one for each of these; all others are 0.
+    """
 
     longest: ClassVar[int] = _LONG
     agreement: Agreement
     support: Annotated[tuple[Annotated[int, Ge(0), Lt(1 << 31)], ...], MaxLen(MOST_COLUMNS)]
+    coefficients: Annotated[tuple[float, ...], MaxLen(MOST_COLUMNS)]
 
 
 # ---------------------------------------------------------------------- replies
@@ -161,14 +173,17 @@ class HelloReply(Message):
     samples: Rows
     profile: Profile
     data_schema: DataSchema
+    machine: Machine | None = None
 
 
 @final
 class AgreeReply(Message):
-    """The sums over a site's table."""
+    """The sums over a site's table, declared units, and how many columns a message may have."""
 
     longest: ClassVar[int] = _LONG
     client: ClientId
+    columns: Annotated[int, Ge(0), Lt(MOST_ROWS)]
+    units: Annotated[dict[Text, Annotated[str, MaxLen(100)]], MaxLen(MOST_COLUMNS)] = {}
     summary: Annotated[Summary, AfterValidator(check_counts)]
 
 
@@ -190,8 +205,10 @@ class TrainReply(WorkReply):
 class EvaluateReply(WorkReply):
     """Scores by model, split and metric, and the number of rows by split."""
 
-    scores: dict[Literal["global", "personal"], dict[Literal["validation", "test"], Metrics]]
-    samples: dict[Literal["validation", "test"], Annotated[int, Gt(0), Lt(MOST_ROWS)]]
+    scores: dict[
+        Literal["global", "personal"], dict[Literal["train", "validation", "test"], Metrics]
+    ]
+    samples: dict[Literal["train", "validation", "test"], Annotated[int, Gt(0), Lt(MOST_ROWS)]]
 
     @model_validator(mode="after")
     def _rows_are_known(self) -> EvaluateReply:
@@ -204,7 +221,7 @@ class EvaluateReply(WorkReply):
 
 @final
 class ProductsReply(_Addressed):
-    """The products of the selected columns, as one part."""
+    """Loss, gradient and curvature, as one part."""
 
     allowed: ClassVar[frozenset[str]] = frozenset({"sums"})
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from parsifl.core.errors import ConfigError
-from parsifl.flower.node_log import node_log
+from parsifl.flower.logs import node_log
 from parsifl.flower.processes import end_with_parent, program
 from parsifl.flower.worker_link import SOCKET, VARIABLE
 

@@ -83,7 +83,16 @@ class FlowerPool:
         self._written: list[list[int]] = []  # what the last two checkpoints name
         self._oldest = [0] * settings.clients
         self._flagged: set[int] = set()
+        self._before: dict[int, tuple[int, int]] = {}
         self._precision = settings.experiment.precision
+
+    def use(self, algorithm: AnyAlgorithm) -> None:
+        """Take an algorithm whose settings follow from what the sites agreed on; before `open`."""
+        self._algorithm = algorithm
+
+    def book(self, client: int, up: int, down: int) -> None:
+        """Add bytes of messages before the first round to the record of that round."""
+        self._before[client] = up, down
 
     def open(self, *, resumed: bool) -> Problem:
         """Wait for the clients, all of them at first and a quorum on resume; make the problem."""
@@ -139,8 +148,14 @@ class FlowerPool:
                 yield ClientFailure(self.clients[number], answer, down)
             else:
                 self._accepted[number] = round + 1
-                yield _noted(answer, notes)
+                yield self._booked(_noted(answer, notes))
                 notes = ()
+
+    def _booked(self, answer: ClientResult) -> ClientResult:
+        up, down = self._before.pop(answer.client.id, (0, 0))
+        sent = answer.up._replace(bytes=answer.up.bytes + up)
+        received = answer.down._replace(bytes=answer.down.bytes + down)
+        return replace(answer, up=sent, down=received)
 
     def _dominant(self, cohort: Sequence[ClientInfo]) -> list[str]:
         """Note a client whose declared rows decide the mean; each one once."""

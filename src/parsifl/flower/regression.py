@@ -1,23 +1,36 @@
-"""Sparse regression across sites: one round agrees on columns, one ends in exact least squares."""
+"""Sparse regression across sites: one round agrees on columns, the last ends in an estimator."""
 
 from __future__ import annotations
 
-import json
 import time
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, final
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from parsifl import wire
+from parsifl.algorithms.fedbestsubset import BestSubsetState, FedBestSubset, as_search
 from parsifl.core.errors import ConfigError, DataError, ParsiflError
 from parsifl.core.problem import Problem
+from parsifl.data.clients import ClientData
+from parsifl.data.preprocessing import Array, unit_notes
 from parsifl.engine.owned import replace_file
+from parsifl.engine.training import RoundEnd, StopTraining, TrainingState
+from parsifl.estimators import (
+    FederatedSparseClassifier,
+    FederatedSparseCox,
+    FederatedSparsePoisson,
+    FederatedSparseRegressor,
+)
+from parsifl.estimators.assembled import Outcome, assembled
+from parsifl.estimators.base import FederatedSparse
+from parsifl.estimators.exact import ExactFit
+from parsifl.estimators.saved import to_text
 from parsifl.flower.membership import Log, all_of
-from parsifl.flower.message import Envelope
+from parsifl.flower.message import Envelope, printable
 from parsifl.flower.network_schema import (
     AgreeReply,
     AgreeRequest,
@@ -28,30 +41,60 @@ from parsifl.flower.network_schema import (
 )
 from parsifl.flower.server import Federation
 from parsifl.flower.settings import DeploymentSettings
-from parsifl.flower.tables import Agreement, Array, Summary, Table
-from parsifl.flower.tablesite import least_squares
+from parsifl.flower.tables import Agreement, RegressionSpec
+from parsifl.flower.tablesite import problem_of
 from parsifl.flower.transport import Link, Requests
+from parsifl.solvers.best_subset import symmetric
+from parsifl.solvers.subset_state import ALWAYS, Phase
 
 MODEL_FILE = "model.json"
 _SUMS = dict[str, Tensor]
 _AGREE_SECONDS = 90.0
+_ESTIMATORS: dict[str, type[FederatedSparse]] = {
+    "linear": FederatedSparseRegressor,
+    "logistic": FederatedSparseClassifier,
+    "poisson": FederatedSparsePoisson,
+    "cox": FederatedSparseCox,
+}
 
 
 class Regression(Federation):
-    """The server of a sparse regression; ends with `model.json` in the run folder."""
+    """The server of a sparse regression; ends with an estimator in the run directory."""
 
     _files = (MODEL_FILE,)
 
-    def __init__(self, settings: DeploymentSettings, link: Link, log: Log, target: str) -> None:
-        super().__init__(settings, link, log, least_squares)
-        self._target = target
-        self.bytes_sums = 0
+    def __init__(
+        self, settings: DeploymentSettings, link: Link, log: Log, spec: RegressionSpec
+    ) -> None:
+        if isinstance(settings.experiment.method(), FedBestSubset):  # its sums are over all sites
+            settings = replace(settings, deployment=replace(settings.deployment, quorum=1.0))
+        elif spec.family != "linear":
+            name = settings.experiment.algorithm
+            raise ConfigError(
+                f"algorithm={name!r} fits linear regressions here; use 'fedbestsubset' for "
+                f"family={spec.family!r}"
+            )
+        super().__init__(settings, link, log, self._problem)
+        self._spec = spec
+
+    def _problem(self, data: ClientData) -> Problem:
+        return problem_of(self._spec, self._agreed().kept)(data)
+
+    def _agreed(self) -> Agreement:
+        agreement = self._pool.agreement
+        assert agreement is not None
+        return agreement
 
     def _prepare(self, *, resumed: bool) -> None:
         """Agree on columns, levels, missing values and scales, in one round of sums."""
-        if resumed:
-            return
-        found: dict[int, Summary] = {}
+        if not resumed:
+            self._pool.agreement = self._agree()
+        if isinstance(self._algorithm, FedBestSubset):
+            self._algorithm = self._fitted_algorithm(self._algorithm)
+            self._pool.use(self._algorithm)
+
+    def _agree(self) -> Agreement:
+        found: dict[int, AgreeReply] = {}
         end = time.monotonic() + self._settings.deployment.wait
         reasons: dict[int, str] = {}
         while True:
@@ -74,45 +117,128 @@ class Regression(Federation):
                     + "; ".join(sorted({reason for reason in reasons.values() if reason}))
                 )
             self._link.pause(1.0)
-        summaries = [found[client] for client in sorted(found)]
-        self._pool.agreement = Agreement.of(summaries, self._target)
+        columns = min(reply.columns for reply in found.values())
+        summaries = [found[client].summary for client in sorted(found)]
+        _check_units(found)
+        for note in unit_notes(summaries, [f"client {client}" for client in sorted(found)]):
+            self._log(f"warning: {note}")
+        return Agreement.of(summaries, self._spec, columns)
 
-    def _take(self, node: int, reply: Envelope | str, found: dict[int, Summary]) -> str:
+    def _take(self, node: int, reply: Envelope | str, found: dict[int, AgreeReply]) -> str:
         """Keep a summary; return why it cannot be used, or an empty text."""
         try:
             message = read_reply(AgreeReply, reply)
             self._pool.members.bind(message.client, node)
-            found[message.client] = message.summary
+            found[message.client] = message
         except Exception as error:  # whatever one node sends, the others take part
             return describe(error)
+        size = len(reply.text.encode()) if isinstance(reply, Envelope) else 0
+        self._pool.book(message.client, size, len(AgreeRequest().envelope().text))
         return ""
 
-    def _finish(self, problem: Problem, server: Any) -> None:
-        """Replace the coefficients on the support by pooled least squares, and save the model."""
-        agreement = self._pool.agreement
-        assert agreement is not None
-        params = self._algorithm.model(problem, server)
-        if params is None:
-            raise ConfigError(f"{type(self._algorithm).__name__} has no global model to save")
-        found = params.params["coef"].numpy()
-        support = np.flatnonzero(found)
-        exact = np.zeros_like(found)
-        exact[support] = self._refitted(agreement, [int(position) for position in support])
-        coef, intercept = agreement.original(exact)
-        model = LinearModel(agreement, coef, intercept)
-        replace_file(self._run_dir.path / MODEL_FILE, model.to_text().encode())
-        self._log(f"{len(support)} of {len(coef)} coefficients differ from zero")
+    def _fitted_algorithm(self, algorithm: FedBestSubset) -> FedBestSubset:
+        """Let factors enter as a whole, and keep the number of candidates within the guards."""
+        agreement = self._agreed()
+        found = agreement.preprocessing
+        _, labels, sizes = np.unique(found.units, return_inverse=True, return_counts=True)
+        factors = tuple(labels.tolist()) if (sizes > 1).any() else ()
+        width = len(labels) + (self._spec.family in ("logistic", "poisson"))
+        support = int(np.sort(sizes)[::-1][: algorithm.tau].sum())
+        always = len(agreement.kept) + (width - len(labels))
+        room = agreement.columns - support - always
+        candidates = algorithm.candidates
+        if agreement.columns < width:
+            if room < 1 and algorithm.tau:
+                raise ParsiflError(
+                    f"a site allows {agreement.columns} columns in one message, and tau="
+                    f"{algorithm.tau} needs {support + always + 1}; choose a smaller tau"
+                )
+            wanted = 2 * algorithm.tau + 20 if candidates is None else candidates
+            candidates = max(min(wanted, room), 1)
+            self._log(
+                f"the guards of a site allow {agreement.columns} of {width} columns in one "
+                f"message: {candidates} candidates beside the support"
+            )
+        return replace(algorithm, units=factors, candidates=candidates)
 
-    def _refitted(self, agreement: Agreement, support: list[int]) -> Array:
-        size = len(support)
+    def _report(self, event: RoundEnd) -> None:
+        super()._report(event)
+        server = event.server
+        if isinstance(server, BestSubsetState) and int(server.phase) >= Phase.CONVERGED:
+            raise StopTraining("the search has ended")
+
+    def _finish(self, problem: Problem, state: TrainingState) -> None:
+        """Ask for the sums on the support, and save the estimator that follows from them."""
+        server = state.server
+        agreement, model = self._agreed(), self._algorithm.model(problem, server)
+        if model is None:
+            raise ConfigError(f"{type(self._algorithm).__name__} has no global model to save")
+        b = model.params["coef"].to(torch.float64).numpy().copy()
+        columns = np.flatnonzero(b)
+        exact = isinstance(server, BestSubsetState)
+        if isinstance(server, BestSubsetState) and isinstance(self._algorithm, FedBestSubset):
+            rules = self._algorithm.rules(problem, server.coefficients)  # type: ignore[arg-type]
+            columns = np.flatnonzero(server.support.numpy() | (rules.labels == ALWAYS))
+        at = b[columns] if exact else np.zeros(len(columns))
+        sums = self._asked([int(place) for place in columns], at)
+        size, empty = sum(part.pop("size") for part in sums), np.zeros(len(columns))
+        slopes = np.stack([part["gradient"] for part in sums])
+        bends = np.stack([symmetric(part["curvature"], empty) for part in sums])
+        if not exact:  # pooled least squares on the support
+            b[columns] = np.linalg.lstsq(bends.sum(0), -slopes.sum(0), rcond=1e-14)[0]
+        history = [
+            {name: getattr(record, name) for name in ("round", "trained", "bytes_up", "bytes_down")}
+            for record in state.records
+        ]
+        fit = None
+        if isinstance(server, BestSubsetState):
+            fit = ExactFit(
+                search=as_search(server),
+                rules=rules,
+                columns=columns,
+                rows=np.array([float(client.samples) for client in self._pool.clients]),
+                losses=np.array([float(part["loss"]) for part in sums]),
+                gradients=slopes,
+                information=bends,
+                history=history,
+                bytes_up=size,
+                bytes_down=0,
+                own_intercepts=False,
+            )
+        outcome = Outcome(
+            preprocessing=agreement.preprocessing,
+            sites=[str(client.id) for client in self._pool.clients],
+            coefficients=b,
+            exact=fit,
+            target_mean=agreement.target_mean,
+            classes=agreement.classes,
+            solver="exact" if exact else self._experiment.algorithm,
+            history=history,
+            bytes_up=sum(record["bytes_up"] for record in history) + size,
+            bytes_down=sum(record["bytes_down"] for record in history),
+            constant=float(sum(part["constant"] for part in sums)),
+        )
+        estimator = _ESTIMATORS[self._spec.family](
+            n_nonzero_coefs=getattr(self._algorithm, "tau", None),
+            l2=self._spec.l2 or None,
+            keep=list(self._spec.keep),
+        )
+        text = to_text(assembled(estimator, outcome))
+        replace_file(self._run_dir.path / MODEL_FILE, text.encode())
+        chosen = np.count_nonzero(b[: len(agreement.preprocessing.names)])
+        self._log(f"{chosen} of {len(agreement.preprocessing.names)} coefficients are not zero")
+
+    def _asked(self, columns: list[int], at: Array) -> list[dict[str, Any]]:
+        """Return loss, gradient and curvature of every site at these coefficients."""
         online = self._pool.members.online()
         requests = {
             client: ProductsRequest(
                 client=client,
                 round=0,
                 experiment=self._pool.experiment,
-                agreement=agreement,
-                support=tuple(support),
+                agreement=self._agreed(),
+                support=tuple(columns),
+                coefficients=tuple(float(value) for value in at),
             )
             for client in range(self._settings.clients)
             if client in online
@@ -121,75 +247,45 @@ class Regression(Federation):
             online[client]: ("products", request.envelope()) for client, request in requests.items()
         }
         replies = self._link.ask(sent, self._settings.deployment.timeout)
-        system, right = np.diag(np.zeros(size)), np.zeros(size)
+        found = []
         for client in range(self._settings.clients):
             if client not in requests:
                 raise ParsiflError(f"client {client} is not connected for the last step; resume")
-            sums = self._sums(requests[client], replies.get(online[client]), size)
-            system, right = system + sums["xx"], right + sums["xy"]
-        return np.asarray(np.linalg.lstsq(system, right, rcond=1e-14)[0])
+            found.append(self._sums(requests[client], replies.get(online[client]), len(columns)))
+        return found
 
     def _sums(
         self, request: ProductsRequest, reply: Envelope | str | None, size: int
-    ) -> dict[str, Array]:
+    ) -> dict[str, Any]:
         try:
             read_reply(ProductsReply, reply, request)
             data = reply.parts["sums"] if isinstance(reply, Envelope) else b""
             message = wire.decode(data, _SUMS, limit=16 * (size + 2) ** 2 + 4096)
-            form = {"xx": torch.empty(size, size, dtype=torch.float64, device="meta"),
-                    "xy": torch.empty(size, dtype=torch.float64, device="meta")}  # fmt: skip
+            shapes = {"loss": (), "constant": (), "gradient": (size,)}
+            shapes |= {"curvature": (size * (size + 1) // 2,)}
+            form = {
+                name: torch.empty(shape, dtype=torch.float64, device="meta")
+                for name, shape in shapes.items()
+            }
             wire.check(message, form)
-        except Exception as error:  # all products are needed: the run stops, and names the client
+        except Exception as error:  # all sums are needed: the run stops, and names the client
             raise ParsiflError(
-                f"client {request.client} sent no products that can be used: {describe(error)}; "
+                f"client {request.client} sent no sums that can be used: {describe(error)}; "
                 "resume the run"
             ) from None
-        self.bytes_sums += len(data)
-        return {name: value.numpy().copy() for name, value in message.items()}
+        return {"size": len(data), **{name: part.numpy().copy() for name, part in message.items()}}
 
 
-@final
-@dataclass(frozen=True)
-class LinearModel:
-    """A fitted regression in the units of the tables.
-
-    Attributes
-    ----------
-    coef_, intercept_
-        One coefficient for each of `agreement.names`, and the intercept.
-    """
-
-    agreement: Agreement
-    coef_: Array
-    intercept_: float
-
-    @classmethod
-    def load(cls, path: str | Path) -> LinearModel:
-        """Read a saved model."""
-        try:
-            values = json.loads(Path(path).read_text())
-            agreement = Agreement.read(values["agreement"])
-            coef = np.array(values["coef"], dtype=np.float64)
-            intercept = float(values["intercept"])
-        except (LookupError, TypeError, ValueError, RecursionError, OverflowError) as error:
-            raise DataError(f"{path} is not a saved model ({type(error).__name__})") from None
-        if coef.shape != (len(agreement.names),) or not np.isfinite([*coef, intercept]).all():
-            raise DataError(f"{path} is damaged: its coefficients do not fit its columns")
-        return cls(agreement, coef, intercept)
-
-    def to_text(self) -> str:
-        """Return the model as JSON; floats come back bit for bit."""
-        values = {
-            "coef": self.coef_.tolist(),
-            "intercept": self.intercept_,
-            "names": self.agreement.names,
-            "agreement": self.agreement.to_json(),
-        }
-        return json.dumps(values, indent=1)
-
-    def predict(self, table: Table) -> Array:
-        """Predict the target for the rows of a table (its target column is not read)."""
-        known = {**table, self.agreement.target: ["0"] * len(next(iter(table.values())))}
-        x, _ = self.agreement.encode(known)
-        scale = np.array([v for column in self.agreement.columns for v in column.scale])
-        return np.asarray(x @ (self.coef_ * scale) + self.agreement.target_mean)
+def _check_units(replies: Mapping[int, AgreeReply]) -> None:
+    """Refuse columns for which sites declare different units."""
+    units: dict[str, tuple[str, int]] = {}
+    for client, reply in sorted(replies.items()):
+        for name, unit in reply.units.items():
+            known, first = units.setdefault(name, (unit, client))
+            if known != unit:
+                raise DataError(
+                    printable(
+                        f"column '{name}': client {first} declares the unit {known!r}, client "
+                        f"{client} {unit!r}; convert it at one of them"
+                    )
+                )

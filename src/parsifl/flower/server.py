@@ -15,9 +15,11 @@ from parsifl.engine.experiment import problem_for
 from parsifl.engine.fingerprint import identity_of, profiles_checksum
 from parsifl.engine.record import RoundRecord
 from parsifl.engine.run_dir import RunDir
-from parsifl.engine.training import RoundEnd, Training
+from parsifl.engine.training import RoundEnd, Training, TrainingState
 from parsifl.flower.client import MakeProblem
+from parsifl.flower.machine import concerns
 from parsifl.flower.membership import Log
+from parsifl.flower.monitor import Monitor
 from parsifl.flower.pool import EXECUTOR, FlowerPool
 from parsifl.flower.settings import DeploymentSettings
 from parsifl.flower.transport import Link
@@ -38,21 +40,44 @@ class Federation:
         self, settings: DeploymentSettings, link: Link, log: Log, make: MakeProblem | None = None
     ) -> None:
         self._settings, self._experiment = settings, settings.experiment
-        self._link, self._log = link, log
+        chosen, deployment = settings.experiment, settings.deployment
+        out, port = Path(deployment.out), deployment.metrics_port
+        self.monitor = Monitor(out, chosen.algorithm, chosen.rounds, settings.clients, port)
+        self._link, self._log = self.monitor.watch(link), log
         self._algorithm = self._experiment.method()
         maker = make or partial(problem_for, self._experiment.model)
-        self._pool = FlowerPool(self._algorithm, settings, link, log, maker)
-        self._run_dir = RunDir(Path(settings.deployment.out))
+        self._pool = FlowerPool(self._algorithm, settings, self._link, log, maker)
+        self.monitor.attach(self._pool.members, self._pool.experiment)
+        self._run_dir = RunDir(out)
 
     def run(self) -> Sequence[RoundRecord]:
         """Run until all rounds are done; return their records."""
         with self._run_dir.locked():
             return self._run()
 
+    def check(self) -> list[str]:
+        """Let every client report, and return what an operator should look at."""
+        self._prepare(resumed=False)
+        self._pool.open(resumed=False)
+        members, found = self._pool.members, []
+        for client, node in sorted(members.owners().items()):
+            machine = members.machines[client]
+            self._log(
+                f"client {client} (node {node}): {members.infos[client].samples} rows, "
+                f"Parsifl {machine.parsifl}, torch {machine.torch}, Python {machine.python}, "
+                f"{machine.free >> 20:,} MiB free"
+            )
+            found += [f"client {client} (node {node}): {text}" for text in concerns(machine)]
+        torches = sorted({machine.torch for machine in members.machines.values()})
+        if len(torches) > 1:
+            found.append(f"nodes have different versions of torch: {', '.join(torches)}")
+        return found
+
     def _run(self) -> Sequence[RoundRecord]:
         resume = self._settings.deployment.resume
         check_free(self._run_dir.path, resume=resume)
         self._run_dir.check(*self._files)
+        self.monitor.check()
         # the clients, and with them the problem, are known only after the pool is open
         types, directory = self._algorithm.tree_types(), self._run_dir.checkpoints
         resumed = checkpoint.load(directory, types, self._pool.restore) is not None
@@ -74,16 +99,17 @@ class Federation:
             checkpoint_seconds=0.0,  # a round takes seconds: no client's work is lost
         )
         state = training.run(chosen.rounds, resume=resume)
-        self._finish(problem, state.server)
+        self._finish(problem, state)
         return state.records
 
     def _report(self, event: RoundEnd) -> None:
+        self.monitor.round(event.record)
         self._log(f"round {event.record.round} of {self._experiment.rounds} is done")
 
     def _prepare(self, *, resumed: bool) -> None:
         """Do what must be settled before the clients report."""
 
-    def _finish(self, problem: Problem, server: Any) -> None:
+    def _finish(self, problem: Problem, state: TrainingState) -> None:
         """Do what is left when all rounds are done; repeated on every resume."""
 
     def _configuration(self, problem: Problem) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Callable
@@ -15,31 +14,32 @@ from parsifl.core.errors import ParsiflError
 from parsifl.engine.owned import locked, replace_file
 from parsifl.flower import settings
 from parsifl.flower.client import MakeProblem
+from parsifl.flower.logs import server_log
 from parsifl.flower.message import Envelope, printable
 from parsifl.flower.network_schema import describe
 from parsifl.flower.records import MESSAGE_TYPES, pack, unpack
 from parsifl.flower.regression import Regression
 from parsifl.flower.server import Federation
 from parsifl.flower.settings import DONE_FILE, ERROR_FILE, PROCESS_FILE, DeploymentSettings, clear
+from parsifl.flower.tables import RegressionSpec
 from parsifl.flower.transport import Link, Replies, Requests
 
 _PULL_SECONDS = 0.2
-_logger = logging.getLogger("flwr")
 
 
 def server_app(problem: MakeProblem | None = None) -> ServerApp:
     """Make a ServerApp that runs any registered algorithm; `problem` as in `client_app`."""
-    return _app(lambda chosen, link: Federation(chosen, link, _logger.info, problem))
+    return _app(lambda chosen, link: Federation(chosen, link, server_log, problem))
 
 
-def regression_server_app(target: str) -> ServerApp:
+def regression_server_app(spec: RegressionSpec) -> ServerApp:
     """Make a ServerApp for a sparse regression over tables.
 
     One round of sums agrees on columns, levels, missing values and scales; then the rounds of
-    the algorithm select columns; a last round of products gives exact least squares on them. The
-    model is saved as `model.json` in the run folder (`regression.LinearModel.load` reads it).
+    the algorithm select columns; a last round of sums gives the coefficients and their errors. The
+    estimator is saved as `model.json` in the run directory (`parsifl.estimators.load` reads it).
     """
-    return _app(lambda chosen, link: Regression(chosen, link, _logger.info, target))
+    return _app(lambda chosen, link: Regression(chosen, link, server_log, spec))
 
 
 def _app(make: Callable[[DeploymentSettings, Link], Federation]) -> ServerApp:
@@ -53,14 +53,36 @@ def _app(make: Callable[[DeploymentSettings, Link], Federation]) -> ServerApp:
             clear(out)
             replace_file(out / PROCESS_FILE, str(os.getpid()).encode())
             try:
-                make(chosen, GridLink(grid)).run()
+                _carry_out(make(chosen, GridLink(grid)), check=chosen.deployment.check)
             except Exception as error:
-                text = str(error) if isinstance(error, ParsiflError) else repr(error)
-                replace_file(out / ERROR_FILE, f"{text}\n".encode(errors="backslashreplace"))
+                text = f"{_text(error)}\n".encode(errors="backslashreplace")
+                replace_file(out / ERROR_FILE, text)
                 raise
             replace_file(out / DONE_FILE, b"")
 
     return app
+
+
+def _carry_out(federation: Federation, *, check: bool) -> None:
+    try:
+        if check:
+            _check(federation)
+        else:
+            federation.run()
+    except Exception as error:
+        federation.monitor.ended("failed", _text(error))
+        raise
+    federation.monitor.ended("checked" if check else "done")
+
+
+def _text(error: Exception) -> str:
+    return str(error) if isinstance(error, ParsiflError) else repr(error)
+
+
+def _check(federation: Federation) -> None:
+    if found := federation.check():
+        raise ParsiflError("the check found problems:\n  " + "\n  ".join(found))
+    server_log("the check found no problem")
 
 
 class GridLink:

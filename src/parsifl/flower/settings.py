@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Annotated, Any, Literal, final
+
+from annotated_types import Ge, Lt
 
 from parsifl.core import config
 from parsifl.core.config import Count, Fraction, Positive, Size
@@ -18,11 +20,13 @@ from parsifl.engine.experiment import Experiment
 from parsifl.engine.owned import reject_foreign, reject_links
 
 ERROR_FILE = "error.txt"
-"""In the run folder: why the last attempt ended."""
+"""In the run directory: why the last attempt ended."""
 DONE_FILE = "done"
-"""In the run folder: the server has finished everything."""
+"""In the run directory: the server has finished everything."""
+STATUS_FILE = "status.json"
+"""In the run directory: what the server is doing."""
 PROCESS_FILE = "server.pid"
-"""In the run folder: the number of the server's process."""
+"""In the run directory: the number of the server's process."""
 
 NONE = "none"
 """Stands for None in `settings`: TOML has no word for it."""
@@ -38,7 +42,7 @@ class Deployment:
     Parameters
     ----------
     out
-        The run folder, on the server's machine.
+        The run directory, on the server's machine.
     resume
         Resume the run in `out`.
     wait
@@ -62,6 +66,11 @@ class Deployment:
         The fraction of a round's weight above which a client is noted in the record.
     classes
         The largest number of classes that a client may report; None: 1,000,000.
+    check
+        Check versions, clocks, disks and the form of the data on every node, and stop before the
+        first round.
+    metrics_port
+        The port of a Prometheus endpoint on the server's loopback address; 0: none.
     """
 
     out: str = "run"
@@ -75,6 +84,8 @@ class Deployment:
     rebind: bool = False
     largest_share: Fraction = 0.5
     classes: Count | None = None
+    check: bool = False
+    metrics_port: Annotated[int, Ge(0), Lt(65536)] = 0
 
     def __post_init__(self) -> None:
         config.check(self)
@@ -98,7 +109,7 @@ def clear(out: Path) -> None:
     CheckpointError
         If there are files of these names in `out` which no server has written.
     """
-    marks = (DONE_FILE, ERROR_FILE)
+    marks = (DONE_FILE, ERROR_FILE, STATUS_FILE)
     process = out / PROCESS_FILE
     reject_links(process, *(out / mark for mark in marks))
     if not process.exists():  # every server writes it before anything else

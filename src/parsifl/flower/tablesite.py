@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +12,21 @@ import numpy as np
 import torch
 
 from parsifl import wire
+from parsifl.algorithms.fedbestsubset import FedBestSubset
 from parsifl.core import tree
+from parsifl.core.batching import Rows
 from parsifl.core.errors import WireError
 from parsifl.core.problem import Problem
 from parsifl.data.clients import ClientData
+from parsifl.data.preprocessing import Array
 from parsifl.data.ragged import Ragged
 from parsifl.engine.experiment import Experiment
 from parsifl.flower import guards as rules
 from parsifl.flower.audit import Audit, check_history, digest
-from parsifl.flower.client import NodeConfig, RemoteClient
+from parsifl.flower.client import MakeProblem, NodeConfig, RemoteClient
 from parsifl.flower.data_schema import DataSchema
 from parsifl.flower.guards import Guards, Refusal
+from parsifl.flower.logs import node_log
 from parsifl.flower.message import Envelope, printable
 from parsifl.flower.network_schema import (
     REQUESTS,
@@ -36,18 +41,36 @@ from parsifl.flower.network_schema import (
     failure_in,
     read,
 )
-from parsifl.flower.node_log import node_log
 from parsifl.flower.table_schema import TableSchema, prepare
-from parsifl.flower.tables import Agreement, Array, Prepared, Table, summarise
+from parsifl.flower.tables import Agreement, Prepared, RegressionSpec
 from parsifl.flower.transport import Kind
+from parsifl.linear.cox import Cox
 from parsifl.linear.glm import GLM
+from parsifl.linear.site_statistics import cox_losses
 
-LoadTable = Callable[[NodeConfig], Table]
+LoadTable = Callable[[NodeConfig], Any]
+"""Returns columns of text by name (`read_csv`), or a frame of pandas or polars."""
 
 
-def least_squares(data: ClientData) -> Problem:
-    """Return the problem of the rounds: centred data, so no intercept; one weight a row."""
-    return GLM(int(data.x.shape[1]), "squared-half", intercept=False, weighted=True)
+def problem_of(spec: RegressionSpec, kept: tuple[int, ...] = ()) -> MakeProblem:
+    """Return what builds the problem of a regression; columns are centred, rows have weights."""
+
+    def make(data: ClientData) -> Problem:
+        width = int(data.x.shape[1])
+        if spec.family == "cox":
+            return Cox(width, l2=spec.l2, keep=kept, weighted=True)
+        loss = "squared-half" if spec.family == "linear" else spec.family
+        return GLM(
+            width,
+            loss,
+            l2=spec.l2,
+            intercept=spec.family != "linear",  # the target of a linear regression is centred
+            keep=kept,
+            weighted=True,
+            offset=spec.family == "poisson",
+        )
+
+    return make
 
 
 class TableSite:
@@ -57,8 +80,8 @@ class TableSite:
     ----------
     root
         The folder for client state; the audit file is in its subfolder `client-NUMBER`.
-    target
-        The column that is predicted; a request that names another one is refused.
+    spec
+        The model; a request that names another one is refused.
     schema
         What the site declares of its columns.
     guards
@@ -70,14 +93,14 @@ class TableSite:
         self,
         experiment: Experiment,
         client: int,
-        table: Table,
+        table: Any,
         root: Path,
-        target: str,
+        spec: RegressionSpec,
         schema: TableSchema | None = None,
         guards: Guards | None = None,
     ) -> None:
         self._experiment, self._client, self._root = experiment, client, root
-        self._table, self._target = table, target
+        self._table, self._spec = table, spec
         self._schema, self._guards = schema or TableSchema(), guards or Guards()
         self._audit = Audit(root / f"client-{client}")
 
@@ -94,9 +117,19 @@ class TableSite:
             except Exception:
                 node_log().exception("a request for '%s' could not be answered", kind)
                 reply = self._refuse("failure", "its work failed; the reason is in the node's log")
+            if self._guards.release == "manual" and failure_in(reply) is None:
+                reply = self._approved(kind, reply)
             size = sum(len(part) for part in reply.parts.values())
             self._audit.write({**entry, "bytes": size, **json.loads(reply.text)})
         return reply
+
+    def _approved(self, kind: Kind, reply: Envelope) -> Envelope:
+        """Return a reply that someone at the site has approved; else keep it there, and refuse."""
+        if self._audit.approved(
+            digest(reply.text, *map(reply.parts.get, sorted(reply.parts))), kind, reply.text
+        ):
+            return reply
+        return self._refuse("release", "a person at the site must release this reply first")
 
     def _refuse(self, rule: str, text: str) -> Envelope:
         reason = printable(f"site {self._client} refuses (rule '{rule}'): {text}")
@@ -105,20 +138,28 @@ class TableSite:
 
     def _answer(self, kind: Kind, envelope: Envelope, entry: dict[str, Any]) -> Envelope:
         request = read(REQUESTS[kind], envelope)
-        own = prepare(self._table, self._target, self._schema, self._guards)
+        own = prepare(self._table, self._spec, self._schema, self._guards)
         rules.check_plan(self._experiment, self._client, own.rows, self._guards)
-        entry["table"] = digest({name: list(v) for name, v in self._table.items()}, self._target)
+        table = {name: list(map(str, self._table[name])) for name in own.columns}
+        entry["table"] = digest(table, asdict(self._spec))
         if isinstance(request, AgreeRequest):
-            return AgreeReply(client=self._client, summary=summarise(own)).envelope()
+            most = self._guards.columns(own.rows)
+            return AgreeReply(
+                client=self._client,
+                columns=most,
+                units=self._schema.units,
+                summary=own.summary(),
+            ).envelope()
         agreement = getattr(request, "agreement", None)
         if agreement is None:
             raise WireError("agreement: none, and a site answers nothing without one")
         rules.check_agreement(agreement, own)
-        x, y = agreement.encode(own.table)
-        if isinstance(request, ProductsRequest):
-            return self._products(request, own, x, y, entry)
+        x, y = agreement.preprocessing.standardised(own.columns), agreement.targets(own.columns)
         data = _data(x, y)
-        site = RemoteClient(self._experiment, self._client, data, self._root, least_squares)
+        make = problem_of(self._spec, agreement.kept)
+        if isinstance(request, ProductsRequest):
+            return self._products(request, own, data, make(data), entry)
+        site = RemoteClient(self._experiment, self._client, data, self._root, make)
         if not isinstance(request, WorkRequest):
             return site.hello()
         if request.data_schema != DataSchema.of(data):
@@ -126,19 +167,65 @@ class TableSite:
         if isinstance(request, EvaluateRequest):
             return _whole(site.evaluate(request, envelope.parts))
         assert isinstance(request, TrainRequest)
-        self._hold(request, agreement, entry, request.round, envelope.parts.get("down"))
+        self._hold(request, entry, request.round, envelope.parts.get("down"))
+        if isinstance(self._experiment.method(), FedBestSubset):
+            self._check_sums(envelope, own, agreement, data, make(data), entry)
+            return _whole(site.train(request, envelope.parts))
         return self._narrow(_whole(site.train(request, envelope.parts)), own.rows, entry)
+
+    def _check_sums(
+        self,
+        envelope: Envelope,
+        own: Prepared,
+        agreement: Agreement,
+        data: ClientData,
+        problem: Any,
+        entry: dict[str, Any],
+    ) -> None:
+        """Check a round of sums: few columns, no small cell, and no row that stands out."""
+        kind = self._experiment.method().tree_types().downlink
+        try:
+            question = wire.decode(envelope.parts.get("down", b""), kind, limit=1 << 28)
+            at = question.at[problem.name]
+            candidates = [int(place) for place in question.candidates]
+            used = [int(place) for place in at.nonzero()[:, 0]]
+            fits = at.shape == (problem.width,)
+        except (WireError, LookupError, AttributeError, TypeError, ValueError):
+            raise WireError("down: not a question about sums") from None
+        if not fits:
+            raise WireError("down: not a question about sums")
+        rules.check_question(candidates, used, problem.width, own.rows, self._guards)
+        self._release(own, agreement, data, problem, at, candidates, entry)
+
+    def _release(
+        self,
+        own: Prepared,
+        agreement: Agreement,
+        data: ClientData,
+        problem: Any,
+        at: torch.Tensor,
+        columns: Sequence[int],
+        entry: dict[str, Any],
+    ) -> None:
+        """Hold sums at these coefficients against all that left, and note them as released."""
+        names, units = agreement.preprocessing.names, agreement.preprocessing.units
+        inner = [place for place in columns if place < len(names)]
+        places = [agreement.preprocessing.columns[units[place]].name for place in inner]
+        rules.check_cells(own, places, np.asarray(data.x)[:, inner], self._guards)
+        entry["columns"] = [names[place] for place in inner]
+        self._audit.release(entry["table"], row_weights(problem, data, at), self._guards)
 
     def _hold(
         self,
         request: TrainRequest | ProductsRequest,
-        agreement: Agreement,
         entry: dict[str, Any],
         *what: Any,
     ) -> None:
         """Hold a request against what has left before."""
         if request.client != self._client:
             raise WireError(f"client: this is {self._client}, not {request.client}")
+        agreement = request.agreement
+        assert agreement is not None
         entry["run"] = request.experiment
         entry["agreement"] = digest(agreement.to_json())
         entry["request"] = digest(*what)
@@ -154,23 +241,50 @@ class TableSite:
         return reply
 
     def _products(
-        self, request: ProductsRequest, own: Prepared, x: Array, y: Array, entry: dict[str, Any]
+        self,
+        request: ProductsRequest,
+        own: Prepared,
+        data: ClientData,
+        problem: Any,
+        entry: dict[str, Any],
     ) -> Envelope:
-        """Return x'x and x'y of the selected columns."""
-        agreement, asked, width = request.agreement, request.support, x.shape[1]
-        support = rules.check_support(asked, width, self._experiment, own.rows, self._guards)
-        self._hold(request, agreement, entry, support)
-        part = x[:, support][np.arange(len(x))]
-        places = [column.name for column in agreement.columns for _ in column.names]
-        rules.check_cells(own, [places[place] for place in support], part, self._guards)
-        entry["columns"] = [agreement.names[place] for place in support]
-        weight = np.ones(len(x))
+        """Return loss, gradient and curvature at the coefficients that are asked about."""
+        agreement, width = request.agreement, problem.width
+        support = rules.check_support(
+            request.support, width, self._experiment, own.rows, self._guards
+        )
+        if len(request.coefficients) != len(support):
+            raise WireError("coefficients: one for each column of the support is needed")
+        self._hold(request, entry, support, list(request.coefficients))
+        at, columns = torch.zeros(width, dtype=torch.float64), torch.tensor(support)
+        at[columns] = torch.tensor(request.coefficients, dtype=torch.float64)
+        self._release(own, agreement, data, problem, at, support, entry)
+        rows = Rows(data.x, data.y, torch.ones(own.rows, dtype=torch.float64))
+        found = problem.curvature_sums({problem.name: at}, rows, columns)
+        constant = torch.lgamma(data.y[:, 0] + 1).sum() if self._spec.family == "poisson" else 0.0
         sums = {
-            "xx": torch.from_numpy(part.T @ (part * weight[:, None])),
-            "xy": torch.from_numpy(part.T @ (weight * y)),
+            "loss": found.loss,
+            "constant": torch.as_tensor(constant, dtype=torch.float64),
+            "gradient": found.gradient[columns],
+            "curvature": found.curvature,
         }
         head = {name: getattr(request, name) for name in ("client", "round", "experiment")}
         return ProductsReply(**head).envelope({"sums": wire.encode(sums)})
+
+
+def row_weights(problem: Any, data: ClientData, at: torch.Tensor) -> Array:
+    """Return the weights [2, rows] by which sums at these coefficients add up rows and products."""
+    params = {problem.name: at}
+    if isinstance(problem, Cox):
+        u = problem.predict(params, data.x).requires_grad_()
+        time, event, weight = data.y.unbind(1)
+        (slope,) = torch.autograd.grad((weight * cox_losses(u, time, event, weight)).sum(), u)
+        return np.stack([slope.numpy(), (slope + event).numpy()])
+    u = problem.predict(params, data.x)
+    u = u + data.y[:, -1] if problem.offset else u
+    return np.stack(
+        [problem.datafit.slope(u, data.y[:, 0]).numpy(), problem.datafit.curvature(u).numpy()]
+    )
 
 
 def _whole(reply: Envelope) -> Envelope:
@@ -183,6 +297,6 @@ def _whole(reply: Envelope) -> Envelope:
 
 
 def _data(x: Array, y: Array) -> ClientData:
-    targets = torch.from_numpy(np.stack([y, np.ones(len(y))], axis=1))
     rows, none = Ragged.of([range(len(y))]), Ragged.empty(1)
-    return ClientData(torch.from_numpy(x), targets, rows, none, none, ({},), name="own")
+    features, targets = torch.from_numpy(x), torch.from_numpy(y)
+    return ClientData(features, targets, rows, none, none, ({},), name="own")

@@ -15,9 +15,9 @@ from functools import partial
 from parsifl.flower import client, worker_link  # noqa: F401 - imports torch before the first request
 from parsifl.flower.answering import Answering, answered, respond
 from parsifl.flower.clientapp import ParsiflClientApp
+from parsifl.flower.logs import node_log
 from parsifl.flower.message import Envelope
 from parsifl.flower.network_schema import failure_in
-from parsifl.flower.node_log import node_log
 from parsifl.flower.worker_link import AppPlace, Task
 
 _READ_SECONDS = 60.0

@@ -33,7 +33,7 @@ _HINTS = ExecutionHints(block_size=64, single_threaded=True)
 
 @final
 class GLM:
-    r"""A linear predictor with a convex loss; coefficients start at zero.
+    r"""A linear predictor with a convex loss; coefficients start at zero, or at `start`.
 
     .. math:: f_i(x) = \frac{1}{n_i} \sum_j \ell(z_j^\top x, y_j) + \frac{\lambda}{2} \|x\|_2^2
 
@@ -62,6 +62,8 @@ class GLM:
     offset
         The target has one more column, which is added to the predictor (the log of an exposure).
         Lossless fits read it; others do not.
+    start
+        The starting point x_0, of the shape of "coef"; None: zeros. Sparse algorithms threshold it.
 
     Examples
     --------
@@ -81,6 +83,7 @@ class GLM:
         dictionary: Tensor | NDArray[Any] | None = None,
         weighted: bool = False,
         offset: bool = False,
+        start: Tensor | NDArray[Any] | None = None,
         dtype: torch.dtype = torch.float64,
     ) -> None:
         self.offset = offset
@@ -94,6 +97,15 @@ class GLM:
         self._psi = None if atoms is None else atoms.to(dtype)
         self._predictor = Predictor(features, intercept, self._psi)
         self._keep = _checked_keep(keep, self.width - intercept)
+        self._start = None if start is None else self._checked_start(torch.as_tensor(start))
+
+    def _checked_start(self, start: Tensor) -> Tensor:
+        if tuple(start.shape) != self._shape or not bool(torch.isfinite(start).all()):
+            raise ConfigError(
+                f"start must hold finite numbers of shape {list(self._shape)}, got shape "
+                f"{list(start.shape)}"
+            )
+        return start.detach().to(self.dtype, copy=True)
 
     def _check(self, features: Any, classes: Any, l2: Any, dictionary: Tensor | None) -> None:
         if not _is_count(features):
@@ -114,10 +126,11 @@ class GLM:
     def __repr__(self) -> str:
         """Return every setting; long ones by a checksum, since run directories compare this."""
         atoms = None if self._psi is None else (tuple(self._psi.shape), float(self._psi.sum()))
+        start = "" if self._start is None else f"start={float(self._start.norm())!r}, "
         return (
             f"GLM({self.features}, {self.datafit.name!r}, classes={self.classes}, l2={self.l2}, "
             f"intercept={self.intercept}, keep={_brief(self._keep)}, dictionary={atoms}, "
-            f"weighted={self.weighted}, offset={self.offset}, dtype={self.dtype})"
+            f"weighted={self.weighted}, offset={self.offset}, {start}dtype={self.dtype})"
         )
 
     def with_l2(self, l2: float) -> GLM:
@@ -132,6 +145,7 @@ class GLM:
             dictionary=self._psi,
             weighted=self.weighted,
             offset=self.offset,
+            start=self._start,
             dtype=self.dtype,
         )
 
@@ -223,9 +237,14 @@ class GLM:
         return self.datafit.quadratic
 
     def init(self, key: Key) -> Params:  # noqa: ARG002 - the same for every seed
-        """Return zeros."""
-        shape = (self.width,) if self._single else (self.classes or 0, self.width)
-        return {NAME: torch.zeros(shape, dtype=self.dtype)}
+        """Return the starting point."""
+        if self._start is not None:
+            return {NAME: self._start.clone()}
+        return {NAME: torch.zeros(self._shape, dtype=self.dtype)}
+
+    @property
+    def _shape(self) -> tuple[int, ...]:
+        return (self.width,) if self._single else (self.classes or 0, self.width)
 
     @property
     def _single(self) -> bool:
@@ -249,20 +268,33 @@ class GLM:
         """Reject targets of the wrong form before training."""
         if not self.weighted:
             return datafits.check_targets(self.datafit, y, self.classes)
-        if y.ndim != 2 or y.shape[1] != 2:
-            raise DataError(f"each row needs a target and a weight, got shape {list(y.shape)}")
+        if y.ndim != 2 or y.shape[1] != 2 + self.offset:
+            more = ", and an offset" if self.offset else ""
+            raise DataError(
+                f"each row needs a target and a weight{more}, got shape {list(y.shape)}"
+            )
         if not bool((torch.isfinite(y[:, 1]) & (y[:, 1] >= 0)).all()):
             raise DataError("a row has a weight that is negative or not finite")
         return datafits.check_targets(self.datafit, y[:, 0], self.classes)
 
     def metrics(self, params: Params, rows: Rows) -> dict[str, Tensor]:
-        """Return squared errors, or accuracy and loss, of each row."""
+        """Return squared errors, or accuracy and loss, of each row.
+
+        With l2 the `objective` is recorded too: the loss plus the l2 term, whose mean over the
+        training rows is what is minimized (`Evaluation(train=True)`).
+        """
         u = self.predict(params, rows.x)
         y, _ = self._targets(rows.y)
-        if not self.datafit.classes:
-            return {"mse": (u - y).square()}
-        right = (u > 0) == (y > 0) if self._single else u.argmax(-1) == y
-        return {"accuracy": right.to(u.dtype), "loss": self.datafit.loss(u, y)}
+        found: dict[str, Tensor] = {}
+        if self.datafit.classes:
+            right = (u > 0) == (y > 0) if self._single else u.argmax(-1) == y
+            found |= {"accuracy": right.to(u.dtype), "loss": self.datafit.loss(u, y)}
+        else:
+            found["mse"] = (u - y).square()
+        if self.l2:
+            penalty = (self._ridge * params[NAME].square()).sum() / 2
+            found["objective"] = self.datafit.loss(u, y) + penalty
+        return found
 
     def curvature_sums(
         self, params: Params, rows: Rows, candidates: Tensor, *, own_intercept: bool = False

@@ -58,7 +58,8 @@ class Catalogue:
         best = int(filled.argmax())
         return float(filled[best]), sets[best]
 
-    def _all(self) -> Masks:
+    def subsets(self) -> Masks:
+        """Return every set of layers but the empty one (if `exact`)."""
         if self._subsets is None:
             count = len(self.instance.sizes)
             bits = np.arange(1, 2**count)[:, None] >> np.arange(count)
@@ -66,7 +67,7 @@ class Catalogue:
         return self._subsets
 
     def _list(self, limit: float) -> Masks:
-        sets = self._all()
+        sets = self.subsets()
         fitting = self.instance.fits(sets, np.full(1, limit))
         index = np.zeros(len(sets) + 1, dtype=bool)
         index[1:] = fitting  # position in the list = the subset's bits

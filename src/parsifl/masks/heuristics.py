@@ -6,7 +6,7 @@ import numpy as np
 
 from parsifl.core.keys import Key
 from parsifl.masks.feasible_sets import Catalogue, fill, groups_of
-from parsifl.masks.instance import Floats, Instance, Masks, Objective
+from parsifl.masks.instance import Floats, Instance, Masks, Objective, value
 
 
 def sequential(instance: Instance) -> Masks:
@@ -69,6 +69,8 @@ def best_of_random(
 
 def family_values(instance: Instance, family: Masks, objective: Objective) -> Floats:
     """Return the objective of each design in [count, N, L] (as `instance.value`, all at once)."""
+    if objective == "V" or instance.weights is not None:
+        return np.array([value(instance, masks, objective) for masks in family])
     coverage = family.sum(axis=1)
     least = np.where(family, coverage[:, None, :], np.inf).min(axis=2)
     found = instance.total * (1.0 / least).sum(axis=1) - (coverage > 0) @ instance.sizes

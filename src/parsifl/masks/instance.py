@@ -8,6 +8,14 @@ bias of PerFedMask's convergence bound (problem P^mask, equations (9a) to (9d)) 
 
 because the normalised masks of a covered layer add up to one. The paper's objective is
 J = bias + sum_n epsilon_n, where epsilon_n is the part of its budget that device n leaves unused.
+If the server weighs device n by p_n, c_j is the sum of the p_n that train layer j, and
+gamma_n = p_n / (the least such sum).
+
+A third objective is not the paper's: V = sum_j |pi_j| (sum_n k_nj^2 - sum_n p_n^2), with
+k_nj = p_n / c_j for the devices that train j; for equal weights sum_j |pi_j| (1/c_j - 1/N). It is
+the variance that layers lose by being averaged over fewer devices. It predicts the training loss
+where most devices are weak and can train half of the model; J predicts it where half of the
+devices are strong.
 """
 
 from __future__ import annotations
@@ -26,7 +34,7 @@ from parsifl.core.errors import ConfigError
 Masks = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-Objective = Literal["J", "bias"]
+Objective = Literal["J", "bias", "V"]
 
 _TOLERANCE = 1e-9
 
@@ -55,8 +63,8 @@ class Instance:
 
     For a budget of parameters `add` is the size and `tail` is zero. For FLOPs and memory `tail`
     is what it takes to reach back to the earliest trained layer. `reach` is the number of
-    parameters against which the slack of a device is measured. `asked` is what was asked for,
-    where layers had to be left out.
+    parameters against which the slack of a device is measured. `weights` are the p_n of the
+    server's mean (None: equal). `asked` is what was asked for, where layers had to be left out.
     """
 
     names: tuple[str, ...]
@@ -65,6 +73,7 @@ class Instance:
     tail: Floats  # [L]
     limits: Floats  # [N]
     reach: Floats  # [N]
+    weights: Floats | None = None  # [N]
     asked: Instance | None = None
 
     @property
@@ -127,19 +136,29 @@ class Instance:
 
     def take(self, devices: NDArray[np.intp]) -> Instance:
         """Return the instance with only these devices."""
-        return replace(self, limits=self.limits[devices], reach=self.reach[devices])
+        weights = None if self.weights is None else self.weights[devices]
+        return replace(
+            self, limits=self.limits[devices], reach=self.reach[devices], weights=weights
+        )
 
 
-def gammas(masks: Masks) -> Floats:
-    """Return gamma_n = max_j k_nj = 1 / (least coverage among the layers that n trains)."""
-    coverage = masks.sum(axis=0)
-    least = np.where(masks, coverage, np.iinfo(np.int64).max).min(axis=1)
-    gamma: Floats = np.where(masks.any(axis=1), 1.0 / least, 0.0)
+def shares(instance: Instance, masks: Masks) -> Floats:
+    """Return p_n, which add up to 1 over the devices that train something."""
+    weights = np.ones(instance.devices) if instance.weights is None else instance.weights
+    part: Floats = np.where(masks.any(axis=1), weights, 0.0)
+    return part / part.sum() if part.any() else part
+
+
+def gammas(masks: Masks, weights: Floats | None = None) -> Floats:
+    """Return gamma_n = max_j k_nj = p_n / (least coverage among the layers that n trains)."""
+    parts = np.ones(len(masks)) if weights is None else weights
+    least = np.where(masks, parts @ masks, np.inf).min(axis=1)
+    gamma: Floats = np.where(masks.any(axis=1), parts / least, 0.0)
     return gamma
 
 
-def bias(sizes: Floats, masks: Masks) -> float:
-    """Return the bias term of the convergence bound for these masks.
+def bias(sizes: Floats, masks: Masks, weights: Floats | None = None) -> float:
+    """Return the bias term of the convergence bound for these masks and weights.
 
     >>> masks = np.array([[1, 0, 0, 0], [1, 0, 0, 0], [1, 1, 1, 1]], dtype=bool)
     >>> round(bias(np.ones(4), masks), 6)
@@ -147,7 +166,31 @@ def bias(sizes: Floats, masks: Masks) -> float:
     """
     covered = float(sizes[masks.any(axis=0)].sum())
     # never negative; rounding may leave -1e-9
-    return max(0.0, float(sizes.sum()) * float(gammas(masks).sum()) - covered)
+    return max(0.0, float(sizes.sum()) * float(gammas(masks, weights).sum()) - covered)
+
+
+def floor(total: float, covered: float, trained: float) -> float:
+    """Return what the bias cannot go below if devices train this many parameters on average.
+
+    For each covered layer the gammas of those that train it add up to at least 1, and any other
+    device has at least its p_n; the mean over the layers, weighted by size, is the floor. With
+    all layers covered it is d - trained.
+    """
+    return total * (2.0 - trained / covered) - covered
+
+
+def variance(instance: Instance, masks: Masks) -> float:
+    """Return V.
+
+    >>> masks = np.array([[1, 0], [1, 1]], dtype=bool)
+    >>> variance(instance_of([3, 1], [3, 4]), masks)
+    0.5
+    """
+    weight = shares(instance, masks)
+    coverage = weight @ masks
+    inverse = np.where(coverage > 0, 1.0 / np.where(coverage > 0, coverage, 1.0), 0.0)
+    fewer = (weight**2) @ masks * inverse**2 - float((weight**2).sum())
+    return float(np.where(coverage > 0, fewer, 0.0) @ instance.sizes)
 
 
 def slack(instance: Instance, masks: Masks) -> float:
@@ -157,16 +200,33 @@ def slack(instance: Instance, masks: Masks) -> float:
 
 def value(instance: Instance, masks: Masks, objective: Objective) -> float:
     """Return the objective of these masks."""
-    found = bias(instance.sizes, masks)
+    if objective == "V":
+        return variance(instance, masks)
+    found = bias(instance.sizes, masks, instance.weights)
     return found + slack(instance, masks) if objective == "J" else found
 
 
-def instance_of(layers: Layers, budgets: Iterable[float]) -> Instance:
+def instance_of(
+    layers: Layers, budgets: Iterable[float], weights: Iterable[float] | None = None
+) -> Instance:
     """Check the input and return the instance of a parameter budget per device."""
     names, sizes = read_layers(layers)
     limits = read_budgets(budgets)
     reach = np.minimum(limits, sizes.sum())
-    return Instance(names, sizes, sizes, np.zeros_like(sizes), limits, reach)
+    parts = None if weights is None else read_weights(weights, len(limits))
+    return Instance(names, sizes, sizes, np.zeros_like(sizes), limits, reach, parts)
+
+
+def read_weights(weights: Iterable[float], devices: int) -> Floats | None:
+    """Return the weights of the devices in the server's mean; None if they are equal."""
+    given = listed(weights, "weights", "one weight per device, such as its number of rows")
+    good = all(is_number(one) and 0 < one < math.inf for one in given)
+    if len(given) != devices or not good:
+        raise ConfigError(
+            f"weights must be {devices} positive numbers, one per device, got {given!r:.80}"
+        )
+    parts = np.array([float(one) for one in given])
+    return None if (parts == parts[0]).all() else parts
 
 
 def read_layers(layers: Layers) -> tuple[tuple[str, ...], Floats]:
@@ -206,7 +266,9 @@ def read_objective(objective: str) -> Objective:
         return "J"
     if objective == "bias":
         return "bias"
-    raise ConfigError(f"unknown objective {objective!r}; use 'J' (bias + slack) or 'bias'")
+    if objective == "V":
+        return "V"
+    raise ConfigError(f"unknown objective {objective!r}; use 'J' (bias + slack), 'bias' or 'V'")
 
 
 def _pair(index: int, layer: Any) -> tuple[str, Any]:

@@ -9,7 +9,17 @@ from typing import Any
 import numpy as np
 
 from parsifl.core.errors import ConfigError
-from parsifl.masks.instance import Instance, Masks, Objective, bias, slack
+from parsifl.masks.instance import (
+    Instance,
+    Masks,
+    Objective,
+    bias,
+    floor,
+    shares,
+    slack,
+    value,
+    variance,
+)
 
 _PROVEN = 1e-6  # of d_w: HiGHS works with tolerances of this order
 
@@ -40,9 +50,24 @@ class MaskPlan:
         return self.bias + self.slack
 
     @property
+    def V(self) -> float:
+        """Return the variance that layers lose by being averaged over fewer devices."""
+        return variance(self.instance, self.masks)
+
+    @property
+    def floor(self) -> float:
+        """Return what the bias of any design cannot go below that trains as much as this one.
+
+        It is d minus the mean number of trained parameters, if every layer is covered.
+        """
+        sizes, weight = self.instance.sizes, shares(self.instance, self.masks)
+        covered = float(sizes[self.masks.any(axis=0)].sum())
+        return floor(self.instance.total, covered, float(weight @ (self.masks @ sizes)))
+
+    @property
     def value(self) -> float:
         """Return the objective that was minimised."""
-        return self.J if self.objective == "J" else self.bias
+        return value(self.instance, self.masks, self.objective)
 
     @property
     def proven(self) -> bool:
@@ -71,6 +96,18 @@ class MaskPlan:
         row = self.masks[self.devices.index(device)]
         return tuple(name for name, on in zip(self.layers, row, strict=True) if on)
 
+    def named(self) -> tuple[tuple[str, ...], ...]:
+        """Return the names of the layers that each device trains, device by device."""
+        return tuple(self.trained(device) for device in self.devices)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
+        """Let a plan be the value of a setting."""
+        from pydantic_core import core_schema
+
+        del source, handler
+        return core_schema.is_instance_schema(cls)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain data (JSON)."""
         return {
@@ -82,6 +119,8 @@ class MaskPlan:
             "bias": self.bias,
             "slack": self.slack,
             "J": self.J,
+            "V": self.V,
+            "floor": self.floor,
             "trainable": self.trainable,
             "method": self.method,
             "seconds": self.seconds,
@@ -105,8 +144,8 @@ def plan_of(
     messages: Iterable[str] = (),
 ) -> MaskPlan:
     """Evaluate masks and wrap them."""
-    found, left = bias(instance.sizes, masks), slack(instance, masks)
-    reached = found + left if objective == "J" else found
+    found, left = bias(instance.sizes, masks, instance.weights), slack(instance, masks)
+    reached = value(instance, masks, objective)
     numbers = tuple(range(instance.devices)) if devices is None else tuple(devices)
     return MaskPlan(
         instance=instance,

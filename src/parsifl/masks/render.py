@@ -104,6 +104,8 @@ def _row(name: str, plan: MaskPlan, problem: str | None) -> dict[str, Any]:
         "bias": plan.bias,
         "slack": plan.slack,
         "J": plan.J,
+        "V": plan.V,
+        "floor": plan.floor,
         "trainable": plan.trainable,
         "seconds": plan.seconds,
         "problem": problem,

@@ -13,6 +13,7 @@ import numpy as np
 from parsifl.core.errors import ConfigError
 from parsifl.core.keys import Key
 from parsifl.masks import heuristics
+from parsifl.masks.exchange import exchange, lower_bound
 from parsifl.masks.feasible_sets import Catalogue, DeviceGroup, groups_of
 from parsifl.masks.instance import (
     Instance,
@@ -35,6 +36,8 @@ from parsifl.masks.plan import MaskPlan, messages_of, plan_of
 _MOST_GROUPS = 24  # distinct budgets that enter one program; more are rounded
 _SMALL_PROGRAM = 400  # columns up to which many buckets at once pay off
 _RANDOM_STARTS = 1000  # as many as the paper's initialisation draws
+_EXCHANGE_STARTS = 12  # random designs that the exchange starts from, besides others
+_PROGRAMS: tuple[Objective, ...] = ("J", "bias")  # what the programs minimize
 _REFINEMENTS = 1  # under a limit of nodes: the first program finds the masks, more prove more
 
 
@@ -43,6 +46,7 @@ def optimal(
     budgets: Iterable[float],
     objective: str = "J",
     *,
+    weights: Iterable[float] | None = None,
     seconds: float = 15.0,
     nodes: int | None = None,
 ) -> MaskPlan:
@@ -59,7 +63,11 @@ def optimal(
     budgets
         psi_n, the number of parameters that device n may train. They may all differ.
     objective
-        "J", the paper's objective (9): bias + sum of slacks; or "bias" alone.
+        "J", the paper's objective (9): bias + sum of slacks; "bias" alone; or "V", the variance
+        that layers lose by being averaged over fewer devices (see `parsifl.masks.instance`).
+    weights
+        p_n, how much device n counts in the server's mean, such as its number of rows; None:
+        equally. Unequal weights and "V" are searched device by device, with a weaker bound.
     seconds
         When to stop looking for better masks or a better bound.
     nodes
@@ -72,7 +80,7 @@ def optimal(
     >>> round(plan.J, 4), plan.proven
     (2.6667, True)
     """
-    instance, goal = instance_of(layers, budgets), read_objective(objective)
+    instance, goal = instance_of(layers, budgets, weights), read_objective(objective)
     return solve(instance, goal, seconds=seconds, nodes=nodes)
 
 
@@ -81,6 +89,8 @@ def solve(
 ) -> MaskPlan:
     """Find the best masks of an instance (see `optimal`)."""
     _check_limits(seconds, nodes)
+    if objective == "V" or instance.weights is not None:
+        return _exchanged(instance, objective, seconds, nodes)
     begin = time.perf_counter()
     end = begin + seconds if nodes is None else math.inf
     if not instance.active().any():
@@ -118,6 +128,39 @@ def solve(
         method=state.method,
         seconds=time.perf_counter() - begin,
         messages=messages,
+    )
+
+
+def _exchanged(
+    instance: Instance, objective: Objective, seconds: float, nodes: int | None
+) -> MaskPlan:
+    """Search device by device, from the best plans for equal weights and from simple designs."""
+    begin = time.perf_counter()
+    plain = replace(instance, weights=None)
+    plans = [solve(plain, goal, seconds=seconds / 4, nodes=nodes) for goal in _PROGRAMS]
+    if plans[0].instance.asked is not None:  # layers had to be left out
+        instance = replace(plans[0].instance, weights=instance.weights, asked=instance)
+    catalogue = Catalogue(instance)
+    drawn = heuristics.random_family(instance, Key(0, purpose="masks"), _EXCHANGE_STARTS)
+    simple = [heuristics.spread(instance), heuristics.sequential(instance), *drawn]
+    starts = [heuristics.repaired(instance, masks) for masks in simple]
+    starts = [*(plan.masks for plan in plans), *starts]
+    end = begin + seconds if nodes is None else math.inf
+    found = [
+        exchange(instance, masks, objective, catalogue, end)
+        for masks in starts
+        if instance.broken(masks) is None
+    ]
+    search = _Search(instance, objective, begin, end, nodes)
+    least = search.least_slack_of() if objective == "J" else 0.0
+    return plan_of(
+        instance,
+        min(found, key=lambda masks: value(instance, masks, objective)),
+        objective,
+        bound=lower_bound(instance, objective, least),
+        method="exchange",
+        seconds=time.perf_counter() - begin,
+        messages=messages_of(instance),
     )
 
 
@@ -205,13 +248,14 @@ class _Search:
         covered = float(self.instance.sizes[trainable].sum())
         bound = self.instance.total * (1.0 + unable / count) - covered
         if self.objective == "J":
-            self.least_slack = self._least_slack()
+            self.least_slack = self.least_slack_of()
             bound += self.least_slack
         self.bound = max(self.bound, bound)
         masks = heuristics.common(self.instance, self.catalogue)
         self.offer(heuristics.repaired(self.instance, masks), "closed form")
 
-    def _least_slack(self) -> float:
+    def least_slack_of(self) -> float:
+        """Return the slack that every design leaves."""
         groups = groups_of(self.instance)
         least = float(self.instance.reach[~self.instance.active()].sum())
         if not self.catalogue.exact and len(groups) > _MOST_GROUPS:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from parsifl.core.data_trial import FEW, check_metrics, try_predict, unreadable
 from parsifl.core.errors import DataError, RowError
 from parsifl.core.problem import HasModule, Params
-from parsifl.nn.row_losses import Loss
+from parsifl.nn.losses import Loss
 
 
 def check_data(problem: HasModule, loss: Loss, params: Params, x: Any, y: Tensor) -> None:

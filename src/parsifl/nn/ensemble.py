@@ -16,7 +16,6 @@ from parsifl.core.keys import Key
 from parsifl.core.layer_group import LayerGroup
 from parsifl.core.problem import Layered, Params, Problem, Scalable
 from parsifl.nn.models.flops import named
-from parsifl.nn.row_losses import Loss, row_metrics
 
 
 def prefix(member: int) -> str:
@@ -82,9 +81,12 @@ class Ensemble:
         return torch.stack(outputs).mean(0)
 
     def metrics(self, params: Params, rows: Rows) -> dict[str, Tensor]:
-        """Return loss and accuracy (or squared error) of each row for the mean output."""
-        kind: Loss = "cross-entropy" if self.base.primary_metric == "accuracy" else "mse"
-        return row_metrics(kind, self.predict(params, rows.x), rows.y)
+        """Return the base's metrics of each row for the mean output."""
+        score = getattr(self.base, "output_metrics", None)
+        if score is None:
+            raise CapabilityError(f"{type(self.base).__name__} does not declare `output_metrics`")
+        found: dict[str, Tensor] = score(self.predict(params, rows.x), rows.y)
+        return found
 
     @cached_property
     def head(self) -> tuple[str, ...]:

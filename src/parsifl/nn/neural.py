@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property, partial, wraps
 from threading import RLock
 from typing import Any, Literal, final
@@ -24,6 +24,8 @@ from parsifl.nn.dropout import dropout_key
 from parsifl.nn.functional import Functional
 from parsifl.nn.layer_chain import find_chain
 from parsifl.nn.layer_groups import head_parameters, layer_groups
+from parsifl.nn.losses import Loss, row_loss
+from parsifl.nn.metrics import RowMetric, check_metrics, row_metrics
 from parsifl.nn.models.flops import note_trained
 from parsifl.nn.models.scaler import add_scalers
 from parsifl.nn.module_checks import (
@@ -33,7 +35,6 @@ from parsifl.nn.module_checks import (
     check_module,
     drop_counters,
 )
-from parsifl.nn.row_losses import Loss, row_loss, row_metrics
 
 Factory = Callable[..., nn.Module]
 BufferPolicy = Literal["average", "local", "batch"]
@@ -67,6 +68,9 @@ class NeuralProblem:
         the forward pass moves them, and the server averages them. "local": the same, but they stay
         on the clients. "batch": there are none; every batch is normalised by its own statistics,
         as by `parsifl.nn.adapt`. None: a module with running statistics is rejected.
+    metrics
+        Further metrics by name: functions of outputs and targets that return a number per row
+        (`parsifl.nn.metrics`).
 
     Examples
     --------
@@ -85,10 +89,12 @@ class NeuralProblem:
         device: str = "cpu",
         scale: float = 1.0,
         buffers: BufferPolicy | None = None,
+        metrics: Mapping[str, RowMetric] | None = None,
     ) -> None:
         if loss not in ("cross-entropy", "mse"):
             raise ConfigError(f"loss must be 'cross-entropy' or 'mse', got {loss!r}")
         self.kind: Loss = loss
+        self._metrics = check_metrics(loss, metrics or {})
         self.dtype, self.device = dtype, torch.device(device)
         self._head_name = head
         if buffers not in (None, "average", "local", "batch"):
@@ -259,7 +265,7 @@ class NeuralProblem:
 
     def output_metrics(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
         """Return the metrics of each row from its output."""
-        return row_metrics(self.kind, output, y)
+        return row_metrics(self.kind, output, y, self._metrics)
 
     def check_data(self, params: Params, x: Any, y: Tensor) -> None:
         """Raise DataError for rows or targets that the model cannot train on."""
@@ -298,6 +304,7 @@ class NeuralProblem:
                 device=str(self.device),
                 scale=width if scaled else 1.0,
                 buffers=self.buffers,
+                metrics=self._metrics,
             )
         return self._narrow[width, scaled]
 

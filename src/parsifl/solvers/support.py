@@ -1,7 +1,8 @@
 """Minimizing losses over supports: exactly, or by one of several inner solvers.
 
 They take a block of clients at once (leading axis), start at the current coefficients, and let a
-client rest once its step is shorter than `delta`.
+client rest once it is within `delta` of its minimizer: by the gradient over the least curvature if
+the loss is quadratic, by the length of the step otherwise.
 """
 
 from __future__ import annotations
@@ -110,8 +111,10 @@ def _longest_good(fractions: Tensor, losses: Tensor) -> Tensor:
 
 def gradient_descent(part: Restricted, delta: float = 0.0, steps: int = 50) -> Tensor:
     """Take gradient steps of length 1 / L, L being the largest curvature on the support."""
-    rate = _spread(1 / smoothness(part), part.start)
-    return _walk(part.start, lambda z, *_: -rate * gradient(part, z), delta, steps)
+    largest, least = curvatures(part)
+    rate = _spread(1 / largest, part.start)
+    shortest = delta * least / largest if part.scale is not None else delta
+    return _walk(part.start, lambda z, *_: -rate * gradient(part, z), shortest, steps)
 
 
 def stochastic_gradient(
@@ -129,19 +132,30 @@ def svrg(
     part: Restricted, key: Tensor, batch: int, delta: float = 0.0, steps: int = 50, every: int = 10
 ) -> Tensor:
     """Take variance-reduced steps of length 1 / (4 L), with a new anchor every `every` steps."""
-    rate = _spread(0.25 / row_smoothness(part), part.start)
-    z = part.start
+    pace = 0.25 / row_smoothness(part)
+    rate = _spread(pace, part.start)
+    least = curvatures(part)[1] if part.scale is not None else 1 / pace
+    z, going = part.start, torch.ones(len(part.start), dtype=torch.bool)
     for first in range(0, steps, every):
-        move = _reduced(part, key, batch, first, z, rate)
-        z = _walk(z, move, delta, min(every, steps - first))
+        full = gradient(part, z)
+        going = going & (full.flatten(1).norm(dim=1) > delta * least)
+        if not bool(going.any()):
+            break
+        move = _reduced(part, key, batch, first, z, full, rate)
+        moved = _walk(z, move, 0.0, min(every, steps - first))
+        z = torch.where(_spread(going, z), moved, z)
     return z
 
 
 def _reduced(
-    part: Restricted, key: Tensor, batch: int, first: int, anchor: Tensor, rate: Tensor
+    part: Restricted,
+    key: Tensor,
+    batch: int,
+    first: int,
+    anchor: Tensor,
+    full: Tensor,
+    rate: Tensor,
 ) -> Move:
-    full = gradient(part, anchor)
-
     def move(z: Tensor, step: int, _: Tensor) -> Tensor:
         some = _sample(part, key, batch, first + step)
         return -rate * (gradient(some, z) - gradient(some, anchor) + full)
@@ -149,14 +163,24 @@ def _reduced(
     return move
 
 
-def smoothness(part: Restricted) -> Tensor:
-    """Return each client's largest curvature on its support (by the smaller Gram matrix)."""
+def curvatures(part: Restricted) -> tuple[Tensor, Tensor]:
+    """Return each client's largest and least positive curvature (by the smaller Gram matrix).
+
+    Along directions without curvature nothing moves. The largest one bounds that of any loss, the
+    least one holds for quadratic losses.
+    """
     weight = part.weight if part.columns.ndim == 3 else part.weight[:, None]
     root = part.columns * weight.sqrt()[..., None]
     gram = root.mT @ root if root.shape[-2] > root.shape[-1] else root @ root.mT
     values: Tensor = torch.linalg.eigvalsh(gram)
-    largest = values[..., -1].flatten(1).amax(-1) if values.ndim > 2 else values[:, -1]
-    return _bound(part) * largest + part.ridge.flatten(1).amax(-1) + _tiny(root)
+    values = values.reshape(len(values), -1)
+    largest = values.amax(-1)
+    rounding = values.shape[-1] * torch.finfo(values.dtype).eps * largest
+    least = values.masked_fill(values <= rounding[:, None], torch.inf).amin(-1)
+    ridge = part.ridge.flatten(1)
+    damped = ridge.masked_fill(ridge <= 0, torch.inf).amin(-1)
+    top = _bound(part) * largest + ridge.amax(-1) + _tiny(root)
+    return top, torch.minimum(_bound(part) * least, damped).minimum(top)
 
 
 def row_smoothness(part: Restricted) -> Tensor:
@@ -199,11 +223,12 @@ def _spread(values: Tensor, like: Tensor) -> Tensor:
     return values.reshape(-1, *(1,) * (like.ndim - 1))
 
 
-def _walk(z: Tensor, move: Move, delta: float, steps: int) -> Tensor:
+def _walk(z: Tensor, move: Move, shortest: float | Tensor, steps: int) -> Tensor:
+    """Take steps until each client's step is not longer than `shortest`."""
     going = torch.ones(len(z), dtype=torch.bool)
     for step in range(steps):
         change = move(z, step, going)
-        going = going & (change.flatten(1).norm(dim=1) > delta)
+        going = going & (change.flatten(1).norm(dim=1) > shortest)
         if not bool(going.any()):
             break
         z = z + _spread(going, z) * change

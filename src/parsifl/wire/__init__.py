@@ -1,11 +1,10 @@
 """Messages as bytes: the only place where bytes are counted.
 
 A message is a tree (see `parsifl.core.tree`); its leaves are strided tensors, `Sparse` or
-`LowRank`.
-Leaf by leaf the shortest form wins:
+`LowRank`. The encoder picks the shortest form for each leaf:
 
 - a tensor travels dense, or as an entropy-coded support with the non-zero values (a bool tensor
-  as packed bits, or as a support alone); zeros are told by their bits, so -0.0 survives;
+  as packed bits, or as a support alone); zeros are recognized by their bits, so -0.0 survives;
 - a `Sparse` travels in the same two forms and comes back as a `Sparse`; zeros stored in it keep
   their place in the support;
 - a `LowRank` always travels as its two factors, each in its own shortest form, and comes back as
@@ -13,8 +12,8 @@ Leaf by leaf the shortest form wins:
   would be longer, r (d1 + d2) >= d1 d2;
 - a layer that does not travel is a missing key.
 
-Integers and floats are lossless unless a lower precision is asked for; then a sender goes on with
-`as_received(message, precision)`, the values that the receiver sees. The layout is in `wire.frame`.
+Integers and floats are lossless unless a lower precision is requested. A sender then continues with
+`as_received(message, precision)`, the values that the receiver sees. `wire.frame` has the layout.
 """
 
 from __future__ import annotations

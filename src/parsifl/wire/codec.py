@@ -127,10 +127,10 @@ def decode(data: bytes, hint: Any, limit: int | None = None) -> Any:
     hint
         The type of the message, such as `dict[str, Tensor]` or a frozen dataclass.
     limit
-        The most bytes of memory that the tensors may take, as they come and dense (a `LowRank`
-        counts as the tensor that it stands for); checked before any of them is allocated. None:
-        2 GiB, and at most 8 million entries plus 2,048 per byte of the message, since zeros cost
-        no bytes but time and memory. Give a limit for messages that are sparser than that.
+        The most bytes of memory that the tensors may take, both as sent and dense (a `LowRank`
+        counts as the tensor that it represents). It is checked before any tensor is allocated.
+        None: 2 GiB, and at most 8 million entries plus 2,048 per byte of the message, because
+        zeros cost time and memory but no bytes. Pass a limit for messages sparser than that.
 
     Raises
     ------

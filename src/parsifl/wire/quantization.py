@@ -96,7 +96,7 @@ def widened(values: Tensor, dtype: torch.dtype, scale: bytes) -> Tensor:
 
 
 def all_finite(values: Tensor) -> bool:
-    """Tell whether all values are finite, without a temporary in the usual case."""
+    """Return whether all values are finite, without a temporary in the usual case."""
     if not values.is_floating_point() or bool(values.sum().isfinite()):
         return True  # NaN and infinity survive in a sum
     return bool(values.isfinite().all())

@@ -49,12 +49,12 @@ def information(size: int, count: int, item: int) -> float:
 
 
 def is_trivial(size: int, count: int) -> bool:
-    """Tell whether the count alone says where the non-zeros are."""
+    """Return whether the count alone determines where the non-zeros are."""
     return count in (0, size)
 
 
 def length(size: int, count: int) -> int:
-    """Return the bytes of `encode` for every mask of this size with so many ones.
+    """Return the bytes of `encode` for every mask of this size with this many ones.
 
     >>> length(1000, 1)
     2
@@ -242,5 +242,5 @@ class _Reader:
         return counts, ranks
 
     def is_exact(self) -> bool:
-        """Tell whether no smaller number of this length codes the same."""
+        """Return whether no smaller number of this length codes the same."""
         return self._rest >> max(-self._unread, 0) == 0 and not any(self._words)

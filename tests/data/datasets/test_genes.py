@@ -15,6 +15,7 @@ def test_the_real_leukemia_data_have_the_published_counts(real: Path) -> None:
     assert np.bincount(data.y).tolist() == [27, 11]
     assert len(set(data.feature_names)) == 3051
     # the first entry of multtest's matrix
+    assert data.feature_names[0] == "AFFX-HUMISGF3A/M97935_MA_at"
     assert np.isclose(np.asarray(data.x)[0, 0], -1.45769)
 
 
@@ -29,3 +30,11 @@ def test_a_file_with_other_variables_is_named(home: Path) -> None:
     (home / "golub-leukemia/golub.RData").write_bytes(blob)
     with pytest.raises(DataError, match=r"lacks golub.*it has \['z'\]"):
         load("golub-leukemia", home, verify=False)
+
+
+def test_a_damaged_file_is_named(real: Path, tmp_path: Path) -> None:
+    file = tmp_path / "golub-leukemia" / "golub.RData"
+    file.parent.mkdir()
+    file.write_bytes((real / "golub-leukemia" / "golub.RData").read_bytes()[:5000])
+    with pytest.raises(DataError, match="not an RData file"):
+        load("golub-leukemia", tmp_path, verify=False)

@@ -1,4 +1,8 @@
-"""Local problems with a dual variable, and the mean of the duals on the server."""
+"""Local problems with a dual variable, and the mean of the duals on the server.
+
+Clients upload the change of the model, by which both sides move their duals: a wire that rounds
+the change cannot drive them apart.
+"""
 
 from __future__ import annotations
 
@@ -20,19 +24,25 @@ def solve(
 ) -> tuple[Params, Params]:
     r"""Minimize f_i(w) - <gamma_i, w> + (alpha/2) |w - w_t|^2 by SGD.
 
-    Returns w_i and the new dual:
+    Returns the upload (the change w_i - w_t, and buffers as they are) and the new dual:
 
     .. math:: \gamma_i \leftarrow \gamma_i + \alpha (w_t - w_i)
     """
     start, _ = split_buffers(problem, received)
     linear = tree.map(lambda w, gamma: -alpha * w - gamma, start, dual)
     trained = sgd(problem, received, batches, config, rule=LinearRule(alpha), aux=(linear,))
-    end, _ = split_buffers(problem, trained)
-    return trained, tree.map(lambda g, w, v: g + alpha * (w - v), dual, start, end)
+    end, buffers = split_buffers(problem, trained)
+    change = tree.subtract(end, start)
+    return {**change, **buffers}, tree.axpy(-alpha, change, dual)
+
+
+def acknowledged(dual: Params, upload: Params, arrived: Params, alpha: float) -> Params:
+    """Return a client's dual, moved by the change that arrived instead of the one uploaded."""
+    return {n: gamma + alpha * (upload[n] - arrived[n]) for n, gamma in dual.items()}
 
 
 def server_step(
-    received: Params, dual: Params, total: Mean, clients: int, alpha: float
+    params: Params, dual: Params, total: Mean, clients: int, alpha: float
 ) -> tuple[Params, Params]:
     r"""Return the point before any proximal step, and the mean of all gamma_i.
 
@@ -46,9 +56,12 @@ def server_step(
     """
     mean = total.value()
     moved = {
-        name: dual[name] + (alpha / clients) * total.weight[name] * (received[name] - value)
-        for name, value in mean.items()
+        name: dual[name] - (alpha / clients) * total.weight[name] * change
+        for name, change in mean.items()
         if name in dual
     }
-    point = {n: value - moved[n] / alpha if n in moved else value for n, value in mean.items()}
+    point = {
+        name: params[name] + value - moved[name] / alpha if name in moved else value
+        for name, value in mean.items()
+    }
     return point, moved

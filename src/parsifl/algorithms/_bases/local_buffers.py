@@ -82,6 +82,12 @@ class LocalBuffers(AdditiveAlgorithm[Problem, Any, Any, Any, Any, Any]):
         upload, buffers = split_buffers(problem, update.upload)
         return replace(update, state=BufferedState(update.state, buffers), upload=upload)
 
+    def acknowledge(
+        self, problem: Problem, state: BufferedState[Any], upload: Any, arrived: Any
+    ) -> BufferedState[Any]:
+        """Follow the inner algorithm."""
+        return replace(state, inner=self.inner.acknowledge(problem, state.inner, upload, arrived))
+
     def personalize(
         self, problem: Problem, received: Any, state: BufferedState[Any], data: ClientRoundData
     ) -> Model:

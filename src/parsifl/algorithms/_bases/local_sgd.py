@@ -35,7 +35,7 @@ class LocalSgd:
         Weight decay of the local steps.
     last_batch
         What happens to an incomplete last batch: "pad" it with rows of weight 0, "wrap": fill it
-        from the next epoch, or "drop" it.
+        from the next epoch, or "drop" it. "redraw": every step draws its rows independently.
     """
 
     lr: Positive = 0.02

@@ -24,6 +24,7 @@ from parsifl.core.batching import BatchSpec, ClientRoundData, DataRequest
 from parsifl.core.config import NonNegative, Size
 from parsifl.core.errors import CapabilityError, ConfigError
 from parsifl.core.keys import Key
+from parsifl.core.layer_group import LayerGroup
 from parsifl.core.problem import Layered, Model, Params, Problem, Scalable
 from parsifl.masks.instance import is_number
 from parsifl.nn.ensemble import Ensemble, join, member_key, prefix
@@ -103,6 +104,10 @@ class SubmodelAveraging(
         """Return whether devices have slices of the model."""
         return False
 
+    def deploys_full(self) -> bool:
+        """Return whether devices receive, and are evaluated on, the full model."""
+        return False
+
     # ------------------------------------------------------------------ server
     def init_server(
         self, problem: Problem, clients: Sequence[ClientInfo], key: Key
@@ -122,7 +127,7 @@ class SubmodelAveraging(
         """Send the device's submodel."""
         spec = self.submodel(server, client, key)
         head = self._head(problem, spec)
-        part = self._part(problem, server.params, spec)
+        part = server.params if self.deploys_full() else self._part(problem, server.params, spec)
         return Submodel({name: part[name] for name in part if name not in head}, spec)
 
     def contribute(self, problem: Problem, upload: Params, weight: float) -> Mean:
@@ -143,7 +148,8 @@ class SubmodelAveraging(
     ) -> Params:
         """Return the frozen head, which is the same for all devices and never sent."""
         hashable: Any = problem
-        return dict(_frozen_head(self, hashable, received.spec.width, key.seed))
+        width = 1.0 if self.deploys_full() else received.spec.width
+        return dict(_frozen_head(self, hashable, width, key.seed))
 
     def personalization_batches(self, client: ClientInfo) -> DataRequest:
         """Request the mini-batches of the fine-tuning."""
@@ -160,6 +166,8 @@ class SubmodelAveraging(
         if not names:
             return ClientUpdate(state, {})
         have = {**received.params, **state}
+        if self.deploys_full():
+            have = self._part(problem, have, received.spec)
         trained = sgd(
             self._view(problem, received.spec),
             {name: have[name] for name in names},
@@ -172,8 +180,9 @@ class SubmodelAveraging(
     def personalize(
         self, problem: Problem, received: Submodel, state: Params, data: ClientRoundData
     ) -> Model:
-        """Evaluate every device on its submodel, head included, after fine-tuning."""
-        whole = self._whole(problem, received.spec)
+        """Evaluate every device on what it received, head included, after fine-tuning."""
+        spec = SubmodelSpec() if self.deploys_full() else received.spec
+        whole = self._whole(problem, spec)
         params = {**received.params, **state}
         if "tune" in data.batches:
             params = sgd(whole, params, data["tune"], self.sgd(data.round))
@@ -220,6 +229,15 @@ class SubmodelAveraging(
         part = start if self.networks() else self._part(problem, start, spec)
         return {name: part[name].clone() for name in sorted(head)}
 
+    def blocks(self, problem: Problem) -> list[LayerGroup]:
+        """Return what masks choose from: the layers of the body, and a head that is trained."""
+        one = layered(problem)
+        if self.freezes_head():
+            return list(one.layer_groups)
+        start = problem.init(Key(0))
+        size = sum(start[name].numel() for name in one.head)
+        return [*one.layer_groups, LayerGroup("head", tuple(one.head), size)]
+
     def _trained(self, problem: Problem, received: Submodel) -> list[str]:
         """Return the names of the parameters that the device trains."""
         spec = received.spec
@@ -227,8 +245,8 @@ class SubmodelAveraging(
         if spec.blocks is None:
             return [name for name in received.params if name.startswith(starts)]
         one = layered(problem if spec.width == 1.0 else narrowed(problem, spec.width))
-        own = {name for index in spec.blocks for name in one.layer_groups[index].parameters}
-        own |= set(() if self.freezes_head() else one.head)
+        parts = [*(group.parameters for group in one.layer_groups), one.head]
+        own = {name for index in spec.blocks for name in parts[index]}
         wanted = {start + name for start in starts for name in own}
         return [name for name in received.params if name in wanted]
 

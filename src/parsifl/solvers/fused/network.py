@@ -12,7 +12,7 @@ from torch import Tensor
 
 from parsifl.nn import chain_layers
 from parsifl.nn.chain_layers import Chain, Layer, parameters
-from parsifl.nn.row_losses import Loss
+from parsifl.nn.losses import Loss
 from parsifl.solvers.fused.convolution import ConvStage
 from parsifl.solvers.fused.dense import (
     ActivateStage,

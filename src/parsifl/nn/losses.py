@@ -1,4 +1,4 @@
-"""What the rows of a network's output are worth."""
+"""The losses of networks, row by row."""
 
 from __future__ import annotations
 
@@ -20,11 +20,3 @@ def row_loss(kind: Loss, output: Tensor, y: Tensor) -> Tensor:
     if kind == "cross-entropy":
         return functional.cross_entropy(output, y, reduction="none")
     return (output.reshape(y.shape) - y).square().reshape(len(y), -1).mean(-1)
-
-
-def row_metrics(kind: Loss, output: Tensor, y: Tensor) -> dict[str, Tensor]:
-    """Return loss and accuracy (or squared error) of each row."""
-    losses = row_loss(kind, output, y)
-    if kind == "mse":
-        return {"mse": losses}
-    return {"accuracy": (output.argmax(-1) == y).to(losses.dtype), "loss": losses}

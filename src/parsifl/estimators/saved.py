@@ -1,0 +1,131 @@
+"""Fitted estimators as JSON: text that runs no code when it is read."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from parsifl.core.errors import DataError
+from parsifl.data.preprocessing import Preprocessing, TableColumn
+from parsifl.estimators.base import FederatedSparse
+from parsifl.estimators.classifier import FederatedSparseClassifier
+from parsifl.estimators.cox import FederatedSparseCox
+from parsifl.estimators.exact import ExactFit
+from parsifl.estimators.inference import Columns
+from parsifl.estimators.poisson import FederatedSparsePoisson
+from parsifl.estimators.regressor import FederatedSparseRegressor
+from parsifl.linear.sparsity.dictionary import RandomDictionary
+from parsifl.solvers.subset_state import Phase, Rules, Search
+
+_FORMAT = 1
+_ESTIMATORS: dict[str, type[FederatedSparse]] = {
+    kind.__name__: kind
+    for kind in (
+        FederatedSparseRegressor,
+        FederatedSparseClassifier,
+        FederatedSparsePoisson,
+        FederatedSparseCox,
+    )
+}
+_PARTS: dict[str, type[Any]] = {
+    kind.__name__: kind
+    for kind in (Preprocessing, TableColumn, ExactFit, Search, Rules, Columns, RandomDictionary)
+}
+_KINDS = "biufUO"
+
+
+def to_text(estimator: FederatedSparse) -> str:
+    """Return a fitted estimator as JSON; numbers come back bit for bit.
+
+    The entry `summary` holds the table of coefficients for readers of the file.
+    """
+    name = type(estimator).__name__
+    if name not in _ESTIMATORS:
+        raise DataError(f"a {name} cannot be saved; save its best_estimator_")
+    params = estimator.get_params(deep=False)
+    state = {key: value for key, value in vars(estimator).items() if key not in params}
+    values: dict[str, Any] = {
+        "format": _FORMAT,
+        "estimator": name,
+        "params": _plain(params),
+        "state": _plain(state),
+    }
+    if state.get("_exact") is not None:
+        found = estimator.summary()
+        values["summary"] = {
+            "table": found.cells(),
+            "guarantee": found.guarantee,
+            "methods": estimator.methods_text(),
+        }
+    return json.dumps(values, indent=1)
+
+
+def save(estimator: FederatedSparse, path: str | Path) -> None:
+    """Write a fitted estimator to a JSON file, which `load` reads."""
+    Path(path).write_text(to_text(estimator), encoding="utf-8")
+
+
+def load(path: str | Path) -> FederatedSparse:
+    """Read an estimator that `save` or a deployment wrote.
+
+    Raises
+    ------
+    DataError
+        If the file is not a saved estimator of this version.
+    """
+    try:
+        values = json.loads(Path(path).read_text(encoding="utf-8"))
+        if values["format"] != _FORMAT:
+            raise DataError(f"{path} has format {values['format']!r}, expected {_FORMAT}")
+        found = _ESTIMATORS[values["estimator"]](**_read(values["params"]))
+        state = _read(values["state"])
+        if not np.isfinite(state["coef_"]).all():
+            raise ValueError("coefficients")
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise DataError(f"{path} is not a saved estimator ({type(error).__name__})") from None
+    found.__dict__.update(state)
+    return found
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        entries = [_plain(entry) for entry in value.ravel().tolist()]
+        return {"array": value.dtype.str, "shape": list(value.shape), "values": entries}
+    if isinstance(value, np.generic):
+        return value.item()
+    if is_dataclass(value) and type(value).__name__ in _PARTS:
+        parts = {item.name: _plain(getattr(value, item.name)) for item in fields(value)}
+        return {"part": type(value).__name__, "fields": parts}
+    if isinstance(value, tuple):
+        return {"tuple": [_plain(entry) for entry in value]}
+    if isinstance(value, list):
+        return [_plain(entry) for entry in value]
+    if isinstance(value, dict):
+        return {"mapping": {str(key): _plain(entry) for key, entry in value.items()}}
+    if value is None or isinstance(value, bool | int | float | str):
+        return int(value) if isinstance(value, Phase) else value
+    raise DataError(f"a value of {type(value).__name__} cannot be saved as JSON")
+
+
+def _read(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_read(entry) for entry in value]
+    if not isinstance(value, dict):
+        return value
+    if "array" in value:
+        dtype = np.dtype(value["array"])
+        if dtype.kind not in _KINDS:
+            raise ValueError("dtype")
+        return np.array(value["values"], dtype=dtype).reshape(value["shape"])
+    if "tuple" in value:
+        return tuple(_read(entry) for entry in value["tuple"])
+    if "mapping" in value:
+        return {key: _read(entry) for key, entry in value["mapping"].items()}
+    kind, entries = _PARTS[value["part"]], {k: _read(v) for k, v in value["fields"].items()}
+    if kind is Search:
+        entries["phase"] = Phase(entries["phase"])
+    return kind(**entries)

@@ -1,0 +1,69 @@
+"""The logs of server and nodes: text, or JSON lines with run, round and client.
+
+The log of a node is the only place for texts that may name rows, paths or values. Set
+`PARSIFL_LOG=json` in the environment of a process to get JSON lines on its standard error.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import logging
+import os
+import sys
+from contextvars import ContextVar
+from typing import Any
+
+VARIABLE = "PARSIFL_LOG"
+_FIELDS = ("run", "round", "client", "node")
+_context: ContextVar[dict[str, Any] | None] = ContextVar("parsifl_log", default=None)
+
+
+def node_log() -> logging.Logger:
+    """Return the logger `parsifl`, enabled.
+
+    Flower configures logging when it opens its database, and that disables every logger that
+    already exists in the process. What a node withholds from the network must still be logged.
+    """
+    logger = logging.getLogger("parsifl")
+    logger.disabled = False
+    if is_json() and not any(isinstance(h.formatter, JsonFormatter) for h in logger.handlers):
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(JsonFormatter())
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
+    return logger
+
+
+def server_log(text: str) -> None:
+    """Log progress of the server: as JSON if requested, else in Flower's log."""
+    (node_log() if is_json() else logging.getLogger("flwr")).info(text)
+
+
+def is_json() -> bool:
+    """Return whether logs are JSON lines."""
+    return os.environ.get(VARIABLE, "").lower() == "json"
+
+
+def note_context(**values: Any) -> None:
+    """Set what the following lines of this thread belong to: run, round, client, node."""
+    _context.set({**(_context.get() or {}), **values})
+
+
+class JsonFormatter(logging.Formatter):
+    """A log record as one line of JSON."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        moment = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
+        line: dict[str, Any] = {
+            "time": moment.isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "message": record.getMessage(),
+        }
+        context = _context.get() or {}
+        line |= {name: context[name] for name in _FIELDS if name in context}
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line)

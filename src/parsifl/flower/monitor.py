@@ -1,0 +1,260 @@
+"""What an operations team sees of a running server: `status.json` and a metrics endpoint.
+
+Both hold numbers, client and node ids, and the reasons that the record has too; never a text that
+a client chose.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+from parsifl.core.errors import ConfigError
+from parsifl.engine.owned import reject_foreign, reject_links, replace_file
+from parsifl.engine.record import RoundRecord
+from parsifl.flower.logs import note_context
+from parsifl.flower.membership import Membership
+from parsifl.flower.settings import STATUS_FILE
+from parsifl.flower.transport import Link, Replies, Requests
+
+FORMAT = 1
+_WRITE_SECONDS = 1.0
+
+
+class Monitor:
+    """Keeps the status of a run.
+
+    Parameters
+    ----------
+    out
+        The run directory.
+    algorithm, rounds, clients
+        What runs, for how long, with how many clients.
+    port
+        The port of the metrics endpoint on loopback; 0 for none.
+    """
+
+    def __init__(self, out: Path, algorithm: str, rounds: int, clients: int, port: int = 0) -> None:
+        self._path = out / STATUS_FILE
+        now = time.time()
+        self._members: Membership | None = None
+        self._replied: dict[int, float] = {}  # by node
+        self._problems: dict[int, str] = {}  # by client
+        self._written = 0.0
+        self._status: dict[str, Any] = {
+            "format": FORMAT,
+            "algorithm": algorithm,
+            "state": "waiting for clients",
+            "round": 0,
+            "rounds": rounds,
+            "expected_clients": clients,
+            "started": now,
+            "bytes_up": 0,
+            "bytes_down": 0,
+            "dropped": 0,
+            "last_error": "",
+            "exchange": None,
+        }
+        self._metrics = _Metrics(port, clients, rounds) if port else None
+
+    def check(self) -> None:
+        """Raise CheckpointError if a file that is not a status would be replaced."""
+        reject_links(self._path)
+        try:
+            if self._path.exists():
+                read_status(self._path.parent)
+        except ConfigError:
+            reject_foreign(self._path.parent, [STATUS_FILE], "status")
+
+    def watch(self, link: Link) -> Link:
+        """Return the link, watched."""
+        return _WatchedLink(link, self)
+
+    def attach(self, members: Membership, run: str) -> None:
+        """Learn which node is which client."""
+        self._members = members
+        note_context(run=run)
+
+    # ------------------------------------------------------------------ events
+    def asked(self, requests: Requests) -> None:
+        """Note that an exchange begins."""
+        kinds = {kind for kind, _ in requests.values()}
+        kind = "train" if "train" in kinds else min(kinds, default="hello")
+        if kind in ("train", "evaluate"):
+            self._status["state"] = "training" if kind == "train" else "evaluating"
+        self._status["exchange"] = {
+            "kind": kind,
+            "since": time.time(),
+            "asked": len(requests),
+            "waiting_for_nodes": sorted(requests),
+        }
+        self._write()
+
+    def replied(self, replies: Replies) -> None:
+        """Note which nodes have replied so far."""
+        exchange, now = self._status["exchange"], time.time()
+        for node in replies:
+            self._replied.setdefault(node, now)
+        waiting = exchange["waiting_for_nodes"]
+        exchange["waiting_for_nodes"] = [node for node in waiting if node not in replies]
+        self._write()
+
+    def answered(self, replies: Replies) -> None:
+        """Note that an exchange has ended."""
+        now, exchange = time.time(), self._status["exchange"]
+        self._replied |= dict.fromkeys(replies, now)
+        self._status["exchange"] = None
+        if self._metrics is not None:
+            self._metrics.exchange(exchange["kind"], now - exchange["since"])
+        self._write()
+
+    def round(self, record: RoundRecord) -> None:
+        """Note what a round recorded."""
+        status = self._status
+        status["round"] = record.round
+        status["bytes_up"] += record.bytes_up
+        status["bytes_down"] += record.bytes_down
+        status["dropped"] += len(record.dropped)
+        self._problems |= {
+            client: f"round {record.round}: {reason}" for client, reason in record.dropped.items()
+        }
+        note_context(round=record.round)
+        if self._metrics is not None:
+            self._metrics.round(record)
+        self._write(now=True)
+
+    def ended(self, state: Literal["done", "checked", "failed"], error: str = "") -> None:
+        """Note that the server ends, with an error or without."""
+        self._status |= {"state": state, "last_error": error}
+        self._status["exchange"] = None
+        self._write(now=True)
+
+    # ------------------------------------------------------------------ output
+    def _write(self, *, now: bool = False) -> None:
+        moment = time.monotonic()
+        clients = self._clients()
+        if self._metrics is not None:
+            self._metrics.connected(sum(client["connected"] for client in clients))
+        if not now and moment - self._written < _WRITE_SECONDS:
+            return
+        self._written = moment
+        found = {**self._status, "updated": time.time(), "clients": clients}
+        replace_file(self._path, json.dumps(found, indent=1).encode())
+
+    def _clients(self) -> list[dict[str, Any]]:
+        members = self._members
+        if members is None:
+            return []
+        online = members.online()
+        return [
+            {
+                "client": client,
+                "node": node,
+                "connected": client in online,
+                "last_reply": self._replied.get(node),
+                "parsifl": machine.parsifl if (machine := members.machines.get(client)) else None,
+                "last_problem": self._problems.get(client, ""),
+            }
+            for client, node in sorted(members.owners().items())
+        ]
+
+
+class _WatchedLink:
+    """A link whose exchanges a monitor sees."""
+
+    def __init__(self, link: Link, monitor: Monitor) -> None:
+        self._link, self._monitor = link, monitor
+
+    def nodes(self) -> list[int]:
+        return self._link.nodes()
+
+    def ask(
+        self,
+        requests: Requests,
+        timeout: float,
+        enough: Callable[[Replies], bool] | None = None,
+    ) -> Replies:
+        self._monitor.asked(requests)
+
+        def watched(replies: Replies) -> bool:
+            self._monitor.replied(replies)
+            return enough is not None and enough(replies)
+
+        replies = self._link.ask(requests, timeout, watched)
+        self._monitor.answered(replies)
+        return replies
+
+    def pause(self, seconds: float) -> None:
+        self._link.pause(seconds)
+
+
+class _Metrics:
+    """The metrics endpoint, on loopback."""
+
+    def __init__(self, port: int, clients: int, rounds: int) -> None:
+        try:
+            import prometheus_client as prometheus
+        except ImportError:
+            raise ConfigError(
+                "deployment.metrics_port needs prometheus-client; install the extra: "
+                "parsifl[metrics]"
+            ) from None
+        registry = prometheus.CollectorRegistry()
+
+        def gauge(name: str, text: str) -> Any:
+            return prometheus.Gauge(f"parsifl_{name}", text, registry=registry)
+
+        def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Any:
+            return prometheus.Counter(f"parsifl_{name}", text, labels, registry=registry)
+
+        self._round = gauge("round", "Rounds that are done.")
+        gauge("rounds", "Rounds that the run is to have.").set(rounds)
+        gauge("clients_expected", "Clients of the federation.").set(clients)
+        self._connected = gauge("clients_connected", "Clients that are connected.")
+        self._bytes = counter("bytes_total", "Bytes of messages.", ("direction",))
+        self._dropped = counter("dropped_total", "Results that were dropped.")
+        self._last = gauge("last_round_timestamp_seconds", "When the last round was recorded.")
+        self._exchange = prometheus.Histogram(
+            "parsifl_exchange_seconds",
+            "Duration of an exchange with all clients.",
+            ("kind",),
+            buckets=(0.5, 1, 2, 5, 10, 20, 60, 300, 1800),
+            registry=registry,
+        )
+        try:
+            prometheus.start_http_server(port, addr="127.0.0.1", registry=registry)
+        except OSError as error:
+            raise ConfigError(f"deployment.metrics_port={port} cannot be opened: {error}") from None
+
+    def exchange(self, kind: str, seconds: float) -> None:
+        self._exchange.labels(kind).observe(seconds)
+
+    def connected(self, clients: int) -> None:
+        self._connected.set(clients)
+
+    def round(self, record: RoundRecord) -> None:
+        self._round.set(record.round)
+        self._bytes.labels("up").inc(record.bytes_up)
+        self._bytes.labels("down").inc(record.bytes_down)
+        self._dropped.inc(len(record.dropped))
+        self._last.set_to_current_time()
+
+
+def read_status(out: Path) -> dict[str, Any]:
+    """Return the status of a run; raise ConfigError if there is none that can be read."""
+    path = out / STATUS_FILE
+    try:
+        found = json.loads(path.read_bytes())
+        if found["format"] != FORMAT:
+            raise ConfigError(f"{path} has format {found['format']}, this version reads {FORMAT}")
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{out} has no {STATUS_FILE}: no server of a deployment has started there"
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} cannot be read ({error})") from None
+    status: dict[str, Any] = found
+    return status

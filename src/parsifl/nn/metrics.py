@@ -1,0 +1,60 @@
+"""The metrics of networks, row by row.
+
+A metric is a function of outputs and targets that returns one number per row. Pass your own to
+`NeuralProblem(..., metrics={"top3": top(3)})`; records, tables and the report then show it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from torch import Tensor
+
+from parsifl.core.errors import ConfigError
+from parsifl.nn.losses import Loss, row_loss
+
+RowMetric = Callable[[Tensor, Tensor], Tensor]
+
+
+def accuracy(output: Tensor, y: Tensor) -> Tensor:
+    """Return 1 for each row whose largest output is its label, else 0."""
+    return (output.argmax(-1) == y).to(output.dtype)
+
+
+def top(count: int) -> RowMetric:
+    """Return the metric that is 1 if a row's label is among its `count` largest outputs.
+
+    >>> import torch
+    >>> top(2)(torch.tensor([[3.0, 2.0, 1.0]] * 3), torch.tensor([0, 1, 2]))
+    tensor([1., 1., 0.])
+    """
+    if count < 1:
+        raise ConfigError(f"count must be at least 1, got {count}")
+
+    def metric(output: Tensor, y: Tensor) -> Tensor:
+        most = output.topk(min(count, output.shape[-1]), -1).indices
+        return (most == y.unsqueeze(-1)).any(-1).to(output.dtype)
+
+    return metric
+
+
+def row_metrics(
+    kind: Loss, output: Tensor, y: Tensor, more: Mapping[str, RowMetric] | None = None
+) -> dict[str, Tensor]:
+    """Return loss and accuracy (or squared error) of each row, and further metrics."""
+    losses = row_loss(kind, output, y)
+    own = {"mse": losses} if kind == "mse" else {"accuracy": accuracy(output, y), "loss": losses}
+    return own if not more else {**own, **{name: of(output, y) for name, of in more.items()}}
+
+
+def check_metrics(kind: Loss, metrics: Mapping[str, RowMetric]) -> dict[str, RowMetric]:
+    """Return the metrics of a user; raise ConfigError for those that cannot be used."""
+    reserved = {"mse"} if kind == "mse" else {"accuracy", "loss"}
+    for name, metric in metrics.items():
+        if not isinstance(name, str) or not name.isidentifier():
+            raise ConfigError(f"a metric's name must be an identifier such as 'top3', got {name!r}")
+        if name in reserved:
+            raise ConfigError(f"the metric '{name}' is always recorded; choose another name")
+        if not callable(metric):
+            raise ConfigError(f"metric '{name}' must be a function (output, y), got {metric!r}")
+    return dict(metrics)

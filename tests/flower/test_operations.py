@@ -1,0 +1,282 @@
+"""What an operations team uses: status, metrics, logs, checks, retention and backups."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import tarfile
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.flower.inprocess import Answer, InProcess
+from tests.flower.test_server import experiment
+from typer.testing import CliRunner
+
+import parsifl
+from parsifl.cli.app import app
+from parsifl.core.errors import CheckpointError, ConfigError, ParsiflError
+from parsifl.flower import logs, machine, retention
+from parsifl.flower.message import Envelope
+from parsifl.flower.monitor import read_status
+from parsifl.flower.server import Federation
+from parsifl.flower.settings import Deployment, DeploymentSettings
+
+
+def call(*words: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, list(words))
+    return result.exit_code, result.output
+
+
+def test_status_follows_a_run(tmp_path: Path) -> None:
+    seen: list[dict[str, Any]] = []
+
+    def look(kind: str, client: int, _request: Envelope, answer: Any) -> Answer:
+        if (tmp_path / "run" / "status.json").exists():
+            seen.append(read_status(tmp_path / "run"))
+        if kind == "train" and client == 1 and len(seen) > 6:
+            return Envelope('{"error": "OSError"}')
+        reply: Envelope = answer()
+        return reply
+
+    link = InProcess(experiment("fedavg", rounds=3), tmp_path / "state", look)
+    link.run(tmp_path / "run")
+    assert {state["state"] for state in seen} >= {"waiting for clients", "training"}
+    found = read_status(tmp_path / "run")
+    assert found["round"] == 3
+    assert found["bytes_up"] > 0
+    assert [client["node"] for client in found["clients"]] == [100, 101, 102, 103]
+    assert all(client["parsifl"] == parsifl.__version__ for client in found["clients"])
+    code, text = call("flower", "status", str(tmp_path / "run"))
+    assert code == 1  # no process of this run is alive, and it did not say that it is done
+    assert "round 3 of 3" in text
+    assert "its process has ended" in text
+    code, text = call("flower", "status", str(tmp_path / "run"), "--json")
+    assert json.loads(text)["rounds"] == 3
+
+
+def test_a_status_that_is_missing_or_damaged_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no server"):
+        read_status(tmp_path)
+    (tmp_path / "status.json").write_text("[1]")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_status(tmp_path)
+
+
+def test_a_foreign_status_file_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "status.json").write_text("mine")
+    link = InProcess(experiment("fedavg", rounds=1), tmp_path / "state")
+    with pytest.raises(CheckpointError, match=r"status\.json"):
+        link.run(tmp_path / "run")
+    assert (tmp_path / "run" / "status.json").read_text() == "mine"
+
+
+def test_metrics_are_served_on_loopback_and_carry_no_client_text(tmp_path: Path) -> None:
+    pytest.importorskip("prometheus_client", reason="needs prometheus-client")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = int(free.getsockname()[1])
+
+    def lie(kind: str, client: int, _request: Envelope, answer: Any) -> Answer:
+        if kind == "train" and client == 2:
+            return Envelope(json.dumps({"error": "Boo", "detail": "secret-text"}))
+        reply: Envelope = answer()
+        return reply
+
+    link = InProcess(experiment("fedavg", rounds=2), tmp_path / "state", lie)
+    link.run(tmp_path / "run", metrics_port=port)
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as reply:
+        text = reply.read().decode()
+    assert "parsifl_round 2.0" in text
+    assert "parsifl_clients_connected 4.0" in text
+    assert "parsifl_dropped_total 2.0" in text
+    assert 'parsifl_exchange_seconds_count{kind="train"} 2.0' in text
+    assert "secret-text" not in text
+
+
+def hello_with(change: dict[str, Any]) -> Any:
+    def fault(kind: str, client: int, _request: Envelope, answer: Any) -> Answer:
+        reply: Envelope = answer()
+        if kind == "hello" and client == 1:
+            found = json.loads(reply.text)
+            found["machine"] = found["machine"] | change if change else None
+            return Envelope(json.dumps(found))
+        return reply
+
+    return fault
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [({"parsifl": "0.1.0"}, "runs Parsifl 0.1.0"), ({}, "does not report its version")],
+)
+def test_a_node_with_another_version_is_rejected_by_name(
+    tmp_path: Path, change: dict[str, Any], text: str
+) -> None:
+    link = InProcess(experiment("fedavg", rounds=1), tmp_path / "state", hello_with(change))
+    with pytest.raises(ParsiflError, match="the clients 1 of 4 have not reported"):
+        link.run(tmp_path / "run", wait=0.01)
+    assert any(text in line for line in link.log)
+
+
+def test_a_clock_that_is_off_and_a_full_disk_are_named(tmp_path: Path) -> None:
+    change = {"clock": time.time() - 1200.0, "free": 1 << 20}
+    link = InProcess(experiment("fedavg", rounds=1), tmp_path / "state", hello_with(change))
+    link.run(tmp_path / "run")
+    assert any("clock is 1,200 s behind" in line for line in link.log)
+    assert any("only 1 MiB are free" in line for line in link.log)
+
+
+def federation(link: InProcess, out: Path) -> Federation:
+    deployment = Deployment(out=str(out), check=True)
+    return Federation(DeploymentSettings(link.experiment, 4, deployment), link, link.log.append)
+
+
+def test_a_check_reports_every_client_and_trains_nothing(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    link = InProcess(experiment("fedavg", rounds=1), tmp_path / "state")
+    assert federation(link, tmp_path / "run").check() == []
+    assert {kind for kind, _ in link.asked} == {"hello"}
+    assert sum("rows, Parsifl" in line for line in link.log) == 4
+    changed = InProcess(link.experiment, tmp_path / "state", hello_with({"torch": "1.0"}))
+    found = federation(changed, tmp_path / "run").check()
+    assert any("different versions of torch" in text for text in found)
+
+
+def test_the_free_space_is_that_of_the_nearest_directory(tmp_path: Path) -> None:
+    found = machine.this_machine(tmp_path / "not" / "yet")
+    assert found.free > 0
+    assert machine.concerns(found.model_copy(update={"clock": time.time() + 3600}))[0].startswith(
+        "its clock is 3,600 s ahead"
+    )
+
+
+def test_logs_are_json_lines_with_run_round_and_client(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(logs.VARIABLE, "json")
+    logger = logging.getLogger("parsifl")
+    before, propagates, level = list(logger.handlers), logger.propagate, logger.level
+    try:
+        logs.note_context(run="ab", round=3, client=1)
+        try:
+            raise ValueError("why")
+        except ValueError:
+            logs.node_log().exception("failed %s", "here")
+        logs.server_log("round 3 is done")
+        first, second = (json.loads(line) for line in capsys.readouterr().err.splitlines())
+    finally:
+        logger.handlers, logger.propagate = before, propagates
+        logger.setLevel(level)
+    assert {k: first[k] for k in ("level", "message", "run", "round", "client")} == {
+        "level": "error",
+        "message": "failed here",
+        "run": "ab",
+        "round": 3,
+        "client": 1,
+    }
+    assert "ValueError: why" in first["exception"]
+    assert second["message"] == "round 3 is done"
+
+
+def test_client_state_is_listed_and_forgotten(tmp_path: Path) -> None:
+    root = tmp_path / "state"
+    for name in ("a", "b"):
+        InProcess(experiment("ditto", rounds=1), root).run(tmp_path / name)
+    foreign = root / "my-model"
+    foreign.mkdir()
+    runs = retention.stored_runs(root)
+    assert len(runs) == 2
+    assert all(item.size > 0 for item in runs)
+    (runs[0].path / "client-0" / "notes.txt").write_text("mine")
+    code, text = call("flower", "forget", str(root))
+    assert code == 0
+    assert "2 of 2 runs listed" in text
+    assert call("flower", "forget", str(root), "--delete")[0] != 0
+    assert call("flower", "forget", str(root), "--run", "0" * 32, "--delete")[0] != 0
+    assert (
+        "0 of 2 runs deleted"
+        in call("flower", "forget", str(root), "--older-than", "1", "--delete")[1]
+    )
+    assert (
+        "2 of 2 runs deleted"
+        in call("flower", "forget", str(root), "--older-than", "0", "--delete")[1]
+    )
+    assert foreign.exists()
+    assert (runs[0].path / "client-0" / "notes.txt").read_text() == "mine"
+    assert not runs[1].path.exists()
+
+
+def test_a_backup_is_restored_and_resumed_with_the_same_bits(tmp_path: Path) -> None:
+    chosen = experiment("ditto", rounds=4)
+    whole = InProcess(chosen, tmp_path / "s1").run(tmp_path / "whole")
+    short = experiment("ditto", rounds=2)
+    InProcess(short, tmp_path / "s2").run(tmp_path / "run")
+    (tmp_path / "run" / "flower").mkdir()
+    (tmp_path / "run" / "flower" / "ca.key").write_text("private")
+    file = tmp_path / "run.tar.gz"
+    assert call("flower", "backup", str(tmp_path / "run"), str(file))[0] == 0
+    with tarfile.open(file) as archive:
+        assert not any("ca.key" in name for name in archive.getnames())
+    assert call("flower", "restore", str(file), str(tmp_path / "again"))[0] == 0
+    resumed = InProcess(chosen, tmp_path / "s2").run(tmp_path / "again", resume=True)
+    assert [r["personal"] for r in resumed] == [r["personal"] for r in whole]
+    with pytest.raises(CheckpointError, match="not empty"):
+        retention.restore(file, tmp_path / "again")
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "outside", "empty"])
+def test_a_damaged_backup_writes_nothing(tmp_path: Path, damage: str) -> None:
+    InProcess(experiment("fedavg", rounds=1), tmp_path / "s").run(tmp_path / "run")
+    file = tmp_path / "run.tar.gz"
+    retention.backup(tmp_path / "run", file)
+    if damage == "cut":
+        file.write_bytes(file.read_bytes()[:-200])
+    elif damage == "empty":
+        file.write_bytes(b"")
+    else:
+        with tarfile.open(file) as archive:
+            archive.extractall(tmp_path / "x", filter="data")
+        (tmp_path / "x" / "config.toml").write_text("other")
+        (tmp_path / "evil").write_text("evil")
+        with tarfile.open(file, "w:gz") as archive:
+            for path in sorted((tmp_path / "x").rglob("*")):
+                if path.is_file():
+                    archive.add(path, path.relative_to(tmp_path / "x").as_posix())
+            if damage == "outside":
+                archive.add(tmp_path / "evil", "../evil2")
+    with pytest.raises(CheckpointError, match=r"damaged|cannot? be read|can be read"):
+        retention.restore(file, tmp_path / "again")
+    assert not (tmp_path / "again").exists() or not any((tmp_path / "again").iterdir())
+    assert not (tmp_path / "evil2").exists()
+
+
+def test_a_run_that_is_being_written_is_not_backed_up(tmp_path: Path) -> None:
+    from parsifl.engine.owned import _lock, locked
+
+    InProcess(experiment("fedavg", rounds=1), tmp_path / "s").run(tmp_path / "run")
+    import os
+
+    with locked(tmp_path / "elsewhere"):
+        descriptor = _lock(tmp_path / "run")
+        if descriptor is None:
+            pytest.skip("needs file locks")
+        with pytest.raises(CheckpointError, match="another run is writing"):
+            retention.backup(tmp_path / "run", tmp_path / "b.tar.gz")
+        os.close(descriptor)
+
+
+def test_a_node_gets_a_new_key_pair(tmp_path: Path) -> None:
+    from parsifl.flower.certificates import make_keys
+
+    keys = make_keys(tmp_path / "keys", 2)
+    before = [keys.public(n).read_bytes() for n in range(2)]
+    assert call("flower", "rotate", str(tmp_path / "keys"), "--node", "1")[0] == 0
+    assert keys.public(0).read_bytes() == before[0]
+    assert keys.public(1).read_bytes() != before[1]
+    assert keys.node(1).stat().st_mode & 0o777 == 0o600
+    assert call("flower", "rotate", str(tmp_path / "keys"), "--node", "2")[0] != 0
