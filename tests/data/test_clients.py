@@ -230,3 +230,10 @@ def test_pooling_on_disk_names_the_client_that_does_not_fit(tmp_path: Path) -> N
         ClientData.of([good, bad], folder=tmp_path)
     with pytest.raises(DataError, match="leave out the folder"):
         ClientData.of([(csr_matrix(np.eye(4)), np.arange(4))] * 2, folder=tmp_path)
+
+
+@pytest.mark.parametrize("label", [2**40, 2**63 - 1, 10**6])
+def test_numbers_that_are_no_labels_are_rejected_before_a_model_is_built(label: int) -> None:
+    x, y = np.zeros((3, 2), np.float32), np.array([0, 1, label])
+    with pytest.raises(DataError, match=r"classes, more than 1000000; convert targets"):
+        ClientData.of([(x, y), (x, y)])

@@ -65,9 +65,3 @@ def test_other_differences_are_refused(other: dict[str, Any]) -> None:
 def test_forged_schema_are_refused(change: dict[str, Any]) -> None:
     with pytest.raises(WireError, match="data_schema"):
         DataSchema.read({**schema([0, 1] * 4).to_json(), **change})
-
-
-def test_labels_that_are_really_numbers_are_rejected() -> None:
-    data = replace(ClientData.of([(ROWS, np.arange(8) % 2)]), classes=2**40)
-    with pytest.raises(DataError, match="convert targets that are numbers"):
-        DataSchema.of(data)

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ClientData", "Ragged"]
 
+MOST_CLASSES = 10**6
+
 
 @final
 @dataclass(frozen=True, eq=False)
@@ -74,6 +76,11 @@ class ClientData:
                 raise DataError(
                     f"{name} must be one tensor, array or CSR matrix with all rows, got a {given}"
                 )
+        if (self.classes or 0) > MOST_CLASSES:  # a model with that many outputs
+            raise DataError(
+                f"the labels make {self.classes} classes, more than {MOST_CLASSES}; convert "
+                "targets that are numbers to a floating-point type"
+            )
         rows, count = int(self.x.shape[0]), len(self.train)
         if len(self.y) != rows:
             raise DataError(f"x has {rows} rows but y has {len(self.y)}; they must agree")

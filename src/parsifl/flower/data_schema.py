@@ -15,11 +15,10 @@ from pydantic import AfterValidator, ConfigDict, StringConstraints, TypeAdapter
 from torch import Tensor
 
 from parsifl.core.errors import DataError, WireError
-from parsifl.data.clients import ClientData
+from parsifl.data.clients import MOST_CLASSES, ClientData
 from parsifl.data.ragged import Ragged
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64, "int64": torch.int64}
-MOST_CLASSES = 10**6
 _MOST_ENTRIES = 1 << 28
 _ODD = 1000
 """A client may report this many times the median number of classes; more is a mistake or a lie."""
@@ -68,11 +67,6 @@ class DataSchema:
     @classmethod
     def of(cls, data: ClientData) -> DataSchema:
         """Describe data."""
-        if (data.classes or 0) > MOST_CLASSES:
-            raise DataError(
-                f"the labels make {data.classes} classes, more than {MOST_CLASSES}; convert "
-                "targets that are numbers to a floating-point type"
-            )
         sparse = not isinstance(data.x, Tensor)
         return cls(
             shape=tuple(int(size) for size in data.x.shape[1:]),
