@@ -22,11 +22,11 @@ def computing() -> float:
     return sum(each.ru_utime + each.ru_stime for each in used)
 
 
-def measure(chosen: Experiment) -> tuple[float, float]:
+def measure(chosen: Experiment, *, workers: bool) -> tuple[float, float]:
     """Deploy once; return the seconds and the seconds of computing per round."""
     before = computing()
     with tempfile.TemporaryDirectory() as folder:
-        records = run_on_flower(chosen, folder).records
+        records = run_on_flower(chosen, folder, workers=workers).records
     spent = sum(sum(record.seconds.values()) for record in records)
     return spent / chosen.rounds, (computing() - before) / chosen.rounds
 
@@ -38,9 +38,10 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--repeat", type=int, default=1)
+    parser.add_argument("--workers", action="store_true", help="nodes with a worker")
     given = parser.parse_args()
     chosen = Experiment(given.algorithm, data="digits", clients=given.clients, rounds=given.rounds)
-    found = [measure(chosen) for _ in range(given.repeat)]
+    found = [measure(chosen, workers=given.workers) for _ in range(given.repeat)]
     for wall, cpu in found:
         print(f"{wall:.2f} s per round, {cpu:.1f} s of computing per round")
     print(f"median: {median(wall for wall, _ in found):.2f} s per round")

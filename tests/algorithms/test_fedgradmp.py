@@ -14,6 +14,7 @@ from tests.reference_sparse import cosamp, fed_grad_mp
 
 from parsifl.algorithms.fedgradmp import FedGradMP
 from parsifl.algorithms.inexactfedgradmp import InexactFedGradMP
+from parsifl.core.batching import Batch
 from parsifl.core.errors import CapabilityError, ConfigError
 from parsifl.core.keys import Key
 from parsifl.data.clients import ClientData
@@ -299,3 +300,39 @@ def test_options_without_effect_are_refused(
 def test_the_authors_are_those_of_the_paper() -> None:
     for kind in (FedGradMP, InexactFedGradMP):
         assert kind.cites.startswith("Jeong, Needell and Qin")
+
+
+@pytest.mark.parametrize("engine", ["loop", "vmap"])
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+def test_a_refit_is_pooled_least_squares_on_the_support(weighting: Any, engine: Any) -> None:
+    made = sparse.clients(noise=0.5)
+    method = FedGradMP(tau=3, batch_size=5, refit_from=2, weighting=weighting)
+    problem = GLM(sparse.WIDTH, "squared-half", l2=0.1, intercept=True)
+    done = simulate(method, problem, sparse.data(made), 3, executor=engine, evaluate_every=0)
+    found = done.server["coef"].numpy()
+    kept = np.flatnonzero(found)
+    assert len(kept) == 4
+    gram, right = np.diag([0.1, 0.1, 0.1, 0.0]), np.zeros(4)
+    total = sum(len(y) for _, y in made)
+    for z, y in made:
+        share = len(y) / total if weighting == "samples" else 1 / 3
+        columns = np.column_stack([z, np.ones(len(y))])[:, kept]
+        gram = gram + share * columns.T @ columns / len(y)
+        right = right + share * columns.T @ y / len(y)
+    np.testing.assert_allclose(found[kept], np.linalg.solve(gram, right), rtol=1e-9)
+    assert done.records[-1].bytes_up < 3 * (16 * 8 + 4 * 8 + 300)
+
+
+@pytest.mark.parametrize("datafit", ["logistic", "softmax"])
+def test_refits_of_other_losses_reach_their_pooled_minimum(datafit: str) -> None:
+    draw = np.random.default_rng(0)
+    rows = [(draw.standard_normal((60, 6)), draw.integers(2, size=60)) for _ in range(3)]
+    classes = 2 if datafit == "softmax" else None
+    problem = GLM(6, datafit, l2=0.1, classes=classes)
+    method = FedGradMP(tau=3, refit_from=2)
+    done = simulate(method, problem, rows, 9, test=0.0, evaluate_every=0)
+    coef = done.server["coef"].requires_grad_()
+    x, y = (torch.from_numpy(np.concatenate(part)) for part in zip(*rows, strict=True))
+    batch = Batch(x, y, torch.ones(len(y)), torch.tensor(True), torch.tensor(0))
+    (slope,) = torch.autograd.grad(problem.loss({"coef": coef}, batch), coef)
+    assert float(slope[coef != 0].abs().max()) < 1e-9

@@ -243,7 +243,7 @@ def test_the_limit_is_that_of_centralised_proximal_gradient() -> None:
 # ---------------------------------------------------------------- bad input
 @pytest.mark.parametrize("solver", ["dual", "local", "global"])
 def test_a_penalty_that_kills_every_layer_is_said_once_and_goes_on(solver: Any) -> None:
-    method = FedSLR(lam=1000.0, batch_size=4, local_steps=3, solver=solver)
+    method = FedSLR(lam=1000.0, eta_g=1.0, batch_size=4, local_steps=3, solver=solver)
     with pytest.warns(UserWarning, match="lam=1000 left no singular value in any layer") as said:
         done = lowrank.run(method, rounds=3)
     assert len(said) == 1
@@ -264,11 +264,12 @@ def test_a_model_that_starts_at_zero_and_never_leaves_it_is_said_too() -> None:
 
 def test_the_penalty_that_is_named_as_the_limit_is_the_limit() -> None:
     with pytest.warns(UserWarning, match="no singular value") as said:
-        lowrank.run(FedSLR(lam=100.0, batch_size=4, local_steps=3), rounds=1)
+        lowrank.run(FedSLR(lam=100.0, eta_g=1.0, batch_size=4, local_steps=3), rounds=1)
     limit = float(str(said[0].message).partition("(below ")[2].partition(" ")[0])
     with pytest.warns(UserWarning, match="no singular value"):
-        lowrank.run(FedSLR(lam=1.1 * limit, batch_size=4, local_steps=3), rounds=1)
-    done = lowrank.run(FedSLR(lam=0.9 * limit, batch_size=4, local_steps=3), rounds=1)  # no warning
+        lowrank.run(FedSLR(lam=1.1 * limit, eta_g=1.0, batch_size=4, local_steps=3), rounds=1)
+    below = FedSLR(lam=0.9 * limit, eta_g=1.0, batch_size=4, local_steps=3)
+    done = lowrank.run(below, rounds=1)  # no warning
     assert any(weights.any() for weights in lowrank.arrays(done.server.params).values())
 
 
@@ -284,7 +285,7 @@ def test_a_layer_without_a_rank_stays_dense_and_is_named_once() -> None:
     draw = np.random.default_rng(0)
     data = [(draw.normal(size=(8, 1, 5)).astype(np.float32), np.arange(8) % 2) for _ in range(2)]
     with pytest.warns(UserWarning, match="leaves 0.weight dense") as said:
-        done = simulate(FedSLR(lam=0.01, local_steps=2), problem, data, 3)
+        done = simulate(FedSLR(lam=0.01, eta_g=1.0, local_steps=2), problem, data, 3)
     assert len(said) == 1
     assert isinstance(done.server.params["0.weight"], torch.Tensor)
 
@@ -327,3 +328,51 @@ def test_a_penalty_that_no_parameter_feels_is_warned_of() -> None:
         FedSLR(lam=0.5).init_server(problem, [], Key(0))
     for quiet in (FedSLR(lam=0.0), FedSLR(lam=0.5, global_penalty="sparse")):
         quiet.init_server(problem, [], Key(0))
+
+
+def test_a_target_rank_takes_the_place_of_lam() -> None:
+    """The step is the threshold at the next singular value of each layer."""
+    method = FedSLR(eta_g=2.0, target_rank=2, lr=0.2, batch_size=4, local_steps=5)
+    point = {name: torch.from_numpy(value) for name, value in lowrank.start().items()}
+    found = lowrank.arrays(method._prox(point, 2.0))
+    for name, value in lowrank.start().items():
+        if value.ndim < 2:
+            np.testing.assert_array_equal(found[name], value)
+            continue
+        left, values, right = np.linalg.svd(value, full_matrices=False)
+        wanted = (left * np.maximum(values - values[2], 0)) @ right
+        np.testing.assert_allclose(found[name], wanted, atol=1e-12)
+    done = lowrank.run(method)
+    ranks = [np.linalg.matrix_rank(v) for v in lowrank.arrays(done.server.params).values()
+             if v.ndim == 2]  # fmt: skip
+    assert ranks == [2, 2]
+
+
+@pytest.mark.parametrize("settings", [{"solver": "local"}, {"global_penalty": "sparse"}])
+def test_a_target_rank_without_a_low_rank_step_is_rejected(settings: Any) -> None:
+    with pytest.raises(ConfigError, match="target_rank needs a low-rank step"):
+        FedSLR(target_rank=2, **settings)
+
+
+def test_a_step_far_from_the_papers_ratio_is_warned_of() -> None:
+    method = FedSLR(eta_g=1e3, lr=0.1, local_steps=10)
+    with pytest.warns(UserWarning, match=r"eta_g = 0\.001 is far .* Try eta_g=2"):
+        method.init_server(lowrank.PROBLEM, lowrank.INFOS, Key(0))
+
+
+@pytest.mark.parametrize("engine", lowrank.ENGINES)
+def test_a_refit_fits_the_component_to_the_final_model(engine: Engine) -> None:
+    plain = FedSLR(**BASE, batch_size=4, local_steps=5)
+    method = FedSLR(**BASE, batch_size=4, local_steps=5, refit_epochs=2.0, refit_mu=0.3)
+    done, before = lowrank.run(method, engine), lowrank.run(plain, engine)
+    lowrank.assert_same(done.server.params, lowrank.arrays(before.server.params))
+    reference = Slr(**{**BASE, "mu": 0.3})
+    w = lowrank.arrays(done.server.params)
+    key = Key(lowrank.SEED, round=lowrank.ROUNDS - 1, purpose="tuning")
+    for client, state in done.pool.store:
+        wanted = method.personalization_batches(lowrank.INFOS[client])
+        batches = BatchSampler(lowrank.DATA, lowrank.PROBLEM).draw(client, wanted, key)["refit"]
+        rows = [(b.x.numpy(), b.y.numpy(), b.weight.numpy()) for b in batches]
+        lr = 0.2 * 0.9 ** (lowrank.ROUNDS - 1)
+        p = reference._phase_two(w, lowrank.arrays(state.personal), rows, lr)
+        lowrank.assert_same(done.personal(client).params, {n: w[n] + p[n] for n in w})

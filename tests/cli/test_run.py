@@ -57,7 +57,8 @@ def test_a_client_that_is_left_out_is_named_once_with_the_reason(
 
     monkeypatch.setattr(experiment.Experiment, "load", spoilt)
     for quiet in ([], ["--json"]):
-        code, _, err = invoke("run", "fedslr", *QUICK, "--evaluate-every", "0", *quiet)
+        options = ("--evaluate-every", "0", "--set", "eta_g=1", *quiet)
+        code, _, err = invoke("run", "fedslr", *QUICK, *options)
         assert code == 0, err
         assert err.count("warning: client 3 was dropped in round 1: ") == 1
         assert err.count("dropped") == 1

@@ -12,6 +12,7 @@ from torch import nn
 from parsifl.algorithms.ditto import Ditto
 from parsifl.algorithms.fedavg import FedAvg
 from parsifl.algorithms.fedgradmp import FedGradMP
+from parsifl.algorithms.fedht import FedHT
 from parsifl.algorithms.local import Local as LocalOnly
 from parsifl.core import tree
 from parsifl.core.algorithm import ClientInfo
@@ -55,6 +56,41 @@ def test_scores_are_those_of_each_clients_own_test_rows(engine: Any) -> None:
         assert found["std"] == pytest.approx(np.std(own))
         assert found["worst_decile"] == pytest.approx(min(own))
         assert record["global"][split]["accuracy"]["mean"] == pytest.approx(np.mean(shared))
+
+
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+def test_training_rows_are_scored_if_asked(weighting: Any) -> None:
+    data = clients((6, 9, 8, 11), test=5)
+    assert "train" not in simulate(METHOD, classifier(), data, 1).metrics[-1]["global"]
+    evaluation = Evaluation(train=True, weighting=weighting)
+    run = simulate(METHOD, classifier(), data, 2, evaluation=evaluation)
+    sizes = [6, 9, 8, 11] if weighting == "samples" else None
+    for model, of in (("personal", run.personal), ("global", lambda _: run.model)):
+        own = [accuracy(of(i), data, i, "train") for i in range(4)]
+        found = run.metrics[-1][model]["train"]["accuracy"]["mean"]
+        assert found == pytest.approx(np.average(own, weights=sizes))
+
+
+def test_the_objective_is_the_function_that_is_minimized() -> None:
+    draw = np.random.default_rng(0)
+    rows = [(draw.normal(size=(n, 3)), draw.integers(2, size=n)) for n in (5, 20, 9)]
+    problem = GLM(3, "logistic", l2=0.3, intercept=True)
+    evaluation = Evaluation(train=True, weighting="uniform")
+    run = simulate(FedHT(tau=2, lr=0.5), problem, rows, 3, test=0.0, evaluation=evaluation)
+    x = run.model.params["coef"].numpy()
+    mean = np.mean([
+        np.log1p(np.exp(-(2 * y - 1) * (z @ x[:3] + x[3]))).mean() for z, y in rows
+    ])  # fmt: skip
+    found = run.metrics[-1]["global"]["train"]["objective"]["mean"]
+    assert found == pytest.approx(mean + 0.15 * (x[:3] ** 2).sum())
+
+
+def test_parameters_come_back_in_the_order_of_the_module() -> None:
+    problem = classifier()
+    run = simulate(METHOD, problem, clients((6, 9), test=5), 1)
+    names = [name for name, _ in problem.module.named_parameters()]
+    assert names != sorted(names)
+    assert list(run.model.params) == list(run.personal(0).params) == names
 
 
 def test_a_method_without_a_global_model_has_no_global_score() -> None:

@@ -38,7 +38,7 @@ def test_a_client_whose_finite_upload_would_overflow_is_left_out_and_named(
     algorithm: str, engine: Any, tmp_path: Path
 ) -> None:
     others = [client(seed) for seed in range(3)]
-    settings = {"tau": 5} if algorithm == "fedht" else {}
+    settings: dict[str, Any] = {"tau": 5} if algorithm == "fedht" else {}
     method = parsifl.get(algorithm, lr=0.1, **settings)
     found = run([*others, client(3, 1e18)], 2, method, executor=engine, run_dir=tmp_path / "run")
     assert tree.is_finite(found.server)

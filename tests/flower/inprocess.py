@@ -14,7 +14,8 @@ from typing import Any
 from parsifl.engine.experiment import Experiment, problem_for
 from parsifl.engine.run import Run
 from parsifl.engine.simulate import simulate
-from parsifl.flower.client import RemoteClient, alone, answered, respond
+from parsifl.flower.answering import answered, respond
+from parsifl.flower.client import RemoteClient, alone
 from parsifl.flower.message import Envelope
 from parsifl.flower.server import Federation
 from parsifl.flower.settings import Deployment, DeploymentSettings

@@ -22,7 +22,7 @@ from parsifl.estimators import (
     FederatedSparseRegressor,
     load,
 )
-from parsifl.flower.client import respond
+from parsifl.flower.answering import respond
 from parsifl.flower.message import Envelope
 from parsifl.flower.regression import MODEL_FILE, Regression
 from parsifl.flower.settings import Deployment, DeploymentSettings

@@ -22,7 +22,7 @@ from parsifl.data.preprocessing import LevelCounts, NumberSums
 from parsifl.data.tables import as_columns
 from parsifl.engine.experiment import Experiment
 from parsifl.estimators import load
-from parsifl.flower.client import answered
+from parsifl.flower.answering import answered
 from parsifl.flower.data_schema import DataSchema
 from parsifl.flower.guards import Guards, Refusal, rare
 from parsifl.flower.message import Envelope

@@ -64,6 +64,36 @@ def test_killed_processes_and_a_resumed_run_give_the_same_bits(tmp_path: Path) -
     assert tree.same(server_state(out, chosen), simulated(chosen).server)
 
 
+def worker_of(cluster: Cluster, node: int) -> int:
+    """Return the process of a node's worker."""
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (path / "cmdline").read_bytes()
+            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue  # it has just ended
+        if b"parsifl.flower.worker" in command and parent == cluster.node_pid(node):
+            return int(path.name)
+    raise AssertionError("the node has no worker")
+
+
+def test_a_killed_worker_is_replaced_and_the_run_ends_with_the_same_bits(tmp_path: Path) -> None:
+    chosen = Experiment("ditto", data="digits", clients=3, rounds=3)
+    out = tmp_path / "run"
+    app = app_of(chosen, tmp_path / "app", out, quorum=1.0, timeout=200.0)
+    with limit(400), Cluster(tmp_path / "cluster", 3, workers=True) as cluster:
+        run = cluster.submit(app)
+        until(lambda: asked_to_train(cluster, 1, 2), "round 2")
+        killed = worker_of(cluster, 1)
+        os.kill(killed, signal.SIGKILL)
+        follow(cluster, run, out)
+        assert worker_of(cluster, 1) != killed
+    records, expected = read_metrics(out), simulated(chosen)
+    assert [record["trained"] for record in records] == [3, 3, 3]
+    assert [record["personal"] for record in records] == [r["personal"] for r in expected.metrics]
+    assert tree.same(server_state(out, chosen), expected.server)
+
+
 def test_a_killed_superlink_comes_back_and_the_run_is_resumed_with_the_same_bits(
     tmp_path: Path,
 ) -> None:

@@ -17,7 +17,7 @@ from parsifl.algorithms.fedbestsubset import BestSubsetQuestion
 from parsifl.core.errors import ConfigError, DataError
 from parsifl.core.problem import CurvatureSums
 from parsifl.engine.experiment import Experiment
-from parsifl.flower.client import respond
+from parsifl.flower.answering import respond
 from parsifl.flower.data_schema import DataSchema
 from parsifl.flower.guards import Guards, Refusal, check_leverage
 from parsifl.flower.message import Envelope

@@ -14,8 +14,8 @@ from parsifl.core.errors import ParsiflError
 from parsifl.data.tables import as_columns
 from parsifl.engine.experiment import Experiment
 from parsifl.estimators import FederatedSparseRegressor, load
+from parsifl.flower.answering import respond
 from parsifl.flower.app_template import write_app
-from parsifl.flower.client import respond
 from parsifl.flower.guards import Guards
 from parsifl.flower.message import Envelope
 from parsifl.flower.regression import MODEL_FILE, Regression

@@ -23,7 +23,8 @@ from parsifl.core.errors import DataError, ParsiflError
 from parsifl.core.keys import Key
 from parsifl.engine.experiment import Experiment, problem_for
 from parsifl.engine.pool import ClientResult
-from parsifl.flower.client import RemoteClient, answered
+from parsifl.flower.answering import answered
+from parsifl.flower.client import RemoteClient
 from parsifl.flower.data_schema import agree
 from parsifl.flower.exchange import Exchange, Request
 from parsifl.flower.membership import Membership

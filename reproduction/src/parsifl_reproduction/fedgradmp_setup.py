@@ -21,7 +21,7 @@ from parsifl.engine.simulate import simulate
 from parsifl.linear.glm import GLM
 from parsifl_reproduction.recipe import Result, Values
 
-PAPER = "Song, Qin, Foucart and Needell, Federated Gradient Matching Pursuit"
+PAPER = "Jeong, Needell and Qin, Federated Gradient Matching Pursuit"
 MACHINE = 1e-14
 
 

@@ -25,10 +25,10 @@ from parsifl_reproduction.fedht_setup import (
     RATES,
     STEPS,
     Setting,
+    all_training,
     best,
     curve,
     grid,
-    judged_on_training,
     objectives,
     rounds_to,
     steepest,
@@ -79,7 +79,7 @@ class Real:
             normalize="unit" if self.dataset == "mnist" else "none",
             dtype=torch.float64,
         )
-        return judged_on_training(data.flattened())
+        return all_training(data.flattened())
 
     def problem(self, features: int) -> GLM:
         """Return the paper's loss."""

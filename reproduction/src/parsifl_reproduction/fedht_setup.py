@@ -16,6 +16,7 @@ from parsifl.algorithms.fediterht import FedIterHT
 from parsifl.core.algorithm import AnyAlgorithm
 from parsifl.core.errors import ClientError
 from parsifl.data.clients import ClientData
+from parsifl.engine.evaluation import Evaluation
 from parsifl.engine.simulate import simulate
 from parsifl.engine.training import RoundEnd
 from parsifl.linear.glm import GLM
@@ -70,23 +71,26 @@ def grid(steps: Sequence[int], rates: Sequence[float]) -> list[Setting]:
     return local + [Setting(METHODS[2], 1, rate) for rate in rates]
 
 
-def judged_on_training(data: ClientData) -> ClientData:
-    """Judge on the training rows: the paper plots the objective itself."""
+def all_training(data: ClientData) -> ClientData:
+    """Give every row to training: the paper plots the objective itself."""
     nobody = [np.asarray(rows)[:0] for rows in data.train]
-    return replace(data, test=data.train, validation=nobody)
+    return replace(data, test=nobody, validation=nobody)
 
 
 def objectives(
     setting: Setting, problem: GLM, data: ClientData, tau: int, batch: int, rounds: int, seed: int
 ) -> Values:
-    """Return the objective every five rounds; infinite from where a run diverged."""
+    """Return the objective every five rounds; infinite from where a run diverged.
+
+    It is what is minimized: (1/N) sum_i f_i with equal weights, l2 term included.
+    """
     values: list[float] = []
-    name = "loss" if problem.datafit.classes else "mse"
+    name = "objective" if problem.l2 else "loss" if problem.datafit.classes else "mse"
 
     def note(event: RoundEnd) -> None:
         record = event.record
         if "global" in record.scores:
-            found = float(record.scores["global"]["test"][name]["mean"])
+            found = float(record.scores["global"]["train"][name]["mean"])
             broken = record.dropped or not found < DIVERGED
             values.append(math.inf if broken else found)
 
@@ -99,6 +103,7 @@ def objectives(
                 rounds,
                 seed=seed,
                 evaluate_every=EVERY,
+                evaluation=Evaluation(weighting="uniform", train=True),
                 callbacks=[note],
             )
     except ClientError:

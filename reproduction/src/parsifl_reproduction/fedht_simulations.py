@@ -21,10 +21,10 @@ from parsifl_reproduction.fedht_setup import (
     RATES,
     STEPS,
     Setting,
+    all_training,
     best,
     curve,
     grid,
-    judged_on_training,
     objectives,
     rounds_to,
 )
@@ -54,7 +54,7 @@ class Simulation:
         owners = np.asarray(made.groups)
         parts = [np.flatnonzero(owners == client) for client in range(owners.max() + 1)]
         data = ClientData.from_dataset(made, parts, test=0.0, key=Key(seed, purpose="fedht"))
-        return judged_on_training(data)
+        return all_training(data)
 
     def problem(self) -> GLM:
         """Return the paper's loss: no 1/2 in the squared one, l2 = 1e-4 in the logistic one."""

@@ -11,7 +11,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from parsifl.core import registry
+from parsifl.algorithms.fedslr import FedSLR
+from parsifl.core import registry, tree
 from parsifl.core.errors import DataError
 from parsifl.data import ClientData, prepare
 from parsifl.engine.evaluation import Evaluation
@@ -202,6 +203,8 @@ def train(
     with warnings.catch_warnings():
         if options.get("lam") == HUGE:  # nothing shall be left
             warnings.filterwarnings("ignore", message="FedSLR's penalty")
+        # Table 5 varies eta_g on purpose
+        warnings.filterwarnings("ignore", message="lr \\* steps / eta_g")
         run = simulate(
             registry.get(cell.method, **options),
             problem_for(federation.model, data),
@@ -219,7 +222,7 @@ def train(
 
 def values(run: Run, data: ClientData) -> Values:
     """Return accuracies in percent, parameters, bytes on the wire, and the paper's count."""
-    head, last = run.summary(), run.metrics[-1]
+    head = run.summary()
     dense = sum(leaf.numel() for leaf in run.personal(0).params.values())
     found: Values = {
         "dense_parameters": dense,
@@ -232,11 +235,9 @@ def values(run: Run, data: ClientData) -> Values:
         "server_seconds": fmean(r["seconds"]["aggregate"] for r in run.metrics),
         "clients": client_accuracies(run, data),
     }
-    if "global_parameters" in last["metrics"]:
-        found["parameters"] = last["metrics"]["global_parameters"]
-        found["mixed_parameters"] = sum(
-            last["metrics"][name] for name in ("global_parameters", "personal_parameters")
-        )
+    if isinstance(run.algorithm, FedSLR):
+        found["parameters"] = sum(leaf.numel() for leaf in tree.leaves(run.server.params))
+        found["mixed_parameters"] = found["parameters"] + personal_parameters(run)
     for model in ("global", "personal"):
         if head[model] is not None:
             found[model] = 100 * head[model]["mean"]
@@ -246,6 +247,18 @@ def values(run: Run, data: ClientData) -> Values:
                 if model in r
             ]
     return found
+
+
+def personal_parameters(run: Run) -> float:
+    """Return the mean number of non-zeros of the personal components of all clients.
+
+    A client that never took part has none.
+    """
+    counts = [
+        sum(int(leaf.count_nonzero()) for leaf in tree.leaves(state.personal))
+        for _, state in run.pool.store
+    ]
+    return sum(counts) / len(run.pool.clients)
 
 
 def client_accuracies(run: Run, data: ClientData) -> list[float]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -182,7 +183,8 @@ def configured(name: str, federation: Federation) -> tuple[AnyAlgorithm, Values,
     base, _, extra = name.partition("+")
     kind, _, design = base.partition(" ")
     if kind in ("fedavg", "fedprox", "fednova", "fedbabu"):
-        more = {"fedprox": {"mu": 0.1}, "fedbabu": {"tune_epochs": 0.0}}.get(kind, {})
+        own: dict[str, dict[str, Any]] = {"fedprox": {"mu": 0.1}, "fedbabu": {"tune_epochs": 0.0}}
+        more = own.get(kind, {})
         return registry.get(kind, **same, **more), strong, federation.weak
     narrow = {**strong, "width": part}
     if kind == "heterofl":

@@ -27,7 +27,7 @@ class DistributedIHT(HardThreshold):
     """
 
     cites: ClassVar[str] = (
-        "Algorithm 3 of Tong et al., Federated Nonconvex Sparse Learning, 2022; after Patterson, "
+        "Algorithm 3 of Tong et al., Federated Nonconvex Sparse Learning, 2020; after Patterson, "
         "Eldar and Keidar, Distributed Compressed Sensing, 2014"
     )
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, final
 
 from torch import Tensor
 
 from parsifl.algorithms._bases.matching_pursuit import MatchingPursuit
+from parsifl.core.algorithm import Preset
 from parsifl.core.problem import Restricted
 from parsifl.solvers.support import minimize
 
@@ -35,6 +37,18 @@ class FedGradMP(MatchingPursuit):
         "Jeong, Needell and Qin, Federated Gradient Matching Pursuit, IEEE Transactions on "
         "Information Theory 70(6), 2024"
     )
+    presets: ClassVar[Mapping[str, Preset]] = {
+        "paper:figure1": Preset(
+            {"tau": 10, "batch_size": 40},
+            "Section V-A",
+            "50 clients x 100 rows, participation 1, glm:datafit=squared-half",
+        ),
+        "paper:figure10": Preset(
+            {"tau": 10, "batch_size": 30},
+            "Section V-D; K is varied from 3 to 15 there",
+            "50 clients x 100 rows, participation 1, glm:datafit=squared-half",
+        ),
+    }
 
     def solve(self, part: Restricted, key: Tensor) -> Tensor:
         """Minimize exactly."""

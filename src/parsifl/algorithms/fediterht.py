@@ -25,7 +25,8 @@ class FedIterHT(HardThreshold):
     """
 
     cites: ClassVar[str] = (
-        "Tong et al., Federated Nonconvex Sparse Learning (Fed-HT and FedIter-HT), 2022"
+        "Tong et al., Federated Nonconvex Sparse Learning (Fed-HT and FedIter-HT), "
+        "arXiv:2101.00052, 2020"
     )
 
     def client_update(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, final
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from parsifl.algorithms._bases.matching_pursuit import MatchingPursuit
+from parsifl.core.algorithm import Preset
 from parsifl.core.config import Count, NonNegative, Positive
 from parsifl.core.problem import Restricted, SupportSolvable
 from parsifl.solvers import support
@@ -50,6 +52,16 @@ class InexactFedGradMP(MatchingPursuit):
         "Jeong, Needell and Qin, Federated Gradient Matching Pursuit, IEEE Transactions on "
         "Information Theory 70(6), 2024"
     )
+    presets: ClassVar[Mapping[str, Preset]] = {
+        "paper:femnist10": Preset(
+            {
+                "tau": 90, "scope": "row", "local_steps": 20, "batch_size": 50, "solver": "sgd",
+                "inner_steps": 2, "inner_batch": 50, "radius": 1e5,
+            },
+            "Section V-B; the rate of the inner SGD is not given",
+            "300 clients x 100 rows, 10 per round, 1000 rounds, glm:datafit=softmax",
+        ),
+    }  # fmt: skip
 
     solver: Literal["least-squares", "gd", "sgd", "svrg", "newton"] = "gd"
     inner_steps: Count = 50

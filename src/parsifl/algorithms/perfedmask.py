@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, final
 
@@ -19,7 +19,7 @@ from parsifl.algorithms._bases.submodel import (
     narrowed,
     width_of,
 )
-from parsifl.core.algorithm import ClientInfo
+from parsifl.core.algorithm import ClientInfo, Preset
 from parsifl.core.config import Count, NonNegative
 from parsifl.core.errors import ConfigError
 from parsifl.core.keys import Key
@@ -85,6 +85,22 @@ class PerFedMask(SubmodelAveraging):
         "Masking Vectors, ICLR 2023"
     )
     requires: ClassVar[tuple[type[Any], ...]] = (Layered,)
+
+    presets: ClassVar[Mapping[str, Preset]] = {
+        f"paper:{data}": Preset(
+            {
+                "lr": lr, "milestones": (rounds // 2, 3 * rounds // 4), "momentum": 0.9,
+                "weight_decay": 5e-4, "batch_size": 50, "epochs": 4.0, "weighting": "uniform",
+            },
+            f"{where}; momentum and weight decay from the authors' code",
+            f"{clients} devices, half with budget 0.125, {rounds} rounds, {model}",
+        )
+        for data, lr, rounds, clients, model, where in (
+            ("cifar10", 0.1, 80, 100, "preresnet18", "Section 6.1"),
+            ("cifar100", 0.1, 80, 100, "mobilenet", "Section 6.1"),
+            ("domainnet", 0.01, 100, 30, "alexnet", "Appendix I"),
+        )
+    }  # fmt: skip
 
     tune_epochs: NonNegative | None = 5.0
     design: Design = "optimal"

@@ -145,6 +145,9 @@ def up(
     insecure: bool = typer.Option(
         False, "--insecure", help="No TLS and no node keys; everything in the clear, on loopback."
     ),
+    workers: bool = typer.Option(
+        False, "--workers", help="Nodes with a worker, as `parsifl flower node` starts them."
+    ),
     node_config: str = typer.Option(
         "", help="More node configuration; {id} is the node's number, {folder} where we are."
     ),
@@ -163,13 +166,30 @@ def up(
     from parsifl.flower.cluster import Cluster
 
     config = node_config.replace("{folder}", str(Path.cwd()))
-    cluster = Cluster(folder, clients, secure=not insecure, node_config=config)
+    cluster = Cluster(folder, clients, secure=not insecure, workers=workers, node_config=config)
     typer.echo(f"starting a SuperLink and {clients} SuperNodes on {cluster.address}", err=True)
     with cluster:
         if target is None:
             _stay(cluster)
         else:
             _run(cluster, target, resume=resume)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def node(context: typer.Context) -> None:
+    """Run a SuperNode with a worker: a process that keeps its imports and data between messages.
+
+    Takes the options of `flower-supernode`, and replaces it. The worker is restarted if it ends.
+
+    Examples:
+
+      parsifl flower node --superlink fl.example.org:9000 --root-certificates ca.crt
+      --auth-supernode-private-key node1 --node-config 'partition-id=1 data="h1.csv"'
+    """
+    need_flower()
+    from parsifl.flower.node import run_node
+
+    raise typer.Exit(run_node(context.args))
 
 
 def _run(cluster: Cluster, target: Path, *, resume: bool) -> None:

@@ -97,6 +97,12 @@ def show(
         row = (field["name"], field["type"], _value(field["default"]), field["description"])
         table.add_row(*(Text(cell) for cell in row))
     console.print(table)
+    if found["presets"]:
+        write("\nPresets (--set preset=name):")
+    for name, preset in found["presets"].items():
+        values = ", ".join(f"{key}={_value(value)}" for key, value in preset["settings"].items())
+        notes = "; ".join(note for note in (preset["source"], preset["run"]) if note)
+        write(f"  {name}: {values}\n    {notes}")
     write(f"\nsent down: {found['down']}\nsent up: {found['up']}")
     write(f"kept on the client: {found['client']}")
     for capability, offered in found["requires"].items():
@@ -130,6 +136,7 @@ def describe(name: str) -> dict[str, Any]:
         "cites": kind.cites,
         "text": inspect.getdoc(kind) or "",
         "fields": fields,
+        "presets": {name: dataclasses.asdict(preset) for name, preset in kind.presets.items()},
         "down": _type_name(trees.downlink),
         "up": _type_name(trees.uplink),
         "client": _type_name(trees.client),

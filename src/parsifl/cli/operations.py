@@ -14,6 +14,8 @@ import typer
 from parsifl.cli.flower import need_flower, read_config
 from parsifl.core.errors import ConfigError
 
+_ENDED = ("done", "checked")
+
 
 def status(
     out: Path = typer.Argument(Path("run"), help="The run directory, on the server's machine."),
@@ -37,7 +39,8 @@ def status(
         typer.echo(json.dumps(found, indent=1))
     else:
         typer.echo("\n".join(_lines(found)))
-    if found["state"] == "failed" or (found["state"] != "done" and not found["alive"]):
+    ended = found["state"] in _ENDED
+    if found["state"] == "failed" or not (ended or found["alive"]):
         raise typer.Exit(1)
 
 
@@ -53,12 +56,12 @@ def _alive(out: Path) -> bool:
 
 def _lines(found: dict[str, Any]) -> list[str]:
     now, exchange = time.time(), found["exchange"]
-    running = "" if found["alive"] or found["state"] == "done" else " (its process has ended)"
+    running = "" if found["alive"] or found["state"] in _ENDED else " (its process has ended)"
     lines = [
         f"{found['algorithm']}: {found['state']}{running}, round {found['round']} of "
         f"{found['rounds']}, updated {now - found['updated']:,.0f} s ago",
         f"{found['bytes_up']:,} bytes up, {found['bytes_down']:,} down, "
-        f"{found['dropped']} results dropped",
+        f"results dropped: {found['dropped']}",
     ]
     waiting: list[int] = []
     if exchange:
@@ -97,7 +100,7 @@ def check(
       parsifl flower check study --federation hospitals
     """
     need_flower()
-    from parsifl.flower.cluster import program
+    from parsifl.flower.processes import program
 
     read_config(target)
     words = [program("flwr"), "run", str(target.resolve()), *([federation] if federation else [])]

@@ -139,6 +139,25 @@ class Conformance:
     exempt: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Preset:
+    """Settings that belong together.
+
+    Attributes
+    ----------
+    settings
+        Values of fields; the others keep their defaults.
+    source
+        Where the settings come from: section or table of the paper, or a measurement.
+    run
+        What the source fixes besides the settings: clients, participation, rounds, model.
+    """
+
+    settings: Mapping[str, Any]
+    source: str
+    run: str = ""
+
+
 class FederatedAlgorithm(ABC, Generic[P, S, C, D, U, T]):
     """What every algorithm has, whichever way its uploads are combined."""
 
@@ -154,6 +173,8 @@ class FederatedAlgorithm(ABC, Generic[P, S, C, D, U, T]):
     """
     keeps_buffers_local: ClassVar[bool] = False
     """Whether buffers never leave the clients."""
+    presets: ClassVar[Mapping[str, Preset]] = {}
+    """Settings by name: "paper:<data>" for those of the paper (`get(..., preset=...)`)."""
     conformance: ClassVar[Conformance] = Conformance()
     """Settings and exemptions for the conformance suite."""
 

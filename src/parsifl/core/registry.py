@@ -59,13 +59,22 @@ def find(name: str) -> type[AnyAlgorithm]:
     return known[plain]
 
 
-def get(name: str, **settings: Any) -> AnyAlgorithm:
-    """Build an algorithm by name.
+def get(name: str, *, preset: str | None = None, **settings: Any) -> AnyAlgorithm:
+    """Build an algorithm by name; `settings` override those of the preset.
 
     >>> get("fedavg", lr=0.5).lr
     0.5
+    >>> get("fedslr", preset="paper:cifar10", lam=1e-3).lr_decay
+    0.998
     """
-    return config.build(find(name), settings)
+    kind = find(name)
+    if preset is None:
+        return config.build(kind, settings)
+    if preset not in kind.presets:
+        if not kind.presets:
+            raise ConfigError(f"{kind.__name__} has no presets; remove preset={preset!r}")
+        raise ConfigError(unknown(f"preset of {kind.__name__}", str(preset), kind.presets))
+    return config.build(kind, {**kind.presets[preset].settings, **settings})
 
 
 def load_object(text: str) -> Any:

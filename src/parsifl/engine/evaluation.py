@@ -16,7 +16,6 @@ from parsifl.core import config
 from parsifl.core.config import Count, Fraction, Momentum, NonNegative, Positive, Size
 from parsifl.core.problem import Problem
 
-Split = Literal["validation", "test"]
 Select = Literal["last", "best-validation", "best-test"]
 Clients = Literal["all", "sampled", "unseen"]
 
@@ -40,7 +39,9 @@ class Evaluation:
     unseen
         The fraction of clients that is held out of training, for clients="unseen".
     weighting
-        Whether the mean over clients is weighted by test rows or uniform.
+        Whether the mean over clients is weighted by the rows of the split or uniform.
+    train
+        Whether models are evaluated on the training rows too. This takes time.
     """
 
     fine_tune_steps: Size = 0
@@ -52,6 +53,7 @@ class Evaluation:
     clients: Clients = "all"
     unseen: Fraction = 0.0
     weighting: Literal["samples", "uniform"] = "samples"
+    train: bool = False
 
     def __post_init__(self) -> None:
         config.check(self)

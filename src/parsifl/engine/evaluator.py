@@ -76,7 +76,7 @@ class Evaluator:
         samples: dict[int, dict[str, int]] = {client: {} for client in asked}
         values: dict[int, dict[str, dict[str, Any]]] = {client: {} for client in asked}
         notes: tuple[str, ...] = ()
-        for split in SPLITS:
+        for split in SPLITS[0 if self._evaluation.train else 1 :]:
             parts = self._parts(split)
             ids = [client for client in asked if len(parts[client])]
             if not ids:
@@ -297,7 +297,8 @@ class Evaluator:
         return dict(_by_client(ids, means))
 
     def _parts(self, split: str) -> Sequence[Any]:
-        return self._data.test if split == "test" else self._data.validation
+        found: Sequence[Any] = getattr(self._data, split)
+        return found
 
 
 def _stacked_metrics(models: Iterator[Model], ends: Sequence[int], rows: Rows) -> dict[str, Tensor]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MODELS = ("global", "personal")
-SPLITS = ("validation", "test")
+SPLITS = ("train", "validation", "test")
 
 
 @dataclass(frozen=True)

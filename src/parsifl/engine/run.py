@@ -82,7 +82,13 @@ class Run:
             raise CapabilityError(
                 f"{type(self.algorithm).__name__} has no global model; use personal(client)"
             )
-        return model
+        return self._in_order(model)
+
+    def _in_order(self, model: Model) -> Model:
+        """Return the model with its parameters in the order of the problem (trees sort names)."""
+        names = [name for name in model.problem.init(Key(0)) if name in model.params]
+        rest = [name for name in model.params if name not in names]
+        return Model(model.problem, {name: model.params[name] for name in (*names, *rest)})
 
     def personal(self, client: int) -> Model:
         """Return the personal model of a client."""
@@ -93,7 +99,7 @@ class Run:
         key = Key(self.seed, round=max(0, len(self.records) - 1))
         here = key.replace(client=info.id, purpose="broadcast")
         message = self.algorithm.broadcast(self.problem, self.server, info, here)
-        return self.pool.personal(ClientRequest(info, key, message, upload=False))
+        return self._in_order(self.pool.personal(ClientRequest(info, key, message, upload=False)))
 
     def compact(self, client: int | None = None) -> Export:
         """Return the global model, or a client's, in its shortest form: to save or to measure."""

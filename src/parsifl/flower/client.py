@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -39,7 +39,6 @@ from parsifl.flower.network_schema import (
     TrainReply,
     TrainRequest,
     WorkRequest,
-    failure,
     read,
 )
 from parsifl.flower.transport import Kind
@@ -134,14 +133,6 @@ def alone(data: ClientData, client: int) -> ClientData:
         test=tested,
         profiles=(data.profiles[client],),
     )
-
-
-class Answering(Protocol):
-    """A client that answers requests."""
-
-    def answer(self, kind: Kind, envelope: Envelope, /) -> Envelope:
-        """Reply to a request of this kind; what it carries is not read."""
-        ...
 
 
 class RemoteClient:
@@ -312,26 +303,6 @@ class _Work:
                 lost = True
                 node_log().warning("%s; the state is reinitialized", error)
         return self.program.initial_state(self.client, self.received, self.key.seed), lost
-
-
-def answered(answer: Callable[[], Envelope]) -> Envelope:
-    """Return the reply; a failure becomes a reply with its code.
-
-    The text of an exception may hold values, paths or names. It stays in the node's log.
-    """
-    try:
-        return answer()
-    except Exception as error:
-        node_log().exception("a request could not be answered")
-        return failure(error).envelope()
-
-
-def respond(site: Answering, kind: Kind, envelope: Envelope) -> Envelope:
-    """Answer a request and the one that it carries, which comes first: training moves the state."""
-    asked = envelope.carried
-    carried = None if asked is None else answered(lambda: site.answer("evaluate", asked))
-    reply = answered(lambda: site.answer(kind, envelope))
-    return replace(reply, carried=carried)
 
 
 def _unusable(fault: str) -> Envelope:

@@ -1,36 +1,72 @@
-"""The Flower ClientApp: a user's `load` function and a `RemoteClient` behind it."""
+"""The Flower ClientApp: a user's `load` function and the client behind it.
+
+Every message starts a process. This module imports torch only in a process that computes: if the
+node has a worker (`parsifl flower node`), the message is handed to it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, get_args
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from parsifl.engine.experiment import Experiment
-from parsifl.flower import settings
-from parsifl.flower.client import (
-    Answering,
-    Load,
-    MakeProblem,
-    NodeConfig,
-    RemoteClient,
-    alone,
-    answered,
-    client_number,
-    profile_of,
-    respond,
-    state_root,
-)
-from parsifl.flower.guards import Guards
+from parsifl.core.errors import ConfigError
+from parsifl.flower import worker_link
+from parsifl.flower.answering import Answering, answered, respond
 from parsifl.flower.message import Envelope
-from parsifl.flower.privacy import check_mods
 from parsifl.flower.records import MESSAGE_TYPES, pack, unpack
-from parsifl.flower.table_schema import TableSchema
-from parsifl.flower.tables import RegressionSpec
-from parsifl.flower.tablesite import LoadTable, TableSite
 from parsifl.flower.transport import Kind
+from parsifl.flower.worker_link import AppPlace, Task
+
+if TYPE_CHECKING:
+    from parsifl.flower.client import Load, MakeProblem
+    from parsifl.flower.tables import RegressionSpec
+    from parsifl.flower.tablesite import LoadTable
+
+Make = Callable[[Mapping[str, Any], Mapping[str, Any]], Answering]
+"""Makes a client of the run's and of the node's configuration."""
+
+
+class ParsiflClientApp(ClientApp):
+    """A ClientApp that knows how to make its client, here or in the node's worker."""
+
+    def __init__(self, make: Make, kinds: Sequence[Kind], mods: Sequence[Any] = ()) -> None:
+        super().__init__(mods=list(mods))
+        self.make = make
+        for kind in kinds:
+            family, _, action = MESSAGE_TYPES[kind].partition(".")
+            register = {"query": self.query, "train": self.train, "evaluate": self.evaluate}[family]
+            register(action or "default")(self._handler(kind))
+
+    def _handler(self, kind: Kind) -> Callable[[Message, Context], Message]:
+        def handle(message: Message, context: Context) -> Message:
+            reply = answered(lambda: self._reply(kind, unpack(message.content), context))
+            return Message(pack(reply), reply_to=message)
+
+        return handle
+
+    def _reply(self, kind: Kind, envelope: Envelope, context: Context) -> Envelope:
+        run, node = dict(context.run_config), dict(context.node_config)
+        worker = os.environ.get(worker_link.VARIABLE)
+        if worker is None:
+            return respond(self.make(run, node), kind, envelope)
+        task = Task(kind, self._place(), context.run_id, run, node, envelope)
+        return worker_link.ask(Path(worker), task)
+
+    def _place(self) -> AppPlace:
+        """Return the module that holds this app, for the worker to import."""
+        for module in list(sys.modules.values()):
+            file = getattr(module, "__file__", None)
+            names = [name for name, value in vars(module).items() if value is self]
+            if file is not None and names:
+                root = Path(file).parents[module.__name__.count(".")]
+                return AppPlace(str(root), module.__name__, names[0])
+        raise ConfigError("the app is not a variable of a module, where its worker could find it")
 
 
 def client_app(
@@ -49,13 +85,20 @@ def client_app(
     mods
         Flower mods that do not look into arrays; others are refused.
     """
+    if mods:
+        from parsifl.flower.privacy import check_mods
 
-    def site(experiment: Experiment, client: int, node: NodeConfig) -> RemoteClient:
-        arrays = alone(experiment.load(), client) if load is None else load(node)
-        root, profile = state_root(node), profile_of(node)
-        return RemoteClient(experiment, client, arrays, root, problem, profile)
+        check_mods(mods)
 
-    return _app(site, ("hello", "train", "evaluate"), mods)
+    def make(run: Mapping[str, Any], node: Mapping[str, Any]) -> Answering:
+        from parsifl.flower import client, settings
+
+        experiment, number = settings.read(run).experiment, client.client_number(node)
+        arrays = client.alone(experiment.load(), number) if load is None else load(node)
+        root, profile = client.state_root(node), client.profile_of(node)
+        return client.RemoteClient(experiment, number, arrays, root, problem, profile)
+
+    return ParsiflClientApp(make, ("hello", "train", "evaluate"), mods)
 
 
 def regression_client_app(
@@ -84,38 +127,16 @@ def regression_client_app(
     -----
     Each site checks what leaves it by limits in its node's configuration (see `guards.Guards`).
     """
-    declared = TableSchema(tuple(missing), tuple(words))
 
-    def site(experiment: Experiment, client: int, node: NodeConfig) -> TableSite:
-        schema, guards = declared.joined(node), Guards.of(node)
-        table, root = load(node), state_root(node)
-        return TableSite(experiment, client, table, root, spec, schema, guards)
+    def make(run: Mapping[str, Any], node: Mapping[str, Any]) -> Answering:
+        from parsifl.flower import client, settings
+        from parsifl.flower.guards import Guards
+        from parsifl.flower.table_schema import TableSchema
+        from parsifl.flower.tablesite import TableSite
 
-    return _app(site, get_args(Kind))
+        experiment, number = settings.read(run).experiment, client.client_number(node)
+        schema = TableSchema(tuple(missing), tuple(words)).joined(node)
+        guards, root = Guards.of(node), client.state_root(node)
+        return TableSite(experiment, number, load(node), root, spec, schema, guards)
 
-
-def _app(
-    make: Callable[[Experiment, int, NodeConfig], Answering],
-    kinds: Sequence[Kind],
-    mods: Sequence[Any] = (),
-) -> ClientApp:
-    check_mods(mods)
-    app = ClientApp(mods=list(mods))
-
-    def answer(kind: Kind, message: Message, context: Context) -> Envelope:
-        experiment, node = settings.read(context.run_config).experiment, dict(context.node_config)
-        site = make(experiment, client_number(node), node)
-        return respond(site, kind, unpack(message.content))
-
-    def handler(kind: Kind) -> Callable[[Message, Context], Message]:
-        def handle(message: Message, context: Context) -> Message:
-            reply = answered(lambda: answer(kind, message, context))
-            return Message(pack(reply), reply_to=message)
-
-        return handle
-
-    for kind in kinds:
-        family, _, action = MESSAGE_TYPES[kind].partition(".")
-        register = {"query": app.query, "train": app.train, "evaluate": app.evaluate}[family]
-        register(action or "default")(handler(kind))
-    return app
+    return ParsiflClientApp(make, get_args(Kind))

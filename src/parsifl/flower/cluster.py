@@ -52,6 +52,8 @@ class Cluster:
         TLS and authenticated nodes; False sends everything in the clear, over loopback alone.
     simulation
         Flower's simulation runtime (Ray) instead of nodes.
+    workers
+        Each node has a process that stays and answers its messages (`flower.node`).
     node_config
         What every node's configuration has besides its number; {id} stands for that number.
     variables
@@ -65,11 +67,13 @@ class Cluster:
         *,
         secure: bool = True,
         simulation: bool = False,
+        workers: bool = False,
         node_config: str = "",
         variables: Mapping[str, str] | None = None,
     ) -> None:
         self.folder, self.clients = folder.resolve(), clients
         self._secure, self._simulation = secure and not simulation, simulation
+        self._command = ("parsifl", "flower", "node") if workers else ("flower-supernode",)
         self._port, self._node_config = free_port(), node_config
         self._link: subprocess.Popen[bytes] | None = None
         self._before: Any = None
@@ -208,7 +212,7 @@ class Cluster:
         config = f"partition-id={number} num-partitions={self.clients} {own}".strip()
         self._nodes[number] = self._popen(
             f"node{number}",
-            "flower-supernode",
+            *self._command,
             *(*options, "--superlink", self.node_address),
             *("--host", HOST, "--port", str(free_port()), "--node-config", config),
         )
@@ -224,6 +228,10 @@ class Cluster:
         if self._link is not None:
             self._link.kill()
             self._link.wait()
+
+    def node_pid(self, number: int) -> int:
+        """Return the number of a SuperNode's process."""
+        return self._nodes[number].pid
 
     def node_exit(self, number: int) -> int | None:
         """Return the exit code of a SuperNode; None while it runs."""
@@ -304,7 +312,7 @@ class Cluster:
 
     def _cli_process(self, *arguments: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [program("flwr"), *arguments],
+            [processes.program("flwr"), *arguments],
             env=self.environment,
             cwd=self.folder,
             text=True,
@@ -314,7 +322,7 @@ class Cluster:
         )
 
     def _popen(self, log: str, name: str, *arguments: str) -> subprocess.Popen[bytes]:
-        command = [program(name), *arguments]
+        command = [processes.program(name), *arguments]
         return processes.start(command, self.folder / f"{log}.log", self.environment, self.folder)
 
     def _need_keys(self) -> KeyFolder:
@@ -343,11 +351,3 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])
-
-
-def program(name: str) -> str:
-    """Return the path of a program of Flower in this environment."""
-    path = Path(sys.executable).parent / name
-    if not path.exists():
-        raise ConfigError(f"{name} is not installed; install the extra: parsifl[flower]")
-    return str(path)

@@ -264,9 +264,13 @@ def check_leverage(released: Array, asked: Array, guards: Guards) -> None:
     asked
         The weights [rows] of what is asked for.
     """
+    if not np.isfinite(asked).all():
+        raise Refusal("leverage", "sums at these coefficients are not finite")
     every = np.concatenate([np.ones((1, len(asked))), released, asked[None]])
-    size = np.linalg.norm(every, axis=1, keepdims=True)
-    basis, values, _ = np.linalg.svd((every / np.where(size > 0, size, 1.0)).T, full_matrices=False)
+    for norm in (np.inf, 2):  # the largest entry first: squares of large weights would overflow
+        size = np.linalg.norm(every, norm, axis=1, keepdims=True)
+        every = every / np.where(size > 0, size, 1.0)
+    basis, values, _ = np.linalg.svd(every.T, full_matrices=False)
     basis = basis[:, values > _ROUNDING * values[0]]
     share = float((basis**2).sum(axis=1).max())
     if basis.shape[1] > guards.columns(len(asked)) or share > guards.leverage:

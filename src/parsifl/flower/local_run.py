@@ -68,6 +68,7 @@ def run_on_flower(
     resume: bool = False,
     secure: bool = True,
     simulation: bool = False,
+    workers: bool = False,
     deployment: Deployment | None = None,
     data_dir: str | Path | None = None,
     progress: Callable[[RoundRecord], None] | None = None,
@@ -82,6 +83,8 @@ def run_on_flower(
         TLS and authenticated nodes.
     simulation
         Flower's simulation runtime (Ray) instead of a SuperLink with SuperNodes.
+    workers
+        Each node has a process that stays and answers its messages, so that a round is shorter.
     deployment
         Quorum and time limits; `out` and `resume` are set here.
     data_dir
@@ -109,7 +112,12 @@ def run_on_flower(
     write_app(app, PARTITION, to_config(chosen, plan), "trial", replace=True)
     variables = {} if data_dir is None else {FOLDER_VARIABLE: str(Path(data_dir).resolve())}
     with Cluster(
-        place, len(data), secure=secure, simulation=simulation, variables=variables
+        place,
+        len(data),
+        secure=secure,
+        simulation=simulation,
+        workers=workers,
+        variables=variables,
     ) as cluster:
         run = cluster.submit(app)
         follow(cluster, run, out, progress)

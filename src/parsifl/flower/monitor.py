@@ -10,7 +10,7 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from parsifl.core.errors import ConfigError
 from parsifl.engine.owned import reject_foreign, reject_links, replace_file
@@ -126,9 +126,9 @@ class Monitor:
             self._metrics.round(record)
         self._write(now=True)
 
-    def ended(self, error: str = "") -> None:
+    def ended(self, state: Literal["done", "checked", "failed"], error: str = "") -> None:
         """Note that the server ends, with an error or without."""
-        self._status |= {"state": "failed" if error else "done", "last_error": error}
+        self._status |= {"state": state, "last_error": error}
         self._status["exchange"] = None
         self._write(now=True)
 

@@ -6,7 +6,6 @@ Fields are strict and unknown ones are rejected: server and clients run the same
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, final
 
@@ -36,6 +35,7 @@ LostStatePolicy = Literal["reinitialize", "drop", "stop"]
 ClientId = Annotated[int, Ge(0), Lt(1 << 31)]
 Round = Annotated[int, Ge(0), Lt(10**8)]  # versions of states have eight digits
 ExperimentId = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
+Split = Literal["train", "validation", "test"]
 Rows = Annotated[int, Ge(0), Lt(MOST_ROWS)]
 Name = Annotated[str, StringConstraints(pattern=r"^[^\p{C}]{1,100}$")]
 Metrics = Annotated[dict[Name, float], MaxLen(MOST_METRICS)]
@@ -205,8 +205,10 @@ class TrainReply(WorkReply):
 class EvaluateReply(WorkReply):
     """Scores by model, split and metric, and the number of rows by split."""
 
-    scores: dict[Literal["global", "personal"], dict[Literal["validation", "test"], Metrics]]
-    samples: dict[Literal["validation", "test"], Annotated[int, Gt(0), Lt(MOST_ROWS)]]
+    scores: dict[
+        Literal["global", "personal"], dict[Literal["train", "validation", "test"], Metrics]
+    ]
+    samples: dict[Literal["train", "validation", "test"], Annotated[int, Gt(0), Lt(MOST_ROWS)]]
 
     @model_validator(mode="after")
     def _rows_are_known(self) -> EvaluateReply:
@@ -330,12 +332,6 @@ def claimed_client(reply: Envelope | str) -> int | None:
         return _Claim.model_validate_json(reply.text).client
     except ValidationError:
         return None
-
-
-def failure(error: BaseException) -> FailureReply:
-    """Return what leaves a client when an exception ends its work: the type, never the text."""
-    code = type(error).__name__
-    return FailureReply(error=code if re.fullmatch(r"[A-Za-z_]\w{0,99}", code, re.A) else "Error")
 
 
 def describe(error: Exception) -> str:

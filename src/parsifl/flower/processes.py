@@ -14,6 +14,8 @@ from pathlib import Path
 
 import psutil
 
+from parsifl.core.errors import ConfigError
+
 _STOP_SECONDS = 15.0
 _LINGER_SECONDS = 3.0
 _PR_SET_PDEATHSIG = 1
@@ -33,7 +35,7 @@ def start(
             stdout=file,
             stderr=file,
             start_new_session=True,  # a group of its own: Ctrl-C reaches it through us alone
-            preexec_fn=_end_with_parent if _LIBC is not None else None,
+            preexec_fn=end_with_parent if _LIBC is not None else None,
         )
 
 
@@ -61,6 +63,15 @@ def end(children: Sequence[subprocess.Popen[bytes]]) -> None:
     psutil.wait_procs(left, _LINGER_SECONDS)
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
+    """Let the kernel end this process, just forked, with its parent (on Linux)."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def program(name: str) -> str:
+    """Return the path of a program of Flower in this environment."""
+    path = Path(sys.executable).parent / name
+    if not path.exists():
+        raise ConfigError(f"{name} is not installed; install the extra: parsifl[flower]")
+    return str(path)

@@ -70,9 +70,9 @@ def _carry_out(federation: Federation, *, check: bool) -> None:
         else:
             federation.run()
     except Exception as error:
-        federation.monitor.ended(_text(error))
+        federation.monitor.ended("failed", _text(error))
         raise
-    federation.monitor.ended()
+    federation.monitor.ended("checked" if check else "done")
 
 
 def _text(error: Exception) -> str:

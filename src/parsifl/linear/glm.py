@@ -278,13 +278,23 @@ class GLM:
         return datafits.check_targets(self.datafit, y[:, 0], self.classes)
 
     def metrics(self, params: Params, rows: Rows) -> dict[str, Tensor]:
-        """Return squared errors, or accuracy and loss, of each row."""
+        """Return squared errors, or accuracy and loss, of each row.
+
+        With l2 the `objective` is recorded too: the loss plus the l2 term, whose mean over the
+        training rows is what is minimized (`Evaluation(train=True)`).
+        """
         u = self.predict(params, rows.x)
         y, _ = self._targets(rows.y)
-        if not self.datafit.classes:
-            return {"mse": (u - y).square()}
-        right = (u > 0) == (y > 0) if self._single else u.argmax(-1) == y
-        return {"accuracy": right.to(u.dtype), "loss": self.datafit.loss(u, y)}
+        found: dict[str, Tensor] = {}
+        if self.datafit.classes:
+            right = (u > 0) == (y > 0) if self._single else u.argmax(-1) == y
+            found |= {"accuracy": right.to(u.dtype), "loss": self.datafit.loss(u, y)}
+        else:
+            found["mse"] = (u - y).square()
+        if self.l2:
+            penalty = (self._ridge * params[NAME].square()).sum() / 2
+            found["objective"] = self.datafit.loss(u, y) + penalty
+        return found
 
     def curvature_sums(
         self, params: Params, rows: Rows, candidates: Tensor, *, own_intercept: bool = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, final
 
@@ -15,6 +15,8 @@ from parsifl.core.problem import Restricted, Selection, SupportSolvable
 from parsifl.linear.sparsity import dictionary
 from parsifl.linear.sparsity.constraint import Sparsity
 from parsifl.linear.sparsity.coordinates import largest_now, nonzero_now, places
+from parsifl.solvers import support
+from parsifl.solvers.least_squares import solve_symmetric
 from parsifl.solvers.support import predictor
 
 Prune = Literal["largest", "omp"]
@@ -75,11 +77,11 @@ class Pursuit:
 
     def _template(self, current: Tensor, batches: Batches, full: Batches) -> Tensor:
         """Return coefficients without data, after the products whose operations are counted."""
-        width, support = current.shape[-1], 3 * self.sparsity.count(current.shape[-1])
+        width, merged = current.shape[-1], 3 * self.sparsity.count(current.shape[-1])
         rows = full.index.shape[1]
         for _ in range(len(batches)):
             selected = current.new_empty(batches.index.shape[1], width)
-            columns = current.new_empty(rows, min(support, width))
+            columns = current.new_empty(rows, min(merged, width))
             _ = selected.mT @ selected.new_empty(len(selected), current[..., 0].numel())
             _ = columns.mT @ columns
         return torch.empty_like(current)
@@ -141,6 +143,43 @@ class Pursuit:
         if problem.gram is None:  # its support is within the merged one, whose columns are known
             return moved, predictor(part, moved.gather(-1, index) * valid)
         return moved, problem.predictions(moved, everything)
+
+    def curvature(
+        self, problem: SupportSolvable, current: Tensor, full: Batches
+    ) -> dict[str, Tensor]:
+        """Return gradient and Hessian of a client's loss on the support of the coefficients."""
+        size = self._room(problem, current) * current[..., 0].numel()
+        if current.is_meta:
+            columns = current.new_empty(full.index.shape[1], size)
+            return {"gradient": current.new_empty(size), "hessian": columns.mT @ columns}
+
+        def work(now: Tensor, rows: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+            data = Selection(full.x, full.y, rows[:, 0], weight[:, 0])
+            part = problem.restrict(now, data, *self._support(problem, now))
+            return support.gradient(part, part.start).flatten(1), support.hessian(part, part.start)
+
+        gradient, hessian = eager(work, current, full.index, full.weight)
+        return {"gradient": gradient, "hessian": hessian}
+
+    def refitted(
+        self, problem: SupportSolvable, current: Tensor, mean: Mapping[str, Tensor]
+    ) -> Tensor:
+        """Take the Newton step of the mean loss on the support."""
+        index, valid = (part[0] for part in self._support(problem, current[None]))
+        used = valid.flatten().to(current.dtype)
+        hessian = mean["hessian"] * used[:, None] * used + torch.diag(1 - used)
+        step = solve_symmetric(hessian[None], (mean["gradient"] * used)[None])[0]
+        return current.scatter_add(-1, index, -step.reshape(index.shape) * valid)
+
+    def _support(self, problem: SupportSolvable, current: Tensor) -> tuple[Tensor, Tensor]:
+        marks = nonzero_now(current)
+        marks[..., list(problem.unpenalized.get(problem.name, ()))] = True
+        return places(marks, self._room(problem, current))
+
+    def _room(self, problem: SupportSolvable, current: Tensor) -> int:
+        width = current.shape[-1]
+        always = problem.unpenalized.get(problem.name, ())
+        return min(self.sparsity.count(width) + len(always), width)
 
     def _by_row(self, current: Tensor) -> bool:
         """Return whether every row (client, class) keeps its own `tau` single coefficients."""

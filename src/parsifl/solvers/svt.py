@@ -11,6 +11,7 @@ matrix on the thin side gives one set, from which the other follows by a product
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from itertools import pairwise
 
 import torch
@@ -186,9 +187,23 @@ def _lift(basis: Tensor | None, vectors: Tensor) -> Tensor:
     return vectors if basis is None else basis @ vectors
 
 
-def svt_layers(params: Params, threshold: float, near: Compact | None = None) -> Compact:
+def next_value(matrix: Tensor, rank: int) -> float:
+    """Return the threshold that leaves this rank: the next singular value, 0 if there is none.
+
+    >>> next_value(torch.diag(torch.tensor([3.0, 2.0, 1.0])), 2)
+    1.0
+    """
+    if rank >= min(matrix.shape):
+        return 0.0
+    return float(torch.linalg.svdvals(matrix)[rank])
+
+
+def svt_layers(
+    params: Params, threshold: float | Callable[[Tensor], float], near: Compact | None = None
+) -> Compact:
     """Threshold every layer that has a rank; a layer is sent as factors where they are shorter.
 
+    The threshold may be a function of the layer, as a matrix.
     `near` may hold the layers of the last round, whose factors then serve as guesses.
     Biases, norms and tensors with another number of axes are left as they are.
     """
@@ -199,7 +214,9 @@ def svt_layers(params: Params, threshold: float, near: Compact | None = None) ->
         if has_rank(tuple(value.shape)):
             last = None if near is None else near.get(name)
             guess = (last.left, last.right) if isinstance(last, LowRank) else None
-            left, right = svt(matricize(value), threshold, guess)
+            matrix = matricize(value)
+            tau = threshold(matrix) if callable(threshold) else threshold
+            left, right = svt(matrix, tau, guess)
             compact[name] = factored(left.contiguous(), right.contiguous(), tuple(value.shape))
         else:
             compact[name] = value

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from parsifl.algorithms._bases.averaging import Mean, Weighted
 from parsifl.algorithms._bases.local_sgd import LocalSgd
 from parsifl.algorithms._bases.sparsity import SparsitySettings
 from parsifl.core import tree
-from parsifl.core.algorithm import AdditiveAlgorithm, ClientInfo
+from parsifl.core.algorithm import AdditiveAlgorithm, ClientInfo, Preset
 from parsifl.core.batching import ClientRoundData, DataRequest
 from parsifl.core.config import Positive
 from parsifl.core.keys import Key
@@ -38,6 +39,19 @@ class HardThreshold(
     batch_growth
         Factor by which the batch grows per round (1 / omega in the theory), up to all rows.
     """
+
+    presets: ClassVar[Mapping[str, Preset]] = {
+        "paper:simulations": Preset(
+            {"tau": 200, "weighting": "uniform"},
+            "Section V; lr and K are searched over a grid there",
+            "100 clients, participation 1, 100 rounds (simulation II: 200), glm",
+        ),
+        "paper:mnist": Preset(
+            {"tau": 500, "scope": "row", "weighting": "uniform"},
+            "Section V; lr and K are searched over a grid there",
+            "100 clients, participation 1, glm:datafit=softmax",
+        ),
+    }
 
     full_batch: bool = False
     batch_growth: Positive = 1.0

@@ -1,0 +1,62 @@
+"""The page on what leaves a client is complete: traffic of every algorithm is held against it."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.flower.inprocess import Answer, InProcess
+from tests.flower.test_server import experiment
+
+from parsifl import wire
+from parsifl.core import registry, tree
+from parsifl.flower.disclosure import covered, reply_paths, sent_paths, upload_paths
+from parsifl.flower.message import Envelope
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def generator() -> Any:
+    spec = importlib.util.spec_from_file_location("disclosure", DOCS / "disclosure.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_is_up_to_date() -> None:
+    assert (DOCS / "reference" / "disclosure.md").read_text() == generator().page(), (
+        "run `python docs/disclosure.py`"
+    )
+
+
+@pytest.mark.parametrize("name", [n for n in registry.algorithms() if n != "fedbestsubset"])
+def test_nothing_leaves_that_is_not_on_the_page(name: str, tmp_path: Path) -> None:
+    chosen = experiment(name, rounds=1, validation=0.1)
+    algorithm = chosen.method()
+    declared, kind_of_upload = reply_paths(), algorithm.tree_types().uplink
+    seen = set[str]()
+
+    def record(kind: str, client: int, _request: Envelope, answer: Any) -> Answer:
+        reply: Envelope = answer()
+        left = [path for path in sent_paths(reply) if not covered(path, declared[kind])]
+        assert left == [], (client, left)
+        seen.add(kind)
+        if "upload" in reply.parts:
+            upload = wire.decode(reply.parts["upload"], kind_of_upload)
+            assert bool(tree.leaves(upload)) == bool(upload_paths(algorithm))
+        return reply
+
+    InProcess(chosen, tmp_path / "state", record).run(tmp_path / "run")
+    assert seen == {"hello", "train", "evaluate"}
+
+
+def test_a_field_that_is_not_declared_is_found() -> None:
+    declared = reply_paths()["train"]
+    assert covered("metrics.loss", declared)
+    assert not covered("metrics.loss.0", declared)
+    assert not covered("rows.0", declared)
+    assert sent_paths(Envelope('{"a": {"b": [1, 2]}}', {"c": b""})) == {"a.b.*", "part c"}
