@@ -74,7 +74,7 @@ class FederatedSparseRegressor(RegressorMixin, FederatedSparse):  # type: ignore
         Seed of mini-batches and cohorts.
     site_variances
         Whether the noise differs between sites: the fit is repeated twice with each site weighted
-        by the inverse of its residual variance (shrunk to that of all sites by 4 rows). Only for
+        by the inverse of its residual variance (its logarithm is shrunk to the mean of all sites by 4 rows). Only for
         "exact".
     solver_options
         Further settings of the algorithm by name, such as {"candidates": 50} for "exact" or
@@ -127,10 +127,11 @@ class FederatedSparseRegressor(RegressorMixin, FederatedSparse):  # type: ignore
             fit = self._fitted_exactly("site_variances=True")
             used = [site for site in range(len(names)) if weight[owner == site].any()]
             count = np.array([weight[owner == site].sum() for site in used])
-            spread = count * 2 * fit.losses / fit.rows
-            own = (spread + _SHRUNK * spread.sum() / count.sum()) / (count + _SHRUNK)
+            found = 2 * fit.losses / fit.rows
+            logs = np.log(np.maximum(found, max(1e-12 * float(found.max()), 1e-300)))
+            common = np.average(logs, weights=count)
             variance = np.full(len(names), np.nan)
-            variance[used] = np.maximum(own, 1e-300)
+            variance[used] = np.exp((count * logs + _SHRUNK * common) / (count + _SHRUNK))
             scale = np.where(np.isfinite(variance), variance, 1.0)[owner]
             self._fit(X, y, groups, weight / scale)
             sent = sent[0] + self.bytes_up_, sent[1] + self.bytes_down_
