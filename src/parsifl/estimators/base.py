@@ -163,6 +163,15 @@ class FederatedSparse(PublishedSolvers):
         self.loss_ = fit.search.loss / fit.search.rows
         self._book_dictionary(len(parts))
         self._say_how_it_ended(fit)
+        rows = sum(len(part) for part in parts)
+        if tau and len(fit.columns) >= rows:
+            warnings.warn(
+                f"n_nonzero_coefs={self.n_nonzero_coefs} gives {len(fit.columns)} coefficients to "
+                f"{rows} rows: the fit passes through all of them and says nothing about others; "
+                "take fewer, or set l2",
+                UserWarning,
+                stacklevel=5,
+            )
         return np.array(fit.search.coefficients)
 
     def _say_how_it_ended(self, fit: ExactFit) -> None:

@@ -74,8 +74,8 @@ class FederatedSparseRegressor(RegressorMixin, FederatedSparse):  # type: ignore
         Seed of mini-batches and cohorts.
     site_variances
         Whether the noise differs between sites: the fit is repeated twice with each site weighted
-        by the inverse of its residual variance (its logarithm is shrunk to the mean of all sites by 4 rows). Only for
-        "exact".
+        by the inverse of its residual variance, whose logarithm is shrunk to the mean of all sites
+        as by 4 rows. Only for "exact".
     solver_options
         Further settings of the algorithm by name, such as {"candidates": 50} for "exact" or
         {"prune": "omp"}, {"radius": 10.0} or {"delta": 1e-6} for those of the papers.

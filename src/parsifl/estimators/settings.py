@@ -96,6 +96,8 @@ class EstimatorSettings(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             return validate_data(self, X, y, dtype=np.float64, **checks)  # type: ignore[no-any-return]
         columns = as_columns(X)
         rows = len(next(iter(columns.values())))
+        if not rows:
+            raise ValueError("X has 0 rows; at least 2 are needed")
         names, owner = owners(groups, rows)
         _, parts = self._clients(groups, rows)
         weight = np.ones(rows) if sample_weight is None else np.asarray(sample_weight)
