@@ -161,6 +161,8 @@ class PublishedSolvers(EstimatorSettings):
 
     def _method(self, tau: int, rate: float) -> AnyAlgorithm:
         settings: dict[str, Any] = {"tau": tau, "scope": "row"}
+        if self.solver == self.solver_:  # those of "auto" are of the lossless solver
+            settings |= self._options()
         if self.solver_ != "distributediht":
             settings["local_steps"] = self.local_steps
         if self.solver_ in PURSUIT:

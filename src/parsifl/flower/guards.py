@@ -276,7 +276,8 @@ def check_leverage(released: Array, asked: Array, guards: Guards) -> None:
     if basis.shape[1] > guards.columns(len(asked)) or share > guards.leverage:
         raise Refusal(
             "leverage",
-            "combined with sums that left before, a row would stand out in these sums",
+            "combined with sums that left before, a row would stand out in these sums; if columns "
+            "separate the classes or the events, set l2",
         )
 
 
