@@ -92,7 +92,7 @@ def placed(
     if not isinstance(data, ClientData):
         share = experiment.test
         if isinstance(share, str):
-            raise ConfigError(f"test={share!r} needs a named data set; use a fraction such as 0.25")
+            raise ConfigError(f"test={share!r} needs a named dataset; use a fraction such as 0.25")
         data = ClientData.of(
             [data], test=share, validation=experiment.validation, seed=experiment.seed
         )

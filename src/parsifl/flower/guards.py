@@ -92,7 +92,7 @@ class Guards:
         return config.build(cls, given)
 
     def columns(self, rows: int) -> int:
-        """Return how many columns a message of a site with so many rows may have."""
+        """Return how many columns a message of a site with this many rows may have."""
         return int(self.ratio * rows + 1e-9)
 
 
