@@ -32,7 +32,7 @@ def run_node(arguments: Sequence[str]) -> int:
     """Run a SuperNode with these arguments and a worker; return the SuperNode's exit code."""
     if not hasattr(socket, "SO_PEERCRED"):
         raise ConfigError(
-            "a worker needs Linux, where a socket identifies the process at its other end"
+            "a worker needs Linux, where sockets identify their peers"
         )
     with _listening() as (folder, listener):
         environment = {**os.environ, VARIABLE: str(folder)}
