@@ -222,3 +222,47 @@ def test_inference_names_the_columns_of_a_table() -> None:
         FederatedSparseRegressor(2), table, y, SITE, subsamples=5, by="rows"
     )
     assert [stable.names[place] for place in stable.support] == ["age", "ward"]
+
+
+def odd(change: str) -> pd.DataFrame:
+    table = frame()
+    if change == "a level at one site":
+        table.loc[SITE == 2, "ward"] = "isolation"
+    elif change == "constants":
+        table = table.assign(constant=3.0, word="same", site=SITE.astype(float))
+    elif change == "missing at a site":
+        table.loc[SITE == 1, "age"] = np.nan
+    elif change == "codes":
+        table["marker"] = table.marker.astype(object).where(table.index != 3, "NA")
+    return table
+
+
+@pytest.mark.parametrize(
+    "change", ["a level at one site", "constants", "missing at a site", "codes"]
+)
+def test_awkward_tables_are_taken(change: str) -> None:
+    table = odd(change)
+    model = FederatedSparseRegressor(3).fit(table, risk(frame()), SITE)
+    coefficients = dict(zip(model.get_feature_names_out(), model.coef_, strict=True))
+    assert np.isfinite(model.coef_).all()
+    assert coefficients.get("constant", 0.0) == 0.0
+    assert not any(name.startswith("word=") for name in coefficients)
+
+
+@pytest.mark.parametrize(
+    ("table", "reason"),
+    [
+        (frame().assign(age=np.nan), "the column 'age' is empty at every site"),
+        (frame().iloc[:0], "X has 0 rows"),
+        (pd.concat([frame(), frame()[["age"]]], axis=1), "more than one column 'age'"),
+    ],
+)
+def test_impossible_tables_are_named(table: pd.DataFrame, reason: str) -> None:
+    with pytest.raises((ValueError, DataError), match=reason):
+        FederatedSparseRegressor(1).fit(table, risk(frame())[: len(table)])
+
+
+def test_more_coefficients_than_rows_are_said_aloud() -> None:
+    x = np.random.default_rng(0).normal(size=(12, 40))
+    with pytest.warns(UserWarning, match="gives 20 coefficients to 12 rows"):
+        FederatedSparseRegressor(20).fit(x, x[:, 0], np.arange(12) % 3)

@@ -108,7 +108,7 @@ def simulated(experiment: Experiment, folder: Path | None = None) -> Run:
     data = experiment.load()
     problem = problem_for(experiment.model, data)
     return simulate(
-        experiment.method(),
+        experiment.build_algorithm(),
         problem,
         data.flattened() if isinstance(problem, GLM) else data,
         experiment.rounds,

@@ -8,6 +8,7 @@ coefficient is selected, which is another question.
 
 from __future__ import annotations
 
+from parsifl.estimators import plots
 from parsifl.estimators.classifier import FederatedSparseClassifier
 from parsifl.estimators.cox import FederatedSparseCox
 from parsifl.estimators.cv import (
@@ -39,6 +40,7 @@ __all__ = [
     "Stability",
     "diagnose",
     "load",
+    "plots",
     "post_double_selection",
     "save",
     "split_inference",

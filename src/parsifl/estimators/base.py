@@ -12,6 +12,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_is_fitted
 
 from parsifl.algorithms.fedbestsubset import FedBestSubset
+from parsifl.core import config
 from parsifl.core.errors import ConfigError, unknown
 from parsifl.estimators.exact import Certificate, ExactFit, Sites, exact_fit
 from parsifl.estimators.export import as_sklearn
@@ -101,12 +102,14 @@ class FederatedSparse(PublishedSolvers):
         return ""
 
     def _algorithm(self, problem: Any, tau: int, *, own_intercept: bool = False) -> FedBestSubset:
-        return FedBestSubset(
-            tau=tau,
-            max_bytes=int(self.max_bytes),
-            intercepts="own" if own_intercept else "shared",
-            units=self._units(problem.width - problem.intercept),
-        )
+        settings: dict[str, Any] = {
+            "tau": tau,
+            "max_bytes": int(self.max_bytes),
+            "intercepts": "own" if own_intercept else "shared",
+            "units": self._units(problem.width - problem.intercept),
+        }
+        options = self._options() if self.solver in ("auto", "exact") else {}
+        return config.build(FedBestSubset, {**settings, **options})
 
     # ------------------------------------------------------------------ training
     def _train(
@@ -160,6 +163,15 @@ class FederatedSparse(PublishedSolvers):
         self.loss_ = fit.search.loss / fit.search.rows
         self._book_dictionary(len(parts))
         self._say_how_it_ended(fit)
+        rows = sum(len(part) for part in parts)
+        if tau and len(fit.columns) >= rows:
+            warnings.warn(
+                f"n_nonzero_coefs={self.n_nonzero_coefs} gives {len(fit.columns)} coefficients to "
+                f"{rows} rows: the fit passes through all of them and says nothing about others; "
+                "take fewer, or set l2",
+                UserWarning,
+                stacklevel=5,
+            )
         return np.array(fit.search.coefficients)
 
     def _say_how_it_ended(self, fit: ExactFit) -> None:

@@ -63,9 +63,9 @@ class Inference:
     ----------
     names, estimate, se, lower, upper, statistic, pvalue
         One entry for each coefficient; the intercept, if there is a common one, comes first.
-    sites, site_estimates
-        Names, and estimates [sites, coefficients] by one Newton step from the common ones on the
-        rows of the site alone (which is least squares, for a squared loss).
+    sites, site_estimates, site_se
+        Names, estimates [sites, coefficients] and their standard errors, by one Newton step from
+        the common ones on the rows of the site alone (least squares, for a squared loss).
     q, q_pvalue, i2
         Cochran's Q of the sites' estimates, its p-value, and the share I^2 of their variation that
         is not chance.
@@ -84,6 +84,7 @@ class Inference:
     pvalue: Array
     sites: list[str]
     site_estimates: Array
+    site_se: Array
     q: Array
     q_pvalue: Array
     i2: Array
@@ -191,6 +192,7 @@ def table(
         pvalue=2 * law.sf(np.abs(statistic)),
         sites=columns.sites if len(columns.sites) == len(fit.rows) else _numbers(fit),
         site_estimates=own,
+        site_se=errors,
         q=q,
         q_pvalue=q_pvalue,
         i2=i2,
@@ -382,6 +384,7 @@ def post_double_selection(
         whole,
         names=[label],
         site_estimates=whole.site_estimates[:, place],
+        site_se=whole.site_se[:, place],
         guarantee=DOUBLE,
         **parts,
     )

@@ -66,7 +66,7 @@ def _files(template: str) -> list[str]:
 
 
 def _is_app(folder: Path, name: str) -> bool:
-    """Return whether a directory holds an app that was written here under this name."""
+    """Return whether a folder holds an app that was written here under this name."""
     try:
         found = tomllib.loads((folder / "pyproject.toml").read_text())
         return bool(
@@ -113,7 +113,7 @@ def _project(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
             "version": "0.1.0",
             "description": "A federation with parsifl",
             "license": "Apache-2.0",
-            # none: nodes have Parsifl installed, and Flower must not install packages
+            # nothing: nodes have parsifl installed, and Flower must not install anything
             "dependencies": [],
         },
         "tool": {

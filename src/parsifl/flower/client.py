@@ -160,7 +160,7 @@ class RemoteClient:
         profile: Mapping[str, Any] | None = None,
     ) -> None:
         self._experiment, self._client, self._root = experiment, client, root
-        self._algorithm = experiment.method()
+        self._algorithm = experiment.build_algorithm()
         self._types = self._algorithm.tree_types()
         self._data = placed(arrays, client, experiment, profile)
         self._make = make or partial(problem_for, experiment.model)

@@ -139,8 +139,8 @@ class Cluster:
             f'address = "{self.address}"\n{security}\n'
         )
         replace_file(self._home / "config.toml", text.encode())
-        exported = {**QUIET, "FLWR_HOME": shlex.quote(str(self._home))}
-        lines = [f"export {name}={value}\n" for name, value in exported.items()]
+        variables = {**QUIET, "FLWR_HOME": shlex.quote(str(self._home))}
+        lines = [f"export {name}={value}\n" for name, value in variables.items()]
         replace_file(self.variables_file, "".join([_FIRST_LINE, *lines]).encode())
 
     # ------------------------------------------------------------------ processes

@@ -102,7 +102,7 @@ def run_on_flower(
     chosen = replace(experiment, clients=len(data))
     # mistakes show here, before anything is started
     problem = problem_for(chosen.model, data)
-    chosen.method().check_capabilities(problem)
+    chosen.build_algorithm().check_capabilities(problem)
     # all nodes are started here, and have new ids after every start
     plan = replace(deployment or Deployment(), out=str(out), resume=resume, rebind=True)
     place = out / "flower"
@@ -121,7 +121,7 @@ def run_on_flower(
     ) as cluster:
         run = cluster.submit(app)
         follow(cluster, run, out, progress)
-    found = checkpoint.load(out / "checkpoint", chosen.method().tree_types())
+    found = checkpoint.load(out / "checkpoint", chosen.build_algorithm().tree_types())
     server = None if found is None else found.server
     records = read_records(out)
     return FlowerRun(chosen, out, records, server, problem.primary_metric, problem.higher_is_better)
@@ -135,7 +135,7 @@ def follow(
 ) -> None:
     """Wait for a run, reporting its rounds; raise ParsiflError if it fails.
 
-    This reads the run directory: each query of Flower's status costs seconds of CPU time.
+    It reads the run directory, not Flower: a query to Flower costs seconds of CPU time.
     """
     shown, asked = 0, time.monotonic()
     while True:

@@ -56,6 +56,12 @@ _ESTIMATORS: dict[str, type[FederatedSparse]] = {
     "poisson": FederatedSparsePoisson,
     "cox": FederatedSparseCox,
 }
+_ENDS = {
+    Phase.SEPARATED: "the selected columns separate the classes (or the events): the likelihood "
+    "has no maximum; set l2 of the RegressionSpec, for example to 0.01",
+    Phase.STALLED: "the search stopped where rounding leaves no further decrease of the loss",
+    Phase.LOOK: "the search did not end within the rounds; the model is the best so far",
+}
 
 
 class Regression(Federation):
@@ -66,7 +72,9 @@ class Regression(Federation):
     def __init__(
         self, settings: DeploymentSettings, link: Link, log: Log, spec: RegressionSpec
     ) -> None:
-        if isinstance(settings.experiment.method(), FedBestSubset):  # its sums are over all sites
+        if isinstance(
+            settings.experiment.build_algorithm(), FedBestSubset
+        ):  # its sums are over all sites
             settings = replace(settings, deployment=replace(settings.deployment, quorum=1.0))
         elif spec.family != "linear":
             name = settings.experiment.algorithm
@@ -205,6 +213,8 @@ class Regression(Federation):
                 bytes_down=0,
                 own_intercepts=False,
             )
+        if fit is not None and fit.search.phase != Phase.CONVERGED:
+            self._log(f"warning: {_ENDS.get(fit.search.phase, _ENDS[Phase.LOOK])}")
         outcome = Outcome(
             preprocessing=agreement.preprocessing,
             sites=[str(client.id) for client in self._pool.clients],

@@ -156,7 +156,10 @@ def _section(
         notes=_notes(section.notes),
         headline=sheets["headline"].to_html(),
         coefficients=coefficient_block(
-            [sheet for key, sheet in sheets.items() if key.startswith("coefficients")], name, level
+            [sheet for key, sheet in sheets.items() if key.startswith("coefficients")],
+            section.runs,
+            name,
+            level,
         ),
         gains=gains,
         inside=inside,
