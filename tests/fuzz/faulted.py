@@ -165,7 +165,7 @@ class Messages(Scenario):
         )  # fmt: skip
 
     def types(self) -> Any:
-        return self._experiment.method().tree_types()
+        return self._experiment.build_algorithm().tree_types()
 
     def run(self, folder: Path, wrap: Callable[[Any], Any] = lambda link: link) -> None:
         link = InProcess(self._experiment, folder / "state")

@@ -126,7 +126,7 @@ def init(
     fields = [*rows, "tau=5", *settings] if regression else settings
     given["settings"] = options.assignments(fields)
     chosen = Experiment.read({name: value for name, value in given.items() if value is not None})
-    chosen.method()  # a mistake in the settings shows here, not on the nodes
+    chosen.build_algorithm()  # a mistake in the settings shows here, not on the nodes
     plan = Deployment(out=str((folder / "run").resolve()))
     written = to_config(chosen, plan)
     if template != PARTITION:  # the nodes have data of their own

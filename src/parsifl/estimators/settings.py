@@ -323,7 +323,7 @@ class EstimatorSettings(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
 
 
 def whole(value: Any) -> bool:
-    """Tell whether a value is a whole number."""
+    """Return whether a value is a whole number."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 

@@ -92,7 +92,7 @@ class Guards:
         return config.build(cls, given)
 
     def columns(self, rows: int) -> int:
-        """Return how many columns a message of a site with so many rows may have."""
+        """Return how many columns a message of a site with this many rows may have."""
         return int(self.ratio * rows + 1e-9)
 
 
@@ -130,7 +130,7 @@ def check_plan(experiment: Experiment, client: int, rows: int, guards: Guards) -
         raise Refusal("rows", f"its table has fewer than {guards.rows} rows")
     if (experiment.clients or 0) < guards.sites:
         raise Refusal("sites", f"the run has fewer than {guards.sites} sites")
-    method = experiment.method()
+    method = experiment.build_algorithm()
     draws = method.batches(ClientInfo(client, rows, {}), 0).batches.values()
     if any(draw.batch_size is not None and draw.batch_size < rows for draw in draws):
         raise Refusal("batch", "the run draws mini-batches; set batch to none (all rows)")
@@ -196,7 +196,7 @@ def check_support(
     support: Sequence[Any], width: int, experiment: Experiment, rows: int, guards: Guards
 ) -> list[int]:
     """Return the positions of the selected columns, if the run may ask for them."""
-    method = experiment.method()
+    method = experiment.build_algorithm()
     most = method.sparsity.count(width) if isinstance(method, SparsitySettings) else width
     inside = all(type(place) is int and 0 <= place < width for place in support)
     if not inside or len(set(support)) != len(support) or len(support) > most:

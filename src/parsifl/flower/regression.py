@@ -72,7 +72,9 @@ class Regression(Federation):
     def __init__(
         self, settings: DeploymentSettings, link: Link, log: Log, spec: RegressionSpec
     ) -> None:
-        if isinstance(settings.experiment.method(), FedBestSubset):  # its sums are over all sites
+        if isinstance(
+            settings.experiment.build_algorithm(), FedBestSubset
+        ):  # its sums are over all sites
             settings = replace(settings, deployment=replace(settings.deployment, quorum=1.0))
         elif spec.family != "linear":
             name = settings.experiment.algorithm

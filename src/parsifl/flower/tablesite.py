@@ -168,7 +168,7 @@ class TableSite:
             return _whole(site.evaluate(request, envelope.parts))
         assert isinstance(request, TrainRequest)
         self._hold(request, entry, request.round, envelope.parts.get("down"))
-        if isinstance(self._experiment.method(), FedBestSubset):
+        if isinstance(self._experiment.build_algorithm(), FedBestSubset):
             self._check_sums(envelope, own, agreement, data, make(data), entry)
             return _whole(site.train(request, envelope.parts))
         return self._narrow(_whole(site.train(request, envelope.parts)), own.rows, entry)
@@ -183,7 +183,7 @@ class TableSite:
         entry: dict[str, Any],
     ) -> None:
         """Check a round of sums: few columns, no small cell, and no row that stands out."""
-        kind = self._experiment.method().tree_types().downlink
+        kind = self._experiment.build_algorithm().tree_types().downlink
         try:
             question = wire.decode(envelope.parts.get("down", b""), kind, limit=1 << 28)
             at = question.at[problem.name]
@@ -234,7 +234,7 @@ class TableSite:
     def _narrow(self, reply: Envelope, rows: int, entry: dict[str, Any]) -> Envelope:
         """Return a reply whose upload has few coefficients for the number of rows."""
         if "upload" in reply.parts:
-            kind = self._experiment.method().tree_types().uplink
+            kind = self._experiment.build_algorithm().tree_types().uplink
             leaves = tree.leaves(wire.decode(reply.parts["upload"], kind, limit=1 << 31))
             entry["coefficients"] = sum(int(leaf.count_nonzero()) for leaf in leaves)
             rules.check_width(entry["coefficients"], rows, self._guards)
