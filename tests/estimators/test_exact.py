@@ -13,7 +13,7 @@ from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 
 from parsifl import data
-from parsifl.core.errors import ConfigError
+from parsifl.core.errors import ConfigError, ParsiflError
 from parsifl.estimators import (
     FederatedSparseClassifier,
     FederatedSparseCox,
@@ -361,3 +361,17 @@ def test_settings_of_the_algorithms_are_passed_on() -> None:
         FederatedSparseRegressor(1, solver_options={"candidate": 3}).fit(x, y, groups)
     with pytest.raises(ConfigError, match="solver_options must map"):
         FederatedSparseRegressor(1, solver_options=3).fit(x, y, groups)
+
+
+def test_pursuit_that_prunes_by_cost_survives_one_measurement_in_two_units() -> None:
+    draw = np.random.default_rng(0)
+    x = draw.standard_normal((500, 8))
+    x[:, 1] = (3 * x[:, 0]).round(2)
+    y = x[:, 4] + x[:, 5] + 0.3 * x[:, 6] + draw.standard_normal(500)
+    options = {"prune": "cost"}
+    model = FederatedSparseRegressor(2, solver="fedgradmp", solver_options=options)
+    model.fit(x, y, np.arange(500) % 5)
+    assert model.support_.tolist() == [4, 5]
+    kept = FederatedSparseRegressor(2, solver="fedgradmp", solver_options=options, keep=[6])
+    with pytest.raises(ParsiflError, match="prune='cost' needs"):
+        kept.fit(x, y, np.arange(500) % 5)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from parsifl.core._functorch import eager
 from parsifl.core.batching import Batches
+from parsifl.core.errors import CapabilityError
 from parsifl.core.problem import Restricted, Selection, SupportSolvable
 from parsifl.linear.sparsity import dictionary
 from parsifl.linear.sparsity.constraint import Sparsity
@@ -19,7 +20,7 @@ from parsifl.solvers import support
 from parsifl.solvers.least_squares import solve_symmetric
 from parsifl.solvers.support import predictor
 
-Prune = Literal["largest", "omp"]
+Prune = Literal["largest", "omp", "cost"]
 
 
 @final
@@ -135,8 +136,14 @@ class Pursuit:
         part = problem.restrict(current, everything, index, valid, u)
         found = self.solve(part, key) * valid
         short = problem.gram is None and not always and by_row
+        if self.prune == "cost" and not short:
+            raise CapabilityError(
+                "prune='cost' needs scope='row' and a problem without a dictionary, an intercept "
+                "and other coefficients that are always kept; use 'largest'"
+            )
         if short:  # only merged coefficients can survive: choose among them
-            found = torch.where(largest_now(found, self.sparsity.count(width)), found, 0.0)
+            weight = removal_cost(part, found, valid) if self.prune == "cost" else found
+            found = torch.where(largest_now(weight, self.sparsity.count(width)), found, 0.0)
         # unused places point at coefficient 0, whose own value must survive: add, do not set
         full = torch.zeros_like(current).scatter_add_(-1, index, found)
         moved = self.bound(problem, full if short else self.pruned(problem, full, lead=1), 1)
@@ -200,6 +207,21 @@ class Pursuit:
 
 def _tiny(like: Tensor) -> float:
     return torch.finfo(like.dtype).tiny  # the slope at an atom that is zero is zero
+
+
+def removal_cost(part: Restricted, found: Tensor, valid: Tensor) -> Tensor:
+    """Return what setting each coefficient to zero adds to the loss: b_j^2 / [H^-1]_jj.
+
+    Of two columns that are nearly multiples of each other both have large coefficients, and either
+    can be removed at no cost.
+    """
+    used = valid.expand_as(found).flatten(1).to(found.dtype)
+    hessian = support.hessian(part, found) * used[:, :, None] * used[:, None]
+    level = hessian.diagonal(dim1=1, dim2=2).amax(1).clamp(min=_tiny(found))
+    hessian = hessian / level[:, None, None] + torch.diag_embed(1 - used + 1e-12)
+    inverse = torch.linalg.inv(hessian).diagonal(dim1=1, dim2=2)
+    cost: Tensor = found.square() / inverse.clamp(min=_tiny(found)).reshape(found.shape)
+    return cost
 
 
 def _places_of(index: Tensor, rows: Tensor) -> Tensor:
