@@ -29,7 +29,7 @@ test-matrix: setup  ## the tests that assert bits, with one factor of the machin
 	$(BIN)/python tools/test_matrix.py
 
 deploy: setup  ## deployments that are killed, attacked and resumed on loopback (minutes)
-	PARSIFL_DEPLOY=1 $(BIN)/pytest tests/flower/test_on_demand.py
+	PARSIFL_DEPLOY=1 $(BIN)/pytest tests/flower/test_on_demand.py tests/flower/test_namespaces.py
 
 docs: setup  ## the documentation site in site/, warnings are errors
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'

@@ -91,7 +91,7 @@ def test_more_folds_than_clients_are_said_aloud() -> None:
     model = FederatedSparseRegressorCV([1, 2], cv=5, estimator=FederatedSparseRegressor(rounds=2))
     with pytest.warns(UserWarning, match="cv=5, but there are 4 clients"):
         model.fit(x, y, groups=clients)
-    assert model.mse_path_.shape == (2, 4)
+    assert model.error_path_.shape == (2, 4)
     with pytest.raises(ValueError, match="estimator must be a FederatedSparseRegressor"):
         FederatedSparseRegressorCV([1], estimator=3).fit(x, y, groups=clients)
 
@@ -106,7 +106,7 @@ def test_folds_of_rows_without_weight_are_left_out() -> None:
     there = clients != 3
     absent = FederatedSparseRegressorCV([1, 2], cv=3, estimator=base)
     absent.fit(x[there], y[there], groups=clients[there])
-    np.testing.assert_allclose(np.sort(model.mse_path_), np.sort(absent.mse_path_), rtol=1e-9)
+    np.testing.assert_allclose(np.sort(model.error_path_), np.sort(absent.error_path_), rtol=1e-9)
     alone = np.where(clients == 0, 1.0, 0.0)
     with pytest.raises(ValueError, match="no fold has rows with a positive sample_weight"):
         model.fit(x, y, groups=clients, sample_weight=alone)
@@ -190,7 +190,7 @@ def test_folds_may_be_a_number_of_numpy() -> None:
     x, y, hospital = _hospitals()
     base = FederatedSparseRegressor(rounds=2, random_state=0)
     found = [
-        FederatedSparseRegressorCV([1, 2], cv=cv, estimator=base).fit(x, y, hospital).mse_path_
+        FederatedSparseRegressorCV([1, 2], cv=cv, estimator=base).fit(x, y, hospital).error_path_
         for cv in (2, np.int64(2))
     ]
     assert np.array_equal(found[0], found[1])

@@ -324,3 +324,40 @@ def test_a_warning_names_no_setting_that_the_solver_lacks() -> None:
     assert caught
     assert not any("lr" in str(warning.message).split() for warning in caught)
     assert np.isfinite(model.coef_).all()
+
+
+def test_noise_that_differs_by_site_is_weighted_away() -> None:
+    draw = np.random.default_rng(0)
+    groups = np.repeat([0, 1, 2, 3], 250)
+    x = draw.normal(size=(1000, 60))
+    truth = np.zeros(60)
+    truth[:6] = 0.35
+    noise = np.array([0.3, 1.0, 3.0, 6.0])[groups] * draw.normal(size=1000)
+    y = x @ truth + noise
+    plain = FederatedSparseRegressor(6).fit(x, y, groups)
+    model = FederatedSparseRegressor(6, site_variances=True).fit(x, y, groups)
+    assert model.support_.tolist() == list(range(6))
+    assert np.linalg.norm(model.coef_ - truth) < np.linalg.norm(plain.coef_ - truth) / 2
+    assert np.allclose(np.sqrt(model.site_variances_), [0.3, 1.0, 3.0, 6.0], rtol=0.15)
+    assert model.bytes_up_ == 3 * plain.bytes_up_
+    with pytest.raises(ConfigError, match="site_variances is for linear regression"):
+        FederatedSparseClassifier(2, site_variances=True).fit(x, y > 0, groups)
+    with pytest.raises(ValueError, match="site_variances=True needs solver='exact'"):
+        FederatedSparseRegressor(6, site_variances=True, solver="fedht").fit(x, y, groups)
+
+
+def test_settings_of_the_algorithms_are_passed_on() -> None:
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(200, 30))
+    y, groups = x[:, 3] + 0.1 * draw.normal(size=200), np.arange(200) % 4
+    few = FederatedSparseRegressor(1, solver_options={"candidates": 3}).fit(x, y, groups)
+    assert few.bytes_up_ < FederatedSparseRegressor(1).fit(x, y, groups).bytes_up_
+    assert few.support_.tolist() == [3]
+    ball = FederatedSparseRegressor(
+        1, solver="inexactfedgradmp", refit=False, solver_options={"radius": 0.5}
+    )
+    assert np.abs(ball.fit(x, y, groups).coef_ * x.std(axis=0)).max() <= 0.5 + 1e-9
+    with pytest.raises(ConfigError, match="candidate"):
+        FederatedSparseRegressor(1, solver_options={"candidate": 3}).fit(x, y, groups)
+    with pytest.raises(ConfigError, match="solver_options must map"):
+        FederatedSparseRegressor(1, solver_options=3).fit(x, y, groups)

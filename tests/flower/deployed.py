@@ -68,7 +68,7 @@ def until(condition: Callable[[], bool], what: str, seconds: float = 200.0) -> N
 
 def server_state(path: Path, chosen: Experiment) -> Any:
     """Return the server's state of a run folder."""
-    found = checkpoint.load(path / "checkpoint", chosen.method().tree_types())
+    found = checkpoint.load(path / "checkpoint", chosen.build_algorithm().tree_types())
     assert found is not None
     return found.server
 

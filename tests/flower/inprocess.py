@@ -85,7 +85,7 @@ class InProcess:
         return [record.to_json() for record in self.federation(out, **deployment).run()]
 
     def federation(self, out: Path, **deployment: Any) -> Federation:
-        count = len(self._data)
+        count = self.experiment.clients or len(self.clients)
         settings = DeploymentSettings(
             self.experiment, count, Deployment(out=str(out), **{"wait": 1.0, **deployment})
         )
@@ -108,7 +108,7 @@ def simulated(experiment: Experiment, folder: Path | None = None) -> Run:
     data = experiment.load()
     problem = problem_for(experiment.model, data)
     return simulate(
-        experiment.method(),
+        experiment.build_algorithm(),
         problem,
         data.flattened() if isinstance(problem, GLM) else data,
         experiment.rounds,

@@ -67,4 +67,8 @@ def test_the_csv_template_reads_a_file(tmp_path: Path, monkeypatch: pytest.Monke
     x, y = names["app"]({"data": str(tmp_path / "a.csv")})
     assert x.tolist() == [[30.0, 70.5], [40.0, 80.0]]
     assert y.tolist() == [1, 0]
-    assert y.dtype == np.int64
+    assert y.dtype == np.float64  # whole numbers are no classes unless CLASSES says so
+    (tmp_path / "b.csv").write_text("weight,age,target\n70.5,30,1\n80,40,0\n")
+    assert np.array_equal(names["app"]({"data": str(tmp_path / "b.csv")})[0], x)
+    names["CLASSES"] = True
+    assert names["app"]({"data": str(tmp_path / "a.csv")})[1].dtype == np.int64

@@ -107,7 +107,7 @@ def test_the_apps_give_the_bits_of_the_simulation(tmp_path: Path) -> None:
     config = to_config(chosen, Deployment(out=str(tmp_path / "run")))
     apps = parsifl.flower.server_app(), parsifl.flower.client_app()
     run(*apps, config, nodes(tmp_path / "state"))
-    found = checkpoint.load(tmp_path / "run" / "checkpoint", chosen.method().tree_types())
+    found = checkpoint.load(tmp_path / "run" / "checkpoint", chosen.build_algorithm().tree_types())
     assert found is not None
     assert tree.same(found.server, simulated(chosen).server)
     assert (tmp_path / "run" / DONE_FILE).exists()
@@ -124,7 +124,7 @@ def test_nobody_waits_for_a_dead_node_whose_client_is_back(tmp_path: Path) -> No
         *apps, config, [told[1], *told], silent=(70,)
     )  # node 70 was client 1, and is not missed yet
     assert time.monotonic() - started < 30  # a greeting would be waited for 90 seconds
-    found = checkpoint.load(tmp_path / "run" / "checkpoint", chosen.method().tree_types())
+    found = checkpoint.load(tmp_path / "run" / "checkpoint", chosen.build_algorithm().tree_types())
     assert found is not None
     assert tree.same(found.server, simulated(chosen).server)
 
@@ -167,7 +167,7 @@ def test_own_data_and_an_own_problem(tmp_path: Path) -> None:
     strong = {"profile-flops_per_second": 1e9}
     run(server, client, config, [{**node, **strong} for node in nodes(tmp_path / "state")])
     assert set(seen) == {0, 1, 2}
-    found = checkpoint.load(tmp_path / "run" / "checkpoint", chosen.method().tree_types())
+    found = checkpoint.load(tmp_path / "run" / "checkpoint", chosen.build_algorithm().tree_types())
     assert found is not None
     assert found.server["weight"].shape == (2, 3)
     (state,) = (tmp_path / "run" / "checkpoint").glob("round-*/state.json")

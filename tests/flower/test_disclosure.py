@@ -36,7 +36,7 @@ def test_the_page_is_up_to_date() -> None:
 @pytest.mark.parametrize("name", [n for n in registry.algorithms() if n != "fedbestsubset"])
 def test_nothing_leaves_that_is_not_on_the_page(name: str, tmp_path: Path) -> None:
     chosen = experiment(name, rounds=1, validation=0.1)
-    algorithm = chosen.method()
+    algorithm = chosen.build_algorithm()
     declared, kind_of_upload = reply_paths(), algorithm.tree_types().uplink
     seen = set[str]()
 

@@ -219,3 +219,41 @@ def test_columns_of_a_csv_file_and_of_a_frame_are_the_same(tmp_path: Path) -> No
     for name, column in as_columns(text).items():
         assert np.array_equal(column, as_columns(table)[name], equal_nan=column.dtype.kind == "f")
     del tmp_path
+
+
+def run(family: str, tables: list[pd.DataFrame], folder: Path, **settings: Any) -> tuple[Any, Any]:
+    settings = {"tau": 3, **settings}
+    experiment = Experiment("fedbestsubset", settings, clients=3, rounds=60, evaluate_every=0)
+    sites = Sites(experiment, SPECS[family], tables, folder / "state")
+    plan = DeploymentSettings(experiment, 3, Deployment(out=str(folder / "run"), wait=0.01))
+    Regression(plan, sites, sites.log.append, SPECS[family]).run()
+    return load(folder / "run" / MODEL_FILE), sites
+
+
+def test_sites_may_have_one_class_own_levels_and_constant_columns(tmp_path: Path) -> None:
+    tables = hospitals("logistic")
+    tables[0]["outcome"] = "alive"
+    tables[1].loc[tables[1].index % 4 == 0, "ward"] = "isolation"
+    for number, table in enumerate(tables):
+        table["constant"], table["site"] = 7.0, float(number)
+    model, sites = run("logistic", tables, tmp_path)
+    assert "ward=isolation" in model.get_feature_names_out()
+    assert model.coef_[0, model.get_feature_names_out().tolist().index("constant")] == 0
+    assert np.isfinite(model.predict_proba(tables[0])).all()
+    assert not any("warning" in line for line in sites.log)
+
+
+def test_separation_would_single_out_rows_and_ridge_cures_it(tmp_path: Path) -> None:
+    tables = hospitals("logistic")
+    for table in tables:
+        table["outcome"] = np.where(table.marker2 > 0, "dead", "alive")
+    with pytest.raises(ParsiflError, match=r"rule 'leverage'.*separate the classes.*set l2"):
+        run("logistic", tables, tmp_path / "plain", tau=1)
+    SPECS["ridge"] = RegressionSpec("outcome", "logistic", l2=0.1)
+    try:
+        model, sites = run("ridge", tables, tmp_path / "ridge", tau=1)
+    finally:
+        del SPECS["ridge"]
+    assert model.selected() == ["marker2"]
+    assert model.l2 == 0.1
+    assert not any("warning" in line for line in sites.log)

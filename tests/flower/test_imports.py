@@ -28,7 +28,7 @@ head = dict(client=0, round=0, experiment="0" * 32, accepted=0, oldest=0, data_s
 model = site._make(schema.example())
 from parsifl import wire
 from parsifl.core.keys import Key
-algorithm = experiment.method()
+algorithm = experiment.build_algorithm()
 server = algorithm.init_server(model, [None] * 3, Key(0))
 down = {"down": wire.encode(algorithm.broadcast(model, server, None, Key(0)))}
 reply = respond(site, "train", TrainRequest(**head, uploads=True).envelope(down))

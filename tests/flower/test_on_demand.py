@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
 
@@ -92,6 +94,36 @@ def test_a_killed_worker_is_replaced_and_the_run_ends_with_the_same_bits(tmp_pat
     assert [record["trained"] for record in records] == [3, 3, 3]
     assert [record["personal"] for record in records] == [r["personal"] for r in expected.metrics]
     assert tree.same(server_state(out, chosen), expected.server)
+
+
+@pytest.mark.parametrize("number", range(2))
+def test_a_process_killed_at_random_changes_nothing(number: int, tmp_path: Path) -> None:
+    seed = int(os.environ.get("PARSIFL_FAULTS") or random.SystemRandom().randrange(2**32)) + number
+    print(f"seed {seed}")  # noqa: T201 - shown if the test fails
+    draw = random.Random(seed)
+    chosen = Experiment("ditto", data="digits", clients=3, rounds=3)
+    out = tmp_path / "run"
+    app = app_of(chosen, tmp_path / "app", out, quorum=1.0, timeout=200.0)
+    with limit(500), Cluster(tmp_path / "cluster", 3, secure=False, workers=True) as cluster:
+        run = cluster.submit(app)
+        until(lambda: asked_to_train(cluster, 0, 1), "round 1")
+        time.sleep(draw.uniform(0.0, 10.0))
+        victim, node = draw.choice(["server", "node", "worker"]), draw.randrange(3)
+        print(victim, node)  # noqa: T201
+        if victim == "server":
+            os.kill(int((out / PROCESS_FILE).read_text()), signal.SIGKILL)
+            run = cluster.submit(app, **RESUME)
+        elif victim == "node":
+            cluster.kill_node(node)
+            cluster.start_node(node)
+        else:
+            os.kill(worker_of(cluster, node), signal.SIGKILL)
+        follow(cluster, run, out)
+    records, expected = read_metrics(out), simulated(chosen)
+    assert [record["trained"] for record in records] == [3, 3, 3]
+    assert tree.same(server_state(out, chosen), expected.server)
+    for record, whole in zip(records, expected.metrics, strict=True):
+        assert record["personal"] == whole["personal"] or record["unevaluated"]
 
 
 def test_a_killed_superlink_comes_back_and_the_run_is_resumed_with_the_same_bits(

@@ -39,7 +39,7 @@ def test_a_finite_upload_cannot_destroy_the_run(algorithm: str, tmp_path: Path) 
     records = InProcess(chosen, tmp_path / "state", huge).run(tmp_path / "run")
     assert [list(record["dropped"]) for record in records] == [[], [1], []]
     assert "too large" in records[1]["dropped"][1]
-    found = checkpoint.load(tmp_path / "run" / "checkpoint", chosen.method().tree_types())
+    found = checkpoint.load(tmp_path / "run" / "checkpoint", chosen.build_algorithm().tree_types())
     assert found is not None
     assert tree.is_finite(found.server)
 
@@ -56,6 +56,6 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_with_the_same_bits(
     link.experiment = longer
     with pytest.warns(UserWarning, match="round-00000003 cannot be read"):
         link.run(tmp_path / "run", resume=True)
-    found = checkpoint.load(place, longer.method().tree_types())
+    found = checkpoint.load(place, longer.build_algorithm().tree_types())
     assert found is not None
     assert tree.same(found.server, simulated(longer).server)

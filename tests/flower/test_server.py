@@ -44,7 +44,7 @@ def experiment(algorithm: str, **changes: object) -> Experiment:
 
 
 def server_state(path: Path, method: Experiment) -> object:
-    found = checkpoint.load(path / "checkpoint", method.method().tree_types())
+    found = checkpoint.load(path / "checkpoint", method.build_algorithm().tree_types())
     assert found is not None
     return found.server
 

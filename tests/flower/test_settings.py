@@ -33,7 +33,7 @@ def test_an_experiment_survives_the_configuration_of_an_app() -> None:
     )
     plan = Deployment(out="here", quorum=0.8, resume=True)
     found = settings.read(flat(settings.to_config(chosen, plan)))
-    assert found.experiment.method() == chosen.method()
+    assert found.experiment.build_algorithm() == chosen.build_algorithm()
     assert replace(found.experiment, settings={}) == replace(chosen, settings={})
     assert found.deployment == plan
     assert found.clients == 5

@@ -20,7 +20,7 @@ from parsifl.flower.upload_template import UploadTemplates
 def expected(data: ClientData, algorithm: str, **settings: Any) -> tuple[UploadTemplates, Any, Any]:
     schema = DataSchema.of(data)
     problem = problem_for("glm", schema.example())
-    method = Experiment(algorithm, settings).method()
+    method = Experiment(algorithm, settings).build_algorithm()
     server = method.init_server(problem, [ClientInfo(0, 30)], Key(0))
     down = method.broadcast(problem, server, ClientInfo(0, 30), Key(0))
     found = UploadTemplates(method, problem, schema)

@@ -114,7 +114,7 @@ class Targets:
         self.client = RemoteClient(self.experiment, 1, rows, self.root)
         self.hello = read(HelloReply, self.client.hello())
         self.schema = self.hello.data_schema
-        method = self.experiment.method()
+        method = self.experiment.build_algorithm()
         problem = problem_for("glm", self.schema.example())
         settings = DeploymentSettings(self.experiment, 3, Deployment(out=str(self.root / "run")))
         self.pool = FlowerPool(method, settings, Silent(), lambda _: None, lambda _: problem)

@@ -187,3 +187,25 @@ def test_methods_can_be_told_apart_by_everybody(tmp_path: Path, vision: str) -> 
         seen = [lab(VISIONS[vision] @ linear(colours[f"c{at}"])) for at in range(8)]
         apart = [float(np.linalg.norm(a - b)) for a, b in itertools.combinations(seen, 2)]
         assert min(apart) > 20
+
+
+def test_the_coefficients_of_a_regression_are_shown(tmp_path: Path) -> None:
+    make_run(tmp_path / "study", "fedbestsubset")
+    summary = {
+        "table": [["", "estimate", "A"], ["age<b>", "0.25", "0.5"]],
+        "guarantee": "No column was selected.",
+        "methods": "A linear regression was fitted.",
+        "sites": [
+            {"name": "(intercept)", "all": 1.0, "estimates": [None], "errors": [None]},
+            {"name": "age<b>", "all": 0.25, "estimates": [0.5, 0.1], "errors": [0.2, 0.1]},
+        ],
+    }
+    (tmp_path / "study" / "model.json").write_text(json.dumps({"summary": summary}))
+    text = render(read_runs([tmp_path / "study"], []))
+    parse(text)
+    assert "age&lt;b&gt;" in text
+    assert "No column was selected." in text
+    assert "A linear regression was fitted." in text
+    assert text.count('by site"') == 1  # a forest plot, and none of the intercept
+    (tmp_path / "study" / "model.json").write_text('{"summary": 7}')
+    assert "age&lt;b&gt;" not in render(read_runs([tmp_path / "study"], []))

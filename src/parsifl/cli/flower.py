@@ -85,7 +85,7 @@ def init(
     folder: Path = typer.Argument(help="Where the app goes."),
     template: str = typer.Option("csv", help="csv, sparse-regression or partition."),
     algorithm: str | None = typer.Option(
-        None, help="An algorithm; else fedgradmp for a sparse regression, and fedavg."
+        None, help="An algorithm; else fedbestsubset for a sparse regression, and fedavg."
     ),
     clients: int = typer.Option(3, min=1, help="How many clients the federation has."),
     data: str | None = options.DATA,
@@ -112,20 +112,21 @@ def init(
 
     regression = template == REGRESSION
     given: dict[str, Any] = {
-        "algorithm": algorithm or ("fedgradmp" if regression else "fedavg"),
+        "algorithm": algorithm or ("fedbestsubset" if regression else "fedavg"),
         "clients": clients,
         "data": data,
         "partition": partition,
         "model": model,
-        "rounds": rounds or (10 if regression else None),
+        "rounds": rounds or (60 if regression else None),
         "seed": seed,
         "evaluate_every": 0 if regression else evaluate_every,
     }
-    # a regression: every iteration reads all rows, so that nothing is random
-    fields = ["batch_size=none", "tau=5", *settings] if regression else settings
+    # other algorithms: every iteration of a regression reads all rows, so that nothing is random
+    rows = ["batch_size=none"] if regression and algorithm not in (None, "fedbestsubset") else []
+    fields = [*rows, "tau=5", *settings] if regression else settings
     given["settings"] = options.assignments(fields)
     chosen = Experiment.read({name: value for name, value in given.items() if value is not None})
-    chosen.method()  # a mistake in the settings shows here, not on the nodes
+    chosen.build_algorithm()  # a mistake in the settings shows here, not on the nodes
     plan = Deployment(out=str((folder / "run").resolve()))
     written = to_config(chosen, plan)
     if template != PARTITION:  # the nodes have data of their own

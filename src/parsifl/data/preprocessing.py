@@ -255,7 +255,8 @@ def pooled(parts: Sequence[NumberSums]) -> tuple[int, float, float]:
     """Return the count, the mean and the squares around it of several sites together."""
     count = sum(part.count for part in parts)
     mean = sum(part.sum for part in parts) / count if count else 0.0
-    between = sum(part.count * (part.mean - mean) ** 2 for part in parts)
+    # products overflow to infinity, powers raise
+    between = sum(part.count * (part.mean - mean) * (part.mean - mean) for part in parts)
     return count, mean, sum(part.squares for part in parts) + between
 
 

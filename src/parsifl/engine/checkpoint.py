@@ -13,7 +13,6 @@ rejected.
 from __future__ import annotations
 
 import json
-import os
 import re
 import warnings
 from collections.abc import Callable, Mapping
@@ -22,14 +21,15 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from safetensors.torch import save as save_tensors
 
 from parsifl.core import tree, tree_schema
 from parsifl.core.algorithm import TreeTypes
 from parsifl.core.errors import CheckpointError
 from parsifl.engine.owned import reject_links, remove_directory, replace_file, write_synced
 from parsifl.engine.record import RoundRecord
-from parsifl.engine.segment_store import as_os_error, checksum
+from parsifl.engine.segment_store import checksum
 
 _LATEST = "LATEST"
 _CLIENTS = "clients"
@@ -64,7 +64,8 @@ def save(directory: Path, state: Checkpoint, save_pool: Callable[[Path], dict[st
     _make_room(temporary)
     temporary.mkdir(parents=True)
     leaves, structure = tree.flatten(state.server)
-    _write_tensors(temporary / "server.safetensors", {str(i): v for i, v in enumerate(leaves)})
+    # clones: safetensors refuses tensors that share memory
+    owned = {str(i): leaf.contiguous().clone() for i, leaf in enumerate(leaves)}
     content = {
         "format": FORMAT,
         "round": state.round,
@@ -73,10 +74,13 @@ def save(directory: Path, state: Checkpoint, save_pool: Callable[[Path], dict[st
         "pending": None if state.pending is None else state.pending.to_json(),
         "metrics": state.metrics,
     }
-    write_synced(temporary / "state.json", json.dumps(content).encode())
+    contents = dict(zip(_FILES, (json.dumps(content).encode(), save_tensors(owned)), strict=True))
+    for file, data in contents.items():
+        write_synced(temporary / file, data)
     _make_room(final)
     temporary.rename(final)
-    lines = [f"{name} {_checksum(final)}", *(line for _, line in earlier)]
+    # of what was to be written: a disk that changed it is found out
+    lines = [f"{name} {checksum(*contents.values())}", *(line for _, line in earlier)]
     replace_file(directory / _LATEST, "\n".join(lines).encode())
     kept = {name, *(old for old, _ in earlier)}
     for path in directory.iterdir():
@@ -178,15 +182,6 @@ def _rebuild(description: Any, hint: Any, leaves: Mapping[str, Any]) -> Any:
     count = len(tree.names(structure))
     # copies: memory that is aligned as in a run that was not interrupted gives the same bits
     return tree.unflatten([leaves[str(i)].clone() for i in range(count)], structure)
-
-
-def _write_tensors(path: Path, tensors: dict[str, Any]) -> None:
-    # clones: safetensors refuses tensors that share memory
-    owned = {name: value.contiguous().clone() for name, value in tensors.items()}
-    with as_os_error(path):
-        save_file(owned, path)
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
 
 
 def _checksum(place: Path) -> str:

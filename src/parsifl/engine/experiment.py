@@ -93,7 +93,7 @@ class Experiment:
             raise ConfigError("no algorithm given; `parsifl list algorithms` shows all")
         return config.build(cls, given)
 
-    def method(self) -> AnyAlgorithm:
+    def build_algorithm(self) -> AnyAlgorithm:
         """Return the configured algorithm."""
         return registry.get(self.algorithm, **self.settings)
 
@@ -119,7 +119,7 @@ class Experiment:
         callbacks: Sequence[Callback] = (),
     ) -> Run:
         """Run it in this process."""
-        method, clients = self.method(), self.load(data_dir)
+        method, clients = self.build_algorithm(), self.load(data_dir)
         _warn_unread(method, clients.profiles)
         problem = problem_for(self.model, clients)
         return simulate(

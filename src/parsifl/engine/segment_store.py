@@ -7,8 +7,6 @@ states that have changed.
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import json
 import os
 import re
@@ -18,8 +16,8 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import safe_open
+from safetensors.torch import save
 
 from parsifl.core import tree, tree_schema
 from parsifl.engine.owned import reject_links
@@ -50,6 +48,7 @@ class SegmentStore(Mapping[int, Any]):
         self._forms: dict[tree.Structure, tree.Structure] = {}  # one object for equal ones
         self._number: int | None = None
         self._checksums: dict[str, str] = {}  # of files that are surely on the disk
+        self._written: dict[str, str] = {}  # of other files
         self._made: set[str] = set()  # written here, or named by the checkpoint that was read
 
     @classmethod
@@ -124,8 +123,10 @@ class SegmentStore(Mapping[int, Any]):
         self.folder.mkdir(parents=True, exist_ok=True)
         meta = {_META: json.dumps(header, separators=(",", ":"))}
         self._made.add(part.name)
-        with as_os_error(self.folder / part.name):
-            save_file(tensors, self.folder / part.name, meta)
+        data = save(tensors, meta)
+        (self.folder / part.name).write_bytes(data)
+        # of what was to be written: a disk that changed it is found out
+        self._written[part.name] = checksum(data)
         for client, (_, form) in batch.items():
             self._place(client, part, self._form(form))
 
@@ -163,7 +164,7 @@ class SegmentStore(Mapping[int, Any]):
                 path = self.folder / part.name
                 with path.open("rb") as file:
                     os.fsync(file.fileno())
-                self._checksums[part.name] = checksum(path)
+                self._checksums[part.name] = self._written.pop(part.name)
         return [(part.name, self._checksums[part.name], part.states) for part in self.parts]
 
     def delete_stale(self, keep: Container[str] = ()) -> None:
@@ -178,6 +179,7 @@ class SegmentStore(Mapping[int, Any]):
             if path.name in self._made or _is_part(path):
                 path.unlink()
                 self._checksums.pop(path.name, None)
+                self._written.pop(path.name, None)
                 self._made.discard(path.name)
 
     def _numbered(self) -> list[tuple[Path, int]]:
@@ -188,23 +190,17 @@ class SegmentStore(Mapping[int, Any]):
         return [(path, int(match[1])) for path, match in found if match]
 
 
-def checksum(*paths: Path) -> str:
-    """Return the checksum of the content of files, one after the other."""
+def checksum(*contents: Path | bytes) -> str:
+    """Return the checksum of bytes and of the content of files, one after the other."""
     value = 0
-    for path in paths:
-        with path.open("rb") as file:
+    for content in contents:
+        if isinstance(content, bytes):
+            value = zlib.crc32(content, value)
+            continue
+        with content.open("rb") as file:
             while piece := file.read(1 << 20):
                 value = zlib.crc32(piece, value)
     return f"{value:08x}"
-
-
-@contextlib.contextmanager
-def as_os_error(path: Path) -> Iterator[None]:
-    """Turn an error of safetensors while writing, such as a full disk, into an OSError."""
-    try:
-        yield
-    except SafetensorError as error:
-        raise OSError(errno.EIO, f"cannot be written ({error})", str(path)) from error
 
 
 def _is_part(path: Path) -> bool:

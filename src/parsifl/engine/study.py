@@ -113,7 +113,7 @@ def experiments(base: Experiment, grid: Grid, seeds: int) -> Iterator[tuple[Poin
         for seed in range(base.seed, base.seed + seeds):
             settings = {**base.settings, **point.settings}
             experiment = replace(base, settings=settings, seed=seed)
-            experiment.method()
+            experiment.build_algorithm()
             planned.append((point, experiment))
     return iter(planned)
 

@@ -8,9 +8,15 @@ coefficient is selected, which is another question.
 
 from __future__ import annotations
 
+from parsifl.estimators import plots
 from parsifl.estimators.classifier import FederatedSparseClassifier
 from parsifl.estimators.cox import FederatedSparseCox
-from parsifl.estimators.cv import FederatedSparseRegressorCV
+from parsifl.estimators.cv import (
+    FederatedSparseClassifierCV,
+    FederatedSparseCoxCV,
+    FederatedSparsePoissonCV,
+    FederatedSparseRegressorCV,
+)
 from parsifl.estimators.diagnosis import Diagnosis, diagnose
 from parsifl.estimators.exact import Certificate
 from parsifl.estimators.inference import Inference, post_double_selection, split_inference
@@ -23,14 +29,18 @@ __all__ = [
     "Certificate",
     "Diagnosis",
     "FederatedSparseClassifier",
+    "FederatedSparseClassifierCV",
     "FederatedSparseCox",
+    "FederatedSparseCoxCV",
     "FederatedSparsePoisson",
+    "FederatedSparsePoissonCV",
     "FederatedSparseRegressor",
     "FederatedSparseRegressorCV",
     "Inference",
     "Stability",
     "diagnose",
     "load",
+    "plots",
     "post_double_selection",
     "save",
     "split_inference",

@@ -12,18 +12,32 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_is_fitted
 
 from parsifl.algorithms.fedbestsubset import FedBestSubset
+from parsifl.core import config
 from parsifl.core.errors import ConfigError, unknown
 from parsifl.estimators.exact import Certificate, ExactFit, Sites, exact_fit
-from parsifl.estimators.inference import Columns, Inference, information_criteria, table
+from parsifl.estimators.export import as_sklearn
+from parsifl.estimators.inference import (
+    FIXED,
+    SELECTED,
+    Columns,
+    Inference,
+    information_criteria,
+    table,
+    was_selected,
+)
 from parsifl.estimators.moments import Array, Indices, Moments
 from parsifl.estimators.published import PAPERS, PublishedSolvers
-from parsifl.estimators.settings import owners, whole
+from parsifl.estimators.settings import whole
 from parsifl.solvers.subset_state import Phase
 
 SOLVERS = ("auto", "exact", *PAPERS)
 _EXACT_ROUNDS = 60
-
-__all__ = ["FederatedSparse", "owners", "whole"]
+_MODELS = {
+    "gaussian": "linear regression",
+    "binomial": "logistic regression",
+    "poisson": "Poisson regression",
+    "cox": "Cox regression, stratified by site, with Breslow's ties,",
+}
 
 
 class FederatedSparse(PublishedSolvers):
@@ -88,12 +102,14 @@ class FederatedSparse(PublishedSolvers):
         return ""
 
     def _algorithm(self, problem: Any, tau: int, *, own_intercept: bool = False) -> FedBestSubset:
-        return FedBestSubset(
-            tau=tau,
-            max_bytes=int(self.max_bytes),
-            intercepts="own" if own_intercept else "shared",
-            units=self._units(problem.width - problem.intercept),
-        )
+        settings: dict[str, Any] = {
+            "tau": tau,
+            "max_bytes": int(self.max_bytes),
+            "intercepts": "own" if own_intercept else "shared",
+            "units": self._units(problem.width - problem.intercept),
+        }
+        options = self._options() if self.solver in ("auto", "exact") else {}
+        return config.build(FedBestSubset, {**settings, **options})
 
     # ------------------------------------------------------------------ training
     def _train(
@@ -147,6 +163,15 @@ class FederatedSparse(PublishedSolvers):
         self.loss_ = fit.search.loss / fit.search.rows
         self._book_dictionary(len(parts))
         self._say_how_it_ended(fit)
+        rows = sum(len(part) for part in parts)
+        if tau and len(fit.columns) >= rows:
+            warnings.warn(
+                f"n_nonzero_coefs={self.n_nonzero_coefs} gives {len(fit.columns)} coefficients to "
+                f"{rows} rows: the fit passes through all of them and says nothing about others; "
+                "take fewer, or set l2",
+                UserWarning,
+                stacklevel=5,
+            )
         return np.array(fit.search.coefficients)
 
     def _say_how_it_ended(self, fit: ExactFit) -> None:
@@ -202,8 +227,45 @@ class FederatedSparse(PublishedSolvers):
         fit = self._fitted_exactly("summary()")
         if self._setting("dictionary", None) is not None:
             raise ValueError("summary() is about features, and with a dictionary atoms are chosen")
-        selected = 0 < fit.rules.count < int(fit.rules.labels.max()) + 1
-        return table(fit, self._columns, self._family(), selected=selected, level=level)
+        return table(fit, self._columns, self._family(), selected=was_selected(fit), level=level)
+
+    def methods_text(self) -> str:
+        """Return a paragraph for the methods section of a paper, with the numbers of this fit."""
+        fit = self._fitted_exactly("methods_text()")
+        kind = _MODELS[self._family()]
+        names = self.get_feature_names_out()[self.support_]
+        chosen = ", ".join(str(name) for name in names) or "none"
+        selection = (
+            f"Best-subset selection allowed {fit.rules.count} of {int(fit.rules.labels.max()) + 1} "
+            "terms, on top of those that were fixed"
+            if was_selected(fit)
+            else "The terms of the model were fixed in advance"
+        )
+        ridge = f" with a ridge penalty of {self.l2:g} in standardised units" if self.l2 else ""
+        encoding = ""
+        if self.preprocessing_ is not None:
+            encoding = (
+                " Missing numbers were replaced by the mean over all sites, missing categories "
+                "were a level of their own, and the most frequent level was the reference."
+            )
+        return (
+            f"A {kind} was fitted to {fit.rows.sum():.0f} observations at {len(fit.rows)} sites "
+            f"({fit.rows.min():.0f} to {fit.rows.max():.0f} per site){ridge}, from sums over the "
+            "rows of each site (FedBestSubset in Parsifl), which gives the estimates of the pooled "
+            f"data.{encoding} {selection}; the terms in the model are: {chosen}. The sites sent "
+            f"{self.bytes_up_:,} bytes in {self.n_iter_} round{'s' * (self.n_iter_ != 1)}. "
+            + (SELECTED if was_selected(fit) else FIXED)
+        )
+
+    def to_sklearn(self) -> Any:
+        """Return a fitted scikit-learn estimator with the same predictions.
+
+        That is `LinearRegression`, `LogisticRegression` or `PoissonRegressor`, behind a
+        `ColumnTransformer` if the fit was to a table. Cox regression becomes a `LinearRegression`
+        of the log hazard ratio.
+        """
+        check_is_fitted(self)
+        return as_sklearn(self)
 
     def _family(self) -> str:
         raise NotImplementedError

@@ -10,6 +10,7 @@ from scipy.special import expit, logit, softmax
 from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 
+from parsifl.core.errors import ConfigError
 from parsifl.estimators.base import FederatedSparse
 from parsifl.estimators.moments import Array, gather
 from parsifl.linear.glm import GLM
@@ -46,6 +47,8 @@ class FederatedSparseClassifier(ClassifierMixin, FederatedSparse):  # type: igno
         self, X: Any, y: Any, groups: Any = None, sample_weight: Any = None
     ) -> FederatedSparseClassifier:
         """Fit to rows that belong to the sites named in `groups` (None: a single site)."""
+        if self.site_variances:
+            raise ConfigError("site_variances is for linear regression: classes have no noise term")
         X, y = self._validated(X, y, groups, sample_weight, accept_sparse="csr")
         check_classification_targets(y)
         self.classes_, labels = np.unique(y, return_inverse=True)

@@ -72,9 +72,9 @@ class FederatedSparseCox(FederatedSparse):
         if y is None:
             raise ValueError("requires y to be passed, but the target y is None")
         X, y = self._validated(
-            X, _two_columns(y), groups, sample_weight, multi_output=True, ensure_min_samples=2
+            X, two_columns(y), groups, sample_weight, multi_output=True, ensure_min_samples=2
         )
-        time, event = _checked(y)
+        time, event = checked_times(y)
         self.clients_, parts = self._clients(groups, len(time))
         weight = self._weights(sample_weight, X)
         if not (weight * event).any():
@@ -102,7 +102,7 @@ class FederatedSparseCox(FederatedSparse):
 
     def score(self, X: Any, y: Any, groups: Any = None) -> float:
         """Return Harrell's concordance; with `groups`, pairs are formed within sites."""
-        time, event = _checked(np.asarray(_two_columns(y), dtype=np.float64))
+        time, event = checked_times(np.asarray(two_columns(y), dtype=np.float64))
         return concordance(self.predict(X), time, event, groups)
 
 
@@ -122,7 +122,8 @@ def concordance(risk: Array, time: Array, event: Array, groups: Any = None) -> f
     return right / total if total else float("nan")
 
 
-def _two_columns(y: Any) -> Any:
+def two_columns(y: Any) -> Any:
+    """Return a structured target as time and event; others as they are."""
     names = getattr(getattr(y, "dtype", None), "names", None)
     if names:
         kinds = {np.dtype(y.dtype[name]).kind: name for name in names}
@@ -133,7 +134,8 @@ def _two_columns(y: Any) -> Any:
     return y
 
 
-def _checked(y: Any) -> tuple[Array, Array]:
+def checked_times(y: Any) -> tuple[Array, Array]:
+    """Return times, and whether the events were seen."""
     y = np.asarray(y, dtype=np.float64)
     if y.ndim == 1 or y.shape[1] == 1:
         return y.ravel(), np.ones(len(y))

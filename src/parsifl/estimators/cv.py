@@ -1,79 +1,153 @@
-"""The number of coefficients chosen by cross-validation over clients."""
+"""The number of coefficients chosen by cross-validation over sites."""
 
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import numpy as np
-from sklearn.base import RegressorMixin, clone
-from sklearn.model_selection import GroupKFold, KFold, check_cv
+from scipy.special import xlogy
+from sklearn.base import ClassifierMixin, RegressorMixin, clone
+from sklearn.metrics import log_loss, roc_auc_score
+from sklearn.model_selection import GroupKFold, KFold, StratifiedKFold, check_cv
+from sklearn.utils import _safe_indexing
+from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from parsifl.core.errors import ConfigError, unknown
+from parsifl.data.tables import is_table
 from parsifl.estimators.base import FederatedSparse
-from parsifl.estimators.moments import Array
+from parsifl.estimators.classifier import FederatedSparseClassifier
+from parsifl.estimators.cox import FederatedSparseCox, checked_times, concordance, two_columns
+from parsifl.estimators.moments import Array, Indices
+from parsifl.estimators.one_shot import path_errors
+from parsifl.estimators.poisson import FederatedSparsePoisson
 from parsifl.estimators.regressor import FederatedSparseRegressor
 
+RULES = ("best", "one-se")
+Fold = tuple[Indices, Indices]
+Error = Callable[[Any, Any, Any, Array, Any], float]
 
-class FederatedSparseRegressorCV(RegressorMixin, FederatedSparse):  # type: ignore[misc]  # untyped
-    """A sparsity path: each number of coefficients is judged on clients that were left out.
+
+class FederatedSparseCV(FederatedSparse):
+    """Abstract base: each number of coefficients is evaluated on sites that were left out.
 
     Parameters
     ----------
     path
         Numbers of non-zero coefficients to try; None: 1, 2, 4 ... up to half of the features.
     cv
-        How many folds of whole clients (of rows, if there is one client), at most one a client
+        How many folds of whole sites (of rows, if there is one site), at most one per site
         (with a warning, if more are asked for); or a splitter or a list of splits, as everywhere
-        in scikit-learn. A fold that would fit or judge rows of weight 0 alone is left out.
+        in scikit-learn. A fold that would fit or evaluate rows of weight 0 alone is left out.
     estimator
-        The regressor that is fitted; None is `FederatedSparseRegressor()`.
+        What is fitted; None: the estimator of the same name without CV.
+    rule
+        "best" takes the number with the least error, "one-se" the smallest number whose error is
+        within one standard error of it.
+    scoring
+        Which error is counted; None: the first of those that the class lists.
 
     Attributes
     ----------
     n_nonzero_coefs_
-        The number with the least mean squared error over all rows that were left out: a fold
-        counts by its rows, not as one of so many.
-    path_, mse_path_
-        The numbers tried, and the errors [numbers, folds].
+        The number that was chosen.
+    path_, error_path_
+        The numbers tried, and the errors [numbers, folds]; less is better.
+    mean_error_, standard_error_
+        Their means over folds, in which a fold counts by its rows, and the standard errors.
     best_estimator_, coef_, intercept_, support_
-        Fitted to all clients with the chosen number.
+        Fitted to all sites with the chosen number.
     bytes_up_, bytes_down_
-        Of everything: all fits of the path and the last one.
+        Of everything. For squared errors of sites that were left out, all fits of the path follow
+        from the sums that sites send once for the last fit.
     """
 
-    def __init__(self, path: Any = None, *, cv: Any = 5, estimator: Any = None) -> None:
+    _default: ClassVar[type[FederatedSparse]]
+    _errors: ClassVar[dict[str, Error]]
+
+    def __init__(
+        self,
+        path: Any = None,
+        *,
+        cv: Any = 5,
+        estimator: Any = None,
+        rule: str = "best",
+        scoring: str | None = None,
+    ) -> None:
         self.path = path
         self.cv = cv
         self.estimator = estimator
+        self.rule = rule
+        self.scoring = scoring
 
-    def fit(
-        self, X: Any, y: Any, groups: Any = None, sample_weight: Any = None
-    ) -> FederatedSparseRegressorCV:
-        """Try the path, then fit to all clients."""
-        X, y = validate_data(
-            self, X, y, accept_sparse="csr", dtype=np.float64, y_numeric=True, ensure_min_samples=2
-        )
-        names, _ = self._clients(groups, len(y))
-        weight = self._weights(sample_weight, X)
-        self.path_ = self._numbers(self._base()._width(X.shape[1]))
-        folds = _with_weight(self._folds(X, groups, len(names)), weight)
+    def fit(self, X: Any, y: Any, groups: Any = None, sample_weight: Any = None) -> Any:
+        """Try the path, then fit to all sites."""
+        if self.rule not in RULES:
+            raise ConfigError(unknown("rule", str(self.rule), RULES))
+        name = next(iter(self._errors)) if self.scoring is None else self.scoring
+        if name not in self._errors:
+            raise ConfigError(unknown("scoring", str(name), tuple(self._errors)))
+        X, y = self._data(X, y)
+        rows = len(y)
+        names, _ = self._clients(groups, rows)
+        weight = self._weights(sample_weight, np.empty((rows, 1)))
+        base = self._base()
+        self.path_ = self._numbers(X.shape[1] if is_table(X) else base._width(X.shape[1]))
+        folds = _with_weight(self._folds(y, groups, len(names)), weight)
         self.bytes_up_ = self.bytes_down_ = 0
-        self.mse_path_ = np.array(
-            [
-                [self._error(number, X, y, groups, weight, fold) for fold in folds]
-                for number in self.path_
-            ]
-        )
-        held = [float(weight[rows].sum()) for _, rows in folds]
-        best = int(np.average(self.mse_path_, axis=1, weights=held).argmin())
-        self.n_nonzero_coefs_ = int(self.path_[best])
-        self.best_estimator_ = self._fitted(self.n_nonzero_coefs_, X, y, groups, weight)
-        self.coef_, self.intercept_ = self.best_estimator_.coef_, self.best_estimator_.intercept_
-        self.support_, self.n_iter_ = self.best_estimator_.support_, self.best_estimator_.n_iter_
+        found = None
+        if name == "mse":
+            found = path_errors(base, X, y, groups, weight, self.path_, folds)
+        if found is None:
+            error = self._errors[name]
+            found = np.array(
+                [
+                    [self._error(error, int(k), X, y, groups, weight, fold) for fold in folds]
+                    for k in self.path_
+                ]
+            )
+        self.error_path_ = found
+        held = np.array([float(weight[rows].sum()) for _, rows in folds])
+        self.n_nonzero_coefs_ = self._chosen(held)
+        best = self._fitted(self.n_nonzero_coefs_, X, y, groups, weight)
+        self.best_estimator_ = best
+        self.preprocessing_ = best.preprocessing_
+        self.coef_, self.support_, self.n_iter_ = best.coef_, best.support_, best.n_iter_
+        for attribute in ("intercept_", "classes_", "feature_names_in_", "n_features_in_"):
+            if hasattr(best, attribute):
+                setattr(self, attribute, getattr(best, attribute))
         return self
 
-    def _numbers(self, width: int) -> Array:
+    def _data(self, x: Any, y: Any) -> tuple[Any, Any]:
+        if is_table(x):
+            return x, np.asarray(y)
+        checks = {"dtype": np.float64, "ensure_min_samples": 2, **self._checks()}
+        return validate_data(self, x, y, **checks)  # type: ignore[no-any-return]
+
+    def _checks(self) -> dict[str, Any]:
+        return {"accept_sparse": "csr", "y_numeric": True}
+
+    def _chosen(self, held: Array) -> int:
+        """Return the number that the rule takes."""
+        errors = self.error_path_
+        weight = np.where(np.isfinite(errors), held, 0.0)
+        if not (weight.sum(axis=1) > 0).all():
+            raise ValueError("no fold has an error for every number; take fewer folds")
+        total = weight.sum(axis=1, keepdims=True)
+        values = np.where(np.isfinite(errors), errors, 0.0)
+        mean = (weight * values).sum(axis=1) / total[:, 0]
+        spread = (weight / total * (values - mean[:, None]) ** 2).sum(axis=1)
+        count = np.maximum((weight > 0).sum(axis=1) - 1, 1)
+        self.mean_error_, self.standard_error_ = mean, np.sqrt(spread / count)
+        best = int(mean.argmin())
+        if self.rule == "one-se":
+            close = mean <= mean[best] + self.standard_error_[best]
+            return int(self.path_[close].min())
+        return int(self.path_[best])
+
+    def _numbers(self, width: int) -> Any:
         if self.path is not None:
             numbers = np.asarray(self.path)
             whole = numbers.ndim == 1 and numbers.size and np.issubdtype(numbers.dtype, np.integer)
@@ -86,52 +160,183 @@ class FederatedSparseRegressorCV(RegressorMixin, FederatedSparse):  # type: igno
         most = max(width // 2, 1)
         return np.unique(np.minimum(2 ** np.arange(int(np.log2(most)) + 2), most))
 
-    def _folds(self, x: Any, groups: Any, clients: int) -> list[tuple[Array, Array]]:
+    def _folds(self, y: Any, groups: Any, sites: int) -> list[Fold]:
+        rows = np.zeros((len(y), 1))
         if not isinstance(self.cv, int | np.integer):
-            return list(check_cv(self.cv).split(x, groups=groups))
-        most, kind = (clients, "clients") if clients > 1 else (x.shape[0], "rows")
+            return list(check_cv(self.cv).split(rows, groups=groups))
+        most, kind = (sites, "clients") if sites > 1 else (len(y), "rows")
         if self.cv > most:
             warnings.warn(
                 f"cv={self.cv}, but there are {most} {kind}: each of {most} folds leaves out one",
                 UserWarning,
                 stacklevel=3,
             )
-        if clients > 1:
-            return list(GroupKFold(min(self.cv, most)).split(x, groups=np.asarray(groups)))
-        return list(KFold(min(self.cv, most), shuffle=True, random_state=0).split(x))
+        folds = min(int(self.cv), most)
+        if sites > 1:
+            return list(GroupKFold(folds).split(rows, groups=np.asarray(groups)))
+        return list(self._row_folds(folds).split(rows, y))
 
-    def _base(self) -> FederatedSparseRegressor:
-        base = FederatedSparseRegressor() if self.estimator is None else self.estimator
-        if not isinstance(base, FederatedSparseRegressor):
-            raise ValueError(f"estimator must be a FederatedSparseRegressor, got {base!r}")
+    def _row_folds(self, folds: int) -> Any:
+        return KFold(folds, shuffle=True, random_state=0)
+
+    def _base(self) -> Any:
+        base = self._default() if self.estimator is None else self.estimator
+        if not isinstance(base, self._default):
+            raise ValueError(f"estimator must be a {self._default.__name__}, got {base!r}")
         return base
 
     def _error(
-        self, number: int, x: Any, y: Array, groups: Any, weight: Array, fold: tuple[Array, Array]
+        self, error: Error, number: int, x: Any, y: Any, groups: Any, weight: Array, fold: Fold
     ) -> float:
         train, held = fold
-        inside = None if groups is None else np.asarray(groups)[train]
-        model = self._fitted(int(number), x[train], y[train], inside, weight[train])
-        errors = (model.predict(x[held]) - y[held]) ** 2
-        return float(np.average(errors, weights=weight[held]))
+        sites = None if groups is None else np.asarray(groups)
+        inside = None if sites is None else sites[train]
+        part = _safe_indexing(x, train)
+        model = self._fitted(number, part, y[train], inside, weight[train])
+        outside = None if sites is None else sites[held]
+        return error(model, _safe_indexing(x, held), y[held], weight[held], outside)
 
-    def _fitted(
-        self, number: int, x: Any, y: Array, groups: Any, weight: Array
-    ) -> FederatedSparseRegressor:
-        model: FederatedSparseRegressor = clone(self._base()).set_params(n_nonzero_coefs=number)
+    def _fitted(self, number: int, x: Any, y: Any, groups: Any, weight: Array) -> Any:
+        model = clone(self._base()).set_params(n_nonzero_coefs=number)
         model.fit(x, y, groups=groups, sample_weight=weight)
         self.bytes_up_ += model.bytes_up_
         self.bytes_down_ += model.bytes_down_
         return model
 
-    def predict(self, X: Any) -> Array:
-        """Return the predicted targets."""
+    def _family(self) -> str:
+        return str(self._base()._family())
+
+    def predict(self, X: Any) -> Any:
+        """Predict with the chosen model."""
         check_is_fitted(self)
-        X = validate_data(self, X, accept_sparse="csr", dtype=np.float64, reset=False)
-        return self.best_estimator_.predict(X)
+        return self.best_estimator_.predict(self._checked(X))
+
+    def _checked(self, x: Any) -> Any:
+        if self.preprocessing_ is not None:
+            return x
+        return validate_data(self, x, accept_sparse="csr", dtype=np.float64, reset=False)
 
 
-def _with_weight(folds: list[tuple[Array, Array]], weight: Array) -> list[tuple[Array, Array]]:
+def _mse(model: Any, x: Any, y: Array, weight: Array, _: Any) -> float:
+    return float(np.average((model.predict(x) - y) ** 2, weights=weight))
+
+
+def _log_loss(model: Any, x: Any, y: Any, weight: Array, _: Any) -> float:
+    chance = model.predict_proba(x)
+    return 2 * float(log_loss(y, chance, sample_weight=weight, labels=model.classes_))
+
+
+def _auc(model: Any, x: Any, y: Any, weight: Array, _: Any) -> float:
+    if len(model.classes_) != 2:
+        raise ValueError("scoring='auc' needs two classes; take 'deviance'")
+    truth = y == model.classes_[1]
+    if truth.all() or not truth.any():
+        return float("nan")
+    return 1 - float(roc_auc_score(truth, model.decision_function(x), sample_weight=weight))
+
+
+def _poisson_deviance(model: Any, x: Any, y: Array, weight: Array, _: Any) -> float:
+    mean = np.maximum(model.predict(x), 1e-300)
+    return 2 * float(np.average(xlogy(y, y / mean) - y + mean, weights=weight))
+
+
+def _discordance(model: Any, x: Any, y: Array, weight: Array, groups: Any) -> float:
+    del weight  # pairs have none
+    time, event = checked_times(y)
+    return 1 - concordance(model.predict(x), time, event, groups)
+
+
+class FederatedSparseRegressorCV(RegressorMixin, FederatedSparseCV):  # type: ignore[misc]  # untyped
+    """Linear regression; the error is the mean squared one.
+
+    Parameters and attributes are those of `FederatedSparseCV`.
+    """
+
+    _default = FederatedSparseRegressor
+    _errors: ClassVar[dict[str, Error]] = {"mse": _mse}
+
+
+class FederatedSparseClassifierCV(ClassifierMixin, FederatedSparseCV):  # type: ignore[misc]  # untyped
+    """Logistic or softmax regression; the error is the "deviance", or with "auc" 1 - AUC.
+
+    Parameters and attributes are those of `FederatedSparseCV`.
+    """
+
+    _default = FederatedSparseClassifier
+    _errors: ClassVar[dict[str, Error]] = {"deviance": _log_loss, "auc": _auc}
+
+    def _data(self, x: Any, y: Any) -> tuple[Any, Any]:
+        x, y = super()._data(x, y)
+        check_classification_targets(y)
+        return x, y
+
+    def _checks(self) -> dict[str, Any]:
+        return {"accept_sparse": "csr"}
+
+    def _row_folds(self, folds: int) -> Any:
+        return StratifiedKFold(folds, shuffle=True, random_state=0)
+
+    def predict_proba(self, X: Any) -> Array:
+        """Return the probability of every class."""
+        check_is_fitted(self)
+        return np.asarray(self.best_estimator_.predict_proba(self._checked(X)))
+
+    def decision_function(self, X: Any) -> Array:
+        """Return the log-odds of the second class, or one score per class."""
+        check_is_fitted(self)
+        return np.asarray(self.best_estimator_.decision_function(self._checked(X)))
+
+
+class FederatedSparsePoissonCV(RegressorMixin, FederatedSparseCV):  # type: ignore[misc]  # untyped
+    """Poisson regression; the error is the mean "deviance".
+
+    Parameters and attributes are those of `FederatedSparseCV`.
+    """
+
+    _default = FederatedSparsePoisson
+    _errors: ClassVar[dict[str, Error]] = {"deviance": _poisson_deviance}
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.positive_only = True
+        return tags
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Return the share of the deviance that is explained (1 is perfect)."""
+        check_is_fitted(self)
+        return float(self.best_estimator_.score(self._checked(X), y, sample_weight))
+
+
+class FederatedSparseCoxCV(FederatedSparseCV):
+    """Cox regression; the error is 1 - "concordance" within sites.
+
+    Parameters and attributes are those of `FederatedSparseCV`.
+    """
+
+    _default = FederatedSparseCox
+    _errors: ClassVar[dict[str, Error]] = {"concordance": _discordance}
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = False
+        tags.target_tags.required = True
+        return tags
+
+    def _data(self, x: Any, y: Any) -> tuple[Any, Any]:
+        if y is None:
+            raise ValueError("requires y to be passed, but the target y is None")
+        return super()._data(x, two_columns(y))
+
+    def _checks(self) -> dict[str, Any]:
+        return {"multi_output": True}
+
+    def score(self, X: Any, y: Any, groups: Any = None) -> float:
+        """Return Harrell's concordance; with `groups`, pairs are formed within sites."""
+        check_is_fitted(self)
+        return float(self.best_estimator_.score(self._checked(X), y, groups))
+
+
+def _with_weight(folds: list[Fold], weight: Array) -> list[Fold]:
     """Leave out folds of which either side has rows of weight 0 alone."""
     found = [fold for fold in folds if all(weight[rows].any() for rows in fold)]
     if not found:

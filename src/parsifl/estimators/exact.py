@@ -177,10 +177,10 @@ def _asked(
     number: int,
 ) -> tuple[list[CurvatureSums], dict[str, Any]]:
     """Return the answer of every site, and the record of the round."""
-    nobody = torch.tensor(0)
+    no_key = torch.tensor(0)
     uploads = [
         algorithm.client_update(
-            problem, question, None, ClientRoundData({}, rows, nobody, number)
+            problem, question, None, ClientRoundData({}, rows, no_key, number)
         ).upload
         for rows in sites.rows
     ]

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 from scipy import stats
 from sklearn.base import clone
-from sklearn.utils import check_array
+from sklearn.utils import _safe_indexing, check_array
 
 from parsifl.core.keys import Key
+from parsifl.data.tables import as_columns, is_table
 from parsifl.estimators.exact import ExactFit
 from parsifl.estimators.moments import Array, Indices
 
@@ -62,9 +63,9 @@ class Inference:
     ----------
     names, estimate, se, lower, upper, statistic, pvalue
         One entry for each coefficient; the intercept, if there is a common one, comes first.
-    sites, site_estimates
-        Names, and estimates [sites, coefficients] by one Newton step from the common ones on the
-        rows of the site alone (which is least squares, for a squared loss).
+    sites, site_estimates, site_se
+        Names, estimates [sites, coefficients] and their standard errors, by one Newton step from
+        the common ones on the rows of the site alone (least squares, for a squared loss).
     q, q_pvalue, i2
         Cochran's Q of the sites' estimates, its p-value, and the share I^2 of their variation that
         is not chance.
@@ -83,6 +84,7 @@ class Inference:
     pvalue: Array
     sites: list[str]
     site_estimates: Array
+    site_se: Array
     q: Array
     q_pvalue: Array
     i2: Array
@@ -115,6 +117,11 @@ class Inference:
 
 def _text(value: float, digits: int = 4) -> str:
     return "" if np.isnan(value) else f"{value:.{digits}g}"
+
+
+def was_selected(fit: ExactFit) -> bool:
+    """Return whether the rows of the fit selected terms."""
+    return 0 < fit.rules.count < int(fit.rules.labels.max()) + 1
 
 
 def dispersion(fit: ExactFit, family: str) -> float:
@@ -185,6 +192,7 @@ def table(
         pvalue=2 * law.sf(np.abs(statistic)),
         sites=columns.sites if len(columns.sites) == len(fit.rows) else _numbers(fit),
         site_estimates=own,
+        site_se=errors,
         q=q,
         q_pvalue=q_pvalue,
         i2=i2,
@@ -306,18 +314,17 @@ def split_inference(
     """
     if not 0 < fraction < 1:
         raise ValueError(f"fraction must lie between 0 and 1, got {fraction!r}")
-    names = getattr(X, "columns", None)
-    data = check_array(X, accept_sparse="csr", dtype=np.float64)
+    data = X if is_table(X) else check_array(X, accept_sparse="csr", dtype=np.float64)
     target = np.asarray(y)
     first = _half(groups, len(target), fraction, seed)
     chosen = _fitted(clone(estimator), data, target, groups, sample_weight, first)
-    keep = np.flatnonzero(np.atleast_2d(chosen.coef_).any(axis=0))
-    if not len(keep):
+    keep = chosen.selected()
+    if not keep:
         raise ValueError("no column was selected: there is nothing to estimate")
-    fixed = clone(estimator).set_params(n_nonzero_coefs=0, keep=keep.tolist(), solver="exact")
+    fixed = clone(estimator).set_params(n_nonzero_coefs=0, keep=keep, solver="exact")
     model = _fitted(fixed, data, target, groups, sample_weight, ~first)
     found: Inference = replace(model.summary(level=level), guarantee=SPLIT)
-    return found if names is None else replace(found, names=_renamed(found.names, names))
+    return found
 
 
 def post_double_selection(
@@ -326,7 +333,7 @@ def post_double_selection(
     y: Any,
     groups: Any = None,
     *,
-    exposure: int,
+    exposure: int | str,
     sample_weight: Any = None,
     level: float = 0.95,
 ) -> Inference:
@@ -340,31 +347,44 @@ def post_double_selection(
     estimator
         A `FederatedSparseRegressor`; its `n_nonzero_coefs` counts the controls of either choice.
     exposure
-        The position of the exposure among the columns of X.
+        The exposure among the columns of X: its position, or its name in a table. It must be a
+        number in every row.
     """
     if getattr(estimator, "_family", lambda: "")() != "gaussian":
         raise ValueError("post_double_selection needs a FederatedSparseRegressor")
-    names = getattr(X, "columns", None)
-    data, target = check_array(X, dtype=np.float64), np.asarray(y, dtype=np.float64)
-    if not 0 <= exposure < data.shape[1]:
-        raise ValueError(f"exposure must be a column of X, 0 .. {data.shape[1] - 1}")
-    others = np.delete(np.arange(data.shape[1]), exposure)
-    every = np.ones(len(target), np.bool_)
+    target, every = np.asarray(y, dtype=np.float64), np.ones(len(y), np.bool_)
+    if is_table(X):
+        data, columns = X, list(X.columns)
+        if exposure not in columns:
+            raise ValueError(f"exposure must be a column of X, got {exposure!r}")
+        treated = as_columns(X[[exposure]])[str(exposure)]
+    else:
+        data = check_array(X, dtype=np.float64)
+        columns = list(range(data.shape[1]))
+        if exposure not in columns:
+            raise ValueError(f"exposure must be a column of X, 0 .. {data.shape[1] - 1}")
+        treated = data[:, exposure]
+    others = [name for name in columns if name != exposure]
+    rest = data[others] if is_table(data) else data[:, others]
     keep = {exposure}
-    for aim in (target, data[:, exposure]):
-        model = _fitted(clone(estimator), data[:, others], aim, groups, sample_weight, every)
-        keep |= set(others[model.support_].tolist())
-    fixed = clone(estimator).set_params(n_nonzero_coefs=0, keep=sorted(keep), solver="exact")
+    for aim in (target, treated):
+        model = _fitted(clone(estimator), rest, aim, groups, sample_weight, every)
+        found = model.selected()
+        keep |= set(found if is_table(data) else (others[place] for place in found))
+    fixed = clone(estimator).set_params(
+        n_nonzero_coefs=0, keep=[name for name in columns if name in keep], solver="exact"
+    )
     model = _fitted(fixed, data, target, groups, sample_weight, every)
     whole: Inference = model.summary(level=level)
-    place = [whole.names.index(f"x{exposure}")]
+    label = str(exposure) if is_table(data) else f"x{exposure}"
+    place = [whole.names.index(label)]
     vectors = ("estimate", "se", "lower", "upper", "statistic", "pvalue", "q", "q_pvalue", "i2")
     parts: dict[str, Any] = {name: getattr(whole, name)[place] for name in vectors}
-    label = f"x{exposure}" if names is None else str(names[exposure])
     return replace(
         whole,
         names=[label],
         site_estimates=whole.site_estimates[:, place],
+        site_se=whole.site_se[:, place],
         guarantee=DOUBLE,
         **parts,
     )
@@ -375,7 +395,8 @@ def _fitted(
 ) -> Any:
     inside = None if groups is None else np.asarray(groups)[rows]
     given = None if weight is None else np.asarray(weight)[rows]
-    return model.fit(x[rows], y[rows], groups=inside, sample_weight=given)
+    part = _safe_indexing(x, np.flatnonzero(rows))
+    return model.fit(part, y[rows], groups=inside, sample_weight=given)
 
 
 def _half(groups: Any, rows: int, fraction: float, seed: int) -> np.ndarray[Any, Any]:
@@ -388,7 +409,3 @@ def _half(groups: Any, rows: int, fraction: float, seed: int) -> np.ndarray[Any,
         own = draw.permutation(np.flatnonzero(owner == site))
         first[own[: round(fraction * len(own))]] = True
     return first
-
-
-def _renamed(found: list[str], names: Any) -> list[str]:
-    return [str(names[int(name[1:])]) if name[0] == "x" else name for name in found]

@@ -161,6 +161,8 @@ class PublishedSolvers(EstimatorSettings):
 
     def _method(self, tau: int, rate: float) -> AnyAlgorithm:
         settings: dict[str, Any] = {"tau": tau, "scope": "row"}
+        if self.solver == self.solver_:  # those of "auto" are of the lossless solver
+            settings |= self._options()
         if self.solver_ != "distributediht":
             settings["local_steps"] = self.local_steps
         if self.solver_ in PURSUIT:
@@ -189,7 +191,7 @@ class PublishedSolvers(EstimatorSettings):
 
 
 def _settled(history: list[dict[str, Any]], tolerance: float) -> bool:
-    """Tell whether the last three rounds agree in their loss."""
+    """Return whether the last three rounds agree in their loss."""
     last = history[-3:]
     losses = np.array([record["loss"] for record in last])
     if len(last) < 3 or not np.isfinite(losses).all():
@@ -212,7 +214,7 @@ def _loss(problem: GLM, data: ClientData, params: Params) -> float:
 
 
 def _client_data(x: Any, y: torch.Tensor, parts: Sequence[Indices]) -> ClientData:
-    nobody = Ragged.from_sizes(np.zeros(0, np.int64), np.zeros(len(parts), np.int64))
+    no_rows = Ragged.from_sizes(np.zeros(0, np.int64), np.zeros(len(parts), np.int64))
     design: Any = x if sparse.issparse(x) else torch.from_numpy(np.ascontiguousarray(x))
     profiles = tuple({"importance": float(y[rows, 1].mean())} for rows in parts)
-    return ClientData(design, y, Ragged.of(parts), nobody, nobody, profiles, name="estimator")
+    return ClientData(design, y, Ragged.of(parts), no_rows, no_rows, profiles, name="estimator")

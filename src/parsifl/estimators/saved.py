@@ -16,6 +16,7 @@ from parsifl.estimators.classifier import FederatedSparseClassifier
 from parsifl.estimators.cox import FederatedSparseCox
 from parsifl.estimators.exact import ExactFit
 from parsifl.estimators.inference import Columns
+from parsifl.estimators.moments import Array
 from parsifl.estimators.poisson import FederatedSparsePoisson
 from parsifl.estimators.regressor import FederatedSparseRegressor
 from parsifl.linear.sparsity.dictionary import RandomDictionary
@@ -56,8 +57,25 @@ def to_text(estimator: FederatedSparse) -> str:
     }
     if state.get("_exact") is not None:
         found = estimator.summary()
-        values["summary"] = {"table": found.cells(), "guarantee": found.guarantee}
+        values["summary"] = {
+            "table": found.cells(),
+            "guarantee": found.guarantee,
+            "methods": estimator.methods_text(),
+            "sites": [
+                {
+                    "name": name,
+                    "all": float(found.estimate[i]),
+                    "estimates": _numbers(found.site_estimates[:, i]),
+                    "errors": _numbers(found.site_se[:, i]),
+                }
+                for i, name in enumerate(found.names)
+            ],
+        }
     return json.dumps(values, indent=1)
+
+
+def _numbers(values: Array) -> list[float | None]:
+    return [float(value) if np.isfinite(value) else None for value in values]
 
 
 def save(estimator: FederatedSparse, path: str | Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numbers
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,8 @@ class EstimatorSettings(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         max_bytes: int = 8_000_000,
         participation: float = 1.0,
         random_state: Any = None,
+        site_variances: bool = False,
+        solver_options: Any = None,
     ) -> None:
         self.n_nonzero_coefs = n_nonzero_coefs
         self.solver = solver
@@ -64,6 +67,8 @@ class EstimatorSettings(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         self.max_bytes = max_bytes
         self.participation = participation
         self.random_state = random_state
+        self.site_variances = site_variances
+        self.solver_options = solver_options
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -76,6 +81,7 @@ class EstimatorSettings(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         return getattr(self, name, default)
 
     preprocessing_: Preprocessing | None
+    coef_: Array
 
     def _validated(
         self, X: Any, y: Any, groups: Any, sample_weight: Any, **checks: Any
@@ -90,6 +96,8 @@ class EstimatorSettings(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             return validate_data(self, X, y, dtype=np.float64, **checks)  # type: ignore[no-any-return]
         columns = as_columns(X)
         rows = len(next(iter(columns.values())))
+        if not rows:
+            raise ValueError("X has 0 rows; at least 2 are needed")
         names, owner = owners(groups, rows)
         _, parts = self._clients(groups, rows)
         weight = np.ones(rows) if sample_weight is None else np.asarray(sample_weight)
@@ -127,6 +135,16 @@ class EstimatorSettings(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         check_is_fitted(self)
         del input_features  # the names are those of the fit
         return np.array(self._names(), dtype=object)
+
+    def selected(self) -> list[Any]:
+        """Return the columns of X in the model, as `keep` takes them: names, or positions."""
+        check_is_fitted(self)
+        used = np.flatnonzero(np.atleast_2d(self.coef_).any(axis=0))
+        found = self.preprocessing_
+        if found is None:
+            return [int(place) for place in used]
+        units = dict.fromkeys(found.units[place] for place in used)
+        return [found.columns[unit].name for unit in units]
 
     def _names(self) -> list[str]:
         if self.preprocessing_ is not None:
@@ -268,6 +286,15 @@ class EstimatorSettings(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             raise ConfigError(f"rounds must be a whole number and at least 1, got {self.rounds!r}")
         return int(self.rounds)
 
+    def _options(self) -> dict[str, Any]:
+        """Return further settings of the algorithm."""
+        given = self._setting("solver_options", None)
+        if given is None:
+            return {}
+        if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+            raise ConfigError(f"solver_options must map names of settings to values, got {given!r}")
+        return dict(given)
+
     def _check_local_steps(self) -> None:
         steps = self._setting("local_steps", 1)
         if not whole(steps) or steps < 1:
@@ -296,7 +323,7 @@ class EstimatorSettings(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
 
 
 def whole(value: Any) -> bool:
-    """Tell whether a value is a whole number."""
+    """Return whether a value is a whole number."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 

@@ -8,11 +8,12 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 from sklearn.base import clone
-from sklearn.utils import check_array, check_consistent_length
+from sklearn.utils import _safe_indexing, check_array, check_consistent_length
 
 from parsifl.core.errors import ConfigError
 from parsifl.core.keys import Key
-from parsifl.estimators.base import owners, whole
+from parsifl.data.tables import is_table
+from parsifl.estimators.settings import owners, whole
 
 
 @dataclass(frozen=True)
@@ -31,12 +32,15 @@ class Stability:
         q^2 / ((2 threshold - 1) p): a bound on the expected number of false selections, valid if
         false features are exchangeable and the method is no worse than guessing (Meinshausen and
         Bühlmann, 2010). It is no p-value.
+    names
+        The columns of a table, or their positions as text.
     """
 
     frequency: npt.NDArray[np.float64]
     support: npt.NDArray[np.int64]
     selected: float
     false_bound: float
+    names: list[str]
 
 
 def stability_selection(
@@ -55,14 +59,15 @@ def stability_selection(
     Parameters
     ----------
     estimator
-        A `FederatedSparseRegressor` or `FederatedSparseClassifier`; it is cloned.
+        An estimator of this package; it is cloned.
     by
         A subsample is half of the "clients", or half of the "rows" of every client.
     threshold
         Above one half.
     """
     _check(subsamples, threshold, by, seed)
-    X = check_array(X, accept_sparse="csr", dtype=np.float64)
+    X = X if is_table(X) else check_array(X, accept_sparse="csr", dtype=np.float64)
+    names = [str(name) for name in getattr(X, "columns", range(X.shape[1]))]
     y, count = np.asarray(y), 0
     check_consistent_length(X, y, groups)
     owner = owners(groups, len(y))[1]
@@ -76,15 +81,15 @@ def stability_selection(
     frequency = np.zeros(X.shape[1])
     for number in range(subsamples):
         rows = _half(owner, by, Key(seed, round=number, purpose="stability"))
-        model = clone(estimator).fit(X[rows], y[rows], groups=owner[rows])
-        chosen = np.atleast_2d(model.coef_ != 0).any(axis=0)
-        frequency += chosen
-        count += int(chosen.sum())
+        part = _safe_indexing(X, rows)
+        chosen = clone(estimator).fit(part, y[rows], groups=owner[rows]).selected()
+        frequency[[names.index(str(column)) for column in chosen]] += 1
+        count += len(chosen)
     frequency /= subsamples
     selected = count / subsamples
     bound = selected**2 / ((2 * threshold - 1) * X.shape[1])
     support = np.flatnonzero(frequency >= threshold)
-    return Stability(frequency, support, selected, bound)
+    return Stability(frequency, support, selected, bound, names)
 
 
 def _check(subsamples: Any, threshold: Any, by: str, seed: Any) -> None:

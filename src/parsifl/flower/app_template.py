@@ -66,7 +66,7 @@ def _files(template: str) -> list[str]:
 
 
 def _is_app(folder: Path, name: str) -> bool:
-    """Tell whether a folder holds an app that was written here under this name."""
+    """Return whether a folder holds an app that was written here under this name."""
     try:
         found = tomllib.loads((folder / "pyproject.toml").read_text())
         return bool(
@@ -113,7 +113,7 @@ def _project(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
             "version": "0.1.0",
             "description": "A federation with parsifl",
             "license": "Apache-2.0",
-            # nothing: nodes have parsifl installed, and Flower is told not to install anything
+            # nothing: nodes have parsifl installed, and Flower must not install anything
             "dependencies": [],
         },
         "tool": {
@@ -121,7 +121,7 @@ def _project(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
             "flwr": {
                 "app": {
                     "publisher": PUBLISHER,
-                    # code alone goes to the nodes: a run folder beside it tells of all clients
+                    # only code goes to the nodes: a run directory next to it describes all clients
                     "fab-include": [f"/{PACKAGE}/**/*.py"],
                     "components": {
                         "serverapp": f"{PACKAGE}.server_app:app",

@@ -62,6 +62,18 @@ class Audit:
             file.flush()
             os.fsync(file.fileno())
 
+    def approved(self, name: str, kind: str, text: str) -> bool:
+        """Return whether a reply was approved by hand: its file was renamed to `approved-...`.
+
+        A reply that is new here is described in `pending-....json`.
+        """
+        place = self._path.with_name
+        if place(f"approved-{name}.json").exists():
+            return True
+        content = json.dumps({"kind": kind, "reply": text}, indent=1)
+        replace_file(place(f"pending-{name}.json"), content.encode())
+        return False
+
     def release(self, table: str, weights: Array, guards: Guards) -> None:
         """Check the row weights [2, rows] of sums against those of earlier sums, and keep them.
 

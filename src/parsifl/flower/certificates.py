@@ -55,7 +55,7 @@ class KeyFolder:
         return self.path / f"node{number}"
 
     def public(self, number: int) -> Path:
-        """Return a node's public key, which the server must be told."""
+        """Return a node's public key, which must be registered with the server."""
         return self.path / f"node{number}.pub"
 
 

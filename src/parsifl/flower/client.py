@@ -92,7 +92,7 @@ def placed(
     if not isinstance(data, ClientData):
         share = experiment.test
         if isinstance(share, str):
-            raise ConfigError(f"test={share!r} needs a named data set; use a fraction such as 0.25")
+            raise ConfigError(f"test={share!r} needs a named dataset; use a fraction such as 0.25")
         data = ClientData.of(
             [data], test=share, validation=experiment.validation, seed=experiment.seed
         )
@@ -160,7 +160,7 @@ class RemoteClient:
         profile: Mapping[str, Any] | None = None,
     ) -> None:
         self._experiment, self._client, self._root = experiment, client, root
-        self._algorithm = experiment.method()
+        self._algorithm = experiment.build_algorithm()
         self._types = self._algorithm.tree_types()
         self._data = placed(arrays, client, experiment, profile)
         self._make = make or partial(problem_for, experiment.model)

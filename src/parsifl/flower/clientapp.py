@@ -78,7 +78,7 @@ def client_app(
     ----------
     load
         Takes the node's configuration and returns this client's data: a pair `(X, y)`, or a
-        `ClientData` of one client. None is for trials: the data set that the app's `data` names,
+        `ClientData` of one client. None is for trials: the dataset that the app's `data` names,
         divided by its `partition`, of which each node keeps its own part.
     problem
         Builds the problem from data of the agreed form; else the app's `model` is built.

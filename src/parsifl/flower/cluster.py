@@ -139,8 +139,8 @@ class Cluster:
             f'address = "{self.address}"\n{security}\n'
         )
         replace_file(self._home / "config.toml", text.encode())
-        told = {**QUIET, "FLWR_HOME": shlex.quote(str(self._home))}
-        lines = [f"export {name}={value}\n" for name, value in told.items()]
+        variables = {**QUIET, "FLWR_HOME": shlex.quote(str(self._home))}
+        lines = [f"export {name}={value}\n" for name, value in variables.items()]
         replace_file(self.variables_file, "".join([_FIRST_LINE, *lines]).encode())
 
     # ------------------------------------------------------------------ processes
@@ -185,7 +185,7 @@ class Cluster:
         raise ParsiflError(f"the SuperLink does not listen after {_START_SECONDS:g} s")
 
     def register(self, numbers: Sequence[int]) -> None:
-        """Tell the SuperLink the public keys of nodes."""
+        """Register the public keys of nodes with the SuperLink."""
         keys = self._need_keys()
         pending = [
             (n, self._cli_process("supernode", "register", str(keys.public(n)), NAME))
@@ -238,7 +238,7 @@ class Cluster:
         return self._nodes[number].poll()
 
     def alive(self) -> bool:
-        """Tell whether the SuperLink runs."""
+        """Return whether the SuperLink runs."""
         return self._link is not None and self._link.poll() is None
 
     def log_tail(self, name: str, characters: int = 3000) -> str:
@@ -347,7 +347,7 @@ def _output(process: subprocess.Popen[str]) -> str:
 
 
 def free_port() -> int:
-    """Return a port on loopback that nobody uses at this moment."""
+    """Return a port on loopback that is free at this moment."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])

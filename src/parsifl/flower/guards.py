@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, Literal, final
 
 import numpy as np
 import numpy.typing as npt
@@ -65,6 +65,8 @@ class Guards:
         The largest number of runs that are answered about the same rows.
     leverage
         The largest share of one row in any combination of the sums that have left (1 is a row).
+    release
+        "auto", or "manual": a person at the site approves each reply before it leaves.
     """
 
     rows: Count = 10
@@ -74,6 +76,7 @@ class Guards:
     rounds: Count = 100
     runs: Count = 10
     leverage: Fraction = 0.9
+    release: Literal["auto", "manual"] = "auto"
 
     def __post_init__(self) -> None:
         config.check(self)
@@ -89,7 +92,7 @@ class Guards:
         return config.build(cls, given)
 
     def columns(self, rows: int) -> int:
-        """Return how many columns a message of a site with so many rows may have."""
+        """Return how many columns a message of a site with this many rows may have."""
         return int(self.ratio * rows + 1e-9)
 
 
@@ -127,7 +130,7 @@ def check_plan(experiment: Experiment, client: int, rows: int, guards: Guards) -
         raise Refusal("rows", f"its table has fewer than {guards.rows} rows")
     if (experiment.clients or 0) < guards.sites:
         raise Refusal("sites", f"the run has fewer than {guards.sites} sites")
-    method = experiment.method()
+    method = experiment.build_algorithm()
     draws = method.batches(ClientInfo(client, rows, {}), 0).batches.values()
     if any(draw.batch_size is not None and draw.batch_size < rows for draw in draws):
         raise Refusal("batch", "the run draws mini-batches; set batch to none (all rows)")
@@ -193,7 +196,7 @@ def check_support(
     support: Sequence[Any], width: int, experiment: Experiment, rows: int, guards: Guards
 ) -> list[int]:
     """Return the positions of the selected columns, if the run may ask for them."""
-    method = experiment.method()
+    method = experiment.build_algorithm()
     most = method.sparsity.count(width) if isinstance(method, SparsitySettings) else width
     inside = all(type(place) is int and 0 <= place < width for place in support)
     if not inside or len(set(support)) != len(support) or len(support) > most:
@@ -261,15 +264,20 @@ def check_leverage(released: Array, asked: Array, guards: Guards) -> None:
     asked
         The weights [rows] of what is asked for.
     """
+    if not np.isfinite(asked).all():
+        raise Refusal("leverage", "sums at these coefficients are not finite")
     every = np.concatenate([np.ones((1, len(asked))), released, asked[None]])
-    size = np.linalg.norm(every, axis=1, keepdims=True)
-    basis, values, _ = np.linalg.svd((every / np.where(size > 0, size, 1.0)).T, full_matrices=False)
+    for norm in (np.inf, 2):  # the largest entry first: squares of large weights would overflow
+        size = np.linalg.norm(every, norm, axis=1, keepdims=True)
+        every = every / np.where(size > 0, size, 1.0)
+    basis, values, _ = np.linalg.svd(every.T, full_matrices=False)
     basis = basis[:, values > _ROUNDING * values[0]]
     share = float((basis**2).sum(axis=1).max())
     if basis.shape[1] > guards.columns(len(asked)) or share > guards.leverage:
         raise Refusal(
             "leverage",
-            "combined with sums that left before, a row would stand out in these sums",
+            "combined with sums that left before, a row would stand out in these sums; if columns "
+            "separate the classes or the events, set l2",
         )
 
 

@@ -78,7 +78,7 @@ def run_on_flower(
     Parameters
     ----------
     folder
-        The run folder; logs, keys and client state are in its subfolder `flower`.
+        The run directory; logs, keys and client state are in its subdirectory `flower`.
     secure
         TLS and authenticated nodes.
     simulation
@@ -88,7 +88,7 @@ def run_on_flower(
     deployment
         Quorum and time limits; `out` and `resume` are set here.
     data_dir
-        Where the data set is, for this process and for the nodes.
+        Where the dataset is, for this process and for the nodes.
     """
     out = Path(folder).resolve()
     check_free(out, resume=resume)
@@ -102,7 +102,7 @@ def run_on_flower(
     chosen = replace(experiment, clients=len(data))
     # mistakes show here, before anything is started
     problem = problem_for(chosen.model, data)
-    chosen.method().check_capabilities(problem)
+    chosen.build_algorithm().check_capabilities(problem)
     # all nodes are started here, and have new ids after every start
     plan = replace(deployment or Deployment(), out=str(out), resume=resume, rebind=True)
     place = out / "flower"
@@ -121,7 +121,7 @@ def run_on_flower(
     ) as cluster:
         run = cluster.submit(app)
         follow(cluster, run, out, progress)
-    found = checkpoint.load(out / "checkpoint", chosen.method().tree_types())
+    found = checkpoint.load(out / "checkpoint", chosen.build_algorithm().tree_types())
     server = None if found is None else found.server
     records = read_records(out)
     return FlowerRun(chosen, out, records, server, problem.primary_metric, problem.higher_is_better)
@@ -135,7 +135,7 @@ def follow(
 ) -> None:
     """Wait for a run, reporting its rounds; raise ParsiflError if it fails.
 
-    The run folder is looked at, not Flower: asking Flower costs seconds of computing each time.
+    It reads the run directory, not Flower: a query to Flower costs seconds of CPU time.
     """
     shown, asked = 0, time.monotonic()
     while True:

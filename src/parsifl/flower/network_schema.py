@@ -20,7 +20,7 @@ from pydantic import (
 )
 
 from parsifl.core.errors import ParsiflError, WireError
-from parsifl.data.preprocessing import MOST_COLUMNS, Summary, check_counts
+from parsifl.data.preprocessing import MOST_COLUMNS, Summary, Text, check_counts
 from parsifl.flower.data_schema import DataSchema
 from parsifl.flower.logs import node_log
 from parsifl.flower.machine import Machine
@@ -178,11 +178,12 @@ class HelloReply(Message):
 
 @final
 class AgreeReply(Message):
-    """The sums over a site's table, and how many columns one message of the site may have."""
+    """The sums over a site's table, declared units, and how many columns a message may have."""
 
     longest: ClassVar[int] = _LONG
     client: ClientId
     columns: Annotated[int, Ge(0), Lt(MOST_ROWS)]
+    units: Annotated[dict[Text, Annotated[str, MaxLen(100)]], MaxLen(MOST_COLUMNS)] = {}
     summary: Annotated[Summary, AfterValidator(check_counts)]
 
 

@@ -31,7 +31,9 @@ _LONGEST_PAUSE = 30.0
 def run_node(arguments: Sequence[str]) -> int:
     """Run a SuperNode with these arguments and a worker; return the SuperNode's exit code."""
     if not hasattr(socket, "SO_PEERCRED"):
-        raise ConfigError("a worker needs Linux, which tells who is at the other end of a socket")
+        raise ConfigError(
+            "a worker needs Linux, where sockets identify their peers"
+        )
     with _listening() as (folder, listener):
         environment = {**os.environ, VARIABLE: str(folder)}
         node = _start([program("flower-supernode"), *arguments], environment)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from parsifl import wire
 from parsifl.algorithms.fedbestsubset import BestSubsetState, FedBestSubset, as_search
-from parsifl.core.errors import ConfigError, ParsiflError
+from parsifl.core.errors import ConfigError, DataError, ParsiflError
 from parsifl.core.problem import Problem
 from parsifl.data.clients import ClientData
 from parsifl.data.preprocessing import Array, unit_notes
@@ -29,7 +30,7 @@ from parsifl.estimators.base import FederatedSparse
 from parsifl.estimators.exact import ExactFit
 from parsifl.estimators.saved import to_text
 from parsifl.flower.membership import Log, all_of
-from parsifl.flower.message import Envelope
+from parsifl.flower.message import Envelope, printable
 from parsifl.flower.network_schema import (
     AgreeReply,
     AgreeRequest,
@@ -55,6 +56,12 @@ _ESTIMATORS: dict[str, type[FederatedSparse]] = {
     "poisson": FederatedSparsePoisson,
     "cox": FederatedSparseCox,
 }
+_ENDS = {
+    Phase.SEPARATED: "the selected columns separate the classes (or the events): the likelihood "
+    "has no maximum; set l2 of the RegressionSpec, for example to 0.01",
+    Phase.STALLED: "the search stopped where rounding leaves no further decrease of the loss",
+    Phase.LOOK: "the search did not end within the rounds; the model is the best so far",
+}
 
 
 class Regression(Federation):
@@ -65,7 +72,9 @@ class Regression(Federation):
     def __init__(
         self, settings: DeploymentSettings, link: Link, log: Log, spec: RegressionSpec
     ) -> None:
-        if isinstance(settings.experiment.method(), FedBestSubset):  # its sums are over all sites
+        if isinstance(
+            settings.experiment.build_algorithm(), FedBestSubset
+        ):  # its sums are over all sites
             settings = replace(settings, deployment=replace(settings.deployment, quorum=1.0))
         elif spec.family != "linear":
             name = settings.experiment.algorithm
@@ -118,6 +127,7 @@ class Regression(Federation):
             self._link.pause(1.0)
         columns = min(reply.columns for reply in found.values())
         summaries = [found[client].summary for client in sorted(found)]
+        _check_units(found)
         for note in unit_notes(summaries, [f"client {client}" for client in sorted(found)]):
             self._log(f"warning: {note}")
         return Agreement.of(summaries, self._spec, columns)
@@ -203,6 +213,8 @@ class Regression(Federation):
                 bytes_down=0,
                 own_intercepts=False,
             )
+        if fit is not None and fit.search.phase != Phase.CONVERGED:
+            self._log(f"warning: {_ENDS.get(fit.search.phase, _ENDS[Phase.LOOK])}")
         outcome = Outcome(
             preprocessing=agreement.preprocessing,
             sites=[str(client.id) for client in self._pool.clients],
@@ -272,3 +284,18 @@ class Regression(Federation):
                 "resume the run"
             ) from None
         return {"size": len(data), **{name: part.numpy().copy() for name, part in message.items()}}
+
+
+def _check_units(replies: Mapping[int, AgreeReply]) -> None:
+    """Refuse columns for which sites declare different units."""
+    units: dict[str, tuple[str, int]] = {}
+    for client, reply in sorted(replies.items()):
+        for name, unit in reply.units.items():
+            known, first = units.setdefault(name, (unit, client))
+            if known != unit:
+                raise DataError(
+                    printable(
+                        f"column '{name}': client {first} declares the unit {known!r}, client "
+                        f"{client} {unit!r}; convert it at one of them"
+                    )
+                )

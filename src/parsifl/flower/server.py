@@ -44,7 +44,7 @@ class Federation:
         out, port = Path(deployment.out), deployment.metrics_port
         self.monitor = Monitor(out, chosen.algorithm, chosen.rounds, settings.clients, port)
         self._link, self._log = self.monitor.watch(link), log
-        self._algorithm = self._experiment.method()
+        self._algorithm = self._experiment.build_algorithm()
         maker = make or partial(problem_for, self._experiment.model)
         self._pool = FlowerPool(self._algorithm, settings, self._link, log, maker)
         self.monitor.attach(self._pool.members, self._pool.experiment)

@@ -117,9 +117,19 @@ class TableSite:
             except Exception:
                 node_log().exception("a request for '%s' could not be answered", kind)
                 reply = self._refuse("failure", "its work failed; the reason is in the node's log")
+            if self._guards.release == "manual" and failure_in(reply) is None:
+                reply = self._approved(kind, reply)
             size = sum(len(part) for part in reply.parts.values())
             self._audit.write({**entry, "bytes": size, **json.loads(reply.text)})
         return reply
+
+    def _approved(self, kind: Kind, reply: Envelope) -> Envelope:
+        """Return a reply that someone at the site has approved; else keep it there, and refuse."""
+        if self._audit.approved(
+            digest(reply.text, *map(reply.parts.get, sorted(reply.parts))), kind, reply.text
+        ):
+            return reply
+        return self._refuse("release", "a person at the site must release this reply first")
 
     def _refuse(self, rule: str, text: str) -> Envelope:
         reason = printable(f"site {self._client} refuses (rule '{rule}'): {text}")
@@ -134,7 +144,12 @@ class TableSite:
         entry["table"] = digest(table, asdict(self._spec))
         if isinstance(request, AgreeRequest):
             most = self._guards.columns(own.rows)
-            return AgreeReply(client=self._client, columns=most, summary=own.summary()).envelope()
+            return AgreeReply(
+                client=self._client,
+                columns=most,
+                units=self._schema.units,
+                summary=own.summary(),
+            ).envelope()
         agreement = getattr(request, "agreement", None)
         if agreement is None:
             raise WireError("agreement: none, and a site answers nothing without one")
@@ -153,7 +168,7 @@ class TableSite:
             return _whole(site.evaluate(request, envelope.parts))
         assert isinstance(request, TrainRequest)
         self._hold(request, entry, request.round, envelope.parts.get("down"))
-        if isinstance(self._experiment.method(), FedBestSubset):
+        if isinstance(self._experiment.build_algorithm(), FedBestSubset):
             self._check_sums(envelope, own, agreement, data, make(data), entry)
             return _whole(site.train(request, envelope.parts))
         return self._narrow(_whole(site.train(request, envelope.parts)), own.rows, entry)
@@ -168,7 +183,7 @@ class TableSite:
         entry: dict[str, Any],
     ) -> None:
         """Check a round of sums: few columns, no small cell, and no row that stands out."""
-        kind = self._experiment.method().tree_types().downlink
+        kind = self._experiment.build_algorithm().tree_types().downlink
         try:
             question = wire.decode(envelope.parts.get("down", b""), kind, limit=1 << 28)
             at = question.at[problem.name]
@@ -219,7 +234,7 @@ class TableSite:
     def _narrow(self, reply: Envelope, rows: int, entry: dict[str, Any]) -> Envelope:
         """Return a reply whose upload has few coefficients for the number of rows."""
         if "upload" in reply.parts:
-            kind = self._experiment.method().tree_types().uplink
+            kind = self._experiment.build_algorithm().tree_types().uplink
             leaves = tree.leaves(wire.decode(reply.parts["upload"], kind, limit=1 << 31))
             entry["coefficients"] = sum(int(leaf.count_nonzero()) for leaf in leaves)
             rules.check_width(entry["coefficients"], rows, self._guards)

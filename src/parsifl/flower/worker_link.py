@@ -133,20 +133,20 @@ def _exactly(link: socket.socket, size: int) -> bytes:
 def _frame(head: Mapping[str, Any], envelope: Envelope) -> bytes:
     """Return a line of JSON, followed by the parts."""
     envelopes = [envelope, *([] if envelope.carried is None else [envelope.carried])]
-    told = [
+    fields = [
         {"text": one.text, "parts": {name: len(data) for name, data in one.parts.items()}}
         for one in envelopes
     ]
-    line = json.dumps({"head": head, "envelopes": told}).encode()
+    line = json.dumps({"head": head, "envelopes": fields}).encode()
     return b"".join([line, b"\n", *(data for one in envelopes for data in one.parts.values())])
 
 
 def _unframe(data: bytes) -> tuple[dict[str, Any], Envelope]:
     line, _, rest = data.partition(b"\n")
-    told = json.loads(line)
+    fields = json.loads(line)
     carried: Envelope | None = None
     end = len(rest)
-    for one in reversed(told["envelopes"]):
+    for one in reversed(fields["envelopes"]):
         parts: dict[str, bytes] = {}
         start = end - sum(one["parts"].values())
         place = start
@@ -155,4 +155,4 @@ def _unframe(data: bytes) -> tuple[dict[str, Any], Envelope]:
             place += size
         carried, end = Envelope(one["text"], parts, carried), start
     assert carried is not None
-    return told["head"], carried
+    return fields["head"], carried

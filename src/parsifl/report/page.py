@@ -15,6 +15,7 @@ from typing import Any
 
 import parsifl
 from parsifl.engine.run_data import RunData, read_runs
+from parsifl.report.coefficients import coefficient_block, coefficient_sheets
 from parsifl.report.figures import figures
 from parsifl.report.groups import Section, flat, sections
 from parsifl.report.html_tables import (
@@ -135,6 +136,8 @@ def _sheets(section: Section, name: str) -> dict[str, Grid]:
     found = {"headline": headline_sheet(section, f"{name}-results")}
     for at, sheet in enumerate(gain_sheets(section, f"{name}-gain")):
         found[f"gain{at}"] = sheet
+    for at, sheet in enumerate(coefficient_sheets(section.runs, f"{name}-coefficients")):
+        found[f"coefficients{at}"] = sheet
     found["ledger"] = ledger_sheet(section, f"{name}-ledger")
     found["cost"] = cost_sheet(section, f"{name}-cost")
     differing = difference_sheet(section, f"{name}-differences")
@@ -152,6 +155,12 @@ def _section(
         heading="" if level == 2 else f"<h2>{html.escape(_heading(section))}</h2>",
         notes=_notes(section.notes),
         headline=sheets["headline"].to_html(),
+        coefficients=coefficient_block(
+            [sheet for key, sheet in sheets.items() if key.startswith("coefficients")],
+            section.runs,
+            name,
+            level,
+        ),
         gains=gains,
         inside=inside,
         ledger=sheets["ledger"].to_html(),
