@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import os
+from functools import partial
 from typing import Any
 
 import pytest
 
 from parsifl.core.errors import ConfigError
+from parsifl.engine import study
 from parsifl.engine.study import GridResult, Point, best, chosen_by
 
 
@@ -32,3 +35,17 @@ def test_a_model_that_no_run_has_cannot_be_chosen() -> None:
         best([outcome("a", 0.9, 0.9)], "global", maximize=True)
     with pytest.raises(ConfigError, match="must be one of"):
         best([outcome("a", 0.9, 0.9)], "local", maximize=True)
+
+
+def test_jobs_run_in_other_processes_and_keep_their_numbers() -> None:
+    jobs = [partial(pow, number, 2) for number in range(4)]
+    squares = {number: number**2 for number in range(4)}
+    assert dict(study.run_jobs(jobs)) == dict(study.run_jobs(jobs, 2)) == squares
+    alone, apart = (dict(study.run_jobs([os.getpid] * 2, count)) for count in (1, 2))
+    assert set(alone.values()) == {os.getpid()}
+    assert os.getpid() not in apart.values()
+
+
+def test_a_number_of_processes_that_is_none_is_rejected() -> None:
+    with pytest.raises(ConfigError, match="jobs must be at least 1, got 0"):
+        list(study.run_jobs([], 0))

@@ -262,3 +262,11 @@ def test_mnist_federation_is_that_of_the_paper(data_folder: Path) -> None:
     assert len(set(rows)) > 10
     shares = [len(part) / total for part, total in zip(data.test, rows, strict=True)]
     assert shares == pytest.approx([0.25] * 20, abs=0.002)
+
+
+def test_sparse_runs_have_equal_products_and_stable_steps() -> None:
+    products = [options["outer_lr"] * options["lam"] for options in fedmac_sparse.SPARSE.values()]
+    assert products[0] == pytest.approx(products[1])
+    sparse = fedmac_sparse.SPARSE["fedmac"]
+    for gamma_w in fedmac_sparse.GAMMA_W:
+        assert sparse["outer_lr"] * (sparse["lam"] + gamma_w / sparse["rho"]) < 2

@@ -8,7 +8,8 @@ import pytest
 
 from parsifl.core.errors import DataError
 from parsifl_reproduction import pages as page_module
-from parsifl_reproduction.pages import pages, write_pages
+from parsifl_reproduction.findings import INVALID
+from parsifl_reproduction.pages import _counts, pages, write_pages
 from parsifl_reproduction.papers import PAPERS
 from parsifl_reproduction.recipe import SKIPPED, Claim, Context, Result, find, recipes
 from parsifl_reproduction.record import Record, not_run, read_all, record, write
@@ -98,3 +99,11 @@ def test_the_pages_of_the_documentation_are_those_of_its_records() -> None:
 def test_records_of_the_documentation_name_no_folder_of_this_machine() -> None:
     for file in DOCS.glob("*"):
         assert not re.search(r"/(?:home|root|tmp|work)/", file.read_text()), file.name
+
+
+def test_records_of_a_wrong_protocol_decide_nothing() -> None:
+    found = {"recipe": "fedslr-table7", "version": "0.1.0", "claims": [{"verdict": "held"}]}
+    assert _counts(["fedslr-table7"], {"fedslr-table7": found}) == {"invalid": 1}
+    later = {**found, "version": "0.2.0"}
+    assert _counts(["fedslr-table7"], {"fedslr-table7": later}) == {"held": 1}
+    assert set(INVALID) <= set(recipes())

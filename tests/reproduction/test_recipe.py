@@ -16,6 +16,7 @@ from parsifl_reproduction.recipe import (
     Result,
     Values,
     collect,
+    find,
     reproduce,
 )
 
@@ -108,3 +109,12 @@ def test_a_damaged_result_is_named(tmp_path: Path) -> None:
     file.write_text("{")
     with pytest.raises(CheckpointError, match=r"result-small\.json is damaged"):
         reproduce(toy.recipe, Context(seeds=1), tmp_path)
+
+
+def test_processes_share_the_jobs_of_a_recipe(tmp_path: Path) -> None:
+    context = Context(seeds=1)
+    apart, claims = reproduce(find("perfedmask-table6"), context, tmp_path / "two", processes=2)
+    alone, same = reproduce(find("perfedmask-table6"), context, tmp_path / "one")
+    assert [result.values.keys() for result in apart] == [result.values.keys() for result in alone]
+    assert [claim.verdict for claim in claims] == [claim.verdict for claim in same]
+    assert all("cpu_seconds" in (result.made or {}) for result in apart)

@@ -32,12 +32,13 @@ def reproduce(
     not_run: str | None = typer.Option(
         None, "--not-run", help="With --record: keep why this recipe is not run here."
     ),
+    jobs: int = options.JOBS,
     reproducible: bool = options.REPRODUCIBLE,
     as_json: bool = typer.Option(False, "--json", help="Print JSON for machines."),
 ) -> None:
     """Reproduce a table or figure: the claim, the paper's number, ours, and whether it held.
 
-    A killed reproduction goes on where it was when it is started again.
+    An interrupted reproduction resumes job by job when it is started again.
 
     Examples:
 
@@ -72,7 +73,7 @@ def reproduce(
     place = out or Path("runs") / name
 
     def progress(job: Job, number: int, total: int) -> None:
-        typer.echo(f"[{number + 1}/{total}] {job.label}, seed {job.seed}", err=True)
+        typer.echo(f"[{number}/{total}] finished {job.label}, seed {job.seed}", err=True)
 
     recipe = find(name)
     if not_run is not None and record is not None:
@@ -81,7 +82,7 @@ def reproduce(
         results, claims = (
             collect_results(recipe, context, place)
             if collect
-            else run_recipe(recipe, context, place, progress)
+            else run_recipe(recipe, context, place, progress, jobs)
         )
         if collect:
             _tell_missing(missing(recipe, context, place), place)

@@ -145,6 +145,13 @@ def settings(method: str, context: Context, **changes: Any) -> Values:
     """Return the settings of a method at a scale, with changes."""
     small = {**SHRUNK, **ON_A_PERCEPTRON.get(method, {})} if context.scale == "small" else {}
     given = {**COMMON, **METHODS[method], **small, **changes}
+    if given.get("lam") == HUGE:  # from zero, no gradient would reach a hidden layer
+        given["p_init"] = "copy"
+    return known_settings(method, given)
+
+
+def known_settings(method: str, given: Values) -> Values:
+    """Return those settings that a method has."""
     known = registry.find(method).__dataclass_fields__  # type: ignore[attr-defined]  # a dataclass
     return {name: value for name, value in given.items() if name in known}
 
@@ -196,17 +203,30 @@ def _work(cell: Cell, seed: int, context: Context, folder: Path | None) -> Value
 def train(
     cell: Cell, seed: int, context: Context, folder: Path | None = None
 ) -> tuple[Run, ClientData]:
-    """Run one method in one federation."""
+    """Run one method in one federation of the scale."""
     federation = {**federations(context), **APART}[cell.row]
-    data = federation.prepare(cell.split, seed, context.data_dir)
     options = settings(cell.method, context, **dict(cell.changes))
+    return simulated(federation, cell.split, cell.method, options, seed, context.data_dir, folder)
+
+
+def simulated(
+    federation: Federation,
+    split: str,
+    method: str,
+    options: Values,
+    seed: int,
+    data_dir: str | None,
+    folder: Path | None,
+) -> tuple[Run, ClientData]:
+    """Run one method in one federation."""
+    data = federation.prepare(split, seed, data_dir)
     with warnings.catch_warnings():
         if options.get("lam") == HUGE:  # nothing shall be left
             warnings.filterwarnings("ignore", message="FedSLR's penalty")
         # Table 5 varies eta_g on purpose
         warnings.filterwarnings("ignore", message="lr \\* steps / eta_g")
         run = simulate(
-            registry.get(cell.method, **options),
+            registry.get(method, **options),
             problem_for(federation.model, data),
             data,
             federation.rounds,

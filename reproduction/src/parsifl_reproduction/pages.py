@@ -8,24 +8,31 @@ from pathlib import Path
 
 from parsifl.core.errors import DataError
 from parsifl.engine.owned import replace_file
+from parsifl_reproduction.findings import INVALID
 from parsifl_reproduction.papers import PAPERS, Item, Paper
 from parsifl_reproduction.recipe import recipes
 from parsifl_reproduction.record import Record, read_all
 
 Records = Mapping[str, Record]
 UNKNOWN = "nobody has recorded a run yet"
-_VERDICTS = ("held", "undecided", "did not hold", "not run")
-_MARKS = {"undecided": "**undecided**", "did not hold": "**did not hold**"}
+_VERDICTS = ("held", "undecided", "did not hold", "invalid", "not run")
+_MARKS = {
+    "undecided": "**undecided**",
+    "did not hold": "**did not hold**",
+    "invalid": "**invalid**",
+}
+_JUDGED = "0.1.0"
+"""The version whose records were found invalid."""
 _BACK = "[All papers](index.md)"
 _OTHER = Paper("other", "Beside the papers", ())
 
 _OPENING = """# Reproduction
 
 Every table and figure of the five papers, with the recipe that runs it and what came of it here.
-A claim *held*, is *undecided* (the seeds disagree), *did not hold*, or was *not run*; each page
-says why, with the paper's number beside ours. ± is the standard deviation over seeds. The scale
-*small* is our own cut of the experiment, which ends within minutes on two cores: it tests the
-claim, not the last digit.
+A claim *held*, is *undecided* (the seeds disagree), *did not hold*, is *invalid* (the protocol of
+the record is not the paper's), or was *not run*; each page says why, with the paper's number beside
+ours. ± is the standard deviation over seeds. The scale *small* is our own cut of the experiment,
+which ends within minutes on two cores: it tests the claim, not the last digit.
 
 This page and those of the papers are written from the files `*.json` beside them:
 
@@ -106,8 +113,20 @@ def _names(paper: Paper) -> list[str]:
 
 def _counts(names: Sequence[str], records: Records) -> Counter[str]:
     return Counter(
-        claim["verdict"] for name in names for claim in records.get(name, {}).get("claims", ())
+        _verdict(name, records[name], claim)
+        for name in names
+        for claim in records.get(name, {}).get("claims", ())
     )
+
+
+def _verdict(name: str, found: Record, claim: Mapping[str, str]) -> str:
+    """Return what a claim says; records of a wrong protocol decide nothing."""
+    return "invalid" if _why_invalid(name, found) else claim["verdict"]
+
+
+def _why_invalid(name: str, found: Record) -> str:
+    """Return why a record is invalid; one of a later version than the finding is not."""
+    return INVALID.get(name, "") if found["version"] == _JUDGED else ""
 
 
 def _row(paper: Paper, item: Item, records: Records) -> str:
@@ -150,11 +169,14 @@ def _section(name: str, where: Sequence[str], found: Record | None) -> Iterator[
     lines += [
         "| " + " | ".join(_cell(text) for text in (
             claim["statement"], claim["paper"], claim["ours"],
-            _MARKS.get(claim["verdict"], claim["verdict"]), claim.get("note", ""),
+            _MARKS.get(verdict, verdict), claim.get("note", ""),
         )) + " |"
         for claim in found["claims"]
+        for verdict in [_verdict(name, found, claim)]
     ]  # fmt: skip
     yield "\n".join(lines)
+    if why := _why_invalid(name, found):
+        yield f"Invalid, because the protocol is not the paper's: {why}."
     yield f"```sh\n{found['command']}\n```"
     yield _provenance(found)
 

@@ -10,6 +10,7 @@ from parsifl_reproduction import (
     fedmac_setup,
     fedslr_setup,
     fedslr_trials,
+    findings,
     perfedmask_setup,
 )
 
@@ -55,6 +56,7 @@ PAPERS = (
             Item("Figure 6", ("fedmac-figure6",)),
             Item("Theorem 3", ("fedmac-theorem3",)),
         ),
+        findings.FEDMAC,
     ),
     Paper(
         "fedht",
@@ -76,12 +78,13 @@ PAPERS = (
                 ),
             ),
         ),
+        findings.FEDHT,
     ),
     Paper(
         "fedgradmp",
         fedgradmp_setup.PAPER,
         (
-            Item("Table I", note="notation"),
+            Item("Table I", note="a comparison of guarantees"),
             Item("Figure 1", ("fedgradmp-figure1",)),
             Item("Figure 2", ("fedgradmp-figure2",)),
             Item("Figure 3", ("fedgradmp-figure3",)),
@@ -94,6 +97,7 @@ PAPERS = (
             Item("Figure 10", ("fedgradmp-figure10",)),
             Item("Figure 11", ("fedgradmp-figure11",)),
         ),
+        findings.FEDGRADMP,
     ),
     Paper(
         "perfedmask",
@@ -105,6 +109,7 @@ PAPERS = (
             *(Item(f"Figure {n}", (f"perfedmask-figure{n}",)) for n in range(3, 7)),
             Item("Beside them", ("perfedmask-all",), "a comparison of our own"),
         ),
+        findings.PERFEDMASK,
     ),
     Paper(
         "fedslr",
@@ -113,7 +118,12 @@ PAPERS = (
             *(Item(f"Table {n}", (f"fedslr-table{n}",)) for n in range(1, 10)),
             Item("Figure 1", note=_DRAWING),
             *(Item(f"Figure {n}", (f"fedslr-figure{n}",)) for n in range(2, 6)),
+            Item(
+                "Tables 1, 5, 8, the paper's federation",
+                ("fedslr-fashion-mnist",),
+                "clients, cohort, steps, rates and eta_g of the paper, on Fashion-MNIST",
+            ),
         ),
-        fedslr_trials.NOTE,
+        findings.FEDSLR + "\n" + fedslr_trials.NOTE,
     ),
 )

@@ -100,7 +100,7 @@ FEDERATIONS: Mapping[str, Federation] = {
     ),
     "DomainNet": Federation(
         data="domainnet",
-        partition="natural-id",
+        partition="natural-id:split=5",
         model="alexnet",
         options={"classes": 10},
         **{**_PAPER_SIZE, "clients": 30, "rounds": 100, "lr": 0.01},
@@ -169,7 +169,7 @@ def configured(name: str, federation: Federation) -> tuple[AnyAlgorithm, Values,
 
     Fine-tuning is left to the evaluation, where it is the same for all. The paper does not say
     the budgets of its combinations: there weak devices have narrow networks and train half of
-    what they have.
+    what they have. With HeteroFL every device is evaluated on the full model, as in the paper.
     """
     same: Values = {
         "lr": federation.lr,
@@ -188,12 +188,12 @@ def configured(name: str, federation: Federation) -> tuple[AnyAlgorithm, Values,
         return registry.get(kind, **same, **more), strong, federation.weak
     narrow = {**strong, "width": part}
     if kind == "heterofl":
-        return registry.get(kind, **same), strong, narrow
+        return registry.get(kind, **same, deploy="full"), strong, narrow
     if kind == "splitmix":
         return registry.get(kind, **same, bases=round(1 / part)), strong, narrow
     options: Values = {"tune_epochs": 0.0}
     if extra:
-        options |= {"base": extra, "bases": round(1 / part)}
+        options |= {"base": extra, "bases": round(1 / part), "deploy": "full"}
         return registry.get(kind, **same, **options), strong, {**narrow, "budget": 0.5}
     options |= {"head": "trained"} if design == "head" else {"design": design or "optimal"}
     return registry.get(kind, **same, **options), strong, {**strong, "budget": federation.budget}

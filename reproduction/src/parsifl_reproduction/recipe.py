@@ -6,7 +6,6 @@ claims from the results. Results are kept in a folder, so that a killed reproduc
 
 from __future__ import annotations
 
-import functools
 import importlib
 import json
 import pkgutil
@@ -15,11 +14,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
 from parsifl.core.errors import CheckpointError, ConfigError, unknown
 from parsifl.engine.owned import replace_file
+from parsifl.engine.study import run_jobs
 from parsifl_reproduction.machine import machine
 
 Scale = Literal["small", "full"]
@@ -89,7 +90,7 @@ class Recipe:
     conclude: Callable[[Context, Sequence[Result]], Sequence[Claim]]
 
 
-@functools.cache
+@cache
 def recipes() -> dict[str, Recipe]:
     """Return every recipe by name, from the modules of this package."""
     package = importlib.import_module("parsifl_reproduction")
@@ -114,17 +115,22 @@ def reproduce(
     context: Context,
     folder: Path | None = None,
     progress: Callable[[Job, int, int], None] | None = None,
+    processes: int = 1,
 ) -> tuple[list[Result], list[Claim]]:
-    """Run the jobs that have no result yet, then judge the claims."""
+    """Run the jobs that have no result yet, in so many processes; then judge the claims."""
     jobs = recipe.plan(context)
-    results: list[Result] = []
-    for number, job in enumerate(jobs):
+    known = [_finished(job, context, folder) for job in jobs]
+    # what was missing may be there by now
+    open_jobs = [at for at, found in enumerate(known) if found is None or SKIPPED in found.values]
+    if processes > 1:  # a job may hold what cannot be sent to a process; its number can
+        work = [partial(_run_numbered, recipe.name, context, at, folder) for at in open_jobs]
+    else:
+        work = [partial(_run_job, jobs[at], context, folder) for at in open_jobs]
+    for done, (number, result) in enumerate(run_jobs(work, processes), start=1):
+        known[open_jobs[number]] = result
         if progress is not None:
-            progress(job, number, len(jobs))
-        found = _finished(job, context, folder)
-        if found is None or SKIPPED in found.values:  # what was missing may be there by now
-            found = _run_job(job, context, folder)
-        results.append(found)
+            progress(jobs[open_jobs[number]], done, len(work))
+    results = [found for found in known if found is not None]
     return results, _judge(recipe, context, results, folder)
 
 
@@ -202,14 +208,22 @@ def _run_job(job: Job, context: Context, folder: Path | None) -> Result:
         return Result(job.label, job.seed, job.run(None))
     place = _place(job, folder)
     place.mkdir(parents=True, exist_ok=True)
-    start = time.monotonic()
+    start, spent = time.monotonic(), time.process_time()
     values = job.run(place)
-    seconds = round(time.monotonic() - start, 3)
-    made = {"finished": datetime.now(UTC).isoformat(), "seconds": seconds, **machine()}
+    made = {
+        "finished": datetime.now(UTC).isoformat(),
+        "seconds": round(time.monotonic() - start, 3),
+        "cpu_seconds": round(time.process_time() - spent, 3),
+        **machine(),
+    }
     # the result comes last: it says that the job has ended
     replace_file(place / f"made-{context.scale}.json", json.dumps(made).encode())
     replace_file(place / f"result-{context.scale}.json", json.dumps(values).encode())
     return Result(job.label, job.seed, values, made)
+
+
+def _run_numbered(recipe: str, context: Context, number: int, folder: Path | None) -> Result:
+    return _run_job(find(recipe).plan(context)[number], context, folder)
 
 
 def _date(file: Path) -> str:

@@ -27,6 +27,7 @@ def record(
     dates = sorted(each["finished"] for each in made if "finished" in each)
     known = next((each for each in made if "processor" in each), machine())
     seconds = [each["seconds"] for each in made if "seconds" in each]
+    spent = [each["cpu_seconds"] for each in made if "cpu_seconds" in each]
     return {
         **_head(recipe, context),
         "jobs": len(recipe.plan(context)),
@@ -36,6 +37,7 @@ def record(
         "first": dates[0] if dates else datetime.now(UTC).isoformat(),
         "last": dates[-1] if dates else datetime.now(UTC).isoformat(),
         "seconds": round(sum(seconds), 1) if len(seconds) == len(results) else None,
+        "cpu_seconds": round(sum(spent), 1) if len(spent) == len(results) else None,
         "machine": {name: known[name] for name in _MACHINE if name in known},
         "claims": [asdict(claim) for claim in claims],
     }

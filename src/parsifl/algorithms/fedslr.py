@@ -329,7 +329,8 @@ class FedSLR(LocalSgd, AdditiveAlgorithm[Problem, SlrServer, SlrClient, Compact,
             for v in point.values()
             if has_rank(tuple(v.shape))
         )
-        limit = f" (below {float(max(values)) / step:.2g} here)" if step else ""
+        largest = float(max(values))
+        limit = f" (below {largest / step:.2g} here)" if step and largest else ""
         warnings.warn(
             f"FedSLR's penalty lam={self.lam:g} left no singular value in any layer: only "
             f"biases and norms of the global model remain. Lower lam{limit}",

@@ -57,6 +57,7 @@ DATA_DIR = typer.Option(
     "--data-dir",
     help="Directory to search first; falls back to $PARSIFL_DATA, then the cache.",
 )
+JOBS: Any = typer.Option(1, "--jobs", min=1, help="Runs at a time, each in its own process.")
 RESUME = typer.Option(False, "--resume", help="Resume the run in the output directory.")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -14,8 +15,6 @@ from parsifl.cli.run import execute
 from parsifl.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from parsifl.engine.experiment import Experiment
-    from parsifl.engine.run import Run
     from parsifl.engine.study import GridResult
 
 HELD_OUT = 0.1
@@ -48,6 +47,7 @@ def sweep(  # typer reads the options from the signature; `context` holds their 
     out: Path = typer.Option(Path("runs/sweep"), help="The directory of all runs."),
     data_dir: Path | None = options.DATA_DIR,
     resume: bool = options.RESUME,
+    jobs: int = options.JOBS,
     reproducible: bool = options.REPRODUCIBLE,
     as_json: bool = options.JSON,
 ) -> None:
@@ -63,6 +63,7 @@ def sweep(  # typer reads the options from the signature; `context` holds their 
       parsifl sweep ditto --grid lam=0.01,0.1,1 --validation 0.1 --select best-validation --resume
     """
     from parsifl.engine import study
+    from parsifl.engine.run_data import open_run
 
     base = options.experiment(context.params)
     if not base.evaluate_every:
@@ -75,16 +76,11 @@ def sweep(  # typer reads the options from the signature; `context` holds their 
     }
     if out.exists() and any(out.iterdir()) and not resume:
         raise ConfigError(f"{out} is not empty; resume with --resume or choose another --out")
-    maximize = True
-
-    def run(experiment: Experiment, folder: Path) -> Run:
-        nonlocal maximize
-        finished = execute(experiment, folder, resume=True, data_dir=data_dir, quiet=as_json)
-        maximize = finished.problem.higher_is_better
-        return finished
-
-    outcomes = study.sweep(base, values, seeds, run, out)
-    winner = study.best(outcomes, target, maximize)
+    # several processes would write over each other's progress
+    run = partial(execute, resume=True, data_dir=data_dir, quiet=as_json or jobs > 1)
+    outcomes = study.sweep(base, values, seeds, run, out, jobs)
+    first = out / outcomes[0].point.label / f"seed-{base.seed}"
+    winner = study.best(outcomes, target, open_run(first).maximize)
     split = study.chosen_by(outcomes, target)
     if split == "test":
         typer.echo(_OPTIMISTIC, err=True)

@@ -1,4 +1,4 @@
-"""Grids of experiments: every combination of settings and seeds, each in its own directory.
+"""Studies: jobs in processes, and grids of experiments, each in its own directory.
 
 The best is chosen by validation rows where there are any: a test score
 that was used to choose is an optimistic estimate.
@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import itertools
 import math
+import multiprocessing
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from parsifl.core.errors import ConfigError
 from parsifl.engine.experiment import Experiment
@@ -20,7 +24,39 @@ from parsifl.engine.record import MODELS
 from parsifl.engine.run import Run
 
 Grid = Mapping[str, Sequence[Any]]
+T = TypeVar("T")
 Split = Literal["validation", "test"]
+
+
+def run_jobs(jobs: Sequence[Callable[[], T]], processes: int = 1) -> Iterator[tuple[int, T]]:
+    """Run jobs in this process, or in several; yield the number and the result of each.
+
+    Results come as they are ready. Jobs that run in other processes must be picklable. Each
+    process has its share of the cores.
+    """
+    if processes < 1:
+        raise ConfigError(f"jobs must be at least 1, got {processes}")
+    if processes == 1 or len(jobs) < 2:
+        for number, job in enumerate(jobs):
+            yield number, job()
+        return
+    cores = max(1, (os.cpu_count() or 1) // processes)
+    context = multiprocessing.get_context("spawn")  # forked processes of torch may hang
+    with ProcessPoolExecutor(
+        min(processes, len(jobs)), mp_context=context, initializer=_use_cores, initargs=(cores,)
+    ) as pool:
+        waiting = {pool.submit(job): number for number, job in enumerate(jobs)}
+        try:
+            for done in as_completed(waiting):
+                yield waiting[done], done.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _use_cores(count: int) -> None:
+    import torch
+
+    torch.set_num_threads(count)
 
 
 @dataclass(frozen=True)
@@ -88,31 +124,37 @@ def sweep(
     seeds: int,
     run: Callable[[Experiment, Path], Run],
     folder: Path,
+    processes: int = 1,
 ) -> list[GridResult]:
     """Run the whole grid; `run` resumes what an earlier sweep left unfinished.
 
-    Another sweep in the same directory is an error.
+    With several `processes`, `run` must be picklable. Another sweep in the same directory is an
+    error.
     """
     planned = list(experiments(base, grid, seeds))  # a mistake shows before anything is created
+    jobs = [
+        partial(_headline, run, experiment, folder / point.label / f"seed-{experiment.seed}")
+        for point, experiment in planned
+    ]
     with locked(folder):
-        return _run_all(planned, run, folder)
-
-
-def _run_all(
-    planned: Sequence[tuple[Point, Experiment]],
-    run: Callable[[Experiment, Path], Run],
-    folder: Path,
-) -> list[GridResult]:
+        finished = dict(run_jobs(jobs, processes))
     found: dict[str, GridResult] = {}
-    for point, experiment in planned:
-        finished = run(experiment, folder / point.label / f"seed-{experiment.seed}")
+    for number, (point, _) in enumerate(planned):
+        summary, validation = finished[number]
         before = found.get(point.label, GridResult(point, ()))
         found[point.label] = replace(
             before,
-            summaries=(*before.summaries, finished.summary()),
-            validation=(*before.validation, _validation(finished)),
+            summaries=(*before.summaries, summary),
+            validation=(*before.validation, validation),
         )
     return list(found.values())
+
+
+def _headline(
+    run: Callable[[Experiment, Path], Run], experiment: Experiment, folder: Path
+) -> tuple[dict[str, Any], dict[str, float]]:
+    finished = run(experiment, folder)
+    return finished.summary(), _validation(finished)
 
 
 def _validation(run: Run) -> dict[str, float]:

@@ -32,3 +32,15 @@ def test_more_clients_than_groups_are_refused() -> None:
         natural_id(GROUPS, 4, Key(0))
     with pytest.raises(DataError, match="0 of 3 groups"):
         natural_id(GROUPS, None, Key(0), min_size=9)
+
+
+def test_a_group_can_be_split_among_several_clients() -> None:
+    """DomainNet in PerFedMask: 30 devices of 6 domains."""
+    groups = np.repeat(np.arange(6), [50, 40, 31, 20, 11, 7])
+    parts = natural_id(groups, 30, Key(0), split=5)
+    assert len(parts) == 30
+    assert sorted(np.concatenate(list(parts)).tolist()) == list(range(len(groups)))
+    for number, part in enumerate(parts):
+        assert set(groups[part]) == {number // 5}
+    sizes = parts.sizes.reshape(6, 5)
+    assert (sizes.max(axis=1) - sizes.min(axis=1) <= 1).all()

@@ -1,0 +1,110 @@
+"""PerFedMask's statements as numerical tests, with the smallest counter-examples."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from parsifl.masks.instance import bias, gammas
+
+
+def test_equation_23d_needs_gradients_that_agree() -> None:
+    """ "Follows from gamma_n >= 1/N" is false where <grad f_n, grad F> is negative."""
+    gamma = gammas(np.array([[1, 1], [1, 0]], dtype=bool))
+    assert gamma.tolist() == [1.0, 0.5]
+    gradients = np.array([[-1.0, 0.0], [3.0, 0.0]])
+    whole = gradients.mean(0)
+    left = sum(g * float(own @ whole) for g, own in zip(gamma, gradients, strict=True))
+    right = sum(float(own @ whole) / 2 for own in gradients)
+    assert whole.tolist() == [1.0, 0.0]
+    assert (left, right) == (0.5, 1.0)
+    assert left < right
+
+
+def test_equations_24_to_28_use_jensen_in_the_wrong_direction() -> None:
+    """f_n = (w -+ 1)^2 / 2 at w = 0, full masks: F stays 1/2, (28) promises at most 13/32."""
+    devices, smooth, gamma, start = 2, 1.0, 0.5, 0.0
+    step = 1 / (smooth * devices**2)  # the largest that the theorem allows, tau = 1
+    moved = np.mean([start - step * (start - 1), start - step * (start + 1)])
+
+    def loss(w: float) -> float:
+        return float(np.mean([(w - 1) ** 2 / 2, (w + 1) ** 2 / 2]))
+
+    slopes = [start - 1, start + 1]  # their mean, the gradient of F, is 0
+    shares = 1 / devices - smooth * devices * gamma**2 * step
+    promised = loss(start) - step / 2 * sum(shares * slope**2 for slope in slopes)
+    assert promised == 13 / 32
+    assert loss(float(moved)) == loss(start) == 0.5
+
+
+def test_lemma_3_is_false_as_printed_and_true_with_a_shorter_step() -> None:
+    """x(gamma) is concave: x(1) >= x(1/N) needs eta <= 1 / (L ((N + 1) tau + 1))."""
+    devices, steps, smooth = 5, 2, 1.0
+
+    def x(gamma: float, eta: float) -> float:
+        return gamma * (1 - eta * smooth * (1 + gamma * devices * steps))
+
+    printed = 1 / (smooth * (devices * steps + 1))
+    mended = 1 / (smooth * ((devices + 1) * steps + 1))
+    assert x(1.0, printed) == pytest.approx(0.0)
+    assert x(1.0, printed) < x(1 / devices, printed)
+    assert x(1.0, mended) == pytest.approx(x(1 / devices, mended))
+
+
+def test_no_design_has_a_bias_below_d_minus_the_mean_trained_parameters() -> None:
+    """Attained where all devices train everything."""
+    draw = np.random.default_rng(0)
+    for _ in range(2000):
+        sizes = draw.integers(1, 20, size=5).astype(float)
+        masks = draw.random((6, 5)) < draw.uniform(0.2, 0.9)
+        masks[~masks.any(axis=1), 0] = True
+        masks[0] = True
+        trained = float((masks @ sizes).mean())
+        assert bias(sizes, masks) >= sizes.sum() - trained - 1e-9
+    assert bias(np.array([3.0, 5.0]), np.ones((3, 2), dtype=bool)) == 0.0
+
+
+@pytest.mark.parametrize("strong", [0.2, 0.4, 0.5])
+def test_theorem_1_is_empty_where_devices_train_half_on_average(strong: float) -> None:
+    """By the definition of Psi, |grad F|^2 <= d Psi; the bound is at least 2 Psi bias.
+
+    Devices that train an eighth, or everything: with nu <= 3/7 the mean is at most d / 2.
+    """
+    trained = strong + (1 - strong) / 8
+    least = 1 - trained  # of bias / d, by the floor above
+    assert (2 * least >= 1) == (strong <= 3 / 7)
+
+
+def test_tables_4_and_5_cannot_both_hold() -> None:
+    """CIFAR-100, nu = 0.2: Table 4 trains .941 of 3.207 million; Table 5 prints .204 and .609."""
+    floor = 3.207 - 0.941
+    assert floor > 2.26
+    for printed in (0.204, 0.609):
+        assert printed < floor
+
+
+def test_the_variance_predicts_the_residual_of_quadratics_and_the_bias_does_not() -> None:
+    """Equal curvature, optima drawn independently: E|grad F|^2 is proportional to V.
+
+    Masked averaging ends where every parameter is the mean over the devices that train it.
+    """
+    draw = np.random.default_rng(1)
+    devices, sizes = 10, np.array([4, 3, 2, 1])
+    owner = np.repeat(np.arange(4), sizes)
+    found: list[tuple[float, float, float]] = []
+    for _ in range(60):
+        masks = draw.random((devices, 4)) < 0.4
+        masks[0] = True
+        masks[~masks.any(axis=1), 0] = True
+        cover = masks.sum(axis=0)
+        variance = float(sizes @ (1 / cover - 1 / devices))
+        optima = draw.normal(size=(400, devices, len(owner)))
+        weight = masks[:, owner] / cover[owner]
+        limit = (optima * weight).sum(1)
+        residual = float(((limit - optima.mean(1)) ** 2).sum(1).mean())
+        found.append((variance, bias(sizes.astype(float), masks), residual))
+    v, b, true = (np.array(column) for column in zip(*found, strict=True))
+    np.testing.assert_allclose(true, v, rtol=0.2)
+    ranks = [column.argsort().argsort() for column in (v, b, true)]
+    assert np.corrcoef(ranks[0], ranks[2])[0, 1] > 0.97
+    assert np.corrcoef(ranks[1], ranks[2])[0, 1] < 0.9
