@@ -39,7 +39,7 @@ def test_a_pair_becomes_the_client_of_its_number() -> None:
     assert len(data.test[2]) == 2
     with pytest.raises(DataError, match="a node is one client"):
         placed(ClientData.of(PAIRS), 0, Experiment("fedavg"))
-    with pytest.raises(ConfigError, match="needs a named data set"):
+    with pytest.raises(ConfigError, match="needs a named dataset"):
         placed(PAIRS[0], 0, Experiment("fedavg", test="all"))
 
 
