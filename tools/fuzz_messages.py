@@ -8,6 +8,7 @@ which bytes are tried.
 from __future__ import annotations
 
 import argparse
+import logging
 import random
 import resource
 import sys
@@ -36,6 +37,7 @@ def attack(targets: Targets, seed: int) -> tuple[str, float]:
 
 def run(count: int, first: int) -> int:
     """Try many mutants; return the number of those that are neither accepted nor rejected."""
+    logging.getLogger("parsifl").setLevel(logging.CRITICAL)  # every mutant would be logged
     targets = Targets()
     for message, envelope in targets.corpus.items():  # fills caches
         targets.outcome(*message, envelope)
@@ -67,6 +69,7 @@ def run_atheris(arguments: list[str]) -> None:
     """Let coverage choose texts and parts."""
     import atheris
 
+    logging.getLogger("parsifl").setLevel(logging.CRITICAL)  # every mutant would be logged
     targets = Targets()
 
     def one(data: bytes) -> None:

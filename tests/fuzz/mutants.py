@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import json
-import logging
 import random
 import tempfile
 from collections.abc import Callable
@@ -100,7 +99,6 @@ class Targets:
     """A small federation whose parts take messages; build it once."""
 
     def __init__(self, root: Path | None = None) -> None:
-        logging.getLogger("parsifl").setLevel(logging.CRITICAL)
         self.root = root or Path(tempfile.mkdtemp(prefix="parsifl-fuzz-"))
         self._learning()
         self._regression()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -25,8 +27,12 @@ VALUES = st.one_of(
 
 
 @pytest.fixture(scope="module")
-def targets(tmp_path_factory: pytest.TempPathFactory) -> Targets:
-    return Targets(tmp_path_factory.mktemp("fuzz"))
+def targets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Targets]:
+    logger = logging.getLogger("parsifl")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)  # every mutant would be logged
+    yield Targets(tmp_path_factory.mktemp("fuzz"))
+    logger.setLevel(before)
 
 
 @pytest.mark.parametrize(("kind", "direction"), MESSAGES)

@@ -177,9 +177,12 @@ def test_sparse_claims_follow_density_and_bytes() -> None:
 
 def test_gamma_w_is_judged_by_speed_and_accuracy() -> None:
     late, early = [1.0] * 99 + [0.5] * 151, [1.0] * 49 + [0.5] * 201
+    most = fedmac_sparse.GAMMA_W[-1]
     results = [
         Result("gamma_w=0", 0, fake(density_by_round=late)),
-        Result("gamma_w=1e-05", 0, fake(density_by_round=early, personal=97.0)),
+        Result(
+            f"gamma_w={fedmac_sparse.GAMMA_W[-1]:g}", 0, fake(density_by_round=early, personal=97.0)
+        ),
     ]
     claims = BY_NAME["fedmac-figure6"].conclude(Context(), results)
     assert claim(claims, "sparse in fewer rounds").verdict == "held"

@@ -10,6 +10,7 @@ import torch
 from parsifl.core.keys import Key
 from parsifl.nn.models import build
 from parsifl.nn.neural import NeuralProblem
+from parsifl_reproduction import fedslr_fashion
 from parsifl_reproduction import fedslr_setup as setup
 from parsifl_reproduction.fedslr_pictures import representations, separation
 from parsifl_reproduction.fedslr_tables import dense_total
@@ -17,11 +18,12 @@ from parsifl_reproduction.fedslr_trials import NOTE
 from parsifl_reproduction.recipe import SKIPPED, Context, Result, find, recipes, reproduce
 
 NAMES = sorted(name for name in recipes() if name.startswith("fedslr-"))
+OWN = "fedslr-fashion-mnist"  # claims of several tables in the paper's own federation
 
 
 def test_every_table_and_figure_has_a_recipe() -> None:
     tables = {f"fedslr-table{number}" for number in range(1, 10)}
-    assert set(NAMES) == tables | {f"fedslr-figure{number}" for number in range(2, 6)}
+    assert set(NAMES) - {OWN} == tables | {f"fedslr-figure{number}" for number in range(2, 6)}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -155,6 +157,8 @@ def test_every_recipe_runs_end_to_end(
     )
     monkeypatch.setattr(setup, "SMALL", {"Fashion-MNIST": small})
     monkeypatch.setattr(setup, "APART", {setup.EXPORTED: picture})
+    own = replace(fedslr_fashion.FEDERATION, clients=5, cohort=3, rounds=3)
+    monkeypatch.setattr(fedslr_fashion, "FEDERATION", own)
     context = Context(seeds=1, data_dir=str(data_folder))
     results, claims = reproduce(find(name), context, tmp_path)
     assert not any(SKIPPED in result.values for result in results)

@@ -121,11 +121,11 @@ def _attack(count: int, seed: int, seal: Seal) -> Counter[str]:
 
 
 @pytest.mark.slow
-def test_a_hundred_thousand_mutants_are_read_or_refused(sealed: Seal) -> None:
-    outcomes = _attack(100_000, 1, sealed)
-    assert sum(outcomes.values()) == 100_000
+def test_thousands_of_mutants_are_read_or_refused(sealed: Seal) -> None:
+    outcomes = _attack(30_000, 1, sealed)
+    assert sum(outcomes.values()) == 30_000
     for stage in ("checksum", "description", "length", "leaf", "accepted"):
-        assert outcomes[stage] > 1_000, outcomes
+        assert outcomes[stage] > 300, outcomes
 
 
 def test_mutants_allocate_no_more_than_the_limit_allows(sealed: Seal) -> None:
