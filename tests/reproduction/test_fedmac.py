@@ -180,9 +180,7 @@ def test_gamma_w_is_judged_by_speed_and_accuracy() -> None:
     most = fedmac_sparse.GAMMA_W[-1]
     results = [
         Result("gamma_w=0", 0, fake(density_by_round=late)),
-        Result(
-            f"gamma_w={fedmac_sparse.GAMMA_W[-1]:g}", 0, fake(density_by_round=early, personal=97.0)
-        ),
+        Result(f"gamma_w={most:g}", 0, fake(density_by_round=early, personal=97.0)),
     ]
     claims = BY_NAME["fedmac-figure6"].conclude(Context(), results)
     assert claim(claims, "sparse in fewer rounds").verdict == "held"
