@@ -9,10 +9,10 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import typer
+from tests.docs_module import docs_module
 from tests.report.browser import browse
 from typer.testing import CliRunner
 
@@ -163,17 +163,6 @@ def test_the_skeleton_keeps_every_promise() -> None:
         del sys.modules["skeleton"]
 
 
-def helper(name: str) -> ModuleType:
-    """Load a module of the folder of documentation."""
-    spec = importlib.util.spec_from_file_location(f"docs_{name}", ROOT / f"docs/{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up by name
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_links_of_a_site_are_followed(tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     (tmp_path / "index.html").write_text(
@@ -181,20 +170,20 @@ def test_links_of_a_site_are_followed(tmp_path: Path) -> None:
         '<a href="https://example.org/none">c</a><img src="none.png"><a href="deep/a.html#no">d</a>'
     )
     (tmp_path / "deep/a.html").write_text('<h2 id="here">y</h2><a href="../">up</a>')
-    assert helper("links").broken(tmp_path) == [
+    assert docs_module("links").broken(tmp_path) == [
         "index.html: none.png leads nowhere",
         "index.html: deep/a.html#no names no place in the page",
     ]
 
 
 def test_pages_tell_what_a_method_really_sends() -> None:
-    found = helper("sizes").sizes("fedavg")
+    found = docs_module("sizes").sizes("fedavg")
     assert found.parameters == 784 * 100 + 100 + 100 * 10 + 10
     values, dense, sent = found.up
     assert values == found.parameters
     assert dense == 4 * values
     assert dense < sent < dense + 400
-    assert helper("sizes").sizes("local").up == (0, 0, 0)
+    assert docs_module("sizes").sizes("local").up == (0, 0, 0)
 
 
 @pytest.fixture(scope="module")

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import pytest
+from tests.docs_module import docs_module
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
@@ -34,13 +34,8 @@ for cell in json.load(open(sys.argv[1]))["cells"]:
 
 
 @pytest.fixture(scope="module")
-def notebooks() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("notebooks", ROOT / "docs/notebooks.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def notebooks() -> Any:
+    return docs_module("notebooks")
 
 
 def test_each_example_has_its_line() -> None:
@@ -48,7 +43,7 @@ def test_each_example_has_its_line() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(SAYS))
-def test_a_notebook_has_the_code_of_its_script(name: str, notebooks: ModuleType) -> None:
+def test_a_notebook_has_the_code_of_its_script(name: str, notebooks: Any) -> None:
     script = (EXAMPLES / f"{name}.py").read_text()
     made = notebooks.notebook(script)
     texts = ["".join(cell["source"]) for cell in made["cells"] if cell["cell_type"] == "code"]
@@ -65,7 +60,7 @@ def test_a_notebook_has_the_code_of_its_script(name: str, notebooks: ModuleType)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["script", "notebook"])
 @pytest.mark.parametrize("name", sorted(SAYS))
-def test_example_runs(name: str, kind: str, tmp_path: Path, notebooks: ModuleType) -> None:
+def test_example_runs(name: str, kind: str, tmp_path: Path, notebooks: Any) -> None:
     if name in NEEDS_DATA and not os.environ.get("PARSIFL_DATA"):
         pytest.skip("needs real data: set PARSIFL_DATA to a folder that holds them")
     script = EXAMPLES / f"{name}.py"

@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-from typing import Any
-
 import torch
+from tests.docs_module import docs_module
 
 import parsifl
 from parsifl.algorithms.fedavg import FedAvg
 
-FILE = Path(__file__).parents[1] / "docs" / "one_file.py"
-
-
-def twin() -> Any:
-    spec = importlib.util.spec_from_file_location("one_file", FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
 
 def test_the_readable_twin_gives_the_parameters_of_fedavg() -> None:
-    one_file = twin()
+    one_file = docs_module("one_file")
     model, clients = one_file.example()
     trained = one_file.fedavg(model, clients, rounds=4, lr=0.5, steps=5)
     problem = parsifl.NeuralProblem(model, dtype=torch.float64)

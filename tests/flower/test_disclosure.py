@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.docs_module import docs_module
 from tests.flower.inprocess import Answer, InProcess
 from tests.flower.test_server import experiment
 
@@ -18,17 +18,8 @@ from parsifl.flower.message import Envelope
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-def generator() -> Any:
-    spec = importlib.util.spec_from_file_location("disclosure", DOCS / "disclosure.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_the_page_is_up_to_date() -> None:
-    assert (DOCS / "reference" / "disclosure.md").read_text() == generator().page(), (
+    assert (DOCS / "reference" / "disclosure.md").read_text() == docs_module("disclosure").page(), (
         "run `python docs/disclosure.py`"
     )
 
