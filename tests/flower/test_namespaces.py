@@ -99,15 +99,15 @@ class Files(InProcess):
         return lambda kind, request: respond(site, kind, request)
 
 
-def _table(number: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+def _table(number: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     draw = np.random.default_rng(number)
     x = draw.normal(size=(30 + 10 * number, 12)).round(3)
-    return x, (x[:, 2] - 2 * x[:, 7] > 0.1 * draw.normal(size=len(x))).astype(np.int64)
+    return x, (x[:, 2] - 2 * x[:, 7] + 0.1 * draw.normal(size=len(x))).round(3)
 
 
 def _write_table(path: Path, number: int) -> None:
     x, y = _table(number)
-    lines = [",".join([*(f"x{i}" for i in range(12)), "target"])]
+    lines = [",".join([*(f"x{i:02d}" for i in range(12)), "target"])]
     for row, target in zip(x.tolist(), y.tolist(), strict=True):
         lines.append(",".join(map(repr, (*row, target))))
     path.write_text("\n".join(lines) + "\n")
