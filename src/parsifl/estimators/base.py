@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from abc import abstractmethod
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -267,8 +268,9 @@ class FederatedSparse(PublishedSolvers):
         check_is_fitted(self)
         return as_sklearn(self)
 
+    @abstractmethod
     def _family(self) -> str:
-        raise NotImplementedError
+        """Return the name of the model's family."""
 
     def _note(
         self,
