@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import tempfile
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
@@ -31,18 +32,19 @@ ROUNDS = 4
 _MOST_ATTEMPTS = 60
 
 
-class Scenario:
+class Scenario(ABC):
     """A small run with client states that can be started and resumed in a folder."""
 
     name: str
     _golden: tuple[Any, list[Any]]
 
+    @abstractmethod
     def run(self, folder: Path) -> None:
         """Start the run, or resume it if there is one."""
-        raise NotImplementedError
 
+    @abstractmethod
     def types(self) -> Any:
-        raise NotImplementedError
+        """Return the types of the algorithm's trees."""
 
     @cached_property
     def operations(self) -> int:

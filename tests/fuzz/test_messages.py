@@ -58,9 +58,9 @@ def test_a_mutant_is_accepted_or_rejected_with_a_reason(
         draw = random.Random(seed)
         other = targets.corpus[draw.choice(MESSAGES)]
         mutant = mutate(targets.corpus[kind, direction], other, draw, value)
-        started = time.perf_counter()
+        started = time.thread_time()
         targets.outcome(kind, direction, mutant)
-        slowest = max(slowest, time.perf_counter() - started)
+        slowest = max(slowest, time.thread_time() - started)
 
     attack()
-    assert slowest < 2.0  # half a second on a quiet machine
+    assert slowest < 2.0  # seconds of CPU; other programs do not count

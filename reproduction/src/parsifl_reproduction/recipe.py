@@ -117,7 +117,7 @@ def reproduce(
     progress: Callable[[Job, int, int], None] | None = None,
     processes: int = 1,
 ) -> tuple[list[Result], list[Claim]]:
-    """Run the jobs that have no result yet, in so many processes; then judge the claims."""
+    """Run the jobs that have no result yet, in parallel processes; then evaluate the claims."""
     jobs = recipe.plan(context)
     known = [_finished(job, context, folder) for job in jobs]
     # what was missing may be there by now
