@@ -23,7 +23,7 @@ import torch
 import parsifl
 from parsifl.linear.glm import GLM
 from parsifl.linear.sparsity.ksvd import ksvd, omp
-from parsifl_reproduction.fedgradmp_video import TARGET, frames, measure
+from parsifl_reproduction.fedgradmp.video import TARGET, frames, measure
 from parsifl_reproduction.recipe import Context
 
 PIECES, USED, ROUNDS = 50, 3, 40

@@ -100,6 +100,6 @@ def test_pages_and_records_do_not_replace_files(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"index.md was not written by"):
         write_pages(tmp_path)
     record = put(tmp_path / "records" / "package.json")
-    with pytest.raises(DataError, match="is no record"):
+    with pytest.raises(DataError, match="is not a record"):
         write(record.parent, {"recipe": "package"})
     assert page.read_text() == record.read_text() == "precious"

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from parsifl.cli.app import app
+from parsifl_reproduction.papers import PAPERS
 from parsifl_reproduction.recipe import Claim, Job, Recipe, recipes
 
 
@@ -15,10 +17,14 @@ def invoke(*words: str) -> tuple[int, str, str]:
     return result.exit_code, result.stdout, result.stderr
 
 
+def _one(seed: int, _folder: Path | None) -> dict[str, float]:
+    return {"value": float(seed)}
+
+
 def test_the_recipes_are_listed_for_people_and_machines() -> None:
     code, out, _ = invoke("--list", "--json")
     assert code == 0
-    assert set(json.loads(out)) == set(recipes())
+    assert set(json.loads(out)) == {*recipes(), *(paper.key for paper in PAPERS)}
     text = invoke()[1]
     assert all(name in text for name in recipes())
 
@@ -27,11 +33,13 @@ def test_a_recipe_prints_claims_and_keeps_its_results(tmp_path: Path) -> None:
     words = ["perfedmask-table6", "--seeds", "1", "--out", str(tmp_path)]
     code, out, err = invoke(*words, "--json")
     assert code == 0, err
-    claims = json.loads(out)
+    claims = json.loads(out)["perfedmask-table6"]
     assert [claim["paper"] for claim in claims] == ["8/3", "10/3", "2", "2", "2", "2", "0"]
     assert {claim["verdict"] for claim in claims} == {"held"}
     assert "[1/1]" in err
-    assert json.loads((tmp_path / "claims.json").read_text())["claims"] == claims
+    assert (
+        json.loads((tmp_path / "perfedmask-table6-faithful.json").read_text())["claims"] == claims
+    )
     # a second call reads what the first one found
     assert "8/3" in invoke(*words)[1]
 
@@ -42,7 +50,10 @@ def test_mistakes_are_named() -> None:
     assert "did you mean 'perfedmask-table6'?" in err
     code, _, err = invoke("perfedmask-table6", "--scale", "huge")
     assert code == 2
-    assert "small or full" in err
+    assert "smoke" in err
+    code, _, err = invoke("perfedmask-table6", "--scale", "smoke", "--record", "x")
+    assert code == 2
+    assert "gives no verdicts to record" in err
 
 
 def test_outcomes_are_recorded_and_collected(tmp_path: Path) -> None:
@@ -66,19 +77,19 @@ def test_outcomes_are_recorded_and_collected(tmp_path: Path) -> None:
 def test_jobs_without_a_result_are_named_when_others_are_collected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    jobs = [Job("long", seed, lambda _: {"value": 1.0}) for seed in range(14)]
+    jobs = [Job("long", seed, partial(_one, seed)) for seed in range(14)]
     toy = Recipe(
         "toy", "A toy", "none", lambda c: jobs[: c.seeds], lambda *_: [Claim("so", "", "", "held")]
     )
-    monkeypatch.setattr("parsifl_reproduction.recipe.find", lambda _: toy)
+    monkeypatch.setattr("parsifl_reproduction.cli._chosen", lambda _: [toy])
     words = ["toy", "--out", str(tmp_path)]
     assert invoke(*words, "--seeds", "2")[0] == 0
     code, out, err = invoke(*words, "--seeds", "2", "--collect", "--json")
     assert (code, err) == (0, "")
-    (tmp_path / "long-seed1" / "result-small.json").unlink()
+    (tmp_path / "jobs" / jobs[1].fingerprint / "result.json").unlink()
     code, out, err = invoke(*words, "--seeds", "14", "--collect", "--json")
     assert code == 0
-    assert json.loads(out)[0]["verdict"] == "held"
+    assert json.loads(out)["toy"][0]["verdict"] == "held"
     assert "no result of 13 jobs" in err
     assert "long, seed 1; long, seed 2" in err
     assert "seed 10; and 3 more" in err

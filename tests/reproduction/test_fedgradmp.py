@@ -9,8 +9,9 @@ import pytest
 
 from parsifl.algorithms.fedgradmp import FedGradMP
 from parsifl.algorithms.fediterht import FedIterHT
-from parsifl_reproduction import fedgradmp_baselines, fedgradmp_recovery
-from parsifl_reproduction.fedgradmp_setup import Recovery, final, rounds_until
+from parsifl_reproduction.fedgradmp import baselines as fedgradmp_baselines
+from parsifl_reproduction.fedgradmp import recovery as fedgradmp_recovery
+from parsifl_reproduction.fedgradmp.setup import Recovery, final, rounds_until
 from parsifl_reproduction.recipe import Context, Result, find
 
 NAMES = [f"fedgradmp-figure{number}" for number in (1, 3, 4, 5, 8, 10, 11)]

@@ -15,8 +15,7 @@ from parsifl.core.keys import Key
 from parsifl.data.clients import ClientData
 from parsifl.engine.simulate import simulate
 from parsifl.linear.glm import GLM
-from parsifl_reproduction import fedgradmp_digits as digits
-from parsifl_reproduction import fedgradmp_video as video
+from parsifl_reproduction.fedgradmp import digits, video
 from parsifl_reproduction.recipe import Context, Result, find
 
 DATA = os.environ.get("PARSIFL_DATA", "")

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from parsifl_reproduction.fedht_setup import Setting, curve, grid, rounds_to
-from parsifl_reproduction.fedht_simulations import SIMULATIONS
+from parsifl_reproduction.fedht.setup import Setting, curve, grid, rounds_to
+from parsifl_reproduction.fedht.simulations import SIMULATIONS
 from parsifl_reproduction.recipe import Context, Result, find
 
 
@@ -23,7 +23,7 @@ def test_distributed_iht_has_one_step() -> None:
 
 @pytest.mark.parametrize("simulation", SIMULATIONS, ids=lambda s: s.name)
 def test_a_job_returns_the_objective_every_five_rounds(simulation: Any) -> None:
-    from parsifl_reproduction.fedht_setup import objectives
+    from parsifl_reproduction.fedht.setup import objectives
 
     data = simulation.data(Context(), 0)
     good = objectives(
@@ -34,7 +34,7 @@ def test_a_job_returns_the_objective_every_five_rounds(simulation: Any) -> None:
 
 
 def test_a_diverging_run_is_recorded_as_such() -> None:
-    from parsifl_reproduction.fedht_setup import objectives
+    from parsifl_reproduction.fedht.setup import objectives
 
     simulation = SIMULATIONS[0]
     data = simulation.data(Context(), 0)

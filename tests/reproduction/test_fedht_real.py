@@ -12,9 +12,9 @@ import scipy.sparse as sp
 import torch
 
 from parsifl.data.clients import ClientData
-from parsifl_reproduction import fedht_partition
-from parsifl_reproduction.fedht_real import REALS, Real
-from parsifl_reproduction.fedht_setup import Setting, objectives, steepest
+from parsifl_reproduction.fedht import partition as fedht_partition
+from parsifl_reproduction.fedht.real import REALS, Real
+from parsifl_reproduction.fedht.setup import Setting, objectives, steepest
 from parsifl_reproduction.recipe import Context, Result, find
 
 DATA = os.environ.get("PARSIFL_DATA", "")

@@ -13,14 +13,12 @@ from parsifl.core.errors import DataError
 from parsifl.core.keys import Key
 from parsifl.core.registry import get
 from parsifl.data import ClientData, prepare
-from parsifl_reproduction import (
-    fedmac_figures,
-    fedmac_recovery,
-    fedmac_setup,
-    fedmac_sparse,
-    fedmac_table1,
-)
-from parsifl_reproduction.recipe import Claim, Context, Job, Recipe, Result, by_label, find
+from parsifl_reproduction.fedmac import figures as fedmac_figures
+from parsifl_reproduction.fedmac import recovery as fedmac_recovery
+from parsifl_reproduction.fedmac import setup as fedmac_setup
+from parsifl_reproduction.fedmac import sparse as fedmac_sparse
+from parsifl_reproduction.fedmac import table1 as fedmac_table1
+from parsifl_reproduction.recipe import SCALES, Claim, Context, Job, Recipe, Result, by_label, find
 
 RECIPES = (
     *fedmac_table1.RECIPES,
@@ -55,7 +53,7 @@ def claim(claims: Any, *words: str, row: str = "") -> Claim:
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
 def test_recipe_plans_distinct_jobs_for_every_seed(recipe: Recipe) -> None:
-    for scale in ("small", "full"):
+    for scale in SCALES:
         jobs = recipe.plan(Context(scale=scale, seeds=2))
         marks = [(job.label, job.seed) for job in jobs]
         assert len(set(marks)) == len(marks)
@@ -144,7 +142,7 @@ def test_order_of_table_1_is_judged_claim_by_claim() -> None:
     assert claim(claims, "reaches 96.2").verdict == "held"  # the mean over seeds is 96.5
     assert claim(claims, "reaches 98.3").verdict == "held"
     assert claim(claims, "by 1.5 points").verdict == "held"
-    small = BY_NAME["fedmac-table1"].conclude(Context(scale="small"), results)
+    small = BY_NAME["fedmac-table1"].conclude(Context(scale="faithful"), results)
     assert claim(small, "reaches 96.2").verdict == "not run"
 
 

@@ -10,12 +10,13 @@ import torch
 from parsifl.core.keys import Key
 from parsifl.nn.models import build
 from parsifl.nn.neural import NeuralProblem
-from parsifl_reproduction import fedslr_fashion
-from parsifl_reproduction import fedslr_setup as setup
-from parsifl_reproduction.fedslr_pictures import representations, separation
-from parsifl_reproduction.fedslr_tables import dense_total
-from parsifl_reproduction.fedslr_trials import NOTE
-from parsifl_reproduction.recipe import SKIPPED, Context, Result, find, recipes, reproduce
+from parsifl_reproduction.fedslr import fashion as fedslr_fashion
+from parsifl_reproduction.fedslr import setup
+from parsifl_reproduction.fedslr.pictures import representations, separation
+from parsifl_reproduction.fedslr.tables import dense_total
+from parsifl_reproduction.fedslr.trials import NOTE
+from parsifl_reproduction.recipe import SCALES, SKIPPED, Context, Result, Scale, find, recipes
+from parsifl_reproduction.runner import reproduce
 
 NAMES = sorted(name for name in recipes() if name.startswith("fedslr-"))
 OWN = "fedslr-fashion-mnist"  # claims of several tables in the paper's own federation
@@ -27,9 +28,9 @@ def test_every_table_and_figure_has_a_recipe() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("scale", ["small", "full"])
-def test_plans_name_every_job_once_and_conclude_without_results(name: str, scale: str) -> None:
-    context = Context("small" if scale == "small" else "full", seeds=2)
+@pytest.mark.parametrize("scale", SCALES)
+def test_plans_name_every_job_once_and_conclude_without_results(name: str, scale: Scale) -> None:
+    context = Context(scale, seeds=2)
     recipe = find(name)
     jobs = recipe.plan(context)
     assert jobs
@@ -52,7 +53,7 @@ def test_settings_are_the_papers_at_full_scale() -> None:
         "lr": 0.1, "lr_decay": 0.998, "weight_decay": 1e-3, "batch_size": 20, "epochs": 2.0,
         "eta_g": 10.0, "lam": 1e-4, "mu": 1e-3, "personal_epochs": 1.0,
     }  # fmt: skip
-    assert setup.settings("fedslr", Context("small"), mu=0.5)["mu"] == 0.5
+    assert setup.settings("fedslr", Context("faithful"), mu=0.5)["mu"] == 0.5
 
 
 def test_recipes_that_train_the_same_name_their_jobs_alike() -> None:
@@ -132,10 +133,12 @@ def test_separation_tells_apart_from_mixed() -> None:
     assert separation(apart, labels) > 0.8 > separation(draw.normal(size=(40, 3)), labels) + 0.5
 
 
-def test_missing_data_are_said_and_not_fatal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_data_are_said_and_not_fatal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(setup, "prepare", _no_data)
     setup._prepared.cache_clear()
-    results, claims = reproduce(find("fedslr-table6"), Context(seeds=1))
+    results, claims = reproduce(find("fedslr-table6"), Context(seeds=1), tmp_path)
     assert all(SKIPPED in result.values for result in results)
     assert {claim.verdict for claim in claims} == {"not run"}
 

@@ -1,15 +1,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from parsifl.core.errors import DataError
-from parsifl_reproduction import pages as page_module
-from parsifl_reproduction.findings import INVALID
-from parsifl_reproduction.pages import _counts, pages, write_pages
+from parsifl_reproduction.pages import pages, write_pages
 from parsifl_reproduction.papers import PAPERS
 from parsifl_reproduction.recipe import SKIPPED, Claim, Context, Result, find, recipes
 from parsifl_reproduction.record import Record, not_run, read_all, record, write
@@ -62,7 +59,7 @@ def test_pages_show_claims_and_reasons(tmp_path: Path) -> None:
     assert r"| a \| b is best | 98.95 | 98.70 ± 0.10 | held |  |" in mac
     assert "| **did not hold** | by two points |" in mac
     assert "**Unfinished, 4 jobs are missing**; last job 2026-01-02; scale full; seed 0;" in mac
-    assert "Left out: CIFAR (CIFAR-10 is not here)." in mac
+    assert "Skipped: CIFAR (CIFAR-10 is not here)." in mac
     assert "Not run here: DomainNet is too large." in texts["perfedmask.md"]
     index = texts["index.md"]
     assert "[fedmac-figure3](fedmac.md#fedmac-figure3) | 1 held, 1 did not hold |" in index
@@ -71,13 +68,21 @@ def test_pages_show_claims_and_reasons(tmp_path: Path) -> None:
     assert all(name in index for name in recipes())
 
 
-def test_what_a_paper_says_of_its_small_scale_comes_before_its_recipes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    named = [replace(paper, note="\nWhy so small.\n") for paper in PAPERS[:1]]
-    monkeypatch.setattr(page_module, "PAPERS", tuple(named))
-    text = pages({})[f"{PAPERS[0].key}.md"]
-    assert "\n\nWhy so small.\n\n## " in text
+def test_the_findings_come_before_the_recipes() -> None:
+    for paper in PAPERS:
+        assert (
+            f"\n\n{paper.findings.strip()}\n\n## {paper.recipes[0]}" in pages({})[f"{paper.key}.md"]
+        )
+
+
+def test_pages_list_deviations_and_count_a_claim_once() -> None:
+    found = finished()
+    found["deviations"] = ["100 rounds instead of 800"]
+    found["claims"][0]["counted"] = "fedmac-table1"
+    texts = pages({"fedmac-figure3": found})
+    assert "Deviations from the paper:\n\n- 100 rounds instead of 800\n" in texts["fedmac.md"]
+    assert "| held | counted in fedmac-table1 |" in texts["fedmac.md"]
+    assert "(fedmac.md#fedmac-figure3) | 1 did not hold |" in texts["index.md"]
 
 
 def test_pages_are_written_beside_the_records(tmp_path: Path) -> None:
@@ -85,7 +90,7 @@ def test_pages_are_written_beside_the_records(tmp_path: Path) -> None:
     written = {path.name for path in write_pages(tmp_path)}
     assert written == {"index.md", "other.md", *(f"{paper.key}.md" for paper in PAPERS)}
     (tmp_path / "stray.json").write_text("[]")
-    with pytest.raises(DataError, match=r"stray\.json is no record"):
+    with pytest.raises(DataError, match=r"stray\.json is not a record"):
         write_pages(tmp_path)
 
 
@@ -99,11 +104,3 @@ def test_the_pages_of_the_documentation_are_those_of_its_records() -> None:
 def test_records_of_the_documentation_name_no_folder_of_this_machine() -> None:
     for file in DOCS.glob("*"):
         assert not re.search(r"/(?:home|root|tmp|work)/", file.read_text()), file.name
-
-
-def test_records_of_a_wrong_protocol_decide_nothing() -> None:
-    found = {"recipe": "fedslr-table7", "version": "0.1.0", "claims": [{"verdict": "held"}]}
-    assert _counts(["fedslr-table7"], {"fedslr-table7": found}) == {"invalid": 1}
-    later = {**found, "version": "0.2.0"}
-    assert _counts(["fedslr-table7"], {"fedslr-table7": later}) == {"held": 1}
-    assert set(INVALID) <= set(recipes())

@@ -16,13 +16,11 @@ from parsifl.core.keys import Key
 from parsifl.data import ClientData
 from parsifl.masks.instance import bias
 from parsifl.nn.neural import NeuralProblem
-from parsifl_reproduction import (
-    perfedmask_costs,
-    perfedmask_masks,
-    perfedmask_setup,
-    perfedmask_tables,
-)
-from parsifl_reproduction.perfedmask_setup import FEDERATIONS, SEVEN, TITLES, Cell, configured
+from parsifl_reproduction.perfedmask import costs as perfedmask_costs
+from parsifl_reproduction.perfedmask import masks as perfedmask_masks
+from parsifl_reproduction.perfedmask import setup as perfedmask_setup
+from parsifl_reproduction.perfedmask import tables as perfedmask_tables
+from parsifl_reproduction.perfedmask.setup import FEDERATIONS, SEVEN, TITLES, Cell, configured
 from parsifl_reproduction.recipe import Claim, Context, Recipe, Result, find, recipes
 
 OURS = [recipe for name, recipe in recipes().items() if name.startswith("perfedmask-")]

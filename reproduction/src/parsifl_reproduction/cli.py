@@ -1,4 +1,4 @@
-"""`parsifl reproduce`: run a table or figure of a paper and judge its claims."""
+"""`parsifl reproduce`: run a table or figure of a paper, or all of them, and compare its claims."""
 
 from __future__ import annotations
 
@@ -9,107 +9,146 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from parsifl.cli import options
-from parsifl.core.errors import ConfigError
+from parsifl.core.errors import ConfigError, unknown
 
 if TYPE_CHECKING:
-    from parsifl_reproduction.recipe import Claim, Job
+    from collections.abc import Sequence
+
+    from parsifl_reproduction.recipe import Claim, Context, Job, Recipe
 
 SHOWN = 10
 """Most jobs without a result that are named."""
 
 
 def reproduce(
-    name: str | None = typer.Argument(None, help="A recipe; see `parsifl reproduce --list`."),
-    scale: str = typer.Option("small", help="small ends within 20 minutes; full is the paper's."),
-    seeds: int = typer.Option(3, min=1, help="Repetitions, for the spread."),
-    out: Path | None = typer.Option(None, help="Where results are kept; else runs/NAME."),
-    data_dir: Path | None = typer.Option(None, help="A folder with data that is looked at first."),
-    list_all: bool = typer.Option(False, "--list", help="List the recipes."),
-    record: Path | None = typer.Option(
-        None, help="A folder that keeps the outcome as NAME.json, with pages; no NAME: only pages."
+    name: str | None = typer.Argument(
+        None, help="A recipe or a paper; see `parsifl reproduce --list`."
     ),
-    collect: bool = typer.Option(False, "--collect", help="Judge finished jobs; run nothing."),
+    scale: str = typer.Option(
+        "faithful",
+        help="smoke: every code path within minutes, no verdicts; faithful: the paper's protocol "
+        "on a CPU (up to hours); full: the paper's own size.",
+    ),
+    seeds: int = typer.Option(3, min=1, help="Repetitions, for the spread."),
+    out: Path | None = typer.Option(None, help="Where results are kept; else runs/reproduction."),
+    data_dir: Path | None = typer.Option(None, help="Directory with datasets, searched first."),
+    list_all: bool = typer.Option(False, "--list", help="List the papers and their recipes."),
+    record: Path | None = typer.Option(
+        None, help="Directory of records (NAME.json) and pages; without NAME: write the pages."
+    ),
+    collect: bool = typer.Option(False, "--collect", help="Use finished jobs only; run nothing."),
     not_run: str | None = typer.Option(
-        None, "--not-run", help="With --record: keep why this recipe is not run here."
+        None, "--not-run", help="With --record: record why this recipe is not run."
     ),
     jobs: int = options.JOBS,
     reproducible: bool = options.REPRODUCIBLE,
     as_json: bool = typer.Option(False, "--json", help="Print JSON for machines."),
 ) -> None:
-    """Reproduce a table or figure: the claim, the paper's number, ours, and whether it held.
+    """Reproduce a table or figure: the claim, the paper's number, ours, and the verdict.
 
-    An interrupted reproduction resumes job by job when it is started again.
+    An interrupted reproduction resumes job by job. Recipes share jobs: work that two of them plan
+    runs once.
 
     Examples:
 
       parsifl reproduce --list
 
-      parsifl reproduce fedmac-table1 --seeds 3
+      parsifl reproduce fedslr --scale smoke
+
+      parsifl reproduce fedmac-table1 --seeds 3 --jobs 2
 
       parsifl reproduce fedmac-theorem3 --seeds 3 --record docs/reproduction
 
       parsifl reproduce perfedmask-table7 --record docs/reproduction --not-run "no DomainNet here"
     """
     from parsifl_reproduction import record as records
+    from parsifl_reproduction import runner
     from parsifl_reproduction.pages import write_pages
-    from parsifl_reproduction.recipe import Context, find, missing, recipes
-    from parsifl_reproduction.recipe import collect as collect_results
-    from parsifl_reproduction.recipe import reproduce as run_recipe
 
     if name is None and record is not None and not list_all:
         for page in write_pages(record):
             typer.echo(f"Wrote {page}")
         return
     if list_all or name is None:
-        _list(
-            {key: f"{recipe.title} ({recipe.paper})" for key, recipe in recipes().items()}, as_json
-        )
+        _list(as_json)
         return
+    context = _context(scale, seeds, data_dir)
+    if record is not None and context.smoke:
+        raise ConfigError("scale 'smoke' gives no verdicts to record: use --scale faithful")
     if not_run is not None and record is None:
-        raise ConfigError("--not-run needs the folder that keeps the reason: --record DIR")
-    if scale not in ("small", "full"):
-        raise ConfigError(f"scale must be small or full, got '{scale}'")
-    context = Context("small" if scale == "small" else "full", seeds, _text(data_dir))
-    place = out or Path("runs") / name
-
-    def progress(job: Job, number: int, total: int) -> None:
-        typer.echo(f"[{number}/{total}] finished {job.label}, seed {job.seed}", err=True)
-
-    recipe = find(name)
+        raise ConfigError("--not-run needs the directory that keeps the reason: --record DIR")
+    chosen = _chosen(name)
+    place = out or Path("runs") / "reproduction"
     if not_run is not None and record is not None:
-        records.write(record, records.not_run(recipe, context, not_run))
+        for recipe in chosen:
+            records.write(record, records.not_run(recipe, context, not_run))
     else:
-        results, claims = (
-            collect_results(recipe, context, place)
-            if collect
-            else run_recipe(recipe, context, place, progress, jobs)
+        if not collect:
+            planned = [job for recipe in chosen for job in recipe.plan(context)]
+            runner.run_open_jobs(planned, place, _progress, jobs)
+        _print(
+            {recipe.name: _outcome(recipe, context, place, record) for recipe in chosen}, as_json
         )
-        if collect:
-            _tell_missing(missing(recipe, context, place), place)
-        _print(claims, as_json)
-        if record is not None:
-            records.write(record, records.record(recipe, context, results, claims))
     if record is not None:
         write_pages(record)
-        typer.echo(f"Wrote {record / name}.json and the pages beside it", err=True)
+        typer.echo(f"Wrote the records of {name} and the pages in {record}", err=True)
 
 
-def _tell_missing(jobs: list[Job], place: Path) -> None:
+def _outcome(recipe: Recipe, context: Context, place: Path, record: Path | None) -> list[Claim]:
+    """Return the claims by the finished jobs, and record them if asked."""
+    from parsifl_reproduction import record as records
+    from parsifl_reproduction import runner
+
+    _name_missing(runner.missing(recipe, context, place), place)
+    results, claims = runner.collect(recipe, context, place)
+    if record is not None:
+        records.write(record, records.record(recipe, context, results, claims))
+    return claims
+
+
+def _context(scale: str, seeds: int, data_dir: Path | None) -> Context:
+    from parsifl_reproduction.recipe import SCALES, Context
+
+    for known in SCALES:
+        if scale == known:
+            return Context(known, seeds, None if data_dir is None else str(data_dir))
+    raise ConfigError(unknown("scale", scale, SCALES))
+
+
+def _chosen(name: str) -> Sequence[Recipe]:
+    """Return the recipes that a name stands for: one, or those of a paper."""
+    from parsifl_reproduction.papers import PAPERS
+    from parsifl_reproduction.recipe import recipes
+
+    papers = {paper.key: paper for paper in PAPERS}
+    if name in papers:
+        return [recipes()[each] for each in papers[name].recipes]
+    if name not in recipes():
+        raise ConfigError(unknown("recipe", name, [*papers, *recipes()]))
+    return [recipes()[name]]
+
+
+def _progress(job: Job, number: int, total: int) -> None:
+    typer.echo(f"[{number}/{total}] finished {job.label}, seed {job.seed}", err=True)
+
+
+def _name_missing(jobs: Sequence[Job], place: Path) -> None:
     if jobs:
         named = "; ".join(f"{job.label}, seed {job.seed}" for job in jobs[:SHOWN])
         more = f"; and {len(jobs) - SHOWN} more" if len(jobs) > SHOWN else ""
         typer.echo(
             f"{place} has no result of {len(jobs)} jobs, which count as not run: {named}{more}. "
-            "Without --collect they are run, or go on.",
+            "Run the command without --collect to finish them.",
             err=True,
         )
 
 
-def _text(path: Path | None) -> str | None:
-    return None if path is None else str(path)
+def _list(as_json: bool) -> None:
+    from parsifl_reproduction.papers import PAPERS
+    from parsifl_reproduction.recipe import recipes
 
-
-def _list(rows: dict[str, str], as_json: bool) -> None:
+    rows = {paper.key: f"All recipes of: {paper.title}" for paper in PAPERS}
+    rows |= {key: f"{recipe.title} ({recipe.paper})" for key, recipe in recipes().items()}
     if as_json:
         typer.echo(json.dumps(rows))
         return
@@ -117,17 +156,21 @@ def _list(rows: dict[str, str], as_json: bool) -> None:
         typer.echo(f"{key:32s} {title}")
 
 
-def _print(claims: list[Claim], as_json: bool) -> None:
+def _print(outcome: dict[str, list[Claim]], as_json: bool) -> None:
     from dataclasses import asdict
 
     from rich.console import Console
     from rich.table import Table
 
-    rows: list[dict[str, Any]] = [asdict(claim) for claim in claims]
+    rows: dict[str, list[dict[str, Any]]] = {
+        recipe: [asdict(claim) for claim in claims] for recipe, claims in outcome.items()
+    }
     if as_json:
         typer.echo(json.dumps(rows))
         return
-    table = Table("claim", "paper", "ours", "verdict", "note")
-    for row in rows:
-        table.add_row(*(str(row[key]) for key in ("statement", "paper", "ours", "verdict", "note")))
-    Console().print(table)
+    for recipe, claims in rows.items():
+        table = Table("claim", "paper", "ours", "verdict", "note", title=recipe)
+        for row in claims:
+            keys = ("statement", "paper", "ours", "verdict", "note")
+            table.add_row(*(str(row[key]) for key in keys))
+        Console().print(table)

@@ -1,4 +1,4 @@
-"""Pages about what held and what did not, written from records: one a paper, and an overview."""
+"""Pages with the verdicts, written from records: one per paper, and an overview."""
 
 from __future__ import annotations
 
@@ -8,36 +8,38 @@ from pathlib import Path
 
 from parsifl.core.errors import DataError
 from parsifl.engine.owned import replace_file
-from parsifl_reproduction.findings import INVALID
 from parsifl_reproduction.papers import PAPERS, Item, Paper
 from parsifl_reproduction.recipe import recipes
 from parsifl_reproduction.record import Record, read_all
 
 Records = Mapping[str, Record]
-UNKNOWN = "nobody has recorded a run yet"
-_VERDICTS = ("held", "undecided", "did not hold", "invalid", "not run")
+UNKNOWN = "no run is recorded yet"
+_VERDICTS = ("held", "undecided", "did not hold", "not run")
 _MARKS = {
     "undecided": "**undecided**",
     "did not hold": "**did not hold**",
-    "invalid": "**invalid**",
 }
-_JUDGED = "0.1.0"
-"""The version whose records were found invalid."""
 _BACK = "[All papers](index.md)"
-_OTHER = Paper("other", "Beside the papers", ())
+_OTHER = Paper("other", "Beyond the papers", ())
 
 _OPENING = """# Reproduction
 
-Every table and figure of the five papers, with the recipe that runs it and what came of it here.
-A claim *held*, is *undecided* (the seeds disagree), *did not hold*, is *invalid* (the protocol of
-the record is not the paper's), or was *not run*; each page says why, with the paper's number beside
-ours. ± is the standard deviation over seeds. The scale *small* is our own cut of the experiment,
-which ends within minutes on two cores: it tests the claim, not the last digit.
+Every table and figure of the five papers, with the recipe that runs it and its outcome. A claim
+*held*, is *undecided* (the seeds disagree), *did not hold*, or was *not run*. Claims are compared
+seed by seed. Each page shows the paper's number beside ours and lists where a protocol is not the
+paper's. ± is the standard deviation over seeds.
 
-This page and those of the papers are written from the files `*.json` beside them:
+| scale | protocol | verdicts |
+|-|-|-|
+| `smoke` | every code path, within 10 minutes per paper | none |
+| `faithful` | the paper's protocol, at a size that a CPU can run | yes |
+| `full` | the paper's own datasets, models and rounds | yes |
+
+These pages are written from the files `*.json` beside them:
 
 ```sh
-parsifl reproduce NAME --seeds 3 --record docs/reproduction
+parsifl reproduce fedslr --scale smoke                            # every recipe of a paper
+parsifl reproduce NAME --seeds 3 --record docs/reproduction       # one recipe, with its record
 parsifl reproduce NAME --seeds 3 --record docs/reproduction --collect   # from finished jobs only
 ```
 """
@@ -79,7 +81,7 @@ def pages(records: Records) -> dict[str, str]:
 
 
 def _others() -> Paper:
-    named = {name for paper in PAPERS for item in paper.items for name in item.recipes}
+    named = {name for paper in PAPERS for name in paper.recipes}
     items = tuple(Item(recipes()[name].title, (name,)) for name in recipes() if name not in named)
     return Paper(_OTHER.key, _OTHER.title, items)
 
@@ -99,7 +101,7 @@ def _tally(papers: Sequence[Paper], records: Records) -> str:
     titles = ["", *_VERDICTS, "recipes without a run"]
     lines = [f"| {' | '.join(titles)} |", "|-" * len(titles) + "|"]
     for paper in papers:
-        names = _names(paper)
+        names = paper.recipes
         counts = _counts(names, records)
         idle = sum(not records.get(name, {}).get("claims") for name in names)
         cells = " | ".join(str(counts[verdict]) for verdict in _VERDICTS)
@@ -107,26 +109,13 @@ def _tally(papers: Sequence[Paper], records: Records) -> str:
     return "Claims:\n\n" + "\n".join(lines)
 
 
-def _names(paper: Paper) -> list[str]:
-    return list(dict.fromkeys(name for item in paper.items for name in item.recipes))
-
-
 def _counts(names: Sequence[str], records: Records) -> Counter[str]:
     return Counter(
-        _verdict(name, records[name], claim)
+        claim["verdict"]
         for name in names
         for claim in records.get(name, {}).get("claims", ())
+        if not claim.get("counted")
     )
-
-
-def _verdict(name: str, found: Record, claim: Mapping[str, str]) -> str:
-    """Return what a claim says; records of a wrong protocol decide nothing."""
-    return "invalid" if _why_invalid(name, found) else claim["verdict"]
-
-
-def _why_invalid(name: str, found: Record) -> str:
-    """Return why a record is invalid; one of a later version than the finding is not."""
-    return INVALID.get(name, "") if found["version"] == _JUDGED else ""
 
 
 def _row(paper: Paper, item: Item, records: Records) -> str:
@@ -148,9 +137,9 @@ def _reason(found: Record | None) -> str:
 
 def _paper(paper: Paper, records: Records) -> str:
     parts = [f"# {paper.title}", _BACK]
-    if paper.note:
-        parts.append(paper.note.strip())
-    for name in _names(paper):
+    if paper.findings:
+        parts.append(paper.findings.strip())
+    for name in paper.recipes:
         where = [item.name for item in paper.items if name in item.recipes]
         parts += [f"## {name}", *_section(name, where, records.get(name))]
     return "\n\n".join(parts) + "\n"
@@ -169,16 +158,20 @@ def _section(name: str, where: Sequence[str], found: Record | None) -> Iterator[
     lines += [
         "| " + " | ".join(_cell(text) for text in (
             claim["statement"], claim["paper"], claim["ours"],
-            _MARKS.get(verdict, verdict), claim.get("note", ""),
+            _MARKS.get(claim["verdict"], claim["verdict"]), _remark(claim),
         )) + " |"
         for claim in found["claims"]
-        for verdict in [_verdict(name, found, claim)]
     ]  # fmt: skip
     yield "\n".join(lines)
-    if why := _why_invalid(name, found):
-        yield f"Invalid, because the protocol is not the paper's: {why}."
+    if found.get("deviations"):
+        yield "Deviations from the paper:\n\n" + "\n".join(f"- {d}" for d in found["deviations"])
     yield f"```sh\n{found['command']}\n```"
     yield _provenance(found)
+
+
+def _remark(claim: Mapping[str, str]) -> str:
+    counted = f"counted in {claim['counted']}" if claim.get("counted") else ""
+    return "; ".join(part for part in (claim.get("note", ""), counted) if part)
 
 
 def _provenance(found: Record) -> str:
@@ -195,7 +188,7 @@ def _provenance(found: Record) -> str:
         f"Parsifl {found['version']}."
     )
     for label, why in found["skipped"].items():
-        text += f"\n\nLeft out: {label} ({why})."
+        text += f"\n\nSkipped: {label} ({why})."
     return text
 
 

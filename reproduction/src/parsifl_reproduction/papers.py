@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.resources import files
 
-from parsifl_reproduction import (
-    fedgradmp_setup,
-    fedht_setup,
-    fedmac_setup,
-    fedslr_setup,
-    fedslr_trials,
-    findings,
-    perfedmask_setup,
-)
+from parsifl_reproduction.fedgradmp import setup as fedgradmp
+from parsifl_reproduction.fedht import setup as fedht
+from parsifl_reproduction.fedmac import setup as fedmac
+from parsifl_reproduction.fedslr import setup as fedslr
+from parsifl_reproduction.perfedmask import setup as perfedmask
 
 
 @dataclass(frozen=True)
@@ -26,24 +23,30 @@ class Item:
 
 @dataclass(frozen=True)
 class Paper:
-    """A paper: a short key for file names, the text that its recipes carry, what it shows.
-
-    `note` comes before the tables on its page: how the small scale was chosen, say.
-    """
+    """A paper: a short key for file names, the text that its recipes carry, what it shows."""
 
     key: str
     title: str
     items: tuple[Item, ...]
-    note: str = ""
+
+    @property
+    def recipes(self) -> list[str]:
+        """The names of its recipes, each once."""
+        return list(dict.fromkeys(name for item in self.items for name in item.recipes))
+
+    @property
+    def findings(self) -> str:
+        """The text that opens its page: `findings.md` of its package; "" if there is none."""
+        place = files("parsifl_reproduction") / self.key / "findings.md"
+        return place.read_text(encoding="utf-8") if place.is_file() else ""
 
 
 _SETTINGS = "settings; the recipes use them"
 _DRAWING = "an illustration; nothing to run"
-
 PAPERS = (
     Paper(
         "fedmac",
-        fedmac_setup.PAPER,
+        fedmac.PAPER,
         (
             Item("Table 1", ("fedmac-table1", "fedmac-table1-tuned")),
             Item("Table 2", note=_SETTINGS),
@@ -56,11 +59,10 @@ PAPERS = (
             Item("Figure 6", ("fedmac-figure6",)),
             Item("Theorem 3", ("fedmac-theorem3",)),
         ),
-        findings.FEDMAC,
     ),
     Paper(
         "fedht",
-        fedht_setup.PAPER,
+        fedht.PAPER,
         (
             Item("Table I", note="notation"),
             Item("Table II", ("fedht-table2",)),
@@ -78,11 +80,10 @@ PAPERS = (
                 ),
             ),
         ),
-        findings.FEDHT,
     ),
     Paper(
         "fedgradmp",
-        fedgradmp_setup.PAPER,
+        fedgradmp.PAPER,
         (
             Item("Table I", note="a comparison of guarantees"),
             Item("Figure 1", ("fedgradmp-figure1",)),
@@ -97,23 +98,21 @@ PAPERS = (
             Item("Figure 10", ("fedgradmp-figure10",)),
             Item("Figure 11", ("fedgradmp-figure11",)),
         ),
-        findings.FEDGRADMP,
     ),
     Paper(
         "perfedmask",
-        perfedmask_setup.PAPER,
+        perfedmask.PAPER,
         (
             *(Item(f"Table {n}", (f"perfedmask-table{n}",)) for n in range(1, 10)),
             Item("Figure 1", note=_DRAWING),
             Item("Figure 2", ("perfedmask-table6",), "the devices that Table 6 speaks of"),
             *(Item(f"Figure {n}", (f"perfedmask-figure{n}",)) for n in range(3, 7)),
-            Item("Beside them", ("perfedmask-all",), "a comparison of our own"),
+            Item("Comparison of our own", ("perfedmask-all",)),
         ),
-        findings.PERFEDMASK,
     ),
     Paper(
         "fedslr",
-        fedslr_setup.PAPER,
+        fedslr.PAPER,
         (
             *(Item(f"Table {n}", (f"fedslr-table{n}",)) for n in range(1, 10)),
             Item("Figure 1", note=_DRAWING),
@@ -124,6 +123,5 @@ PAPERS = (
                 "clients, cohort, steps, rates and eta_g of the paper, on Fashion-MNIST",
             ),
         ),
-        findings.FEDSLR + "\n" + fedslr_trials.NOTE,
     ),
 )

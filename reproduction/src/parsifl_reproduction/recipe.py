@@ -1,66 +1,95 @@
-"""What a recipe is, where recipes are found, and how one is run.
-
-A recipe plans jobs (one a method and seed, say), each of which returns JSON values, and concludes
-claims from the results. Results are kept in a folder, so that a killed reproduction goes on.
-"""
+"""What a recipe is: jobs to run, and the claims that follow from their results."""
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import json
 import pkgutil
-import re
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
-from parsifl.core.errors import CheckpointError, ConfigError, unknown
-from parsifl.engine.owned import replace_file
-from parsifl.engine.study import run_jobs
-from parsifl_reproduction.machine import machine
+from parsifl.core.errors import ConfigError, unknown
 
-Scale = Literal["small", "full"]
-Verdict = Literal["held", "undecided", "did not hold", "not run"]
+Scale = Literal["smoke", "faithful", "full"]
+SCALES: tuple[Scale, ...] = ("smoke", "faithful", "full")
+Verdict = Literal["held", "undecided", "did not hold", "not run", "none"]
 Values = dict[str, Any]
 SKIPPED = "skipped"
-"""The key under which a job that could not run (data that are missing, say) tells why."""
+"""The key under which a job that could not run (missing data, for example) gives the reason."""
 
 
 @dataclass(frozen=True)
 class Context:
-    """How a recipe is asked to run.
+    """How to run a recipe.
 
     Attributes
     ----------
     scale
-        "small" ends on two cores within 20 minutes; "full" is the paper's own size.
+        "smoke" runs every code path within minutes and gives no verdicts. "faithful" follows the
+        paper's protocol at a size that a CPU can run; verdicts come from it. "full" has the
+        paper's own datasets, models and rounds.
     seeds
-        How many repetitions give the spread.
+        Number of repetitions.
     data_dir
-        A folder with data sets that is looked at first; None: the usual places.
+        Directory with datasets, searched first; None: the default places.
     """
 
-    scale: Scale = "small"
+    scale: Scale = "faithful"
     seeds: int = 3
     data_dir: str | None = None
+
+    @property
+    def smoke(self) -> bool:
+        """Whether this run only checks that everything runs."""
+        return self.scale == "smoke"
 
 
 @dataclass(frozen=True)
 class Job:
-    """One unit of work; `run` gets a folder of its own (or None) and returns JSON values."""
+    """One unit of work. `run` takes a directory of its own (or None) and returns JSON values.
+
+    `run` is a function of a module, or a `functools.partial` of one with frozen values. The
+    function and its values are the identity of the job: recipes that plan the same work share it.
+    """
 
     label: str
     seed: int
     run: Callable[[Path | None], Values]
 
+    @property
+    def fingerprint(self) -> str:
+        """The identity of the work as 16 hexadecimal digits; the label is not part of it."""
+        text = json.dumps(_described(self.run), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _described(value: Any) -> Any:
+    """Return JSON that identifies a function and its values."""
+    if isinstance(value, partial):
+        return [_described(part) for part in (value.func, value.args, value.keywords)]
+    if isinstance(value, Context):
+        return value.scale  # neither the number of seeds nor the place of the data changes a job
+    if is_dataclass(value) and not isinstance(value, type):
+        members = {field.name: _described(getattr(value, field.name)) for field in fields(value)}
+        return {type(value).__qualname__: members}
+    if isinstance(value, Mapping):
+        return {str(key): _described(member) for key, member in value.items()}
+    if isinstance(value, tuple | list):
+        return [_described(member) for member in value]
+    if callable(value) and "<locals>" not in value.__qualname__:
+        return f"{value.__module__}.{value.__qualname__}"
+    if value is None or isinstance(value, str | int | float):
+        return value
+    raise TypeError(f"a job cannot be identified by {value!r}: pass a value or a module's function")
+
 
 @dataclass(frozen=True)
 class Result:
-    """The values that a job returned; `made` tells when, how long and on which machine."""
+    """The values that a job returned, and when, where and how long it ran (`made`)."""
 
     label: str
     seed: int
@@ -70,24 +99,43 @@ class Result:
 
 @dataclass(frozen=True)
 class Claim:
-    """One statement of a paper, its number, ours (with spread), and whether it held."""
+    """One statement of a paper, its number, ours with its spread, and the verdict.
+
+    `counted` names the recipe that already counts the same claim; "" if it is counted here.
+    """
 
     statement: str
     paper: str
     ours: str
     verdict: Verdict
     note: str = ""
+    counted: str = ""
+
+
+def _no_deviations(_context: Context) -> Sequence[str]:
+    return ()
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A table or figure: `plan` says what to run, `conclude` what follows from the results."""
+    """A table or figure of a paper.
+
+    Attributes
+    ----------
+    plan
+        The jobs at a scale.
+    conclude
+        The claims that follow from results.
+    deviations
+        Where the protocol at a scale is not the paper's, one sentence each.
+    """
 
     name: str
     title: str
     paper: str
     plan: Callable[[Context], Sequence[Job]]
     conclude: Callable[[Context, Sequence[Result]], Sequence[Claim]]
+    deviations: Callable[[Context], Sequence[str]] = _no_deviations
 
 
 @cache
@@ -95,9 +143,8 @@ def recipes() -> dict[str, Recipe]:
     """Return every recipe by name, from the modules of this package."""
     package = importlib.import_module("parsifl_reproduction")
     found: dict[str, Recipe] = {}
-    for module in pkgutil.iter_modules(package.__path__):
-        members = importlib.import_module(f"{package.__name__}.{module.name}")
-        for recipe in getattr(members, "RECIPES", ()):
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        for recipe in getattr(importlib.import_module(module.name), "RECIPES", ()):
             found[recipe.name] = recipe
     return dict(sorted(found.items()))
 
@@ -108,126 +155,6 @@ def find(name: str) -> Recipe:
     if name not in known:
         raise ConfigError(unknown("recipe", name, known))
     return known[name]
-
-
-def reproduce(
-    recipe: Recipe,
-    context: Context,
-    folder: Path | None = None,
-    progress: Callable[[Job, int, int], None] | None = None,
-    processes: int = 1,
-) -> tuple[list[Result], list[Claim]]:
-    """Run the jobs that have no result yet, in parallel processes; then evaluate the claims."""
-    jobs = recipe.plan(context)
-    known = [_finished(job, context, folder) for job in jobs]
-    # what was missing may be there by now
-    open_jobs = [at for at, found in enumerate(known) if found is None or SKIPPED in found.values]
-    if processes > 1:  # a job may hold what cannot be sent to a process; its number can
-        work = [partial(_run_numbered, recipe.name, context, at, folder) for at in open_jobs]
-    else:
-        work = [partial(_run_job, jobs[at], context, folder) for at in open_jobs]
-    for done, (number, result) in enumerate(run_jobs(work, processes), start=1):
-        known[open_jobs[number]] = result
-        if progress is not None:
-            progress(jobs[open_jobs[number]], done, len(work))
-    results = [found for found in known if found is not None]
-    return results, _judge(recipe, context, results, folder)
-
-
-def collect(recipe: Recipe, context: Context, folder: Path) -> tuple[list[Result], list[Claim]]:
-    """Judge the claims by the jobs that a folder has the results of; nothing is run."""
-    jobs = recipe.plan(context)
-    found = [_finished(job, context, folder) for job in jobs]
-    results = [result for result in found if result is not None]
-    if not results:
-        raise ConfigError(f"{folder} holds no finished job of {recipe.name} at this scale")
-    try:
-        return results, _judge(recipe, context, results, folder)
-    except (LookupError, ValueError, ArithmeticError) as error:
-        if len(results) == len(jobs):
-            raise
-        raise ConfigError(
-            f"{folder} has {len(results)} of {len(jobs)} jobs of {recipe.name}, too few to judge "
-            "its claims; finish them with `parsifl reproduce`, or ask for fewer --seeds"
-        ) from error
-
-
-def missing(recipe: Recipe, context: Context, folder: Path) -> list[Job]:
-    """Return the jobs that a folder has no result of: not begun, or interrupted."""
-    return [job for job in recipe.plan(context) if _finished(job, context, folder) is None]
-
-
-def _judge(
-    recipe: Recipe, context: Context, results: Sequence[Result], folder: Path | None
-) -> list[Claim]:
-    claims = list(recipe.conclude(context, results))
-    if folder is not None:
-        summary = {"recipe": recipe.name, **asdict(context), "claims": [asdict(c) for c in claims]}
-        _check_claims(folder / "claims.json")
-        replace_file(folder / "claims.json", json.dumps(summary, indent=1).encode())
-    return claims
-
-
-def _check_claims(file: Path) -> None:
-    """Raise CheckpointError if there is a file of this name which a recipe has not written."""
-    try:
-        known = not file.exists() or "recipe" in json.loads(file.read_text())
-    except (ValueError, TypeError):
-        known = False
-    if not known:
-        raise CheckpointError(
-            f"{file} was not written by `parsifl reproduce` and would be overwritten; choose "
-            "another folder"
-        )
-
-
-def _place(job: Job, folder: Path) -> Path:
-    return folder / re.sub(r"[^\w.=-]+", "_", f"{job.label}-seed{job.seed}")
-
-
-def _finished(job: Job, context: Context, folder: Path | None) -> Result | None:
-    """Return the result that a folder holds; None: the job has not ended yet."""
-    if folder is None:
-        return None
-    place = _place(job, folder)
-    done, made = (place / f"{kind}-{context.scale}.json" for kind in ("result", "made"))
-    if not done.exists():
-        return None
-    try:
-        values = json.loads(done.read_text())
-        about = json.loads(made.read_text()) if made.exists() else {"finished": _date(done)}
-    except ValueError as error:
-        raise CheckpointError(
-            f"{done} is damaged: {error}; delete it to run the job anew"
-        ) from None
-    return Result(job.label, job.seed, values, about)
-
-
-def _run_job(job: Job, context: Context, folder: Path | None) -> Result:
-    if folder is None:
-        return Result(job.label, job.seed, job.run(None))
-    place = _place(job, folder)
-    place.mkdir(parents=True, exist_ok=True)
-    start, spent = time.monotonic(), time.process_time()
-    values = job.run(place)
-    made = {
-        "finished": datetime.now(UTC).isoformat(),
-        "seconds": round(time.monotonic() - start, 3),
-        "cpu_seconds": round(time.process_time() - spent, 3),
-        **machine(),
-    }
-    # the result comes last: it says that the job has ended
-    replace_file(place / f"made-{context.scale}.json", json.dumps(made).encode())
-    replace_file(place / f"result-{context.scale}.json", json.dumps(values).encode())
-    return Result(job.label, job.seed, values, made)
-
-
-def _run_numbered(recipe: str, context: Context, number: int, folder: Path | None) -> Result:
-    return _run_job(find(recipe).plan(context)[number], context, folder)
-
-
-def _date(file: Path) -> str:
-    return datetime.fromtimestamp(file.stat().st_mtime, UTC).isoformat()
 
 
 def by_label(results: Sequence[Result]) -> dict[str, list[Values]]:

@@ -1,4 +1,4 @@
-"""What came of a recipe, as data that can be kept: claims, command, date, seeds, machine."""
+"""The recorded outcome of a recipe: claims, deviations, command, date, seeds, machine."""
 
 from __future__ import annotations
 
@@ -39,12 +39,13 @@ def record(
         "seconds": round(sum(seconds), 1) if len(seconds) == len(results) else None,
         "cpu_seconds": round(sum(spent), 1) if len(spent) == len(results) else None,
         "machine": {name: known[name] for name in _MACHINE if name in known},
+        "deviations": list(recipe.deviations(context)),
         "claims": [asdict(claim) for claim in claims],
     }
 
 
 def not_run(recipe: Recipe, context: Context, reason: str) -> Record:
-    """Return the record of a recipe that nobody ran, with the reason."""
+    """Return the record of a recipe that was not run, with the reason."""
     return {
         **_head(recipe, context),
         "jobs": len(recipe.plan(context)),
@@ -56,7 +57,7 @@ def not_run(recipe: Recipe, context: Context, reason: str) -> Record:
 
 
 def _head(recipe: Recipe, context: Context) -> Record:
-    scale = "" if context.scale == "small" else f" --scale {context.scale}"
+    scale = "" if context.scale == Context().scale else f" --scale {context.scale}"
     return {
         "recipe": recipe.name,
         "title": recipe.title,
@@ -92,5 +93,5 @@ def read_all(folder: Path) -> dict[str, Record]:
             values = json.loads(file.read_text())
             found[values["recipe"]] = values
         except (ValueError, LookupError, TypeError):
-            raise DataError(f"{file} is no record of `parsifl reproduce --record`") from None
+            raise DataError(f"{file} is not a record of `parsifl reproduce --record`") from None
     return found

@@ -1,0 +1,131 @@
+"""Run the jobs of recipes, share them by content, and evaluate the claims.
+
+Results are kept in a directory, one folder per job. An interrupted reproduction resumes job by job,
+and a job that two recipes plan runs once.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+from parsifl.core.errors import CheckpointError, ConfigError
+from parsifl.engine.owned import replace_file
+from parsifl.engine.study import run_jobs
+from parsifl_reproduction.machine import machine
+from parsifl_reproduction.recipe import SKIPPED, Claim, Context, Job, Recipe, Result
+
+Progress = Callable[[Job, int, int], None]
+
+
+def run_open_jobs(
+    jobs: Sequence[Job], folder: Path, progress: Progress | None = None, processes: int = 1
+) -> None:
+    """Run the jobs that have no result in `folder` yet, in parallel processes; each work once."""
+    open_jobs: dict[str, Job] = {}
+    for job in jobs:
+        found = _finished(job, folder)
+        if found is None or SKIPPED in found.values:  # the missing data may have arrived
+            open_jobs.setdefault(job.fingerprint, job)
+    waiting = list(open_jobs.values())
+    work = [partial(_run_job, job, folder) for job in waiting]
+    for done, (number, _) in enumerate(run_jobs(work, processes), start=1):
+        if progress is not None:
+            progress(waiting[number], done, len(work))
+
+
+def reproduce(
+    recipe: Recipe,
+    context: Context,
+    folder: Path,
+    progress: Progress | None = None,
+    processes: int = 1,
+) -> tuple[list[Result], list[Claim]]:
+    """Run the open jobs of a recipe; then evaluate its claims."""
+    run_open_jobs(recipe.plan(context), folder, progress, processes)
+    return collect(recipe, context, folder)
+
+
+def collect(recipe: Recipe, context: Context, folder: Path) -> tuple[list[Result], list[Claim]]:
+    """Evaluate the claims by the jobs that have results in a folder; nothing runs."""
+    jobs = recipe.plan(context)
+    found = [_finished(job, folder) for job in jobs]
+    results = [result for result in found if result is not None]
+    if not results:
+        raise ConfigError(f"{folder} holds no finished job of {recipe.name} at this scale")
+    try:
+        return results, _evaluate(recipe, context, results, folder)
+    except (LookupError, ValueError, ArithmeticError) as error:
+        if len(results) == len(jobs):
+            raise
+        raise ConfigError(
+            f"{folder} has {len(results)} of {len(jobs)} jobs of {recipe.name}, too few to "
+            "evaluate its claims; finish them with `parsifl reproduce`, or ask for fewer --seeds"
+        ) from error
+
+
+def missing(recipe: Recipe, context: Context, folder: Path) -> list[Job]:
+    """Return the jobs without a result in a folder: not started, or interrupted."""
+    return [job for job in recipe.plan(context) if _finished(job, folder) is None]
+
+
+def _evaluate(
+    recipe: Recipe, context: Context, results: Sequence[Result], folder: Path
+) -> list[Claim]:
+    claims = list(recipe.conclude(context, results))
+    if context.smoke:
+        claims = [replace(claim, verdict="none") for claim in claims]
+    file = folder / f"{recipe.name}-{context.scale}.json"
+    _check_claims(file)
+    summary = {"recipe": recipe.name, **asdict(context), "claims": [asdict(c) for c in claims]}
+    replace_file(file, json.dumps(summary, indent=1).encode())
+    return claims
+
+
+def _check_claims(file: Path) -> None:
+    """Raise CheckpointError if a file of this name exists that a recipe has not written."""
+    try:
+        known = not file.exists() or "recipe" in json.loads(file.read_text())
+    except (ValueError, TypeError):
+        known = False
+    if not known:
+        raise CheckpointError(
+            f"{file} was not written by `parsifl reproduce` and would be overwritten; choose "
+            "another folder"
+        )
+
+
+def _finished(job: Job, folder: Path) -> Result | None:
+    """Return the result that a folder holds; None: the job has not finished yet."""
+    done = folder / "jobs" / job.fingerprint / "result.json"
+    if not done.exists():
+        return None
+    try:
+        saved = json.loads(done.read_text())
+        return Result(job.label, job.seed, saved["values"], saved["made"])
+    except (ValueError, LookupError, TypeError) as error:
+        raise CheckpointError(
+            f"{done} is damaged: {error}; delete it to run the job again"
+        ) from None
+
+
+def _run_job(job: Job, folder: Path) -> None:
+    place = folder / "jobs" / job.fingerprint
+    place.mkdir(parents=True, exist_ok=True)
+    start, spent = time.monotonic(), time.process_time()
+    values = job.run(place)
+    made = {
+        "label": job.label,
+        "finished": datetime.now(UTC).isoformat(),
+        "seconds": round(time.monotonic() - start, 3),
+        "cpu_seconds": round(time.process_time() - spent, 3),
+        **machine(),
+    }
+    # the result comes last: it says that the job has finished
+    result = {"values": values, "made": made}
+    replace_file(place / "result.json", json.dumps(result).encode())
