@@ -55,8 +55,8 @@ def test_a_method_is_built_with_its_settings() -> None:
 
 
 def test_an_unknown_name_is_refused_with_the_nearest_one() -> None:
-    with pytest.raises(ConfigError, match="unknown algorithm 'fedavgg'; did you mean 'fedavg'"):
-        registry.get("FedAvgg")
+    with pytest.raises(ConfigError, match="unknown algorithm 'FEDAVGG'; did you mean 'fedavg'"):
+        registry.get("FEDAVGG")
     with pytest.raises(ConfigError, match=r"known: .*ditto.*scaffold"):
         registry.get("zzzzzz")
 

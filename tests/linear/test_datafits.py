@@ -17,7 +17,7 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "u", "y"), CASES)
 def test_slopes_and_curvatures_are_derivatives(name: str, u: torch.Tensor, y: torch.Tensor) -> None:
-    fit, u = datafits.find(name), u.double()
+    fit, u = datafits.DATAFITS.find(name), u.double()
     slope = torch.func.grad(lambda v: fit.loss(v, y).sum())(u)
     torch.testing.assert_close(fit.slope(u, y), slope)
     full = fit.curvature(u)
@@ -57,7 +57,7 @@ def test_large_predictors_do_not_overflow() -> None:
 
 def test_an_unknown_datafit_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="did you mean 'logistic'"):
-        datafits.find("logistics")
+        datafits.DATAFITS.find("logistics")
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_targets_that_a_loss_cannot_read_are_refused(
     name: str, targets: list[float], message: str
 ) -> None:
     with pytest.raises(DataError, match=message):
-        datafits.check_targets(datafits.find(name), torch.tensor(targets), 3)
+        datafits.check_targets(datafits.DATAFITS.find(name), torch.tensor(targets), 3)
 
 
 @pytest.mark.parametrize(
@@ -92,4 +92,4 @@ def test_targets_that_a_loss_cannot_read_are_refused(
     ],
 )
 def test_targets_that_a_loss_can_read_pass(name: str, targets: list[float]) -> None:
-    datafits.check_targets(datafits.find(name), torch.tensor(targets), 3)
+    datafits.check_targets(datafits.DATAFITS.find(name), torch.tensor(targets), 3)

@@ -17,7 +17,7 @@ from parsifl.solvers.least_squares import solve_symmetric
 
 
 def _part(name: str, ridge: float = 0.1, clients: int = 2) -> Restricted:
-    draw, fit = np.random.default_rng(5), datafits.find(name)
+    draw, fit = np.random.default_rng(5), datafits.DATAFITS.find(name)
     shape = (clients, 3, 40, 4) if name == "softmax" else (clients, 40, 4)
     columns = torch.from_numpy(draw.standard_normal(shape))
     labels = draw.integers(0, 3 if name == "softmax" else 2, (clients, 40))

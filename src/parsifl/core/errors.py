@@ -97,6 +97,6 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> str:
     "unknown algorithm 'fedavgg'; did you mean 'fedavg'?"
     """
     names = sorted(known)
-    close = difflib.get_close_matches(str(name), names, n=1)
+    close = difflib.get_close_matches(str(name).lower(), names, n=1)
     hint = f"did you mean '{close[0]}'?" if close else "known: " + ", ".join(names)
     return f"unknown {kind} '{name}'; {hint}"

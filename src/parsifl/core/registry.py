@@ -1,8 +1,8 @@
 """Algorithms by name: found in `parsifl.algorithms` and in the entry points of other packages.
 
-Nothing is listed by hand. A final subclass of `FederatedAlgorithm` is registered under its class
-name in lower case. Another package adds its own with the entry point group "parsifl.algorithms",
-each entry naming a module that holds such classes.
+Nothing is listed by hand. A final subclass of `FederatedAlgorithm` is registered under its
+class name in lower case. Another package adds its own with the entry point group
+"parsifl.algorithms", each entry naming a module that holds such classes.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 from parsifl.core import config
 from parsifl.core.algorithm import AnyAlgorithm, FederatedAlgorithm
 from parsifl.core.errors import ConfigError, unknown
+from parsifl.core.named import Registry, plain
 
 ENTRY_POINT_GROUP = "parsifl.algorithms"
 _PACKAGE = "parsifl.algorithms"
@@ -47,16 +48,12 @@ def find(name: str) -> type[AnyAlgorithm]:
     """
     if not isinstance(name, str):
         raise ConfigError(f"an algorithm is named by a string such as 'fedavg', got {name!r}")
-    plain = name.lower().replace("-", "").replace("_", "")
-    own = f"{_PACKAGE}.{plain}"
-    if plain.isidentifier() and importlib.util.find_spec(own) is not None:
-        found = _algorithms_in(importlib.import_module(own)).get(plain)
+    own = f"{_PACKAGE}.{plain(name)}"
+    if plain(name).isidentifier() and importlib.util.find_spec(own) is not None:
+        found = _algorithms_in(importlib.import_module(own)).get(plain(name))
         if found is not None:
             return found
-    known = algorithms()
-    if plain not in known:
-        raise ConfigError(unknown("algorithm", plain, known))
-    return known[plain]
+    return Registry("algorithm", algorithms()).find(name)
 
 
 def get(name: str, *, preset: str | None = None, **settings: Any) -> AnyAlgorithm:

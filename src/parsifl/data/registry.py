@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Any, final
 
-from parsifl.core.errors import ConfigError, unknown
+from parsifl.core.named import Registry
 from parsifl.data.spec import bind, defaults
 
 if TYPE_CHECKING:
@@ -70,32 +67,22 @@ class Entry:
     loader: Loader
 
 
-_ENTRIES: dict[str, Entry] = {}
+_DATASETS = Registry[Entry]("dataset", package="parsifl.data.datasets")
 
 
 def dataset(name: str, about: About) -> Callable[[Loader], Loader]:
     """Register a loader: a function of `Files` whose keyword-only parameters are its options."""
 
     def register(loader: Loader) -> Loader:
-        if name in _ENTRIES and _ENTRIES[name].loader.__qualname__ != loader.__qualname__:
-            raise ConfigError(f"two datasets are called '{name}'; rename one of them")
-        _ENTRIES[name] = Entry(name, about, loader)
+        _DATASETS.add(name, Entry(name, about, loader))
         return loader
 
     return register
 
 
-@cache
-def _discover() -> None:
-    package = importlib.import_module("parsifl.data.datasets")
-    for module in pkgutil.iter_modules(package.__path__):
-        importlib.import_module(f"parsifl.data.datasets.{module.name}")
-
-
 def names() -> list[str]:
     """Return the names of all datasets, sorted."""
-    _discover()
-    return sorted(_ENTRIES)
+    return _DATASETS.names()
 
 
 def entry(name: str) -> Entry:
@@ -104,12 +91,7 @@ def entry(name: str) -> Entry:
     >>> entry("CIFAR10").name
     'cifar-10'
     """
-    _discover()
-    by_plain_name = {_plain(known): known for known in _ENTRIES}
-    found = by_plain_name.get(_plain(name))
-    if found is None:
-        raise ConfigError(unknown("dataset", name, _ENTRIES))
-    return _ENTRIES[found]
+    return _DATASETS.find(name)
 
 
 def load(
@@ -175,7 +157,3 @@ def describe(name: str) -> dict[str, Any]:
         "augment": about.augment,
         "notes": (found.loader.__doc__ or "").strip(),
     }
-
-
-def _plain(name: str) -> str:
-    return name.lower().replace("-", "").replace("_", "")

@@ -24,7 +24,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from parsifl.core.errors import ConfigError, DataError, unknown
+from parsifl.core.errors import DataError
+from parsifl.core.named import Registry
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,10 @@ SOFTMAX = Datafit("softmax", _softmax_loss, _softmax_slope, _softmax_curvature, 
 POISSON = Datafit(
     "poisson", _poisson_loss, lambda u, y: _poisson_mean(u) - y, _poisson_mean, math.exp(_STEEP)
 )
-DATAFITS = {fit.name: fit for fit in (SQUARED, SQUARED_HALF, LOGISTIC, SOFTMAX, POISSON)}
+DATAFITS = Registry(
+    "datafit",
+    {fit.name: fit for fit in (SQUARED, SQUARED_HALF, LOGISTIC, SOFTMAX, POISSON)},
+)
 
 
 def check_targets(fit: Datafit, y: Tensor, classes: int | None) -> None:
@@ -157,10 +161,3 @@ def check_targets(fit: Datafit, y: Tensor, classes: int | None) -> None:
             f"{fit.name} needs {wanted}, got {len(labels)} distinct targets ({few}"
             f"{' ...' if len(labels) > 5 else ''}); recode them, or use a squared loss for numbers"
         )
-
-
-def find(name: str) -> Datafit:
-    """Return a datafit by name."""
-    if name not in DATAFITS:
-        raise ConfigError(unknown("datafit", str(name), DATAFITS))
-    return DATAFITS[name]

@@ -87,7 +87,7 @@ class GLM:
         dtype: torch.dtype = torch.float64,
     ) -> None:
         self.offset = offset
-        self.datafit = datafits.find(datafit)
+        self.datafit = datafits.DATAFITS.find(datafit)
         atoms = None if dictionary is None else torch.as_tensor(dictionary)
         self._check(features, classes, l2, atoms)
         if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:

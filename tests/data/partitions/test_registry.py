@@ -7,8 +7,10 @@ import pytest
 
 from parsifl.core.errors import ConfigError, DataError
 from parsifl.core.keys import Key
+from parsifl.core.named import Registry
 from parsifl.data.dataset import Dataset
-from parsifl.data.partitions import describe_partition, partition, partition_names
+from parsifl.data.partitions import describe_partition, partition, partition_names, registry
+from parsifl.data.ragged import Ragged
 
 LABELS = np.repeat(np.arange(10), 40)
 DATASET = Dataset("toy", np.zeros((400, 2)), LABELS, classes=10, groups=LABELS)
@@ -52,16 +54,14 @@ def test_too_many_clients_are_refused() -> None:
         partition("iid", DATASET, 0)
 
 
-def test_a_partition_that_leaves_somebody_empty_is_refused() -> None:
-    from parsifl.data.partitions import registry
-    from parsifl.data.ragged import Ragged
-
+def test_a_partition_that_leaves_a_client_empty_is_rejected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def hollow(rows: int, clients: int, _key: Key) -> Ragged:
         return Ragged.of([list(range(rows)), *[[]] * (clients - 1)])
 
+    rules = Registry[registry.PartitionRule]("partition")
+    monkeypatch.setattr(registry, "_PARTITIONS", rules)
     registry.partitioner("hollow", reads="rows")(hollow)
-    try:
-        with pytest.raises(DataError, match=r"leaves 2 of 3 clients without rows .*client 1"):
-            partition("hollow", DATASET, 3)
-    finally:
-        del registry._RULES["hollow"]
+    with pytest.raises(DataError, match=r"leaves 2 of 3 clients without rows .*client 1"):
+        partition("hollow", DATASET, 3)

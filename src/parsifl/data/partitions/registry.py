@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal, final
 
 import numpy as np
 
-from parsifl.core.errors import ConfigError, DataError, unknown
+from parsifl.core.errors import ConfigError, DataError
 from parsifl.core.keys import Key
+from parsifl.core.named import Registry
 from parsifl.data.ragged import Ragged
 from parsifl.data.spec import bind, defaults, parse
 
@@ -31,14 +32,14 @@ class PartitionRule:
     function: Partitioner
 
 
-_RULES: dict[str, PartitionRule] = {}
+_PARTITIONS = Registry[PartitionRule]("partition")
 
 
 def partitioner(name: str, reads: Reads) -> Callable[[Partitioner], Partitioner]:
     """Register a function (rows | labels | groups | dataset, clients, key, *, options)."""
 
     def register(function: Partitioner) -> Partitioner:
-        _RULES[name] = PartitionRule(name, reads, function)
+        _PARTITIONS.add(name, PartitionRule(name, reads, function))
         return function
 
     return register
@@ -46,12 +47,12 @@ def partitioner(name: str, reads: Reads) -> Callable[[Partitioner], Partitioner]
 
 def partition_names() -> list[str]:
     """Return the names of all partitions, sorted."""
-    return sorted(_RULES)
+    return _PARTITIONS.names()
 
 
 def describe_partition(name: str) -> dict[str, Any]:
     """Return what a partition does, what it reads and its options, as JSON values."""
-    rule = _rule(name)
+    rule = _PARTITIONS.find(name)
     return {
         "name": rule.name,
         "reads": rule.reads,
@@ -84,7 +85,7 @@ def partition(
         For each client the numbers of its rows; no client is empty.
     """
     plain, written = parse(name)
-    rule = _rule(plain)
+    rule = _PARTITIONS.find(plain)
     bound = bind(f"partition '{rule.name}'", rule.function, {**written, **options})
     if clients is not None and clients < 1:
         raise ConfigError(f"the number of clients must be at least 1, got {clients}")
@@ -104,13 +105,6 @@ def partition(
             f"(the first is client {empty[0]}); use fewer clients or other options"
         )
     return parts
-
-
-def _rule(name: str) -> PartitionRule:
-    rule = _RULES.get(name.replace("_", "-"))
-    if rule is None:
-        raise ConfigError(unknown("partition", name, _RULES))
-    return rule
 
 
 def _source(rule: PartitionRule, dataset: Dataset) -> Any:

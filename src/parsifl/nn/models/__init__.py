@@ -13,7 +13,8 @@ from typing import Any
 from torch import nn
 
 from parsifl.core import config
-from parsifl.core.errors import ConfigError, unknown
+from parsifl.core.errors import ConfigError
+from parsifl.core.named import Registry
 from parsifl.nn.adapt import adapt
 from parsifl.nn.dropout import KeyedDropout, dropout_key
 from parsifl.nn.models.alexnet import AlexNet
@@ -41,21 +42,24 @@ __all__ = [
     "summary",
 ]
 
-_TABLE: dict[str, Callable[..., nn.Module]] = {
-    "alexnet": AlexNet,
-    "mlp": MLP,
-    "mobilenet": MobileNet,
-    "preresnet18": PreResNet18,
-    "resnet18": resnet18,
-    "resnet18_tiny": resnet18_tiny,
-    "resnet8": resnet8,
-    "vgg": VGG,
-}
+_MODELS = Registry[Callable[..., nn.Module]](
+    "model",
+    {
+        "alexnet": AlexNet,
+        "mlp": MLP,
+        "mobilenet": MobileNet,
+        "preresnet18": PreResNet18,
+        "resnet18": resnet18,
+        "resnet18_tiny": resnet18_tiny,
+        "resnet8": resnet8,
+        "vgg": VGG,
+    },
+)
 
 
 def names() -> tuple[str, ...]:
     """Return the names that `build` knows."""
-    return tuple(sorted(_TABLE))
+    return tuple(_MODELS.names())
 
 
 def summary(name: str) -> str:
@@ -64,7 +68,7 @@ def summary(name: str) -> str:
     >>> summary("mlp").startswith("Linear layers")
     True
     """
-    return (inspect.getdoc(_TABLE[name]) or "").partition("\n")[0]
+    return (inspect.getdoc(_MODELS.find(name)) or "").partition("\n")[0]
 
 
 def build(name: str, **kwargs: Any) -> nn.Module:
@@ -73,10 +77,9 @@ def build(name: str, **kwargs: Any) -> nn.Module:
     >>> sum(p.numel() for p in build("mlp", inputs=4, hidden=(3,), classes=2).parameters())
     23
     """
-    if name not in _TABLE:
-        raise ConfigError(unknown("model", name, _TABLE))
+    factory = _MODELS.find(name)
     try:
-        module = config.build(_TABLE[name], kwargs)
+        module = config.build(factory, kwargs)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(f"model '{name}' cannot be built: {error}") from error
     for parameter, value in module.named_parameters():
