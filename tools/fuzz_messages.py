@@ -1,8 +1,8 @@
 """Fuzz the messages between server and clients: `python tools/fuzz_messages.py --count 1000000`.
 
 Every mutant must be accepted or rejected with a reason; a mutant that raises anything else is
-printed with the seed that makes it again. With `--atheris` (if it is installed) coverage decides
-which bytes are tried.
+printed with the seed that makes it again. With `--atheris` (after `pip install atheris`) the search
+starts from valid messages, and coverage decides which bytes are tried.
 """
 
 from __future__ import annotations
@@ -12,19 +12,24 @@ import logging
 import random
 import resource
 import sys
+import tempfile
 import time
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.fuzz.mutants import MESSAGES, Targets, mutate
+if TYPE_CHECKING:
+    from tests.fuzz.mutants import Targets
 
-from parsifl.flower.message import Envelope
+    from parsifl.flower.message import Envelope
 
 
 def attack(targets: Targets, seed: int) -> tuple[str, float]:
     """Try one mutant; return the outcome and the seconds."""
+    from tests.fuzz.mutants import MESSAGES, mutate
+
     draw = random.Random(seed)
     kind, direction = draw.choice(MESSAGES)
     other = targets.corpus[draw.choice(MESSAGES)]
@@ -37,6 +42,8 @@ def attack(targets: Targets, seed: int) -> tuple[str, float]:
 
 def run(count: int, first: int) -> int:
     """Try many mutants; return the number of those that are neither accepted nor rejected."""
+    from tests.fuzz.mutants import Targets
+
     logging.getLogger("parsifl").setLevel(logging.CRITICAL)  # every mutant would be logged
     targets = Targets()
     for message, envelope in targets.corpus.items():  # fills caches
@@ -65,24 +72,45 @@ def run(count: int, first: int) -> int:
     return bad
 
 
-def run_atheris(arguments: list[str]) -> None:
-    """Let coverage choose texts and parts."""
+def packed(number: int, envelope: Envelope) -> bytes:
+    """Return a message as bytes: its number, each part with its length, the text."""
+    parts = b"".join(len(part).to_bytes(3, "big") + part for part in envelope.parts.values())
+    return bytes([number]) + parts + envelope.text.encode("utf-8", "surrogatepass")
+
+
+def unpacked(data: bytes, corpus: list[Envelope]) -> tuple[int, Envelope]:
+    """Return the message that bytes stand for; all bytes stand for one."""
+    from parsifl.flower.message import Envelope
+
+    number, rest = (data[0] if data else 0) % len(corpus), data[1:]
+    parts = {}
+    for name in corpus[number].parts:
+        size = int.from_bytes(rest[:3], "big")
+        parts[name], rest = rest[3 : 3 + size], rest[3 + size :]
+    return number, Envelope(rest.decode("utf-8", "replace"), parts)
+
+
+def run_atheris(count: int) -> None:
+    """Let coverage choose texts and parts; the first inputs are valid messages."""
     import atheris
+
+    with atheris.instrument_imports(include=["parsifl.flower", "parsifl.wire", "parsifl.core"]):
+        from tests.fuzz.mutants import MESSAGES, Targets
 
     logging.getLogger("parsifl").setLevel(logging.CRITICAL)  # every mutant would be logged
     targets = Targets()
+    corpus = [targets.corpus[message] for message in MESSAGES]
 
     def one(data: bytes) -> None:
-        provider = atheris.FuzzedDataProvider(data)
-        kind, direction = MESSAGES[provider.ConsumeIntInRange(0, len(MESSAGES) - 1)]
-        parts = dict(targets.corpus[kind, direction].parts)
-        for name in parts:
-            parts[name] = provider.ConsumeBytes(provider.ConsumeIntInRange(0, 400))
-        text = provider.ConsumeUnicode(provider.remaining_bytes())
-        targets.outcome(kind, direction, Envelope(text, parts))
+        number, envelope = unpacked(data, corpus)
+        targets.outcome(*MESSAGES[number], envelope)
 
-    atheris.Setup([sys.argv[0], *arguments], one)
-    atheris.Fuzz()
+    with tempfile.TemporaryDirectory(prefix="parsifl-corpus-") as folder:
+        for number, envelope in enumerate(corpus):
+            Path(folder, str(number)).write_bytes(packed(number, envelope))
+        limits = [f"-runs={count}", "-max_len=8192", "-timeout=10", "-rss_limit_mb=4096"]
+        atheris.Setup([sys.argv[0], *limits, folder], one)
+        atheris.Fuzz()
 
 
 def main() -> None:
@@ -91,9 +119,9 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--atheris", action="store_true")
-    chosen, rest = parser.parse_known_args()
+    chosen = parser.parse_args()
     if chosen.atheris:
-        run_atheris(rest)
+        run_atheris(chosen.count)
         return
     seed = random.SystemRandom().randrange(2**40) if chosen.seed is None else chosen.seed
     print(f"seeds {seed} to {seed + chosen.count - 1}", flush=True)
