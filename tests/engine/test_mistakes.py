@@ -269,13 +269,6 @@ def test_arguments_of_the_wrong_kind_are_told(change: dict[str, Any], told: str)
         parsifl.simulate(**{**given, **change})
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
-def test_a_device_that_is_not_there_is_told() -> None:
-    problem = parsifl.NeuralProblem(linear, device="cuda")
-    with pytest.raises(ConfigError, match="the device 'cuda' cannot be used"):
-        parsifl.simulate(FedAvg(local_steps=1), problem, clients(), 1)
-
-
 def test_numbers_of_numpy_are_numbers() -> None:
     problem = parsifl.NeuralProblem(linear, dtype=torch.float64)
     options = {"rounds": np.int64(1), "seed": np.int32(3), "participation": np.float64(0.5)}

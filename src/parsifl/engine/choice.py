@@ -11,11 +11,17 @@ EXECUTORS = ("auto", "loop", "threads", "vmap", "fused")
 
 
 def choose_executor(
-    executor: str, problem: Problem, *, sparse: bool = False
+    executor: str, problem: Problem, *, sparse: bool = False, cpu: bool = True
 ) -> tuple[Executor, int]:
     """Return the executor and the number of clients per block; `sparse` rows are CSR."""
     if executor not in EXECUTORS:
         raise ConfigError(unknown("executor", executor, EXECUTORS))
+    if not cpu:
+        if executor in ("threads", "fused"):
+            raise ConfigError(
+                f"executor={executor!r} is made for the CPU: use 'vmap' or 'loop' on other devices"
+            )
+        executor = "vmap" if executor == "auto" else executor
     # Sparse rows make no batch. Clients in threads would take twice as long as one after the other,
     # since each of their many short products hands over Python's lock (docs/adr/0004).
     if executor == "loop" or not problem.supports_vmap or sparse:

@@ -26,6 +26,7 @@ from parsifl.engine import executors
 from parsifl.engine.batch_sampler import BatchSampler
 from parsifl.engine.evaluation import Evaluation
 from parsifl.engine.executors import Executor, Outcome, Task, reason, run_alone
+from parsifl.engine.placement import CPU, placed
 from parsifl.engine.pool import ClientProgram, ClientRequest, ClientScores
 from parsifl.engine.record import SPLITS
 from parsifl.engine.threads import run_jobs, single_threaded
@@ -57,11 +58,12 @@ class Evaluator:
         evaluation: Evaluation,
         executor: Executor = "loop",
         block: int = 1,
+        device: torch.device = CPU,
     ) -> None:
         self._algorithm, self._problem = program.algorithm, program.problem
         self._data, self._sampler, self._evaluation = data, sampler, evaluation
         self._executor: Executor = executor
-        self._block = block
+        self._block, self._device = block, device
         if evaluation.fine_tune_lr is None and self._algorithm.learning_rate(0) is None:
             raise ConfigError(
                 f"{type(self._algorithm).__name__} has no learning rate to fine-tune with; set "
@@ -175,7 +177,8 @@ class Evaluator:
                 )
                 for request in requests[at : at + window]
             ]
-            outcome.add(executors.run(self._evaluate_one, tasks, self._executor, self._block))
+            evaluate = placed(self._evaluate_one, self._device)
+            outcome.add(executors.run(evaluate, tasks, self._executor, self._block))
         return outcome
 
     def _evaluate_one(

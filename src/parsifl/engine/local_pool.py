@@ -22,6 +22,7 @@ from parsifl.engine.evaluator import Evaluator
 from parsifl.engine.executors import Executor, Outcome, Task
 from parsifl.engine.finite import inspect
 from parsifl.engine.flops import FlopCounter
+from parsifl.engine.placement import CPU, placed
 from parsifl.engine.pool import (
     Answer,
     ClientFailure,
@@ -63,6 +64,8 @@ class LocalPool:
         How models are evaluated.
     store
         Where client states are kept.
+    device
+        Where clients compute.
     """
 
     deferred_evaluation = False
@@ -78,6 +81,7 @@ class LocalPool:
         precision: Precision = "exact",
         evaluation: Evaluation | None = None,
         store: StateStore | None = None,
+        device: torch.device = CPU,
     ) -> None:
         self.program, self.clients = program, Infos(data)
         self.executor: Executor = executor
@@ -87,8 +91,9 @@ class LocalPool:
         self._sampler = BatchSampler(data, program.problem)
         self._flops = FlopCounter(program.algorithm, program.problem)
         self._evaluator = Evaluator(
-            program, data, self._sampler, evaluation or Evaluation(), executor, block
+            program, data, self._sampler, evaluation or Evaluation(), executor, block, device
         )
+        self._run = placed(program, device)
         self._timer = PhaseTimer()
         self._saved: list[set[str]] = []
 
@@ -129,7 +134,7 @@ class LocalPool:
             self._timer.lap("broadcast")
             prepared = self._prepare(window, outbox)
             tasks = [item.task for item in prepared.values()]
-            for job in executors.jobs(self.program, tasks, self.executor, self._block):
+            for job in executors.jobs(self._run, tasks, self.executor, self._block):
                 yield partial(self._finish, job, prepared)
 
     def _prepare(self, window: list[ClientRequest], outbox: Outbox) -> dict[int, _Prepared]:

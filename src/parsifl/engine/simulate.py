@@ -22,6 +22,7 @@ from parsifl.engine.evaluation import Evaluation
 from parsifl.engine.fingerprint import identity
 from parsifl.engine.local_pool import WINDOW, LocalPool
 from parsifl.engine.network_model import NetworkModel
+from parsifl.engine.placement import CPU, check_device
 from parsifl.engine.pool import ClientProgram
 from parsifl.engine.run import Run
 from parsifl.engine.run_dir import RunDir
@@ -43,6 +44,7 @@ def simulate(  # noqa: PLR0913 - all arguments but four have a default
     seed: int = 0,
     participation: float = 1.0,
     executor: Literal["auto", "loop", "threads", "vmap", "fused"] = "auto",
+    device: str = "cpu",
     run_dir: str | Path | None = None,
     evaluate_every: int = 1,
     evaluation: Evaluation | None = None,
@@ -79,6 +81,9 @@ def simulate(  # noqa: PLR0913 - all arguments but four have a default
         "loop" runs clients one by one, "threads" one per thread, "vmap" and "fused" many at once
         ("fused" uses handwritten SGD steps for models it knows, and vmap for others). "auto"
         chooses the fastest.
+    device
+        Where clients compute, such as "cuda". Data and states stay in main memory and move there
+        as they are needed.
     run_dir
         The directory in which the run is recorded and checkpointed; None: nothing is written.
     evaluate_every
@@ -139,13 +144,15 @@ def simulate(  # noqa: PLR0913 - all arguments but four have a default
     _check_validation_rows(evaluation, data)
     algorithm = with_buffer_policy(algorithm, problem)
     algorithm.check_capabilities(problem)
-    chosen, block = choose_executor(executor, problem, sparse=not isinstance(data.x, Tensor))
+    where, sparse = check_device(device), not isinstance(data.x, Tensor)
+    chosen, block = choose_executor(executor, problem, sparse=sparse, cpu=where == CPU)
     described = {
         **options,
         "executor": chosen,
         "block": block,
         "evaluation": config.to_json(evaluation),
         "network": config.to_json(network),
+        **({} if where == CPU else {"device": str(where)}),
     }
     pool = LocalPool(
         ClientProgram(algorithm, problem),
@@ -157,6 +164,7 @@ def simulate(  # noqa: PLR0913 - all arguments but four have a default
         precision=precision,
         evaluation=evaluation,
         store=StateStore(state_limit),
+        device=where,
     )
     on_disk = run_dir is not None
     configuration = identity(algorithm, problem, data, described, checksum=on_disk)

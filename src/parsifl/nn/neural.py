@@ -59,7 +59,7 @@ class NeuralProblem:
         "cross-entropy" for class labels, "mse" for real targets.
     head
         The name of the last layer; found if not given.
-    dtype, device
+    dtype
         Of the parameters.
     scale
         The width that HeteroFL's scaler makes up for in training (see `narrow`); 1 for none.
@@ -86,7 +86,6 @@ class NeuralProblem:
         *,
         head: str | None = None,
         dtype: torch.dtype = torch.float32,
-        device: str = "cpu",
         scale: float = 1.0,
         buffers: BufferPolicy | None = None,
         metrics: Mapping[str, RowMetric] | None = None,
@@ -95,7 +94,7 @@ class NeuralProblem:
             raise ConfigError(f"loss must be 'cross-entropy' or 'mse', got {loss!r}")
         self.kind: Loss = loss
         self._metrics = check_metrics(loss, metrics or {})
-        self.dtype, self.device = dtype, torch.device(device)
+        self.dtype = dtype
         self._head_name = head
         if buffers not in (None, "average", "local", "batch"):
             raise ConfigError(f"buffers must be 'average', 'local' or 'batch', got {buffers!r}")
@@ -132,7 +131,6 @@ class NeuralProblem:
             for name, value, default in (
                 ("buffers", repr(self.buffers), "None"),
                 ("dtype", self.dtype, torch.float32),
-                ("device", repr(str(self.device)), "'cpu'"),
             )
             if value != default
         )
@@ -212,7 +210,7 @@ class NeuralProblem:
             module = self._built()
         values = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         return {
-            name: value.detach().to(self.device, self.dtype, copy=True)
+            name: value.detach().to("cpu", self.dtype, copy=True)
             for name, value in values.items()
             if name.rpartition(".")[2] != COUNTER
         }
@@ -301,7 +299,6 @@ class NeuralProblem:
                 self.kind,
                 head=self._head_name,
                 dtype=self.dtype,
-                device=str(self.device),
                 scale=width if scaled else 1.0,
                 buffers=self.buffers,
                 metrics=self._metrics,
