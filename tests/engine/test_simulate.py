@@ -96,3 +96,13 @@ def test_a_client_that_diverges_is_named_with_the_learning_rate() -> None:
     told = r"Client 1 diverged in round 1 \(.*\) and was dropped\. Lower `lr` \(now 0.1\)"
     with pytest.warns(ParsiflWarning, match=told):
         simulate(FedAvg(lr=0.1, local_steps=3), GLM(2, "squared"), pairs, 1, evaluate_every=0)
+
+
+def test_a_run_in_which_every_client_diverges_says_to_lower_the_rate() -> None:
+    with pytest.raises(ClientError, match=r"every other client\)\. Lower `lr` \(now 1e\+200\)"):
+        simulate(FedAvg(lr=1e200, local_steps=3), classifier(), clients((6, 9)), 2)
+
+
+def test_huge_scores_are_recorded_without_warnings_of_numpy() -> None:
+    run = simulate(FedAvg(lr=1e30, local_steps=3), classifier(), clients((6, 9)), 1)
+    assert run.records[0].scores["global"]["test"]["loss"]["mean"] > 1e100

@@ -92,8 +92,9 @@ def _summary(
 ) -> dict[str, float]:
     worst_first = np.sort(values) if large_is_good else np.sort(values)[::-1]
     tenth = max(1, round(len(values) / 10))
-    return {
-        "mean": float(np.average(values, weights=weights)),
-        "std": float(values.std()),
-        "worst_decile": float(worst_first[:tenth].mean()),
-    }
+    with np.errstate(over="ignore", invalid="ignore"):  # a diverging run has huge losses
+        return {
+            "mean": float(np.average(values, weights=weights)),
+            "std": float(values.std()),
+            "worst_decile": float(worst_first[:tenth].mean()),
+        }

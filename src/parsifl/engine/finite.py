@@ -13,10 +13,21 @@ import torch
 from torch import Tensor
 
 from parsifl.core import tree
-from parsifl.core.algorithm import ClientUpdate
+from parsifl.core.algorithm import AnyAlgorithm, ClientUpdate
 
 ORDINARY = 1e9
 """Tensors whose norm is smaller need no second look; larger ones are traced to their client."""
+
+
+def has_diverged(fault: str) -> bool:
+    """Return whether a client was dropped for values that are not finite or too large."""
+    return "not finite" in fault or "too large" in fault
+
+
+def lower_rate(algorithm: AnyAlgorithm, round: int, fault: str) -> str:
+    """Return the advice to lower the learning rate, if a client diverged; else nothing."""
+    rate = algorithm.learning_rate(round - 1)
+    return f" Lower `lr` (now {rate:g})." if has_diverged(fault) and rate is not None else ""
 
 
 class Inspection(NamedTuple):

@@ -20,6 +20,7 @@ from parsifl.engine import argument_checks, data_checks
 from parsifl.engine.choice import BLOCK, choose_executor
 from parsifl.engine.evaluation import Evaluation
 from parsifl.engine.fingerprint import identity
+from parsifl.engine.finite import has_diverged, lower_rate
 from parsifl.engine.local_pool import WINDOW, LocalPool
 from parsifl.engine.network_model import NetworkModel
 from parsifl.engine.placement import CPU, check_device
@@ -214,12 +215,10 @@ class _DroppedClients:
             if client in self._named or len(self._named) >= self._MOST:
                 continue
             self._named.add(client)
-            diverged = "not finite" in reason or "too large" in reason
             what = f"diverged in round {record.round} ({reason}) and was dropped."
-            if not diverged:
+            if not has_diverged(reason):
                 what = f"was dropped in round {record.round}: {reason}."
-            rate = event.algorithm.learning_rate(record.round - 1)
-            hint = f" Lower `lr` (now {rate:g})." if diverged and rate is not None else ""
+            hint = lower_rate(event.algorithm, record.round, reason)
             more = " Further clients are not named." if len(self._named) == self._MOST else ""
             text = f"Client {client} {what}{hint}{more}"
             warnings.warn(text, DroppedClientWarning, stacklevel=2)

@@ -19,7 +19,7 @@ from parsifl.core.keys import Key
 from parsifl.core.problem import Problem
 from parsifl.engine import checkpoint, sampling
 from parsifl.engine.evaluation import Evaluation, Scores
-from parsifl.engine.finite import is_finite
+from parsifl.engine.finite import is_finite, lower_rate
 from parsifl.engine.network_model import NetworkModel
 from parsifl.engine.pool import (
     ClientPool,
@@ -296,7 +296,8 @@ class Training:
             others = "and so did every other client"
             if record.round > 1:
                 others += f", in {len(recent)} consecutive rounds"
-            raise ClientError("training", client, record.round, f"{reason} ({others})")
+            hint = lower_rate(self.algorithm, record.round, reason)
+            raise ClientError("training", client, record.round, f"{reason} ({others}).{hint}")
 
     @cached_property
     def _program(self) -> ClientProgram:
