@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -255,8 +256,16 @@ class FederatedSparse(PublishedSolvers):
             "rows of each site (FedBestSubset in Parsifl), which gives the estimates of the pooled "
             f"data.{encoding} {selection}; the terms in the model are: {chosen}. The sites sent "
             f"{self.bytes_up_:,} bytes in {self.n_iter_} round{'s' * (self.n_iter_ != 1)}. "
+            + self._absent()
             + (SELECTED if was_selected(fit) else FIXED)
         )
+
+    def _absent(self) -> str:
+        """Return a sentence on sites of a deployment that took no part, or an empty text."""
+        left_out: Mapping[str, str] = getattr(self, "left_out_", {})
+        if not left_out:
+            return ""
+        return f"Not in the fit, by the guards of the sites: {'; '.join(left_out.values())}. "
 
     def to_sklearn(self) -> Any:
         """Return a fitted scikit-learn estimator with the same predictions.

@@ -150,8 +150,10 @@ def check_width(columns: int, rows: int, guards: Guards) -> None:
         )
 
 
-def check_agreement(agreement: Agreement, own: Prepared) -> None:
+def check_agreement(agreement: Agreement, own: Prepared, guards: Guards) -> None:
     """Hold an agreement that came from the server against the site's own table."""
+    if agreement.sites < guards.sites:
+        raise Refusal("sites", f"the run has fewer than {guards.sites} sites left")
     if agreement.spec != own.spec:
         target = own.spec.target
         raise Refusal("target", f"the run does not predict '{target}', as this site expects")

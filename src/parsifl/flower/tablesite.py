@@ -48,6 +48,9 @@ from parsifl.linear.cox import Cox
 from parsifl.linear.glm import GLM
 from parsifl.linear.site_statistics import cox_losses
 
+_PASSING = ("experiment", "machine")
+"""What a reply says of the run and of the machine: the same numbers are released once."""
+
 LoadTable = Callable[[NodeConfig], Any]
 """Returns columns of text by name (`read_csv`), or a frame of pandas or polars."""
 
@@ -125,16 +128,18 @@ class TableSite:
 
     def _approved(self, kind: Kind, reply: Envelope) -> Envelope:
         """Return a reply that someone at the site has approved; else keep it there, and refuse."""
-        if self._audit.approved(
-            digest(reply.text, *map(reply.parts.get, sorted(reply.parts))), kind, reply.text
-        ):
+        head = json.loads(reply.text)
+        said = {name: head[name] for name in head if name not in _PASSING}
+        name = digest(said, *map(reply.parts.get, sorted(reply.parts)))
+        if self._audit.approved(name, kind, reply.text):
             return reply
         return self._refuse("release", "a person at the site must release this reply first")
 
     def _refuse(self, rule: str, text: str) -> Envelope:
         reason = printable(f"site {self._client} refuses (rule '{rule}'): {text}")
         node_log().warning("%s", reason)
-        return FailureReply(error="Refusal", rule=rule, detail=reason).envelope()
+        failure = FailureReply(error="Refusal", rule=rule, detail=reason, client=self._client)
+        return failure.envelope()
 
     def _answer(self, kind: Kind, envelope: Envelope, entry: dict[str, Any]) -> Envelope:
         request = read(REQUESTS[kind], envelope)
@@ -153,7 +158,7 @@ class TableSite:
         agreement = getattr(request, "agreement", None)
         if agreement is None:
             raise WireError("agreement: none, and a site answers nothing without one")
-        rules.check_agreement(agreement, own)
+        rules.check_agreement(agreement, own, self._guards)
         x, y = agreement.preprocessing.standardised(own.columns), agreement.targets(own.columns)
         data = _data(x, y)
         make = problem_of(self._spec, agreement.kept)
