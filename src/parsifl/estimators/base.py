@@ -15,7 +15,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from parsifl.algorithms.fedbestsubset import FedBestSubset
 from parsifl.core import config
-from parsifl.core.errors import ConfigError, unknown
+from parsifl.core.errors import ConfigError, ParsiflWarning, unknown
 from parsifl.estimators.exact import Certificate, ExactFit, Sites, exact_fit
 from parsifl.estimators.export import as_sklearn
 from parsifl.estimators.inference import (
@@ -175,6 +175,28 @@ class FederatedSparse(PublishedSolvers):
                 stacklevel=5,
             )
         return np.array(fit.search.coefficients)
+
+    def _say_if_pooled(self, groups: Any) -> None:
+        """Warn that all rows count as one site, where the result depends on sites."""
+        if groups is not None:
+            return
+        why = ""
+        if self.solver_ != "exact":
+            why = f"solver={self.solver_!r} averages the models of sites"
+        elif self._family() == "cox":
+            why = "each site has a baseline hazard of its own"
+        elif self._setting("center", "global") == "client":
+            why = "center='client' gives each site an intercept of its own"
+        elif self._setting("site_variances", False):
+            why = "site_variances=True gives each site a variance of its own"
+        if why:
+            warnings.warn(
+                f"groups=None: all rows count as one site, but {why}. Pass groups=..., the site of "
+                "each row; the same value in every row if there is one site. In GridSearchCV and "
+                "the like, route it with set_fit_request(groups=True)",
+                ParsiflWarning,
+                stacklevel=3,
+            )
 
     def _say_how_it_ended(self, fit: ExactFit) -> None:
         if fit.search.phase == Phase.SEPARATED:

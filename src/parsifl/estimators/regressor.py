@@ -180,6 +180,7 @@ class FederatedSparseRegressor(RegressorMixin, FederatedSparse):  # type: ignore
             start=moments.target,
             own_intercept=own and intercept,
         )
+        self._say_if_pooled(groups)
         self._report(found, problem, moments.scale)
         if self.fit_intercept and (not intercept or own):
             self.intercept_ = moments.target - float(self.coef_ @ moments.mean)
