@@ -17,7 +17,7 @@ from parsifl.algorithms.fedbestsubset import FedBestSubset
 from parsifl.core import config
 from parsifl.core.errors import ConfigError, ParsiflWarning, unknown
 from parsifl.estimators.exact import Certificate, ExactFit, Sites, exact_fit
-from parsifl.estimators.export import as_sklearn
+from parsifl.estimators.export import Missing, as_sklearn
 from parsifl.estimators.inference import (
     FIXED,
     SELECTED,
@@ -289,15 +289,21 @@ class FederatedSparse(PublishedSolvers):
             return ""
         return f"Not in the fit, by the guards of the sites: {'; '.join(left_out.values())}. "
 
-    def to_sklearn(self) -> Any:
+    def to_sklearn(self, *, missing: Missing = "nan") -> Any:
         """Return a fitted scikit-learn estimator with the same predictions.
 
         That is `LinearRegression`, `LogisticRegression` or `PoissonRegressor`, behind a
         `ColumnTransformer` if the fit was to a table. Cox regression becomes a `LinearRegression`
         of the log hazard ratio.
+
+        Parameters
+        ----------
+        missing
+            How new tables mark a missing word: "nan" (NaN or None, as frames do) or "empty" (an
+            empty text; ONNX has no other way, and `skl2onnx` converts no other).
         """
         check_is_fitted(self)
-        return as_sklearn(self)
+        return as_sklearn(self, missing)
 
     @abstractmethod
     def _family(self) -> str:

@@ -11,7 +11,7 @@ from sklearn.base import RegressorMixin
 
 from parsifl.estimators.base import FederatedSparse
 from parsifl.estimators.moments import Array, centred, centred_by_client, gather, scaled
-from parsifl.estimators.settings import owners
+from parsifl.estimators.preprocessor import owners
 from parsifl.linear.glm import GLM
 
 _REWEIGHTINGS, _SHRUNK = 2, 4.0

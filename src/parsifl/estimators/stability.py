@@ -13,7 +13,8 @@ from sklearn.utils import _safe_indexing, check_array, check_consistent_length
 from parsifl.core.errors import ConfigError
 from parsifl.core.keys import Key
 from parsifl.data.tables import is_table
-from parsifl.estimators.settings import owners, whole
+from parsifl.estimators.preprocessor import owners
+from parsifl.estimators.settings import whole
 
 
 @dataclass(frozen=True)
