@@ -70,3 +70,12 @@ def test_algorithms_import_only_what_lies_below_them() -> None:
         if imported.startswith(banned)
     }
     assert not wrong
+
+
+def test_no_two_public_classes_have_one_name() -> None:
+    found: dict[str, list[str]] = {}
+    for path in SOURCES:
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(name(path))
+    assert {kind: places for kind, places in found.items() if len(places) > 1} == {}

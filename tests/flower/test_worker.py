@@ -24,7 +24,7 @@ from tests.flower.inprocess import fields
 from parsifl.core.errors import WireError
 from parsifl.flower import node, worker_link
 from parsifl.flower.message import Envelope
-from parsifl.flower.worker_link import AppPlace, Task, WorkerLost
+from parsifl.flower.worker_link import AppPlace, WorkerLost, WorkerTask
 
 APP = """
 import time
@@ -61,7 +61,7 @@ class Node:
     def hello(self, run: int = 1, app: AppPlace | None = None) -> dict[str, Any]:
         config = {"algorithm": "fedavg", "clients": 3, "model": "glm"}
         told = {"partition-id": 2, "place": str(self._place), "state-dir": str(self._place)}
-        task = Task("hello", app or self.app, run, config, told, Envelope())
+        task = WorkerTask("hello", app or self.app, run, config, told, Envelope())
         reply = fields(worker_link.ask(self.folder, task))
         reply.pop("machine", None)  # its clock
         return reply
@@ -158,7 +158,7 @@ def test_a_worker_that_ends_at_every_attempt_is_reported(monkeypatch: pytest.Mon
 
         thread = threading.Thread(target=hang_up)
         thread.start()
-        task = Task("hello", AppPlace("/", "m", "app"), 1, {}, {}, Envelope())
+        task = WorkerTask("hello", AppPlace("/", "m", "app"), 1, {}, {}, Envelope())
         with pytest.raises(WorkerLost, match="ended 5 times"):
             worker_link.ask(folder, task)
         thread.join()
@@ -167,8 +167,8 @@ def test_a_worker_that_ends_at_every_attempt_is_reported(monkeypatch: pytest.Mon
 @pytest.mark.parametrize("carried", [None, Envelope('{"a": "\\n"}', {"down": b"\n\x00", "": b""})])
 def test_a_task_survives_the_socket(carried: Envelope | None) -> None:
     envelope = Envelope('{"x": 1}', {"down": b"12\n3", "model": b""}, carried)
-    task = Task("train", AppPlace("/a", "b.c", "d"), 7, {"lr": 0.1}, {"n": 1}, envelope)
-    assert Task.read(task.to_bytes()) == task
+    task = WorkerTask("train", AppPlace("/a", "b.c", "d"), 7, {"lr": 0.1}, {"n": 1}, envelope)
+    assert WorkerTask.read(task.to_bytes()) == task
 
 
 LIGHT = """

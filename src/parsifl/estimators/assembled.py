@@ -15,7 +15,7 @@ from parsifl.estimators.moments import Array
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome:
+class DeployedFit:
     """What a deployment found.
 
     Attributes
@@ -48,7 +48,7 @@ class Outcome:
     left_out: Mapping[str, str] = field(default_factory=dict)
 
 
-def assembled(estimator: FederatedSparse, outcome: Outcome) -> FederatedSparse:
+def assembled(estimator: FederatedSparse, outcome: DeployedFit) -> FederatedSparse:
     """Return the estimator, fitted as if `fit` had seen the rows of all sites."""
     family, found = estimator._family(), outcome.preprocessing
     model: Any = estimator

@@ -21,7 +21,7 @@ from parsifl.flower.answering import Answering, answered, respond
 from parsifl.flower.message import Envelope
 from parsifl.flower.records import MESSAGE_TYPES, pack, unpack
 from parsifl.flower.transport import Kind
-from parsifl.flower.worker_link import AppPlace, Task
+from parsifl.flower.worker_link import AppPlace, WorkerTask
 
 if TYPE_CHECKING:
     from parsifl.flower.client import Load, MakeProblem
@@ -55,7 +55,7 @@ class ParsiflClientApp(ClientApp):
         worker = os.environ.get(worker_link.VARIABLE)
         if worker is None:
             return respond(self.make(run, node), kind, envelope)
-        task = Task(kind, self._place(), context.run_id, run, node, envelope)
+        task = WorkerTask(kind, self._place(), context.run_id, run, node, envelope)
         return worker_link.ask(Path(worker), task)
 
     def _place(self) -> AppPlace:

@@ -36,7 +36,7 @@ _SMALLEST, _LARGEST, _FARTHEST = 1e-100, 1e100, 1e6
 _ROUNDING, _BLOCK = 1e-9, 128
 
 
-class Products(Protocol):
+class RowPairs(Protocol):
     """A matrix [rows, rows] by which a sum combines pairs of rows, read in blocks."""
 
     rows: int
@@ -300,7 +300,7 @@ def check_leverage(released: Array, asked: Array, guards: Guards) -> None:
     _refuse_if_exposed(basis.shape[1], len(asked), max(shares), guards)
 
 
-def check_products(released: Sequence[Products], asked: Products, guards: Guards) -> None:
+def check_products(released: Sequence[RowPairs], asked: RowPairs, guards: Guards) -> None:
     """Check that neither a row nor a pair can be isolated from sums of products over pairs of rows.
 
     The curvature of a Cox model is X'KX with a matrix K [rows, rows]: the rows at risk are combined
@@ -336,7 +336,7 @@ def check_products(released: Sequence[Products], asked: Products, guards: Guards
     _refuse_if_exposed(int(kept.sum()), rows, worst, guards)
 
 
-def _stacked(every: Sequence[Products], part: slice, rows: int) -> Array:
+def _stacked(every: Sequence[RowPairs], part: slice, rows: int) -> Array:
     """Return some rows of the matrices [matrices, part, rows], that of the first sums included."""
     equal = np.eye(len(range(rows)[part]), rows, part.start)
     return np.stack([equal, *(products.block(part) for products in every)])

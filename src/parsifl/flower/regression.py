@@ -27,7 +27,7 @@ from parsifl.estimators import (
     FederatedSparsePoisson,
     FederatedSparseRegressor,
 )
-from parsifl.estimators.assembled import Outcome, assembled
+from parsifl.estimators.assembled import DeployedFit, assembled
 from parsifl.estimators.base import FederatedSparse
 from parsifl.estimators.exact import ExactFit
 from parsifl.estimators.saved import to_text
@@ -259,7 +259,7 @@ class Regression(Federation):
             )
         if fit is not None and fit.search.phase != Phase.CONVERGED:
             self._log(f"warning: {_ENDS.get(fit.search.phase, _ENDS[Phase.LOOK])}")
-        outcome = Outcome(
+        outcome = DeployedFit(
             preprocessing=agreement.preprocessing,
             sites=[str(number) for number in present],
             left_out={str(number): reason for number, reason in self._pool.left_out.items()},

@@ -18,7 +18,7 @@ from parsifl.flower.clientapp import ParsiflClientApp
 from parsifl.flower.logs import node_log
 from parsifl.flower.message import Envelope
 from parsifl.flower.network_schema import failure_in
-from parsifl.flower.worker_link import AppPlace, Task
+from parsifl.flower.worker_link import AppPlace, WorkerTask
 
 _READ_SECONDS = 60.0
 
@@ -40,14 +40,14 @@ class Worker:
                 try:
                     worker_link.check_peer(link)
                     link.settimeout(_READ_SECONDS)
-                    task = Task.read(worker_link.receive(link))
+                    task = WorkerTask.read(worker_link.receive(link))
                     link.settimeout(None)
                     reply = answered(partial(self.answer, task))
                     worker_link.send(link, worker_link.reply_bytes(reply))
                 except Exception:  # one connection; the next ClientApp is served
                     node_log().exception("a connection to the worker failed")
 
-    def answer(self, task: Task) -> Envelope:
+    def answer(self, task: WorkerTask) -> Envelope:
         """Answer a task; data are read again for another run, and after a failure."""
         run = (task.run, dict(task.run_config), dict(task.node_config))
         if self._client is None or self._run != run:

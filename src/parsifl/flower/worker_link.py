@@ -46,7 +46,7 @@ class AppPlace:
 
 @final
 @dataclass(frozen=True)
-class Task:
+class WorkerTask:
     """A request, and what is needed to answer it in another process."""
 
     kind: Kind
@@ -75,7 +75,7 @@ class Task:
         return cls(**head, envelope=envelope)
 
 
-def ask(folder: Path, task: Task) -> Envelope:
+def ask(folder: Path, task: WorkerTask) -> Envelope:
     """Hand a task to the worker; hand it over again if the worker ends before it has replied.
 
     That is harmless: every request names the state to start from.
