@@ -154,17 +154,17 @@ class Row:
         )
 
 
-MNIST = Row("MNIST", 400, 10)
+MNIST = Row("MNIST", 200, 10)
 ROWS = (
     MNIST,
-    Row("FMNIST", 400, 10),
+    Row("FMNIST", 200, 10),
     Row(
         "CIFAR",
         40,
         5,
         more=("CIFAR-10: the paper's CIFAR-100 with ten labels",),
     ),
-    Row("Synthetic", 200, 10, readings=(BY_CLIENT, BY_ROW)),
+    Row("Synthetic", 100, 10, readings=(BY_CLIENT, BY_ROW)),
 )
 
 GRID: dict[str, tuple[Values, ...]] = {

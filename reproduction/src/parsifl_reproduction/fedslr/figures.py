@@ -102,10 +102,10 @@ def _conclude_figure4(context: Context, results: Sequence[Result]) -> list[Claim
     return [
         compare(
             "the personal extractor separates a client's classes better than the global one "
-            "(silhouette of the last hidden layer, mean over clients)",
+            "(100 x the silhouette of the last hidden layer, mean over clients)",
             "shown as a t-SNE plot, without numbers",
-            [each["separation"]["personal"] for each in found],
-            [each["separation"]["global"] for each in found],
+            [100 * each["separation"]["personal"] for each in found],
+            [100 * each["separation"]["global"] for each in found],
         ),
         compare(
             "fusing both parts mislabels fewer points than fusing the extractor alone (accuracy)",
