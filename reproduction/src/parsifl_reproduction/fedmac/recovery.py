@@ -254,8 +254,8 @@ def _deviations(_context: Context) -> list[str]:
     return [
         "the constrained problem instead of the penalized (13), which may be unbounded below",
         f"d = {DIMENSION}, {NONZEROS} non-zeros, 8 trials per seed; the paper has no experiment",
-        "the best zeta of each prior counts: 0.5 and 1 over max |w| for the correlation, 0.1, 1 and "
-        "10 for the squared distance; for both, 0 is no prior",
+        "the best zeta of each prior counts: 0.5 and 1 over max |w| for the correlation, 0.1, 1 "
+        "and 10 for the squared distance; for both, 0 is no prior",
         "Gaussian magnitudes violate Assumption 5; they show what it is worth",
     ]
 
