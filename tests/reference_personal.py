@@ -176,6 +176,30 @@ def angle_attention(models: Array, own: float, sigma: float) -> Array:
     return xi
 
 
+def anchored_rounds(
+    attention: Callable[[Array], Array],
+    prox: float,
+    eta: float,
+    outer: float,
+    start: Array,
+    clients: int,
+    cohorts: list[list[int]],
+    draws: Draws,
+) -> tuple[Array, Array]:
+    """Return the personal models and the mixtures where an anchor follows each mini-batch."""
+    thetas = np.stack([start] * clients)
+    anchors, clouds = thetas.copy(), thetas.copy()
+    for round, cohort in enumerate(cohorts):
+        for i in cohort:
+            theta, anchor = clouds[i].copy(), clouds[i].copy()
+            for rows in draws(round, i):
+                theta = theta - eta * (gradient(theta, rows) + prox * (theta - anchor))
+                anchor = anchor - outer * prox * (anchor - theta)
+            thetas[i], anchors[i] = theta, anchor
+        clouds = np.tensordot(attention(anchors), anchors, axes=1)
+    return thetas, clouds
+
+
 def attentive_rounds(
     attention: Callable[[Array], Array],
     prox: float,

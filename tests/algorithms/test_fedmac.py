@@ -205,6 +205,7 @@ def test_step_size_beyond_theorem_1_is_noted_in_the_record() -> None:
     ("settings", "message"),
     [
         ({"outer_lr": 20000.0}, "outer_lr \\* lam = 2 must be below 2"),
+        ({"rho": 1e-300}, "rho = 1e-300 must be at least 1e-30"),
         ({"rho": 0.0}, "FedMac.rho"),
         ({"rho": -1.0}, "FedMac.rho"),
         ({"floor": 1.5}, "FedMac.floor"),

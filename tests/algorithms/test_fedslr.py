@@ -354,6 +354,45 @@ def test_a_target_rank_without_a_low_rank_step_is_rejected(settings: Any) -> Non
         FedSLR(target_rank=2, **settings)
 
 
+def test_target_bytes_bound_what_is_sent() -> None:
+    """All layers share the smallest threshold at which the values fit."""
+    start = lowrank.start()
+    dense = sum(value.size * value.itemsize for value in start.values())
+    method = FedSLR(eta_g=2.0, target_bytes=dense // 2, lr=0.2, batch_size=4, local_steps=5)
+    done = lowrank.run(method)
+    sent = sum(leaf.numel() * leaf.element_size() for leaf in tree.leaves(done.server.params))
+    assert 0.2 * dense < sent <= dense // 2
+    point = {name: torch.from_numpy(value) for name, value in start.items()}
+    taus = set()
+    for name, value in lowrank.arrays(method._prox(point, 2.0)).items():
+        if value.ndim == 2:
+            before = np.linalg.svd(start[name], compute_uv=False)
+            after = np.linalg.svd(value, compute_uv=False)
+            taus |= {round(gap, 9) for gap in (before - after)[after > 1e-9]}
+    assert len(taus) == 1
+    roomy = FedSLR(target_bytes=2 * dense, lr=0.2)
+    assert lowrank.arrays(roomy._prox(point, 2.0)).keys() == start.keys()
+    lowrank.assert_same(roomy._prox(point, 2.0), start)
+
+
+def test_target_bytes_that_cannot_be_met_or_combined_are_rejected() -> None:
+    with pytest.raises(ConfigError, match="target_bytes=4 leaves nothing for the layers"):
+        FedSLR(target_bytes=4).init_server(lowrank.PROBLEM, lowrank.INFOS, Key(0))
+    with pytest.raises(ConfigError, match="mutually exclusive"):
+        FedSLR(target_bytes=4000, target_rank=2)
+    with pytest.raises(ConfigError, match="target_bytes needs a low-rank step"):
+        FedSLR(target_bytes=4000, solver="local")
+
+
+def test_eta_g_may_be_a_ratio_of_the_local_steps() -> None:
+    common: dict[str, Any] = {"lam": 0.03, "mu": 0.1, "lr": 0.2, "batch_size": 4, "local_steps": 5}
+    by_ratio = lowrank.run(FedSLR(**common, eta_g_ratio=0.5))
+    plain = lowrank.run(FedSLR(**common, eta_g=2.0))
+    lowrank.assert_same(by_ratio.server.params, lowrank.arrays(plain.server.params))
+    with pytest.raises(ConfigError, match=r"eta_g_ratio=0\.5 needs a fixed number of local_steps"):
+        FedSLR(eta_g_ratio=0.5, epochs=2.0)
+
+
 def test_a_step_far_from_the_papers_ratio_is_warned_of() -> None:
     method = FedSLR(eta_g=1e3, lr=0.1, local_steps=10)
     with pytest.warns(UserWarning, match=r"eta_g = 0\.001 is far .* Try eta_g=2"):

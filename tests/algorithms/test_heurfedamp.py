@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.algorithms import personal
-from tests.reference_personal import angle_attention, attentive_rounds
+from tests.reference_personal import anchored_rounds, angle_attention, attentive_rounds
 
 from parsifl.algorithms.heurfedamp import HeurFedAMP
 from parsifl.core.errors import ConfigError
@@ -42,6 +42,26 @@ def test_rounds_match_the_papers_equations(settings: dict[str, Any], engine: Any
     np.testing.assert_allclose(personal.array(done.server.clouds), clouds, rtol=1e-10)
 
 
+@pytest.mark.parametrize("engine", personal.ENGINES)
+def test_one_iteration_per_mini_batch_matches_a_reference(engine: Any) -> None:
+    method = HeurFedAMP(**BASE, outer_lr=0.3)
+    thetas, clouds = anchored_rounds(
+        lambda w: angle_attention(w, method.own, method.sigma),
+        method.lam,
+        method.lr,
+        0.3,
+        personal.start(),
+        len(personal.SIZES),
+        personal.cohorts(),
+        personal.draws(method),
+    )
+    done = personal.run(method, engine)
+    np.testing.assert_allclose(personal.array(done.server.clouds), clouds, rtol=1e-10)
+    for client, theta in enumerate(thetas):
+        found = personal.array(done.personal(client).params)
+        np.testing.assert_allclose(found, theta, rtol=1e-10)
+
+
 @given(st.integers(2, 6), st.floats(0.0, 1.0), st.floats(0.1, 500.0))
 def test_attention_rows_sum_to_one(clients: int, own: float, sigma: float) -> None:
     draw = np.random.default_rng(clients)
@@ -67,6 +87,7 @@ def test_models_of_zero_length_are_no_nan() -> None:
         ({"own": 1.5}, "HeurFedAMP.own"),
         ({"sigma": -1.0}, "HeurFedAMP.sigma"),
         ({"lam": 40.0}, "diverge"),
+        ({"lam": 1.0, "outer_lr": 2.5}, "outer_lr"),
     ],
 )
 def test_bad_settings_are_named(settings: dict[str, Any], message: str) -> None:

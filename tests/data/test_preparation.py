@@ -101,6 +101,8 @@ def test_fraction_merges_and_official_tests_do_not(real: Path) -> None:
     )
     assert all(len(part) == 500 for part in shares.train)
     assert all(80 < len(part) <= 100 and part.min() >= 60000 for part in shares.test)
+    larger = prepare("mnist:normalize=unit", 10, "iid", data_dir=real, test="shares:size=400")
+    assert all(380 < len(part) <= 400 for part in larger.test)
     everything = prepare("mnist:normalize=unit", clients=2, data_dir=real, test="all")
     assert [len(part) for part in everything.test] == [10000, 10000]
     with pytest.raises(DataError, match="has no groups"):
@@ -122,3 +124,16 @@ def test_text_stays_sparse_from_the_file_to_the_clients(real: Path) -> None:
     assert not isinstance(data.x, torch.Tensor)
     assert data.x.shape == (1500, 47236)
     assert len(data) == 10
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        ("shares:sise=500", "unknown option of test rule 'shares' 'sise'; did you mean 'size'"),
+        ("shares:size=many", "option 'size' of test rule 'shares' must be int, got 'many'"),
+        ("all:size=500", "test rule 'all' takes no options, got 'size'"),
+    ],
+)
+def test_options_of_test_rules_are_checked(rule: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        prepare("digits", clients=2, test=rule)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ from torch import nn
 
 from parsifl.core.errors import DataError
 from parsifl.core.keys import Key
-from parsifl.core.registry import get
 from parsifl.data import ClientData, prepare
 from parsifl_reproduction.fedmac import figures as fedmac_figures
 from parsifl_reproduction.fedmac import recovery as fedmac_recovery
@@ -69,10 +69,21 @@ def test_recipes_are_found_by_name() -> None:
     assert all(find(name) is recipe for name, recipe in BY_NAME.items())
 
 
-def test_full_table_has_every_row_and_method() -> None:
-    labels = {job.label for job in plan("fedmac-table1", scale="full", seeds=1)}
-    rows = {"MNIST", "FMNIST", "CIFAR", "Synthetic"}
-    assert labels == {f"{row} {method}" for row in rows for method in fedmac_setup.TITLES}
+def test_every_row_has_every_method() -> None:
+    for row in fedmac_table1.ROWS:
+        recipe = row.recipe()
+        for scale in SCALES:
+            labels = {job.label for job in recipe.plan(Context(scale=scale, seeds=1))}
+            assert {f"{row.name} {method}" for method in fedmac_setup.TITLES} <= labels
+    synthetic = {job.label for job in plan("fedmac-table1-synthetic", seeds=1)}
+    assert "Synthetic fedmac samples" in synthetic
+
+
+def test_figure_3_shares_the_runs_of_the_table() -> None:
+    table = {job.fingerprint for job in plan("fedmac-table1", seeds=2)}
+    assert table <= {job.fingerprint for job in plan("fedmac-figure3", seeds=2)}
+    sparse = {job.fingerprint for job in plan("fedmac-figure4", seeds=2)}
+    assert sparse & {job.fingerprint for job in plan("fedmac-figure6", seeds=2)}
 
 
 def test_settings_are_those_of_tables_2_and_3() -> None:
@@ -80,10 +91,10 @@ def test_settings_are_those_of_tables_2_and_3() -> None:
     assert (ours["lr"], ours["outer_lr"], ours["lam"]) == (0.05, 3000.0, 1e-4)
     assert fedmac_setup.TABLE_3["fedmac"]["lr"] == 0.03
     assert fedmac_setup.TABLE_3["heurfedamp"]["lam"] == 1.0
-    products = [
-        t["outer_lr"] * t["lam"] for m, t in fedmac_setup.TABLE_3.items() if "outer_lr" in t
-    ]
+    coupled = [fedmac_setup.TABLE_3[name] for name in ("fedmac", "pfedme")]
+    products = [each["outer_lr"] * each["lam"] for each in coupled]
     assert products == pytest.approx([0.3, 0.3])  # "to make eta * lambda equal"
+    assert fedmac_setup.TABLE_3[fedmac_setup.ONCE]["outer_lr"] == 0.02
 
 
 @pytest.mark.parametrize(
@@ -91,15 +102,18 @@ def test_settings_are_those_of_tables_2_and_3() -> None:
 )
 def test_every_setting_builds_its_method_with_the_papers_batches(table: Any) -> None:
     for name, options in table.items():
-        method: Any = get(name, **options)
-        assert (method.batch_size, method.local_steps) == (20, 20)
-        assert getattr(method, "weighting", "samples") == "samples"  # the same mean for everybody
+        for weighting in ("uniform", "samples"):
+            training = fedmac_setup.Training("MNIST", name, options, 1, 1, weighting)
+            method: Any = training.algorithm()
+            assert (method.batch_size, method.local_steps) == (20, 20)
+            assert getattr(method, "weighting", weighting) == weighting
 
 
 def test_every_tuned_setting_builds_its_method() -> None:
     for name, changes in fedmac_table1.GRID.items():
         for change in changes:
-            assert get(name, **{**fedmac_setup.TABLE_2[name], **change})
+            options = {**fedmac_setup.TABLE_2[name], **change}
+            assert fedmac_setup.Training("MNIST", name, options, 1, 1).algorithm()
 
 
 @pytest.mark.parametrize(
@@ -126,34 +140,43 @@ def test_cost_formula_is_the_papers() -> None:
     assert fedmac_setup.paper_ratio(fake()) == pytest.approx(0.515625)
     mixed = fake(density_by_round=[1.0, 0.5])
     assert fedmac_setup.paper_ratio(mixed) == pytest.approx((1 + 0.515625) / 2)
+    assert fedmac_setup.paper_ratio(mixed, after=1) == pytest.approx(0.515625)
 
 
-def test_order_of_table_1_is_judged_claim_by_claim() -> None:
+def test_order_of_table_1_is_evaluated_claim_by_claim() -> None:
     results = [
         Result(f"MNIST {method}", seed, fake(**{"global": best, "personal": best + 2}))
         for seed in range(2)
         for method, best in (("fedmac", 96.0 + seed), ("pfedme", 95.0), ("fedavg", 97.5))
     ]
-    claims = BY_NAME["fedmac-table1"].conclude(Context(scale="full"), results)
-    assert claim(claims, "global", "pFedMe", row="MNIST").verdict == "held"
-    assert claim(claims, "global", "FedAvg", row="MNIST").verdict == "did not hold"
-    assert claim(claims, "global", "FedProx", row="MNIST").verdict == "not run"
-    assert claim(claims, "personal", "pFedMe", row="CIFAR").verdict == "not run"
-    assert claim(claims, "reaches 96.2").verdict == "held"  # the mean over seeds is 96.5
-    assert claim(claims, "reaches 98.3").verdict == "held"
-    assert claim(claims, "by 1.5 points").verdict == "held"
-    small = BY_NAME["fedmac-table1"].conclude(Context(scale="faithful"), results)
-    assert claim(small, "reaches 96.2").verdict == "not run"
+    claims = BY_NAME["fedmac-table1"].conclude(Context(), results)
+    assert claim(claims, "global", "pFedMe").verdict == "held"
+    assert claim(claims, "global", "FedAvg").verdict == "did not hold"
+    assert claim(claims, "global", "FedProx").verdict == "not run"
+    assert claim(claims, "HeurFedAMP (").counted  # the paper's variant has a line of its own
+    assert not claim(claims, "HeurFedAMP iterating once").counted
 
 
-def test_tuned_table_takes_the_best_setting_of_each_method() -> None:
+def test_synthetic_clients_are_read_in_two_ways_and_counted_once() -> None:
+    claims = BY_NAME["fedmac-table1-synthetic"].conclude(Context(), [])
+    counted = [found for found in claims if not found.counted]
+    assert len(counted) == 6
+    assert all("1/S, mean over clients" in found.statement for found in counted)
+
+
+def test_one_seed_tunes_and_the_others_compare() -> None:
     results = [
         Result("MNIST fedmac", 0, fake(personal=97.0)),
         Result("MNIST fedmac lr=0.1", 0, fake(personal=98.5)),
         Result("MNIST pfedme", 0, fake(personal=98.0)),
+        Result("MNIST fedmac", 1, fake(personal=99.0)),
+        Result("MNIST fedmac lr=0.1", 1, fake(personal=97.5)),
+        Result("MNIST pfedme", 1, fake(personal=98.0)),
     ]
     claims = BY_NAME["fedmac-table1-tuned"].conclude(Context(), results)
-    assert claim(claims, "personal", "pFedMe", row="MNIST").verdict == "held"
+    found = claim(claims, "personal", "pFedMe")
+    assert found.verdict == "did not hold"
+    assert "fedmac lr=0.1" in found.note
 
 
 def test_sparse_claims_follow_density_and_bytes() -> None:
@@ -173,31 +196,50 @@ def test_sparse_claims_follow_density_and_bytes() -> None:
     assert claim(again, "real bytes").verdict == "did not hold"
 
 
-def test_gamma_w_is_judged_by_speed_and_accuracy() -> None:
+def test_a_larger_beta_is_compared_at_the_best_and_at_later_rounds() -> None:
+    curves = {1.0: [[100, 98.0], [400, 98.5]], 4.0: [[100, 98.2], [400, 97.0]]}
+    results = [
+        Result(f"beta={beta:g}", 0, fake(personal=curve[0][1], personal_curve=curve))
+        for beta, curve in curves.items()
+    ]
+    claims = BY_NAME["fedmac-figure2"].conclude(Context(), results)
+    assert claim(claims, "weakens", "best round").verdict == "did not hold"
+    assert claim(claims, "weakens", "at round 100").verdict == "did not hold"
+    assert claim(claims, "weakens", "at round 400").verdict == "held"
+
+
+def test_gamma_w_is_evaluated_by_speed_and_by_both_models() -> None:
     late, early = [1.0] * 99 + [0.5] * 151, [1.0] * 49 + [0.5] * 201
-    most = fedmac_sparse.GAMMA_W[-1]
+    weaker = {"global_curve": [[250, 80.0]], "personal_curve": [[250, 97.8]]}
     results = [
         Result("gamma_w=0", 0, fake(density_by_round=late)),
-        Result(f"gamma_w={most:g}", 0, fake(density_by_round=early, personal=97.0)),
+        Result("gamma_w=1e-06", 0, fake(density_by_round=early, **weaker)),
     ]
     claims = BY_NAME["fedmac-figure6"].conclude(Context(), results)
-    assert claim(claims, "sparse in fewer rounds").verdict == "held"
-    assert claim(claims, "does not cost accuracy").verdict == "did not hold"
+    assert claim(claims, "gamma_w = 1e-06 makes").verdict == "held"
+    assert claim(claims, "gamma_w = 1e-06 costs the personal").verdict == "held"
+    assert claim(claims, "gamma_w = 1e-06 costs the global").verdict == "did not hold"
 
 
-def test_job_trains_judges_and_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_job_trains_evaluates_and_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     tiny = prepare("digits", clients=4, partition="pathological:classes=2")
     federation = fedmac_setup.Federation("digits", 4, 2, lambda: _flat_linear())
     monkeypatch.setattr(fedmac_setup.Federation, "prepare", lambda *_: tiny)
     monkeypatch.setattr(fedmac_setup, "FEDERATIONS", {"MNIST": federation})
     options = {**fedmac_sparse.SPARSE["fedmac"], "threshold": 1e9}
-    made = fedmac_setup.job("x", "MNIST", "fedmac", options, 0, 3, Context())
-    values = made.run(tmp_path)
+    training = fedmac_setup.Training("MNIST", "fedmac", options, 3, 1, train=True)
+    values = fedmac_setup.job("x", training, 0, Context()).run(tmp_path)
     assert values["rounds"] == 3
     assert values["density_by_round"] == pytest.approx([0.5] * 3, abs=0.01)
     assert len(values["bytes_by_round"]) == 3
     assert 0 < values["global"] <= values["personal"] <= 100
     assert values["parameters"] == 650
+    assert len(values["personal_loss_curve"]) == 3
+    by_client, by_row = values["global_curve"][-1][1], values["global_rows_curve"][-1][1]
+    assert by_client != by_row  # clients have different sizes
+    found = json.loads((tmp_path / "run/clients.json").read_text())["global"]["test"]
+    assert by_row == pytest.approx(100 * np.average(found["accuracy"], weights=found["samples"]))
+    assert by_client == pytest.approx(100 * np.mean(found["accuracy"]))
 
 
 def _flat_linear() -> nn.Module:
@@ -209,45 +251,59 @@ def test_missing_data_are_skipped_with_the_reason(monkeypatch: pytest.MonkeyPatc
         raise DataError("not on this machine\nmore")
 
     monkeypatch.setattr(fedmac_setup.Federation, "prepare", refuse)
-    made = fedmac_setup.job("CIFAR fedmac", "CIFAR", "fedmac", {}, 0, 1, Context())
-    values = made.run(None)
+    training = fedmac_setup.Training("CIFAR", "fedmac", {}, 1, 1)
+    values = fedmac_setup.job("CIFAR fedmac", training, 0, Context()).run(None)
     assert values == {"skipped": "not on this machine"}
     assert by_label([Result("CIFAR fedmac", 0, values)]) == {}
 
 
 def test_splitting_solves_the_linear_program() -> None:
     """min |x|_1 - zeta <x, w> under A x = b is a linear program in the parts of x."""
-    theta, prior = fedmac_recovery.truth(Key(0))
-    zeta = 0.9 * fedmac_recovery.correlation_weight(prior)
+    theta, prior = fedmac_recovery.CASES[0].draw(Key(0))
     matrix = np.random.default_rng(0).normal(size=(24, theta.size))
     target = matrix @ theta
-    for kind, shift in (("none", 0.0 * prior), ("correlation", zeta * prior)):
-        found = fedmac_recovery.solve(matrix, target, kind, prior, zeta)  # type: ignore[arg-type]  # the loop widens the literal
+    kinds: tuple[fedmac_recovery.Prior, ...] = ("none", "correlation", "sign")
+    for kind in kinds:
+        used, zeta = fedmac_recovery.usable(kind, prior, 0.0 if kind == "none" else 0.9)
+        found = fedmac_recovery.solve(
+            matrix[None], target[None], kind, used[None], np.array([zeta])
+        )[0]
         exact: Any = linprog(
-            np.concatenate([1 - shift, 1 + shift]),
+            np.concatenate([1 - zeta * used, 1 + zeta * used]),
             A_eq=np.concatenate([matrix, -matrix], axis=1),
             b_eq=target,
         )
-        value = np.abs(found).sum() - shift @ found
+        value = np.abs(found).sum() - zeta * used @ found
         np.testing.assert_allclose(matrix @ found, target, atol=1e-8)
         assert value == pytest.approx(exact.fun, abs=2e-2)
 
 
 def test_correlation_recovers_from_fewer_rows_than_the_others() -> None:
-    rates = {
-        kind: fedmac_recovery.recovery_rate(kind, None if kind != "l2" else 1.0, 20, 6, 0)
-        for kind in fedmac_recovery.PRIORS
-    }
-    assert rates["correlation"] == 1.0
-    assert max(rates["none"], rates["l2"]) <= 0.2
+    case = fedmac_recovery.CASES[0]
+
+    def rate(kind: fedmac_recovery.Prior) -> float:
+        return fedmac_recovery.recovery_rate(case, kind, 1.0, 20, 6, 0)
+
+    assert rate("correlation") == 1.0
+    assert max(rate("none"), rate("l2")) <= 0.2
+
+
+def test_priors_are_wrong_where_the_case_says() -> None:
+    for case in fedmac_recovery.CASES:
+        theta, prior = case.draw(Key(3))
+        assert (theta != 0).sum() == fedmac_recovery.NONZEROS
+        equal = len(set(np.abs(theta[theta != 0]).tolist())) == 1
+        assert equal == (case.magnitudes == "signs")
+        wrong = (prior != 0) & (theta == 0)
+        assert wrong.sum() == (fedmac_recovery.WRONG if case.off else 0)
 
 
 def test_prediction_without_prior_is_the_known_statistical_dimension() -> None:
     """Ten non-zeros of a hundred: about 33 rows (Amelunxen et al., 2014, Figure 1)."""
-    theta, prior = fedmac_recovery.truth(Key(0))
+    theta, prior = fedmac_recovery.CASES[0].draw(Key(0))
     found = fedmac_recovery.predicted_rows(theta, "none", prior, 0.0)
     assert found == pytest.approx(33, abs=1.5)
-    near = fedmac_recovery.correlation_weight(prior)
+    _, near = fedmac_recovery.usable("correlation", prior, 1.0)
     assert fedmac_recovery.predicted_rows(theta, "correlation", prior, near) < 0.6 * found
 
 

@@ -48,7 +48,16 @@ PAPERS = (
         "fedmac",
         fedmac.PAPER,
         (
-            Item("Table 1", ("fedmac-table1", "fedmac-table1-tuned")),
+            Item(
+                "Table 1",
+                (
+                    "fedmac-table1",
+                    "fedmac-table1-fmnist",
+                    "fedmac-table1-cifar",
+                    "fedmac-table1-synthetic",
+                    "fedmac-table1-tuned",
+                ),
+            ),
             Item("Table 2", note=_SETTINGS),
             Item("Table 3", note=_SETTINGS),
             Item("Figure 1", note=_DRAWING),
@@ -114,14 +123,14 @@ PAPERS = (
         "fedslr",
         fedslr.PAPER,
         (
-            *(Item(f"Table {n}", (f"fedslr-table{n}",)) for n in range(1, 10)),
+            *(Item(f"Table {n}", (f"fedslr-table{n}",)) for n in range(1, 4)),
+            Item("Table 4", ("fedslr-table4", "fedslr-table4-truth")),
+            *(Item(f"Table {n}", (f"fedslr-table{n}",)) for n in range(5, 10)),
             Item("Figure 1", note=_DRAWING),
             *(Item(f"Figure {n}", (f"fedslr-figure{n}",)) for n in range(2, 6)),
-            Item(
-                "Tables 1, 5, 8, the paper's federation",
-                ("fedslr-fashion-mnist",),
-                "clients, cohort, steps, rates and eta_g of the paper, on Fashion-MNIST",
-            ),
+            Item("Appendix A.2", ("fedslr-solvers",)),
+            Item("Appendix A.3", ("fedslr-penalties",)),
+            Item("Beyond the paper", ("fedslr-refit",)),
         ),
     ),
 )

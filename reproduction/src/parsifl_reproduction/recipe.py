@@ -22,6 +22,10 @@ SKIPPED = "skipped"
 """The key under which a job that could not run (missing data, for example) gives the reason."""
 
 
+OURS = "our own list, beyond the paper"
+"""`Claim.counted` of a claim that the paper does not make."""
+
+
 @dataclass(frozen=True)
 class Context:
     """How to run a recipe.

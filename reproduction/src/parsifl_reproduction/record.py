@@ -64,7 +64,7 @@ def _head(recipe: Recipe, context: Context) -> Record:
         "paper": recipe.paper,
         "command": f"parsifl reproduce {recipe.name}{scale} --seeds {context.seeds}",
         "scale": context.scale,
-        "seeds": list(range(context.seeds)),
+        "seeds": sorted({job.seed for job in recipe.plan(context)}),
         "version": __version__,
     }
 

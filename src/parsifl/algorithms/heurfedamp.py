@@ -10,7 +10,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from parsifl.algorithms._bases.attention import Attention
+from parsifl.core.algorithm import ClientUpdate
+from parsifl.core.batching import ClientRoundData
 from parsifl.core.config import Fraction, NonNegative, Positive
+from parsifl.core.errors import ConfigError
+from parsifl.core.problem import Params, Problem
+from parsifl.solvers.coupled import Coupled, alternate
 
 
 @final
@@ -31,6 +36,11 @@ class HeurFedAMP(Attention):
     ----------
     own
         alpha, the weight of a client's own model in its mixture.
+    outer_lr
+        None is the algorithm above. A step size eta is the variant "modified to iterate once" of
+        FedMac's paper, as we read it: both a personal model theta_i and an anchor a_i start at
+        u_i, each mini-batch takes one step of theta_i with the pull towards a_i and then moves
+        a_i by eta lambda (theta_i - a_i). The anchor is sent, and the client keeps theta_i.
     """
 
     cites: ClassVar[str] = (
@@ -40,6 +50,27 @@ class HeurFedAMP(Attention):
     lam: NonNegative = 5.0
     sigma: Positive = 50.0
     own: Fraction = 0.5
+    outer_lr: Positive | None = None
+
+    def check(self) -> None:
+        """Reject steps at which the model or its anchor diverges."""
+        super().check()
+        if self.outer_lr is not None and self.outer_lr * self.lam >= 2:
+            raise ConfigError(
+                f"outer_lr * lam = {self.outer_lr * self.lam:g} must be below 2: the anchor moves "
+                "by this part of its distance to the model and would diverge; lower outer_lr"
+            )
+
+    def client_update(
+        self, problem: Problem, received: Params, state: Params, data: ClientRoundData
+    ) -> ClientUpdate[Params, Params]:
+        """Train towards the mixture, which follows the model if `outer_lr` is set."""
+        if self.outer_lr is None:
+            return super().client_update(problem, received, state, data)
+        rule = Coupled(rate=self.outer_lr, lam=self.lam, decay=self.lam)
+        config = self.sgd(data.round)
+        theta, anchor = alternate(problem, received, data["train"], config, rule=rule)
+        return ClientUpdate(theta, anchor)
 
     def attention(self, models: Tensor) -> Tensor:
         """Return xi, from the angles between the models."""

@@ -15,7 +15,7 @@ from parsifl.data.clients import ClientData
 from parsifl.data.partitions import partition as divide
 from parsifl.data.ragged import Ragged
 from parsifl.data.registry import Entry, entry, read
-from parsifl.data.spec import parse
+from parsifl.data.spec import bind, parse
 from parsifl.data.splits import group_tests, label_shares, personal_tests
 
 if TYPE_CHECKING:
@@ -56,7 +56,8 @@ def prepare(
     test
         A fraction of each client's rows (the official test split is then merged with the rest,
         as in pFedMe); or what each client gets of the official test split: "all" of it, its
-        own "groups", or a draw by its label "shares" (FedSLR).
+        own "groups", or a draw by its label "shares" (FedSLR). "shares:size=500" draws about 500
+        rows per client instead of 100; datasets with many labels need more.
     validation
         A fraction of each client's rows.
 
@@ -122,21 +123,28 @@ def _fraction(test: float | str) -> float | None:
 
 def _official(found: Entry, dataset: Dataset, parts: Ragged, rule: str, seed: int) -> Ragged:
     """Return for each client its rows of the official test split."""
+    rule, written = parse(rule)
     if rule not in _OFFICIAL_TESTS:
         raise ConfigError(unknown("test rule", rule, _OFFICIAL_TESTS) + ", or a fraction")
+    options = bind(f"test rule '{rule}'", personal_tests if rule == "shares" else _whole, written)
     if dataset.test_y is None:
         raise DataError(f"'{found.name}' has no official test split; use a fraction such as 0.25")
     if rule == "all":
-        rows = np.tile(np.arange(len(dataset.test_y)), len(parts))
-        return Ragged.from_sizes(rows, np.full(len(parts), len(dataset.test_y)))
+        return _whole(len(parts), len(dataset.test_y))
     if rule == "shares":
         if dataset.classes is None:
             raise DataError(f"'{found.name}' has no labels to take shares of; use test=all")
         shares = label_shares(dataset.y, parts, dataset.classes)
-        return personal_tests(shares, dataset.test_y, Key(seed, purpose="data/tests"))
+        key = Key(seed, purpose="data/tests")
+        return personal_tests(shares, dataset.test_y, key, **options)
     if dataset.groups is None or dataset.test_groups is None:
         raise DataError(f"the test split of '{found.name}' has no groups; use test=shares or all")
     owners = [np.unique(dataset.groups[part]) for part in parts]
     if any(len(owner) != 1 for owner in owners):
         raise DataError("test=groups needs clients of one group each: use partition natural-id")
     return group_tests([int(owner[0]) for owner in owners], dataset.test_groups)
+
+
+def _whole(clients: int, rows: int) -> Ragged:
+    """Return the whole test split for every client."""
+    return Ragged.from_sizes(np.tile(np.arange(rows), clients), np.full(clients, rows))

@@ -198,6 +198,32 @@ def next_value(matrix: Tensor, rank: int) -> float:
     return float(torch.linalg.svdvals(matrix)[rank])
 
 
+def threshold_within(params: Params, numbers: int) -> float:
+    """Return the smallest threshold at which the parameters take at most this many numbers.
+
+    Layers count as factors where these are shorter. 0 if the dense parameters fit.
+
+    >>> threshold_within({"w": torch.diag(torch.tensor([4.0, 3.0, 2.0, 1.0]))}, 8)
+    3.0
+    """
+    layers = {name: matricize(v) for name, v in params.items() if has_rank(tuple(v.shape))}
+    vectors = sum(value.numel() for name, value in params.items() if name not in layers)
+    if vectors + sum(layer.numel() for layer in layers.values()) <= numbers:
+        return 0.0
+    spectra = [(layer.shape, torch.linalg.svdvals(layer)) for layer in layers.values()]
+
+    def taken(threshold: Tensor) -> int:
+        ranks = [(shape, int((values > threshold).sum())) for shape, values in spectra]
+        return vectors + sum(min(rank * sum(shape), shape.numel()) for shape, rank in ranks)
+
+    candidates = torch.cat([values for _, values in spectra]).sort().values
+    low, high = 0, len(candidates) - 1  # at the largest value no rank is left
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if taken(candidates[middle]) <= numbers else (middle + 1, high)
+    return float(candidates[low])
+
+
 def svt_layers(
     params: Params, threshold: float | Callable[[Tensor], float], near: Compact | None = None
 ) -> Compact:

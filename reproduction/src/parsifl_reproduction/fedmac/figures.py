@@ -7,13 +7,17 @@ from dataclasses import replace
 
 from parsifl_reproduction.comparison import compare
 from parsifl_reproduction.fedmac.setup import (
+    DEVIATIONS,
+    ONCE,
     PAPER,
     TABLE_2,
     TABLE_3,
     TITLES,
+    Training,
     column,
     job,
 )
+from parsifl_reproduction.fedmac.table1 import BY_CLIENT, FULL_ROUNDS, MNIST
 from parsifl_reproduction.recipe import (
     Claim,
     Context,
@@ -25,43 +29,62 @@ from parsifl_reproduction.recipe import (
     spread,
 )
 
-LOCAL_STEPS = (5, 10, 20, 40)
-BETAS = (1.0, 2.0, 4.0)
+LOCAL_STEPS = (5, 20, 40)
+BETAS = (1.0, 4.0)
+R_ROUNDS, BETA_ROUNDS, LOSS_ROUNDS = 100, 400, 100
 GLOBAL_GOAL = 90.0
+LATER = (100, 200, 400)
 
 FIGURE_3 = {
     ("fedmac", "global"): 1.79,
     ("pfedme", "personal"): 0.55,
     ("pfedme", "global"): 2.29,
     ("perfedavg", "personal"): 0.75,
-    ("heurfedamp", "personal"): 0.13,
+    (ONCE, "personal"): 0.13,
     ("fedprox", "global"): 1.96,
     ("fedavg", "global"): 1.92,
 }
 """By how many points FedMac's personal model is better, as the text says."""
+Planned = tuple[str, Values, int, int]
+"""A label, what is changed, rounds, and how often they are evaluated."""
 
 
-def _rounds(context: Context, full: int = 800) -> int:
-    return 100 if context.scale != "full" else full
-
-
+# ---------------------------------------------------------------------------------- Figure 2
 def _plan_figure_2(context: Context) -> list[Job]:
-    base = TABLE_2["fedmac"]
-    changes: list[Values] = [{"local_steps": steps} for steps in LOCAL_STEPS]
-    changes += [{"beta": beta} for beta in BETAS]
+    base, full = TABLE_2["fedmac"], context.scale == "full"
+    short: list[Planned] = [
+        (_steps(steps), {"local_steps": steps}, R_ROUNDS, 20) for steps in LOCAL_STEPS
+    ]
+    long: list[Planned] = [(_beta(beta), {"beta": beta}, BETA_ROUNDS, 20) for beta in BETAS]
     return [
-        job(_label(change), "MNIST", "fedmac", {**base, **change}, seed, _rounds(context), context)
+        job(
+            label,
+            Training(
+                "MNIST",
+                "fedmac",
+                {**base, **change},
+                FULL_ROUNDS if full else rounds,
+                every,
+                train="beta" not in change,
+            ),
+            seed,
+            context,
+        )
         for seed in range(context.seeds)
-        for change in changes
+        for label, change, rounds, every in (*long, *short)
     ]
 
 
-def _label(change: Values) -> str:
-    return " ".join(f"{name}={value:g}" for name, value in change.items())
+def _steps(steps: int) -> str:
+    return f"R={steps}"
+
+
+def _beta(beta: float) -> str:
+    return f"beta={beta:g}"
 
 
 def rounds_to(goal: float, curve: Sequence[Sequence[float]]) -> float:
-    """Return the first judged round that reaches a score; the last one if none does.
+    """Return the first evaluated round that reaches a score; the last one if none does.
 
     >>> rounds_to(90.0, [[10, 80.0], [20, 91.0], [30, 95.0]])
     20
@@ -69,67 +92,131 @@ def rounds_to(goal: float, curve: Sequence[Sequence[float]]) -> float:
     return next((round for round, score in curve if score >= goal), curve[-1][0])
 
 
+def at_round(round: int, curve: Sequence[Sequence[float]]) -> float:
+    """Return the score at a round, or at the last one if training ended before.
+
+    >>> at_round(20, [[10, 80.0], [20, 91.0], [30, 95.0]])
+    91.0
+    """
+    return next((score for at, score in curve if at >= round), curve[-1][1])
+
+
 def _conclude_figure_2(_context: Context, results: Sequence[Result]) -> list[Claim]:
     grouped = by_label(results)
+
+    def last(label: str, key: str) -> list[float]:
+        return [run[key][-1][1] for run in grouped.get(label, ())]
+
+    few, many = _steps(LOCAL_STEPS[0]), _steps(LOCAL_STEPS[-1])
     needed = {
-        steps: [rounds_to(GLOBAL_GOAL, run["global_curve"]) for run in grouped.get(label, ())]
-        for steps, label in ((steps, _label({"local_steps": steps})) for steps in LOCAL_STEPS)
+        label: [rounds_to(GLOBAL_GOAL, run["global_curve"]) for run in grouped.get(label, ())]
+        for label in (few, many)
     }
-    few, many = needed[LOCAL_STEPS[0]], needed[LOCAL_STEPS[-1]]
-    small, large = _label({"beta": BETAS[0]}), _label({"beta": BETAS[-1]})
-    return [
-        compare(
-            f"a larger R needs fewer rounds (to {GLOBAL_GOAL:g} % of the global model)",
-            f"Figure 2: R = {LOCAL_STEPS[0]} against R = {LOCAL_STEPS[-1]}",
-            few,
-            many,
-        ),
-        compare(
-            "a larger beta improves the global model",
-            f"Figure 2: beta = {BETAS[-1]:g} against beta = {BETAS[0]:g}",
-            column(grouped, large, "global"),
-            column(grouped, small, "global"),
-        ),
-        compare(
-            "a larger beta weakens the personal model",
-            f"Figure 2: beta = {BETAS[0]:g} against beta = {BETAS[-1]:g}",
-            column(grouped, small, "personal"),
-            column(grouped, large, "personal"),
-        ),
-    ]
+    small, large = _beta(BETAS[0]), _beta(BETAS[-1])
+    claims = [
+        compare(f"a larger R needs fewer rounds (to {GLOBAL_GOAL:g} % of the global model)",
+                f"Figure 2: {few} against {many}", needed[few], needed[many]),
+        compare(f"a larger R has a smaller training loss after {R_ROUNDS} rounds, global model",
+                f"Figure 2: {few} against {many}", last(few, "global_loss_curve"),
+                last(many, "global_loss_curve")),
+        compare("a larger beta improves the global model (best round)",
+                f"Figure 2: {large} against {small}", column(grouped, large, "global"),
+                column(grouped, small, "global")),
+        compare("a larger beta weakens the personal model (best round)",
+                f"Figure 2: {small} against {large}", column(grouped, small, "personal"),
+                column(grouped, large, "personal")),
+    ]  # fmt: skip
+    for round in LATER:
+        claim = compare(
+            f"a larger beta weakens the personal model (at round {round})",
+            f"Figure 2: {small} against {large}",
+            [at_round(round, run["personal_curve"]) for run in grouped.get(small, ())],
+            [at_round(round, run["personal_curve"]) for run in grouped.get(large, ())],
+        )
+        claims.append(replace(claim, counted="the line of the best round"))
+    return claims
 
 
+def _figure_2_deviations(context: Context) -> list[str]:
+    rounds = f"{R_ROUNDS} rounds for R and {BETA_ROUNDS} for beta instead of {FULL_ROUNDS}"
+    often = "every 20th round is evaluated; the paper takes the best of all"
+    losses = "training loss for R only; the paper shows it for beta too"
+    more = () if context.scale == "full" else (rounds,)
+    return [*more, *DEVIATIONS, often, losses]
+
+
+# ---------------------------------------------------------------------------------- Figure 3
 def _plan_figure_3(context: Context) -> list[Job]:
-    return [
-        job(method, "MNIST", method, options, seed, _rounds(context), context)
+    losses = [
+        job(_loss(method), _loss_training(method, context), seed, context)
         for seed in range(context.seeds)
-        for method, options in TABLE_3.items()
+        for method in TABLE_3
     ]
+    return [*MNIST.plan(context), *losses]
+
+
+def _loss(method: str) -> str:
+    return f"training loss of {method}"
+
+
+def _loss_training(method: str, context: Context) -> Training:
+    rounds = FULL_ROUNDS if context.scale == "full" else LOSS_ROUNDS
+    return Training("MNIST", method, TABLE_3[method], rounds, 50, train=True)
 
 
 def _conclude_figure_3(_context: Context, results: Sequence[Result]) -> list[Claim]:
     grouped = by_label(results)
-    ours = column(grouped, "fedmac", "personal")
-    return [
-        _gap_claim(method, model, gap, ours, column(grouped, method, model))
-        for (method, model), gap in FIGURE_3.items()
+    ours = column(grouped, MNIST.label("fedmac", BY_CLIENT), "personal")
+    gaps = [
+        _gap_claim(method, model, gap, ours, grouped) for (method, model), gap in FIGURE_3.items()
     ]
+    final = {
+        (method, model): [
+            run[f"{model}_loss_curve"][-1][1]
+            for run in grouped.get(_loss(method), ())
+            if f"{model}_loss_curve" in run
+        ]
+        for method, model in FIGURE_3
+    }
+    mine = [run["personal_loss_curve"][-1][1] for run in grouped.get(_loss("fedmac"), ())]
+    losses = [
+        compare(
+            f"the training loss of FedMac's personal model is smaller than that of the {model} one "
+            f"of {TITLES[method]}",
+            "Figure 3, right, without numbers",
+            theirs,
+            mine,
+        )
+        for (method, model), theirs in final.items()
+    ]
+    return [*gaps, *losses]
 
 
 def _gap_claim(
-    method: str, model: str, gap: float, ours: list[float] | None, theirs: list[float] | None
+    method: str,
+    model: str,
+    gap: float,
+    ours: list[float] | None,
+    grouped: dict[str, list[Values]],
 ) -> Claim:
+    theirs = column(grouped, MNIST.label(method, BY_CLIENT), model)
     claim = compare(
         f"FedMac's personal model is better than the {model} one of {TITLES[method]}",
         f"{gap:.2f} points",
         ours,
         theirs,
     )
+    counted = "fedmac-table1" if model == "personal" else ""
     if not ours or not theirs:
-        return claim
+        return replace(claim, counted=counted)
     gaps = [a - b for a, b in zip(ours, theirs, strict=False)]
     note = f"{claim.note}; the paper's gap is {gap:.2f}, ours {spread(gaps)}"
-    return replace(claim, note=note)
+    return replace(claim, note=note, counted=counted)
+
+
+def _figure_3_deviations(context: Context) -> list[str]:
+    rounds = f"training loss after {LOSS_ROUNDS} rounds instead of {FULL_ROUNDS}"
+    return [*MNIST.deviations(context), *(() if context.scale == "full" else (rounds,))]
 
 
 RECIPES = (
@@ -139,6 +226,7 @@ RECIPES = (
         PAPER,
         _plan_figure_2,
         _conclude_figure_2,
+        _figure_2_deviations,
     ),
     Recipe(
         "fedmac-figure3",
@@ -146,5 +234,6 @@ RECIPES = (
         PAPER,
         _plan_figure_3,
         _conclude_figure_3,
+        _figure_3_deviations,
     ),
 )

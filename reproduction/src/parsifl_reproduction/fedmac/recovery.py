@@ -10,6 +10,7 @@ complexity of the tangent cone, and the lemmas that by a Gaussian squared distan
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -22,6 +23,7 @@ from parsifl.core.keys import Key
 from parsifl_reproduction.comparison import compare
 from parsifl_reproduction.fedmac.setup import PAPER
 from parsifl_reproduction.recipe import (
+    OURS,
     Claim,
     Context,
     Job,
@@ -34,46 +36,93 @@ from parsifl_reproduction.recipe import (
 )
 
 Array = npt.NDArray[np.float64]
-Prior = Literal["none", "correlation", "l2"]
-PRIORS: tuple[Prior, ...] = ("none", "correlation", "l2")
-DIMENSION, NONZEROS = 100, 10
-PRIOR_NOISE = 0.1
-ROWS = tuple(range(4, 61, 4))
+Prior = Literal["none", "correlation", "sign", "l2"]
+DIMENSION, NONZEROS, WRONG = 100, 10, 5
+ROWS = tuple(range(3, 46, 3))
 ITERATIONS, RECOVERED = 1500, 1e-3
-DISTANCE_WEIGHTS = (0.1, 1.0, 10.0)
-"""zeta of the squared distance; the best of them counts, so that l2 is not set at a loss."""
+WEIGHTS: dict[Prior, tuple[float, ...]] = {
+    "none": (0.0,),
+    "correlation": (0.5, 1.0),
+    "sign": (0.5, 1.0),
+    "l2": (0.1, 1.0, 10.0),
+}
+"""zeta, for the correlations as a part of the largest one at which f is bounded from below; the
+best of each counts, so that no prior is set at a loss. "sign" has sign(w) in place of w."""
 
 
-def truth(key: Key) -> tuple[Array, Array]:
-    """Draw a sparse vector of signs, and a prior that is near it on its support."""
-    draw = key.replace(purpose="recovery/truth").numpy_generator()
-    theta = np.zeros(DIMENSION)
-    support = draw.permutation(DIMENSION)[:NONZEROS]
-    theta[support] = draw.choice([-1.0, 1.0], NONZEROS)
-    prior = theta.copy()
-    prior[support] += PRIOR_NOISE * draw.normal(size=NONZEROS)
-    return theta, prior
+@dataclass(frozen=True)
+class Case:
+    """A sparse vector and a prior: its non-zeros, and where and how far the prior is wrong.
+
+    `off` adds `WRONG` entries off the support. Assumption 5 of the paper asks for equal
+    magnitudes, so only "signs" satisfies it.
+    """
+
+    magnitudes: Literal["signs", "Gaussian"]
+    noise: float = 0.1
+    off: float = 0.0
+
+    @property
+    def title(self) -> str:
+        """The case in short."""
+        where = "on and off the support" if self.off else "on the support"
+        return f"{self.magnitudes}, prior wrong {where}"
+
+    def draw(self, key: Key) -> tuple[Array, Array]:
+        """Draw a sparse vector and its prior."""
+        draw = key.replace(purpose="recovery/truth").numpy_generator()
+        order = draw.permutation(DIMENSION)
+        support, others = order[:NONZEROS], order[NONZEROS : NONZEROS + WRONG]
+        theta = np.zeros(DIMENSION)
+        signs = draw.choice([-1.0, 1.0], NONZEROS)
+        sizes = np.abs(draw.normal(size=NONZEROS)) if self.magnitudes == "Gaussian" else 1.0
+        theta[support] = signs * sizes
+        prior = theta.copy()
+        prior[support] += self.noise * draw.normal(size=NONZEROS)
+        prior[others] += self.off * draw.choice([-1.0, 1.0], WRONG)
+        return theta, prior
 
 
-def correlation_weight(prior: Array) -> float:
-    """Return the largest zeta at which |theta|_1 - zeta <theta, w> is bounded from below."""
-    return float(1 / np.abs(prior).max())
+CASES = (
+    Case("signs"),
+    Case("Gaussian"),
+    Case("signs", 0.3, 0.5),
+    Case("Gaussian", 0.3, 0.5),
+)
 
 
-def solve(matrix: Array, target: Array, kind: Prior, prior: Array, zeta: float) -> Array:
-    """Minimise f under matrix theta = target by Douglas-Rachford splitting."""
-    inverse = np.linalg.pinv(matrix)
-    state = inverse @ target
-    for _ in range(ITERATIONS):
-        feasible = state - inverse @ (matrix @ state - target)
-        state = state + _proximal(2 * feasible - state, kind, prior, zeta) - feasible
-    return state - inverse @ (matrix @ state - target)
-
-
-def _proximal(v: Array, kind: Prior, prior: Array, zeta: float) -> Array:
-    """Return argmin f(x) + |x - v|^2 / 2."""
-    shrink = 1.0
+def usable(kind: Prior, prior: Array, weight: float) -> tuple[Array, float]:
+    """Return what correlates with theta, and zeta: below 1 / max |w|, f is bounded from below."""
+    if kind == "sign":
+        return np.sign(prior), weight
     if kind == "correlation":
+        return prior, weight / float(np.abs(prior).max())
+    return prior, weight
+
+
+def solve(matrices: Array, targets: Array, kind: Prior, priors: Array, zetas: Array) -> Array:
+    """Minimize f under X theta = y by Douglas-Rachford splitting, for several trials at once.
+
+    `matrices` is [trials, rows, d], `targets` [trials, rows], `priors` [trials, d].
+    """
+    inverse = np.linalg.pinv(matrices)
+
+    def feasible(points: Array) -> Array:
+        wrong = np.einsum("trd,td->tr", matrices, points) - targets
+        found: Array = points - np.einsum("tdr,tr->td", inverse, wrong)
+        return found
+
+    state = np.einsum("tdr,tr->td", inverse, targets)
+    for _ in range(ITERATIONS):
+        near = feasible(state)
+        state = state + _proximal(2 * near - state, kind, priors, zetas[:, None]) - near
+    return feasible(state)
+
+
+def _proximal(v: Array, kind: Prior, prior: Array, zeta: Array) -> Array:
+    """Return argmin f(x) + |x - v|^2 / 2."""
+    shrink: Array | float = 1.0
+    if kind in ("correlation", "sign"):
         v = v + zeta * prior
     elif kind == "l2":
         v, shrink = (v + zeta * prior) / (1 + zeta), 1 / (1 + zeta)
@@ -83,7 +132,7 @@ def _proximal(v: Array, kind: Prior, prior: Array, zeta: float) -> Array:
 def predicted_rows(theta: Array, kind: Prior, prior: Array, zeta: float, draws: int = 400) -> float:
     """Return min over tau of E dist^2(g, tau df(theta)): where recovery sets in."""
     g = Key(0, purpose="recovery/width").numpy_generator().normal(size=(draws, theta.size))
-    shift = {"none": 0.0 * prior, "correlation": -zeta * prior, "l2": zeta * (theta - prior)}[kind]
+    shift = zeta * (theta - prior) if kind == "l2" else -zeta * prior
     inside = theta != 0
     best = float(theta.size)
     for tau in np.linspace(0.0, 20.0, 201):
@@ -94,19 +143,23 @@ def predicted_rows(theta: Array, kind: Prior, prior: Array, zeta: float, draws: 
     return best
 
 
-def recovery_rate(kind: Prior, zeta: float | None, rows: int, trials: int, seed: int) -> float:
+def recovery_rate(
+    case: Case, kind: Prior, weight: float, rows: int, trials: int, seed: int
+) -> float:
     """Return the share of trials in which theta is found to a relative error of 1e-3."""
-    found = 0
-    for trial in range(trials):
-        key = Key(seed, round=trial)
-        theta, prior = truth(key)
-        weight = correlation_weight(prior) if zeta is None else zeta
-        matrix = (
-            key.replace(purpose="recovery/matrix").numpy_generator().normal(size=(rows, DIMENSION))
-        )
-        solution = solve(matrix, matrix @ theta, kind, prior, weight)
-        found += bool(np.linalg.norm(solution - theta) <= RECOVERED * np.linalg.norm(theta))
-    return found / trials
+    keys = [Key(seed, round=trial) for trial in range(trials)]
+    drawn = [case.draw(key) for key in keys]
+    used = [usable(kind, prior, weight) for _, prior in drawn]
+    thetas = np.stack([theta for theta, _ in drawn])
+    matrices = np.stack([
+        key.replace(purpose="recovery/matrix").numpy_generator().normal(size=(rows, DIMENSION))
+        for key in keys
+    ])  # fmt: skip
+    targets = np.einsum("trd,td->tr", matrices, thetas)
+    priors, zetas = np.stack([prior for prior, _ in used]), np.array([zeta for _, zeta in used])
+    found = solve(matrices, targets, kind, priors, zetas)
+    errors = np.linalg.norm(found - thetas, axis=1) / np.linalg.norm(thetas, axis=1)
+    return float((errors <= RECOVERED).mean())
 
 
 def rows_for_half(rows: Sequence[int], rates: Sequence[float]) -> float:
@@ -123,13 +176,15 @@ def rows_for_half(rows: Sequence[int], rates: Sequence[float]) -> float:
     return float(rows[-1])
 
 
-def _rates(kind: Prior, zeta: float | None, seed: int, trials: int, _folder: Path | None) -> Values:
-    rates = [recovery_rate(kind, zeta, rows, trials, seed) for rows in ROWS]
+def _rates(
+    case: Case, kind: Prior, weight: float, seed: int, trials: int, _folder: Path | None
+) -> Values:
+    rates = [recovery_rate(case, kind, weight, rows, trials, seed) for rows in ROWS]
     predicted = []
-    for trial in range(min(trials, 10)):
-        theta, prior = truth(Key(seed, round=trial))
-        weight = correlation_weight(prior) if zeta is None else zeta
-        predicted.append(predicted_rows(theta, kind, prior, weight))
+    for trial in range(min(trials, 8)):
+        theta, prior = case.draw(Key(seed, round=trial))
+        prior, zeta = usable(kind, prior, weight)
+        predicted.append(predicted_rows(theta, kind, prior, zeta))
     return {
         "rows": list(ROWS),
         "rates": rates,
@@ -138,49 +193,71 @@ def _rates(kind: Prior, zeta: float | None, seed: int, trials: int, _folder: Pat
     }
 
 
-def _job(kind: Prior, zeta: float | None, seed: int, trials: int) -> Job:
-    label = kind if zeta is None else f"{kind} zeta={zeta:g}"
-    return Job(label, seed, partial(_rates, kind, zeta, seed, trials))
+def _label(case: Case, kind: Prior, weight: float) -> str:
+    return f"{case.title}: {kind} zeta={weight:g}"
 
 
 def _plan(context: Context) -> list[Job]:
-    trials = 10 if context.scale != "full" else 100
+    trials = {"smoke": 2, "faithful": 8, "full": 100}[context.scale]
     return [
-        job
+        Job(_label(case, kind, weight), seed, partial(_rates, case, kind, weight, seed, trials))
         for seed in range(context.seeds)
-        for job in (
-            _job("none", None, seed, trials),
-            _job("correlation", None, seed, trials),
-            *(_job("l2", zeta, seed, trials) for zeta in DISTANCE_WEIGHTS),
-        )
+        for case in CASES
+        for kind, weights in WEIGHTS.items()
+        for weight in weights
     ]
 
 
 def _conclude(_context: Context, results: Sequence[Result]) -> list[Claim]:
     grouped = by_label(results)
-    half = {label: [run["half"] for run in runs] for label, runs in grouped.items()}
-    distances = [runs for label, runs in half.items() if label.startswith("l2")]
-    best = min(distances, key=sum, default=[])
-    ours = half.get("correlation")
+    return [claim for case in CASES for claim in _case_claims(case, grouped)]
+
+
+def _case_claims(case: Case, grouped: dict[str, list[Values]]) -> list[Claim]:
+    """Compare the best weight of each prior; the paper's assumptions cover the first case only."""
+    best: dict[Prior, list[Values]] = {}
+    for kind, weights in WEIGHTS.items():
+        runs = [grouped.get(_label(case, kind, weight), []) for weight in weights]
+        best[kind] = min(filter(None, runs), key=lambda found: sum(r["half"] for r in found),
+                         default=[])  # fmt: skip
+    half = {kind: [run["half"] for run in runs] for kind, runs in best.items()}
+    ours = half["correlation"]
+    sign = compare(f"{case.title}: sign(w) needs fewer samples than w (rows)",
+                   "not in the paper", ours, half["sign"])  # fmt: skip
     return [
-        compare("the correlation needs fewer samples than the squared distance",
-                "Theorem 3: v_1 < v_2", best, ours),
-        compare("the correlation needs fewer samples than no prior",
-                "Section 2.2", half.get("none"), ours),
-        *(_prediction(label, runs) for label, runs in sorted(grouped.items())),
+        compare(f"{case.title}: the correlation needs fewer samples than the squared distance "
+                "(rows)", "Theorem 3: v_1 < v_2", half["l2"], ours),
+        compare(f"{case.title}: the correlation needs fewer samples than no prior (rows)",
+                "Section 2.2", half["none"], ours),
+        replace(sign, counted=OURS),
+        *(_prediction(case, kind, runs) for kind, runs in best.items()),
     ]  # fmt: skip
 
 
-def _prediction(label: str, runs: Sequence[Values]) -> Claim:
-    statement = f"{label}: the Gaussian squared distance predicts the samples for one half"
+def _prediction(case: Case, kind: Prior, runs: Sequence[Values]) -> Claim:
+    """Evaluate whether the bound predicts the rows to within two steps of the grid."""
+    counted = OURS if kind == "sign" else ""
+    statement = (
+        f"{case.title}: {kind}: the Gaussian squared distance predicts the samples for one half"
+    )
+    if not runs:
+        return Claim(statement, "Lemmas 7 to 9", "", "not run", counted=counted)
     needed, bound = [run["half"] for run in runs], [run["predicted"] for run in runs]
-    step = ROWS[1] - ROWS[0]
-    verdict: Verdict = "not run"
-    if runs:
-        near = abs(fmean(needed) - fmean(bound)) <= step
-        verdict = "held" if near else "did not hold"
-    ours = f"{spread(needed, 1)} rows, predicted {spread(bound, 1)}" if runs else ""
-    return Claim(statement, "Lemmas 7 to 9", ours, verdict, f"to within {step} rows, the grid")
+    slack = 2 * (ROWS[1] - ROWS[0])
+    near = [abs(a - b) <= slack for a, b in zip(needed, bound, strict=True)]
+    verdict: Verdict = "held" if all(near) else "undecided" if any(near) else "did not hold"
+    ours = f"{spread(needed, 1)} rows, predicted {spread(bound, 1)}"
+    return Claim(statement, "Lemmas 7 to 9", ours, verdict, f"to within {slack} rows", counted)
+
+
+def _deviations(_context: Context) -> list[str]:
+    return [
+        "the constrained problem instead of the penalized (13), which may be unbounded below",
+        f"d = {DIMENSION}, {NONZEROS} non-zeros, 8 trials per seed; the paper has no experiment",
+        "the best zeta of each prior counts: 0.5 and 1 over max |w| for the correlation, 0.1, 1 "
+        "and 10 for the squared distance; for both, 0 is no prior",
+        "Gaussian magnitudes violate Assumption 5; they show what it is worth",
+    ]
 
 
 RECIPES = (
@@ -190,5 +267,6 @@ RECIPES = (
         PAPER,
         _plan,
         _conclude,
+        _deviations,
     ),
 )

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
-from statistics import fmean
+from dataclasses import dataclass, replace
 
 from parsifl_reproduction.comparison import compare
 from parsifl_reproduction.fedmac.setup import (
-    FEDERATIONS,
+    DEVIATIONS,
+    ONCE,
     PAPER,
     TABLE_2,
     TABLE_3,
     TITLES,
-    at_least,
+    Training,
     column,
     job,
 )
 from parsifl_reproduction.recipe import Claim, Context, Job, Recipe, Result, Values, by_label
 
-FULL_ROUNDS, SMALL_ROUNDS = 800, 100
-
+FULL_ROUNDS = 800
 PUBLISHED: dict[str, dict[str, dict[str, float]]] = {
     "MNIST": {
         "global": {"fedavg": 96.8603, "fedprox": 96.8564, "pfedme": 96.8698, "fedmac": 96.8964},
@@ -48,10 +47,130 @@ PUBLISHED: dict[str, dict[str, dict[str, float]]] = {
     },
 }  # fmt: skip
 
+
+@dataclass(frozen=True)
+class Reading:
+    """How clients are weighted in training, and over what the accuracy is averaged.
+
+    The text has 1/S and, after its reference [19], the mean over clients; the code that it builds
+    on weights by samples, and its numbers are nearest with a mean over rows.
+    """
+
+    weighting: str
+    suffix: str
+    title: str
+
+    def column(self, model: str) -> str:
+        """Return the key of a model's best accuracy."""
+        return f"{model}{self.suffix}"
+
+
+BY_CLIENT = Reading("uniform", "", "1/S, mean over clients")
+BY_ROW = Reading("samples", "_rows", "weighted by samples and rows")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the table at the scale "faithful"."""
+
+    name: str
+    rounds: int
+    every: int
+    readings: tuple[Reading, ...] = (BY_CLIENT,)
+    more: tuple[str, ...] = ()
+
+    def training(self, method: str, reading: Reading, context: Context) -> Training:
+        """Return the training of one method."""
+        rounds = FULL_ROUNDS if context.scale == "full" else self.rounds
+        options = TABLE_3[method]
+        return Training(self.name, method, options, rounds, self.every, reading.weighting)
+
+    def label(self, method: str, reading: Reading) -> str:
+        """Return the name of the jobs of one method."""
+        return " ".join([self.name, method, *(() if reading is BY_CLIENT else ("samples",))])
+
+    def plan(self, context: Context) -> list[Job]:
+        """Return the jobs of all methods, readings and seeds."""
+        return [
+            job(self.label(method, reading), self.training(method, reading, context), seed, context)
+            for seed in range(context.seeds)
+            for reading in self.readings
+            for method in TABLE_3
+        ]
+
+    def conclude(self, _context: Context, results: Sequence[Result]) -> list[Claim]:
+        """Compare FedMac with every other method, in every reading."""
+        grouped = by_label(results)
+        return [
+            claim
+            for reading in self.readings
+            for model, published in PUBLISHED[self.name].items()
+            for claim in self._claims(reading, model, published, grouped)
+        ]
+
+    def _claims(
+        self,
+        reading: Reading,
+        model: str,
+        published: dict[str, float],
+        grouped: dict[str, list[Values]],
+    ) -> list[Claim]:
+        key = reading.column(model)
+        ours = column(grouped, self.label("fedmac", reading), key)
+        others = [other for other in published if other != "fedmac"]
+        if model == "personal":
+            others.insert(others.index("heurfedamp") + 1, ONCE)
+        claims = []
+        for other in others:
+            number = published["heurfedamp" if other == ONCE else other]
+            claim = compare(
+                f"{self.name}: the {model} model of FedMac is better than that of {TITLES[other]} "
+                f"({reading.title})",
+                f"{published['fedmac']:.2f} against {number:.2f}",
+                ours,
+                column(grouped, self.label(other, reading), key),
+            )
+            counted = "the first reading" if reading is not self.readings[0] else ""
+            if other == "heurfedamp" and not counted:
+                counted = "the next line, the paper's variant as we read it"
+            claims.append(replace(claim, counted=counted))
+        return claims
+
+    def deviations(self, context: Context) -> list[str]:
+        """Return where the protocol is not the paper's."""
+        fixed = ("Table 3's settings for every method; the paper tunes each one",)
+        found = (*DEVIATIONS, *self.more, *fixed)
+        if context.scale != "full":
+            found = (f"{self.rounds} rounds instead of {FULL_ROUNDS}", *found)
+        every = f"every {self.every}th round is evaluated; the paper takes the best of all rounds"
+        return [*found, every]
+
+    def recipe(self) -> Recipe:
+        """Return the recipe of this row."""
+        suffix = "" if self.name == "MNIST" else f"-{self.name.lower()}"
+        title = f"{self.name} with the fixed settings of Table 3"
+        return Recipe(
+            f"fedmac-table1{suffix}", title, PAPER, self.plan, self.conclude, self.deviations
+        )
+
+
+MNIST = Row("MNIST", 200, 10)
+ROWS = (
+    MNIST,
+    Row("FMNIST", 200, 10),
+    Row(
+        "CIFAR",
+        40,
+        5,
+        more=("CIFAR-10: the paper's CIFAR-100 with ten labels",),
+    ),
+    Row("Synthetic", 100, 10, readings=(BY_CLIENT, BY_ROW)),
+)
+
 GRID: dict[str, tuple[Values, ...]] = {
-    "fedavg": ({"local_steps": 40}, {"lr": 0.05}, {"lr": 0.1}),
-    "fedprox": ({"local_steps": 40}, {"lr": 0.05}, {"lr": 0.1}, {"mu": 1e-2}),
-    "heurfedamp": ({"local_steps": 40}, {"lr": 0.02}, {"own": 0.8}, {"lam": 1.0}, {"sigma": 10.0}),
+    "fedavg": ({"local_steps": 10}, {"local_steps": 40}, {"lr": 0.01}, {"lr": 0.05}),
+    "fedprox": ({"local_steps": 10}, {"local_steps": 40}, {"lr": 0.01}, {"lr": 0.05}),
+    ONCE: ({"local_steps": 40}, {"lr": 0.02}, {"own": 0.8}, {"lam": 1.0}, {"sigma": 10.0}),
     "perfedavg": ({"local_steps": 40}, {"lr": 0.05}, {"adapt_lr": 0.02}, {"adapt_lr": 0.1}),
     "pfedme": ({"local_steps": 40}, {"outer_lr": 0.01}, {"lr": 0.09}, {"lam": 5.0}),
     "fedmac": (
@@ -63,100 +182,76 @@ GRID: dict[str, tuple[Values, ...]] = {
     ),
 }
 """What is changed from Table 2, one setting at a time; the paper does not give its grid."""
-
-
-def _rows(context: Context) -> tuple[str, ...]:
-    return ("MNIST", "Synthetic") if context.scale != "full" else tuple(FEDERATIONS)
-
-
-def _rounds(context: Context) -> int:
-    return SMALL_ROUNDS if context.scale != "full" else FULL_ROUNDS
-
-
-def _plan_untuned(context: Context) -> list[Job]:
-    return [
-        job(f"{row} {method}", row, method, options, seed, _rounds(context), context)
-        for row in _rows(context)
-        for seed in range(context.seeds)
-        for method, options in TABLE_3.items()
-    ]
+TUNED_ROUNDS, TUNING_SEED = 100, 0
 
 
 def _plan_tuned(context: Context) -> list[Job]:
+    rounds = FULL_ROUNDS if context.scale == "full" else TUNED_ROUNDS
     jobs = []
-    for row in _rows(context):
-        for seed in range(context.seeds):
-            for method, base in TABLE_2.items():
-                for change in ({}, *(GRID[method] if context.scale == "full" else ())):
-                    label = " ".join([row, method, *(f"{k}={v}" for k, v in change.items())])
-                    options = {**base, **change}
-                    jobs.append(job(label, row, method, options, seed, _rounds(context), context))
+    for seed in range(context.seeds):
+        for method, changes in GRID.items():
+            for change in ({}, *changes):
+                label = " ".join(["MNIST", method, *(f"{k}={v:g}" for k, v in change.items())])
+                training = Training("MNIST", method, {**TABLE_2[method], **change}, rounds, 5)
+                jobs.append(job(label, training, seed, context))
     return jobs
 
 
-def best_settings(grouped: dict[str, list[Values]], row: str, method: str, model: str) -> str:
-    """Return the label whose mean over seeds is best: the paper's way, on test accuracy."""
-    prefix = f"{row} {method}"
+def best_settings(results: Sequence[Result], method: str, model: str) -> str:
+    """Return the label that is best on the seed that is set aside for tuning."""
+    prefix = f"MNIST {method}"
     scores = {
-        label: fmean(run[model] for run in runs)
-        for label, runs in grouped.items()
-        if (label == prefix or label.startswith(f"{prefix} ")) and all(model in r for r in runs)
+        found.label: found.values[model]
+        for found in results
+        if found.seed == TUNING_SEED
+        and (found.label == prefix or found.label.startswith(f"{prefix} "))
+        and model in found.values
     }
     return max(scores, key=lambda label: scores[label], default=prefix)
 
 
-def _conclude(context: Context, results: Sequence[Result], *, tuned: bool) -> list[Claim]:
-    grouped = by_label(results)
-    claims: list[Claim] = []
-    for row, models in PUBLISHED.items():
-        for model, published in models.items():
-            found = {}
-            for method in published:
-                chosen = f"{row} {method}"
-                if tuned:
-                    chosen = best_settings(grouped, row, method, model)
-                found[method] = column(grouped, chosen, model)
-            claims += [
-                compare(
-                    f"{row}: the {model} model of FedMac is better than that of {TITLES[other]}",
-                    f"{published['fedmac']:.2f} against {number:.2f}",
-                    found["fedmac"],
-                    found[other],
-                )
-                for other, number in published.items()
-                if other != "fedmac"
-            ]
-    return claims if tuned else claims + _targets(context, grouped)
+def _conclude_tuned(_context: Context, results: Sequence[Result]) -> list[Claim]:
+    grouped = by_label([found for found in results if found.seed != TUNING_SEED])
+    claims = []
+    for model, published in PUBLISHED["MNIST"].items():
+        chosen = {
+            name: best_settings(results, ONCE if name == "heurfedamp" else name, model)
+            for name in published
+        }
+        for other, number in published.items():
+            if other == "fedmac":
+                continue
+            claim = compare(
+                f"MNIST: the {model} model of tuned FedMac is better than that of tuned "
+                f"{TITLES[other]}",
+                f"{published['fedmac']:.2f} against {number:.2f}",
+                column(grouped, chosen["fedmac"], model),
+                column(grouped, chosen[other], model),
+            )
+            note = f"{claim.note}; chosen: {chosen['fedmac']} and {chosen[other]}"
+            claims.append(replace(claim, note=note))
+    return claims
 
 
-def _targets(context: Context, grouped: dict[str, list[Values]]) -> list[Claim]:
-    """Judge FedMac on MNIST against what an independent reference reaches."""
-    label, whole = "MNIST fedmac", context.scale == "full"
-    found = {model: column(grouped, label, model) for model in ("global", "personal")}
-    note = "" if whole else f"needs {FULL_ROUNDS} rounds: run at full scale"
+def _tuned_deviations(context: Context) -> list[str]:
+    fewer = "MNIST alone, 100 rounds instead of 800"
     return [
-        at_least("MNIST: FedMac's global model, untuned, reaches 96.2", "96.90 (tuned)",
-                 found["global"] if whole else None, 96.2, note),
-        at_least("MNIST: FedMac's personal model, untuned, reaches 98.3", "98.95 (tuned)",
-                 found["personal"] if whole else None, 98.3, note),
-        compare("MNIST: FedMac's personal model is better than its global one by 1.5 points",
-                "1.79 (Figure 3)", found["personal"], found["global"], least=1.5),
-    ]  # fmt: skip
+        *(() if context.scale == "full" else (fewer,)),
+        *DEVIATIONS,
+        "the grid is ours, one change of Table 2 at a time; the paper does not give its own",
+        f"seed {TUNING_SEED} chooses the settings and the others compare them; the paper does both "
+        "on the same runs",
+    ]
 
 
 RECIPES = (
-    Recipe(
-        "fedmac-table1",
-        "Table 1 with the fixed settings of Table 3",
-        PAPER,
-        _plan_untuned,
-        partial(_conclude, tuned=False),
-    ),
+    *(row.recipe() for row in ROWS),
     Recipe(
         "fedmac-table1-tuned",
-        "Table 1, each method tuned around the settings of Table 2",
+        "MNIST, each method tuned around the settings of Table 2",
         PAPER,
         _plan_tuned,
-        partial(_conclude, tuned=True),
+        _conclude_tuned,
+        _tuned_deviations,
     ),
 )

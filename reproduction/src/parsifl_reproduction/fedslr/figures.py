@@ -1,66 +1,53 @@
-"""Figures 2 to 5 and Table 9 of FedSLR's paper."""
+"""Figures 2 to 5 of FedSLR's paper, all from the runs of Table 1."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from statistics import fmean, median
 
-import torch
-
-from parsifl.core.errors import DataError
-from parsifl.engine.batch_sampler import BatchSampler
-from parsifl.engine.run import Run
 from parsifl_reproduction.comparison import compare
 from parsifl_reproduction.fedslr import setup
-from parsifl_reproduction.fedslr.sweeps import RANKS
-from parsifl_reproduction.fedslr.tables import SPLITS
-from parsifl_reproduction.recipe import (
-    SKIPPED,
-    Claim,
-    Context,
-    Job,
-    Recipe,
-    Result,
-    Values,
-    by_label,
-)
+from parsifl_reproduction.fedslr.tables import PERSONAL, SPLITS, TITLES
+from parsifl_reproduction.recipe import Claim, Context, Job, Recipe, Result, Values, by_label
 
-LATENCY_BATCH = 20  # rows, as in Table 9
-EXPORT_PENALTIES = (2e-3, 7.5e-3)  # small scale: eight rounds have to do what the paper's 1000 do
+QUARTER, BEHIND = 0.25, 1.0
 FIGURE_3 = ("fedavg", "feddyn", "ditto", "fedrep", "fedspa", "local", "fedslr")
 FIGURE_5 = ("fedavg", "scaffold", "fedslr")
+_NO_NUMBERS = "shown as a curve, without numbers"
 
 
-def _plan(context: Context, methods: Sequence[str], splits: Sequence[str]) -> list[Job]:
+def _plan(methods: Sequence[str], splits: Sequence[str], context: Context) -> list[Job]:
     row = setup.swept(context)
     cells = [setup.Cell(row, split, name) for split in splits for name in methods]
     return setup.plan(cells, context)
 
 
-def _plan_figure2(context: Context) -> list[Job]:
-    return _plan(context, tuple(setup.METHODS), SPLITS)
-
-
+# ---------------------------------------------------------------------------------- Figure 2
 def _conclude_figure2(context: Context, results: Sequence[Result]) -> list[Claim]:
-    """Compare the curves where a quarter of the rounds is done."""
-    row = setup.swept(context)
-    grouped = by_label(results)
-    early: dict[str, list[float]] = {
-        label: [_at(found["personal_curve"], 0.25) for found in runs]
-        for label, runs in grouped.items()
-    }
-    return [
-        compare(
-            f"{split}: a quarter into training, the mixed model is ahead of {other}",
-            "competitive except in the first rounds of IID",
-            early.get(f"{row} {split} fedslr", []),
-            early.get(f"{row} {split} {other}", []),
+    """Compare the curves where a quarter of the rounds is done, with the best other one."""
+    row, grouped = setup.swept(context), by_label(results)
+    claims = []
+    for split in SPLITS:
+        ours = _early(grouped.get(f"{row} {split} fedslr", ()))
+        others = {name: _early(grouped.get(f"{row} {split} {name}", ())) for name in PERSONAL}
+        best = [max(scores) for scores in zip(*filter(None, others.values()), strict=False)]
+        claims.append(
+            compare(
+                f"{split}: a quarter into training, the mixed model is at most {BEHIND:g} point "
+                "behind the best personal algorithm",
+                "competitive, except in the first rounds of some IID groups",
+                ours,
+                best,
+                least=-BEHIND,
+            )
         )
-        for split in SPLITS
-        for other in ("ditto", "fedrep", "apfl")
-    ]
+    return claims
+
+
+def _early(runs: Sequence[Values]) -> list[float]:
+    return [_at(run["personal_curve"], QUARTER) for run in runs]
 
 
 def _at(curve: Sequence[Sequence[float]], part: float) -> float:
@@ -68,147 +55,136 @@ def _at(curve: Sequence[Sequence[float]], part: float) -> float:
     return next(score for round, score in curve if round >= part * last)
 
 
-def _plan_figure3(context: Context) -> list[Job]:
-    return _plan(context, FIGURE_3, ("Non-IID",))
-
-
+# ---------------------------------------------------------------------------------- Figure 3
 def _conclude_figure3(context: Context, results: Sequence[Result]) -> list[Claim]:
-    """Compare each client with FedAvg: the median of the relative accuracies."""
-    grouped = by_label(results)
-    place = f"{setup.swept(context)} Non-IID"
+    """Compare each client's gain over FedAvg, by the median client and by the mean."""
+    grouped, place = by_label(results), f"{setup.swept(context)} Non-IID"
     base = [found["clients"] for found in grouped.get(f"{place} fedavg", ())]
-    medians: dict[str, list[float]] = {}
+    gains: dict[str, list[list[float]]] = {}
     for name in FIGURE_3[1:]:
         runs = [found["clients"] for found in grouped.get(f"{place} {name}", ())]
-        medians[name] = [
-            median(a - b for a, b in zip(ours, theirs, strict=True))
+        gains[name] = [
+            [a - b for a, b in zip(ours, theirs, strict=True)]
             for ours, theirs in zip(runs, base, strict=False)
         ]
-    return [
+    titles = {**TITLES, "feddyn": "FedDyn"}
+    medians = [
         compare(
-            f"the median client gains more with the mixed model than with {name}",
+            f"the median client gains more with the mixed model than with {titles[name]}",
             "shown as violins, without numbers",
-            medians["fedslr"],
-            medians[name],
+            [median(gain) for gain in gains["fedslr"]],
+            [median(gain) for gain in gains[name]],
         )
         for name in FIGURE_3[1:-1]
     ]
+    means = [
+        compare(
+            f"the mean client gains more with the mixed model than with {titles[name]}",
+            "shown as violins, without numbers",
+            [fmean(gain) for gain in gains["fedslr"]],
+            [fmean(gain) for gain in gains[name]],
+        )
+        for name in FIGURE_3[1:-1]
+    ]
+    personal = [replace(claim, counted="fedslr-table1") for claim in means[1:]]
+    return [*medians, means[0], *personal]
 
 
-def _plan_figure4(context: Context) -> list[Job]:
-    return _plan(context, ("fedslr",), ("Non-IID",))
-
-
+# ---------------------------------------------------------------------------------- Figure 4
 def _conclude_figure4(context: Context, results: Sequence[Result]) -> list[Claim]:
+    """Compare extractors and classifiers with and without the personal component."""
     runs = by_label(results).get(f"{setup.swept(context)} Non-IID fedslr", ())
+    found = [run["figure4"] for run in runs]
+
+    def accuracy(pair: str) -> list[float]:
+        return [each["accuracy"][pair] for each in found]
+
     return [
         compare(
-            "the personal extractor separates a client's classes better than the global one",
-            "shown as a t-SNE plot, without numbers (ours: silhouette of the hidden layer)",
-            [found["figure4"]["personal_separation"] for found in runs],
-            [found["figure4"]["global_separation"] for found in runs],
-        )
+            "the personal extractor separates a client's classes better than the global one "
+            "(100 x the silhouette of the last hidden layer, mean over clients)",
+            "shown as a t-SNE plot, without numbers",
+            [100 * each["separation"]["personal"] for each in found],
+            [100 * each["separation"]["global"] for each in found],
+        ),
+        compare(
+            "fusing both parts mislabels fewer points than fusing the extractor alone (accuracy)",
+            "shown as a t-SNE plot, without numbers",
+            accuracy("personal personal"),
+            accuracy("personal global"),
+        ),
+        compare(
+            "fusing both parts mislabels fewer points than fusing the classifier alone (accuracy)",
+            "shown as a t-SNE plot, without numbers",
+            accuracy("personal personal"),
+            accuracy("global personal"),
+        ),
     ]
 
 
 # ---------------------------------------------------------------------------------- Figure 5
-def _plan_figure5(context: Context) -> list[Job]:
-    return _plan(context, FIGURE_5, ("Non-IID",))
-
-
 def _conclude_figure5(context: Context, results: Sequence[Result]) -> list[Claim]:
-    """Compare bytes a round: on a given network, time is in proportion to them."""
+    """Compare bytes and seconds per round at both ends of training."""
     grouped, row = by_label(results), setup.swept(context)
-
-    def down(name: str, end: slice) -> list[float]:
-        return [fmean(v["down_by_round"][end]) for v in grouped.get(f"{row} Non-IID {name}", ())]
-
     tenth = max(setup.federations(context)[row].rounds // 10, 1)
     first, last = slice(0, tenth), slice(-tenth, None)
-    return [
-        compare("FedSLR's downlink falls as training goes on (bytes a round)",
-                    "shown as a curve, without numbers", down("fedslr", first),
-                    down("fedslr", last)),
-        compare("in the end FedSLR sends less down than FedAvg (bytes a round)",
-                    "shown as a curve, without numbers", down("fedavg", last),
-                    down("fedslr", last)),
-        compare("SCAFFOLD sends more down than 1.9 times what FedAvg does (bytes a round)",
-                    "twice", down("scaffold", last), [1.9 * v for v in down("fedavg", last)]),
-    ]  # fmt: skip
 
+    def per_round(name: str, key: str, end: slice, scale: float = 1.0) -> list[float]:
+        runs = grouped.get(f"{row} Non-IID {name}", ())
+        return [scale * fmean(run[key][end]) for run in runs]
 
-# ----------------------------------------------------------------------------------- Table 9
-def _plan_table9(context: Context) -> list[Job]:
-    penalties = RANKS.full if context.scale == "full" else EXPORT_PENALTIES
-    return [
-        Job(_exported(lam), seed, partial(_export, lam, seed, context))
-        for seed in range(context.seeds)
-        for lam in penalties
+    down = partial(per_round, key="down_by_round", scale=1e-6)
+    seconds = partial(per_round, key="network_seconds")
+    ratio = [
+        a / b
+        for a, b in zip(seconds("scaffold", end=last), seconds("fedavg", end=last), strict=False)
     ]
-
-
-def _export(lam: float, seed: int, context: Context, folder: Path | None) -> Values:
-    full = context.scale == "full"
-    row = setup.swept(context) if full else setup.EXPORTED
-    changes: Values = {} if full else setup.ON_RESNET
-    cell = setup.cell(row, "Non-IID", "fedslr", context, lam=lam, **changes)
-    try:
-        run, data = setup.train(cell, seed, context, folder)
-    except DataError as error:
-        return {SKIPPED: str(error).splitlines()[0]}
-    rows = BatchSampler(data, run.problem).rows(data.test[0][:LATENCY_BATCH])
-    return {
-        **_shipped(run, None, rows.x, folder),
-        **{f"client_{key}": v for key, v in _shipped(run, 0, rows.x, folder).items()},
-    }
-
-
-def _exported(lam: float) -> str:
-    return f"export lam={lam:g}"
-
-
-def _shipped(run: Run, client: int | None, x: torch.Tensor, folder: Path | None) -> Values:
-    name = "global" if client is None else f"client{client}"
-    path = None if folder is None else folder / f"{name}.safetensors"
-    return run.compact(client).report(x, path)
-
-
-def _conclude_table9(context: Context, results: Sequence[Result]) -> list[Claim]:
-    grouped = by_label(results)
-    steps = EXPORT_PENALTIES if context.scale != "full" else RANKS.full
-    labels = [_exported(lam) for lam in steps]
-    strongest = labels[-1]
-
-    def last(key: str, factor: float = 1.0) -> list[float]:
-        return [factor * value for value in setup.column(grouped, strongest, key)]
-
     return [
-        setup.falling("the exported global model shrinks as lambda grows",
-                      "7.33, 6.56, 5.54, 3.09, 1.27 M",
-                      {label: setup.column(grouped, label, "parameters") for label in labels}),
-        compare("at the largest lambda the dense model takes twice as long, or longer (ms)",
-                    "6.53 ms against 10.98 ms a batch of 20",
-                    last("dense_milliseconds"), last("milliseconds", 2.0)),
-        compare("a client's model takes no longer than a dense one (ms, 5 % for noise)",
-                    "not shown", last("client_dense_milliseconds", 1.05),
-                    last("client_milliseconds")),
-        compare("a client's file is within 5 % of its factors and its sparse part (bytes)",
-                    "not shown", last("client_ideal_bytes", 1.05), last("client_file_bytes")),
+        compare("FedSLR's downlink falls during training (MB per round)", _NO_NUMBERS,
+                down("fedslr", end=first), down("fedslr", end=last)),
+        compare("FedSLR's seconds of communication fall during training", _NO_NUMBERS,
+                seconds("fedslr", end=first), seconds("fedslr", end=last)),
+        compare("in the end FedSLR takes fewer seconds per round than FedAvg", _NO_NUMBERS,
+                seconds("fedavg", end=last), seconds("fedslr", end=last)),
+        compare("SCAFFOLD takes at least 1.9 times the seconds of FedAvg", "twice",
+                ratio, [1.9] * len(ratio)),
     ]  # fmt: skip
 
 
+_SILHOUETTE = "the silhouette over all clients instead of a t-SNE plot of one"
+_LINK = "simulated seconds of a link of 40 Mbit/s and 5 ms each way instead of a measured WLAN"
+_BOTH = (*setup.METHODS,), SPLITS
 RECIPES = (
-    Recipe("fedslr-figure2", "Accuracy by round", setup.PAPER, _plan_figure2, _conclude_figure2),
-    Recipe("fedslr-figure3", "Gain of every client", setup.PAPER, _plan_figure3, _conclude_figure3),
-    Recipe("fedslr-figure4", "Representations", setup.PAPER, _plan_figure4, _conclude_figure4),
     Recipe(
-        "fedslr-figure5", "Time of communication", setup.PAPER, _plan_figure5, _conclude_figure5
+        "fedslr-figure2",
+        "Accuracy by round",
+        setup.PAPER,
+        partial(_plan, *_BOTH),
+        _conclude_figure2,
+        setup.deviations,
     ),
     Recipe(
-        "fedslr-table9",
-        "Latency of the exported model",
+        "fedslr-figure3",
+        "Gain of every client",
         setup.PAPER,
-        _plan_table9,
-        _conclude_table9,
+        partial(_plan, FIGURE_3, ("Non-IID",)),
+        _conclude_figure3,
+        setup.deviations,
+    ),
+    Recipe(
+        "fedslr-figure4",
+        "Representations",
+        setup.PAPER,
+        partial(_plan, ("fedslr",), ("Non-IID",)),
+        _conclude_figure4,
+        partial(setup.deviations, more=(_SILHOUETTE,)),
+    ),
+    Recipe(
+        "fedslr-figure5",
+        "Time of communication",
+        setup.PAPER,
+        partial(_plan, FIGURE_5, ("Non-IID",)),
+        _conclude_figure5,
+        partial(setup.deviations, more=(_LINK,)),
     ),
 )

@@ -23,6 +23,9 @@ from parsifl.core.problem import Model, Params, Problem
 from parsifl.linear.sparsity.constraint import kept_places
 from parsifl.solvers.coupled import Coupled, alternate, density, sparsify
 
+_LEAST_RHO = 1e-30
+"""Of the smoothing: in float32 the inverse of a smaller width may be infinite."""
+
 
 @dataclass(frozen=True)
 class MoreauEnvelope(
@@ -87,6 +90,11 @@ class MoreauEnvelope(
             raise ConfigError(
                 f"outer_lr * lam = {product:g} must be below 2: the local global model moves by "
                 "this part of its distance to theta in each step and would diverge; lower outer_lr"
+            )
+        if self.rho < _LEAST_RHO:
+            raise ConfigError(
+                f"rho = {self.rho:g} must be at least {_LEAST_RHO:g}: 1 / rho overflows; use a "
+                "larger rho, or l1='proximal' for the l1 norm itself"
             )
         if self.momentum and (self.inner > 1 or self.accuracy):
             raise ConfigError(
