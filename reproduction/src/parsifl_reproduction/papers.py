@@ -107,7 +107,6 @@ PAPERS = (
             Item("Figure 1", note=_DRAWING),
             Item("Figure 2", ("perfedmask-table6",), "the devices that Table 6 speaks of"),
             *(Item(f"Figure {n}", (f"perfedmask-figure{n}",)) for n in range(3, 7)),
-            Item("Comparison of our own", ("perfedmask-all",)),
         ),
     ),
     Paper(
