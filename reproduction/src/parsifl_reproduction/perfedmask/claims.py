@@ -8,7 +8,7 @@ from statistics import fmean
 
 from parsifl_reproduction.comparison import compare
 from parsifl_reproduction.perfedmask.setup import TUNED, Cell
-from parsifl_reproduction.recipe import Claim, Values, Verdict
+from parsifl_reproduction.recipe import Claim, Values, Verdict, spread
 
 Grouped = Mapping[str, list[Values]]
 Measure = Callable[[Values], float]
@@ -89,9 +89,9 @@ def slopes(x: Sequence[float], rows: Sequence[Sequence[float]]) -> list[float]:
     [2.0, -1.0]
     """
     centre = fmean(x)
-    spread = sum((at - centre) ** 2 for at in x)
+    scale = sum((at - centre) ** 2 for at in x)
     return [
-        sum((at - centre) * value for at, value in zip(x, values, strict=True)) / spread
+        sum((at - centre) * value for at, value in zip(x, values, strict=True)) / scale
         for values in zip(*rows, strict=True)
     ]
 
@@ -104,7 +104,9 @@ def rises(
     if len(present) < len(rows):
         return Claim(statement, paper, "", "not run", "a run is missing")
     found = slopes(x, present)
-    return compare(statement, paper, found, [0.0] * len(found))
+    values = ", ".join(spread(row) for row in present)
+    claim = compare(statement, paper, found, [0.0] * len(found))
+    return replace(claim, ours=f"{values}; slope {spread(found)}")
 
 
 def number(

@@ -257,7 +257,11 @@ def _saves(grouped: Grouped, data: str, base: str) -> Claim:
     known = [(a, b) for a, b in pairs if a is not None and b is not None]
     if len(known) < len(pairs):
         return Claim(statement, paper, "", "not run")
-    ours = ", ".join(f"{a / 1e6:.3f} against {b / 1e6:.3f} M" for a, b in known)
+    (few, many), (less, more) = known
+    ours = (
+        f"{few / 1e6:.3f} against {many / 1e6:.3f} M, "
+        f"{less / 1e9:.2f} against {more / 1e9:.2f} GFLOP"
+    )
     return Claim(statement, paper, ours, verdict(all(a < b for a, b in known)))
 
 

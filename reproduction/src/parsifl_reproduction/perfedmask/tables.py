@@ -343,16 +343,19 @@ def _plan_9(context: Context) -> list[Job]:
 
 def _conclude_9(context: Context, results: Sequence[Result]) -> list[Claim]:
     grouped = by_label(results)
-    return [
-        compare(
+    claims = []
+    for cell, (frozen, trained) in _cells_9(context).items():
+        baseline = column(grouped, replace(cell, method="perfedmask head"), after)
+        found = compare(
             f"{cell.federation}, c = {cell.participation:g}: PerFedMask is better with a frozen "
             "head than with a trained one, after fine-tuning",
             f"{frozen:g} against {trained:g}",
             column(grouped, cell, after),
-            column(grouped, replace(cell, method="perfedmask head"), after),
+            baseline,
         )
-        for cell, (frozen, trained) in _cells_9(context).items()
-    ]
+        chance = FEDERATIONS[cell.federation].chance
+        claims.append(led(found, baseline, chance, "the trained head"))
+    return claims
 
 
 RECIPES = (
