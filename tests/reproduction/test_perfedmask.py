@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from torch import nn
 from parsifl.core.algorithm import ClientInfo
 from parsifl.core.errors import CheckpointError, DataError
 from parsifl.core.keys import Key
-from parsifl.data import ClientData
+from parsifl.data import ClientData, preparation
 from parsifl.data.dataset import Dataset
+from parsifl.data.registry import read
 from parsifl.masks.instance import bias
 from parsifl.nn.neural import NeuralProblem
 from parsifl_reproduction.perfedmask import costs as perfedmask_costs
@@ -388,6 +390,32 @@ def test_domainnet_is_read_at_the_size_and_with_the_augmentation_of_the_authors(
     assert source.args == (
         "domainnet:size=256,normalize=unit,augment=flip-rotate", "natural-id:split=5",
     )  # fmt: skip
+
+
+def test_domainnet_has_five_devices_per_domain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From files of the same format, smaller."""
+    pillow: Any = pytest.importorskip("PIL.Image", reason="pillow decodes images")
+    domains = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
+    for number, domain in enumerate(domains):
+        lines = []
+        for image in range(60):
+            name = f"{domain}/{'bird' if image % 2 else 'zebra'}/{image}.png"
+            place = tmp_path / "domainnet" / name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            pillow.new("RGB", (8, 8), (number, image, 0)).save(place)
+            lines.append(f"{name} {image % 2}")
+        for split, part in (("train", lines[:50]), ("test", lines[50:])):
+            (tmp_path / f"domainnet/{domain}_{split}.txt").write_text("\n".join(part))
+    monkeypatch.setattr(preparation, "read", partial(read, verify=False))
+    source: Any = FEDERATIONS["DomainNet"].source
+    spec, division = source.args
+    data = source.func(spec.replace("256", "16"), division, 30, 0, str(tmp_path))
+    assert (len(data), data.augment, data.x.shape[1:]) == (30, "flip-rotate", (3, 16, 16))
+    assert isinstance(data.x, torch.Tensor)
+    owners = [{round(float(red) * 59) for red in data.x[own][:, 0, 0, 0]} for own in data.train]
+    assert owners == [{device // 5} for device in range(30)]
 
 
 def test_smoke_is_smaller_in_every_respect() -> None:
