@@ -52,20 +52,25 @@ def validation(values: Values) -> float:
     return float(values["validation"][-1])
 
 
-def led(
-    claim: Claim, baseline: Sequence[float] | None, chance: float, what: str = "the baseline"
-) -> Claim:
-    """Return the claim, undecided if it held against a baseline at or below chance.
+def trained(claim: Claim, chance: float, sides: Mapping[str, Sequence[float] | None]) -> Claim:
+    """Return the claim, undecided if it was decided by a side at or below chance.
 
-    >>> led(Claim("a leads b", "", "", "held"), [33.0, 60.0], 100 / 3).verdict
+    `sides` are the leading method and the other one, by name. A claim that held needs a baseline
+    that trained; one that did not hold needs a leading method that did.
+
+    >>> held = Claim("a leads b", "", "", "held", "every seed agrees")
+    >>> trained(held, 100 / 3, {"a": [70.0, 71.0], "b": [33.0, 60.0]}).verdict
     'undecided'
     """
-    low = [value for value in baseline or () if value <= chance]
-    if claim.verdict != "held" or not low:
+    if claim.verdict not in ("held", "did not hold"):
+        return claim
+    name, values = list(sides.items())[1 if claim.verdict == "held" else 0]
+    low = [value for value in values or () if value <= chance]
+    if not low:
         return claim
     note = (
-        f"{claim.note}, but {what} is at or below chance ({chance:.1f}) on {len(low)} of "
-        f"{len(baseline or ())} seeds: it did not train, so this is no evidence"
+        f"{claim.note}, but {name} is at or below chance ({chance:.1f}) on {len(low)} of "
+        f"{len(values or ())} seeds: it did not train, so this is no evidence"
     )
     return replace(claim, verdict="undecided", note=note)
 

@@ -22,8 +22,8 @@ from parsifl_reproduction.perfedmask.claims import (
     after,
     before,
     column,
-    led,
     number,
+    trained,
     verdict,
 )
 from parsifl_reproduction.perfedmask.setup import FEDERATIONS, PAPER, TITLES, Cell, configured, plan
@@ -204,7 +204,8 @@ def _conclude(data: str, context: Context, results: Sequence[Result]) -> list[Cl
             left,
             right,
         )
-        found = led(found, right, FEDERATIONS[cells[base].federation].chance, TITLES[base])
+        sides = {TITLES[combined]: left, TITLES[base]: right}
+        found = trained(found, FEDERATIONS[cells[base].federation].chance, sides)
         claims.append(replace(found, counted=counted))
     first, second = cells["perfedmask"], cells["fedbabu"]
     for when, measure in (("before", before), ("after", after)):

@@ -11,8 +11,8 @@ from parsifl_reproduction.perfedmask.claims import (
     COMPARABLE,
     after,
     column,
-    led,
     train_loss,
+    trained,
     validation,
     worst,
 )
@@ -75,7 +75,8 @@ def _conclude_5(context: Context, results: Sequence[Result]) -> list[Claim]:
                 f"that of {TITLES[other]}"
             )
             found = compare(statement, "curves", *pair, least=least)
-            claims.append(led(found, pair[1], 100 / _CLASSES, TITLES[other]))
+            sides = dict(zip(("PerFedMask", TITLES[other]), pair, strict=True))
+            claims.append(trained(found, 100 / _CLASSES, sides))
     return claims
 
 
@@ -95,9 +96,11 @@ def _conclude_6(context: Context, results: Sequence[Result]) -> list[Claim]:
                 f"PerFedMask than under {TITLES[other]}"
             )
             found = compare(statement, "boxes", *pair)
-            chance = FEDERATIONS[row.federation].chance
-            mean = column(grouped, row.cell(other), after)
-            claims.append(led(found, mean, chance, f"the mean of {TITLES[other]}"))
+            means = {
+                f"the mean of {TITLES[name]}": column(grouped, row.cell(name), after)
+                for name in ("perfedmask", other)
+            }
+            claims.append(trained(found, FEDERATIONS[row.federation].chance, means))
     return claims
 
 

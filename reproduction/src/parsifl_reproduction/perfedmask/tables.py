@@ -14,10 +14,10 @@ from parsifl_reproduction.perfedmask.claims import (
     after,
     before,
     column,
-    led,
     number,
     rises,
     spent,
+    trained,
     verdict,
 )
 from parsifl_reproduction.perfedmask.costs import PARAMETERS, cost, cost_job, trainable
@@ -106,7 +106,8 @@ def against(grouped: Grouped, row: Row, other: str) -> Claim:
     else:
         statement = f"{row.name}: PerFedMask is above {TITLES[other]} after fine-tuning"
         found = compare(statement, paper, left, right)
-        found = led(found, right, FEDERATIONS[row.federation].chance, TITLES[other])
+    chance = FEDERATIONS[row.federation].chance
+    found = trained(found, chance, {"PerFedMask": left, TITLES[other]: right})
     return replace(found, note=found.note + spent(grouped, *pair))
 
 
@@ -344,17 +345,19 @@ def _plan_9(context: Context) -> list[Job]:
 def _conclude_9(context: Context, results: Sequence[Result]) -> list[Claim]:
     grouped = by_label(results)
     claims = []
-    for cell, (frozen, trained) in _cells_9(context).items():
-        baseline = column(grouped, replace(cell, method="perfedmask head"), after)
+    for cell, (frozen, free) in _cells_9(context).items():
+        left = column(grouped, cell, after)
+        right = column(grouped, replace(cell, method="perfedmask head"), after)
         found = compare(
             f"{cell.federation}, c = {cell.participation:g}: PerFedMask is better with a frozen "
             "head than with a trained one, after fine-tuning",
-            f"{frozen:g} against {trained:g}",
-            column(grouped, cell, after),
-            baseline,
+            f"{frozen:g} against {free:g}",
+            left,
+            right,
         )
         chance = FEDERATIONS[cell.federation].chance
-        claims.append(led(found, baseline, chance, "the trained head"))
+        sides = {"the frozen head": left, "the trained head": right}
+        claims.append(trained(found, chance, sides))
     return claims
 
 
