@@ -50,7 +50,7 @@ def claim(claims: Sequence[Claim], *words: str) -> Claim:
 def test_every_table_and_figure_is_there() -> None:
     tables = {f"perfedmask-table{number}" for number in range(1, 10)}
     figures = {f"perfedmask-figure{number}" for number in range(3, 7)}
-    assert {recipe.name for recipe in OURS} == tables | figures
+    assert {recipe.name for recipe in OURS} == tables | figures | {"perfedmask-table1-cnn"}
 
 
 @pytest.mark.parametrize("recipe", OURS, ids=lambda recipe: str(recipe.name))
