@@ -159,8 +159,8 @@ def infos(budgets: Sequence[Any]) -> list[ClientInfo]:
 def test_every_design_keeps_budgets_and_repeats(design: Any) -> None:
     blocks = NeuralProblem(lambda: nn.Sequential(*[nn.Linear(3, 3) for _ in range(6)])).layer_groups
     clients = infos([0.2, 0.5, 0.7, 1, 25, 0.5])
-    first = design_masks(blocks, clients, [1.0] * 6, design, "J", Key(1))
-    again = design_masks(blocks, clients, [1.0] * 6, design, "J", Key(1))
+    first = design_masks(blocks, clients, [1.0] * 6, design, "J", Key(1))[0]
+    again = design_masks(blocks, clients, [1.0] * 6, design, "J", Key(1))[0]
     assert np.array_equal(first, again)
     total = sum(block.size for block in blocks)
     spent = first @ np.array([block.size for block in blocks])
@@ -169,7 +169,7 @@ def test_every_design_keeps_budgets_and_repeats(design: Any) -> None:
         assert all((np.diff(row.astype(int)) <= 0).all() for row in first)
     if design == "random":
         assert not np.array_equal(
-            first, design_masks(blocks, clients, [1.0] * 6, design, "J", Key(2))
+            first, design_masks(blocks, clients, [1.0] * 6, design, "J", Key(2))[0]
         )
 
 
@@ -342,3 +342,23 @@ def test_a_mask_that_is_none_is_refused(profiles: Any, message: str) -> None:
     infos = [ClientInfo(i, 10, profile) for i, profile in enumerate(profiles)]
     with pytest.raises(ConfigError, match=message):
         PerFedMask().init_server(PROBLEM, infos, Key(0))
+
+
+def test_the_numbers_of_the_plan_are_in_the_record() -> None:
+    done = unequal.run(PerFedMask(**SETTINGS), PROFILES, "loop")
+    total = sum(block.size for block in PROBLEM.layer_groups)
+    budgets = [budget_of(ClientInfo(0, 1, profile), total) for profile in PROFILES]
+    weights = [float(size) for size in unequal.sizes()]
+    plan = optimal(PROBLEM.layer_groups, budgets, weights=weights)
+    recorded = done.metrics[0]["metrics"]
+    for name in ("J", "bias", "V", "floor", "bound"):
+        assert recorded[f"plan_{name}"] == pytest.approx(getattr(plan, name))
+    assert recorded["plan_proven"] == plan.proven
+    assert recorded["plan_bias"] >= recorded["plan_floor"]
+    assert not any("plan_bias" in record["metrics"] for record in done.metrics[1:])
+
+
+def test_masks_that_were_handed_over_have_no_plan_in_the_record() -> None:
+    profiles = [{"mask": [1, 1]}] * len(BUDGETS)
+    done = unequal.run(PerFedMask(**SETTINGS), profiles, "loop")
+    assert "plan_bias" not in done.metrics[0]["metrics"]

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
 
-from parsifl.core import augment
+from parsifl.core import augment, keys
 from parsifl.core.errors import ConfigError
 from parsifl.core.keys import Key
 
@@ -74,3 +76,33 @@ def test_the_same_key_gives_the_same_pictures_in_a_batch_of_clients() -> None:
 def test_an_unknown_name_is_refused() -> None:
     with pytest.raises(ConfigError, match="unknown augmentation 'flop'; did you mean 'flip'"):
         augment.apply("flop", images(1), Key(0).tensor())
+
+
+def test_rotations_of_at_most_thirty_degrees_read_the_nearest_pixel() -> None:
+    x = images(40, channels=1, height=8, width=8)
+    key = Key(3).tensor()
+    moved = augment.apply("flip-rotate", x, key)
+    draws = keys.uniform(key, (4, 40))
+    rows, columns = torch.meshgrid(torch.arange(8), torch.arange(8), indexing="ij")
+    for image, source, flip, turn in zip(moved, x, draws[0], draws[1], strict=True):
+        start = source.flip(-1) if flip < 0.5 else source
+        angle = math.radians((2 * float(turn) - 1) * 30)
+        for row, column in zip(rows.flatten().tolist(), columns.flatten().tolist(), strict=True):
+            y, right = row - 3.5, column - 3.5
+            from_row = math.cos(angle) * y + math.sin(angle) * right + 3.5
+            from_column = math.cos(angle) * right - math.sin(angle) * y + 3.5
+            at, beside = round(from_row), round(from_column)
+            inside = 0 <= at < 8 and 0 <= beside < 8
+            if min(abs(from_row % 1 - 0.5), abs(from_column % 1 - 0.5)) > 1e-4:  # no tie
+                expected = float(start[0, at, beside]) if inside else 0.0
+                assert float(image[0, row, column]) == expected
+    assert float((moved == 0).double().mean()) > 0.01
+
+
+def test_rotations_are_the_same_in_a_batch_of_clients() -> None:
+    x = images(6, height=8, width=8).reshape(2, 3, 2, 8, 8)
+    batch = torch.stack([Key(1).tensor(), Key(2).tensor()])
+    together = torch.vmap(lambda rows, key: augment.apply("flip-rotate", rows, key))(x, batch)
+    for client in range(2):
+        alone = augment.apply("flip-rotate", x[client], batch[client])
+        assert torch.equal(together[client], alone)

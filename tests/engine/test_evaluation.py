@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 # ruff: noqa: ARG002 - the contract names every argument
 from dataclasses import dataclass, replace
 from typing import Any, final
@@ -125,6 +127,24 @@ def test_fine_tuning_takes_its_steps_from_the_personal_model(engine: Any, method
     assert fine.metrics[-1]["personal"] != plain.metrics[-1]["personal"]
     assert fine.metrics[-1]["global"] == plain.metrics[-1]["global"]
     assert not any(record["notes"] for record in fine.metrics)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_fine_tuning_by_epochs_depends_on_the_rows_of_a_client(engine: Any) -> None:
+    method, problem, data = FedAvg(lr=0.1, local_steps=2, batch_size=4), classifier(), clients()
+    tuned = Evaluation(fine_tune_epochs=2.0, fine_tune_lr=0.5, fine_tune_batch_size=4)
+    plain = simulate(method, problem, data, 2, executor=engine)
+    fine = simulate(method, problem, data, 2, executor=engine, evaluation=tuned)
+    for client, rows in enumerate(map(len, data.train)):
+        work = DataRequest({FINE_TUNE: BatchSpec(4, steps=2 * math.ceil(rows / 4))})
+        shard = BatchSampler(data, problem).draw(client, work, Key(0, 1, purpose="tuning"))
+        wanted = sgd(problem, plain.personal(client).params, shard[FINE_TUNE], SgdConfig(0.5))
+        assert difference(fine.personal(client).params, wanted) < 1e-13
+
+
+def test_steps_and_epochs_of_fine_tuning_exclude_each_other() -> None:
+    with pytest.raises(ConfigError, match=r"steps=3 and fine_tune_epochs=1\. Remove one"):
+        Evaluation(fine_tune_steps=3, fine_tune_epochs=1.0)
 
 
 def test_fine_tuning_may_go_on_as_the_round_trained() -> None:

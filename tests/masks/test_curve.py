@@ -30,10 +30,25 @@ def test_training_the_last_layers_saves_more_flops_the_more_is_masked() -> None:
         ["body.2"],
         ["body.2"],
     ]
+    (tight,) = curve(module, torch.zeros(2, 8), [0.85], design="last")
+    assert tight["layers"] == []  # the last layer does not fit, so nothing behind it is trained
     saved = [row["flops_saved"] for row in last]
     assert saved == sorted(saved)
     full = curve(module, torch.zeros(2, 8), rates)
     assert last[2]["flops_saved"] > full[2]["flops_saved"]
+
+
+def test_designs_of_the_paper_take_layers_from_the_front_or_at_random() -> None:
+    module = models.build("mlp", inputs=8, hidden=(8, 6, 4), classes=2)
+    rates = [0.0, 0.4]
+    front = curve(module, torch.zeros(2, 8), rates, design="sequential")
+    assert [row["layers"] for row in front] == [["body.0", "body.1", "body.2"], ["body.0"]]
+    draws = {
+        tuple(row["layers"])
+        for seed in range(8)
+        for row in curve(module, torch.zeros(2, 8), [0.4], design="random", seed=seed)
+    }
+    assert len(draws) > 1
 
 
 def test_a_device_without_room_trains_nothing() -> None:

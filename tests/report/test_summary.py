@@ -76,6 +76,10 @@ def test_missing_validation_rows_are_said_so(tmp_path: Path) -> None:
     assert row.personal_model is not None
     assert "last evaluated round (4) (best-validation was requested" in row.personal_model.protocol
     assert "after 5 fine-tuning steps" in row.personal_model.protocol
+    tuned = open_run(make_run(tmp_path / "epochs", evaluation={"fine_tune_epochs": 5.0}))
+    (row,) = headline([tuned])
+    assert row.personal_model is not None
+    assert "after 5 epochs of fine-tuning" in row.personal_model.protocol
 
 
 @pytest.mark.parametrize(

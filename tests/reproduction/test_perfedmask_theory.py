@@ -108,3 +108,50 @@ def test_the_variance_predicts_the_residual_of_quadratics_and_the_bias_does_not(
     ranks = [column.argsort().argsort() for column in (v, b, true)]
     assert np.corrcoef(ranks[0], ranks[2])[0, 1] > 0.97
     assert np.corrcoef(ranks[1], ranks[2])[0, 1] < 0.9
+
+
+def test_lemma_1_holds() -> None:
+    draw = np.random.default_rng(2)
+    x, y, z = draw.normal(size=(3, 20_000, 6))
+    largest = y.max(1)
+    least = np.abs((x * z).min(1))  # the smallest Q that the lemma allows
+    left = (x * y * z).sum(1)
+    right = largest * (x * z).sum(1) + least * (6 * largest - y.sum(1))
+    assert (left <= right + 1e-9).all()
+
+
+def test_theorem_1_is_not_violated_on_quadratics_although_its_proof_is_broken() -> None:
+    """Exact gradients (xi = 0) and the constants of the trajectory itself."""
+    draw = np.random.default_rng(3)
+    devices, steps, rounds, size = 4, 2, 30, 5
+    for _ in range(60):
+        curvature = draw.uniform(0.1, 2.0, (devices, size))
+        optima = draw.normal(size=(devices, size))
+        masks = draw.random((devices, size)) < draw.uniform(0.3, 0.9)
+        masks[0] = True
+        masks[~masks.any(axis=1), 0] = True
+        weight = masks / masks.sum(0)
+        smooth = curvature.max()
+        eta = 1 / (smooth * devices**2 * steps)
+        w = draw.normal(scale=3.0, size=size)
+
+        def loss(at: np.ndarray, curvature: np.ndarray, optima: np.ndarray) -> float:
+            return float((curvature * (at - optima) ** 2).sum(1).mean() / 2)
+
+        best = (curvature * optima).mean(0) / curvature.mean(0)
+        first = loss(w, curvature, optima) - loss(best, curvature, optima)
+        norms, psi, largest = [], 0.0, 0.0
+        for _ in range(rounds):
+            whole = (curvature * (w - optima)).mean(0)
+            norms.append(float(whole @ whole))
+            local = np.tile(w, (devices, 1))
+            for _ in range(steps):
+                own = curvature * (local - optima)
+                psi = max(psi, float(np.abs((own * whole).max(1)).max()))
+                largest = max(largest, float((own**2).sum(1).max()))
+                local = local - eta * masks * own
+            w = (weight * local).sum(0)
+        drift = smooth**2 * eta**2 * largest * (steps - 1) * (2 * steps - 1) / 6
+        unequal = bias(np.ones(size), masks)
+        bound = 2 / (eta * steps * rounds) * first + 2 * psi * unequal + drift
+        assert np.mean(norms) <= bound

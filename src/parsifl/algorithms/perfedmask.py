@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from parsifl.core.layer_group import LayerGroup
 from parsifl.core.problem import Layered, Problem
 from parsifl.masks import MaskPlan, heuristics, optimal
 from parsifl.masks.instance import Objective, instance_of, is_number
+from parsifl.masks.plan import plan_of
 
 Design = Literal["optimal", "sequential", "random"]
 Masks = NDArray[np.bool_]
@@ -145,8 +147,13 @@ class PerFedMask(SubmodelAveraging):
         """Draw the model and plan the masks."""
         for client in clients:
             check_profile(client, self.profile_fields())
-        masks, chosen = compressed(self._masks(problem, clients, key))
-        return SubmodelServer(self._start(problem, key), masks, chosen)
+        designed, plan = self._masks(problem, clients, key)
+        masks, chosen = compressed(designed)
+        return SubmodelServer(self._start(problem, key), masks, chosen, plan)
+
+    def start_metrics(self, server: SubmodelServer) -> Mapping[str, float]:
+        """Return what the masks reach and the bounds: J, bias, V, floor, bound, proven (0 or 1)."""
+        return {f"plan_{name}": value for name, value in server.plan.items()}
 
     def submodel(self, server: SubmodelServer, client: ClientInfo, key: Key) -> SubmodelSpec:
         """Return the mask of the device, and its slice or its networks."""
@@ -155,20 +162,23 @@ class PerFedMask(SubmodelAveraging):
         members = members_for(client, self.bases, key) if split else ()
         return SubmodelSpec(self._width(client), members, mask)
 
-    def _masks(self, problem: Problem, clients: Sequence[ClientInfo], key: Key) -> Masks:
+    def _masks(
+        self, problem: Problem, clients: Sequence[ClientInfo], key: Key
+    ) -> tuple[Masks, dict[str, float]]:
         """Plan the masks for each width separately, because block sizes depend on it.
 
-        Masks in the profiles are taken as they are.
+        Masks in the profiles are taken as they are. The numbers of the plan come with the masks if
+        there is one plan for all devices.
         """
         names = [block.name for block in self.blocks(problem)]
         if self.plan is not None:
             masks = np.array(planned(self.plan, clients, names))
             warn_of_gaps(masks, clients, names)
-            return masks
+            return masks, {}
         if any("mask" in client.profile for client in clients):
             masks = np.array([mask_of(client, len(names)) for client in clients])
             warn_of_gaps(masks, clients, names)
-            return masks
+            return masks, {}
         widths = np.array([self._width(client) for client in clients])
         parts = []
         for width in np.unique(widths):
@@ -179,12 +189,12 @@ class PerFedMask(SubmodelAveraging):
             weights = [self.weight(client) for client in named]
             blocks = self.blocks(one)
             found = design_masks(blocks, named, weights, self.design, self.objective, here)
-            parts.append((members, found))
-        masks = np.zeros((len(clients), parts[0][1].shape[1]), dtype=np.bool_)
-        for members, found in parts:
-            masks[members] = found
+            parts.append((members, *found))
+        masks = np.zeros((len(clients), len(names)), dtype=np.bool_)
+        for members, rows, _ in parts:
+            masks[members] = rows
         warn_of_gaps(masks, clients, names)
-        return masks
+        return masks, _numbers(parts[0][2]) if len(parts) == 1 else {}
 
     def _width(self, client: ClientInfo) -> float:
         if self.base == "splitmix":
@@ -269,32 +279,43 @@ def design_masks(
     design: Design,
     objective: Objective,
     key: Key,
-) -> Masks:
-    """Return which blocks each device trains [N, L], within its budget.
+) -> tuple[Masks, MaskPlan | None]:
+    """Return which blocks each device trains [N, L], within its budget, and the plan.
 
-    The plan is for the devices that may take part; the others could train all that fits.
+    The plan is for the devices that may take part; the others could train all that fits. There is
+    none if no device can train a block.
     """
     able = np.array([client.takes_part for client in clients])
-    if not able.all():
-        masks = np.ones((len(clients), len(blocks)), dtype=np.bool_)
-        if able.any():
-            some = [c for c in clients if c.takes_part]
-            part = [weight for weight, on in zip(weights, able, strict=True) if on]
-            masks[able] = design_masks(blocks, some, part, design, objective, key)
-        return masks
+    masks = np.ones((len(clients), len(blocks)), dtype=np.bool_)
+    if not able.any():
+        return masks, None
     total = sum(block.size for block in blocks)
-    budgets = [budget_of(client, total) for client in clients]
-    everything = np.ones((len(budgets), len(blocks)), dtype=np.bool_)
-    if min(budgets) >= total:
-        return everything
-    instance = instance_of(blocks, budgets, weights)
+    budgets = [budget_of(client, total) for client in clients if client.takes_part]
+    part = [weight for weight, on in zip(weights, able, strict=True) if on]
+    instance = instance_of(blocks, budgets, part)
     if not instance.active().any():
-        return ~everything
-    if design == "sequential":
-        return heuristics.sequential(instance)
-    if design == "random":
-        return heuristics.random(instance, key)
-    return optimal(blocks, budgets, objective, weights=weights, nodes=_NODES).masks
+        masks[able] = False
+        return masks, None
+    if min(budgets) >= total:
+        plan = plan_of(instance, masks[able], objective, bound=0.0, method="everything")
+    elif design == "sequential":
+        plan = plan_of(instance, heuristics.sequential(instance), objective, method=design)
+    elif design == "random":
+        plan = plan_of(instance, heuristics.random(instance, key), objective, method=design)
+    else:
+        plan = optimal(blocks, budgets, objective, weights=part, nodes=_NODES)
+    masks[able] = plan.masks
+    return masks, plan
+
+
+def _numbers(plan: MaskPlan | None) -> dict[str, float]:
+    """Return what a plan reaches; only an optimal one has a bound."""
+    if plan is None:
+        return {}
+    found = {"J": plan.J, "bias": plan.bias, "V": plan.V, "floor": plan.floor}
+    if math.isfinite(plan.bound):
+        found |= {"bound": plan.bound, "proven": float(plan.proven)}
+    return found
 
 
 def warn_of_gaps(masks: Masks, clients: Sequence[ClientInfo], names: Sequence[str]) -> None:

@@ -253,6 +253,10 @@ class FederatedAlgorithm(ABC, Generic[P, S, C, D, U, T]):
         """Return the entries of a device profile that this algorithm reads."""
         return ()
 
+    def start_metrics(self, server: S) -> Mapping[str, float]:
+        """Return scalars of the first server state, which the record of the first round keeps."""
+        return {}
+
     def describe(self) -> dict[str, Any]:
         """Return the name and the settings as JSON values, for the configuration of a run."""
         return {"name": type(self).__name__.lower(), **config.to_json(self)}

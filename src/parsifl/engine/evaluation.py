@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from parsifl.core import config
 from parsifl.core.config import Count, Fraction, Momentum, NonNegative, Positive, Size
+from parsifl.core.errors import ConfigError
 from parsifl.core.problem import Problem
 
 Select = Literal["last", "best-validation", "best-test"]
@@ -27,10 +28,12 @@ class Evaluation:
 
     Parameters
     ----------
-    fine_tune_steps, fine_tune_lr, fine_tune_batch_size, fine_tune_momentum, fine_tune_weight_decay
-        SGD steps that every personal model takes on its client's training rows before it is
-        evaluated. They do not change the run. fine_tune_lr=None uses the learning rate of the
-        evaluated round.
+    fine_tune_steps, fine_tune_epochs
+        SGD steps, or passes over its client's training rows, that every personal model takes
+        before it is evaluated. They do not change the run. Set at most one of them.
+    fine_tune_lr, fine_tune_batch_size, fine_tune_momentum, fine_tune_weight_decay
+        Settings of the fine-tuning. fine_tune_lr=None uses the learning rate of the evaluated
+        round.
     select
         Which round the headline number comes from: the last; the best on validation data; or the
         best on test data, as some papers do.
@@ -49,6 +52,7 @@ class Evaluation:
     fine_tune_batch_size: Count = 20
     fine_tune_momentum: Momentum = 0.0
     fine_tune_weight_decay: NonNegative = 0.0
+    fine_tune_epochs: NonNegative = 0.0
     select: Select = "last"
     clients: Clients = "all"
     unseen: Fraction = 0.0
@@ -57,6 +61,17 @@ class Evaluation:
 
     def __post_init__(self) -> None:
         config.check(self)
+        if self.fine_tune_steps and self.fine_tune_epochs:
+            raise ConfigError(
+                "fine_tune_steps and fine_tune_epochs are mutually exclusive: got "
+                f"fine_tune_steps={self.fine_tune_steps} and "
+                f"fine_tune_epochs={self.fine_tune_epochs:g}. Remove one of them."
+            )
+
+    @property
+    def fine_tunes(self) -> bool:
+        """Whether personal models are fine-tuned before they are evaluated."""
+        return bool(self.fine_tune_steps or self.fine_tune_epochs)
 
 
 @dataclass(frozen=True)

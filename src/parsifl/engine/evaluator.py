@@ -203,7 +203,7 @@ class Evaluator:
     def _personalized(self, received: Any, state: Any, data: ClientRoundData) -> Model:
         model = self._algorithm.personalize(self._problem, received, state, data)
         settings = self._evaluation
-        if not settings.fine_tune_steps:
+        if not settings.fine_tunes:
             return model
         rate: Any = settings.fine_tune_lr
         if rate is None:
@@ -218,12 +218,13 @@ class Evaluator:
         return (*load(request), data)
 
     def _request(self, client: ClientInfo) -> DataRequest:
-        wanted = self._algorithm.personalization_batches(client)
-        if not self._evaluation.fine_tune_steps:
+        wanted, settings = self._algorithm.personalization_batches(client), self._evaluation
+        if not settings.fine_tunes:
             return wanted
         spec = BatchSpec(
-            self._evaluation.fine_tune_batch_size,
-            steps=self._evaluation.fine_tune_steps,
+            settings.fine_tune_batch_size,
+            steps=settings.fine_tune_steps or None,
+            epochs=settings.fine_tune_epochs or None,
             last_batch="wrap" if self._problem.uses_batch_statistics else "pad",
         )
         return DataRequest({**wanted.batches, FINE_TUNE: spec}, wanted.rows)

@@ -128,6 +128,9 @@ class Training:
             round = len(state.records)
             pending = self._pending(state)
             server, record, scores = self._train(state.server, round, pending)
+            if round == 0:
+                started = self.algorithm.start_metrics(state.server)
+                record = replace(record, metrics={**started, **record.metrics})
             self._check_patience(state.records, record)
             if pending is not None:
                 self._complete(state, scores)

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from parsifl.core.errors import ConfigError
+from parsifl.core.errors import ConfigError, unknown
+from parsifl.core.keys import Key
+from parsifl.masks import heuristics
 from parsifl.masks.cost_model import Probe
 from parsifl.masks.feasible_sets import Catalogue
 from parsifl.masks.instance import Instance, instance_of, is_number
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 RATES = tuple(step / 20 for step in range(20))
+_DESIGNS = ("fullest", "sequential", "last", "random")
 
 
 def curve(
@@ -27,13 +30,19 @@ def curve(
     *,
     head: str | None = None,
     design: str = "fullest",
+    seed: int = 0,
 ) -> list[dict[str, Any]]:
     """Return parameters and FLOPs against the masking rate 1 - psi / d_w.
 
-    For each rate the device trains the fullest set of blocks within psi, as in the closed form,
-    or (`design="last"`) a run of the last blocks that fit, which saves the most FLOPs. FLOPs are
-    forward and backward of one batch like `sample`; the percentages saved are those of Figure 3.
-    A device that knows its FLOPs reads its psi off this table.
+    FLOPs are forward and backward of one batch like `sample`; the percentages saved are those of
+    Figure 3. A device that knows its FLOPs reads its psi off this table.
+
+    Parameters
+    ----------
+    design
+        Which blocks a device trains within psi: the "fullest" set, as in the closed form; the
+        blocks from the front ("sequential") or from the end ("last", which saves the most FLOPs)
+        until the next does not fit; or blocks in a "random" order, by `seed`.
     """
     probe = Probe.of(module, sample, layer_groups(module, head))
     total = sum(block.size for block in probe.blocks)
@@ -45,7 +54,7 @@ def curve(
             raise ConfigError(f"the masking rate must be at least 0 and below 1, got {rate!r}")
         psi = (1.0 - rate) * total
         instance = instance_of(probe.blocks, [psi])
-        row = _chosen(instance, psi, design)
+        row = _chosen(instance, psi, design, Key(seed, purpose=f"masks/curve {rate}"))
         parameters = int(row @ instance.sizes)
         backward = probe.backward_flops(np.flatnonzero(row).tolist())
         table.append(
@@ -63,19 +72,16 @@ def curve(
     return table
 
 
-def _chosen(instance: Instance, psi: float, design: str) -> NDArray[np.bool_]:
-    layers = len(instance.sizes)
-    if design not in ("fullest", "last"):
-        raise ConfigError(f"unknown design {design!r}; use 'fullest' or 'last'")
+def _chosen(instance: Instance, psi: float, design: str, key: Key) -> NDArray[np.bool_]:
+    if design not in _DESIGNS:
+        raise ConfigError(unknown("design", design, _DESIGNS))
     if not instance.active()[0]:
-        return np.zeros(layers, dtype=bool)
+        return np.zeros(len(instance.sizes), dtype=bool)
     if design == "fullest":
         return Catalogue(instance).fullest(psi)[1]
-    row, spent = np.zeros(layers, dtype=bool), 0.0
-    for layer in range(layers - 1, -1, -1):
-        if spent + instance.sizes[layer] <= psi * (1 + 1e-12):
-            row[layer] = True
-            spent += float(instance.sizes[layer])
-        elif row.any():
-            break  # one more layer towards the input would cost FLOPs and hardly train anything
-    return row
+    if design in ("random", "sequential"):
+        random = design == "random"
+        masks = heuristics.random(instance, key) if random else heuristics.sequential(instance)
+        return np.asarray(masks[0])
+    fits = np.cumsum(instance.sizes[::-1]) <= psi * (1 + 1e-12)
+    return np.asarray(fits[::-1])

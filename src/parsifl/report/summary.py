@@ -121,7 +121,10 @@ def _model_score(group: RunGroup, model: str) -> ModelScore | None:
 
 def _protocol(run: RunData, model: str, chosen: Iterable[int]) -> str:
     steps = int(run.evaluation.get("fine_tune_steps", 0))
+    epochs = float(run.evaluation.get("fine_tune_epochs", 0.0))
     tuned = f" after {steps} fine-tuning step{'s' if steps > 1 else ''}" if steps else ""
+    if epochs:
+        tuned = f" after {epochs:g} epoch{'s' if epochs != 1 else ''} of fine-tuning"
     what = (
         f"Personal: each client's own model{tuned}, on its own test rows"
         if model == "personal"

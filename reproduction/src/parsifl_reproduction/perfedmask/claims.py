@@ -1,62 +1,127 @@
-"""How results are set beside the numbers of PerFedMask's paper."""
+"""How results are set beside the numbers of PerFedMask's paper, seed by seed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
-from typing import Any
 
 from parsifl_reproduction.comparison import compare
-from parsifl_reproduction.perfedmask.setup import TITLES, Cell
-from parsifl_reproduction.recipe import Claim, Context, Result, Values, Verdict, by_label
+from parsifl_reproduction.perfedmask.setup import TUNED, Cell
+from parsifl_reproduction.recipe import Claim, Values, Verdict, spread
 
-Published = Mapping[Cell, float]
-
-
-def in_order(
-    context: Context, results: Sequence[Result], published: Published, lead: str, key: str
-) -> list[Claim]:
-    """Judge, for each cell beside the one of `lead`, whether the paper's order is ours."""
-    grouped = by_label(results)
-    claims: dict[Cell, Claim] = {}
-    for cell, theirs in published.items():
-        first = replace(cell, method=lead)
-        if cell.method == lead or first not in published:
-            continue
-        above = published[first] > theirs
-        statement = (
-            f"{cell.at(context).federation}, c = {cell.at(context).participation:g}: "
-            f"{TITLES[lead]} is {'above' if above else 'below'} {TITLES[cell.method]} ({key} "
-            "fine-tuning)"
-        )
-        paper = f"{published[first]:g} against {theirs:g} on {cell.federation}"
-        ours = [column(grouped, one.at(context).label, key) for one in (first, cell)]
-        found = compare(statement, paper, ours[0], ours[1], above=above)
-        spent = _spent(grouped, first.at(context).label, cell.at(context).label)
-        # cells that are one at this scale are judged by the first of them
-        claims.setdefault(cell.at(context), replace(found, note=found.note + spent))
-    return list(claims.values())
+Grouped = Mapping[str, list[Values]]
+Measure = Callable[[Values], float]
+COMPARABLE = 2.0
+"""Points of accuracy below which we call a difference comparable; the paper gives no number."""
 
 
-def _spent(grouped: Mapping[str, list[Values]], *labels: str) -> str:
-    """Tell how much both sides compute: a method that computes more has it easier."""
-    costs = [
-        [a + b for a, b in zip(forward, backward, strict=True)]
-        for label in labels
-        if (forward := column(grouped, label, "forward"))
-        and (backward := column(grouped, label, "backward"))
-    ]
-    if len(costs) < 2:
-        return ""
-    left, right = (f"{fmean(part) / 1e9:.2f}" for part in costs)
-    return f"; a device computes {left} against {right} GFLOP a round"
-
-
-def column(grouped: Mapping[str, list[Values]], label: str, key: str) -> list[Any] | None:
-    """Return one value of every seed of a label; None if it did not run."""
-    found = [values[key] for values in grouped.get(label, ()) if key in values]
+def column(grouped: Grouped, cell: Cell, measure: Measure) -> list[float] | None:
+    """Return one value per seed of a cell; None if it did not run."""
+    found = [measure(values) for values in grouped.get(cell.label, ())]
     return found or None
+
+
+def before(values: Values) -> float:
+    """Return the test accuracy of the global model."""
+    return float(values["before"])
+
+
+def after(values: Values, epochs: int = TUNED) -> float:
+    """Return the test accuracy after fine-tuning."""
+    return float(values["tuned"][str(epochs)]["mean"])
+
+
+def worst(values: Values) -> float:
+    """Return the accuracy of the worst tenth of the devices after fine-tuning."""
+    return float(values["tuned"][str(TUNED)]["worst"])
+
+
+def train_loss(values: Values) -> float:
+    """Return the training loss after the last round."""
+    return float(values["train_loss"][-1])
+
+
+def train_accuracy(values: Values) -> float:
+    """Return the training accuracy after the last round."""
+    return float(values["train_accuracy"])
+
+
+def validation(values: Values) -> float:
+    """Return the validation accuracy after the last round."""
+    return float(values["validation"][-1])
+
+
+def trained(claim: Claim, chance: float, sides: Mapping[str, Sequence[float] | None]) -> Claim:
+    """Return the claim, undecided if it was decided by a side at or below chance.
+
+    `sides` are the leading method and the other one, by name. A claim that held needs a baseline
+    that trained; one that did not hold needs a leading method that did.
+
+    >>> held = Claim("a leads b", "", "", "held", "every seed agrees")
+    >>> trained(held, 100 / 3, {"a": [70.0, 71.0], "b": [33.0, 60.0]}).verdict
+    'undecided'
+    """
+    if claim.verdict not in ("held", "did not hold"):
+        return claim
+    name, values = list(sides.items())[1 if claim.verdict == "held" else 0]
+    low = [value for value in values or () if value <= chance]
+    if not low:
+        return claim
+    note = (
+        f"{claim.note}, but {name} is at or below chance ({chance:.1f}) on {len(low)} of "
+        f"{len(values or ())} seeds: it did not train, so this is no evidence"
+    )
+    return replace(claim, verdict="undecided", note=note)
+
+
+def spent(grouped: Grouped, *cells: Cell) -> str:
+    """Return how much both sides compute: an algorithm that computes more has an advantage."""
+    costs = [
+        column(grouped, cell, lambda values: float(values["forward"] + values["backward"]))
+        for cell in cells
+    ]
+    if not all(costs):
+        return ""
+    left, right = (f"{fmean(part or ()) / 1e9:.2f}" for part in costs)
+    return f"; a device computes {left} against {right} GFLOP per round"
+
+
+def slopes(x: Sequence[float], rows: Sequence[Sequence[float]]) -> list[float]:
+    """Return, for each seed, the least-squares slope of its values over x.
+
+    >>> slopes([0.0, 1.0], [[1.0, 3.0], [3.0, 2.0]])
+    [2.0, -1.0]
+    """
+    centre = fmean(x)
+    scale = sum((at - centre) ** 2 for at in x)
+    return [
+        sum((at - centre) * value for at, value in zip(x, values, strict=True)) / scale
+        for values in zip(*rows, strict=True)
+    ]
+
+
+def rises(
+    statement: str, paper: str, x: Sequence[float], rows: Sequence[Sequence[float] | None]
+) -> Claim:
+    """Compare the slope over x of every seed with 0."""
+    present = [row for row in rows if row]
+    if len(present) < len(rows):
+        return Claim(statement, paper, "", "not run", "a run is missing")
+    found = slopes(x, present)
+    values = ", ".join(spread(row) for row in present)
+    claim = compare(statement, paper, found, [0.0] * len(found))
+    return replace(claim, ours=f"{values}; slope {spread(found)}")
+
+
+def number(
+    statement: str, paper: float, ours: float | None, tolerance: float = 0.02, note: str = ""
+) -> Claim:
+    """Compare a number with the paper's, within a relative tolerance."""
+    if ours is None:
+        return Claim(statement, f"{paper:.3f}", "", "not run", note)
+    held = abs(ours - paper) <= tolerance * paper
+    return Claim(statement, f"{paper:.3f}", f"{ours:.3f}", verdict(held), note)
 
 
 def verdict(held: bool) -> Verdict:

@@ -3,116 +3,412 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
 
-from parsifl_reproduction.perfedmask.claims import Published, column, in_order, verdict
-from parsifl_reproduction.perfedmask.setup import PAPER, SEVEN, Cell, plan
-from parsifl_reproduction.recipe import Claim, Context, Job, Recipe, Result, by_label, spread
+from parsifl_reproduction.comparison import compare
+from parsifl_reproduction.perfedmask import deviations
+from parsifl_reproduction.perfedmask.claims import (
+    COMPARABLE,
+    Grouped,
+    after,
+    before,
+    column,
+    number,
+    rises,
+    spent,
+    train_loss,
+    trained,
+    verdict,
+)
+from parsifl_reproduction.perfedmask.costs import PARAMETERS, cost, cost_job, trainable
+from parsifl_reproduction.perfedmask.setup import (
+    FEDERATIONS,
+    PAPER,
+    SEVEN,
+    TITLES,
+    Cell,
+    plan,
+)
+from parsifl_reproduction.recipe import Claim, Context, Job, Recipe, Result, by_label
 
-_ACCURACY_1 = {
-    ("CIFAR-10", 1.0): (88.43, 88.20, 84.96, 84.26, 87.33, 85.56, 84.99),
-    ("CIFAR-10", 0.1): (83.60, 84.27, 74.55, 71.88, 73.34, 77.76, 71.19),
-    ("CIFAR-100", 1.0): (72.40, 69.01, 64.63, 65.24, 68.65, 65.95, 65.27),
-    ("CIFAR-100", 0.1): (67.47, 66.32, 59.36, 60.42, 65.87, 62.35, 59.12),
-}
-TABLE_1: Published = {
-    Cell(data, method, part): value
-    for (data, part), row in _ACCURACY_1.items()
-    for method, value in zip(SEVEN, row, strict=True)
-}
-TABLE_7: Published = {
-    Cell("DomainNet", method): value
-    for method, value in zip(SEVEN, (70.68, 72.29, 71.95, 72.85, 67.68, 68.44, 72.24), strict=True)
-}
+FOUR = ("perfedmask", "fedbabu", "heterofl", "fedavg")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a table: a federation that runs it, its methods, and the paper's numbers."""
+
+    federation: str
+    participation: float
+    methods: tuple[str, ...]
+    source: str
+    published: dict[str, float]
+
+    @property
+    def cells(self) -> list[Cell]:
+        """The runs of the row."""
+        return [self.cell(method) for method in self.methods]
+
+    def cell(self, method: str) -> Cell:
+        """Return the run of a method."""
+        return Cell(self.federation, method, self.participation)
+
+    def numbers(self, first: str, second: str) -> str:
+        """Return the paper's two numbers."""
+        return f"{self.published[first]:g} against {self.published[second]:g} on {self.source}"
+
+    @property
+    def name(self) -> str:
+        """How claims begin."""
+        return f"{self.federation.partition(',')[0]}, c = {self.participation:g}"
+
+
+def _row(name: str, c: float, source: str, numbers: Sequence[float]) -> Row:
+    return Row(name, c, SEVEN, source, dict(zip(SEVEN, numbers, strict=True)))
+
+
+_PAPER_1 = (
+    _row("CIFAR-10", 1.0, "CIFAR-10", (88.43, 88.20, 84.96, 84.26, 87.33, 85.56, 84.99)),
+    _row("CIFAR-10", 0.1, "CIFAR-10", (83.60, 84.27, 74.55, 71.88, 73.34, 77.76, 71.19)),
+    _row("CIFAR-100", 1.0, "CIFAR-100", (72.40, 69.01, 64.63, 65.24, 68.65, 65.95, 65.27)),
+    _row("CIFAR-100", 0.1, "CIFAR-100", (67.47, 66.32, 59.36, 60.42, 65.87, 62.35, 59.12)),
+)
+_STAND_INS_1 = (
+    replace(_PAPER_1[0], federation="MLP"),
+    replace(_PAPER_1[1], federation="MLP, 40 devices"),
+)
+_CONVOLUTIONS = (
+    replace(_PAPER_1[0], federation="CNN", methods=FOUR),
+    replace(_PAPER_1[1], federation="CNN, 40 devices", methods=FOUR),
+)
+_PAPER_7 = (_row("DomainNet", 1.0, "DomainNet", (70.68, 72.29, 71.95, 72.85, 67.68, 68.44, 72.24)),)
+_STAND_INS_7 = (replace(_PAPER_7[0], federation="looks"),)
+
+
+def rows_1(context: Context) -> tuple[Row, ...]:
+    """Return the rows of Table 1 at a scale."""
+    return _PAPER_1 if context.scale == "full" else _STAND_INS_1
+
+
+def rows_7(context: Context) -> tuple[Row, ...]:
+    """Return the rows of Table 7 at a scale."""
+    return _PAPER_7 if context.scale == "full" else _STAND_INS_7
+
+
+def against(grouped: Grouped, row: Row, other: str) -> Claim:
+    """Compare PerFedMask with another method after fine-tuning."""
+    pair = row.cell("perfedmask"), row.cell(other)
+    left, right = (column(grouped, cell, after) for cell in pair)
+    paper = row.numbers("perfedmask", other)
+    if other == "fedbabu":
+        statement = f"{row.name}: PerFedMask is at most {COMPARABLE:g} points below FedBABU"
+        found = compare(statement, paper, left, right, least=-COMPARABLE)
+    else:
+        statement = f"{row.name}: PerFedMask is above {TITLES[other]} after fine-tuning"
+        found = compare(statement, paper, left, right)
+    chance = FEDERATIONS[row.federation].chance
+    found = trained(found, chance, {"PerFedMask": left, TITLES[other]: right})
+    return replace(found, note=found.note + spent(grouped, *pair))
+
+
+# ---------------------------------------------------------------------- Table 1
+def _plan_1(context: Context) -> list[Job]:
+    cells = [cell for row in rows_1(context) for cell in row.cells]
+    cells += [cell for pair in _participation(context) for cell in pair]
+    costs = [cost_job(data, name) for data in ("CIFAR-10", "CIFAR-100") for name in SEVEN]
+    return [*costs, *plan(cells, context)]
+
+
+def _plan_cnn(context: Context) -> list[Job]:
+    return plan([cell for row in _CONVOLUTIONS for cell in row.cells], context)
+
+
+def _conclude_cnn(context: Context, results: Sequence[Result]) -> list[Claim]:
+    """Compare Table 1 and the training loss of Figure 4 with convolutions, at any scale."""
+    del context
+    grouped = by_label(results)
+    claims = [against(grouped, row, other) for row in _CONVOLUTIONS for other in row.methods[1:]]
+    return [*claims, more_loss(grouped, _CONVOLUTIONS[0])]
+
+
+def more_loss(grouped: Grouped, row: Row) -> Claim:
+    """Masks cost something: the training loss of PerFedMask stays above that of FedBABU."""
+    pair = [column(grouped, row.cell(name), train_loss) for name in ("perfedmask", "fedbabu")]
+    statement = f"{row.name}: the training loss of PerFedMask ends above that of FedBABU"
+    return compare(statement, "curves; the difference is the bias", *pair)
+
+
+def _participation(context: Context) -> list[tuple[Cell, Cell]]:
+    """Return pairs of runs that differ in c alone."""
+    if context.scale == "full":
+        names = [(data, method) for data in ("CIFAR-10", "CIFAR-100") for method in SEVEN]
+    else:
+        names = [("MLP, 40 devices", "perfedmask")]
+    return [(Cell(*name, 1.0), Cell(*name, 0.1)) for name in names]
+
+
+def _conclude_1(context: Context, results: Sequence[Result]) -> list[Claim]:
+    grouped = by_label(results)
+    claims = [against(grouped, row, other) for row in rows_1(context) for other in row.methods[1:]]
+    for many, few in _participation(context):
+        statement = (
+            f"{many.federation}: {TITLES[many.method]} is better at c = 1 than at c = 0.1 after "
+            "fine-tuning"
+        )
+        one, tenth = _published(many), _published(few)
+        paper = f"{one.published[many.method]:g} against {tenth.published[few.method]:g}"
+        claims.append(
+            compare(statement, paper, column(grouped, many, after), column(grouped, few, after))
+        )
+    for data in ("CIFAR-10", "CIFAR-100"):
+        claims += _parameters(grouped, data)
+    return claims
+
+
+def _published(cell: Cell) -> Row:
+    """Return the row of the paper for a run; CIFAR-10 where another federation stands for it."""
+    same = [row for row in _PAPER_1 if row.participation == cell.participation]
+    return next((row for row in same if row.source == cell.federation), same[0])
+
+
+def _parameters(grouped: Grouped, data: str) -> list[Claim]:
+    """Compare the trainable parameters of a network of the paper, counted on the meta device."""
+    counted = {"CIFAR-10": "perfedmask-table2", "CIFAR-100": "perfedmask-table8"}
+    repeated = ("perfedmask", "fedbabu", "heterofl", "splitmix")
+    published = PARAMETERS[data]
+    claims = [
+        replace(
+            trainable(grouped, data, method, published[method]),
+            counted=counted.get(data, "") if method in repeated else "",
+        )
+        for method in SEVEN
+    ]
+    found = {method: cost(grouped, data, method, "trainable") for method in SEVEN}
+    statement = (
+        f"{data}: PerFedMask, HeteroFL and Split-Mix train fewer parameters than the others, and "
+        "Split-Mix the fewest"
+    )
+    known = {method: value for method, value in found.items() if value is not None}
+    if len(known) < len(found):
+        return [*claims, Claim(statement, "the rows above", "", "not run")]
+    few = {name: known.pop(name) for name in ("perfedmask", "heterofl", "splitmix")}
+    held = max(few.values()) < min(known.values()) and min(few.values()) == few["splitmix"]
+    return [*claims, Claim(statement, "the rows above", "the rows above", verdict(held))]
+
+
+# ---------------------------------------------------------------------- Table 3
 _STEPS = (0, 2, 4, 6, 8, 10)
-_ACCURACY_3 = {
-    ("CIFAR-10", "perfedmask"): (70.14, 88.78, 88.69, 88.35, 88.25, 88.30),
-    ("CIFAR-10", "fedbabu"): (69.27, 88.63, 88.38, 88.43, 88.12, 87.92),
-    ("CIFAR-100", "perfedmask"): (32.04, 72.62, 72.84, 72.48, 72.11, 72.40),
-    ("CIFAR-100", "fedbabu"): (29.70, 69.03, 69.15, 68.86, 68.83, 68.81),
+_TABLE_3 = {
+    "perfedmask": (70.14, 88.78, 88.69, 88.35, 88.25, 88.30),
+    "fedbabu": (69.27, 88.63, 88.38, 88.43, 88.12, 87.92),
 }
-TABLE_3: Published = {
-    Cell(data, method, tune_epochs=steps): value
-    for (data, method), row in _ACCURACY_3.items()
-    for steps, value in zip(_STEPS, row, strict=True)
-}
-_TABLE_4_BEFORE = {0.2: 29.29, 0.4: 32.31, 0.6: 32.79, 0.8: 33.59, 1.0: 34.73}
-TABLE_4: Published = {
-    Cell("CIFAR-100", "perfedmask", nu=nu): value for nu, value in _TABLE_4_BEFORE.items()
-}
-TABLE_9: Published = {
-    Cell("CIFAR-10", "perfedmask", 0.1): 83.60,
-    Cell("CIFAR-10", "perfedmask", 1.0): 88.43,
-    Cell("CIFAR-100", "perfedmask", 0.1): 67.47,
-    Cell("CIFAR-100", "perfedmask", 1.0): 72.40,
-    Cell("CIFAR-10", "perfedmask head", 0.1): 71.56,
-    Cell("CIFAR-10", "perfedmask head", 1.0): 85.76,
-    Cell("CIFAR-100", "perfedmask head", 0.1): 54.85,
-    Cell("CIFAR-100", "perfedmask head", 1.0): 67.89,
-}
+"""CIFAR-10."""
 
 
-def _plan(published: Published, context: Context) -> list[Job]:
-    return plan(list(published), context)
+def _cells_3(context: Context) -> list[Cell]:
+    name = "CIFAR-10" if context.scale == "full" else "MLP"
+    return [Cell(name, method) for method in _TABLE_3]
 
 
-def _conclude(published: Published, context: Context, results: Sequence[Result]) -> list[Claim]:
-    return in_order(context, results, published, "perfedmask", "after")
+def _plan_3(context: Context) -> list[Job]:
+    return plan(_cells_3(context), context)
 
 
-def _conclude_tuning(context: Context, results: Sequence[Result]) -> list[Claim]:
+def _conclude_3(context: Context, results: Sequence[Result]) -> list[Claim]:
     """Two epochs of fine-tuning are worth nearly as much as ten."""
     grouped = by_label(results)
-    claims: dict[str, Claim] = {}
-    for (data, method), row in _ACCURACY_3.items():
-        cells = [Cell(data, method, tune_epochs=n).at(context) for n in (0, 2, 10)]
-        none, few, many = (column(grouped, cell.label, "after") for cell in cells)
-        statement = f"{cells[0].federation}, {method}: 2 epochs of fine-tuning gain most"
-        paper = f"{row[0]:g}, {row[1]:g} and {row[-1]:g} after 0, 2 and 10"
-        if not none or not few or not many:
-            claims.setdefault(statement, Claim(statement, paper, "", "not run"))
-            continue
-        gained, later = _gain(few, none), _gain(many, few)
-        ours = f"{spread(none)}, {spread(few)} and {spread(many)}"
-        claim = Claim(statement, paper, ours, verdict(gained > abs(later)))
-        claims.setdefault(statement, claim)
-    return [*claims.values(), *in_order(context, results, TABLE_3, "perfedmask", "after")]
+    claims = []
+    for cell in _cells_3(context):
+        none, two, ten = (
+            column(grouped, cell, partial(after, epochs=epochs)) for epochs in (0, 2, 10)
+        )
+        start, few, *_, many = _TABLE_3[cell.method]
+        who = f"{cell.federation}, {TITLES[cell.method]}"
+        gained = None if not none or not two else [b - a for a, b in zip(none, two, strict=True)]
+        later = None if not two or not ten else [abs(b - a) for a, b in zip(two, ten, strict=True)]
+        claims += [
+            compare(
+                f"{who}: 2 epochs of fine-tuning change more than the next 8",
+                f"{few - start:.2f} against {abs(many - few):.2f}",
+                gained,
+                later,
+            ),
+            compare(
+                f"{who}: 2 epochs are at most 1 point below 10",
+                f"{few:g} against {many:g}",
+                two,
+                ten,
+                least=-1.0,
+            ),
+        ]
+    return claims
 
 
-def _gain(after: Sequence[float], before: Sequence[float]) -> float:
-    return sum(after) / len(after) - sum(before) / len(before)
+# ---------------------------------------------------------------------- Table 4
+_TABLE_4 = {
+    0.2: (29.29, 72.07, 0.941, 617.0),
+    0.4: (32.31, 74.33, 1.518, 675.0),
+    0.6: (32.79, 72.82, 2.095, 741.0),
+    0.8: (33.59, 72.64, 2.647, 803.0),
+    1.0: (34.73, 73.76, 3.207, 863.0),
+}
+"""By nu: accuracy before and after fine-tuning; parameters and backward FLOPs in millions."""
 
 
-def _conclude_strength(context: Context, results: Sequence[Result]) -> list[Claim]:
+def _cells_4(context: Context) -> list[Cell]:
+    name = "CIFAR-100" if context.scale == "full" else "MLP"
+    return [Cell(name, "perfedmask", nu=nu) for nu in _TABLE_4]
+
+
+def _plan_4(context: Context) -> list[Job]:
+    return [cost_job("CIFAR-100", "perfedmask"), *plan(_cells_4(context), context)]
+
+
+def _conclude_4(context: Context, results: Sequence[Result]) -> list[Claim]:
     """More strong devices give a better global model."""
-    grouped = by_label(results)
-    cells = [cell.at(context) for cell in TABLE_4]
-    found = [column(grouped, cell.label, "before") for cell in cells]
-    statement = "the global model gets better as nu grows from 0.2 to 1"
-    paper = ", ".join(f"{value:g}" for value in _TABLE_4_BEFORE.values())
-    if not all(found):
-        return [Claim(statement, paper, "", "not run")]
-    ours = ", ".join(spread(part) for part in found if part)
-    means = [sum(part) / len(part) for part in found if part]
-    rises = sum(b > a for a, b in pairwise(means))
-    note = f"{rises} of {len(means) - 1} steps go up"
-    return [Claim(statement, paper, ours, verdict(means[-1] > means[0]), note)]
+    grouped, cells = by_label(results), _cells_4(context)
+    early = [column(grouped, cell, before) for cell in cells]
+    late = [column(grouped, cell, after) for cell in cells]
+    published = list(zip(*_TABLE_4.values(), strict=True))
+    listed = ", ".join(f"{value:g}" for value in published[0])
+    claims = [
+        rises(
+            "the accuracy before fine-tuning rises with nu (slope over 0.2 to 1)",
+            listed,
+            list(_TABLE_4),
+            early,
+        ),
+        compare(
+            "before fine-tuning nu = 1 is above nu = 0.2",
+            f"{published[0][-1]:g} against {published[0][0]:g}",
+            early[-1],
+            early[0],
+        ),
+        compare(
+            f"after fine-tuning nu = 0.2 is at most {COMPARABLE:g} points below nu = 1",
+            f"{published[1][0]:g} against {published[1][-1]:g}",
+            late[0],
+            late[-1],
+            least=-COMPARABLE,
+        ),
+    ]
+    full = cost(grouped, "CIFAR-100", "perfedmask", "strong_backward")
+    for nu, (_, _, millions, flops) in _TABLE_4.items():
+        found = _mixed(grouped, nu, "trainable")
+        claims.append(
+            number(
+                f"MobileNet, nu = {nu:g}: trainable parameters per device, in millions",
+                millions,
+                None if found is None else found / 1e6,
+            )
+        )
+        if nu < 1:
+            work = _mixed(grouped, nu, "backward")
+            claims.append(
+                number(
+                    f"MobileNet, nu = {nu:g}: backward operations, relative to nu = 1",
+                    flops / _TABLE_4[1.0][3],
+                    None if work is None or full is None else work / full,
+                )
+            )
+    return claims
 
 
-def _recipe(name: str, title: str, published: Published) -> Recipe:
-    return Recipe(
-        f"perfedmask-{name}", title, PAPER, partial(_plan, published), partial(_conclude, published)
+def _mixed(grouped: Grouped, nu: float, key: str) -> float | None:
+    """Return the mean over strong and weak devices."""
+    strong, weak = (
+        cost(grouped, "CIFAR-100", "perfedmask", f"{kind}_{key}") for kind in ("strong", "weak")
     )
+    return None if strong is None or weak is None else nu * strong + (1 - nu) * weak
 
 
-RECIPES = (
-    _recipe("table1", "Seven methods on CIFAR-10 and CIFAR-100, unequal devices", TABLE_1),
-    replace(_recipe("table3", "Fine-tuning steps", TABLE_3), conclude=_conclude_tuning),
-    replace(
-        _recipe("table4", "More devices of full strength", TABLE_4), conclude=_conclude_strength
-    ),
-    _recipe("table7", "Seven methods on DomainNet with AlexNet", TABLE_7),
-    _recipe("table9", "With and without a frozen head", TABLE_9),
+# ---------------------------------------------------------------------- Table 7
+def _plan_7(context: Context) -> list[Job]:
+    cells = [cell for row in rows_7(context) for cell in row.cells]
+    return [*(cost_job("DomainNet", name) for name in SEVEN), *plan(cells, context)]
+
+
+def _conclude_7(context: Context, results: Sequence[Result]) -> list[Claim]:
+    grouped = by_label(results)
+    claims = [
+        against(grouped, row, other)
+        for row in rows_7(context)
+        for other in ("heterofl", "splitmix")
+    ]
+    return [*claims, *_parameters(grouped, "DomainNet")]
+
+
+# ---------------------------------------------------------------------- Table 9
+_PAPER_9 = {
+    Cell("CIFAR-10", "perfedmask", 1.0): (88.43, 85.76),
+    Cell("CIFAR-10", "perfedmask", 0.1): (83.60, 71.56),
+    Cell("CIFAR-100", "perfedmask", 1.0): (72.40, 67.89),
+    Cell("CIFAR-100", "perfedmask", 0.1): (67.47, 54.85),
+}
+"""With and without a frozen head."""
+_STAND_INS_9 = {
+    Cell("MLP", "perfedmask", 1.0): (88.43, 85.76),
+    Cell("MLP, 40 devices", "perfedmask", 0.1): (83.60, 71.56),
+}
+
+
+def _cells_9(context: Context) -> dict[Cell, tuple[float, float]]:
+    return _PAPER_9 if context.scale == "full" else _STAND_INS_9
+
+
+def _plan_9(context: Context) -> list[Job]:
+    frozen = list(_cells_9(context))
+    return plan([*frozen, *(replace(cell, method="perfedmask head") for cell in frozen)], context)
+
+
+def _conclude_9(context: Context, results: Sequence[Result]) -> list[Claim]:
+    grouped = by_label(results)
+    claims = []
+    for cell, (frozen, free) in _cells_9(context).items():
+        left = column(grouped, cell, after)
+        right = column(grouped, replace(cell, method="perfedmask head"), after)
+        found = compare(
+            f"{cell.federation}, c = {cell.participation:g}: PerFedMask is better with a frozen "
+            "head than with a trained one, after fine-tuning",
+            f"{frozen:g} against {free:g}",
+            left,
+            right,
+        )
+        chance = FEDERATIONS[cell.federation].chance
+        sides = {"the frozen head": left, "the trained head": right}
+        claims.append(trained(found, chance, sides))
+    return claims
+
+
+_MORE = (
+    "more participation is tested for PerFedMask alone, with the same 40 devices and 40 rounds at "
+    "both c"
 )
+RECIPES = (
+    Recipe(
+        "perfedmask-table1", "Seven methods on CIFAR-10 and CIFAR-100, unequal devices", PAPER,
+        _plan_1, _conclude_1,
+        deviations.of("MLP", more=(deviations.NO_CIFAR_100, deviations.FEDPROX, _MORE)),
+    ),
+    Recipe(
+        "perfedmask-table1-cnn", "Four methods with a convolutional network", PAPER, _plan_cnn,
+        _conclude_cnn, deviations.of("CNN", more=(deviations.LOSS,)),
+    ),
+    Recipe(
+        "perfedmask-table3", "Fine-tuning steps", PAPER, _plan_3, _conclude_3,
+        deviations.of("MLP", more=(deviations.NO_CIFAR_100,), wide=False),
+    ),
+    Recipe(
+        "perfedmask-table4", "More devices of full strength", PAPER, _plan_4, _conclude_4,
+        deviations.of("MLP", more=(deviations.NO_CIFAR_100,), wide=False),
+    ),
+    Recipe(
+        "perfedmask-table7", "Seven methods on DomainNet with AlexNet", PAPER, _plan_7,
+        _conclude_7, deviations.of("looks", more=(deviations.FEDPROX,)),
+    ),
+    Recipe(
+        "perfedmask-table9", "With and without a frozen head", PAPER, _plan_9, _conclude_9,
+        deviations.of("MLP", more=(deviations.NO_CIFAR_100,), wide=False),
+    ),
+)  # fmt: skip

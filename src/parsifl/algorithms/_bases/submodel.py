@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -54,11 +54,15 @@ class SubmodelSpec:
 
 @dataclass(frozen=True)
 class SubmodelServer:
-    """The whole model, the distinct masks (sets of blocks), and the mask index of each device."""
+    """The whole model, the distinct masks (sets of blocks), and the mask index of each device.
+
+    `plan` has the numbers of the plan that the masks come from, if there is one.
+    """
 
     params: Params
     masks: tuple[tuple[int, ...], ...] = ()
     chosen: tuple[int, ...] = ()
+    plan: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -140,7 +144,7 @@ class SubmodelAveraging(
         self, problem: Problem, server: SubmodelServer, total: Mean, key: Key
     ) -> SubmodelServer:
         """Average every entry over the devices that trained it; the others keep their value."""
-        return SubmodelServer(merged(server.params, total), server.masks, server.chosen)
+        return replace(server, params=merged(server.params, total))
 
     # ------------------------------------------------------------------ client
     def init_client(
