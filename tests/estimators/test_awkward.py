@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,10 @@ import pytest
 import scipy.sparse as sp
 from sklearn.base import clone
 
-from parsifl.core.errors import ConfigError
+from parsifl.core.errors import ConfigError, ParsiflWarning
 from parsifl.estimators import (
     FederatedSparseClassifier,
+    FederatedSparseCox,
     FederatedSparseRegressor,
     FederatedSparseRegressorCV,
     stability_selection,
@@ -194,3 +196,33 @@ def test_folds_may_be_a_number_of_numpy() -> None:
         for cv in (2, np.int64(2))
     ]
     assert np.array_equal(found[0], found[1])
+
+
+# ---------------------------------------------------------------------- no groups
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        (FederatedSparseRegressor(2, solver="fedgradmp"), "averages the models of sites"),
+        (FederatedSparseCox(2), "a baseline hazard of its own"),
+        (FederatedSparseRegressor(2, center="client"), "an intercept of its own"),
+        (FederatedSparseRegressor(2, site_variances=True), "a variance of its own"),
+    ],
+    ids=["fedgradmp", "cox", "center", "variances"],
+)
+def test_rows_without_groups_are_reported_where_sites_matter(model: Any, why: str) -> None:
+    draw = np.random.default_rng(0)
+    x = draw.standard_normal((60, 6))
+    y = np.exp(x[:, 1] + 0.1 * draw.standard_normal(60))
+    with pytest.warns(ParsiflWarning, match=f"groups=None: .*{why}.*Pass groups"):
+        model.fit(x, y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.fit(x, y, groups=np.zeros(60))
+
+
+def test_rows_without_groups_are_no_matter_for_the_lossless_solver() -> None:
+    draw = np.random.default_rng(0)
+    x = draw.standard_normal((60, 6))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        FederatedSparseRegressor(2).fit(x, x[:, 1] + draw.standard_normal(60))

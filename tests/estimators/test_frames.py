@@ -136,7 +136,7 @@ def test_the_export_keeps_merged_levels() -> None:
     new = frame().head(4).assign(ward=["isolation", "surgery", RARE, "general"])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the unknown level
-        assert np.allclose(as_sklearn(model).predict(new), model.predict(new), rtol=1e-12)
+        assert np.allclose(as_sklearn(model, "nan").predict(new), model.predict(new), rtol=1e-12)
 
 
 @pytest.mark.parametrize("case", range(4), ids=NAMES)

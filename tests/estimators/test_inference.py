@@ -141,7 +141,8 @@ def test_after_selection_no_errors_are_given() -> None:
     assert "split_inference" in found.guarantee
     everything = FederatedSparseRegressor(8).fit(sites.x, sites.y).summary()
     assert np.isfinite(everything.se).all()
-    other = FederatedSparseRegressor(3, solver="fedgradmp").fit(sites.x, sites.y)
+    other = FederatedSparseRegressor(3, solver="fedgradmp")
+    other.fit(sites.x, sites.y, groups=sites.groups)
     with pytest.raises(ValueError, match="needs solver='exact'"):
         other.summary()
     with pytest.raises(ValueError, match="level"):

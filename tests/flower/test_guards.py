@@ -109,6 +109,7 @@ def agreement(*columns: dict[str, Any], target: str = "days", rows: int = 400) -
         "target_mean": 0.0,
         "preprocessing": {"rows": rows, "columns": list(columns)},
         "columns": 10,
+        "sites": 3,
     }
 
 
@@ -125,7 +126,7 @@ def honest() -> dict[str, Any]:
 
 def refused(reply: Envelope, rule: str) -> None:
     assert reply.parts == {}
-    assert fields(reply).keys() == {"error", "detail", "rule"}
+    assert fields(reply).keys() == {"error", "detail", "rule", "client"}
     assert fields(reply)["rule"] == rule, reply.text
     assert "site 0 refuses" in fields(reply)["detail"]
 
@@ -213,6 +214,7 @@ AGES = [f"{value / 10:.1f}" for value in range(1300)]
 @pytest.mark.parametrize(
     ("forged", "support", "rule"),
     [
+        ({**honest(), "sites": 2}, [0], "sites"),
         (agreement(number("income"), words("age", AGES)), list(range(1300)), "columns"),
         (
             agreement(number("income"), words("age", AGES), words("sex", ["f", "m"])),

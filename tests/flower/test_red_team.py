@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +21,14 @@ from parsifl.core.problem import CurvatureSums
 from parsifl.engine.experiment import Experiment
 from parsifl.flower.answering import respond
 from parsifl.flower.data_schema import DataSchema
-from parsifl.flower.guards import Guards, Refusal, check_leverage
+from parsifl.flower.guards import Guards, Refusal, check_leverage, check_products
 from parsifl.flower.message import Envelope
 from parsifl.flower.network_schema import AgreeReply
 from parsifl.flower.regression import _check_units
 from parsifl.flower.table_schema import ColumnSchema, TableSchema, prepare
 from parsifl.flower.tables import Agreement
-from parsifl.flower.tablesite import TableSite
+from parsifl.flower.tablesite import RiskSetProducts, TableSite, _data, problem_of, row_weights
+from parsifl.solvers.best_subset import symmetric
 
 RUN = "0" * 32
 ROWS = 90
@@ -43,6 +46,8 @@ class Attacker:
         self.x = self.agreement.preprocessing.standardised(own.columns)
         self.y = self.agreement.targets(own.columns)
         self.width = self.x.shape[1] + (family in ("logistic", "poisson"))
+        self.data = _data(self.x, self.y)
+        self.problem: Any = problem_of(self.spec, self.agreement.kept)(self.data)
         self.sums: list[CurvatureSums] = []
 
     def ask(self, at: Any, run: str = RUN) -> Envelope:
@@ -75,6 +80,26 @@ class Attacker:
         if reply.parts:
             self.sums.append(wire.decode(reply.parts["upload"], CurvatureSums))
         return reply
+
+    def combined(self) -> list[Any]:
+        """Return by which weights the released sums combine rows, and pairs of rows (n x n)."""
+        (path,) = (self.root / "client-0").glob("released-*.npy")
+        assert path.stat().st_mode & 0o077 == 0
+        released = np.load(path)
+        first = np.concatenate([np.ones((1, ROWS)), released[:, 0]])
+        pairs = [np.eye(ROWS)]
+        for row in released[:, 1]:
+            if self.spec.family == "cox":
+                risk = RiskSetProducts(row, time=self.y[:, 0], event=self.y[:, 1])
+                pairs.append(risk.block(slice(0, ROWS)))
+            else:
+                pairs.append(np.diag(row))
+        second = np.stack(pairs).reshape(len(pairs), -1)
+        return [
+            sums[np.linalg.norm(sums, axis=1) > 0]
+            / np.linalg.norm(sums[np.linalg.norm(sums, axis=1) > 0], axis=1, keepdims=True)
+            for sums in (first, second)
+        ]
 
     def rule(self, at: Any) -> str:
         return str(fields(self.ask(at)).get("rule", ""))
@@ -112,33 +137,99 @@ def test_one_row_cannot_be_given_all_the_weight(tmp_path: Path) -> None:
     assert attacker.rule(at) == "leverage"
 
 
+def pair_of_thresholds(attacker: Attacker, slope: float) -> Any:
+    """Return coefficients at which the two middle rows of a column have most of the curvature."""
+    column = attacker.agreement.preprocessing.names.index("marker0")
+    return steep(attacker, column, ROWS // 2, slope)
+
+
+def test_a_sum_over_two_rows_is_refused(tmp_path: Path) -> None:
+    attacker = Attacker("logistic", tmp_path)
+    assert attacker.rule(np.zeros(attacker.width)) == ""
+    at = pair_of_thresholds(attacker, 300.0)
+    weights = row_weights(attacker.problem, attacker.data, torch.as_tensor(at))[1]
+    assert np.sort(weights)[-2:].sum() > 0.95 * weights.sum()
+    assert weights.max() < 0.8 * weights.sum()
+    assert attacker.rule(at) == "leverage"
+
+
 @pytest.mark.parametrize("family", ["logistic", "poisson", "cox", "linear"])
-def test_no_combination_of_adaptive_answers_is_a_row(family: str, tmp_path: Path) -> None:
+def test_no_combination_of_adaptive_answers_is_a_row_or_a_pair(family: str, tmp_path: Path) -> None:
     attacker = Attacker(family, tmp_path)
     draw = np.random.default_rng(0)
     for number in range(60):  # random directions, thresholds, ever steeper slopes, new runs
         at = draw.normal(size=attacker.width) * 10 ** draw.uniform(-1, 3)
         attacker.ask(at, run=f"{number % 12:032x}")
-    site = tmp_path / "client-0"
-    (path,) = site.glob("released-*.npy")
-    assert path.stat().st_mode & 0o077 == 0
-    released = np.load(path)
-    assert len(released) >= len(attacker.sums) > 0
-    for kind in range(2):
-        known = np.concatenate([np.ones((1, ROWS)), released[:, kind]])
-        known /= np.linalg.norm(known, axis=1, keepdims=True)
-        assert np.linalg.matrix_rank(known, rtol=1e-9) <= ROWS // 3
-        for row in range(ROWS):  # the server's best: least squares, with knowledge that it lacks
-            lone = np.eye(ROWS)[row]
-            mix = np.linalg.lstsq(known.T, lone, rcond=1e-9)[0]
-            assert np.linalg.norm(mix @ known - lone) ** 2 > 0.09
+    known = attacker.combined()
+    assert len(known[0]) > len(attacker.sums) > 0
+    for sums in known:
+        assert np.linalg.matrix_rank(sums, rtol=1e-9) <= ROWS // 3
+    # the server's best: least squares over all messages, with knowledge that it lacks
+    rows = [(i,) for i in range(ROWS)] + [(i, (7 * i + 1) % ROWS) for i in range(ROWS)]
+    assert largest_share(known[0], rows) < 0.91
+    entries = [tuple(i * ROWS + j for i in few for j in few) for few in rows]
+    assert largest_share(known[1], entries) < 0.91
+
+
+def largest_share(known: Any, sets: Sequence[tuple[int, ...]]) -> float:
+    """Return how much of a combination of sums can lie in some entries."""
+    vectors, values, _ = np.linalg.svd(known.T, full_matrices=False)
+    span = vectors[:, values > 1e-9 * values[0]]
+    return max(float(np.linalg.norm(span[list(entries)], 2) ** 2) for entries in sets)
+
+
+@pytest.mark.parametrize("family", ["logistic", "poisson", "cox"])
+def test_differences_of_answers_isolate_no_row(family: str, tmp_path: Path) -> None:
+    attacker = Attacker(family, tmp_path)
+    names = attacker.agreement.preprocessing.names
+    for slope in (0.5, 3.0, 20.0, 100.0):  # two questions that differ where few rows are
+        for column in ("marker0", "marker1"):
+            for step in (0.0, 1e-3, 0.05):
+                at = np.zeros(attacker.width)
+                at[names.index(column)] = slope * (1 + step)
+                attacker.ask(at)
+    assert attacker.sums
+    for sums in attacker.combined():
+        lengths = np.linalg.norm(sums, axis=1)
+        for one in range(len(sums)):
+            for other in range(one):
+                # the multiple that leaves least of the common part
+                ratio = sums[one] @ sums[other] / lengths[other] ** 2
+                left = sums[one] - ratio * sums[other]
+                if (size := np.linalg.norm(left)) > 1e-9 * lengths[one]:
+                    assert np.abs(left).max() ** 2 <= 0.91 * size**2
+
+
+def test_the_products_of_a_cox_model_are_its_curvature(tmp_path: Path) -> None:
+    attacker = Attacker("cox", tmp_path)
+    at = np.random.default_rng(0).normal(size=attacker.width)
+    attacker.ask(at)
+    weights = row_weights(attacker.problem, attacker.data, torch.as_tensor(at))
+    time, event = attacker.y[:, 0], attacker.y[:, 1]
+    products = RiskSetProducts(weights[1], time=time, event=event).block(slice(0, ROWS))
+    found = symmetric(attacker.sums[0].curvature.numpy(), np.zeros(attacker.width))
+    assert np.allclose(attacker.x.T @ products @ attacker.x, found, rtol=1e-9, atol=1e-9)
+    assert np.allclose(attacker.x.T @ weights[0], attacker.sums[0].gradient.numpy(), atol=1e-9)
+
+
+def test_a_difference_of_two_rows_at_risk_is_refused() -> None:
+    draw = np.random.default_rng(0)
+    time, event = np.arange(40.0), np.zeros(40)
+    event[5] = 1.0  # one event: the rows at risk have all the weight
+    calm = partial(RiskSetProducts, time=time, event=event)
+    check_products([], calm(0.1 * draw.normal(size=40)), Guards())
+    steep = np.zeros(40)
+    steep[[20, 30]] = 12.0
+    with pytest.raises(Refusal, match="a row or a pair would stand out"):
+        check_products([], calm(steep), Guards())
+    check_products([], calm(steep), Guards(cell=2))  # no single row stands out
 
 
 def test_equal_weights_and_their_multiples_add_nothing() -> None:
     check_leverage(np.ones((5, 30)), 3 * np.ones(30), Guards())
-    with pytest.raises(Refusal, match="a row would stand out"):
+    with pytest.raises(Refusal, match="a row or a pair would stand out"):
         check_leverage(np.ones((1, 30)), np.eye(30)[4], Guards())
-    with pytest.raises(Refusal, match="a row would stand out"):
+    with pytest.raises(Refusal, match="a row or a pair would stand out"):
         check_leverage(np.ones((1, 30)), 1 - 1e-6 * np.eye(30)[4], Guards())
 
 

@@ -194,7 +194,8 @@ def test_the_coefficients_of_a_regression_are_shown(tmp_path: Path) -> None:
     summary = {
         "table": [["", "estimate", "A"], ["age<b>", "0.25", "0.5"]],
         "guarantee": "No column was selected.",
-        "methods": "A linear regression was fitted.",
+        "methods": "A linear regression was fitted. No column was selected.",
+        "clients": ["A", "B<i>"],
         "sites": [
             {"name": "(intercept)", "all": 1.0, "estimates": [None], "errors": [None]},
             {"name": "age<b>", "all": 0.25, "estimates": [0.5, 0.1], "errors": [0.2, 0.1]},

@@ -90,6 +90,19 @@ class RunDir:
             names.remove(_ENVIRONMENT)
         reject_foreign(self.path, names, _CONFIG)
 
+    def set_aside(self) -> Path:
+        """Move an attempt that ended into `attempt-NUMBER`; a new one may then start here."""
+        number = 1
+        while (place := self.path / f"attempt-{number}").exists():
+            number += 1
+        place.mkdir(parents=True)
+        # config.toml comes last: as long as it is here, the run can be resumed
+        for name in (_CHECKPOINT, _METRICS, _CLIENTS, _TARGET, _ENVIRONMENT, _CONFIG):
+            if (self.path / name).exists():
+                (self.path / name).rename(place / name)
+        self._mark = (0, 0)
+        return place
+
     def _check_reproducible(self) -> None:
         try:
             recorded = json.loads((self.path / "environment.json").read_text())

@@ -91,7 +91,8 @@ class Training:
     """A run: an algorithm on a problem with the clients of a pool.
 
     `patience` is how many consecutive rounds may lose every client before the run is stopped. In
-    the first round that is a mistake in the setup, and the run stops at once.
+    the first round that is a mistake in the setup, and the run stops at once. Clients in
+    `left_out` neither train nor evaluate.
     """
 
     algorithm: AnyAlgorithm
@@ -107,6 +108,7 @@ class Training:
     configuration: Mapping[str, Any] = field(default_factory=dict)
     checkpoint_seconds: float = CHECKPOINT_SECONDS
     patience: int = PATIENCE
+    left_out: frozenset[int] = frozenset()
 
     # ------------------------------------------------------------------ the run
     def run(self, rounds: int, *, resume: bool = False) -> TrainingState:
@@ -309,7 +311,13 @@ class Training:
 
     @cached_property
     def _eligible(self) -> Sequence[int]:
-        return sampling.eligible_clients(len(self.pool.clients), self.evaluation, self._key)
+        found = sampling.eligible_clients(len(self.pool.clients), self.evaluation, self._key)
+        return self._present(found)
+
+    def _present(self, clients: Sequence[int]) -> Sequence[int]:
+        if not self.left_out:  # there may be a million clients
+            return clients
+        return [client for client in clients if client not in self.left_out]
 
     def _training(self, cohort: Sequence[int]) -> Sequence[int]:
         return self._eligible if self.algorithm.everyone_trains() else cohort
@@ -318,7 +326,7 @@ class Training:
     def _evaluated_clients(self, rounds: int) -> Sequence[int]:
         sampled = self._sampled(rounds) if self.evaluation.clients == "sampled" else set()
         clients = len(self.pool.clients)
-        return sampling.evaluated(self.evaluation, clients, self._eligible, sampled)
+        return self._present(sampling.evaluated(self.evaluation, clients, self._eligible, sampled))
 
     def _sampled(self, rounds: int) -> set[int]:
         """Return the clients that trained in the first rounds; earlier calls are built upon."""

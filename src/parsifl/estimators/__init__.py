@@ -21,6 +21,7 @@ from parsifl.estimators.diagnosis import Diagnosis, diagnose
 from parsifl.estimators.exact import Certificate
 from parsifl.estimators.inference import Inference, post_double_selection, split_inference
 from parsifl.estimators.poisson import FederatedSparsePoisson
+from parsifl.estimators.preprocessor import FederatedPreprocessor
 from parsifl.estimators.regressor import FederatedSparseRegressor
 from parsifl.estimators.saved import load, save
 from parsifl.estimators.stability import Stability, stability_selection
@@ -28,6 +29,7 @@ from parsifl.estimators.stability import Stability, stability_selection
 __all__ = [
     "Certificate",
     "Diagnosis",
+    "FederatedPreprocessor",
     "FederatedSparseClassifier",
     "FederatedSparseClassifierCV",
     "FederatedSparseCox",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,8 @@ class Outcome:
         Of the target: its mean (linear regression), its two classes (logistic regression).
     solver, history, bytes_up, bytes_down
         The algorithm, its rounds, and all bytes, the agreement included.
+    left_out
+        Sites whose guards kept them out of the fit, with what they said.
     """
 
     preprocessing: Preprocessing
@@ -43,6 +45,7 @@ class Outcome:
     bytes_up: int
     bytes_down: int
     constant: float = 0.0
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
 
 def assembled(estimator: FederatedSparse, outcome: Outcome) -> FederatedSparse:
@@ -53,6 +56,7 @@ def assembled(estimator: FederatedSparse, outcome: Outcome) -> FederatedSparse:
     model.feature_names_in_ = np.array([column.name for column in found.columns], dtype=object)
     model.n_features_in_ = len(found.columns)
     model.clients_ = np.array(outcome.sites)
+    model.left_out_ = dict(outcome.left_out)
     model.solver_, model.solver_reason_ = outcome.solver, "as deployed"
     model.history_, model.n_iter_ = outcome.history, len(outcome.history)
     model.bytes_up_, model.bytes_down_ = outcome.bytes_up, outcome.bytes_down

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -14,9 +15,9 @@ from sklearn.utils.validation import check_is_fitted
 
 from parsifl.algorithms.fedbestsubset import FedBestSubset
 from parsifl.core import config
-from parsifl.core.errors import ConfigError, unknown
+from parsifl.core.errors import ConfigError, ParsiflWarning, unknown
 from parsifl.estimators.exact import Certificate, ExactFit, Sites, exact_fit
-from parsifl.estimators.export import as_sklearn
+from parsifl.estimators.export import Missing, as_sklearn
 from parsifl.estimators.inference import (
     FIXED,
     SELECTED,
@@ -175,6 +176,28 @@ class FederatedSparse(PublishedSolvers):
             )
         return np.array(fit.search.coefficients)
 
+    def _say_if_pooled(self, groups: Any) -> None:
+        """Warn that all rows count as one site, where the result depends on sites."""
+        if groups is not None:
+            return
+        why = ""
+        if self.solver_ != "exact":
+            why = f"solver={self.solver_!r} averages the models of sites"
+        elif self._family() == "cox":
+            why = "each site has a baseline hazard of its own"
+        elif self._setting("center", "global") == "client":
+            why = "center='client' gives each site an intercept of its own"
+        elif self._setting("site_variances", False):
+            why = "site_variances=True gives each site a variance of its own"
+        if why:
+            warnings.warn(
+                f"groups=None: all rows count as one site, but {why}. Pass groups=..., the site of "
+                "each row; the same value in every row if there is one site. In GridSearchCV and "
+                "the like, route it with set_fit_request(groups=True)",
+                ParsiflWarning,
+                stacklevel=3,
+            )
+
     def _say_how_it_ended(self, fit: ExactFit) -> None:
         if fit.search.phase == Phase.SEPARATED:
             warnings.warn(
@@ -255,18 +278,32 @@ class FederatedSparse(PublishedSolvers):
             "rows of each site (FedBestSubset in Parsifl), which gives the estimates of the pooled "
             f"data.{encoding} {selection}; the terms in the model are: {chosen}. The sites sent "
             f"{self.bytes_up_:,} bytes in {self.n_iter_} round{'s' * (self.n_iter_ != 1)}. "
+            + self._absent()
             + (SELECTED if was_selected(fit) else FIXED)
         )
 
-    def to_sklearn(self) -> Any:
+    def _absent(self) -> str:
+        """Return a sentence on sites of a deployment that took no part, or an empty text."""
+        left_out: Mapping[str, str] = getattr(self, "left_out_", {})
+        if not left_out:
+            return ""
+        return f"Not in the fit, by the guards of the sites: {'; '.join(left_out.values())}. "
+
+    def to_sklearn(self, *, missing: Missing = "nan") -> Any:
         """Return a fitted scikit-learn estimator with the same predictions.
 
         That is `LinearRegression`, `LogisticRegression` or `PoissonRegressor`, behind a
         `ColumnTransformer` if the fit was to a table. Cox regression becomes a `LinearRegression`
         of the log hazard ratio.
+
+        Parameters
+        ----------
+        missing
+            How new tables mark a missing word: "nan" (NaN or None, as frames do) or "empty" (an
+            empty text; ONNX has no other way, and `skl2onnx` converts no other).
         """
         check_is_fitted(self)
-        return as_sklearn(self)
+        return as_sklearn(self, missing)
 
     @abstractmethod
     def _family(self) -> str:

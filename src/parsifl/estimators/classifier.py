@@ -79,6 +79,7 @@ class FederatedSparseClassifier(ClassifierMixin, FederatedSparse):  # type: igno
         targets = torch.from_numpy(np.stack([labels.astype(np.float64), weight], axis=1))
         start = float(logit(moments.target)) if binary else 0.0
         found = self._train(problem, x, targets, parts, moments, start=start, own_intercept=own)
+        self._say_if_pooled(groups)
         if own and binary:
             found = self._with_common_intercept(found, problem, x, targets, len(parts))
         self._note(centre, moments.scale)

@@ -87,6 +87,7 @@ class FederatedSparseCox(FederatedSparse):
         problem = Cox(X.shape[1], l2=l2, keep=kept, weighted=True)
         targets = torch.from_numpy(np.stack([time, event, weight], axis=1))
         found = self._train(problem, x, targets, parts, moments)
+        self._say_if_pooled(groups)
         self._note(np.zeros_like(moments.mean), moments.scale)
         self.support_ = np.flatnonzero(found)
         self.coef_: Array = found / moments.scale

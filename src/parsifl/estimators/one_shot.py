@@ -18,8 +18,8 @@ from parsifl.algorithms.fedbestsubset import FedBestSubset
 from parsifl.core.keys import Key
 from parsifl.data.tables import is_table
 from parsifl.estimators.moments import Array, Indices
+from parsifl.estimators.preprocessor import owners
 from parsifl.estimators.regressor import FederatedSparseRegressor
-from parsifl.estimators.settings import owners
 from parsifl.linear.glm import GLM
 from parsifl.solvers import best_subset, subset_state
 from parsifl.solvers.subset_state import Sums

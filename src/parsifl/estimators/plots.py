@@ -64,6 +64,7 @@ def coefficient_path(
         ax.plot(list(path), lines[:, place], marker="o", markersize=3, label=names[place])
     ax.axhline(0, color="grey", linewidth=0.5)
     ax.set(xlabel="terms", ylabel="coefficient x standard deviation")
+    ax.xaxis.get_major_locator().set_params(integer=True)
     ax.legend(fontsize="small")
     return ax
 
@@ -78,16 +79,18 @@ def cv_curve(model: Any, ax: Any = None) -> Any:
     chosen = model.n_nonzero_coefs_
     ax.axvline(chosen, color="black", linestyle="--", label=f"chosen: {chosen} ({model.rule})")
     ax.set(xlabel="terms", ylabel="error on sites left out")
+    ax.xaxis.get_major_locator().set_params(integer=True)
     ax.legend(fontsize="small")
     return ax
 
 
-def stability_plot(found: Stability, threshold: float = 0.7, ax: Any = None) -> Any:
-    """Draw how often each column was selected."""
+def stability_plot(found: Stability, ax: Any = None) -> Any:
+    """Draw how often each column was selected, and the threshold."""
     ax = _axes(ax)
     order = np.argsort(found.frequency)
     ax.barh([found.names[place] for place in order], found.frequency[order])
-    ax.axvline(threshold, color="black", linestyle="--", label=f"threshold {threshold:g}")
+    label = f"threshold {found.threshold:g}"
+    ax.axvline(found.threshold, color="black", linestyle="--", label=label)
     ax.set(xlabel="selected in this share of subsamples", xlim=(0, 1))
     ax.legend(fontsize="small")
     return ax

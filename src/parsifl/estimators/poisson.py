@@ -105,6 +105,7 @@ class FederatedSparsePoisson(RegressorMixin, FederatedSparse):  # type: ignore[m
         # sites add up their exposures beside the moments
         start = float(np.log(moments.target / np.average(np.exp(shift), weights=weight)))
         found = self._train(problem, x, targets, parts, moments, start=start, own_intercept=own)
+        self._say_if_pooled(groups)
         if own:
             found = self._with_common_intercept(found, problem, x, targets, len(parts))
         self._note(centre, moments.scale, constant=float(weight @ gammaln(y + 1)))

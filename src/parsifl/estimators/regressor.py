@@ -11,7 +11,7 @@ from sklearn.base import RegressorMixin
 
 from parsifl.estimators.base import FederatedSparse
 from parsifl.estimators.moments import Array, centred, centred_by_client, gather, scaled
-from parsifl.estimators.settings import owners
+from parsifl.estimators.preprocessor import owners
 from parsifl.linear.glm import GLM
 
 _REWEIGHTINGS, _SHRUNK = 2, 4.0
@@ -180,6 +180,7 @@ class FederatedSparseRegressor(RegressorMixin, FederatedSparse):  # type: ignore
             start=moments.target,
             own_intercept=own and intercept,
         )
+        self._say_if_pooled(groups)
         self._report(found, problem, moments.scale)
         if self.fit_intercept and (not intercept or own):
             self.intercept_ = moments.target - float(self.coef_ @ moments.mean)

@@ -56,22 +56,28 @@ def to_text(estimator: FederatedSparse) -> str:
         "state": _plain(state),
     }
     if state.get("_exact") is not None:
-        found = estimator.summary()
-        values["summary"] = {
-            "table": found.cells(),
-            "guarantee": found.guarantee,
-            "methods": estimator.methods_text(),
-            "sites": [
-                {
-                    "name": name,
-                    "all": float(found.estimate[i]),
-                    "estimates": _numbers(found.site_estimates[:, i]),
-                    "errors": _numbers(found.site_se[:, i]),
-                }
-                for i, name in enumerate(found.names)
-            ],
-        }
+        values["summary"] = summary_values(estimator)
     return json.dumps(values, indent=1)
+
+
+def summary_values(estimator: FederatedSparse) -> dict[str, Any]:
+    """Return what a report shows of a lossless fit, as JSON values."""
+    found = estimator.summary()
+    return {
+        "table": found.cells(),
+        "guarantee": found.guarantee,
+        "methods": estimator.methods_text(),
+        "clients": found.sites,
+        "sites": [
+            {
+                "name": name,
+                "all": float(found.estimate[i]),
+                "estimates": _numbers(found.site_estimates[:, i]),
+                "errors": _numbers(found.site_se[:, i]),
+            }
+            for i, name in enumerate(found.names)
+        ],
+    }
 
 
 def _numbers(values: Array) -> list[float | None]:

@@ -15,10 +15,11 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 
 from parsifl import wire
 from parsifl.core.batching import Rows
-from parsifl.core.errors import ConfigError, ParsiflWarning
-from parsifl.data.preprocessing import Preprocessing, summarise, unit_notes
+from parsifl.core.errors import ConfigError
+from parsifl.data.preprocessing import Preprocessing
 from parsifl.data.tables import as_columns, is_table
 from parsifl.estimators.moments import Array, Indices, Moments, centred, scaled
+from parsifl.estimators.preprocessor import agreed, owners
 from parsifl.linear.design import as_design
 from parsifl.linear.glm import GLM
 from parsifl.linear.sparsity.dictionary import RandomDictionary
@@ -103,18 +104,12 @@ class EstimatorSettings(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         weight = np.ones(rows) if sample_weight is None else np.asarray(sample_weight)
         if weight.shape == (rows,):
             parts = [kept for part in parts if len(kept := part[weight[part] > 0])]
-        summaries = [
-            summarise({name: column[part] for name, column in columns.items()}) for part in parts
-        ]
         sites = [f"site {names[owner[part[0]]]}" for part in parts]
-        for note in unit_notes(summaries, sites):
-            warnings.warn(note, ParsiflWarning, stacklevel=3)
-        found = Preprocessing.of(summaries, sites)
+        found, self._agreement_bytes = agreed(columns, parts, sites)
         X, y = validate_data(self, found.design(columns), y, dtype=np.float64, **checks)
         self.preprocessing_ = found
         self.feature_names_in_ = np.array(list(columns), dtype=object)
         self.n_features_in_ = len(columns)
-        self._agreement_bytes = sum(part.size for part in summaries), len(parts) * found.size
         return X, y
 
     def _features(self, X: Any, **checks: Any) -> Any:
@@ -325,30 +320,6 @@ class EstimatorSettings(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
 def whole(value: Any) -> bool:
     """Return whether a value is a whole number."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
-
-
-def owners(groups: Any, rows: int) -> tuple[np.ndarray[Any, Any], Indices]:
-    """Return the names of the sites and whose each row is; without groups there is one."""
-    if groups is None:
-        return np.array([0]), np.zeros(rows, np.int64)
-    if isinstance(groups, list | tuple) and len({isinstance(name, str) for name in groups}) > 1:
-        groups = np.array(groups, dtype=object)  # NumPy would make text of numbers, and merge them
-    ids = np.asarray(groups)
-    if ids.shape != (rows,):
-        raise ValueError(
-            f"groups must name the client of each of the {rows} rows, got shape {ids.shape}"
-        )
-    if any(name is None or name != name for name in ids.tolist()):
-        raise ValueError("groups has missing values; every row needs a client")
-    try:
-        names, owner = np.unique(ids, return_inverse=True)
-    except TypeError:
-        kinds = sorted({type(name).__name__ for name in ids.tolist()})
-        raise ValueError(
-            f"groups mixes names of types that have no order ({', '.join(kinds)}); make them all "
-            "text or all numbers"
-        ) from None
-    return names, owner
 
 
 def _matrix(dictionary: Any) -> torch.Tensor:

@@ -13,7 +13,8 @@ from sklearn.utils import _safe_indexing, check_array, check_consistent_length
 from parsifl.core.errors import ConfigError
 from parsifl.core.keys import Key
 from parsifl.data.tables import is_table
-from parsifl.estimators.settings import owners, whole
+from parsifl.estimators.preprocessor import owners
+from parsifl.estimators.settings import whole
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,8 @@ class Stability:
         Bühlmann, 2010). It is no p-value.
     names
         The columns of a table, or their positions as text.
+    threshold
+        The least share of subsamples.
     """
 
     frequency: npt.NDArray[np.float64]
@@ -41,6 +44,7 @@ class Stability:
     selected: float
     false_bound: float
     names: list[str]
+    threshold: float
 
 
 def stability_selection(
@@ -89,7 +93,7 @@ def stability_selection(
     selected = count / subsamples
     bound = selected**2 / ((2 * threshold - 1) * X.shape[1])
     support = np.flatnonzero(frequency >= threshold)
-    return Stability(frequency, support, selected, bound, names)
+    return Stability(frequency, support, selected, bound, names, threshold)
 
 
 def _check(subsamples: Any, threshold: Any, by: str, seed: Any) -> None:

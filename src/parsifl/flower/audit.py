@@ -7,7 +7,7 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,7 +18,7 @@ import numpy as np
 from parsifl.data.preprocessing import Array
 from parsifl.engine.owned import replace_file
 from parsifl.flower.client_state import make_private
-from parsifl.flower.guards import Guards, Refusal, check_leverage
+from parsifl.flower.guards import Guards, Products, Refusal, check_leverage, check_products
 
 AUDIT_FILE = "audit.jsonl"
 _UNREAD = ("runs", "agreement", "requests")
@@ -74,17 +74,27 @@ class Audit:
         replace_file(place(f"pending-{name}.json"), content.encode())
         return False
 
-    def release(self, table: str, weights: Array, guards: Guards) -> None:
+    def release(
+        self,
+        table: str,
+        weights: Array,
+        guards: Guards,
+        products: Callable[[Array], Products] | None = None,
+    ) -> None:
         """Check the row weights [2, rows] of sums against those of earlier sums, and keep them.
 
-        They stay in a file of the site, for as long as the table is the same.
+        They stay in a file of the site, for as long as the table is the same. With `products` the
+        second kind is not weights, but what a matrix over pairs of rows is made from.
         """
         path = self._path.with_name(f"released-{table}.npy")
         past = np.load(path) if path.exists() else np.zeros((0, *weights.shape))
         if any(np.array_equal(weights, known) for known in past):
             return  # asked before: the answer is the same
-        for kind in range(len(weights)):
-            check_leverage(past[:, kind], weights[kind], guards)
+        check_leverage(past[:, 0], weights[0], guards)
+        if products is None:
+            check_leverage(past[:, 1], weights[1], guards)
+        else:
+            check_products([products(row) for row in past[:, 1]], products(weights[1]), guards)
         data = io.BytesIO()
         np.save(data, np.concatenate([past, weights[None]]))
         replace_file(path, data.getvalue())

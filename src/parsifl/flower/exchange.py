@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, final
@@ -20,6 +21,7 @@ from parsifl.flower.message import Envelope, printable
 from parsifl.flower.network_schema import (
     EvaluateReply,
     RemoteFailure,
+    SitesRefused,
     TrainReply,
     WorkRequest,
     describe,
@@ -33,6 +35,8 @@ from parsifl.wire import MessageStats, Precision
 _SILENT = "no answer in time"
 NOT_CONNECTED = "not connected"
 LOST_STATE = "LostState"
+RELEASE_SECONDS = 5.0
+"""Between two requests for a reply that a person must release."""
 
 
 @final
@@ -68,6 +72,8 @@ class Exchange:
         self._link, self._deployment = link, deployment
         self._precision: Precision = precision
         self.notes: list[str] = []
+        self._refused: dict[int, str] = {}
+        self._unreleased: set[int] = set()
 
     def collect(
         self,
@@ -84,6 +90,7 @@ class Exchange:
         twice is harmless, since every message names the state to start from.
         A request to evaluate travels inside the request to train; clients that do not train get it
         by itself, once, in the same exchange.
+        A client whose reply a person must release is asked until `deployment.timeout` is over.
         """
         self._note_untyped(requests)
         needed = max(1, math.ceil(self._deployment.quorum * cohort))
@@ -91,9 +98,9 @@ class Exchange:
         silent, arrived = dict(requests), 0
         scores: dict[int, EvaluateReply | str] = {}
         waiting = dict(evaluations)  # to be sent: each one until its client has replied
-        for _ in range(1 + self._deployment.retries):
-            if not silent:
-                break
+        end, attempts = time.monotonic() + self._deployment.timeout, 0
+        while silent and attempts <= self._deployment.retries:
+            self._unreleased.clear()
             for client, reply in self._ask(silent, waiting).items():
                 if client in waiting:
                     found = reply.carried if isinstance(reply, Envelope) else None
@@ -112,7 +119,17 @@ class Exchange:
             )
             if arrived >= needed:
                 return answers, scores
-        raise _shortage(answers, arrived, needed, round)
+            if self._unreleased and time.monotonic() < end:
+                silent |= {client: requests[client] for client in self._unreleased}
+                self._link.pause(RELEASE_SECONDS)
+            else:
+                attempts += 1
+        text = _shortage(answers, arrived, needed, round)
+        if not self._refused:
+            raise ParsiflError(text)
+        up = sum(r.up.bytes for r in answers.values() if isinstance(r, ClientResult))
+        down = sum(request.down.bytes for request in requests.values())
+        raise SitesRefused(text, self._refused, (up, down))
 
     def evaluate(self, requests: Mapping[int, Request]) -> dict[int, EvaluateReply | str]:
         """Return each client's scores, or the reason why there are none."""
@@ -157,7 +174,12 @@ class Exchange:
             return self._reason(request.client.id, error)
 
     def _reason(self, client: int, error: Exception) -> str:
-        lost = isinstance(error, RemoteFailure) and error.code == LOST_STATE
+        remote = error if isinstance(error, RemoteFailure) else None
+        if remote is not None and remote.guard:
+            self._refused[client] = describe(error)
+        if remote is not None and remote.unreleased:
+            self._unreleased.add(client)
+        lost = remote is not None and remote.code == LOST_STATE
         if lost and self._deployment.lost_state == "stop":
             raise ParsiflError(
                 f"client {client} has lost its state, and deployment.lost_state is 'stop': restore "
@@ -213,9 +235,9 @@ class Exchange:
 
 def _shortage(
     answers: Mapping[int, ClientResult | str], arrived: int, needed: int, round: int
-) -> ParsiflError:
+) -> str:
     reasons = [f"client {c}: {a}" for c, a in sorted(answers.items()) if isinstance(a, str)]
-    return ParsiflError(
+    return (
         f"round {round}: {arrived} uploads arrived and {needed} are needed; nothing is lost, "
         "the run can be resumed (deployment.resume=true)\n  " + "\n  ".join(reasons[:20])
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, final
+from typing import Any, Literal, Protocol, final
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +33,17 @@ from parsifl.flower.tables import Agreement, Prepared
 Mask = npt.NDArray[np.bool_]
 _PREFIX = "guard-"
 _SMALLEST, _LARGEST, _FARTHEST = 1e-100, 1e100, 1e6
-_ROUNDING = 1e-9
+_ROUNDING, _BLOCK = 1e-9, 128
+
+
+class Products(Protocol):
+    """A matrix [rows, rows] by which a sum combines pairs of rows, read in blocks."""
+
+    rows: int
+
+    def block(self, part: slice, /) -> Array:
+        """Return some of its rows."""
+        ...
 
 
 class Refusal(ParsiflError):
@@ -64,7 +74,8 @@ class Guards:
     runs
         The largest number of runs that are answered about the same rows.
     leverage
-        The largest share of one row in any combination of the sums that have left (1 is a row).
+        The largest share of a row, or of two rows if `cell` is above 2, in any combination of the
+        sums that have left (1 is these rows alone).
     release
         "auto", or "manual": a person at the site approves each reply before it leaves.
     """
@@ -150,8 +161,10 @@ def check_width(columns: int, rows: int, guards: Guards) -> None:
         )
 
 
-def check_agreement(agreement: Agreement, own: Prepared) -> None:
+def check_agreement(agreement: Agreement, own: Prepared, guards: Guards) -> None:
     """Hold an agreement that came from the server against the site's own table."""
+    if agreement.sites < guards.sites:
+        raise Refusal("sites", f"the run has fewer than {guards.sites} sites left")
     if agreement.spec != own.spec:
         target = own.spec.target
         raise Refusal("target", f"the run does not predict '{target}', as this site expects")
@@ -251,11 +264,13 @@ def check_question(
 
 
 def check_leverage(released: Array, asked: Array, guards: Guards) -> None:
-    """Check that no row can be isolated from sums over rows that were and would be released.
+    """Check that neither a row nor a pair can be isolated from sums that left and would leave.
 
     A sum over rows is X's with weights s. Whatever linear combinations of sums a server forms,
     it obtains X't with t in the span of all weights, the equal weights of the first sums included.
-    A row stands out if that span nearly holds its unit vector: if its leverage is nearly 1.
+    A row stands out if that span nearly holds its unit vector: if its leverage, the diagonal entry
+    of the projection P onto the span, is nearly 1. Two rows stand out if some t of length 1 has
+    nearly all of its squared length on them: if their part of P has an eigenvalue of nearly 1.
 
     Parameters
     ----------
@@ -272,12 +287,67 @@ def check_leverage(released: Array, asked: Array, guards: Guards) -> None:
         every = every / np.where(size > 0, size, 1.0)
     basis, values, _ = np.linalg.svd(every.T, full_matrices=False)
     basis = basis[:, values > _ROUNDING * values[0]]
-    share = float((basis**2).sum(axis=1).max())
-    if basis.shape[1] > guards.columns(len(asked)) or share > guards.leverage:
+    single = (basis**2).sum(axis=1)
+    shares = [float(single.max())]
+    if guards.cell > 2:
+        # an eigenvalue is at most the sum of both leverages: few rows need a look at their pairs
+        near = np.flatnonzero(single + single.max() > guards.leverage)
+        mixed, one = basis[near] @ basis.T, single[near, None]
+        mixed[np.arange(len(near)), near] = 0.0
+        pairs = (one + single) / 2 + np.sqrt(((one - single) / 2) ** 2 + mixed**2)
+        pairs[np.arange(len(near)), near] = 0.0
+        shares.append(float(pairs.max(initial=0.0)))
+    _refuse_if_exposed(basis.shape[1], len(asked), max(shares), guards)
+
+
+def check_products(released: Sequence[Products], asked: Products, guards: Guards) -> None:
+    """Check that neither a row nor a pair can be isolated from sums of products over pairs of rows.
+
+    The curvature of a Cox model is X'KX with a matrix K [rows, rows]: the rows at risk are combined
+    in each event. The server obtains X'TX with T in the span of all K. A row or a pair stands out
+    if some T of length 1 has nearly all of its squared length in their entries, whose shares in the
+    projection onto the span are added up.
+    """
+    every, rows = [*released, asked], asked.rows
+    blocks = [slice(i, i + _BLOCK) for i in range(0, rows, _BLOCK)]
+    inner = np.zeros((len(every) + 1,) * 2)
+    for part in blocks:
+        flat = _stacked(every, part, rows).reshape(len(every) + 1, -1)
+        inner += flat @ flat.T
+    if not np.isfinite(inner).all():
+        raise Refusal("leverage", "sums at these coefficients are not finite")
+    size = np.sqrt(np.diag(inner))
+    size = np.where(size > 0, size, 1.0)
+    values, vectors = np.linalg.eigh(inner / np.outer(size, size))
+    kept = values > _ROUNDING * values[-1]
+    into = (vectors[:, kept] / np.sqrt(values[kept])).T / size
+
+    def shares(part: slice) -> Array:
+        flat = _stacked(every, part, rows)
+        return np.asarray((np.tensordot(into, flat, axes=1) ** 2).sum(axis=0))
+
+    own = np.concatenate([np.diagonal(shares(part)[:, part]) for part in blocks])
+    worst = 0.0
+    for part in blocks:
+        both = 2 * shares(part) + own[part, None] + own
+        numbers = np.arange(rows)[part]
+        both[np.arange(len(numbers)), numbers] = own[part]
+        worst = max(worst, float((both if guards.cell > 2 else own).max()))
+    _refuse_if_exposed(int(kept.sum()), rows, worst, guards)
+
+
+def _stacked(every: Sequence[Products], part: slice, rows: int) -> Array:
+    """Return some rows of the matrices [matrices, part, rows], that of the first sums included."""
+    equal = np.eye(len(range(rows)[part]), rows, part.start)
+    return np.stack([equal, *(products.block(part) for products in every)])
+
+
+def _refuse_if_exposed(dimensions: int, rows: int, share: float, guards: Guards) -> None:
+    if dimensions > guards.columns(rows) or share > guards.leverage:
         raise Refusal(
             "leverage",
-            "combined with sums that left before, a row would stand out in these sums; if columns "
-            "separate the classes or the events, set l2",
+            "combined with sums that left before, a row or a pair would stand out in these sums; "
+            "if columns separate the classes or the events, set l2",
         )
 
 

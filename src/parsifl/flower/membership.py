@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 from parsifl.core.algorithm import ClientInfo
@@ -15,6 +15,8 @@ from parsifl.flower.message import Envelope
 from parsifl.flower.network_schema import (
     HelloReply,
     HelloRequest,
+    RemoteFailure,
+    SitesRefused,
     claimed_client,
     describe,
     read,
@@ -34,12 +36,22 @@ class Membership:
 
     A client belongs to the node that reported it first, also after a restart of the server: with
     node keys, Flower's node ids are bound to keys. With `deployment.rebind`, another node may take
-    over a client whose node is not connected, or has not reported to this server.
+    over a client whose node is not connected, or has not reported to this server. Clients in
+    `left_out` take no part.
     """
 
-    def __init__(self, link: Link, clients: int, log: Log, deployment: Deployment) -> None:
+    def __init__(
+        self,
+        link: Link,
+        clients: int,
+        log: Log,
+        deployment: Deployment,
+        left_out: Container[int] = (),
+    ) -> None:
         self._link, self._clients, self._log = link, clients, log
-        self._deployment = deployment
+        self._deployment, self._left_out = deployment, left_out
+        self._refused: dict[int, str] = {}  # by client
+        self._unreleased: set[int] = set()  # nodes whose hello waits for release
         self._node_of: dict[int, int] = {}  # by client
         self._reported: set[int] = set()  # nodes whose hello was accepted by this server
         self._failed: dict[int, int] = {}
@@ -87,11 +99,13 @@ class Membership:
         end = time.monotonic() + wait
         while True:
             self.refresh(max(end - time.monotonic(), _PAUSE))
+            if self._refused:
+                raise SitesRefused("; ".join(self._refused.values()), self._refused)
             if enough():
                 return
             if time.monotonic() >= end:
                 there = sorted(self.online())
-                missing = sorted(set(range(self._clients)) - set(there))
+                missing = sorted(self._expected() - set(there))
                 raise ParsiflError(
                     f"after {wait:g} s the clients {_list(missing)} of {self._clients} have not "
                     f"reported (there are {_list(there) or 'none'}); start their nodes, each "
@@ -108,7 +122,7 @@ class Membership:
     def refresh(self, timeout: float) -> None:
         """Look who is connected, and greet newcomers."""
         self.nodes()
-        missing = set(range(self._clients)) - set(self.online())
+        missing = self._expected() - set(self.online())
         fresh = [
             node
             for node in self._connected
@@ -125,8 +139,22 @@ class Membership:
             try:
                 self._admit(node, read_reply(HelloReply, replies.get(node)))
             except Exception as error:  # whatever one node sends, the others take part
-                self._failed[node] = self._failed.get(node, 0) + 1
-                self._log(f"node {node} is not admitted: {describe(error)}")
+                self._reject(node, error, missing)
+
+    def _reject(self, node: int, error: Exception, missing: set[int]) -> None:
+        remote = error if isinstance(error, RemoteFailure) else None
+        if remote is not None and remote.unreleased:  # asked until a person has released it
+            if node not in self._unreleased:
+                self._log(f"node {node} waits: {describe(error)}")
+            self._unreleased.add(node)
+            return
+        self._failed[node] = self._failed.get(node, 0) + 1
+        self._log(f"node {node} is not admitted: {describe(error)}")
+        if remote is not None and remote.guard and remote.client in missing:
+            self._refused[remote.client] = describe(error)
+
+    def _expected(self) -> set[int]:
+        return {client for client in range(self._clients) if client not in self._left_out}
 
     def _admit(self, node: int, hello: HelloReply) -> None:
         client, limit = hello.client, self._deployment.classes
@@ -158,6 +186,8 @@ class Membership:
         """Note that a node is a client; raise WireError if that contradicts what is known."""
         if client >= self._clients:
             raise WireError(f"it says it is client {client}; there are 0 to {self._clients - 1}")
+        if client in self._left_out:
+            raise WireError(f"it says it is client {client}, which was left out of this run")
         expected = self._deployment.nodes.get(str(node))
         if self._deployment.nodes and expected != client:
             raise WireError(f"it says it is client {client}, which deployment.nodes contradicts")

@@ -238,11 +238,14 @@ class FailureReply(Message):
         A text that holds no data, for failures that the library itself detects.
     rule
         The guard that a request broke.
+    client
+        The site whose guard it is.
     """
 
     error: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,99}$")]
     detail: Annotated[str, MaxLen(LONGEST_REASON)] = ""
     rule: Annotated[str, StringConstraints(pattern=r"^[a-z-]{0,40}$")] = ""
+    client: ClientId | None = None
 
     @property
     def reason(self) -> str:
@@ -251,12 +254,45 @@ class FailureReply(Message):
         return printable(text)
 
 
+_NO_GUARD = ("", "failure", "release", "request")
+
+
 class RemoteFailure(WireError):
-    """A client says that it failed; `code` is the type of its exception."""
+    """A client says that it failed; `code` is the type of its exception.
+
+    Attributes
+    ----------
+    guard
+        The rule by which a site refuses for good; empty for a failure.
+    unreleased
+        Whether the reply waits until a person at the site releases it.
+    client
+        The site that refuses.
+    """
 
     def __init__(self, failure: FailureReply) -> None:
         super().__init__(failure.reason)
-        self.code = failure.error
+        self.code, self.client = failure.error, failure.client
+        self.guard = "" if failure.rule in _NO_GUARD else failure.rule
+        self.unreleased = failure.rule == "release"
+
+
+class SitesRefused(ParsiflError):
+    """Sites refuse by their guards.
+
+    Attributes
+    ----------
+    reasons
+        What each of them says, the rule included.
+    size
+        The bytes up and down of messages that are in no record.
+    """
+
+    def __init__(
+        self, text: str, reasons: Mapping[int, str], size: tuple[int, int] = (0, 0)
+    ) -> None:
+        super().__init__(text)
+        self.reasons, self.size = dict(reasons), size
 
 
 REQUESTS: Mapping[str, type[Message]] = {

@@ -60,6 +60,8 @@ class FlowerPool:
     ----------
     make
         Builds the problem from data of the agreed form.
+    left_out
+        Why some clients take no part.
     """
 
     executor = EXECUTOR
@@ -72,16 +74,19 @@ class FlowerPool:
         link: Link,
         log: Log,
         make: Callable[[ClientData], Problem],
+        left_out: Mapping[int, str] | None = None,
     ) -> None:
         self._algorithm, self._settings = algorithm, settings
         self._link, self._log, self._make = link, log, make
-        self.members = Membership(link, settings.clients, log, settings.deployment)
+        self.left_out: dict[int, str] = dict(left_out or {})
+        deployment, clients = settings.deployment, settings.clients
+        self.members = Membership(link, clients, log, deployment, self.left_out)
         self.agreement: Agreement | None = None
         self.seconds: Mapping[str, float] = {}
         self.experiment = uuid.uuid4().hex
-        self._accepted = [0] * settings.clients
+        self._accepted = [0] * clients
         self._written: list[list[int]] = []  # what the last two checkpoints name
-        self._oldest = [0] * settings.clients
+        self._oldest = [0] * clients
         self._flagged: set[int] = set()
         self._before: dict[int, tuple[int, int]] = {}
         self._precision = settings.experiment.precision
@@ -92,16 +97,32 @@ class FlowerPool:
 
     def book(self, client: int, up: int, down: int) -> None:
         """Add bytes of messages before the first round to the record of that round."""
-        self._before[client] = up, down
+        before = self._before.get(client, (0, 0))
+        self._before[client] = before[0] + up, before[1] + down
+
+    @property
+    def booked(self) -> tuple[int, int]:
+        """The bytes up and down that are in no record yet."""
+        up, down = zip(*self._before.values(), strict=True) if self._before else ((), ())
+        return sum(up), sum(down)
+
+    @property
+    def present(self) -> list[int]:
+        """The clients that take part."""
+        return [i for i in range(self._settings.clients) if i not in self.left_out]
 
     def open(self, *, resumed: bool) -> Problem:
         """Wait for the clients, all of them at first and a quorum on resume; make the problem."""
         deployment, clients = self._settings.deployment, self._settings.clients
-        needed = max(1, round(deployment.quorum * clients)) if resumed else clients
+        present = self.present
+        needed = max(1, round(deployment.quorum * len(present))) if resumed else len(present)
         self.members.greeting = HelloRequest(agreement=self.agreement)
         self.members.gather(lambda: len(self.members.online()) >= needed, deployment.wait)
-        self.clients: Sequence[ClientInfo] = [self.members.infos[i] for i in range(clients)]
-        self.schema = schema = agree([self.members.schemas[i] for i in range(clients)])
+        self.clients: Sequence[ClientInfo] = [
+            ClientInfo(i, 0) if i in self.left_out else self.members.infos[i]
+            for i in range(clients)
+        ]
+        self.schema = schema = agree([self.members.schemas[i] for i in present])
         example = schema.example()
         problem = self._make(example)
         self._algorithm.check_capabilities(problem)
@@ -110,7 +131,7 @@ class FlowerPool:
         self._problem = problem
         self._metric_names = _metric_names(problem, schema)
         self._templates = UploadTemplates(self._algorithm, problem, schema)
-        self._log(f"{len(self.members.online())} of {clients} clients are connected")
+        self._log(f"{len(self.members.online())} of {len(present)} clients are connected")
         return problem
 
     # ------------------------------------------------------------------ training
@@ -138,6 +159,8 @@ class FlowerPool:
         exchange = self._exchange()
         answers, found = exchange.collect(asked, failed, len(cohort), round + 1, evaluated)
         notes = (*exchange.notes, *self._dominant(cohort))
+        if round == 0:
+            notes += tuple(f"left out: {reason}" for reason in self.left_out.values())
         self.seconds = {"local": time.perf_counter() - started}
         yield from self._all_scores({**unasked, **found})
         for number in sorted(answers):
@@ -273,6 +296,7 @@ class FlowerPool:
             "experiment": self.experiment,
             "accepted": self._accepted,
             "members": self.members.to_json(),
+            "left_out": {str(client): reason for client, reason in self.left_out.items()},
             "agreement": None if self.agreement is None else self.agreement.to_json(),
         }
 
@@ -285,6 +309,8 @@ class FlowerPool:
         self.experiment = str(saved["experiment"])
         self._accepted = [int(version) for version in saved["accepted"]]
         self._written = [list(self._accepted)]
+        stored = saved["left_out"]
+        self.left_out.update({int(client): str(reason) for client, reason in stored.items()})
         self.members.restore(saved["members"])
         stored = saved["agreement"]
         self.agreement = None if stored is None else Agreement.read(stored)

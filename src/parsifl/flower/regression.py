@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,8 @@ from parsifl.core.problem import Problem
 from parsifl.data.clients import ClientData
 from parsifl.data.preprocessing import Array, unit_notes
 from parsifl.engine.owned import replace_file
+from parsifl.engine.record import RoundRecord
+from parsifl.engine.run_dir import read_records
 from parsifl.engine.training import RoundEnd, StopTraining, TrainingState
 from parsifl.estimators import (
     FederatedSparseClassifier,
@@ -29,6 +31,7 @@ from parsifl.estimators.assembled import Outcome, assembled
 from parsifl.estimators.base import FederatedSparse
 from parsifl.estimators.exact import ExactFit
 from parsifl.estimators.saved import to_text
+from parsifl.flower.exchange import RELEASE_SECONDS
 from parsifl.flower.membership import Log, all_of
 from parsifl.flower.message import Envelope, printable
 from parsifl.flower.network_schema import (
@@ -36,7 +39,10 @@ from parsifl.flower.network_schema import (
     AgreeRequest,
     ProductsReply,
     ProductsRequest,
+    RemoteFailure,
+    SitesRefused,
     describe,
+    failure_in,
     read_reply,
 )
 from parsifl.flower.server import Federation
@@ -101,29 +107,59 @@ class Regression(Federation):
             self._algorithm = self._fitted_algorithm(self._algorithm)
             self._pool.use(self._algorithm)
 
+    def _run(self) -> Sequence[RoundRecord]:
+        while True:
+            try:
+                return super()._run()
+            except SitesRefused as refusal:
+                if self._settings.deployment.on_refusal == "stop":
+                    raise
+                self._leave_out(refusal)
+
+    def _leave_out(self, refusal: SitesRefused) -> None:
+        """Begin again without these sites: means, scales and sums were those of all sites."""
+        left_out = {**self._pool.left_out, **refusal.reasons}
+        for client, reason in sorted(refusal.reasons.items()):
+            self._log(f"site {client} is left out of the fit: {reason}")
+        if len(left_out) >= self._settings.clients:
+            listed = "; ".join(reason for _, reason in sorted(left_out.items()))
+            raise ParsiflError(f"no site is left for the fit: {listed}")
+        path, (up, down) = self._run_dir.path, self._pool.booked
+        records = read_records(path)
+        up += refusal.size[0] + sum(record.bytes_up for record in records)
+        down += refusal.size[1] + sum(record.bytes_down for record in records)
+        if (path / "config.toml").exists():
+            place = self._run_dir.set_aside()
+            self._log(f"what was done with all of them is in {place.name}")
+        self._connect(left_out)
+        self._pool.book(self._pool.present[0], up, down)
+
     def _agree(self) -> Agreement:
         found: dict[int, AgreeReply] = {}
         end = time.monotonic() + self._settings.deployment.wait
         reasons: dict[int, str] = {}
+        refused: dict[int, str] = {}
+        wanted = set(self._pool.present)
         while True:
             # sites that could not answer are asked again: their tables may have been corrected
             nodes = self._pool.members.nodes()
             asked = [node for node in nodes if reasons.get(node) != ""]
             requests: Requests = dict.fromkeys(asked, ("agree", AgreeRequest().envelope()))
-            enough = all_of(set(range(self._settings.clients)) - set(found))
+            enough = all_of(wanted - set(found))
             for node, reply in self._link.ask(requests, _AGREE_SECONDS, enough).items():
-                reason = self._take(node, reply, found)
+                reason = self._take(node, reply, found, refused)
                 if reason and reason != reasons.get(node):
                     self._log(f"node {node} cannot take part yet: {reason}")
                 reasons[node] = reason
-            if len(found) == self._settings.clients:
+            if len(found) == len(wanted):
                 break
             if time.monotonic() > end:
-                raise ParsiflError(
-                    f"{len(found)} of {self._settings.clients} clients have described their "
-                    "tables; "
-                    + "; ".join(sorted({reason for reason in reasons.values() if reason}))
-                )
+                text = f"{len(found)} of {len(wanted)} clients have described their tables; "
+                text += "; ".join(sorted({reason for reason in reasons.values() if reason}))
+                refusing = {c: why for c, why in sorted(refused.items()) if c not in found}
+                if wanted == {*found, *refusing}:
+                    raise SitesRefused(text, refusing)
+                raise ParsiflError(text)
             self._link.pause(1.0)
         columns = min(reply.columns for reply in found.values())
         summaries = [found[client].summary for client in sorted(found)]
@@ -132,13 +168,21 @@ class Regression(Federation):
             self._log(f"warning: {note}")
         return Agreement.of(summaries, self._spec, columns)
 
-    def _take(self, node: int, reply: Envelope | str, found: dict[int, AgreeReply]) -> str:
+    def _take(
+        self,
+        node: int,
+        reply: Envelope | str,
+        found: dict[int, AgreeReply],
+        refused: dict[int, str],
+    ) -> str:
         """Keep a summary; return why it cannot be used, or an empty text."""
         try:
             message = read_reply(AgreeReply, reply)
             self._pool.members.bind(message.client, node)
             found[message.client] = message
         except Exception as error:  # whatever one node sends, the others take part
+            if isinstance(error, RemoteFailure) and error.guard and error.client is not None:
+                refused[error.client] = describe(error)
             return describe(error)
         size = len(reply.text.encode()) if isinstance(reply, Envelope) else 0
         self._pool.book(message.client, size, len(AgreeRequest().envelope().text))
@@ -182,7 +226,7 @@ class Regression(Federation):
         if model is None:
             raise ConfigError(f"{type(self._algorithm).__name__} has no global model to save")
         b = model.params["coef"].to(torch.float64).numpy().copy()
-        columns = np.flatnonzero(b)
+        columns, present = np.flatnonzero(b), self._pool.present
         exact = isinstance(server, BestSubsetState)
         if isinstance(server, BestSubsetState) and isinstance(self._algorithm, FedBestSubset):
             rules = self._algorithm.rules(problem, server.coefficients)  # type: ignore[arg-type]
@@ -204,7 +248,7 @@ class Regression(Federation):
                 search=as_search(server),
                 rules=rules,
                 columns=columns,
-                rows=np.array([float(client.samples) for client in self._pool.clients]),
+                rows=np.array([float(self._pool.clients[i].samples) for i in present]),
                 losses=np.array([float(part["loss"]) for part in sums]),
                 gradients=slopes,
                 information=bends,
@@ -217,7 +261,8 @@ class Regression(Federation):
             self._log(f"warning: {_ENDS.get(fit.search.phase, _ENDS[Phase.LOOK])}")
         outcome = Outcome(
             preprocessing=agreement.preprocessing,
-            sites=[str(client.id) for client in self._pool.clients],
+            sites=[str(number) for number in present],
+            left_out={str(number): reason for number, reason in self._pool.left_out.items()},
             coefficients=b,
             exact=fit,
             target_mean=agreement.target_mean,
@@ -250,18 +295,33 @@ class Regression(Federation):
                 support=tuple(columns),
                 coefficients=tuple(float(value) for value in at),
             )
-            for client in range(self._settings.clients)
+            for client in self._pool.present
             if client in online
         }
         sent: Requests = {
             online[client]: ("products", request.envelope()) for client, request in requests.items()
         }
-        replies = self._link.ask(sent, self._settings.deployment.timeout)
-        found = []
-        for client in range(self._settings.clients):
+        timeout = self._settings.deployment.timeout
+        replies, end = self._link.ask(sent, timeout), time.monotonic() + timeout
+        while time.monotonic() < end:
+            waiting = {node: sent[node] for node, reply in replies.items() if _unreleased(reply)}
+            if not waiting:
+                break
+            self._link.pause(RELEASE_SECONDS)
+            replies = {**replies, **self._link.ask(waiting, timeout)}
+        found: list[dict[str, Any]] = []
+        refused: dict[int, str] = {}
+        for client in self._pool.present:
             if client not in requests:
                 raise ParsiflError(f"client {client} is not connected for the last step; resume")
-            found.append(self._sums(requests[client], replies.get(online[client]), len(columns)))
+            try:
+                reply = replies.get(online[client])
+                found.append(self._sums(requests[client], reply, len(columns)))
+            except SitesRefused as refusal:
+                refused |= refusal.reasons
+        if refused:
+            size = sum(part["size"] for part in found)
+            raise SitesRefused("; ".join(refused.values()), refused, (size, 0))
         return found
 
     def _sums(
@@ -279,11 +339,18 @@ class Regression(Federation):
             }
             wire.check(message, form)
         except Exception as error:  # all sums are needed: the run stops, and names the client
+            if isinstance(error, RemoteFailure) and error.guard:
+                raise SitesRefused(str(error), {request.client: describe(error)}) from None
             raise ParsiflError(
                 f"client {request.client} sent no sums that can be used: {describe(error)}; "
                 "resume the run"
             ) from None
         return {"size": len(data), **{name: part.numpy().copy() for name, part in message.items()}}
+
+
+def _unreleased(reply: Envelope | str) -> bool:
+    failure = failure_in(reply) if isinstance(reply, Envelope) else None
+    return failure is not None and RemoteFailure(failure).unreleased
 
 
 def _check_units(replies: Mapping[int, AgreeReply]) -> None:

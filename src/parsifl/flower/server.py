@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,11 +44,17 @@ class Federation:
         out, port = Path(deployment.out), deployment.metrics_port
         self.monitor = Monitor(out, chosen.algorithm, chosen.rounds, settings.clients, port)
         self._link, self._log = self.monitor.watch(link), log
-        self._algorithm = self._experiment.build_algorithm()
-        maker = make or partial(problem_for, self._experiment.model)
-        self._pool = FlowerPool(self._algorithm, settings, self._link, log, maker)
-        self.monitor.attach(self._pool.members, self._pool.experiment)
+        self._maker = make or partial(problem_for, self._experiment.model)
         self._run_dir = RunDir(out)
+        self._connect({})
+
+    def _connect(self, left_out: Mapping[int, str]) -> None:
+        """Begin with a new pool, without the clients that are left out."""
+        self._algorithm = self._experiment.build_algorithm()
+        self._pool = FlowerPool(
+            self._algorithm, self._settings, self._link, self._log, self._maker, left_out
+        )
+        self.monitor.attach(self._pool.members, self._pool.experiment)
 
     def run(self) -> Sequence[RoundRecord]:
         """Run until all rounds are done; return their records."""
@@ -97,6 +103,7 @@ class Federation:
             run_dir=self._run_dir,
             configuration=self._configuration(problem),
             checkpoint_seconds=0.0,  # a round takes seconds: no client's work is lost
+            left_out=frozenset(self._pool.left_out),
         )
         state = training.run(chosen.rounds, resume=resume)
         self._finish(problem, state)
@@ -113,7 +120,8 @@ class Federation:
         """Do what is left when all rounds are done; repeated on every resume."""
 
     def _configuration(self, problem: Problem) -> dict[str, Any]:
-        experiment, clients = self._experiment, self._pool.clients
+        experiment = self._experiment
+        clients = [self._pool.clients[number] for number in self._pool.present]
         data = {
             "name": experiment.data if self._pool.schema.name != "own" else "own",
             "clients": len(clients),

@@ -66,6 +66,10 @@ class Deployment:
         The fraction of a round's weight above which a client is noted in the record.
     classes
         The largest number of classes that a client may report; None: 1,000,000.
+    on_refusal
+        For regressions: what becomes of the fit when a site refuses by its guards. It stops with
+        the site and its rule ("stop"), or starts again without the site ("continue"), as long as
+        the guards of the others allow that few sites.
     check
         Check versions, clocks, disks and the form of the data on every node, and stop before the
         first round.
@@ -84,6 +88,7 @@ class Deployment:
     rebind: bool = False
     largest_share: Fraction = 0.5
     classes: Count | None = None
+    on_refusal: Literal["stop", "continue"] = "stop"
     check: bool = False
     metrics_port: Annotated[int, Ge(0), Lt(65536)] = 0
 

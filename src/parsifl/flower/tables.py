@@ -138,6 +138,8 @@ class Agreement:
         The mean of the target: the share of the second class, for "logistic".
     columns
         How many columns the guards of every site allow in one message.
+    sites
+        How many sites take part.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -146,6 +148,7 @@ class Agreement:
     target_mean: float
     preprocessing: Preprocessing
     columns: Count
+    sites: Count
 
     @classmethod
     def of(cls, summaries: Sequence[Summary], spec: RegressionSpec, columns: int) -> Agreement:
@@ -159,7 +162,7 @@ class Agreement:
         ]
         parts = [summary.columns[spec.target] for summary in summaries]
         classes, middle = _middle(spec, parts)
-        return cls(spec, classes, middle, Preprocessing.of(inner), columns)
+        return cls(spec, classes, middle, Preprocessing.of(inner), columns, len(summaries))
 
     @classmethod
     def read(cls, values: Any) -> Agreement:

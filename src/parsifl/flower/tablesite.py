@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,9 @@ from parsifl.flower.transport import Kind
 from parsifl.linear.cox import Cox
 from parsifl.linear.glm import GLM
 from parsifl.linear.site_statistics import cox_losses
+
+_PASSING = ("experiment", "machine")
+"""What a reply says of the run and of the machine: the same numbers are released once."""
 
 LoadTable = Callable[[NodeConfig], Any]
 """Returns columns of text by name (`read_csv`), or a frame of pandas or polars."""
@@ -125,16 +129,18 @@ class TableSite:
 
     def _approved(self, kind: Kind, reply: Envelope) -> Envelope:
         """Return a reply that someone at the site has approved; else keep it there, and refuse."""
-        if self._audit.approved(
-            digest(reply.text, *map(reply.parts.get, sorted(reply.parts))), kind, reply.text
-        ):
+        head = json.loads(reply.text)
+        said = {name: head[name] for name in head if name not in _PASSING}
+        name = digest(said, *map(reply.parts.get, sorted(reply.parts)))
+        if self._audit.approved(name, kind, reply.text):
             return reply
         return self._refuse("release", "a person at the site must release this reply first")
 
     def _refuse(self, rule: str, text: str) -> Envelope:
         reason = printable(f"site {self._client} refuses (rule '{rule}'): {text}")
         node_log().warning("%s", reason)
-        return FailureReply(error="Refusal", rule=rule, detail=reason).envelope()
+        failure = FailureReply(error="Refusal", rule=rule, detail=reason, client=self._client)
+        return failure.envelope()
 
     def _answer(self, kind: Kind, envelope: Envelope, entry: dict[str, Any]) -> Envelope:
         request = read(REQUESTS[kind], envelope)
@@ -153,7 +159,7 @@ class TableSite:
         agreement = getattr(request, "agreement", None)
         if agreement is None:
             raise WireError("agreement: none, and a site answers nothing without one")
-        rules.check_agreement(agreement, own)
+        rules.check_agreement(agreement, own, self._guards)
         x, y = agreement.preprocessing.standardised(own.columns), agreement.targets(own.columns)
         data = _data(x, y)
         make = problem_of(self._spec, agreement.kept)
@@ -213,7 +219,11 @@ class TableSite:
         places = [agreement.preprocessing.columns[units[place]].name for place in inner]
         rules.check_cells(own, places, np.asarray(data.x)[:, inner], self._guards)
         entry["columns"] = [names[place] for place in inner]
-        self._audit.release(entry["table"], row_weights(problem, data, at), self._guards)
+        weights, products = row_weights(problem, data, at), None
+        if isinstance(problem, Cox):
+            time, event, _ = data.y.unbind(1)
+            products = partial(RiskSetProducts, time=time.numpy(), event=event.numpy())
+        self._audit.release(entry["table"], weights, self._guards, products)
 
     def _hold(
         self,
@@ -273,18 +283,54 @@ class TableSite:
 
 
 def row_weights(problem: Any, data: ClientData, at: torch.Tensor) -> Array:
-    """Return the weights [2, rows] by which sums at these coefficients add up rows and products."""
+    """Return the weights [2, rows] by which sums at these coefficients add up rows and products.
+
+    The products of a Cox model follow from the logarithms of the hazard ratios, which stand in the
+    place of the second weights.
+    """
     params = {problem.name: at}
     if isinstance(problem, Cox):
         u = problem.predict(params, data.x).requires_grad_()
         time, event, weight = data.y.unbind(1)
         (slope,) = torch.autograd.grad((weight * cox_losses(u, time, event, weight)).sum(), u)
-        return np.stack([slope.numpy(), (slope + event).numpy()])
+        return np.stack([slope.numpy(), u.detach().numpy()])
     u = problem.predict(params, data.x)
     u = u + data.y[:, -1] if problem.offset else u
     return np.stack(
         [problem.datafit.slope(u, data.y[:, 0]).numpy(), problem.datafit.curvature(u).numpy()]
     )
+
+
+class RiskSetProducts:
+    """The matrix K of the curvature X'KX of a Cox model with Breslow's ties.
+
+    With hazard ratios r, K_ij = -r_i r_j C(min(t_i, t_j)) off the diagonal, where C(t) adds up
+    d / S^2 over the events until t, and S the ratios at risk; rows of K add up to 0.
+
+    Parameters
+    ----------
+    log_ratios
+        The logarithm of each row's hazard ratio.
+    """
+
+    def __init__(self, log_ratios: Array, *, time: Array, event: Array) -> None:
+        self.rows = len(time)
+        ratio = np.exp(log_ratios - log_ratios.max())
+        moments, place = np.unique(time, return_inverse=True)
+        events = np.bincount(place, event, len(moments))
+        at_risk = np.cumsum(np.bincount(place, ratio, len(moments))[::-1])[::-1]
+        per_set = np.where(events > 0, 1 / np.maximum(at_risk, np.finfo(float).tiny), 0.0)
+        self._ratio, self._time = ratio, place
+        self._squares = np.cumsum(events * per_set * per_set)
+        self._diagonal = ratio * np.cumsum(events * per_set)[place]
+
+    def block(self, part: slice) -> Array:
+        """Return some rows of K."""
+        first = np.minimum(self._time[part, None], self._time)
+        found = -self._ratio[part, None] * self._ratio * self._squares[first]
+        numbers = np.arange(self.rows)[part]
+        found[np.arange(len(numbers)), numbers] += self._diagonal[part]
+        return np.asarray(found)
 
 
 def _whole(reply: Envelope) -> Envelope:

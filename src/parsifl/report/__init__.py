@@ -1,5 +1,6 @@
-"""One self-contained HTML page about one or many run directories."""
+"""Self-contained HTML pages: about one or many run directories, or about one fit."""
 
+from parsifl.report.fit_page import build_fit
 from parsifl.report.page import build
 
-__all__ = ["build"]
+__all__ = ["build", "build_fit"]

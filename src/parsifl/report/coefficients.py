@@ -1,4 +1,4 @@
-"""The coefficients of a regression, from the estimator that a deployment saved."""
+"""The coefficients of a regression, from what an estimator says of itself (`summary_values`)."""
 
 from __future__ import annotations
 
@@ -20,17 +20,10 @@ def coefficient_sheets(runs: Sequence[RunData], name: str) -> list[Grid]:
     found: list[Grid] = []
     for run in runs:
         try:
-            summary = json.loads((run.path / _FILE).read_text(encoding="utf-8"))["summary"]
-            head, *rows = [[str(cell) for cell in row] for row in summary["table"]]
-            notes = (str(summary["guarantee"]), str(summary["methods"]))
+            caption = f"Coefficients, {run.path.name}"
+            found.append(coefficient_sheet(_summary(run), f"{name}{len(found)}", caption))
         except (OSError, *DAMAGED):  # no regression, or a damaged file: the rest is shown
             continue
-        if any(len(row) != len(head) for row in rows):
-            continue
-        columns = (Column("coefficient", numeric=False), *(Column(title) for title in head[1:]))
-        cells = tuple(tuple(Cell(text) for text in row) for row in rows)
-        caption = f"Coefficients, {run.path.name}"
-        found.append(Grid(f"{name}{len(found)}", caption, columns, cells, notes))
     return found
 
 
@@ -41,26 +34,44 @@ def coefficient_block(
     if not sheets:
         return ""
     tables = "".join(sheet.to_html() for sheet in sheets)
-    tables += "".join(_forests(run) for run in runs)
+    for run in runs:
+        try:
+            tables += forest_plots(_summary(run))
+        except (OSError, *DAMAGED):
+            continue
     title = f'<h{level} class="title" id="{html.escape(name)}-h8">Coefficients</h{level}>'
     return f'<section class="block" aria-labelledby="{name}-h8">{title}{tables}</section>'
 
 
-def _forests(run: RunData) -> str:
-    """Return a forest plot for each coefficient of a run, the intercept excepted."""
-    try:
-        entries = json.loads((run.path / _FILE).read_text(encoding="utf-8"))["summary"]["sites"]
-        plots = [_forest(entry) for entry in entries if entry["name"] != "(intercept)"]
-    except (OSError, *DAMAGED):
-        return ""
-    return f'<div class="forests">{"".join(plots)}</div>'
+def _summary(run: RunData) -> Mapping[str, Any]:
+    found = json.loads((run.path / _FILE).read_text(encoding="utf-8"))["summary"]
+    if not isinstance(found, dict):
+        raise TypeError("not a summary")
+    return found
 
 
-def _forest(entry: Mapping[str, Any]) -> str:
+def coefficient_sheet(summary: Mapping[str, Any], name: str, caption: str) -> Grid:
+    """Return the table of coefficients; the methods paragraph below it ends in the guarantee."""
+    head, *rows = [[str(cell) for cell in row] for row in summary["table"]]
+    if any(len(row) != len(head) for row in rows):
+        raise ValueError("rows of unequal lengths")
+    columns = (Column("coefficient", numeric=False), *(Column(title) for title in head[1:]))
+    cells = tuple(tuple(Cell(text) for text in row) for row in rows)
+    return Grid(name, caption, columns, cells, (str(summary["methods"]),))
+
+
+def forest_plots(summary: Mapping[str, Any]) -> str:
+    """Return a forest plot for each coefficient, the intercept excepted."""
+    sites = [str(site) for site in summary["clients"]]
+    plots = [_forest(entry, sites) for entry in summary["sites"] if entry["name"] != "(intercept)"]
+    return f'<div class="plots">{"".join(plots)}</div>'
+
+
+def _forest(entry: Mapping[str, Any], sites: Sequence[str]) -> str:
     """Return one coefficient by site as SVG: estimates, and 1.96 standard errors to each side."""
     found = [
         (f"site {site}", float(value), _REACH * float(error))
-        for site, (value, error) in enumerate(zip(entry["estimates"], entry["errors"], strict=True))
+        for site, value, error in zip(sites, entry["estimates"], entry["errors"], strict=True)
         if value is not None and error is not None
     ]
     rows = [*found, ("all sites", float(entry["all"]), 0.0)]

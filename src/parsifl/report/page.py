@@ -63,21 +63,41 @@ def render(runs: Sequence[RunData], version: str = "", left_out: Sequence[str] =
             for sheet in group.values()
         },
     }
-    script = "\n".join(_asset(name) for name in _SCRIPTS)
     level = 2 if len(found) == 1 else 3  # of headings: a single section needs none of its own
     bodies = [
         _section(section, name, sheets[name], inside=_inside(name, level, drawn[name]), level=level)
         for name, section in named.items()
     ]
-    title = _title(found)
+    return render_page(
+        _title(found),
+        f"{len(runs)} run{'s' if len(runs) != 1 else ''}",
+        _notes(left_out) + "".join(bodies),
+        data,
+        contents=_contents(found),
+        version=version,
+    )
+
+
+def render_page(
+    title: str,
+    subtitle: str,
+    sections: str,
+    data: Mapping[str, Any],
+    *,
+    contents: str = "",
+    version: str = "",
+) -> str:
+    """Return a page with these sections (HTML) and the values that its program reads."""
+    script = "\n".join(_asset(name) for name in _SCRIPTS)
+    now = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
     return Template(_asset("template.html")).substitute(
         policy=html.escape(_policy(script, watching=bool(version))),
         version=html.escape(version),
         title=html.escape(title),
-        subtitle=html.escape(_subtitle(runs)),
+        subtitle=html.escape(f"{subtitle} · made {now} with parsifl {parsifl.__version__}"),
         style=_asset("style.css"),
-        contents=_contents(found),
-        sections=_notes(left_out) + "".join(bodies),
+        contents=contents,
+        sections=sections,
         data=_embedded(data),
         script=script,
     )
@@ -109,12 +129,6 @@ def _title(found: Sequence[Section]) -> str:
     what = next(iter(labels)) if len(labels) == 1 else f"{len(labels)} algorithms"
     where = named[0] if len(named) == 1 else f"{len(named)} datasets"
     return f"{what} on {where}"
-
-
-def _subtitle(runs: Sequence[RunData]) -> str:
-    now = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
-    count = f"{len(runs)} run{'s' if len(runs) != 1 else ''}"
-    return f"{count} · made {now} with parsifl {parsifl.__version__}"
 
 
 def _contents(found: Sequence[Section]) -> str:
