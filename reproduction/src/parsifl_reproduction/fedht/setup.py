@@ -24,7 +24,8 @@ from parsifl.engine.evaluation import Evaluation
 from parsifl.engine.simulate import simulate
 from parsifl.engine.training import RoundEnd, StopTraining
 from parsifl.linear.glm import GLM
-from parsifl_reproduction.recipe import Claim, Context, Result, Values, Verdict
+from parsifl_reproduction.comparison import agreed
+from parsifl_reproduction.recipe import Claim, Context, Result, Values
 
 PAPER = "Tong et al., Federated Nonconvex Sparse Learning (Fed-HT and FedIter-HT)"
 FED_HT, FED_ITER_HT, BASELINE = METHODS = ("Fed-HT", "FedIter-HT", "Distributed-IHT")
@@ -297,8 +298,3 @@ class Race:
         rates = {setting.lr for setting in self.settings}
         at = [s.method for s in chosen if len(rates) > 1 and s.lr in (max(rates), min(rates))]
         return f"best step at the end of the paper's grid: {', '.join(at)}" if at else ""
-
-
-def agreed(held: Sequence[bool]) -> Verdict:
-    """Return what the seeds say together."""
-    return "held" if all(held) else "undecided" if any(held) else "did not hold"
