@@ -283,7 +283,9 @@ RECIPES = (
         PAPER,
         _plan_figure1,
         _conclude_figure1,
-        lambda _context: ["The paper shows curves; the values of alpha are read off its legend."],
+        lambda _context: [
+            "The text does not list the values of alpha: those of its other experiments are used."
+        ],
     ),
     Recipe(
         "fedgradmp-figure9",

@@ -161,7 +161,8 @@ def _claims(real: Real, context: Context, results: Sequence[Result]) -> Iterator
         yield race.fewer_rounds(method, fewer)
     if step is not None:
         for method in METHODS[:2]:
-            yield race.fewer_rounds(method, fewer, step)
+            if not race.tuned_to(method, step):
+                yield race.fewer_rounds(method, fewer, step)
     lowest = race.lowest(FED_ITER_HT, "FedIter-HT performs consistently better (Figure 5)")
     theory = Race(real.name, results, _steady(10))
     shown = ", ".join(f"{s.method} {theory.end(s):.4g}" for s in theory.settings)

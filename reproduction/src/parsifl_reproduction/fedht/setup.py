@@ -208,6 +208,10 @@ class Race:
 
         return next((lr for lr in sorted({s.lr for s in self.settings})[::-1] if serves(lr)), None)
 
+    def tuned_to(self, method: str, lr: float) -> bool:
+        """Return whether a method and the baseline are best with one step: no second reading."""
+        return self.best(method).lr == self.best(BASELINE).lr == lr
+
     def fewer_rounds(self, method: str, paper: str, lr: float | None = None) -> Claim:
         """Compare the rounds to the baseline's last objective, tuned or with a common step."""
         how = "each method tuned over the grid" if lr is None else f"common step {lr:g}"

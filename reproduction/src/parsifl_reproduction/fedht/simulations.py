@@ -133,7 +133,8 @@ def _claims(simulation: Simulation, context: Context, results: Sequence[Result])
         yield race.fewer_rounds(method, paper)
     if step is not None:
         for method, paper in simulation.published:
-            yield race.fewer_rounds(method, paper, step)
+            if not race.tuned_to(method, step):
+                yield race.fewer_rounds(method, paper, step)
             yield race.faster(method, "at least 1.6 times (Figure 4)", step)
         for method in METHODS[:2]:
             yield race.more_steps(method, step)
