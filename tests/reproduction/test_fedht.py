@@ -2,59 +2,81 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import numpy as np
 import pytest
 
-from parsifl_reproduction.fedht.setup import Setting, curve, grid, rounds_to
+from parsifl_reproduction.fedht.setup import BASELINE, Race, Setting, grid, objectives
 from parsifl_reproduction.fedht.simulations import SIMULATIONS
 from parsifl_reproduction.recipe import Context, Result, find
 
-
-def test_the_full_grid_is_that_of_the_paper() -> None:
-    jobs = find("fedht-simulation-i").plan(Context(scale="full", seeds=1))
-    assert len(jobs) == 2 * 4 * 9 + 9
+SMOKE = Context("smoke", seeds=1)
 
 
-def test_distributed_iht_has_one_step() -> None:
-    settings = grid((3, 5), (0.1, 0.01))
-    assert [s.steps for s in settings if s.method == "Distributed-IHT"] == [1, 1]
+def curve(setting: Setting, seed: int, *values: float | None) -> Result:
+    return Result(setting.label, seed, {"objective": list(values), "bytes_up_per_round": 10})
+
+
+def test_the_grid_is_that_of_the_paper() -> None:
+    assert len(grid(Context())) == 2 * 4 * 9 + 9
+    assert {s.steps for s in grid(Context()) if s.method == BASELINE} == {1}
 
 
 @pytest.mark.parametrize("simulation", SIMULATIONS, ids=lambda s: s.name)
-def test_a_job_returns_the_objective_every_five_rounds(simulation: Any) -> None:
-    from parsifl_reproduction.fedht.setup import objectives
-
-    data = simulation.data(Context(), 0)
-    good = objectives(
-        Setting("Distributed-IHT", 1, 0.001), simulation.problem(), data, 200, 50, 10, 0
-    )
+def test_a_job_returns_the_objective_every_two_rounds(simulation: Any) -> None:
+    data = simulation.data(SMOKE, 0)
+    good = objectives(Setting(BASELINE, 1, 0.001), simulation.problem(), data, 200, 50, 4, 0)
     assert len(good["objective"]) == 2
     assert good["objective"][1] < good["objective"][0]
+    assert good["bytes_up_per_round"] > 0
 
 
-def test_a_diverging_run_is_recorded_as_such() -> None:
-    from parsifl_reproduction.fedht.setup import objectives
-
+def test_a_diverging_run_stops_and_is_recorded_as_such() -> None:
     simulation = SIMULATIONS[0]
-    data = simulation.data(Context(), 0)
+    data = simulation.data(SMOKE, 0)
     bad = objectives(Setting("FedIter-HT", 3, 0.1), simulation.problem(), data, 200, 50, 10, 0)
-    assert bad["objective"][-1] is None
+    assert bad["objective"][-3:] == [None] * 3
 
 
-def test_verdicts_follow_the_numbers() -> None:
-    recipe, context = find("fedht-simulation-i"), Context(seeds=1)
+def test_rows_of_the_variant_have_unit_length() -> None:
+    x = np.asarray(SIMULATIONS[0].data(SMOKE, 0, unit=True).x)
+    np.testing.assert_allclose(np.linalg.norm(x, axis=1), 1.0, rtol=1e-6)
 
-    def results(local: list[float]) -> list[Result]:
-        values = {"Distributed-IHT": [3.0, 2.0, 1.0]}
-        return [
-            Result(job.label, 0, {"objective": values.get(job.label.split()[0], local)})
-            for job in recipe.plan(context)
-        ]
 
-    fast = recipe.conclude(context, results([2.0, 1.0, 0.5]))
-    slow = recipe.conclude(context, results([5.0, 4.0, 3.0]))
-    assert {claim.verdict for claim in fast} == {"held"}
-    assert {claim.verdict for claim in slow} == {"did not hold"}
-    assert rounds_to([3.0, 1.0], 1.0) == 10
-    assert curve([Result("a", 0, {"objective": [1.0, None]})], "a")[1] == float("inf")
+def test_races_are_compared_seed_by_seed() -> None:
+    ours, base = Setting("Fed-HT", 3, 0.1), Setting(BASELINE, 1, 0.1)
+    same = [curve(base, seed, 3.0, 2.0, 1.0) for seed in (0, 1)]
+    both = Race("x", [*same, *(curve(ours, seed, 1.0, 0.5, 0.5) for seed in (0, 1))], [ours, base])
+    one = Race("x", [*same, curve(ours, 0, 1.0, 0.5, 0.5), curve(ours, 1, 4.0, 3.0, 2.0)],
+               [ours, base])  # fmt: skip
+    none = Race("x", [*same, *(curve(ours, seed, 4.0, None, None) for seed in (0, 1))],
+                [ours, base])  # fmt: skip
+    assert both.fewer_rounds("Fed-HT", "").verdict == "held"
+    assert one.fewer_rounds("Fed-HT", "").verdict == "undecided"
+    assert none.fewer_rounds("Fed-HT", "").verdict == "did not hold"
+    assert "never" in none.fewer_rounds("Fed-HT", "").ours
+    assert both.faster("Fed-HT", "", 0.1).verdict == "held"  # 2 of 6 rounds
+    assert math.isinf(none.end(ours))
+
+
+def test_the_common_step_is_the_largest_that_serves_every_method() -> None:
+    settings = grid(Context())
+    results = [curve(s, 0, 1.0, None if s.lr > 0.03 and s.method == "FedIter-HT" else 0.5)
+               for s in settings]  # fmt: skip
+    assert Race("x", results, settings).common_step() == 0.03
+
+
+def test_the_best_step_at_the_end_of_the_grid_is_noted() -> None:
+    settings = grid(Context())
+    results = [curve(s, 0, 2.0, 1.0 / s.lr) for s in settings]
+    claim = Race("x", results, settings).lowest("FedIter-HT", "")
+    assert "end of the paper's grid: Fed-HT, FedIter-HT, Distributed-IHT" in claim.note
+
+
+@pytest.mark.parametrize("name", ["fedht-simulation-i", "fedht-simulation-ii"])
+def test_recipes_conclude_without_results_and_name_deviations(name: str) -> None:
+    recipe = find(name)
+    assert {claim.verdict for claim in recipe.conclude(Context(), [])} == {"not run"}
+    assert recipe.deviations(Context())

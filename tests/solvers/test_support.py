@@ -103,6 +103,25 @@ def test_iterative_solvers_approach_it(name: str) -> None:
         assert float((z - best).abs().max()) < tolerance[solver], solver
 
 
+@pytest.mark.parametrize("rows", [4, 40])
+@pytest.mark.parametrize("ridge", [0.0, 0.1])
+@pytest.mark.parametrize("steps", [0, 1, 2, 7, 50])
+def test_steps_at_once_are_those_one_by_one(rows: int, ridge: float, steps: int) -> None:
+    part = _part("squared", ridge=ridge)
+    part = replace(
+        part,
+        columns=part.columns[:, :rows],
+        targets=part.targets[:, :rows],
+        weight=part.weight[:, :rows],
+        u=None,
+    )
+    rate, z = 1 / support.curvatures(part)[0][:, None], part.start
+    for _ in range(steps):
+        z = z - rate * support.gradient(part, z)
+    found = support.gradient_descent(part, steps=steps)
+    torch.testing.assert_close(found, z, atol=1e-13, rtol=1e-12)
+
+
 def test_delta_stops_a_client_that_hardly_moves() -> None:
     part = _part("squared-half")
     settled = replace(part, start=torch.stack([support.minimize(part)[0], part.start[1]]))

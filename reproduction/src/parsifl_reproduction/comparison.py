@@ -1,10 +1,21 @@
-"""How one method is set beside another over several seeds."""
+"""Compare one method with another over several seeds."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from parsifl_reproduction.recipe import Claim, Verdict, spread
+
+
+def agreed(held: Sequence[bool]) -> Verdict:
+    """Return what the seeds say together; "not run" if there are none.
+
+    >>> agreed([True, False])
+    'undecided'
+    """
+    if not held:
+        return "not run"
+    return "held" if all(held) else "undecided" if any(held) else "did not hold"
 
 
 def compare(
@@ -16,7 +27,7 @@ def compare(
     least: float = 0.0,
     above: bool = True,
 ) -> Claim:
-    """Judge, seed by seed, whether `left` leads `right` by `least` (or, not `above`, lies below).
+    """Decide, seed by seed, whether `left` leads `right` by `least` (or, not `above`, lies below).
 
     Where the seeds disagree nothing is decided, whatever their mean.
 
@@ -30,7 +41,7 @@ def compare(
     gaps = [a - b for a, b in zip(left, right, strict=False)]
     ours = f"{spread(left)} against {spread(right)}, difference {spread(gaps)}"
     leads = [gap >= least if least else gap > 0 for gap in (gaps if above else [-g for g in gaps])]
-    verdict: Verdict = "held" if all(leads) else "undecided" if any(leads) else "did not hold"
+    verdict = agreed(leads)
     if len(gaps) < 2:
         return Claim(statement, paper, ours, verdict, "one seed only: the spread is not known")
     agree = "the seeds disagree" if verdict == "undecided" else "every seed agrees"

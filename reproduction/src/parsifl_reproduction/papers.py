@@ -103,7 +103,7 @@ PAPERS = (
             Item("Figure 6", ("fedgradmp-figure6",)),
             Item("Figure 7", ("fedgradmp-figure7",)),
             Item("Figure 8", ("fedgradmp-figure8",)),
-            Item("Figure 9", ("fedgradmp-figure1",), "the same experiment as Figure 1"),
+            Item("Figure 9", ("fedgradmp-figure9",)),
             Item("Figure 10", ("fedgradmp-figure10",)),
             Item("Figure 11", ("fedgradmp-figure11",)),
         ),

@@ -110,11 +110,53 @@ def _longest_good(fractions: Tensor, losses: Tensor) -> Tensor:
 
 
 def gradient_descent(part: Restricted, delta: float = 0.0, steps: int = 50) -> Tensor:
-    """Take gradient steps of length 1 / L, L being the largest curvature on the support."""
+    """Take gradient steps of length 1 / L, L being the largest curvature on the support.
+
+    If the loss is quadratic, all steps are taken at once.
+    """
+    if part.scale is not None:
+        return _descend_at_once(part, delta, steps)
+    rate = _spread(1 / curvatures(part)[0], part.start)
+    return _walk(part.start, lambda z, *_: -rate * gradient(part, z), delta, steps)
+
+
+def _descend_at_once(part: Restricted, delta: float, steps: int) -> Tensor:
+    r"""Take k gradient steps on a quadratic loss: z - H^+ (1 - (1 - H / L)^k) g, by eigenvalues.
+
+    The cost does not depend on k. Supports that are wider than the rows and have no ridge use the
+    Gram matrix of the rows.
+    """
     largest, least = curvatures(part)
-    rate = _spread(1 / largest, part.start)
-    shortest = delta * least / largest if part.scale is not None else delta
-    return _walk(part.start, lambda z, *_: -rate * gradient(part, z), shortest, steps)
+    slope = gradient(part, part.start)
+    root = part.columns * (_bound(part) * part.weight).sqrt()[..., None]
+    wide = root.shape[-1] > root.shape[-2] and not bool(part.ridge.any())
+    gram = root @ root.mT if wide else root.mT @ root + torch.diag_embed(part.ridge)
+    values, vectors = torch.linalg.eigh(gram)
+    values = values.clamp(min=0)
+    if wide:  # H = R'R and g = R'r: the coordinates of g are those of r times singular values
+        singular = values.sqrt()
+        known = singular > singular[..., -1:] * len(singular[0]) * torch.finfo(root.dtype).eps
+        basis = root.mT @ vectors / torch.where(known, singular, torch.inf)[:, None]
+    else:
+        basis = vectors
+    along = (basis.mT @ slope[..., None])[..., 0]
+    kept = (1 - values / largest[:, None]).clamp(min=0)
+    taken = _steps_taken(kept, along, delta * least, steps)[:, None]
+    sums = torch.where(kept < 1, (1 - kept**taken) / (1 - kept), taken)  # 1 + kept + kept^2 + ...
+    change: Tensor = (basis @ (sums * along / largest[:, None])[..., None])[..., 0]
+    return part.start - change
+
+
+def _steps_taken(kept: Tensor, along: Tensor, shortest: Tensor, steps: int) -> Tensor:
+    """Return how many steps have a gradient that is longer than `shortest`; they get no longer."""
+    low = torch.zeros(len(kept), dtype=kept.dtype)
+    high = torch.full_like(low, steps)
+    for _ in range(steps.bit_length()):
+        middle = ((low + high) / 2).floor()
+        longer = (kept ** middle[:, None] * along).norm(dim=-1) > shortest
+        low = torch.where(longer, (middle + 1).minimum(high), low)
+        high = torch.where(longer, high, middle)
+    return low
 
 
 def stochastic_gradient(

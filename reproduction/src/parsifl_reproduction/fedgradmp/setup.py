@@ -48,20 +48,21 @@ class Recovery:
     decay: float = 1.1
     sparsity: int = 10
     clients: int = 50
+    dimension: int = 1000
     noise: float = 0.0
 
     def data(self, seed: int) -> tuple[ClientData, np.ndarray[Any, Any]]:
-        """Draw the measurements; every client is judged by one row, for only the truth counts."""
+        """Draw the measurements; one row per client is evaluated, since only the truth counts."""
         made: Any = load("fedgradmp", seed=seed, **self.__dict__)
         rows = [np.flatnonzero(made.groups == client) for client in range(self.clients)]
-        judged = [part[:1] for part in rows]
-        nobody = [part[:0] for part in rows]
+        evaluated = [part[:1] for part in rows]
+        none = [part[:0] for part in rows]
         data = ClientData(
             torch.from_numpy(made.x),
             torch.from_numpy(made.y),
             rows,
-            nobody,
-            judged,
+            none,
+            evaluated,
             ({},) * self.clients,
             name="fedgradmp",
         )
@@ -70,19 +71,28 @@ class Recovery:
     def errors(
         self, method: AnyAlgorithm, rounds: int, seed: int, participation: float = 1.0
     ) -> Values:
-        """Return relative errors by round and the seconds of training."""
+        """Return relative errors by round and the CPU seconds of training."""
         data, truth = self.data(seed)
-        problem: Any = Known(GLM(1000, "squared-half"), truth)
-        started = time.perf_counter()
+        problem: Any = Known(GLM(self.dimension, "squared-half"), truth)
+        started = time.process_time()
         run = simulate(method, problem, data, rounds, seed=seed, participation=participation)
-        spent = time.perf_counter() - started
-        judging = sum(record["seconds"].get("evaluate", 0.0) for record in run.metrics)
+        spent = time.process_time() - started
+        evaluating = sum(record["seconds"].get("evaluate", 0.0) for record in run.metrics)
         curve = [_error(record) for record in run.metrics]
         return {
             "errors": curve,
-            "seconds": spent - judging,
+            "seconds": spent - evaluating,
             "diverged": not math.isfinite(curve[-1]) or bool(run.metrics[-1]["dropped"]),
         }
+
+    def oracle(self, seed: int) -> float:
+        """Return the relative error of pooled least squares on the true support."""
+        data, truth = self.data(seed)
+        support = np.flatnonzero(truth)
+        x, y = np.asarray(data.x)[:, support], np.asarray(data.y)
+        found = np.zeros_like(truth)
+        found[support] = np.linalg.lstsq(x, y, rcond=None)[0]
+        return float(np.linalg.norm(found - truth) / np.linalg.norm(truth))
 
 
 def _error(record: dict[str, Any]) -> float:
@@ -104,11 +114,19 @@ def final(results: Sequence[Result], label: str) -> list[float]:
     ]
 
 
+def errors_at(results: Sequence[Result], label: str, round: int) -> list[float]:
+    """Return the errors of a label after a round, over seeds; infinite where a run diverged."""
+    found = [r.values["errors"][round - 1] for r in results if r.label == label]
+    return [float(error) if math.isfinite(error) else math.inf for error in found]
+
+
 def scientific(values: Sequence[float]) -> str:
     """Return the median and the range in scientific notation.
 
     >>> scientific([1e-3, 2e-3, 4e-3])
     '2.0e-03 (1.0e-03 to 4.0e-03)'
     """
+    if not values:
+        return ""
     middle = sorted(values)[len(values) // 2]
     return f"{middle:.1e} ({min(values):.1e} to {max(values):.1e})"

@@ -63,12 +63,12 @@ def moving_shapes(height: int = 72, width: int = 88) -> Array:
     phase, speed = draw.uniform(0, 2 * np.pi, (SHAPES, 2)), draw.uniform(0.03, 0.08, (SHAPES, 2))
     made = []
     for time in range(FRAMES):
-        picture = background.copy()
+        image = background.copy()
         for start, pace in zip(phase, speed, strict=True):
             centre = 0.5 + 0.35 * np.sin(start + pace * time)
             distance = (rows - centre[0] * height) ** 2 + (columns - centre[1] * width) ** 2
-            picture += 0.3 * np.exp(-distance / SIDE)
-        made.append(picture.ravel())
+            image += 0.3 * np.exp(-distance / SIDE)
+        made.append(image.ravel())
     clipped: Array = np.clip(np.stack(made, axis=1), 0.0, 1.0)
     return clipped
 
@@ -87,9 +87,9 @@ def measure(frame: Array, basis: Tensor, seed: int) -> ClientData:
         designs.append(matrix @ basis.numpy())
         targets.append(matrix @ frame)
     rows = Ragged.from_sizes(np.arange(CLIENTS * ROWS), np.full(CLIENTS, ROWS))
-    nobody = Ragged.from_sizes(np.zeros(0, np.int64), np.zeros(CLIENTS, np.int64))
+    none = Ragged.from_sizes(np.zeros(0, np.int64), np.zeros(CLIENTS, np.int64))
     x, y = torch.from_numpy(np.concatenate(designs)), torch.from_numpy(np.concatenate(targets))
-    return ClientData(x, y, rows, nobody, nobody, ({},) * CLIENTS, name="video")
+    return ClientData(x, y, rows, none, none, ({},) * CLIENTS, name="video")
 
 
 def _run(context: Context, prune: Prune, seed: int, folder: Path | None) -> Values:
@@ -145,9 +145,9 @@ def _conclude(_context: Context, results: Sequence[Result]) -> list[Claim]:
     return [
         Claim(
             f"frame 82 is recovered from {measured} measurements of {CLIENTS} clients (a third of "
-            "the error of a flat picture)",
-            "shown as pictures (Figure 2)",
-            f"{spread(error, 4)}; a flat picture is off by {values[0]['flat']:.2f}",
+            "the error of a flat image)",
+            "shown as images (Figure 2)",
+            f"{spread(error, 4)}; a flat image is off by {values[0]['flat']:.2f}",
             "held" if held else "did not hold",
             note,
         ),

@@ -86,14 +86,14 @@ def _embed(figure: str, context: Context, seed: int, folder: Path | None) -> Val
 
     made = _load(FIGURES[figure], context, seed)
     draw = Key(seed, purpose="fedht-figure").numpy_generator()
-    count = len(made) if context.scale == "full" else SHOWN
+    count = len(made) if context.scale == "full" else 200 if context.smoke else SHOWN
     rows = np.sort(draw.permutation(len(made))[:count])
     labels = KMeans(CLUSTERS, n_init=1, max_iter=50, random_state=seed).fit_predict(made.x)[rows]
     flat = TruncatedSVD(COMPONENTS, random_state=seed).fit_transform(made.x[rows])
     plane = TSNE(random_state=seed, init="pca", perplexity=30).fit_transform(flat)
     nearest = NearestNeighbors(n_neighbors=NEIGHBOURS + 1).fit(plane).kneighbors(plane)[1][:, 1:]
     if folder is not None:
-        (folder / f"figure{figure}.svg").write_text(picture(plane, labels))
+        (folder / f"figure{figure}.svg").write_text(scatter(plane, labels))
     shares = np.bincount(labels, minlength=CLUSTERS) / len(labels)
     return {
         "agreement": float((labels[nearest] == labels[:, None]).mean()),
@@ -101,10 +101,10 @@ def _embed(figure: str, context: Context, seed: int, folder: Path | None) -> Val
     }
 
 
-def picture(plane: Array, labels: Array, side: int = 600) -> str:
+def scatter(plane: Array, labels: Array, side: int = 600) -> str:
     """Draw points in the colours of their clusters, as SVG.
 
-    >>> picture(np.array([[0.0, 0.0], [1.0, 2.0]]), np.array([0, 1])).count("<circle")
+    >>> scatter(np.array([[0.0, 0.0], [1.0, 2.0]]), np.array([0, 1])).count("<circle")
     2
     """
     low, high = plane.min(axis=0), plane.max(axis=0)
@@ -131,7 +131,7 @@ def _conclude_figure(figure: str, _context: Context, results: Sequence[Result]) 
         Claim(
             f"the {CLUSTERS} clusters of K-means show in the plane of t-SNE: the {NEIGHBOURS} "
             "nearest points share a point's cluster at least twice as often as by chance",
-            f"a picture (Figure {figure})",
+            f"a scatter plot (Figure {figure})",
             f"{spread(agreement)} of neighbours, by chance {spread(chance)}",
             "held" if clear else "did not hold",
             NOTES[FIGURES[figure]],

@@ -18,6 +18,7 @@ from parsifl.linear.glm import GLM
 from parsifl_reproduction.fedgradmp import digits, video
 from parsifl_reproduction.recipe import Context, Result, find
 
+SPLITS = ("train", "test")
 DATA = os.environ.get("PARSIFL_DATA", "")
 
 
@@ -95,7 +96,11 @@ def test_accuracies_decide_at_the_best_step_size(name: str) -> None:
 
     def results(good: str) -> list[Result]:
         return [
-            Result(job.label, 0, {"train": accuracy, "test": accuracy})
+            Result(
+                job.label,
+                0,
+                {f"{kind}{split}": accuracy for kind in ("", "sparse ") for split in SPLITS},
+            )
             for job in recipe.plan(context)
             for accuracy in [
                 90.0 if job.label.startswith(f"{good} lr=") and "0.3" in job.label else 50.0
