@@ -70,7 +70,7 @@ def looks(clients: int, seed: int, data_dir: str | None) -> ClientData:
 def seen(look: str, images: Array, draw: np.random.Generator) -> Array:
     """Return images [N, C, H, W] of bytes in another look.
 
-    >>> seen("inverted", np.full((1, 1, 2, 2), 55, np.uint8), np.random.default_rng(0)).max()
+    >>> seen("inverted", np.full((1, 1, 2, 2), 55, np.uint8), np.random.default_rng(0)).max().item()
     200
     """
     if look == "inverted":
