@@ -106,7 +106,7 @@ def merged(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def assignments(texts: Sequence[str]) -> dict[str, Any]:
-    """Read `field=value` texts.
+    """Read `setting=value` texts.
 
     >>> assignments(["lr=0.1"])
     {'lr': '0.1'}
@@ -115,7 +115,7 @@ def assignments(texts: Sequence[str]) -> dict[str, Any]:
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name:
-            raise ConfigError(f"cannot read '{text}'; write field=value, e.g. lr=0.1")
+            raise ConfigError(f"cannot read '{text}'; write setting=value, e.g. lr=0.1")
         found[name.strip()] = value.strip()
     return found
 

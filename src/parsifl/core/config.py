@@ -23,8 +23,11 @@ Positive = Annotated[float, Gt(0.0)]
 NonNegative = Annotated[float, Ge(0.0)]
 Fraction = Annotated[float, Ge(0.0), Le(1.0)]
 Momentum = Annotated[float, Ge(0.0), Lt(1.0)]
-Count = Annotated[int, Ge(1)]
-Size = Annotated[int, Ge(0)]
+LARGEST = 2**31 - 1
+"""The largest count: what fits into 32 bits."""
+
+Count = Annotated[int, Ge(1), Le(LARGEST)]
+Size = Annotated[int, Ge(0), Le(LARGEST)]
 
 T = TypeVar("T")
 
@@ -77,7 +80,7 @@ def build(kind: Callable[..., T], values: Mapping[str, Any]) -> T:
     adapters = _adapters(hashable)
     for name in values:
         if name not in adapters:
-            raise ConfigError(_unknown_field(hashable.__name__, name, adapters))
+            raise ConfigError(_unknown_setting(hashable.__name__, name, adapters))
     given = {
         name: _validated(hashable, name, adapters[name], value, strict=False)
         for name, value in values.items()
@@ -85,13 +88,13 @@ def build(kind: Callable[..., T], values: Mapping[str, Any]) -> T:
     return kind(**given)
 
 
-def _unknown_field(kind: str, name: str, known: Mapping[str, Any]) -> str:
+def _unknown_setting(kind: str, name: str, known: Mapping[str, Any]) -> str:
     if RENAMED.get(name) in known:
         return f"{kind}: `{name}` was renamed to `{RENAMED[name]}`"
     meant = [ours for ours in SYNONYMS.get(name.lower(), ()) if ours in known]
     if meant:
-        return f"unknown field of {kind} '{name}'; did you mean '{meant[0]}'?"
-    return unknown(f"field of {kind}", name, known)
+        return f"unknown setting of {kind} '{name}'; did you mean '{meant[0]}'?"
+    return unknown(f"setting of {kind}", name, known)
 
 
 def to_json(settings: Any) -> dict[str, Any]:
