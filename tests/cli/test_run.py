@@ -4,6 +4,7 @@ import json
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -194,17 +195,26 @@ def test_a_profile_shows_where_the_time_went() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kept", "told"), [(True, "resume with the same command and --resume"), (False, "--out DIR")]
+    ("kept", "hook", "told"),
+    [
+        (True, "_train", "--resume starts from the beginning"),
+        (True, "_run", "resume with the same command and --resume"),
+        (False, "_train", "--out DIR"),
+    ],
 )
 def test_who_stops_a_run_is_told_how_it_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool, told: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool, hook: str, told: str
 ) -> None:
-    def stop(*_: object, **__: object) -> None:
+    run = Training._run
+
+    def stop(*given: Any, **named: Any) -> None:
+        if hook == "_run":  # it ends after its checkpoint
+            run(*given, **named)
         raise KeyboardInterrupt
 
     words = ["run", "fedavg", *QUICK, *(["--out", str(tmp_path / "run")] if kept else [])]
     with monkeypatch.context() as patch:
-        patch.setattr(Training, "_train", stop)
+        patch.setattr(Training, hook, stop)
         code, _, err = invoke(*words)
     assert code == 130
     assert told in err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -103,6 +104,13 @@ def merged(params: Mapping[str, Any]) -> dict[str, Any]:
         values["evaluation"] = {**values.get("evaluation", {}), **evaluation}
     values["settings"] = {**values.get("settings", {}), **assignments(given["settings"])}
     return values
+
+
+def finite(value: float | None) -> float | None:
+    """Reject NaN, which is in every range, and infinity."""
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is not a finite number")
+    return value
 
 
 def assignments(texts: Sequence[str]) -> dict[str, Any]:
