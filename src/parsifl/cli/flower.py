@@ -155,7 +155,8 @@ def up(
         False, "--workers", help="Nodes with a worker, as `parsifl flower node` starts them."
     ),
     node_config: str = typer.Option(
-        "", help="More node configuration; {id} is the node's number, {folder} where we are."
+        "",
+        help="More node configuration; {id} is the node's number, {folder} the current directory.",
     ),
     resume: bool = options.RESUME,
     reproducible: bool = options.REPRODUCIBLE,

@@ -186,7 +186,7 @@ def schedule(
     read all rows read them in their order, for every client: [1, steps, rows].
     """
     if samples == 0:
-        raise DataError("a client without training rows cannot train; leave it out")
+        raise DataError("a client without training rows cannot train; remove it")
     steps, batch = draw.count(samples), draw.rows(samples)
     if steps * batch > _LARGEST_ROUND:
         raise ConfigError(
