@@ -114,6 +114,8 @@ def test_a_common_word_suggests_the_field_of_this_algorithm(
 ) -> None:
     with pytest.raises(ConfigError, match=f"'{word}'; did you mean '{field}'"):
         config.build(registry.find(algorithm), {word: 1})
+    with pytest.raises(ConfigError, match=f"'{word}'; did you mean '{field}'"):
+        registry.find(algorithm)(**{word: 1})
 
 
 def test_a_name_that_a_class_has_is_taken_though_others_renamed_it() -> None:
