@@ -42,6 +42,8 @@ def test_an_app_for_own_data_names_no_data_set(tmp_path: Path) -> None:
 
 
 def test_init_tells_a_mistake_before_anything_is_written(tmp_path: Path) -> None:
+    regression = ("--template", "sparse-regression", "--rounds", "0")
+    assert "rounds = 0" in invoke("init", str(tmp_path / "app"), *regression)[2]
     code, _, err = invoke("init", str(tmp_path / "app"), "--set", "rate=1")
     assert code == 2
     assert "rate" in err
@@ -52,7 +54,7 @@ def test_keys_says_what_goes_where(tmp_path: Path) -> None:
     pytest.importorskip("flwr", reason="needs flwr: install the extra parsifl[flower]")
     code, out, _ = invoke("keys", str(tmp_path / "keys"), "--nodes", "2", "--host", "10.0.0.1")
     assert code == 0
-    assert "the server alone" in out
+    assert "keep them on the server" in out
     assert (tmp_path / "keys" / "node1.pub").exists()
     assert invoke("keys", str(tmp_path / "keys"))[0] == 2
 

@@ -19,6 +19,14 @@ def invoke(*words: str) -> str:
     return result.stdout
 
 
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [("list", "What to list."), ("run", "An algorithm,"), ("report", "Run directories,")],
+)
+def test_help_describes_the_arguments(command: str, text: str) -> None:
+    assert text in invoke(command, "--help").partition("Arguments:")[2]
+
+
 @pytest.mark.parametrize("kind", ["algorithms", "datasets", "models", "partitions"])
 def test_every_kind_can_be_listed_for_people_and_machines(kind: str) -> None:
     rows = json.loads(invoke("list", kind, "--json"))

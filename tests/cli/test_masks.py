@@ -67,6 +67,8 @@ def test_curve_as_json_and_as_a_table() -> None:
     [
         (["--model", "mobilnet"], "did you mean 'mobilenet'"),
         (["--budget", "-0.5"], "not in the range 0.0<=x<=1.0"),
+        (["--strong", "nan"], "not a finite number"),
+        (["--participation", "nan"], "not a finite number"),
         (["--budget", "2"], "not in the range 0.0<=x<=1.0"),
         (["--objective", "j"], "unknown objective"),
         (["curve", "--design", "best", "--model", "mlp"], "unknown design"),

@@ -36,6 +36,18 @@ def test_a_damaged_folder_is_named_in_the_terminal_and_on_the_page(tmp_path: Pat
     assert "config.toml cannot be read" in output.read_text(encoding="utf-8")
 
 
+def test_only_a_page_is_replaced(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    before = (run / "config.toml").read_bytes()
+    result = CliRunner().invoke(app, ["report", str(run), "-o", str(run / "config.toml")])
+    assert result.exit_code == 2
+    assert "exists and is not an HTML page" in result.stderr
+    assert (run / "config.toml").read_bytes() == before
+    page = tmp_path / "page.html"
+    for _ in range(2):
+        assert CliRunner().invoke(app, ["report", str(run), "-o", str(page)]).exit_code == 0
+
+
 def test_a_folder_that_is_no_run_is_a_message(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["report", str(tmp_path)])
     assert result.exit_code == 2

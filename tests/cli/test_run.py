@@ -4,6 +4,7 @@ import json
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -89,7 +90,7 @@ def test_another_configuration_is_refused_with_the_difference(tmp_path: Path) ->
         "run", "fedavg", *QUICK, "--set", "lr=0.5", "--resume", "--out", str(tmp_path)
     )
     assert code == 2
-    assert "algorithm.lr: 0.02 there, 0.5 asked for" in err
+    assert "algorithm.lr: 0.02 there, 0.5 requested" in err
 
 
 def test_more_rounds_extend_a_finished_run(tmp_path: Path) -> None:
@@ -118,7 +119,12 @@ def test_a_config_file_gives_values_and_options_win(tmp_path: Path) -> None:
         (["fedavg", "--set", "lrr=1"], "did you mean 'lr'?"),
         (["fedavg", "--set", "lr=fast"], "FedAvg.lr"),
         (["fedavg", "--set", "lr=-1"], "greater than 0"),
-        (["fedavg", "--set", "lr"], "write field=value"),
+        (["fedavg", "--set", "lr"], "write setting=value"),
+        (["fedavg", "--set", "batch_size=100000000000000000000"], "less than or equal to"),
+        (["fedavg", "--set", "local_steps=2000000000"], "Lower local_steps"),
+        (["fedavg", "--set", "epochs=1e300"], "Lower local_steps"),
+        (["fedavg", "--test", "nan"], "from 0 to 1"),
+        (["fedavg", "--devices", "budget"], "write entry=value"),
         (["fedavg", "--data", "digitz"], "did you mean 'digits'?"),
         (["fedavg", "--partition", "dirichlett"], "did you mean 'dirichlet'?"),
         (["fedavg", "--clients", "100000"], "clients"),
@@ -189,17 +195,26 @@ def test_a_profile_shows_where_the_time_went() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kept", "told"), [(True, "resume with the same command and --resume"), (False, "--out DIR")]
+    ("kept", "hook", "told"),
+    [
+        (True, "_train", "--resume starts from the beginning"),
+        (True, "_run", "resume with the same command and --resume"),
+        (False, "_train", "--out DIR"),
+    ],
 )
 def test_who_stops_a_run_is_told_how_it_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool, told: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool, hook: str, told: str
 ) -> None:
-    def stop(*_: object, **__: object) -> None:
+    run = Training._run
+
+    def stop(*given: Any, **named: Any) -> None:
+        if hook == "_run":  # it ends after its checkpoint
+            run(*given, **named)
         raise KeyboardInterrupt
 
     words = ["run", "fedavg", *QUICK, *(["--out", str(tmp_path / "run")] if kept else [])]
     with monkeypatch.context() as patch:
-        patch.setattr(Training, "_train", stop)
+        patch.setattr(Training, hook, stop)
         code, _, err = invoke(*words)
     assert code == 130
     assert told in err

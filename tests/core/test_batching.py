@@ -91,6 +91,11 @@ def test_dropping_leaves_full_batches_only(samples: int, batch: int, epochs: int
         assert len(set(rows.tolist())) == len(rows)
 
 
+def test_a_round_that_does_not_fit_into_memory_is_refused() -> None:
+    with pytest.raises(ConfigError, match="1000000000 steps of 4 rows are too many"):
+        schedule(3, BatchSpec(4, steps=10**9), [np.random.default_rng(0)])
+
+
 def test_dropping_by_steps_refuses_too_small_clients_too() -> None:
     with pytest.raises(ConfigError, match="3 rows, batch_size is 4"):
         draw(3, BatchSpec(4, steps=1, last_batch="drop"))

@@ -83,7 +83,7 @@ def test_text_and_json_values_are_read(text: Any, field: str, value: Any) -> Non
 
 def test_an_unknown_field_is_refused_with_the_nearest_one() -> None:
     with pytest.raises(
-        ConfigError, match="unknown field of FedAvg 'momentun'; did you mean 'momentum'"
+        ConfigError, match="unknown setting of FedAvg 'momentun'; did you mean 'momentum'"
     ):
         config.build(FedAvg, {"momentun": 0.9})
 
@@ -114,12 +114,14 @@ def test_a_common_word_suggests_the_field_of_this_algorithm(
 ) -> None:
     with pytest.raises(ConfigError, match=f"'{word}'; did you mean '{field}'"):
         config.build(registry.find(algorithm), {word: 1})
+    with pytest.raises(ConfigError, match=f"'{word}'; did you mean '{field}'"):
+        registry.find(algorithm)(**{word: 1})
 
 
 def test_a_name_that_a_class_has_is_taken_though_others_renamed_it() -> None:
     assert config.build(Settings, {"steps": (3,)}).steps == (3,)
     assert config.build(FedAvg, {"weight_decay": 0.1}).weight_decay == 0.1
-    with pytest.raises(ConfigError, match=r"^unknown field of Settings 'batch'"):
+    with pytest.raises(ConfigError, match=r"^unknown setting of Settings 'batch'"):
         config.build(Settings, {"batch": 1})
 
 

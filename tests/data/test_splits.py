@@ -54,7 +54,9 @@ def test_the_key_decides_and_later_clients_do_not_matter() -> None:
     assert alone[0].tolist() != other[0].tolist()
 
 
-@pytest.mark.parametrize("fractions", [(0.5, 0.0, 0.6), (1.2, 0.0, -0.2), (0.0, 0.5, 0.5)])
+@pytest.mark.parametrize(
+    "fractions", [(0.5, 0.0, 0.6), (1.2, 0.0, -0.2), (0.0, 0.5, 0.5), (np.nan, 0.0, np.nan)]
+)
 def test_impossible_shares_are_refused(fractions: tuple[float, float, float]) -> None:
     with pytest.raises(ConfigError, match=r"shares|training"):
         split(np.arange(4), fractions, Key(0))

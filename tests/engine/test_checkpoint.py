@@ -203,6 +203,21 @@ def test_an_empty_folder_has_no_checkpoint(tmp_path: Path) -> None:
     assert checkpoint.load(tmp_path, TYPES) is None
 
 
+def test_checkpoints_without_their_list_are_not_started_over(tmp_path: Path) -> None:
+    for number in (1, 2):
+        save(tmp_path, number, server(float(number)), store(1.0))
+    (tmp_path / "LATEST").unlink()
+    with pytest.raises(CheckpointError, match="round-00000001, round-00000002 but no LATEST"):
+        checkpoint.load(tmp_path, TYPES)
+    assert (tmp_path / "round-00000002" / "state.json").exists()
+
+
+def test_a_first_save_that_was_interrupted_starts_over(tmp_path: Path) -> None:
+    save(tmp_path, 1, server(1.0), store(1.0))
+    (tmp_path / "LATEST").unlink()
+    assert checkpoint.load(tmp_path, TYPES) is None
+
+
 def test_what_an_interrupted_save_leaves_behind_does_no_harm(tmp_path: Path) -> None:
     save(tmp_path, 1, server(1.0), store(1.0))
     half = tmp_path / ".round-00000002.tmp"
@@ -282,7 +297,7 @@ def test_a_checkpoint_of_an_older_format_is_rejected_by_its_format(tmp_path: Pat
     del state["format"]
     path.write_text(json.dumps(state))
     seal(tmp_path)
-    with pytest.raises(CheckpointError, match="checkpoint format 1, and this version"):
+    with pytest.raises(CheckpointError, match="checkpoint format 1, but this version"):
         load(tmp_path)
 
 

@@ -62,7 +62,7 @@ def test_the_model_fits_the_data() -> None:
     with pytest.raises(DataError, match="--model glm"):
         problem_for("mlp", real)
     for wrong, message in (
-        ("glm:l3=1", "unknown field of GLM 'l3'; known: .*intercept, keep, l2"),
+        ("glm:l3=1", "unknown setting of GLM 'l3'; known: .*intercept, keep, l2"),
         ("glm:l2=strong", "GLM.l2 = 'strong': .* valid number"),
         ("glm:dtype=float16", "GLM.dtype = 'float16': .* instance of dtype"),
         ("glm:keep=first", "GLM.keep = .*'first',.*: .* valid integer"),

@@ -207,7 +207,7 @@ def test_only_networks_are_exported() -> None:
         export(Model(Other(), {}))  # type: ignore[arg-type]  # a problem of another kind
 
 
-@pytest.mark.parametrize("harm", ["cut", "other model", "no metadata", "missing"])
+@pytest.mark.parametrize("harm", ["cut", "flipped", "other model", "no metadata", "missing"])
 def test_a_file_that_does_not_fit_is_refused(tmp_path: Path, harm: str) -> None:
     problem = NeuralProblem(lambda: nn.Linear(20, 30))
     path = tmp_path / "m.safetensors"
@@ -215,6 +215,10 @@ def test_a_file_that_does_not_fit_is_refused(tmp_path: Path, harm: str) -> None:
     exported.save(path)
     if harm == "cut":
         path.write_bytes(path.read_bytes()[:-9])
+    elif harm == "flipped":
+        content = bytearray(path.read_bytes())
+        content[-3] ^= 1
+        path.write_bytes(content)
     elif harm == "other model":
         problem = NeuralProblem(lambda: nn.Linear(20, 31))
     elif harm == "no metadata":
@@ -266,11 +270,8 @@ def test_hostile_metadata_are_an_error_of_the_file(tmp_path: Path, meta: str) ->
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_weights_that_are_not_finite_are_rejected(tmp_path: Path, value: float) -> None:
     problem = NeuralProblem(lambda: nn.Linear(20, 30))
-    params = problem.init(Key(0))
+    params = {**problem.init(Key(0)), "bias": torch.full((30,), value)}
     path = tmp_path / "m.safetensors"
     Export(problem, {name: StoredTensor(leaf) for name, leaf in params.items()}).save(path)
-    content = path.read_bytes()
-    spoilt = torch.tensor(value).numpy().tobytes()
-    path.write_bytes(content[:-4] + spoilt)
     with pytest.raises(CheckpointError, match="NaN or infinity"):
         load(path, problem)

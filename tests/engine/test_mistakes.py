@@ -241,7 +241,7 @@ def linear() -> nn.Module:
         ({"evaluate_every": None}, "evaluate_every must be a whole number"),
         ({"participation": "half"}, "participation must be a number above 0 and at most 1"),
         ({"algorithm": "ditto"}, r"got 'ditto'; write parsifl\.get\('ditto'\)"),
-        ({"algorithm": FedAvg}, r"got the class FedAvg; write parsifl\.get"),
+        ({"algorithm": FedAvg}, r"got the class FedAvg; write FedAvg\(\)"),
         ({"problem": linear()}, r"the bare module Linear; write parsifl\.NeuralProblem"),
         ({"problem": parsifl.NeuralProblem}, "got the class NeuralProblem"),
         ({"problem": None}, "got None"),

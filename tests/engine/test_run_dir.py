@@ -75,10 +75,10 @@ def test_a_folder_is_not_overwritten_by_chance(tmp_path: Path) -> None:
     [
         (
             {"algorithm": FedAvg(lr=0.2, local_steps=2, batch_size=4)},
-            r"algorithm.lr: 0.1 there, 0.2 asked for",
+            r"algorithm.lr: 0.1 there, 0.2 requested",
         ),
         ({"algorithm": replace(METHOD, epochs=1.0)}, r"algorithm.epochs: 'absent' there, 1.0"),
-        ({"seed": 1}, r"run.seed: 0 there, 1 asked for"),
+        ({"seed": 1}, r"run.seed: 0 there, 1 requested"),
         ({"participation": 0.5}, "run.participation"),
         ({"precision": "int8"}, "run.precision"),
         ({"evaluation": Evaluation(fine_tune_steps=2)}, "run.evaluation.fine_tune_steps"),
@@ -95,7 +95,7 @@ def test_a_folder_of_another_configuration_is_refused_with_the_difference(
     run(tmp_path)
     before = (tmp_path / "metrics.jsonl").read_bytes()
     with pytest.raises(
-        CheckpointError, match=f"belongs to another configuration:\n(.*\n)*.*{shown}"
+        CheckpointError, match=f"holds a run of another configuration:\n(.*\n)*.*{shown}"
     ):
         run(tmp_path, resume=True, rounds=3, **change)
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
@@ -105,7 +105,7 @@ def test_a_folder_of_another_configuration_is_refused_with_the_difference(
 def test_a_file_is_no_place_for_a_run(name: str, tmp_path: Path) -> None:
     notes = tmp_path / "notes"
     notes.write_text("dear diary")
-    with pytest.raises(CheckpointError, match="choose a directory"):
+    with pytest.raises(CheckpointError, match="a file is in the way; choose another directory"):
         run(tmp_path / name)
     assert notes.read_text() == "dear diary"
 
@@ -129,7 +129,7 @@ def test_a_directory_of_an_older_format_is_rejected_by_its_format(tmp_path: Path
     run(tmp_path)
     config = tmp_path / "config.toml"
     config.write_text(config.read_text().replace("format = 2\n", ""))
-    with pytest.raises(CheckpointError, match=r"run directory format 1, and Parsifl .* format 2"):
+    with pytest.raises(CheckpointError, match=r"run directory format 1, but Parsifl .* format 2"):
         run(tmp_path, resume=True, rounds=3)
 
 
@@ -329,5 +329,5 @@ def test_another_process_is_kept_out_too(tmp_path: Path) -> None:
 
 
 def test_a_name_that_cannot_be_a_directory_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="cannot be the name"):
+    with pytest.raises(CheckpointError, match="not a valid directory name"):
         run(tmp_path / "a\0b")

@@ -1,6 +1,6 @@
 """What deployments on loopback need: time limits, a relay that counts bytes, a table of them.
 
-`python -m tests.flower.deployed` deploys three methods and prints the table of docs/flower.md.
+`python -m tests.flower.deployed` deploys three algorithms and prints the table of docs/flower.md.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TABLE = {
     "FedSLR, lam = 0.5": Experiment("fedslr", {"global_penalty": "sparse", "lam": 0.5}),
     "FedIterHT, tau = 500": Experiment("fediterht", {"tau": 500}),
 }
-"""The methods of the table of bytes in docs/flower.md."""
+"""The algorithms of the table of bytes in docs/flower.md."""
 _COMMON = {"model": "mlp:hidden=200+200", "clients": 3, "rounds": 2, "evaluate_every": 0}
 
 
@@ -148,7 +148,7 @@ def deploy_counted(chosen: Experiment, folder: Path) -> tuple[list[dict[str, Any
 
 
 def row(name: str, folder: Path) -> str:
-    """Deploy a method and return its row of the table in docs/flower.md."""
+    """Deploy an algorithm and return its row of the table in docs/flower.md."""
     records, relay = deploy_counted(tabled(name), folder)
     total = {key: sum(r[key] for r in records) for key in ("dense_up", "bytes_up", "bytes_down")}
     sizes = (total["dense_up"], total["bytes_up"], relay.up, total["bytes_down"], relay.down)

@@ -21,9 +21,9 @@ PAGE = Path(__file__).parents[2] / "docs" / "flower.md"
 
 
 def table() -> dict[str, dict[str, int]]:
-    """Return the table of bytes: by method, by column."""
+    """Return the table of bytes: by algorithm, by column."""
     lines = PAGE.read_text().splitlines()
-    start = next(i for i, line in enumerate(lines) if line.startswith("| method | dense"))
+    start = next(i for i, line in enumerate(lines) if line.startswith("| algorithm | dense"))
     names = cells(lines[start])[1:]
     found = {}
     for line in lines[start + 2 :]:

@@ -58,14 +58,16 @@ def execute(
 
 @app.command()
 def keys(
-    folder: Path = typer.Argument(help="Where the keys go; it becomes private (0700)."),
-    nodes: int = typer.Option(3, min=1, help="How many nodes get a key pair."),
-    host: list[str] = typer.Option(
-        [], help="A name or address of the server, besides localhost; repeatable."
+    folder: Path = typer.Argument(
+        metavar="DIR", help="The directory for the keys; only its owner can read it (0700)."
     ),
-    days: int = typer.Option(30, min=1, help="How long the certificates are valid."),
+    nodes: int = typer.Option(3, min=1, help="Number of node key pairs."),
+    host: list[str] = typer.Option(
+        [], help="A name or address of the server, in addition to localhost; repeatable."
+    ),
+    days: int = typer.Option(30, min=1, help="Validity of the certificates in days."),
 ) -> None:
-    """Make a test authority, a server certificate and node keys.
+    """Create a certificate authority, a server certificate and node keys.
 
     Examples:
 
@@ -75,19 +77,23 @@ def keys(
     from parsifl.flower.certificates import make_keys
 
     found = make_keys(folder, nodes, host, days)
-    typer.echo(f"{found.authority}: give it to every machine (it is public).")
-    typer.echo(f"{found.certificate}, {found.key}: the server alone.")
-    typer.echo(f"{found.node(0)} ...: one private key per node; {found.public(0)} ...: the server.")
+    typer.echo(f"{found.authority}: copy it to every machine (it is public).")
+    typer.echo(f"{found.certificate}, {found.key}: keep them on the server.")
+    typer.echo(
+        f"{found.node(0)} ...: one private key per node; "
+        f"register {found.public(0)} ... with the server."
+    )
 
 
 @app.command()
 def init(
-    folder: Path = typer.Argument(help="Where the app goes."),
+    folder: Path = typer.Argument(metavar="DIR", help="The directory for the app."),
     template: str = typer.Option("csv", help="csv, sparse-regression or partition."),
     algorithm: str | None = typer.Option(
-        None, help="An algorithm; else fedbestsubset for a sparse regression, and fedavg."
+        None,
+        help="An algorithm. Default: fedavg, or fedbestsubset for a sparse regression.",
     ),
-    clients: int = typer.Option(3, min=1, help="How many clients the federation has."),
+    clients: int = typer.Option(3, min=1, help="Number of clients in the federation."),
     data: str | None = options.DATA,
     partition: str | None = options.PARTITION,
     model: str | None = options.MODEL,
@@ -96,7 +102,7 @@ def init(
     evaluate_every: int | None = options.EVERY,
     settings: list[str] = options.SET,
 ) -> None:
-    """Write a ready Flower app: pyproject.toml, server, client, README.
+    """Write a complete Flower app: pyproject.toml, server, client, README.
 
     Examples:
 
@@ -117,7 +123,7 @@ def init(
         "data": data,
         "partition": partition,
         "model": model,
-        "rounds": rounds or (60 if regression else None),
+        "rounds": 60 if regression and rounds is None else rounds,
         "seed": seed,
         "evaluate_every": 0 if regression else evaluate_every,
     }
@@ -149,7 +155,8 @@ def up(
         False, "--workers", help="Nodes with a worker, as `parsifl flower node` starts them."
     ),
     node_config: str = typer.Option(
-        "", help="More node configuration; {id} is the node's number, {folder} where we are."
+        "",
+        help="More node configuration; {id} is the node's number, {folder} the current directory.",
     ),
     resume: bool = options.RESUME,
     reproducible: bool = options.REPRODUCIBLE,

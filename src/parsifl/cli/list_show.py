@@ -12,9 +12,10 @@ from typing import Any, Literal
 import typer
 
 from parsifl.cli import plain_text
+from parsifl.core.config import LARGEST
 
 Kind = Literal["algorithms", "datasets", "models", "partitions"]
-_KIND = typer.Argument(help="algorithms, datasets, models or partitions.")
+_KIND = typer.Argument(help="What to list.")
 _JSON = typer.Option(False, "--json", help="Print JSON.")
 _WIDTH = 100
 _LIMITS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
@@ -175,7 +176,10 @@ def _range(hint: Any) -> str:
 
 def _bounded(name: str, bounds: typing.Sequence[Any]) -> str:
     limits = {
-        part: getattr(bound, part) for bound in bounds for part in _LIMITS if hasattr(bound, part)
+        part: getattr(bound, part)
+        for bound in bounds
+        for part in _LIMITS
+        if getattr(bound, part, LARGEST) != LARGEST
     }
     if len(limits) == 2:
         low, high = (f"{limit:g}" for limit in limits.values())

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from parsifl.cli.errors import FriendlyGroup
+from parsifl.cli.options import finite
 
 if TYPE_CHECKING:
     from torch import nn
@@ -35,7 +36,10 @@ def plan(
     classes: ClassesOption = 10,
     devices: Annotated[int, typer.Option(min=1, help="Number of devices.")] = 100,
     strong: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Share of devices that train everything.")
+        float,
+        typer.Option(
+            min=0.0, max=1.0, callback=finite, help="Share of devices that train everything."
+        ),
     ] = 0.2,
     budget: Annotated[
         list[float] | None,
@@ -48,7 +52,8 @@ def plan(
     objective: Annotated[str, typer.Option(help="J (bias + slack), bias, or V.")] = "J",
     seconds: Annotated[float, typer.Option(min=0.0, help="Time limit of the search.")] = 15.0,
     participation: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Share of devices per round.")
+        float,
+        typer.Option(min=0.0, max=1.0, callback=finite, help="Share of devices per round."),
     ] = 1.0,
     draws: Annotated[int, typer.Option(min=1, help="Random designs to compare with.")] = 1000,
     sca: Annotated[bool, typer.Option(help="Also run the paper's SCA (needs cvxpy).")] = False,

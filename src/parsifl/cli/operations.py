@@ -12,6 +12,7 @@ from typing import Any
 import typer
 
 from parsifl.cli.flower import need_flower, read_config
+from parsifl.cli.options import finite
 from parsifl.core.errors import ConfigError
 
 _ENDED = ("done", "checked")
@@ -88,7 +89,7 @@ def check(
     target: Path = typer.Argument(help="The app, as written by `parsifl flower init`."),
     federation: str = typer.Option("", help="A federation of Flower's configuration."),
 ) -> None:
-    """Check every node before the first round: keys, versions, clock, disk, form of the data.
+    """Check every node before the first round: keys, versions, clock, disk, schema of the data.
 
     It starts the app with `deployment.check=true`. The server lets every client report, prints
     what it found, and stops. A node with a wrong key or a clock that is off does not report.
@@ -112,10 +113,14 @@ def check(
 
 
 def forget(
-    folder: Path = typer.Argument(help="The state directory of a node."),
+    folder: Path = typer.Argument(metavar="DIR", help="The state directory of a node."),
     run: list[str] = typer.Option([], help="The id of a run; repeatable."),
     older: float | None = typer.Option(
-        None, "--older-than", min=0, help="Runs that did not change for this many days."
+        None,
+        "--older-than",
+        min=0,
+        callback=finite,
+        help="Only runs that have not changed for this many days.",
     ),
     delete: bool = typer.Option(False, "--delete", help="Delete; without it, list only."),
 ) -> None:
@@ -180,13 +185,15 @@ def restore(
 
 
 def rotate(
-    folder: Path = typer.Argument(help="A folder that `parsifl flower keys` wrote."),
+    folder: Path = typer.Argument(
+        metavar="DIR", help="A directory that `parsifl flower keys` created."
+    ),
     node: int = typer.Option(..., min=0, help="The number of the node."),
 ) -> None:
     """Replace the key pair of one node.
 
     Register the new public key with Flower, unregister the old node, and start the node with its
-    new key. It has a new node id then: resume the run with deployment.rebind=true.
+    new key. It then has a new node id: resume the run with deployment.rebind=true.
 
     Examples:
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -105,8 +106,15 @@ def merged(params: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
+def finite(value: float | None) -> float | None:
+    """Reject NaN, which is in every range, and infinity."""
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is not a finite number")
+    return value
+
+
 def assignments(texts: Sequence[str]) -> dict[str, Any]:
-    """Read `field=value` texts.
+    """Read `setting=value` texts.
 
     >>> assignments(["lr=0.1"])
     {'lr': '0.1'}
@@ -115,7 +123,7 @@ def assignments(texts: Sequence[str]) -> dict[str, Any]:
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name:
-            raise ConfigError(f"cannot read '{text}'; write field=value, e.g. lr=0.1")
+            raise ConfigError(f"cannot read '{text}'; write setting=value, e.g. lr=0.1")
         found[name.strip()] = value.strip()
     return found
 

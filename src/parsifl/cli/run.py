@@ -126,8 +126,13 @@ def _resumable(out: Path | None) -> Iterator[None]:
     except KeyboardInterrupt:
         if out is None:
             text = "stopped; nothing is kept without --out DIR, which also allows --resume"
-        else:
+        elif (out / "checkpoint" / "LATEST").exists():
             text = f"stopped; resume with the same command and --resume ({out} has the checkpoint)"
+        else:
+            text = (
+                "stopped before the first checkpoint; the same command with --resume starts from "
+                "the beginning"
+            )
         typer.echo(f"\n{text}", err=True)
         raise typer.Exit(_STOPPED) from None
 

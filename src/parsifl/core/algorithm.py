@@ -178,6 +178,13 @@ class FederatedAlgorithm(ABC, Generic[P, S, C, D, U, T]):
     conformance: ClassVar[Conformance] = Conformance()
     """Settings and exemptions for the conformance suite."""
 
+    if not typing.TYPE_CHECKING:  # editors and type checkers see the fields only
+
+        def __new__(cls, *_: Any, **given: Any) -> Any:
+            """Reject names that are not settings before the dataclass does, with a suggestion."""
+            config.check_names(cls, given)
+            return super().__new__(cls)
+
     def __post_init__(self) -> None:
         config.check(self)
         self.check()

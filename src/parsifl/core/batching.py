@@ -23,6 +23,7 @@ from parsifl.core.errors import ConfigError, DataError
 
 Partial = Literal["pad", "wrap", "drop", "redraw"]
 Index = npt.NDArray[np.int64]
+_LARGEST_ROUND = 10**9  # row numbers of a client that are drawn at once: 8 GB
 
 
 @dataclass(frozen=True)
@@ -185,8 +186,13 @@ def schedule(
     read all rows read them in their order, for every client: [1, steps, rows].
     """
     if samples == 0:
-        raise DataError("a client without training rows cannot train; leave it out")
+        raise DataError("a client without training rows cannot train; remove it")
     steps, batch = draw.count(samples), draw.rows(samples)
+    if steps * batch > _LARGEST_ROUND:
+        raise ConfigError(
+            f"{steps} steps of {batch} rows are too many for one round of a client: at most "
+            f"{_LARGEST_ROUND:,} rows are drawn at once. Lower local_steps, epochs or batch_size"
+        )
     if draw.last_batch == "drop" and samples < batch and (draw.steps or draw.epochs):
         raise ConfigError(
             f'a client has {samples} rows, batch_size is {batch}: last_batch="drop" leaves it no '

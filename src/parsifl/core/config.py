@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import inspect
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Annotated, Any, TypeVar
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -23,8 +23,11 @@ Positive = Annotated[float, Gt(0.0)]
 NonNegative = Annotated[float, Ge(0.0)]
 Fraction = Annotated[float, Ge(0.0), Le(1.0)]
 Momentum = Annotated[float, Ge(0.0), Lt(1.0)]
-Count = Annotated[int, Ge(1)]
-Size = Annotated[int, Ge(0)]
+LARGEST = 2**31 - 1
+"""The largest count: what fits into 32 bits."""
+
+Count = Annotated[int, Ge(1), Le(LARGEST)]
+Size = Annotated[int, Ge(0), Le(LARGEST)]
 
 T = TypeVar("T")
 
@@ -63,6 +66,12 @@ def check(settings: Any) -> None:
         _validated(kind, name, adapter, getattr(settings, name), strict=True)
 
 
+def check_names(kind: type, given: Iterable[str]) -> None:
+    """Reject names that are not fields of a dataclass."""
+    if dataclasses.is_dataclass(kind):
+        _check_names(kind.__name__, given, [each.name for each in dataclasses.fields(kind)])
+
+
 def build(kind: Callable[..., T], values: Mapping[str, Any]) -> T:
     """Return an instance from loose values (JSON, TOML, or text from the command line).
 
@@ -75,9 +84,7 @@ def build(kind: Callable[..., T], values: Mapping[str, Any]) -> T:
     """
     hashable: Any = kind
     adapters = _adapters(hashable)
-    for name in values:
-        if name not in adapters:
-            raise ConfigError(_unknown_field(hashable.__name__, name, adapters))
+    _check_names(hashable.__name__, values, adapters)
     given = {
         name: _validated(hashable, name, adapters[name], value, strict=False)
         for name, value in values.items()
@@ -85,13 +92,19 @@ def build(kind: Callable[..., T], values: Mapping[str, Any]) -> T:
     return kind(**given)
 
 
-def _unknown_field(kind: str, name: str, known: Mapping[str, Any]) -> str:
+def _check_names(kind: str, given: Iterable[str], known: Collection[str]) -> None:
+    for name in given:
+        if name not in known:
+            raise ConfigError(_unknown_setting(kind, name, known))
+
+
+def _unknown_setting(kind: str, name: str, known: Collection[str]) -> str:
     if RENAMED.get(name) in known:
         return f"{kind}: `{name}` was renamed to `{RENAMED[name]}`"
     meant = [ours for ours in SYNONYMS.get(name.lower(), ()) if ours in known]
     if meant:
-        return f"unknown field of {kind} '{name}'; did you mean '{meant[0]}'?"
-    return unknown(f"field of {kind}", name, known)
+        return f"unknown setting of {kind} '{name}'; did you mean '{meant[0]}'?"
+    return unknown(f"setting of {kind}", name, known)
 
 
 def to_json(settings: Any) -> dict[str, Any]:

@@ -65,7 +65,7 @@ class WireError(ParsiflError):
 
 
 class CheckpointError(ParsiflError):
-    """A run directory cannot be read or belongs to another configuration."""
+    """A run directory cannot be read or holds a run of another configuration."""
 
 
 class ClientError(ParsiflError):

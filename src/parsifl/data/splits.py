@@ -34,10 +34,11 @@ def split_clients(
     one of them for testing. Rows keep the order in which they were drawn.
     """
     shares = np.asarray(fractions, dtype=np.float64)
-    if shares.shape != (3,) or np.any(shares < -1e-12) or abs(shares.sum() - 1) > 1e-9:
+    valid = shares.shape == (3,) and np.all(shares >= -1e-12) and abs(shares.sum() - 1) <= 1e-9
+    if not valid:  # NaN is not
         raise ConfigError(
-            f"train, validation and test shares must be three numbers from 0 to 1 that add up "
-            f"to 1; got {', '.join(f'{share:g}' for share in fractions)}"
+            "train, validation and test shares must be numbers from 0 to 1 that add up to 1; "
+            f"got {', '.join(f'{share:g}' for share in fractions)}"
         )
     if shares[0] <= 1e-12:
         raise ConfigError("nothing is left for training; lower the validation and test shares")

@@ -23,9 +23,12 @@ def check_parts(algorithm: Any, problem: Any, clients: Any) -> None:
     if not isinstance(algorithm, FederatedAlgorithm):
         given = repr(algorithm) if isinstance(algorithm, str) else _kind(algorithm)
         name = algorithm if isinstance(algorithm, str) else "fedavg"
+        remedy = f"parsifl.get({name!r})"
+        if isinstance(algorithm, type) and issubclass(algorithm, FederatedAlgorithm):
+            remedy = f"{algorithm.__name__}()"
         raise ConfigError(
-            f"algorithm must be a configured algorithm, got {given}; write parsifl.get({name!r}), "
-            "or run a parsifl.engine.experiment.Experiment, which takes names"
+            f"algorithm must be a configured algorithm, got {given}; write {remedy}, or run a "
+            "parsifl.engine.experiment.Experiment, which takes names"
         )
     if isinstance(problem, nn.Module):
         raise ConfigError(

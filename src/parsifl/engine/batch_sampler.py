@@ -79,9 +79,7 @@ class BatchSampler:
         owned = [self._data.train[client] for client in clients]
         for place, (rows, work) in enumerate(zip(owned, works, strict=True)):
             if work.batches and not len(rows):
-                raise DataError(
-                    f"client {clients[place]} has no training rows to draw from; leave it out"
-                )
+                raise DataError(f"client {clients[place]} has no training rows; remove it")
             for name, draw in work.batches.items():
                 alike.setdefault((name, draw, len(rows)), []).append(place)
         draws: list[dict[str, Batches]] = [{} for _ in clients]

@@ -95,10 +95,12 @@ def load(
 ) -> Checkpoint | None:
     """Read the latest checkpoint and restore the pool from it; None if there is none.
 
-    If it is damaged, the one before is read with a warning, and is the latest from then on.
+    If it is damaged, the one before is read with a warning, and is the latest from then on. If
+    LATEST is lost, the checkpoints are left alone and CheckpointError is raised.
     """
     reject_links(folder, folder / _LATEST, folder / _CLIENTS)
     if not (folder / _LATEST).exists():
+        _reject_unlisted(folder)
         return None
     lines = (folder / _LATEST).read_text(errors="replace").splitlines() or [""]
     failures: list[tuple[Path, Exception]] = []
@@ -140,11 +142,11 @@ def _read(
 ) -> Checkpoint:
     reject_links(place, *(place / name for name in _FILES))
     if _checksum(place) != expected:
-        raise ValueError("its checksum does not agree")
+        raise ValueError("its checksum does not match")
     state = json.loads((place / "state.json").read_text())
     if state.get("format") != FORMAT:
         raise CheckpointError(
-            f"{place} has checkpoint format {state.get('format', 1)}, and this version of Parsifl "
+            f"{place} has checkpoint format {state.get('format', 1)}, but this version of Parsifl "
             f"reads format {FORMAT}: resume with the version in environment.json, or choose a new "
             "directory"
         )
@@ -165,6 +167,16 @@ def _listed(folder: Path) -> list[tuple[str, str]]:
         return []
     found = (_LINE.fullmatch(line) for line in text.splitlines())
     return [(match[1], match[0]) for match in found if match]
+
+
+def _reject_unlisted(folder: Path) -> None:
+    """Raise CheckpointError if LATEST is lost: starting again would delete the checkpoints."""
+    found = sorted(folder.glob("round-*")) if folder.exists() else []
+    if len(found) > 1:  # a single one may be a first checkpoint that was interrupted
+        raise CheckpointError(
+            f"{folder} holds {', '.join(path.name for path in found)} but no {_LATEST}; restore it "
+            "from a copy, or delete the run directory to start from the beginning"
+        )
 
 
 def _make_room(place: Path) -> None:

@@ -19,6 +19,7 @@ from parsifl.core.errors import CheckpointError
 from parsifl.core.leaves import LowRank, Sparse, factored, matricize
 from parsifl.core.problem import Params
 from parsifl.engine.owned import replace_file
+from parsifl.engine.segment_store import checksum
 from parsifl.solvers.svt import has_rank
 from parsifl.wire import range_coder
 
@@ -120,8 +121,13 @@ def write(path: Path, parts: Mapping[str, StoredTensor], client: int | None) -> 
     layers: dict[str, Any] = {}
     for name, part in parts.items():
         layers[name] = _put(name, part, tensors)
-    meta = {"version": VERSION, "client": client, "layers": layers}
     owned = {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
+    meta = {
+        "version": VERSION,
+        "client": client,
+        "layers": layers,
+        "checksum": _checksum(owned),
+    }
     content = save(owned, {_META: json.dumps(meta, separators=(",", ":"))})
     replace_file(path, content)
     return len(content)
@@ -154,6 +160,9 @@ def read(
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         if meta is None or meta["version"] != VERSION:
             raise CheckpointError(f"{path} is not an export of version {VERSION}")
+        # exports of 0.1 have none
+        if meta.get("checksum") not in (None, _checksum(tensors)):
+            raise ValueError("its checksum does not match")
         if meta["layers"].keys() != shapes.keys():
             differing = sorted(meta["layers"].keys() ^ shapes.keys())
             raise CheckpointError(f"{path} belongs to another model: {differing[0]} differs")
@@ -167,6 +176,11 @@ def read(
     ) as error:  # fmt: skip
         raise CheckpointError(f"{path} cannot be read as an export ({error!r:.200})") from error
     return parts, client
+
+
+def _checksum(tensors: Mapping[str, Tensor]) -> str:
+    contents = (tensors[name].reshape(-1).view(torch.uint8) for name in sorted(tensors))
+    return checksum(*(content.numpy().tobytes() for content in contents))
 
 
 def _take(

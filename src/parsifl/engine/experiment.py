@@ -146,7 +146,13 @@ def profiles(devices: str, count: int) -> tuple[dict[str, Any], ...]:
     >>> profiles("budget=0.125+1", 4)
     ({'budget': 0.125}, {'budget': 0.125}, {'budget': 1}, {'budget': 1})
     """
-    _, entries = parse(f"devices:{devices}")
+    try:
+        _, entries = parse(f"devices:{devices}")
+    except ConfigError:
+        raise ConfigError(
+            f"cannot read the device profiles '{devices}'; write entry=value,..., e.g. "
+            "budget=0.125+1,epochs=2+4"
+        ) from None
     for name in entries:
         if name not in PROFILE:
             raise ConfigError(unknown("entry of a device profile", name, PROFILE))

@@ -29,9 +29,11 @@ def locked(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         here = (folder.resolve(), threading.get_ident())
     except (FileExistsError, NotADirectoryError) as error:
-        raise CheckpointError(f"{folder} is or lies in a file; choose a directory") from error
+        raise CheckpointError(
+            f"{folder} cannot be created: a file is in the way; choose another directory"
+        ) from error
     except ValueError as error:  # a NUL
-        raise CheckpointError(f"{str(folder)!r} cannot be the name of a directory") from error
+        raise CheckpointError(f"{str(folder)!r} is not a valid directory name") from error
     descriptor = _lock(folder) if here not in _held else None
     _held[here] = _held.get(here, 0) + 1
     try:
@@ -68,8 +70,8 @@ def reject_links(*paths: Path) -> None:
     for path in paths:
         if path.is_symlink():
             raise CheckpointError(
-                f"{path} is a symbolic link, and files elsewhere must not be replaced or deleted "
-                "by a run; remove the link, or choose another directory"
+                f"{path} is a symbolic link, and a run never replaces or deletes files elsewhere; "
+                "remove the link, or choose another directory"
             )
 
 
@@ -78,8 +80,8 @@ def reject_foreign(folder: Path, names: Iterable[str], mark: str) -> None:
     found = [name for name in names if (folder / name).exists()]
     if found:
         raise CheckpointError(
-            f"{folder} holds {', '.join(found)} but no {mark} of Parsifl: the files may belong to "
-            "something else and are left alone; choose another directory, or move them"
+            f"{folder} holds {', '.join(found)} but no {mark} of Parsifl; the files may not "
+            "belong to a run and are left alone: move them, or choose another directory"
         )
 
 

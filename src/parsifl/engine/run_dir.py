@@ -63,14 +63,14 @@ class RunDir:
             if not resume:
                 raise CheckpointError(
                     f"{self.path} already holds a run of this configuration; resume it "
-                    "(resume=True, --resume), or choose another folder"
+                    "(resume=True, --resume), or choose another directory"
                 )
             return
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError) as error:
             raise CheckpointError(
-                f"{self.path} is or lies in a file; choose a directory"
+                f"{self.path} cannot be created: a file is in the way; choose another directory"
             ) from error
         # config.toml comes last: it says that the folder is complete
         replace_file(self.path / _ENVIRONMENT, json.dumps(environment(), indent=1).encode())
@@ -117,13 +117,13 @@ class RunDir:
     def _check_same(self, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
         if found.get("format", 1) != wanted.get("format", 1):
             raise CheckpointError(
-                f"{self.path} has run directory format {found.get('format', 1)}, and Parsifl "
+                f"{self.path} has run directory format {found.get('format', 1)}, but Parsifl "
                 f"{version('parsifl')} writes format {wanted.get('format', 1)}: resume with the "
                 "version in environment.json, or choose a new directory"
             )
         before, now = _flat(found), _flat(wanted)
         changed = [
-            f"{name}: {before.get(name, 'absent')!r} there, {now.get(name, 'absent')!r} asked for"
+            f"{name}: {before.get(name, 'absent')!r} there, {now.get(name, 'absent')!r} requested"
             for name in sorted({*before, *now})
             if before.get(name) != now.get(name)
         ]
@@ -136,7 +136,7 @@ class RunDir:
                 "bit-identical. Resume with the same --executor and the version in "
                 f"environment.json, or choose a new directory:{listed}"
             )
-        raise CheckpointError(f"{self.path} belongs to another configuration:{listed}")
+        raise CheckpointError(f"{self.path} holds a run of another configuration:{listed}")
 
     def set_target(self, rounds: int) -> None:
         """Note how many rounds the run is to have; it may be asked for more later."""
@@ -162,16 +162,16 @@ class RunDir:
         if mark is None:
             content = b"".join(content.splitlines(keepends=True)[:round])
         elif len(content) < mark[0]:
-            raise self._damaged(f"it has {len(content)} bytes, and the checkpoint {mark[0]}")
+            raise self._damaged(f"it has {len(content)} bytes, but the checkpoint needs {mark[0]}")
         else:
             content = content[: mark[0]]
         found = (len(content), zlib.crc32(content))
         if mark is not None and found != mark:
-            raise self._damaged("its checksum does not agree with the checkpoint")
+            raise self._damaged("its checksum does not match the checkpoint")
         kept = _records(content)
         if [record.round for record in kept] != list(range(1, round + 1)):
             raise self._damaged(
-                f"it has {len(kept)} whole lines, and the checkpoint is of round {round}"
+                f"it has {len(kept)} complete lines, but the checkpoint is of round {round}"
                 if len(kept) != round
                 else "rounds are repeated, missing or out of order"
             )

@@ -61,7 +61,7 @@ class SegmentStore(Mapping[int, Any]):
                 raise ValueError(f"{part.name!r:.80} is not the name of a file of client states")
             reject_links(folder / part.name)
             if checksum(folder / part.name) != expected:
-                raise ValueError(f"the checksum of {part.name} does not agree")
+                raise ValueError(f"the checksum of {part.name} does not match")
             shelf._checksums[part.name] = expected
             shelf._made.add(part.name)
             with safe_open(folder / part.name, "pt") as file:

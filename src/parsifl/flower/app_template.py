@@ -40,11 +40,11 @@ def write_app(
         written = [folder / PACKAGE, *(folder / file for file in _files(template))]
         found = [path.name for path in written if path.exists()]
         if "pyproject.toml" in found:
-            raise ConfigError(f"{folder} already holds an app; choose another folder")
+            raise ConfigError(f"{folder} already holds an app; choose another directory")
         if found:
             raise ConfigError(
                 f"{folder} already holds {', '.join(found)}, which would be overwritten; choose "
-                "another folder"
+                "another directory"
             )
     reject_links(folder, folder / PACKAGE)
     (folder / PACKAGE).mkdir(parents=True, exist_ok=True)

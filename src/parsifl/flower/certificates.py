@@ -74,11 +74,11 @@ def make_keys(
     hosts = list(dict.fromkeys([*hosts, *LOOPBACK]))
     found = KeyFolder(folder)
     if found.authority.exists():
-        raise ConfigError(f"{folder} already holds keys; choose another folder or delete them")
+        raise ConfigError(f"{folder} already holds keys; choose another directory or delete them")
     pairs = [path for n in range(nodes) for path in (found.node(n), found.public(n))]
     for path in (folder / "ca.key", found.key, found.certificate, *pairs):
         if path.exists() or path.is_symlink():
-            raise ConfigError(f"{path} exists and would be overwritten; choose another folder")
+            raise ConfigError(f"{path} exists and would be overwritten; choose another directory")
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
     authority = ec.generate_private_key(_CURVE)

@@ -14,6 +14,7 @@ from string import Template
 from typing import Any
 
 import parsifl
+from parsifl.core.errors import ConfigError
 from parsifl.engine.run_data import RunData, read_runs
 from parsifl.report.coefficients import coefficient_block, coefficient_sheets
 from parsifl.report.figures import figures
@@ -28,6 +29,7 @@ from parsifl.report.html_tables import (
 from parsifl.report.table import Grid
 
 _SCRIPTS = ("chart.js", "lines.js", "clients.js", "bars.js", "heat.js", "export.js", "page.js")
+_DOCTYPE = b"<!doctype html"
 
 
 def build(folders: Sequence[Path], output: Path) -> Path:
@@ -38,15 +40,32 @@ def build(folders: Sequence[Path], output: Path) -> Path:
     folders
         Run directories, or directories that contain some.
     output
-        The HTML file to write; its folder is made if need be.
+        The HTML file to write. Its directory is created if it is missing. A page is replaced; any
+        other file is left alone.
+
+    Raises
+    ------
+    ConfigError
+        If `output` exists and is not an HTML page.
     """
     left_out: list[str] = []
     runs = read_runs([Path(folder) for folder in folders], left_out)
     text = render(runs, left_out=left_out)
     output = Path(output)
+    _reject_other(output)
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(text, encoding="utf-8")
     return output
+
+
+def _reject_other(output: Path) -> None:
+    """Raise ConfigError if a file that is not a page would be replaced."""
+    if not output.is_file():
+        return
+    with output.open("rb") as file:
+        start = file.read(len(_DOCTYPE))
+    if start and start.lower() != _DOCTYPE:
+        raise ConfigError(f"{output} exists and is not an HTML page; choose another file")
 
 
 def render(runs: Sequence[RunData], version: str = "", left_out: Sequence[str] = ()) -> str:

@@ -151,7 +151,7 @@ def decode(data: bytes, hint: Any, limit: int | None = None) -> Any:
     try:
         return tree.unflatten(leaves, structure)
     except Exception as error:  # the message's own class may check its fields in __post_init__
-        raise WireError(f"(root): the fields were refused: {error}") from error
+        raise WireError(f"(root): the fields were rejected: {error}") from error
 
 
 _Announced = tuple[frame.Spec, list[tensor_codec.Record]]

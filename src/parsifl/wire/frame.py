@@ -122,7 +122,7 @@ def read_prefix(reader: Reader) -> int:
     """Check magic, version, flags and checksum; return the flags."""
     magic, version, flags, announced = PREFIX.unpack(reader.take(PREFIX.size, "prefix"))
     if magic != MAGIC:
-        raise WireError(f"magic: {magic!r} is not {MAGIC!r}; these bytes are no Parsifl message")
+        raise WireError(f"magic: {magic!r} is not {MAGIC!r}; not a Parsifl message")
     if version != VERSION:
         raise WireError(
             f"version: message has {version}, this is {VERSION}; use one release everywhere"

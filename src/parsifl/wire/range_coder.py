@@ -165,7 +165,7 @@ def decode(data: memoryview, size: int, count: int) -> Iterator[NDArray[np.intp]
         If the bytes do not code exactly `count` positions; then at most `count` came before.
     """
     if type(count) is not int or not 0 <= count <= size:
-        raise ValueError(f"{count!r} of {size} positions is no support")
+        raise ValueError(f"{count!r} of {size} positions is not a support")
     if is_trivial(size, count):
         for start in range(0, count, CHUNK):
             yield np.arange(start, min(start + CHUNK, count))
@@ -229,7 +229,9 @@ class _Reader:
             if rest >= span:  # not all of them are zero, as most are in a sparse tensor
                 number = rest // unit
                 if number >= starts[-1]:
-                    raise ValueError("support is no code: a number lies beyond the last symbol")
+                    raise ValueError(
+                        "support is not a valid code: a number lies beyond the last symbol"
+                    )
                 ones = bisect_right(starts, number) - 1
                 start, weight = starts[ones], weights[ones]
                 rank = (number - start) // weight

@@ -79,7 +79,7 @@ def test_bad_widths_are_refused(width: float) -> None:
 def test_unknown_models_and_settings_are_refused() -> None:
     with pytest.raises(ConfigError, match="did you mean 'mobilenet'"):
         models.build("mobilnet")
-    with pytest.raises(ConfigError, match="unknown field of MLP 'depth'"):
+    with pytest.raises(ConfigError, match="unknown setting of MLP 'depth'"):
         models.build("mlp", depth=3)
     with pytest.raises(ConfigError, match=r"MLP.hidden = \('x',\): .* a valid integer"):
         models.build("mlp", hidden=("x",))

@@ -16,6 +16,6 @@ def scaled(channels: int, width: float) -> int:
     if not 0.0 < width <= 1.0:
         raise ConfigError(f"width is {width}; it must be above 0 and at most 1")
     if channels < 1:
-        raise ConfigError(f"a layer of {channels} units: every layer needs at least one")
+        raise ConfigError(f"a layer has {channels} units, but every layer needs at least one")
     # 0.1 * 30 is 3.0000000000000004 in floating point: rounding first keeps 3 channels
     return max(1, math.ceil(round(width * channels, 9)))
