@@ -24,6 +24,7 @@ from parsifl.estimators import (
     load,
     post_double_selection,
     save,
+    saved,
     split_inference,
     stability_selection,
 )
@@ -159,7 +160,7 @@ def test_a_saved_estimator_comes_back(case: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"format": 2},
+        {"format": 1},
         {"estimator": "Popen"},
         {"state": {"mapping": {}}},
         {"state": {"part": "os.system", "fields": {}}},
@@ -168,10 +169,42 @@ def test_a_saved_estimator_comes_back(case: int, tmp_path: Path) -> None:
 )
 def test_a_file_that_is_no_estimator_is_an_error(change: Any, tmp_path: Path) -> None:
     save(FederatedSparseRegressor(2).fit(frame(), risk(frame()), SITE), tmp_path / "model.json")
-    values = json.loads((tmp_path / "model.json").read_text())
-    (tmp_path / "model.json").write_text(json.dumps({**values, **change}))
+    values = {**json.loads((tmp_path / "model.json").read_text()), **change}
+    signed = {**values, "sha256": saved._digest(values)}
+    (tmp_path / "model.json").write_text(json.dumps(signed))
     with pytest.raises(DataError, match=r"model\.json"):
         load(tmp_path / "model.json")
+
+
+def test_a_saved_estimator_that_was_changed_is_an_error(tmp_path: Path) -> None:
+    file = tmp_path / "model.json"
+    save(FederatedSparseRegressor(2).fit(frame(), risk(frame()), SITE), file)
+    file.write_text(file.read_text().replace('"age"', '"agf"'))
+    with pytest.raises(DataError, match="its checksum does not match"):
+        load(file)
+
+
+def test_saving_replaces_estimators_and_nothing_else(tmp_path: Path) -> None:
+    model = FederatedSparseRegressor(2).fit(frame(), risk(frame()), SITE)
+    notes = tmp_path / "notes.txt"
+    notes.write_text("precious")
+    with pytest.raises(DataError, match=r"notes\.txt is not a saved estimator"):
+        save(model, notes)
+    assert notes.read_text() == "precious"
+    for _ in range(2):
+        save(model, tmp_path / "model.json")
+    for missing in (tmp_path, tmp_path / "nowhere" / "model.json"):
+        with pytest.raises(DataError, match=r"cannot be (read|written)"):
+            save(model, missing)
+        with pytest.raises(DataError, match="cannot be read"):
+            load(missing)
+
+
+@pytest.mark.parametrize(("weight", "said"), [(0.0, "zero for every row"), (-1.0, "negative")])
+def test_weights_of_a_table_are_checked_first(weight: float, said: str) -> None:
+    weights = np.full(len(frame()), weight)
+    with pytest.raises(ValueError, match=said):
+        FederatedSparseRegressor(2).fit(frame(), risk(frame()), SITE, sample_weight=weights)
 
 
 def test_kept_columns_are_named() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 
 from parsifl.core.errors import DataError
 from parsifl.data.preprocessing import Preprocessing, TableColumn
+from parsifl.engine.owned import replace_file
 from parsifl.estimators.base import FederatedSparse
 from parsifl.estimators.classifier import FederatedSparseClassifier
 from parsifl.estimators.cox import FederatedSparseCox
@@ -22,7 +24,7 @@ from parsifl.estimators.regressor import FederatedSparseRegressor
 from parsifl.linear.sparsity.dictionary import RandomDictionary
 from parsifl.solvers.subset_state import Phase, Rules, Search
 
-_FORMAT = 1
+_FORMAT = 2
 _ESTIMATORS: dict[str, type[FederatedSparse]] = {
     kind.__name__: kind
     for kind in (
@@ -57,7 +59,12 @@ def to_text(estimator: FederatedSparse) -> str:
     }
     if state.get("_exact") is not None:
         values["summary"] = summary_values(estimator)
-    return json.dumps(values, indent=1)
+    return json.dumps({**values, "sha256": _digest(values)}, indent=1)
+
+
+def _digest(values: dict[str, Any]) -> str:
+    rest = {key: value for key, value in values.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def summary_values(estimator: FederatedSparse) -> dict[str, Any]:
@@ -85,8 +92,33 @@ def _numbers(values: Array) -> list[float | None]:
 
 
 def save(estimator: FederatedSparse, path: str | Path) -> None:
-    """Write a fitted estimator to a JSON file, which `load` reads."""
-    Path(path).write_text(to_text(estimator), encoding="utf-8")
+    """Write a fitted estimator to a JSON file, which `load` reads.
+
+    Raises
+    ------
+    DataError
+        If there is a file of this name that is not a saved estimator; it is left alone.
+    """
+    file, text = Path(path), to_text(estimator)
+    try:
+        if file.exists():
+            _values(file)
+        replace_file(file, text.encode())
+    except OSError as error:
+        raise DataError(f"{file} cannot be written: {error.strerror}") from error
+
+
+def _values(path: Path) -> dict[str, Any]:
+    """Return what a file of a saved estimator holds, of any format."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if {"format", "estimator", "params", "state"} <= set(values):
+            return dict(values)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, TypeError, RecursionError):
+        pass
+    raise DataError(f"{path} is not a saved estimator")
 
 
 def load(path: str | Path) -> FederatedSparse:
@@ -95,12 +127,14 @@ def load(path: str | Path) -> FederatedSparse:
     Raises
     ------
     DataError
-        If the file is not a saved estimator of this version.
+        If the file is damaged or not a saved estimator of this version.
     """
+    values = _values(Path(path))
+    if values["format"] != _FORMAT:
+        raise DataError(f"{path} has format {values['format']!r}, expected {_FORMAT}")
+    if values.get("sha256") != _digest(values):
+        raise DataError(f"{path} is damaged or was edited: its checksum does not match")
     try:
-        values = json.loads(Path(path).read_text(encoding="utf-8"))
-        if values["format"] != _FORMAT:
-            raise DataError(f"{path} has format {values['format']!r}, expected {_FORMAT}")
         found = _ESTIMATORS[values["estimator"]](**_read(values["params"]))
         state = _read(values["state"])
         if not np.isfinite(state["coef_"]).all():

@@ -101,9 +101,8 @@ class EstimatorSettings(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             raise ValueError("X has 0 rows; at least 2 are needed")
         names, owner = owners(groups, rows)
         _, parts = self._clients(groups, rows)
-        weight = np.ones(rows) if sample_weight is None else np.asarray(sample_weight)
-        if weight.shape == (rows,):
-            parts = [kept for part in parts if len(kept := part[weight[part] > 0])]
+        weight = self._weights(sample_weight, np.empty((rows, 1)))
+        parts = [kept for part in parts if len(kept := part[weight[part] > 0])]
         sites = [f"site {names[owner[part[0]]]}" for part in parts]
         found, self._agreement_bytes = agreed(columns, parts, sites)
         X, y = validate_data(self, found.design(columns), y, dtype=np.float64, **checks)
