@@ -1,4 +1,4 @@
-"""Every example runs, and its output says what it promises; a notebook has the code of its script."""
+"""Every example runs and prints what it promises; a notebook has the code of its script."""
 
 from __future__ import annotations
 
