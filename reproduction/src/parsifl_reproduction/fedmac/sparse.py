@@ -163,8 +163,8 @@ def _deviations(context: Context) -> list[str]:
         *DEVIATIONS,
         f"every {EVERY}th round is evaluated; the paper takes the best of all",
         "after the first results, in which one seed did not reach the floor of 50 %, three rules "
-        "were changed: FedMac counts with its last round, speed is the rounds to 75 % non-zeros, and "
-        "cost is that of the last ten rounds",
+        "were changed: FedMac counts with its last round, speed is the rounds to 75 % non-zeros, "
+        "and cost is that of the last ten rounds",
         "the paper gives neither rho nor the rule for zeros: rho = 1e-2, and entries below a "
         f"threshold are sent as zeros; {THRESHOLD:g} is calibrated by Figure 5",
     ]
