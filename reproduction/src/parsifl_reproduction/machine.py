@@ -22,7 +22,7 @@ def machine() -> dict[str, str | int]:
 
 
 def processor() -> str:
-    """Return the name of the processor, as far as the system tells."""
+    """Return the name of the processor, as far as the system names it."""
     try:
         lines = _CPU_INFO.read_text().splitlines()
     except OSError:
