@@ -14,7 +14,7 @@ from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 
 from parsifl import data
-from parsifl.core.errors import ConfigError, ParsiflError
+from parsifl.core.errors import ConfigError
 from parsifl.estimators import (
     FederatedSparseClassifier,
     FederatedSparseCox,
@@ -372,15 +372,29 @@ def test_settings_of_the_algorithms_are_passed_on() -> None:
         FederatedSparseRegressor(1, solver_options=3).fit(x, y, groups)
 
 
-def test_pursuit_that_prunes_by_cost_survives_one_measurement_in_two_units() -> None:
+@pytest.mark.parametrize("solver", ["fedgradmp", "inexactfedgradmp"])
+def test_pursuit_survives_one_measurement_in_two_units(solver: str) -> None:
+    draw = np.random.default_rng(0)
+    x = draw.standard_normal((500, 8))
+    x[:, 1] = (3 * x[:, 0]).round(2)
+    u = x[:, 4] + x[:, 5] + 0.3 * x[:, 6]
+    y, sites = u + draw.standard_normal(500), np.arange(500) % 5
+    model = FederatedSparseRegressor(2, solver=solver).fit(x, y, sites)
+    assert model.support_.tolist() == [4, 5]
+    kept = FederatedSparseRegressor(2, solver=solver, keep=[6]).fit(x, y, sites)
+    assert kept.support_.tolist() == [4, 5, 6]
+    sparse_x = FederatedSparseRegressor(2, solver=solver).fit(sp.csr_matrix(x), y, sites)
+    assert sparse_x.support_.tolist() == [4, 5]
+    labels = 3 * u + draw.logistic(size=500) > 0
+    classes = FederatedSparseClassifier(2, solver=solver).fit(x, labels, sites)
+    assert classes.support_.tolist() == [4, 5]
+
+
+def test_the_pruning_of_the_paper_stays_available() -> None:
     draw = np.random.default_rng(0)
     x = draw.standard_normal((500, 8))
     x[:, 1] = (3 * x[:, 0]).round(2)
     y = x[:, 4] + x[:, 5] + 0.3 * x[:, 6] + draw.standard_normal(500)
-    options = {"prune": "cost"}
+    options = {"prune": "largest"}
     model = FederatedSparseRegressor(2, solver="fedgradmp", solver_options=options)
-    model.fit(x, y, np.arange(500) % 5)
-    assert model.support_.tolist() == [4, 5]
-    kept = FederatedSparseRegressor(2, solver="fedgradmp", solver_options=options, keep=[6])
-    with pytest.raises(ParsiflError, match="prune='cost' needs"):
-        kept.fit(x, y, np.arange(500) % 5)
+    assert model.fit(x, y, np.arange(500) % 5).support_.tolist() == [0, 1]

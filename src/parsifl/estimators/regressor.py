@@ -78,7 +78,8 @@ class FederatedSparseRegressor(RegressorMixin, FederatedSparse):  # type: ignore
         as by 4 rows. Only for "exact".
     solver_options
         Further settings of the algorithm by name, such as {"candidates": 50} for "exact" or
-        {"prune": "omp"}, {"radius": 10.0} or {"delta": 1e-6} for those of the papers.
+        {"radius": 10.0} or {"delta": 1e-6} for those of the papers. Matching pursuit prunes by what
+        a removal costs; {"prune": "largest"} is the rule of its paper.
 
     Attributes
     ----------
