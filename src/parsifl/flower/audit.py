@@ -18,7 +18,7 @@ import numpy as np
 from parsifl.data.preprocessing import Array
 from parsifl.engine.owned import replace_file
 from parsifl.flower.client_state import make_private
-from parsifl.flower.guards import Guards, Refusal, RowPairs, check_leverage, check_products
+from parsifl.flower.guards import Guards, Refusal, RiskSetProducts, check_leverage, check_products
 
 AUDIT_FILE = "audit.jsonl"
 _UNREAD = ("runs", "agreement", "requests")
@@ -79,7 +79,7 @@ class Audit:
         table: str,
         weights: Array,
         guards: Guards,
-        products: Callable[[Array], RowPairs] | None = None,
+        products: Callable[[Array], RiskSetProducts] | None = None,
     ) -> None:
         """Check the row weights [2, rows] of sums against those of earlier sums, and keep them.
 
