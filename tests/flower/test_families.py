@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from sklearn.model_selection import LeaveOneGroupOut
 from tests.records import read_metrics
 
 from parsifl.core.errors import ConfigError, ParsiflError
@@ -20,6 +21,7 @@ from parsifl.estimators import (
     FederatedSparseCox,
     FederatedSparsePoisson,
     FederatedSparseRegressor,
+    FederatedSparseRegressorCV,
     load,
 )
 from parsifl.flower.answering import respond
@@ -123,6 +125,31 @@ def in_process(family: str, tau: int = 3) -> tuple[Any, pd.DataFrame]:
         return FederatedSparsePoisson(tau).fit(x, table.visits, groups, offset=offset), x
     y = table[["days", "died"]].to_numpy(dtype=np.float64)
     return FederatedSparseCox(tau).fit(x, y, groups), x
+
+
+def test_one_round_of_a_linear_regression_tells_the_number_of_terms(tmp_path: Path) -> None:
+    model, sites = deployed("linear", tmp_path)
+    table = pd.concat(sites.tables, ignore_index=True)
+    groups, found = np.repeat([0, 1, 2], SIZES), model.preprocessing_
+    fitted = FederatedSparseRegressor(column_groups=found.units)
+    expected = FederatedSparseRegressorCV(model.path_, cv=LeaveOneGroupOut(), estimator=fitted)
+    expected.fit(found.design(as_columns(table)), table.days, groups)
+    assert model.path_.tolist() == [1, 2, 3, 4, 5, 6]
+    assert np.allclose(model.error_path_, expected.error_path_, rtol=1e-10)
+    assert np.allclose(model.mean_error_, expected.mean_error_, rtol=1e-10)
+    assert np.allclose(model.standard_error_, expected.standard_error_, rtol=1e-10)
+    for released in (tmp_path / "state").glob("client-*/released-*.npy"):
+        assert len(np.load(released)) == 1  # the last question repeats the first
+
+
+def test_a_resumed_regression_asks_for_the_sums_of_tables_again(tmp_path: Path) -> None:
+    model, sites = deployed("linear", tmp_path)
+    plan = DeploymentSettings(
+        sites.experiment, 3, Deployment(out=str(tmp_path / "run"), wait=0.01, resume=True)
+    )
+    Regression(plan, sites, sites.log.append, SPECS["linear"]).run()
+    again = load(tmp_path / "run" / MODEL_FILE)
+    assert again.mean_error_.tolist() == model.mean_error_.tolist()
 
 
 @pytest.mark.parametrize("family", SPECS)

@@ -21,6 +21,7 @@ from parsifl.solvers.best_subset import quadratic_model, symmetric
 from parsifl.solvers.subset_state import ALWAYS, Phase, Rules, Search
 
 _NODE_WORK = 2e8
+_SHORT_PATH, _STEPS = 10, 12
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,20 @@ class ExactFit:
     centred: Literal["", "global", "client"] = ""
     constant: float = 0.0
 
+    @property
+    def one_shot(self) -> bool:
+        """Whether the sites sent the whole Hessian of a squared loss, which determines any fit."""
+        return self.rules.quadratic and len(self.search.known) == self.rules.width
+
+    def path_numbers(self) -> Indices:
+        """Return the numbers of terms that a path goes through, those of this fit among them."""
+        units = int(self.rules.labels.max(initial=-1)) + 1
+        most = min(units, max(2 * self.rules.count, _SHORT_PATH))
+        numbers = {round(most ** (i / (_STEPS - 1))) for i in range(_STEPS)} if most else set()
+        if most <= _STEPS:
+            numbers = set(range(1, most + 1))
+        return np.array(sorted(numbers | {self.rules.count} - {0}), np.int64)
+
     @cached_property
     def certificate(self) -> Certificate:
         """What branch and bound says; it needs the whole Hessian of a squared loss."""
@@ -109,7 +124,7 @@ class ExactFit:
         if not rules.quadratic:
             reason = "no bound is known for a loss that is not quadratic"
             return Certificate(False, float("nan"), 0, reason)
-        if len(search.known) < rules.width:
+        if not self.one_shot:
             reason = "the sites sent their products for the candidates only"
             return Certificate(False, float("nan"), 0, reason)
         model, names = quadratic_model(search, rules)
