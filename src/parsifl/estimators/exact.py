@@ -47,6 +47,28 @@ class Certificate:
 
 
 @dataclass(frozen=True, eq=False)
+class SubsetPath:
+    """The best subsets of several sizes.
+
+    Attributes
+    ----------
+    numbers
+        How many units each may use.
+    coefficients
+        [numbers, width], in standardised units.
+    losses
+        The loss of each, summed over rows, the l2 term included.
+    empty
+        The loss of the model that has none of these coefficients.
+    """
+
+    numbers: Indices
+    coefficients: Array
+    losses: Array
+    empty: float
+
+
+@dataclass(frozen=True, eq=False)
 class Sites:
     """The rows of every site, as `client_update` reads them."""
 
@@ -116,6 +138,20 @@ class ExactFit:
         if most <= _STEPS:
             numbers = set(range(1, most + 1))
         return np.array(sorted(numbers | {self.rules.count} - {0}), np.int64)
+
+    def path(self) -> SubsetPath:
+        """Return the best subsets of growing size; only for `one_shot`, and without a message."""
+        model, names = quadratic_model(self.search, self.rules)
+        own = self.search.support & (self.rules.labels >= 0)
+        chosen = np.unique(self.rules.labels[own])
+        here = tuple(np.searchsorted(names, chosen).tolist())
+        empty = self.search.loss - model.fit(here).value
+        numbers = self.path_numbers()
+        found, losses = np.zeros((len(numbers), self.rules.width)), np.empty(len(numbers))
+        for i, number in enumerate(numbers):
+            fit = model.fit(here if number == len(here) else model.search(number, thorough=True))
+            found[i, fit.columns], losses[i] = fit.coefficients, empty + fit.value
+        return SubsetPath(numbers, found, losses, empty)
 
     @cached_property
     def certificate(self) -> Certificate:
