@@ -22,7 +22,7 @@ from parsifl.core.keys import Key
 from parsifl.core.registry import get
 from parsifl.engine.simulate import simulate
 from parsifl.masks import from_flops, layer_groups, optimal
-from parsifl.masks.cost_model import Probe
+from parsifl.masks.costs import Probe
 from parsifl.masks.instance import instance_of, value
 from parsifl.nn.neural import NeuralProblem
 

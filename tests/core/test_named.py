@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from parsifl.core.errors import ConfigError
-from parsifl.core.named import Registry
+from parsifl.core.registry import Registry
 
 
 def test_a_registry_forgives_spelling_but_neither_typos_nor_two_of_one_name() -> None:

@@ -6,8 +6,7 @@ import time
 import torch
 from torch import nn
 
-from parsifl.core.tracing import GATE
-from parsifl.nn.functional import Functional
+from parsifl.nn.functional import GATE, Functional
 from parsifl.nn.layer_chain import find_chain
 
 

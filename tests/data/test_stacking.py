@@ -8,7 +8,7 @@ import torch
 from scipy.sparse import csr_matrix
 
 from parsifl.core.errors import DataError
-from parsifl.data.stacking import pool
+from parsifl.data.clients import pool
 
 X, Y = np.ones((3, 2)), np.array([0, 1, 1])
 GOOD = (X, Y)

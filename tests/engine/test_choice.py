@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from parsifl.algorithms.fedavg import FedAvg
 from parsifl.core.errors import ConfigError
-from parsifl.engine.choice import choose_executor
+from parsifl.engine.executors import choose_executor
 from parsifl.engine.simulate import simulate
 from parsifl.linear.glm import GLM
 from parsifl.nn.neural import NeuralProblem

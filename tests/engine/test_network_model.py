@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from parsifl.core.errors import ConfigError
-from parsifl.engine.network_model import NetworkModel
+from parsifl.engine.costs import NetworkModel
 
 
 def test_seconds_add_latency_transfer_and_computing() -> None:

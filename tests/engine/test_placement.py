@@ -19,9 +19,8 @@ from parsifl.core.algorithm import ClientInfo, ClientUpdate
 from parsifl.core.batching import ClientRoundData
 from parsifl.core.errors import ConfigError
 from parsifl.core.keys import Key
-from parsifl.engine.choice import choose_executor
+from parsifl.engine.executors import CPU, check_device, choose_executor, placed
 from parsifl.engine.local_pool import LocalPool
-from parsifl.engine.placement import CPU, check_device, placed
 from parsifl.engine.pool import ClientProgram, ClientRequest, ClientResult
 from parsifl.testing.conformance import harness_for, small
 from parsifl.testing.fixtures import classifier, clients

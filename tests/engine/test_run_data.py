@@ -9,7 +9,7 @@ import pytest
 from tests.report.folders import costs, make_run
 
 from parsifl.core.errors import CheckpointError
-from parsifl.engine import run_data as load
+from parsifl.engine import run_dir as load
 
 
 def test_a_run_folder_is_read_whole(tmp_path: Path) -> None:

@@ -22,9 +22,9 @@ from parsifl.algorithms.fedavg import FedAvg
 from parsifl.core.errors import CheckpointError, ConfigError
 from parsifl.core.problem import Problem
 from parsifl.data.clients import ClientData
+from parsifl.engine.costs import NetworkModel
 from parsifl.engine.evaluation import Evaluation
 from parsifl.engine.fingerprint import identity
-from parsifl.engine.network_model import NetworkModel
 from parsifl.engine.record import RoundRecord
 from parsifl.engine.run_dir import RunDir, environment, read_config, read_target
 from parsifl.engine.simulate import simulate
@@ -317,7 +317,7 @@ def test_a_second_run_in_the_same_directory_stops_with_an_error(tmp_path: Path) 
 
 def test_another_process_is_kept_out_too(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from parsifl.engine.owned import locked\n"
+        "import sys; from pathlib import Path; from parsifl.engine.safe_files import locked\n"
         "with locked(Path(sys.argv[1])): print('in')"
     )
     with RunDir(tmp_path).locked():

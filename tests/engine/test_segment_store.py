@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from parsifl.engine import segment_store as module
-from parsifl.engine.segment_store import SegmentStore
+from parsifl.engine import state_store as module
+from parsifl.engine.state_store import SegmentStore
 
 
 def test_files_have_a_bounded_number_of_tensors_and_bytes(

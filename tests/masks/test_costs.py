@@ -11,8 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from parsifl.core.errors import ConfigError
 from parsifl.masks import MaskPlan, from_bytes, from_flops, from_memory, layer_groups, optimal
-from parsifl.masks.cost_model import Probe
-from parsifl.masks.costs import flops_costs, memory_costs
+from parsifl.masks.costs import Probe, flops_costs, memory_costs
 from parsifl.nn import models
 from parsifl.nn.models.flops import flop_counter
 

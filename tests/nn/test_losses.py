@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch.func import grad, vmap
 
-from parsifl.nn.losses import row_loss
+from parsifl.nn.metrics import row_loss
 
 
 def test_cross_entropy_is_the_same_under_vmap_and_outside() -> None:

@@ -63,7 +63,7 @@ def sweep(  # typer reads the options from the signature; `context` holds their 
       parsifl sweep ditto --grid lam=0.01,0.1,1 --validation 0.1 --select best-validation --resume
     """
     from parsifl.engine import study
-    from parsifl.engine.run_data import open_run
+    from parsifl.engine.run_dir import open_run
 
     base = options.experiment(context.params)
     if not base.evaluate_every:

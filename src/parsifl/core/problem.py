@@ -106,7 +106,7 @@ class LayerChain:
     Attributes
     ----------
     layers
-        Layers of `parsifl.nn.chain_layers`, in forward order; they name their parameters.
+        Layers of `parsifl.nn.layer_chain`, in forward order; they name their parameters.
     loss
         "cross-entropy" (of int64 labels) or "mse", averaged over the rows by weight.
     """
