@@ -9,7 +9,7 @@ import torch
 from tests.algorithms import unequal
 from tests.algorithms.test_heterofl import shapes
 from tests.algorithms.unequal import DATA, PROBLEM, SEED, Engine
-from tests.masks.test_exchange import brute_force
+from tests.masks.test_local_search import brute_force
 from tests.reference_unequal import BODY, HEAD, descend, masked_rounds, sliced_rounds
 from torch import nn
 

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from parsifl.core.algorithm import FederatedAlgorithm, lacking
-from parsifl.core.data_trial import FEW, try_predict
 from parsifl.core.errors import ConfigError, DataError, RowError
 from parsifl.core.keys import Key
-from parsifl.core.problem import Params, Problem
+from parsifl.core.problem import FEW, Params, Problem, try_predict
 from parsifl.data.clients import ClientData
 from parsifl.data.ragged import Ragged
 from parsifl.engine.costs import NetworkModel

@@ -16,7 +16,7 @@ from parsifl.core.algorithm import AnyAlgorithm
 from parsifl.core.batching import Batches, ClientRoundData
 from parsifl.core.config import NonNegative, Positive
 from parsifl.core.problem import Problem
-from parsifl.nn.models.flops import flop_counter, noting_trained
+from parsifl.nn.flops import flop_counter, noting_trained
 
 
 @final

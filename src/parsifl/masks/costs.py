@@ -62,7 +62,7 @@ class Probe:
 
     def forward_flops(self) -> int:
         """Return the FLOPs of a forward pass on the sample."""
-        from parsifl.nn.models.flops import flop_counter
+        from parsifl.nn.flops import flop_counter
 
         with flop_counter() as counter:
             self.module(self.sample)
@@ -74,7 +74,7 @@ class Probe:
         `to_input` asks for the gradient with respect to the input as well, so that no gradient
         inside is spared; where the input is made of numbers of tokens, for that of their vectors.
         """
-        from parsifl.nn.models.flops import flop_counter
+        from parsifl.nn.flops import flop_counter
 
         loss = self._loss(trained, to_input)
         if not loss.requires_grad:

@@ -14,6 +14,7 @@ from parsifl.core.errors import ConfigError
 from parsifl.core.keys import Key
 from parsifl.masks import heuristics
 from parsifl.masks.feasible_sets import Catalogue, DeviceGroup, groups_of
+from parsifl.masks.heuristics import widest
 from parsifl.masks.instance import (
     Instance,
     Layers,
@@ -28,7 +29,6 @@ from parsifl.masks.instance import (
     value,
 )
 from parsifl.masks.local_search import exchange, improve, lower_bound
-from parsifl.masks.max_coverage import widest
 from parsifl.masks.milp import MilpColumns, Program, knapsack_columns, set_columns
 from parsifl.masks.plan import MaskPlan, messages_of, plan_of
 

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from parsifl.core.data_trial import FEW, check_metrics, try_predict, unreadable
 from parsifl.core.errors import CapabilityError, DataError, RowError
-from parsifl.core.problem import HasModule, Params
+from parsifl.core.problem import FEW, HasModule, Params, check_metrics, try_predict, unreadable
 from parsifl.nn.metrics import Loss
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)

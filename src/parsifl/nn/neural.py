@@ -20,11 +20,11 @@ from parsifl.core.layer_group import LayerGroup
 from parsifl.core.problem import ExecutionHints, LayerChain, Params
 from parsifl.nn.adapt import adapt
 from parsifl.nn.dropout import dropout_key
+from parsifl.nn.flops import note_trained
 from parsifl.nn.functional import Functional
 from parsifl.nn.layer_chain import find_chain
 from parsifl.nn.layer_groups import head_parameters, layer_groups
 from parsifl.nn.metrics import Loss, RowMetric, check_metrics, row_loss, row_metrics
-from parsifl.nn.models.flops import note_trained
 from parsifl.nn.models.width import add_scalers
 from parsifl.nn.module_checks import (
     BATCH_NORMS,
