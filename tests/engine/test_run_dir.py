@@ -28,7 +28,7 @@ from parsifl.engine.costs import NetworkModel
 from parsifl.engine.evaluation import Evaluation
 from parsifl.engine.fingerprint import identity
 from parsifl.engine.record import RoundRecord
-from parsifl.engine.run_dir import RunDir, environment, read_config, read_target
+from parsifl.engine.run_dir import RunDir, environment, open_run, read_config
 from parsifl.engine.simulate import simulate
 from parsifl.engine.training import RoundEnd
 from parsifl.linear.glm import GLM
@@ -56,7 +56,7 @@ def test_a_run_is_a_folder(tmp_path: Path) -> None:
         "metrics.jsonl",
         "target.json",
     ]
-    assert read_target(place) == 2
+    assert open_run(place).target == 2
     assert read_config(place)["algorithm"]["name"] == "fedavg"
     assert read_config(place)["algorithm"]["lr"] == 0.1
     assert read_metrics(place) == result.metrics

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from importlib.metadata import entry_points
 
 import typer
@@ -22,6 +24,7 @@ from parsifl.cli.errors import FriendlyGroup
 from parsifl.core.errors import ConfigError
 
 ENTRY_POINT_GROUP = "parsifl.commands"
+_EXAMPLE = re.compile(r"(?<=\n\n)  (?=\S)")
 
 
 def mount_plugins(app: typer.Typer) -> None:
@@ -31,6 +34,16 @@ def mount_plugins(app: typer.Typer) -> None:
         app.command(name)(entry.load())
     if "reproduce" not in found:
         app.command("reproduce", hidden=True)(_missing)
+
+
+def keep_examples(app: typer.Typer) -> None:
+    """Print the examples of help texts on one line each, so that they can be copied."""
+    for command in app.registered_commands:
+        text = inspect.cleandoc(command.help or inspect.getdoc(command.callback) or "")
+        command.help = _EXAMPLE.sub("\b\n  ", text)  # click does not wrap what follows \b
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            keep_examples(group.typer_instance)
 
 
 def _missing() -> None:
@@ -87,3 +100,4 @@ app.add_typer(masks.app, name="masks")
 operations.mount(flower.app)
 app.add_typer(flower.app, name="flower")
 mount_plugins(app)
+keep_examples(app)

@@ -202,14 +202,6 @@ def read_config(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path / 'config.toml'} is damaged: {error}") from None
 
 
-def read_target(path: Path) -> int | None:
-    """Return the total number of rounds of a run; None if it is not recorded."""
-    try:
-        return int(json.loads((path / _TARGET).read_text())["rounds"])
-    except (OSError, ValueError, LookupError, TypeError):
-        return None
-
-
 def read_records(path: Path) -> list[RoundRecord]:
     """Read the records of a run directory; a last line that a crash cut off is left out."""
     file = path / _METRICS
