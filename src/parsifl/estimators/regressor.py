@@ -68,6 +68,9 @@ class FederatedSparseRegressor(RegressorMixin, FederatedSparse):  # type: ignore
         Without it the coefficients are those of the solver, which are a little off.
     max_bytes
         The largest upload of a site in a round of "exact".
+    certificate_rounds
+        How many further rounds "exact" may spend on `certificate_`. A squared loss fitted in one
+        round needs none; other losses need some tens of rounds for about 20 columns.
     participation
         The fraction of sites in a round; "exact" needs all.
     random_state

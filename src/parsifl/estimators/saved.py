@@ -14,6 +14,7 @@ from parsifl.core.errors import DataError
 from parsifl.data.preprocessing import Preprocessing, TableColumn
 from parsifl.engine.safe_files import replace_file
 from parsifl.estimators.base import FederatedSparse
+from parsifl.estimators.certificate import Certificate
 from parsifl.estimators.classifier import FederatedSparseClassifier
 from parsifl.estimators.cox import FederatedSparseCox
 from parsifl.estimators.exact import ExactFit
@@ -36,7 +37,16 @@ _ESTIMATORS: dict[str, type[FederatedSparse]] = {
 }
 _PARTS: dict[str, type[Any]] = {
     kind.__name__: kind
-    for kind in (Preprocessing, TableColumn, ExactFit, Search, Rules, Columns, RandomDictionary)
+    for kind in (
+        Preprocessing,
+        TableColumn,
+        Certificate,
+        ExactFit,
+        Search,
+        Rules,
+        Columns,
+        RandomDictionary,
+    )
 }
 _KINDS = "biufUO"
 
