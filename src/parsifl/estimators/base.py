@@ -92,7 +92,10 @@ class FederatedSparse(PublishedSolvers):
         """Return why the lossless solver cannot be used; empty if it can."""
         datafit = getattr(problem, "datafit", None)  # a Cox model has none
         if datafit is not None and datafit.name == "softmax":
-            return "softmax has a vector of coefficients for each class"
+            return (
+                "softmax has a vector of coefficients for each class; OneVsRestClassifier of "
+                "scikit-learn fits a logistic regression of each class against the rest"
+            )
         if self._setting("participation", 1.0) != 1:
             return "participation is below 1, and sums over different sites cannot be compared"
         if self._setting("batch_size", None) is not None:
