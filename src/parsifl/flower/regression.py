@@ -63,6 +63,10 @@ _ESTIMATORS: dict[str, type[FederatedSparse]] = {
     "poisson": FederatedSparsePoisson,
     "cox": FederatedSparseCox,
 }
+_CURE = (
+    "correct the table or change the guards of the site and resume the run, or resume it with "
+    'deployment.on_refusal="continue": the fit then leaves the site out'
+)
 _ENDS = {
     Phase.SEPARATED: "the selected columns separate the classes (or the events): the likelihood "
     "has no maximum; set l2 of the RegressionSpec, for example to 0.01",
@@ -115,7 +119,8 @@ class Regression(Federation):
                 return super()._run()
             except SitesRefused as refusal:
                 if self._settings.deployment.on_refusal == "stop":
-                    raise
+                    text = f"{refusal}\n{_CURE}"
+                    raise SitesRefused(text, refusal.reasons, refusal.size) from None
                 self._leave_out(refusal)
 
     def _leave_out(self, refusal: SitesRefused) -> None:
