@@ -151,6 +151,32 @@ def test_mistakes_are_named_without_a_traceback(words: list[str], message: str) 
     assert err.startswith("error: ")
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run", "fedavg", "--out", ""],
+        ["run", "fedavg", "--data-dir="],
+        ["demo", "--out", ""],
+        ["sweep", "fedavg", "--out", ""],
+        ["report", ""],
+        ["report", "runs", "-o", ""],
+        ["flower", "keys", ""],
+        ["flower", "init", ""],
+        ["flower", "forget", ""],
+        ["data", "fetch", "digits", "--data-dir", ""],
+        ["reproduce", "fedslr-table1", "--out", ""],
+    ],
+)
+def test_an_empty_path_is_not_the_current_directory(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, _, err = invoke(*words)
+    assert code == 2
+    assert "the path is empty; write . for this directory" in err
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_config_file_may_choose_flower_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

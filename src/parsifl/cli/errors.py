@@ -6,9 +6,9 @@ import warnings
 from typing import Any
 
 import typer
-from typer import core, main
+from typer import core, main, models
 
-from parsifl.core.errors import ParsiflError
+from parsifl.core.errors import ConfigError, ParsiflError
 
 EXIT_MISTAKE = 2
 
@@ -24,7 +24,18 @@ class _Argument(core.TyperArgument):
         self.help = help
 
 
+class _Path(models.TyperPath):
+    """A path; an empty one would be the current directory, which nobody has named."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Return the path."""
+        if value == "":
+            raise ConfigError(f"{param.opts[0]}: the path is empty; write . for this directory")
+        return super().convert(value, param, ctx)
+
+
 main.TyperArgument = _Argument  # type: ignore[attr-defined]
+main.TyperPath = _Path  # type: ignore[attr-defined]
 
 
 class FriendlyGroup(core.TyperGroup):
