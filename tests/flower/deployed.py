@@ -58,8 +58,8 @@ def limit(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def until(condition: Callable[[], bool], what: str, seconds: float = 200.0) -> None:
-    """Wait for a condition."""
+def until(condition: Callable[[], bool], what: str, seconds: float = 600.0) -> None:
+    """Wait for a condition; the limit is for a deployment that hangs, not for a slow machine."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, f"{what}: not within {seconds:g} s"

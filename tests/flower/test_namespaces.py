@@ -134,7 +134,7 @@ def test_the_documented_commands_across_machines(shaping: str, node: str, tmp_pa
     _shell(made, tmp_path, environment)
     _shell(page.shell("parsifl flower keys"), tmp_path, environment)
     running: list[subprocess.Popen[bytes]] = []
-    with limit(500), Namespaces(3, SERVER, shaping) as machines:
+    with limit(900), Namespaces(3, SERVER, shaping) as machines:
         try:
             link = machines.within(machines.server, *page.unit("superlink"))
             running.append(processes.start(link, tmp_path / "link.log", environment, tmp_path))
@@ -147,7 +147,7 @@ def test_the_documented_commands_across_machines(shaping: str, node: str, tmp_pa
             until(lambda: said.read_text().count("registered successfully") == 3, "keys are known")
             for number, machine in enumerate(machines.nodes):
                 changes = {
-                    "flower-supernode": node,
+                    "parsifl flower node": node,
                     "partition-id=1": f"partition-id={number}",
                     "/node1": f"/node{number}",
                     "hospital.csv": f"hospital{number}.csv",

@@ -25,7 +25,7 @@ class _Argument(core.TyperArgument):
 
 
 class _Path(models.TyperPath):
-    """A path; an empty one would be the current directory, which nobody has named."""
+    """A path that is not empty: an empty one would silently be the current directory."""
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         """Return the path."""

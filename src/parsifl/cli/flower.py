@@ -152,7 +152,9 @@ def up(
         False, "--insecure", help="No TLS and no node keys; everything in the clear, on loopback."
     ),
     workers: bool = typer.Option(
-        False, "--workers", help="Nodes with a worker, as `parsifl flower node` starts them."
+        True,
+        "--workers/--no-workers",
+        help="Nodes with a worker, as `parsifl flower node` starts them; on Linux.",
     ),
     node_config: str = typer.Option(
         "",

@@ -21,6 +21,7 @@ from parsifl.engine.owned import reject_foreign, reject_links, replace_file
 from parsifl.flower import processes
 from parsifl.flower.certificates import KeyFolder, make_keys
 from parsifl.flower.client import STATE_VARIABLE
+from parsifl.flower.worker_link import supports_workers
 
 HOST = "127.0.0.1"
 NAME = "loopback"
@@ -31,7 +32,7 @@ QUIET = {
 }
 """What keeps Flower from calling home and from installing packages; for every process."""
 
-POLLING = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"}
+POLLING = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}
 """Seconds between two looks for work; Flower's default, 1, is a part of every exchange."""
 
 _FIRST_LINE = "# written by parsifl\n"
@@ -53,7 +54,7 @@ class Cluster:
     simulation
         Flower's simulation runtime (Ray) instead of nodes.
     workers
-        Each node has a process that stays and answers its messages (`flower.node`).
+        Each node has a process that stays and answers its messages (`flower.node`); on Linux.
     node_config
         What every node's configuration has besides its number; {id} stands for that number.
     variables
@@ -67,12 +68,13 @@ class Cluster:
         *,
         secure: bool = True,
         simulation: bool = False,
-        workers: bool = False,
+        workers: bool = True,
         node_config: str = "",
         variables: Mapping[str, str] | None = None,
     ) -> None:
         self.folder, self.clients = folder.resolve(), clients
         self._secure, self._simulation = secure and not simulation, simulation
+        workers = workers and supports_workers()
         self._command = ("parsifl", "flower", "node") if workers else ("flower-supernode",)
         self._port, self._node_config = free_port(), node_config
         self._link: subprocess.Popen[bytes] | None = None

@@ -68,7 +68,7 @@ def run_on_flower(
     resume: bool = False,
     secure: bool = True,
     simulation: bool = False,
-    workers: bool = False,
+    workers: bool = True,
     deployment: Deployment | None = None,
     data_dir: str | Path | None = None,
     progress: Callable[[RoundRecord], None] | None = None,
@@ -84,7 +84,8 @@ def run_on_flower(
     simulation
         Flower's simulation runtime (Ray) instead of a SuperLink with SuperNodes.
     workers
-        Each node has a process that stays and answers its messages, so that a round is shorter.
+        Each node has a process that stays and answers its messages, so that a round is shorter;
+        on Linux.
     deployment
         Quorum and time limits; `out` and `resume` are set here.
     data_dir

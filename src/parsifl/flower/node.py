@@ -20,7 +20,7 @@ from pathlib import Path
 from parsifl.core.errors import ConfigError
 from parsifl.flower.logs import node_log
 from parsifl.flower.processes import end_with_parent, program
-from parsifl.flower.worker_link import SOCKET, VARIABLE
+from parsifl.flower.worker_link import SOCKET, VARIABLE, supports_workers
 
 _POLL = 0.1
 _STOP_SECONDS = 15.0
@@ -30,7 +30,7 @@ _LONGEST_PAUSE = 30.0
 
 def run_node(arguments: Sequence[str]) -> int:
     """Run a SuperNode with these arguments and a worker; return the SuperNode's exit code."""
-    if not hasattr(socket, "SO_PEERCRED"):
+    if not supports_workers():
         raise ConfigError("a worker needs Linux, where sockets identify their peers")
     with _listening() as (folder, listener):
         environment = {**os.environ, VARIABLE: str(folder)}

@@ -24,7 +24,7 @@ from parsifl.flower.settings import DONE_FILE, ERROR_FILE, PROCESS_FILE, Deploym
 from parsifl.flower.tables import RegressionSpec
 from parsifl.flower.transport import Link, Replies, Requests
 
-_PULL_SECONDS = 0.2
+_PULL_SECONDS = 0.1
 
 
 def server_app(problem: MakeProblem | None = None) -> ServerApp:

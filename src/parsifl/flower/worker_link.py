@@ -98,6 +98,11 @@ def reply_bytes(envelope: Envelope) -> bytes:
     return _frame({}, envelope)
 
 
+def supports_workers() -> bool:
+    """Return whether sockets identify their peers here, as they do on Linux."""
+    return hasattr(socket, "SO_PEERCRED")
+
+
 def check_peer(link: socket.socket) -> None:
     """Raise WireError unless the process at the other end is one of this user."""
     found = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
