@@ -16,14 +16,6 @@ EXIT_MISTAKE = 2
 core.HAS_RICH = False
 
 
-class _Argument(core.TyperArgument):
-    """An argument that keeps its help text, which typer 0.20 loses with click 8.5."""
-
-    def __init__(self, *, help: str | None = None, **rest: Any) -> None:
-        super().__init__(help=help, **rest)
-        self.help = help
-
-
 class _Path(models.TyperPath):
     """A path that is not empty: an empty one would silently be the current directory."""
 
@@ -34,7 +26,6 @@ class _Path(models.TyperPath):
         return super().convert(value, param, ctx)
 
 
-main.TyperArgument = _Argument  # type: ignore[attr-defined]
 main.TyperPath = _Path  # type: ignore[attr-defined]
 
 
