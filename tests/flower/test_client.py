@@ -10,10 +10,9 @@ import pytest
 from parsifl.core.errors import ConfigError, DataError, WireError
 from parsifl.data.clients import ClientData
 from parsifl.engine.experiment import Experiment
-from parsifl.flower.answering import answered
 from parsifl.flower.client import RemoteClient, alone, client_number, placed, state_root
 from parsifl.flower.data_schema import DataSchema
-from parsifl.flower.message import Envelope
+from parsifl.flower.message import Envelope, answered
 from parsifl.flower.network_schema import FailureReply, TrainRequest, failure_in
 
 RNG = np.random.default_rng(0)

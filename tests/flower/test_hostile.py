@@ -16,8 +16,7 @@ from tests.flower.test_server import experiment
 
 from parsifl import wire
 from parsifl.core.errors import DataError, ParsiflError
-from parsifl.flower.message import Envelope, printable
-from parsifl.flower.transport import Kind
+from parsifl.flower.message import Envelope, Kind, printable
 from parsifl.wire import frame
 
 HUGE = 10**400

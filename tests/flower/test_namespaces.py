@@ -26,11 +26,9 @@ from tests.flower.deployed import limit, server_state, until
 
 from parsifl.core import tree
 from parsifl.flower import processes
-from parsifl.flower.answering import respond
 from parsifl.flower.client import RemoteClient
-from parsifl.flower.message import Envelope
+from parsifl.flower.message import Envelope, Kind, respond
 from parsifl.flower.settings import DONE_FILE, read
-from parsifl.flower.transport import Kind
 
 pytestmark = [
     pytest.mark.slow,

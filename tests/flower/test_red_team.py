@@ -19,10 +19,9 @@ from parsifl.algorithms.fedbestsubset import BestSubsetQuestion
 from parsifl.core.errors import ConfigError, DataError
 from parsifl.core.problem import CurvatureSums
 from parsifl.engine.experiment import Experiment
-from parsifl.flower.answering import respond
 from parsifl.flower.data_schema import DataSchema
 from parsifl.flower.guards import Guards, Refusal, check_leverage, check_products
-from parsifl.flower.message import Envelope
+from parsifl.flower.message import Envelope, respond
 from parsifl.flower.network_schema import AgreeReply
 from parsifl.flower.regression import _check_units
 from parsifl.flower.table_schema import ColumnSchema, TableSchema, prepare

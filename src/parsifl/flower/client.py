@@ -29,7 +29,7 @@ from parsifl.flower.client_state import ClientStates, LostState
 from parsifl.flower.data_schema import DataSchema
 from parsifl.flower.logs import node_log, note_context
 from parsifl.flower.machine import this_machine
-from parsifl.flower.message import Envelope, printable
+from parsifl.flower.message import Envelope, Kind, printable
 from parsifl.flower.network_schema import (
     EvaluateReply,
     EvaluateRequest,
@@ -41,7 +41,6 @@ from parsifl.flower.network_schema import (
     WorkRequest,
     read,
 )
-from parsifl.flower.transport import Kind
 
 NodeConfig = Mapping[str, Any]
 Arrays = tuple[Any, Any] | ClientData

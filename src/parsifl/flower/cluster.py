@@ -21,7 +21,7 @@ from parsifl.engine.safe_files import reject_foreign, reject_links, replace_file
 from parsifl.flower import processes
 from parsifl.flower.certificates import KeyFolder, make_keys
 from parsifl.flower.client import STATE_VARIABLE
-from parsifl.flower.worker_link import supports_workers
+from parsifl.flower.worker import supports_workers
 
 HOST = "127.0.0.1"
 NAME = "loopback"

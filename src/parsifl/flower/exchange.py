@@ -17,7 +17,7 @@ from parsifl.core.errors import ParsiflError, WireError
 from parsifl.engine.finite import inspect_upload
 from parsifl.engine.pool import ClientResult
 from parsifl.flower.membership import Membership
-from parsifl.flower.message import Envelope, printable
+from parsifl.flower.message import Envelope, Kind, Link, printable
 from parsifl.flower.network_schema import (
     EvaluateReply,
     RemoteFailure,
@@ -28,7 +28,6 @@ from parsifl.flower.network_schema import (
     read_reply,
 )
 from parsifl.flower.settings import Deployment
-from parsifl.flower.transport import Kind, Link
 from parsifl.flower.upload_template import UploadTemplate, UploadTemplates
 from parsifl.wire import MessageStats, Precision
 

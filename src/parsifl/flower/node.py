@@ -20,9 +20,10 @@ from pathlib import Path
 from parsifl.core.errors import ConfigError
 from parsifl.flower.logs import node_log
 from parsifl.flower.processes import end_with_parent, program
-from parsifl.flower.worker_link import SOCKET, VARIABLE, supports_workers
+from parsifl.flower.worker import SOCKET, VARIABLE, supports_workers
 
 _POLL = 0.1
+_WORKER = "from parsifl.flower.worker import main; main()"
 _STOP_SECONDS = 15.0
 _SHORT_LIFE = 10.0
 _LONGEST_PAUSE = 30.0
@@ -62,7 +63,7 @@ class _Supervised:
 
     def _replace(self) -> None:
         descriptor = self._listener.fileno()
-        command = [sys.executable, "-m", "parsifl.flower.worker", str(descriptor)]
+        command = [sys.executable, "-c", _WORKER, str(descriptor)]
         self.process = _start(command, self._environment, descriptor)
         self._started = time.monotonic()
         self._due: float | None = None

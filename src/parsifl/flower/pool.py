@@ -38,6 +38,7 @@ from parsifl.engine.record import SPLITS
 from parsifl.flower.data_schema import DataSchema, agree
 from parsifl.flower.exchange import NOT_CONNECTED, Exchange, Request
 from parsifl.flower.membership import Log, Membership
+from parsifl.flower.message import Link
 from parsifl.flower.network_schema import (
     EvaluateReply,
     EvaluateRequest,
@@ -47,7 +48,6 @@ from parsifl.flower.network_schema import (
 )
 from parsifl.flower.settings import DeploymentSettings
 from parsifl.flower.tables import Agreement
-from parsifl.flower.transport import Link
 from parsifl.flower.upload_template import UploadTemplates
 from parsifl.wire import MessageStats
 

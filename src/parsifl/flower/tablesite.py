@@ -28,7 +28,7 @@ from parsifl.flower.client import MakeProblem, NodeConfig, RemoteClient
 from parsifl.flower.data_schema import DataSchema
 from parsifl.flower.guards import Guards, Refusal
 from parsifl.flower.logs import node_log
-from parsifl.flower.message import Envelope, printable
+from parsifl.flower.message import Envelope, Kind, printable
 from parsifl.flower.network_schema import (
     REQUESTS,
     AgreeReply,
@@ -44,7 +44,6 @@ from parsifl.flower.network_schema import (
 )
 from parsifl.flower.table_schema import TableSchema, prepare
 from parsifl.flower.tables import Agreement, Prepared, RegressionSpec
-from parsifl.flower.transport import Kind
 from parsifl.linear.cox import Cox
 from parsifl.linear.glm import GLM
 from parsifl.linear.site_statistics import cox_losses
