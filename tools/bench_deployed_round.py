@@ -13,7 +13,7 @@ import tempfile
 from statistics import median
 
 from parsifl.engine.experiment import Experiment
-from parsifl.flower.local_run import run_on_flower
+from parsifl.flower.cluster import run_on_flower
 
 
 def computing() -> float:

@@ -23,8 +23,7 @@ from tests.records import read_metrics
 from parsifl.engine import checkpoint
 from parsifl.engine.experiment import Experiment
 from parsifl.flower.app_template import write_app
-from parsifl.flower.cluster import HOST, Cluster
-from parsifl.flower.local_run import follow
+from parsifl.flower.cluster import HOST, Cluster, follow
 from parsifl.flower.settings import Deployment, to_config
 
 TABLE = {

@@ -25,9 +25,9 @@ pytest.importorskip("flwr", reason="needs flwr: install the extra parsifl[flower
 from tests.flower.deployed import limit, server_state, until
 
 from parsifl.core import tree
-from parsifl.flower import processes
 from parsifl.flower.client import RemoteClient
 from parsifl.flower.message import Envelope, Kind, respond
+from parsifl.flower.node import end, start
 from parsifl.flower.settings import DONE_FILE, read
 
 pytestmark = [
@@ -135,12 +135,12 @@ def test_the_documented_commands_across_machines(shaping: str, node: str, tmp_pa
     with limit(900), Namespaces(3, SERVER, shaping) as machines:
         try:
             link = machines.within(machines.server, *page.unit("superlink"))
-            running.append(processes.start(link, tmp_path / "link.log", environment, tmp_path))
+            running.append(start(link, tmp_path / "link.log", environment, tmp_path))
             log = tmp_path / "link.log"
             until(lambda: "running" in log.read_text().lower(), "the SuperLink listens", 60)
             asked = ["bash", "-ec", page.shell("for i in 0 1 2; do flwr supernode register")]
             shell, said = machines.within(machines.server, *asked), tmp_path / "shell.log"
-            running.append(processes.start(shell, said, environment, tmp_path))
+            running.append(start(shell, said, environment, tmp_path))
             # a node whose key is not known yet ends, and only systemd would start it again
             until(lambda: said.read_text().count("registered successfully") == 3, "keys are known")
             for number, machine in enumerate(machines.nodes):
@@ -154,10 +154,10 @@ def test_the_documented_commands_across_machines(shaping: str, node: str, tmp_pa
                 place = tmp_path / f"node{number}.log"
                 # nodes have disks of their own
                 own = {**environment, "FLWR_HOME": f"{tmp_path}/flwr{number}"}
-                running.append(processes.start(command, place, own, tmp_path))
+                running.append(start(command, place, own, tmp_path))
             until(lambda: (tmp_path / "var/first" / DONE_FILE).exists(), "the run ends")
         finally:
-            processes.end(running)
+            end(running)
     out = tmp_path / "var" / "first"
     assert [record["trained"] for record in read_metrics(out)] == [3, 3, 3]
     written = tomllib.loads((tmp_path / "hospitals" / "pyproject.toml").read_text())

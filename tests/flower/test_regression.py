@@ -19,9 +19,8 @@ from parsifl.flower.guards import Guards
 from parsifl.flower.message import Envelope, Kind, Replies, Requests, respond
 from parsifl.flower.regression import MODEL_FILE, Regression
 from parsifl.flower.settings import Deployment, DeploymentSettings
-from parsifl.flower.table_schema import TableSchema, prepare
 from parsifl.flower.tables import Agreement, RegressionSpec, read_csv
-from parsifl.flower.tablesite import TableSite
+from parsifl.flower.tablesite import TableSchema, TableSite, prepare
 
 EXPERIMENT = Experiment(
     "fedgradmp", {"tau": 4, "batch_size": None}, clients=3, rounds=4, evaluate_every=0

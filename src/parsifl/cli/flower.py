@@ -16,8 +16,7 @@ from parsifl.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from parsifl.engine.experiment import Experiment
-    from parsifl.flower.cluster import Cluster
-    from parsifl.flower.local_run import FlowerRun
+    from parsifl.flower.cluster import Cluster, FlowerRun
 
 app = typer.Typer(
     cls=FriendlyGroup,
@@ -39,7 +38,7 @@ def execute(
 ) -> FlowerRun:
     """Run an experiment on Flower on this machine, with its progress on standard error."""
     need_flower()
-    from parsifl.flower.local_run import run_on_flower
+    from parsifl.flower.cluster import run_on_flower
 
     simulation = engine == "flower-sim"
     if not quiet:
@@ -202,7 +201,7 @@ def node(context: typer.Context) -> None:
 
 
 def _run(cluster: Cluster, target: Path, *, resume: bool) -> None:
-    from parsifl.flower.local_run import follow
+    from parsifl.flower.cluster import follow
     from parsifl.flower.settings import clear
 
     config = read_config(target)

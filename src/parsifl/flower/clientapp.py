@@ -137,8 +137,7 @@ def regression_client_app(
     def make(run: Mapping[str, Any], node: Mapping[str, Any]) -> Answering:
         from parsifl.flower import client, settings
         from parsifl.flower.guards import Guards
-        from parsifl.flower.table_schema import TableSchema
-        from parsifl.flower.tablesite import TableSite
+        from parsifl.flower.tablesite import TableSchema, TableSite
 
         experiment, number = settings.read(run).experiment, client.client_number(node)
         schema = TableSchema(tuple(missing), tuple(words)).joined(node)

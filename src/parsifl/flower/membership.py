@@ -9,8 +9,7 @@ from typing import Any
 
 from parsifl.core.algorithm import ClientInfo
 from parsifl.core.errors import ParsiflError, WireError
-from parsifl.flower.data_schema import DataSchema
-from parsifl.flower.machine import Machine, concerns, mismatch
+from parsifl.flower.hello import DataSchema, Machine, concerns, mismatch
 from parsifl.flower.message import Envelope, Link, Replies, Requests
 from parsifl.flower.network_schema import (
     HelloReply,

@@ -35,8 +35,8 @@ from parsifl.engine.pool import (
     PendingEvaluation,
 )
 from parsifl.engine.record import SPLITS
-from parsifl.flower.data_schema import DataSchema, agree
-from parsifl.flower.exchange import NOT_CONNECTED, Exchange, Request
+from parsifl.flower.exchange import NOT_CONNECTED, Exchange, Request, UploadTemplates
+from parsifl.flower.hello import DataSchema, agree
 from parsifl.flower.membership import Log, Membership
 from parsifl.flower.message import Link
 from parsifl.flower.network_schema import (
@@ -48,7 +48,6 @@ from parsifl.flower.network_schema import (
 )
 from parsifl.flower.settings import DeploymentSettings
 from parsifl.flower.tables import Agreement
-from parsifl.flower.upload_template import UploadTemplates
 from parsifl.wire import MessageStats
 
 EXECUTOR = "flower"
