@@ -50,6 +50,14 @@ from parsifl.flower.network_schema import (
 _NAME = re.compile(r"round-(\d{8,})\.state")
 _LARGEST = 1 << 34
 _EXPERIMENT = re.compile(r"[0-9a-f]{32}")
+NodeConfig = Mapping[str, Any]
+Arrays = tuple[Any, Any] | ClientData
+Load = Callable[[NodeConfig], Arrays]
+MakeProblem = Callable[[ClientData], Problem]
+Parts = Mapping[str, bytes]
+STATE_VARIABLE = "PARSIFL_STATE"
+_SLACK, _MODELS = 16 << 20, 64
+"""A message may take this many bytes, and this many models more, when it is decoded."""
 
 
 class LostState(CheckpointError):
@@ -140,17 +148,6 @@ def _sync(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-NodeConfig = Mapping[str, Any]
-Arrays = tuple[Any, Any] | ClientData
-Load = Callable[[NodeConfig], Arrays]
-MakeProblem = Callable[[ClientData], Problem]
-Parts = Mapping[str, bytes]
-
-STATE_VARIABLE = "PARSIFL_STATE"
-_SLACK, _MODELS = 16 << 20, 64
-"""A message may take this many bytes, and this many models more, when it is decoded."""
 
 
 def client_number(node: NodeConfig) -> int:

@@ -48,6 +48,8 @@ POLLING = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}
 _FIRST_LINE = "# written by parsifl\n"
 _START_SECONDS = 90.0
 _CLI_SECONDS = 180.0
+_POLL = 0.5
+_STATUS_SECONDS = 30.0
 
 
 class Cluster:
@@ -363,10 +365,6 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])
-
-
-_POLL = 0.5
-_STATUS_SECONDS = 30.0
 
 
 @final

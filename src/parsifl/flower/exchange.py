@@ -44,6 +44,11 @@ _SLACK = 1 << 20
 """Bytes that a message may have beyond its dense form: names, shapes, small leaves."""
 _GROWTH = 16
 """How many times the downlink an upload of unknown form may take."""
+_SILENT = "no answer in time"
+NOT_CONNECTED = "not connected"
+LOST_STATE = "LostState"
+RELEASE_SECONDS = 5.0
+"""Between two requests for a reply that a person must release."""
 
 
 @final
@@ -147,13 +152,6 @@ def _memory(template: Any) -> int:
         item = torch.float64.itemsize + torch.int64.itemsize if compact else leaf.dtype.itemsize
         total += torch.Size(leaf.shape).numel() * item
     return total
-
-
-_SILENT = "no answer in time"
-NOT_CONNECTED = "not connected"
-LOST_STATE = "LostState"
-RELEASE_SECONDS = 5.0
-"""Between two requests for a reply that a person must release."""
 
 
 @final

@@ -40,6 +40,8 @@ Mask = npt.NDArray[np.bool_]
 _PREFIX = "guard-"
 _SMALLEST, _LARGEST, _FARTHEST = 1e-100, 1e100, 1e6
 _ROUNDING, _BLOCK = 1e-9, 128
+AUDIT_FILE = "audit.jsonl"
+_UNREAD = ("runs", "agreement", "requests")
 
 
 class RowPairs(Protocol):
@@ -372,10 +374,6 @@ def few_differ(values: Array, cell: int) -> bool:
     """
     _, counts = np.unique(values, return_counts=True)
     return 0 < len(values) - int(counts.max(initial=0)) < cell
-
-
-AUDIT_FILE = "audit.jsonl"
-_UNREAD = ("runs", "agreement", "requests")
 
 
 class Audit:

@@ -28,6 +28,12 @@ Version = Annotated[str, StringConstraints(pattern=r"^[0-9A-Za-z.+-]{1,60}$")]
 CLOCK_SECONDS = 60.0
 """A clock that differs by more is reported; certificates and Flower's heartbeats depend on it."""
 LEAST_FREE = 256 << 20
+_DTYPES = {"float32": torch.float32, "float64": torch.float64, "int64": torch.int64}
+_MOST_ENTRIES = 1 << 28
+_ODD = 1000
+"""A client may report this many times the median number of classes; more is a mistake or a lie."""
+Dtype = Literal["float32", "float64", "int64"]
+Text = Annotated[str, StringConstraints(pattern=r"^[^\p{C}]{0,200}$")]
 
 
 class Machine(BaseModel):
@@ -84,12 +90,6 @@ def concerns(machine: Machine, delay: float = 0.0) -> list[str]:
     return found
 
 
-_DTYPES = {"float32": torch.float32, "float64": torch.float64, "int64": torch.int64}
-_MOST_ENTRIES = 1 << 28
-_ODD = 1000
-"""A client may report this many times the median number of classes; more is a mistake or a lie."""
-
-
 def _check_entries(shape: tuple[int, ...]) -> tuple[int, ...]:
     if math.prod(shape) > _MOST_ENTRIES:
         raise ValueError(f"a row has more than {_MOST_ENTRIES} entries")
@@ -99,8 +99,6 @@ def _check_entries(shape: tuple[int, ...]) -> tuple[int, ...]:
 Shape = Annotated[
     tuple[Annotated[int, Gt(0), Le(_MOST_ENTRIES)], ...], MaxLen(8), AfterValidator(_check_entries)
 ]
-Dtype = Literal["float32", "float64", "int64"]
-Text = Annotated[str, StringConstraints(pattern=r"^[^\p{C}]{0,200}$")]
 
 
 @final

@@ -19,6 +19,20 @@ if TYPE_CHECKING:
 
 Kind = Literal["hello", "train", "evaluate", "agree", "products"]
 LONGEST_REASON = 500
+STYPE = "parsifl.wire.v2"
+MESSAGE_TYPES: dict[Kind, str] = {
+    "hello": "query",
+    "train": "train",
+    "evaluate": "evaluate",
+    "agree": "query.agree",
+    "products": "query.products",
+}
+"""Flower's type for each kind of message."""
+_META, _PARTS = "parsifl", "parsifl.parts"
+_TEXT, _PART, _CARRIED = "meta", "part/", "carried/"
+_MOST_PARTS = 8
+SMALL = 1 << 18
+"""Parts of up to this many bytes in all travel in the `ConfigRecord`."""
 
 
 @final
@@ -85,23 +99,6 @@ class Link(Protocol):
     def pause(self, seconds: float) -> None:
         """Wait."""
         ...
-
-
-STYPE = "parsifl.wire.v2"
-MESSAGE_TYPES: dict[Kind, str] = {
-    "hello": "query",
-    "train": "train",
-    "evaluate": "evaluate",
-    "agree": "query.agree",
-    "products": "query.products",
-}
-"""Flower's type for each kind of message."""
-
-_META, _PARTS = "parsifl", "parsifl.parts"
-_TEXT, _PART, _CARRIED = "meta", "part/", "carried/"
-_MOST_PARTS = 8
-SMALL = 1 << 18
-"""Parts of up to this many bytes in all travel in the `ConfigRecord`."""
 
 
 def pack(envelope: Envelope) -> RecordDict:

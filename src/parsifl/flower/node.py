@@ -28,6 +28,10 @@ _STOP_SECONDS = 15.0
 _LINGER_SECONDS = 3.0
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+_POLL = 0.1
+_WORKER = "from parsifl.flower.worker import main; main()"
+_SHORT_LIFE = 10.0
+_LONGEST_PAUSE = 30.0
 
 
 def start(
@@ -83,13 +87,6 @@ def program(name: str) -> str:
     if not path.exists():
         raise ConfigError(f"{name} is not installed; install the extra: parsifl[flower]")
     return str(path)
-
-
-_POLL = 0.1
-_WORKER = "from parsifl.flower.worker import main; main()"
-_STOP_SECONDS = 15.0
-_SHORT_LIFE = 10.0
-_LONGEST_PAUSE = 30.0
 
 
 def run_node(arguments: Sequence[str]) -> int:

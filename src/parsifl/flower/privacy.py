@@ -18,6 +18,7 @@ from parsifl.flower.message import Envelope
 from parsifl.flower.network_schema import REPLIES, FailureReply
 
 ANY = "*"
+_SAFE_MODS = ("message_size_mod",)
 
 
 def reply_paths() -> dict[str, list[str]]:
@@ -95,9 +96,6 @@ def _inner(hint: Any) -> list[tuple[str, Any]] | None:
     if arguments:  # a union
         return [("", kind) for kind in arguments if kind is not type(None)]
     return [] if hint is type(None) else None
-
-
-_SAFE_MODS = ("message_size_mod",)
 
 
 def check_mods(mods: Sequence[Any]) -> None:

@@ -60,6 +60,10 @@ from parsifl.linear.glm import GLM
 from parsifl.linear.site_statistics import cox_losses
 
 _SEPARATOR = "|"
+_PASSING = ("experiment", "machine")
+"""What a reply says of the run and of the machine: the same numbers are released once."""
+LoadTable = Callable[[NodeConfig], Any]
+"""Returns columns of text by name (`read_csv`), or a frame of pandas or polars."""
 
 
 @final
@@ -255,13 +259,6 @@ def _withheld(name: str, numbers: Array, guards: Guards) -> Array:
         )
         return np.full(len(numbers), np.nan)
     return numbers
-
-
-_PASSING = ("experiment", "machine")
-"""What a reply says of the run and of the machine: the same numbers are released once."""
-
-LoadTable = Callable[[NodeConfig], Any]
-"""Returns columns of text by name (`read_csv`), or a frame of pandas or polars."""
 
 
 def problem_of(spec: RegressionSpec, kept: tuple[int, ...] = ()) -> MakeProblem:

@@ -36,6 +36,7 @@ _PAUSE = 0.2
 _SIZE = struct.Struct("!Q")
 _LONGEST = 1 << 34
 _CREDENTIALS = struct.Struct("3i")
+_READ_SECONDS = 60.0
 
 
 class WorkerLost(ParsiflError):
@@ -169,9 +170,6 @@ def _unframe(data: bytes) -> tuple[dict[str, Any], Envelope]:
         carried, end = Envelope(one["text"], parts, carried), start
     assert carried is not None
     return fields["head"], carried
-
-
-_READ_SECONDS = 60.0
 
 
 class Worker:
