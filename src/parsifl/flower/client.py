@@ -100,7 +100,7 @@ class ClientStates:
         except (OSError, WireError) as error:
             raise LostState(f"the client state {path} cannot be read ({error})") from error
         # a copy: memory that is aligned as in a run in one process gives the same bits
-        return tree.map(_copy, state)
+        return tree.copy(state)
 
     def save(self, version: int, state: Any) -> None:
         """Write a version; when this returns it survives a crash."""
@@ -331,10 +331,10 @@ class RemoteClient:
         if "model" in parts:
             params = wire.decode(parts["model"], dict[str, torch.Tensor], limit=work.limit)
             wire.check(params, problem.init(Key(0)))
-            return Model(problem, tree.map(_copy, params))
+            return Model(problem, tree.copy(params))
         if "server" in parts:
             server = wire.decode(parts["server"], self._types.server, limit=work.limit)
-            return self._algorithm.model(problem, tree.map(_copy, server))
+            return self._algorithm.model(problem, tree.copy(server))
         return None
 
     def _prepare(self, request: WorkRequest, parts: Parts) -> _Work:
@@ -364,7 +364,7 @@ class RemoteClient:
             data=data,
             sampler=BatchSampler(data, problem),
             key=Key(self._experiment.seed, round=request.round),
-            received=tree.map(_copy, received),
+            received=tree.copy(received),
             states=states,
             limit=limit,
         )
@@ -412,8 +412,3 @@ def _address(request: WorkRequest) -> dict[str, Any]:
         "round": request.round,
         "experiment": request.experiment,
     }
-
-
-def _copy(leaf: Any) -> Any:
-    # memory that is aligned as in a run in one process gives the same bits
-    return leaf.clone(memory_format=torch.contiguous_format)

@@ -341,7 +341,7 @@ class Exchange:
             raise WireError(f"upload: expected one part, got {len(parts)}")
         data = parts["upload"]
         # a copy: memory that is aligned as in a run in one process gives the same bits
-        return tree.map(_copy, self._templates.read(data, expected)), len(data)
+        return tree.copy(self._templates.read(data, expected)), len(data)
 
     def _note_untyped(self, requests: Mapping[int, Request]) -> None:
         notes = {q.expected.note for q in requests.values() if q.expected and q.expected.note}
@@ -356,7 +356,3 @@ def _shortage(
         f"round {round}: {arrived} uploads arrived and {needed} are needed; nothing is lost, "
         "the run can be resumed (deployment.resume=true)\n  " + "\n  ".join(reasons[:20])
     )
-
-
-def _copy(leaf: Any) -> Any:
-    return leaf.clone(memory_format=torch.contiguous_format)
