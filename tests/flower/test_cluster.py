@@ -11,6 +11,7 @@ pytest.importorskip("flwr", reason="needs flwr: install the extra parsifl[flower
 
 from parsifl.core.errors import CapabilityError, CheckpointError, ConfigError, ParsiflError
 from parsifl.engine.experiment import Experiment
+from parsifl.flower import cluster
 from parsifl.flower.cluster import run_on_flower
 from parsifl.flower.settings import DONE_FILE, ERROR_FILE, PROCESS_FILE
 
@@ -53,6 +54,20 @@ def test_nodes_read_the_data_where_the_user_says(
     (cluster,) = made
     assert cluster["variables"] == {"PARSIFL_DATA": str(tmp_path / "data")}
     assert cluster["secure"] is True
+
+
+def test_an_error_that_is_written_while_flower_is_asked_is_the_one_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Failing(Pretended):
+        def status(self, _: str) -> str:
+            (self._out / ERROR_FILE).write_text("site 2 refuses\n")
+            return "finished:failed"
+
+    monkeypatch.setattr(Failing, "made", [], raising=False)
+    monkeypatch.setattr(cluster, "_STATUS_SECONDS", 0.0)
+    with pytest.raises(ParsiflError, match=r"^site 2 refuses$"):
+        cluster.follow(Failing(tmp_path / "flower", 2), "1", tmp_path)  # type: ignore[arg-type]
 
 
 def test_mistakes_show_before_anything_is_started(

@@ -120,7 +120,7 @@ def test_a_site_that_refuses_the_last_sums_is_left_out(tmp_path: Path) -> None:
 
 
 def test_a_refusal_stops_the_fit_by_default(tmp_path: Path) -> None:
-    with pytest.raises(ParsiflError, match=r"site 1 refuses \(rule 'rows'\)"):
+    with pytest.raises(ParsiflError, match=r"(?s)site 1 refuses \(rule 'rows'\).*on_refusal="):
         study("linear", tmp_path, {1: Guards(rows=1000)})
     with pytest.raises(ParsiflError, match=r"site 1 refuses \(rule 'leverage'\)"):
         study("linear", tmp_path / "later", {1: Guards(leverage=0.01)})

@@ -201,6 +201,7 @@ def node(context: typer.Context) -> None:
 
 
 def _run(cluster: Cluster, target: Path, *, resume: bool) -> None:
+    from parsifl.engine.run_dir import read_records
     from parsifl.flower.cluster import follow
     from parsifl.flower.settings import clear
 
@@ -211,6 +212,8 @@ def _run(cluster: Cluster, target: Path, *, resume: bool) -> None:
     run = cluster.submit(target.resolve(), **changes)
     with progress_of(str(config["algorithm"]), rounds) as progress:
         follow(cluster, run, out, progress)
+    for note in dict.fromkeys(note for record in read_records(out) for note in record.notes):
+        typer.echo(f"note: {note}", err=True)
     typer.echo(f"the run is in {out}; `parsifl report {out}` shows it")
 
 

@@ -492,7 +492,8 @@ def follow(
             return
         if time.monotonic() - asked > _STATUS_SECONDS:
             status, asked = cluster.status(run), time.monotonic()
-            if status.startswith("finished") and not (out / DONE_FILE).exists():
+            ended = any((out / name).exists() for name in (DONE_FILE, ERROR_FILE))
+            if status.startswith("finished") and not ended:  # it may have ended meanwhile
                 tail = cluster.log_tail("superlink")
                 raise ParsiflError(f"the run is {status}; it can be resumed. The log:\n{tail}")
         time.sleep(_POLL)

@@ -37,7 +37,16 @@ from parsifl.data.tables import Column, Columns, MixedColumnError, as_columns, i
 from parsifl.engine.experiment import Experiment
 from parsifl.flower import guards as rules
 from parsifl.flower.client import MakeProblem, NodeConfig, RemoteClient
-from parsifl.flower.guards import Audit, Guards, Refusal, check_history, digest, few_differ, rare
+from parsifl.flower.guards import (
+    Audit,
+    Guards,
+    Refusal,
+    RiskSetProducts,
+    check_history,
+    digest,
+    few_differ,
+    rare,
+)
 from parsifl.flower.hello import DataSchema
 from parsifl.flower.logs import node_log
 from parsifl.flower.message import Envelope, Kind, printable
@@ -504,38 +513,6 @@ def row_weights(problem: Any, data: ClientData, at: torch.Tensor) -> Array:
     return np.stack(
         [problem.datafit.slope(u, data.y[:, 0]).numpy(), problem.datafit.curvature(u).numpy()]
     )
-
-
-class RiskSetProducts:
-    """The matrix K of the curvature X'KX of a Cox model with Breslow's ties.
-
-    With hazard ratios r, K_ij = -r_i r_j C(min(t_i, t_j)) off the diagonal, where C(t) adds up
-    d / S^2 over the events until t, and S the ratios at risk; rows of K add up to 0.
-
-    Parameters
-    ----------
-    log_ratios
-        The logarithm of each row's hazard ratio.
-    """
-
-    def __init__(self, log_ratios: Array, *, time: Array, event: Array) -> None:
-        self.rows = len(time)
-        ratio = np.exp(log_ratios - log_ratios.max())
-        moments, place = np.unique(time, return_inverse=True)
-        events = np.bincount(place, event, len(moments))
-        at_risk = np.cumsum(np.bincount(place, ratio, len(moments))[::-1])[::-1]
-        per_set = np.where(events > 0, 1 / np.maximum(at_risk, np.finfo(float).tiny), 0.0)
-        self._ratio, self._time = ratio, place
-        self._squares = np.cumsum(events * per_set * per_set)
-        self._diagonal = ratio * np.cumsum(events * per_set)[place]
-
-    def block(self, part: slice) -> Array:
-        """Return some rows of K."""
-        first = np.minimum(self._time[part, None], self._time)
-        found = -self._ratio[part, None] * self._ratio * self._squares[first]
-        numbers = np.arange(self.rows)[part]
-        found[np.arange(len(numbers)), numbers] += self._diagonal[part]
-        return np.asarray(found)
 
 
 def _whole(reply: Envelope) -> Envelope:
