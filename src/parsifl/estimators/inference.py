@@ -93,12 +93,12 @@ class Inference:
 
     def cells(self) -> list[list[str]]:
         """Return the table as text, its heading first."""
-        rows = [["", "estimate", "SE", f"{self.level:.0%} CI", "p", "Q", "I2"]]
+        rows = [["", "estimate", "SE", f"{self.level:.0%} CI", "statistic", "p", "Q", "I2"]]
         rows[0] += [f"site {site}" for site in self.sites]
         for i, name in enumerate(self.names):
             interval = "" if np.isnan(self.se[i]) else f"[{self.lower[i]:.4g}, {self.upper[i]:.4g}]"
             row = [name, _text(self.estimate[i]), _text(self.se[i]), interval]
-            row += [_text(self.pvalue[i], 2), _text(self.q[i], 3)]
+            row += [_text(self.statistic[i], 3), _text(self.pvalue[i], 2), _text(self.q[i], 3)]
             row.append("" if np.isnan(self.i2[i]) else f"{self.i2[i]:.0%}")
             rows.append([*row, *(_text(value) for value in self.site_estimates[:, i])])
         return rows
