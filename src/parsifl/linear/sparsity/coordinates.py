@@ -41,8 +41,14 @@ def largest_now(values: Tensor, count: int) -> Tensor:
     size = values.detach().abs().numpy()
     threshold = np.partition(size, width - count, axis=-1)[..., width - count, None]
     mask = size >= threshold
-    if np.count_nonzero(mask) != count * (mask.size // width):  # ties (or NaN) at the threshold
+    marked = np.count_nonzero(mask, axis=-1)
+    if (marked < count).any():  # NaN
         return largest(values, count)
+    tied = marked > count
+    if tied.any():
+        level = size[tied] == threshold[tied]
+        room = count - (marked[tied] - np.count_nonzero(level, axis=-1))
+        mask[tied] &= ~level | (np.cumsum(level, axis=-1) <= room[:, None])
     return torch.from_numpy(mask)
 
 
