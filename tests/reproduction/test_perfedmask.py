@@ -214,9 +214,9 @@ def test_a_baseline_that_did_not_train_is_no_evidence() -> None:
 
 
 def test_a_tie_of_two_that_did_not_train_is_no_evidence() -> None:
-    tie = compare("a leads b", "", [30.1, 29.9, 30.0], [30.0, 30.0, 30.1])
+    tie = compare("a leads b", "", [30.1, 29.95, 30.0], [30.05, 30.0, 30.05])
     assert tie.verdict == "tie"
-    sides = {"a": [30.1, 29.9, 30.0], "b": [30.0, 30.0, 30.1]}
+    sides = {"a": [30.1, 29.95, 30.0], "b": [30.05, 30.0, 30.05]}
     assert trained(tie, 20.0, sides).verdict == "tie"
     assert trained(tie, 30.05, sides).verdict == "undecided"
 
