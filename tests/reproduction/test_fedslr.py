@@ -8,6 +8,7 @@ import torch
 
 from parsifl.core import tree
 from parsifl.core.keys import Key
+from parsifl.data import personal_tests
 from parsifl.nn.models import build
 from parsifl.nn.neural import NeuralProblem
 from parsifl_reproduction.fedslr import setup, sweeps
@@ -190,3 +191,17 @@ def test_every_recipe_runs_end_to_end(name: str, data_folder: Path, tmp_path: Pa
     assert all(claim.ours for claim in claims)
     again, _ = reproduce(find(name), context, tmp_path)
     assert [r.values for r in again] == [r.values for r in results]
+
+
+def test_tiny_imagenet_has_the_test_rows_of_the_authors_code(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With 200 classes, floors of shares of 100 rows would leave six rows per client."""
+    monkeypatch.setattr(setup, "prepare", lambda *_, test, **__: test)
+    setup._prepared.cache_clear()
+    asked = setup.FULL["Tiny ImageNet"].prepare("IID", 0, None)
+    setup._prepared.cache_clear()
+    assert str(asked) == "shares:size=500"
+    shares = np.random.default_rng(0).multinomial(1000, np.full(200, 1 / 200), size=20) / 1000
+    parts = personal_tests(shares, np.repeat(np.arange(200), 50), Key(0), size=500)
+    assert all(430 < len(part) <= 500 for part in parts)
