@@ -1,12 +1,12 @@
 """Methods and models with the engine's own choice against the loop over clients.
 
-Nothing may be slower than 0.95 of the loop: where batching does not pay, `engine/choice.py` has to
-choose something else. On the perceptron and the regression every registered method runs, on other
-linear models those that solve them differently. The other models all train client by client in
-threads, where a method is the same code as in the loop: one of each family runs on the VGG, and on
-the rest two that differ in how much a client keeps. The smaller the work, the more the choice
-costs, so models are narrow, and clients have few rows and steps. Operations are counted once, in
-the first round of a run, whatever runs it: so short a run would be hidden behind that, which is
+No combination may be slower than 0.95 of the loop: where batching does not pay,
+`engine/executors.py` has to choose another executor. Every registered algorithm runs on the MLP and
+on the regression; other linear models have those that solve them differently. The other models
+train client by client in threads, where an algorithm is the same code as in the loop: one of each
+family runs on the VGG, and two that differ in how much a client keeps run on the rest. The smaller
+the work, the more the choice costs, so models are narrow and clients have few rows and steps. The
+first round of a run also counts operations. That time would hide a run as short as these, and it is
 left out. The bound is the longer of the products of local training and of reading its rows once a
 round, without the evaluation at the end.
 
@@ -45,7 +45,7 @@ from parsifl.core.algorithm import AnyAlgorithm
 from parsifl.core.errors import ConfigError
 from parsifl.core.problem import Problem
 from parsifl.data.clients import ClientData
-from parsifl.engine.flops import FlopCounter
+from parsifl.engine.costs import FlopCounter
 from parsifl.engine.run import Run
 from parsifl.nn import models
 

@@ -38,7 +38,7 @@ from torch import Tensor, nn
 import parsifl
 from parsifl.core import registry
 from parsifl.data.clients import ClientData
-from parsifl.engine.choice import choose_executor
+from parsifl.engine.executors import choose_executor
 from parsifl.engine.local_pool import LocalPool
 from parsifl.engine.pool import ClientProgram
 from parsifl.engine.training import Training

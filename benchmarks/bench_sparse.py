@@ -24,8 +24,7 @@ from parsifl.core.keys import Key
 from parsifl.data import load
 from parsifl.engine import executors
 from parsifl.engine.batch_sampler import BatchSampler, Infos
-from parsifl.engine.choice import choose_executor
-from parsifl.engine.executors import Task
+from parsifl.engine.executors import Task, choose_executor
 from parsifl.engine.pool import ClientProgram
 from parsifl.engine.threads import single_threaded
 

@@ -54,7 +54,7 @@ def test_global_generators_are_named_in_no_source_but_where_they_are_guarded() -
     """Randomness comes from keys; a module factory runs under a forked generator."""
     allowed = {
         "src/parsifl/nn/neural.py",
-        "src/parsifl/testing/conformance/pure.py",
+        "src/parsifl/testing/conformance/checks.py",
     }
     words = ("torch.manual_seed(", "np.random.seed(", "random.seed(", "np.random.rand")
     found = {name(p) for p in SOURCES if any(word in p.read_text() for word in words)}

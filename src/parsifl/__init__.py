@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from parsifl.core import keys as keys
     from parsifl.core.registry import get
     from parsifl.data.clients import ClientData
+    from parsifl.engine.costs import NetworkModel
     from parsifl.engine.evaluation import Evaluation
-    from parsifl.engine.network_model import NetworkModel
     from parsifl.engine.run import Run
-    from parsifl.engine.run_data import open_run
+    from parsifl.engine.run_dir import open_run
     from parsifl.engine.simulate import simulate
     from parsifl.linear.glm import GLM
     from parsifl.nn import models as models
@@ -35,11 +35,11 @@ _HOMES = {
     "ClientData": "parsifl.data.clients",
     "Evaluation": "parsifl.engine.evaluation",
     "GLM": "parsifl.linear.glm",
-    "NetworkModel": "parsifl.engine.network_model",
+    "NetworkModel": "parsifl.engine.costs",
     "NeuralProblem": "parsifl.nn.neural",
     "Run": "parsifl.engine.run",
     "get": "parsifl.core.registry",
-    "open_run": "parsifl.engine.run_data",
+    "open_run": "parsifl.engine.run_dir",
     "simulate": "parsifl.engine.simulate",
 }
 

@@ -9,7 +9,7 @@ import torch
 from tests.algorithms import unequal
 from tests.algorithms.test_heterofl import shapes
 from tests.algorithms.unequal import DATA, PROBLEM, SEED, Engine
-from tests.masks.test_exchange import brute_force
+from tests.masks.test_local_search import brute_force
 from tests.reference_unequal import BODY, HEAD, descend, masked_rounds, sliced_rounds
 from torch import nn
 
@@ -22,7 +22,7 @@ from parsifl.core.keys import Key
 from parsifl.core.registry import get
 from parsifl.engine.simulate import simulate
 from parsifl.masks import from_flops, layer_groups, optimal
-from parsifl.masks.cost_model import Probe
+from parsifl.masks.costs import Probe
 from parsifl.masks.instance import instance_of, value
 from parsifl.nn.neural import NeuralProblem
 

@@ -11,7 +11,7 @@ import pytest
 from scipy.sparse import issparse
 
 from parsifl.core import registry
-from parsifl.engine.choice import choose_executor
+from parsifl.engine.executors import choose_executor
 from parsifl.nn import models
 
 LINEAR = {"regression": "vmap", "sparse regression": "loop", "logistic": "vmap", "softmax": "vmap"}

@@ -24,7 +24,17 @@ def invoke(*words: str) -> str:
     [("list", "What to list."), ("run", "An algorithm,"), ("report", "Run directories,")],
 )
 def test_help_describes_the_arguments(command: str, text: str) -> None:
-    assert text in invoke(command, "--help").partition("Arguments:")[2]
+    shown = invoke(command, "--help")
+    assert shown.count(text) == 1
+    assert text in shown.partition("Arguments:")[2]
+
+
+def test_examples_in_help_texts_can_be_copied() -> None:
+    line = (
+        "  parsifl run fedavg --data digits --clients 20 --rounds 50 --set lr=0.1 --out runs/fedavg"
+    )
+    assert line in [shown.removeprefix("  ") for shown in invoke("run", "--help").splitlines()]
+    assert "\b" not in invoke("data", "show", "--help")
 
 
 @pytest.mark.parametrize("kind", ["algorithms", "datasets", "models", "partitions"])

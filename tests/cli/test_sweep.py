@@ -28,7 +28,17 @@ def test_a_sweep_runs_the_grid_and_names_the_best(tmp_path: Path) -> None:
     assert (tmp_path / "lr=0.5" / "seed-1" / "metrics.jsonl").exists()
 
 
-def test_a_killed_sweep_goes_on_with_resume(tmp_path: Path) -> None:
+def test_a_sweep_takes_the_options_of_a_run(tmp_path: Path) -> None:
+    words = ["--test", "0.5", "--precision", "float16", "--executor", "loop"]
+    code, _, err = invoke("fedavg", *BASE, *words, "--grid", "lr=0.1", "--out", str(tmp_path))
+    assert code == 0, err
+    config = (tmp_path / "lr=0.1" / "seed-0" / "config.toml").read_text()
+    assert 'precision = "float16"' in config
+    assert 'executor = "loop"' in config
+    assert "test = 0.5" in config or 'test = "0.5"' in config
+
+
+def test_a_killed_sweep_resumes(tmp_path: Path) -> None:
     words = ["fedavg", *BASE, "--grid", "lr=0.1", "--out", str(tmp_path)]
     assert invoke(*words)[0] == 0
     finished = (tmp_path / "lr=0.1" / "seed-0" / "metrics.jsonl").read_text()

@@ -18,8 +18,8 @@ from parsifl.core.errors import DataError, RowError
 from parsifl.core.keys import Key
 from parsifl.core.problem import ExecutionHints, LayerChain, Params, Problem, execution
 from parsifl.engine import threads
-from parsifl.engine.choice import choose_executor
-from parsifl.nn.chain_layers import Activate, Linear
+from parsifl.engine.executors import choose_executor
+from parsifl.nn.layer_chain import Activate, Linear
 
 ROOT = Path(__file__).parents[2]
 

@@ -19,8 +19,8 @@ from parsifl.core.algorithm import TreeTypes
 from parsifl.core.errors import CheckpointError
 from parsifl.engine import checkpoint
 from parsifl.engine.local_pool import LocalPool
-from parsifl.engine.owned import replace_file
 from parsifl.engine.record import RoundRecord
+from parsifl.engine.safe_files import replace_file
 from parsifl.engine.state_store import StateStore
 from parsifl.testing import strategies
 

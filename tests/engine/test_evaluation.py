@@ -26,9 +26,8 @@ from parsifl.engine.batch_sampler import BatchSampler
 from parsifl.engine.evaluation import Evaluation, Scores
 from parsifl.engine.evaluator import FINE_TUNE
 from parsifl.engine.pool import ClientRequest
-from parsifl.engine.record import RoundRecord
+from parsifl.engine.record import RoundRecord, headline
 from parsifl.engine.simulate import simulate
-from parsifl.engine.summary import headline
 from parsifl.linear.glm import GLM
 from parsifl.nn.neural import NeuralProblem
 from parsifl.solvers.sgd import SgdConfig, sgd

@@ -1,26 +1,43 @@
+"""Clients compute on the device of their pool; everything else stays on the CPU.
+
+The device of these tests is `meta`, which every machine has. It rejects operations that mix it with
+the CPU, and it has shapes but no values.
+"""
+
 from __future__ import annotations
 
-from dataclasses import replace
+import warnings
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given as given_values
 from hypothesis import strategies as st
+from scipy.sparse import csr_matrix
 from torch import Tensor, nn
 
+import parsifl
 from parsifl.algorithms.ditto import Ditto
-from parsifl.core import tree
+from parsifl.algorithms.fedavg import FedAvg
+from parsifl.core import registry, tree
+from parsifl.core.algorithm import ClientInfo, ClientUpdate
 from parsifl.core.batching import Batches, BatchSpec, ClientRoundData, DataRequest
+from parsifl.core.errors import ConfigError
 from parsifl.core.keys import Key
 from parsifl.core.problem import Problem
 from parsifl.core.tree import Opaque
 from parsifl.engine import executors, threads
 from parsifl.engine.batch_sampler import BatchSampler
-from parsifl.engine.executors import Task
+from parsifl.engine.executors import CPU, Task, check_device, choose_executor, placed
+from parsifl.engine.local_pool import LocalPool
+from parsifl.engine.pool import ClientProgram, ClientRequest, ClientResult
 from parsifl.engine.simulate import simulate
+from parsifl.linear.glm import GLM
 from parsifl.nn.neural import NeuralProblem
 from parsifl.solvers.sgd import SgdConfig, sgd
+from parsifl.testing.conformance import harness_for, small
 from parsifl.testing.conformance.examples import restricted
 from parsifl.testing.conformance.harness import difference, snapshot
 from parsifl.testing.fixtures import classifier, clients
@@ -393,3 +410,148 @@ def test_other_pooled_data_make_another_group() -> None:
 
     blocks = executors.run(rows, given, "vmap", 9).blocks
     assert blocks == [[0, 2], [1, 3]]
+
+
+def test_the_executor_follows_engine_and_problem() -> None:
+    mlp = classifier()
+    layers = [nn.Conv2d(1, 1, 3, padding=1) for _ in range(3)]
+    shallow = NeuralProblem(nn.Sequential(*layers[:2], nn.Flatten(), nn.Linear(16, 3)))
+    deep = NeuralProblem(nn.Sequential(*layers, nn.Flatten(), nn.Linear(16, 3)))
+    other = restricted(mlp, ())
+    chosen = {
+        (engine, name): choose_executor(engine, problem)[0]
+        for engine in ("auto", "loop", "fused")
+        for name, problem in (("mlp", mlp), ("shallow", shallow), ("deep", deep), ("other", other))
+    }
+    assert {chosen["loop", name] for name in ("mlp", "deep", "other")} == {"loop"}
+    assert chosen["auto", "mlp"] == chosen["fused", "mlp"] == "fused"
+    assert chosen["auto", "other"] == chosen["fused", "other"] == "vmap"
+    assert chosen["auto", "shallow"] == "fused"
+    assert chosen["auto", "deep"] == "threads"  # many batched convolutions are slower
+    blocks = [choose_executor("auto", problem)[1] for problem in (mlp, shallow, other)]
+    assert blocks == [20, 10, 10]
+
+
+@pytest.mark.parametrize("engine", ["auto", "fused"])
+def test_clients_with_sparse_rows_train_one_after_the_other(engine: Any) -> None:
+    rows = [(csr_matrix(np.eye(6) * (1 + i)), np.arange(6.0)) for i in range(3)]
+    dense = [(x.toarray(), y) for x, y in rows]
+    method, problem = FedAvg(local_steps=2, batch_size=3), GLM(6)
+    sparse = simulate(method, problem, rows, 2, executor=engine)
+    assert sparse.metrics[0]["executor"] == "loop"
+    batched = simulate(method, problem, dense, 2, executor=engine)
+    assert batched.metrics[0]["executor"] == "vmap"
+    torch.testing.assert_close(sparse.model.params, batched.model.params)
+
+
+class Recurrent(nn.Module):
+    """Reads four features one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory = nn.LSTM(1, 3, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        states: Tensor = self.memory(x[:, :, None])[0]
+        return states[:, -1]
+
+
+@pytest.mark.parametrize(("engine", "executor"), [("auto", "threads"), ("fused", "vmap")])
+def test_recurrent_layers_run_without_advice_of_torch(engine: Any, executor: str) -> None:
+    problem = NeuralProblem(Recurrent, dtype=torch.float64)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        run = simulate(FedAvg(local_steps=2), problem, clients(), 1, executor=engine)
+    assert run.metrics[0]["executor"] == executor
+    assert not run.metrics[0]["notes"]
+    assert not told
+
+
+def test_a_problem_that_cannot_be_batched_runs_in_the_loop() -> None:
+    class Alone:
+        supports_vmap = False
+
+    problem: Any = Alone()
+    assert choose_executor("fused", problem)[0] == "loop"
+
+
+def test_an_unknown_engine_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(ConfigError, match="known: auto, fused, loop"):
+        simulate(FedAvg(), classifier(), clients(), 1, executor="bached")  # type: ignore[arg-type]  # a user's mistake
+
+
+META = torch.device("meta")
+
+
+def devices(value: Any) -> set[torch.device]:
+    return {leaf.device for leaf in tree.leaves(value)}
+
+
+@pytest.mark.parametrize("name", registry.algorithms())
+def test_every_algorithm_computes_on_another_device(name: str) -> None:
+    harness = harness_for(small(registry.find(name)))
+    step = harness.first.client_steps[0]
+    arguments = tree.map(lambda leaf: leaf.to(META), (step.down, step.client, step.shard))
+    update = ClientProgram(harness.algorithm, harness.problem)(*arguments)
+    assert devices((update.state, update.upload)) <= {META}
+    assert tree.structure(update.upload) == tree.structure(step.result.upload)
+
+
+@dataclass(frozen=True, eq=False)
+class Elsewhere(ClientProgram):
+    """Checks where its arguments are; computes with those of the CPU, which have values."""
+
+    known: dict[int, ClientUpdate[Any, Any]] = field(default_factory=dict)
+    seen: list[set[torch.device]] = field(default_factory=list)
+
+    def __call__(self, received: Any, state: Any, data: ClientRoundData) -> ClientUpdate[Any, Any]:
+        self.seen.append(devices((received, state, data)))
+        return self.known[len(self.seen) - 1]
+
+
+def test_a_pool_moves_arguments_to_its_device_and_results_back() -> None:
+    problem, data = classifier(), clients((6, 9))
+    method = Ditto(lr=0.1, local_steps=2, batch_size=4)
+    infos = [ClientInfo(0, 6), ClientInfo(1, 9)]
+    server = method.init_server(problem, infos, Key(0))
+    requests = [
+        ClientRequest(i, Key(0), method.broadcast(problem, server, i, Key(0))) for i in infos
+    ]
+
+    here = list(LocalPool(ClientProgram(method, problem), data).train(requests))
+    updates = {
+        number: ClientUpdate(None, answer.upload, answer.metrics)
+        for number, answer in enumerate(here)
+        if isinstance(answer, ClientResult)
+    }
+    program = Elsewhere(method, problem, updates)
+    there = list(LocalPool(program, data, device=META).train(requests))
+    assert program.seen == [{META}, {META}]
+    for answer, expected in zip(there, here, strict=True):
+        assert isinstance(answer, ClientResult)
+        assert isinstance(expected, ClientResult)
+        assert devices(answer.upload) == {CPU}
+        assert tree.same(answer.upload, expected.upload)
+
+
+def test_the_cpu_needs_no_move() -> None:
+    assert placed(len, CPU) is len
+
+
+@pytest.mark.parametrize("device", ["meta", "nonsense", 3.5])
+def test_a_device_that_cannot_be_used_is_an_error(device: Any) -> None:
+    with pytest.raises(ConfigError, match="cannot be used"):
+        check_device(device)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+def test_a_device_that_is_missing_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="the device 'cuda' cannot be used"):
+        parsifl.simulate(Ditto(local_steps=1), classifier(), clients((6, 9)), 1, device="cuda")
+
+
+def test_executors_that_are_made_for_the_cpu_are_rejected_elsewhere() -> None:
+    assert choose_executor("auto", classifier(), cpu=False)[0] == "vmap"
+    assert choose_executor("loop", classifier(), cpu=False)[0] == "loop"
+    with pytest.raises(ConfigError, match="made for the CPU: use 'vmap' or 'loop'"):
+        choose_executor("fused", classifier(), cpu=False)

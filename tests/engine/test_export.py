@@ -14,8 +14,7 @@ from parsifl.core.errors import CapabilityError, CheckpointError, ConfigError, D
 from parsifl.core.keys import Key
 from parsifl.core.leaves import LowRank, Sparse, matricize
 from parsifl.core.problem import Model
-from parsifl.engine.compact import StoredTensor, compress
-from parsifl.engine.export import Export, export, load
+from parsifl.engine.export import Export, StoredTensor, compress, export, load
 from parsifl.engine.run import Run
 from parsifl.engine.simulate import simulate
 from parsifl.nn import models

@@ -18,7 +18,7 @@ from parsifl.core.errors import CapabilityError, ConfigError, DataError
 from parsifl.core.keys import Key
 from parsifl.data.ragged import Ragged
 from parsifl.engine.batch_sampler import BatchSampler
-from parsifl.engine.data_checks import check_fit
+from parsifl.engine.checks import check_fit
 from parsifl.linear.design import as_design
 from parsifl.testing.fixtures import clients
 

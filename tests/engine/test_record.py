@@ -13,8 +13,7 @@ from parsifl.algorithms.fedavg import FedAvg
 from parsifl.core import tree
 from parsifl.core.algorithm import ClientInfo, ClientUpload
 from parsifl.core.keys import Key
-from parsifl.engine.flops import Cost
-from parsifl.engine.network_model import NetworkModel
+from parsifl.engine.costs import Cost, NetworkModel
 from parsifl.engine.pool import ClientFailure, ClientResult
 from parsifl.engine.record import RoundRecord
 from parsifl.engine.tally import RoundTally

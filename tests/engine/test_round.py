@@ -27,8 +27,8 @@ from parsifl.core.errors import ClientError
 from parsifl.core.keys import Key
 from parsifl.core.problem import Model, Params, Problem
 from parsifl.data.clients import ClientData
+from parsifl.engine.costs import NetworkModel
 from parsifl.engine.local_pool import LocalPool
-from parsifl.engine.network_model import NetworkModel
 from parsifl.engine.pool import ClientProgram
 from parsifl.engine.simulate import simulate
 from parsifl.engine.training import RoundEnd, Training

@@ -256,7 +256,7 @@ def test_a_damaged_backup_writes_nothing(tmp_path: Path, damage: str) -> None:
 
 
 def test_a_run_that_is_being_written_is_not_backed_up(tmp_path: Path) -> None:
-    from parsifl.engine.owned import _lock, locked
+    from parsifl.engine.safe_files import _lock, locked
 
     InProcess(experiment("fedavg", rounds=1), tmp_path / "s").run(tmp_path / "run")
     import os

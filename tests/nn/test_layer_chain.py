@@ -4,9 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from parsifl.nn.chain_layers import Activate, Conv, Dropout, Flatten, Linear, Pool
 from parsifl.nn.dropout import KeyedDropout
-from parsifl.nn.layer_chain import find_chain
+from parsifl.nn.layer_chain import Activate, Conv, Dropout, Flatten, Linear, Pool, find_chain
 
 
 def test_a_chain_is_read_in_the_order_of_the_forward_pass() -> None:

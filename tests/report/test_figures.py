@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.report.folders import make_run
 
-from parsifl.engine.run_data import read_runs
+from parsifl.engine.run_dir import read_runs
 from parsifl.report.figures import MOST_POINTS, figures
 from parsifl.report.groups import sections
 

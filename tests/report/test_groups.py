@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tests.report.folders import make_run
 
-from parsifl.engine.run_data import read_runs
+from parsifl.engine.run_dir import read_runs
 from parsifl.report.groups import differences, sections
 
 

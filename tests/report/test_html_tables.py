@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tests.report.folders import make_run
 
-from parsifl.engine.run_data import read_runs
+from parsifl.engine.run_dir import read_runs
 from parsifl.report import formatting
 from parsifl.report.groups import Section, sections
 from parsifl.report.html_tables import (

@@ -13,7 +13,7 @@ import pytest
 from tests.report.folders import make_run
 
 from parsifl.core.errors import CheckpointError
-from parsifl.engine.run_data import read_runs
+from parsifl.engine.run_dir import read_runs
 from parsifl.report import build
 from parsifl.report.page import render
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.report.folders import make_run
 
-from parsifl.engine.run_data import read_runs
+from parsifl.engine.run_dir import read_runs
 from parsifl.report.groups import sections
 from parsifl.report.paired_gains import baselines, gains
 

@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 from tests.report.folders import make_run
 
 from parsifl import NeuralProblem, get, simulate
-from parsifl.engine.run_data import read_runs
+from parsifl.engine.run_dir import read_runs
 from parsifl.report import state_sparsity
 from parsifl.report.page import render
 from parsifl.report.state_sparsity import read_anatomy

@@ -9,7 +9,7 @@ from rich.console import Console
 from tests.report.folders import make_run
 
 from parsifl import Evaluation, NeuralProblem, get, simulate
-from parsifl.engine.run_data import open_run, read_runs
+from parsifl.engine.run_dir import open_run, read_runs
 from parsifl.report.summary import Number, headline, render
 
 

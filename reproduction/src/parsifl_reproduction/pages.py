@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from parsifl.core.errors import DataError
-from parsifl.engine.owned import replace_file
+from parsifl.engine.safe_files import replace_file
 from parsifl_reproduction.papers import PAPERS, Item, Paper
 from parsifl_reproduction.recipe import recipes
 from parsifl_reproduction.record import Record, read_all

@@ -11,7 +11,7 @@ from typing import Any
 
 from parsifl import __version__
 from parsifl.core.errors import DataError
-from parsifl.engine.owned import replace_file
+from parsifl.engine.safe_files import replace_file
 from parsifl_reproduction.machine import machine
 from parsifl_reproduction.recipe import SKIPPED, Claim, Context, Recipe, Result
 

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from parsifl.core.errors import CheckpointError, ConfigError
-from parsifl.engine.owned import replace_file
+from parsifl.engine.safe_files import replace_file
 from parsifl.engine.study import run_jobs
 from parsifl_reproduction.machine import machine
 from parsifl_reproduction.recipe import SKIPPED, Claim, Context, Job, Recipe, Result

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+from importlib.metadata import entry_points
+
 import typer
 
 import parsifl
@@ -12,12 +16,43 @@ from parsifl.cli import (
     list_show,
     masks,
     operations,
-    plugins,
     report,
     run,
     sweep,
 )
 from parsifl.cli.errors import FriendlyGroup
+from parsifl.core.errors import ConfigError
+
+ENTRY_POINT_GROUP = "parsifl.commands"
+_EXAMPLE = re.compile(r"(?<=\n\n)  (?=\S)")
+
+
+def mount_plugins(app: typer.Typer) -> None:
+    """Add every installed command; `reproduce` says how to install it where it is missing."""
+    found = {entry.name: entry for entry in entry_points(group=ENTRY_POINT_GROUP)}
+    for name, entry in sorted(found.items()):
+        app.command(name)(entry.load())
+    if "reproduce" not in found:
+        app.command("reproduce", hidden=True)(_missing)
+
+
+def keep_examples(app: typer.Typer) -> None:
+    """Print the examples of help texts on one line each, so that they can be copied."""
+    for command in app.registered_commands:
+        text = inspect.cleandoc(command.help or inspect.getdoc(command.callback) or "")
+        command.help = _EXAMPLE.sub("\b\n  ", text)  # click does not wrap what follows \b
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            keep_examples(group.typer_instance)
+
+
+def _missing() -> None:
+    """Reproduce the papers (not installed)."""
+    raise ConfigError(
+        "`parsifl reproduce` needs the package parsifl-reproduction, which is in the repository: "
+        "run `make setup` there, or `pip install ./reproduction`"
+    )
+
 
 app = typer.Typer(
     cls=FriendlyGroup,
@@ -64,4 +99,5 @@ app.add_typer(data.app, name="data")
 app.add_typer(masks.app, name="masks")
 operations.mount(flower.app)
 app.add_typer(flower.app, name="flower")
-plugins.mount(app)
+mount_plugins(app)
+keep_examples(app)

@@ -6,7 +6,7 @@ import warnings
 from typing import Any
 
 import typer
-from typer import core, main
+from typer import core
 
 from parsifl.core.errors import ParsiflError
 
@@ -14,17 +14,6 @@ EXIT_MISTAKE = 2
 
 # help is printed plainly here, but typer escapes its brackets, "\[default: 3]", for rich
 core.HAS_RICH = False
-
-
-class _Argument(core.TyperArgument):
-    """An argument that keeps its help text, which typer 0.20 loses with click 8.5."""
-
-    def __init__(self, *, help: str | None = None, **rest: Any) -> None:
-        super().__init__(help=help, **rest)
-        self.help = help
-
-
-main.TyperArgument = _Argument  # type: ignore[attr-defined]
 
 
 class FriendlyGroup(core.TyperGroup):

@@ -41,7 +41,7 @@ def report(
     """
     from rich.console import Console
 
-    from parsifl.engine.run_data import read_runs
+    from parsifl.engine.run_dir import read_runs
     from parsifl.report import build
     from parsifl.report.groups import sections
     from parsifl.report.live import serve

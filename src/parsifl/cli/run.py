@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from parsifl.engine.experiment import Experiment
     from parsifl.engine.record import RoundRecord
     from parsifl.engine.run import Run
-    from parsifl.engine.run_data import RunData
+    from parsifl.engine.run_dir import RunData
     from parsifl.flower.local_run import FlowerRun
 
 LOCAL = "local"

@@ -39,8 +39,12 @@ def sweep(  # typer reads the options from the signature; `context` holds their 
     rounds: int | None = options.ROUNDS,
     seed: int | None = options.SEED,
     participation: float | None = options.PARTICIPATION,
+    executor: str | None = options.EXECUTOR,
     evaluate_every: int | None = options.EVERY,
+    precision: str | None = options.PRECISION,
     validation: float | None = options.VALIDATION,
+    test: str | None = options.TEST,
+    fine_tune_steps: int | None = options.FINE_TUNE,
     select: str | None = options.SELECT,
     settings: list[str] = options.SET,
     config: Path | None = options.CONFIG,
@@ -63,7 +67,7 @@ def sweep(  # typer reads the options from the signature; `context` holds their 
       parsifl sweep ditto --grid lam=0.01,0.1,1 --validation 0.1 --select best-validation --resume
     """
     from parsifl.engine import study
-    from parsifl.engine.run_data import open_run
+    from parsifl.engine.run_dir import open_run
 
     base = options.experiment(context.params)
     if not base.evaluate_every:

@@ -23,9 +23,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
+import torch
 from torch import Tensor, nn
 
 from parsifl.core.batching import Batch, Batches, Rows
+from parsifl.core.errors import DataError, reason
 from parsifl.core.keys import Key
 from parsifl.core.layer_group import LayerGroup
 
@@ -106,7 +108,7 @@ class LayerChain:
     Attributes
     ----------
     layers
-        Layers of `parsifl.nn.chain_layers`, in forward order; they name their parameters.
+        Layers of `parsifl.nn.layer_chain`, in forward order; they name their parameters.
     loss
         "cross-entropy" (of int64 labels) or "mse", averaged over the rows by weight.
     """
@@ -465,3 +467,35 @@ OFFERED_BY: Mapping[type[Any], str] = {
     Summable: "parsifl.GLM (--model glm) or parsifl.linear.cox.Cox",
 }
 """Which of our problems has a capability: what to use where it is missing."""
+
+FEW = 2  # rows on which a model is tried: batch statistics need more than one
+
+
+def try_predict(problem: Problem, params: Params, rows: Any) -> Tensor | Exception:
+    """Return the output for these rows, or what went wrong."""
+    try:
+        output: Any = problem.predict(params, rows)
+    except Exception as error:  # a module may fail in any way
+        return error
+    if isinstance(output, Tensor):
+        return output
+    return TypeError(f"it returns a {type(output).__name__} instead of a tensor")
+
+
+def check_metrics(problem: Problem, params: Params, x: Any, y: Tensor, output: Tensor) -> None:
+    """Raise DataError unless the metrics of the first rows can be computed."""
+    targets = y[:FEW]
+    try:
+        problem.metrics(params, Rows(x[:FEW], targets, torch.ones(len(targets)).to(output.dtype)))
+    except Exception as error:
+        raise DataError(
+            f"targets of shape {list(y.shape[1:])} and {y.dtype} do not match what the model "
+            f"predicts, shape {list(output.shape[1:])} ({reason(error)}); cross-entropy needs "
+            "labels, as integers (int64), and mse as many numbers as outputs"
+        ) from error
+
+
+def unreadable(x: Any, error: Exception, expected: str) -> DataError:
+    """Return the error for rows that the model cannot read."""
+    rows = f"{'' if isinstance(x, Tensor) else 'sparse '}rows of shape {list(x.shape[1:])}"
+    return DataError(f"the model cannot read {rows} and {x.dtype} ({reason(error)}); {expected}")

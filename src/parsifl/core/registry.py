@@ -1,8 +1,10 @@
-"""Algorithms by name: found in `parsifl.algorithms` and in the entry points of other packages.
+"""Registries: values by name, and the algorithms of this and other packages.
 
-Nothing is listed by hand. A final subclass of `FederatedAlgorithm` is registered under its
-class name in lower case. Another package adds its own with the entry point group
-"parsifl.algorithms", each entry naming a module that holds such classes.
+No algorithm is listed by hand. A final subclass of `FederatedAlgorithm` in `parsifl.algorithms` is
+registered under its class name in lower case. Another package adds its own with the entry point
+group "parsifl.algorithms", each entry naming a module that holds such classes.
+
+Importing this module does not import torch.
 """
 
 from __future__ import annotations
@@ -11,14 +13,76 @@ import functools
 import importlib
 import importlib.util
 import pkgutil
+from collections.abc import Mapping
 from importlib.metadata import entry_points
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from parsifl.core import config
-from parsifl.core.algorithm import AnyAlgorithm, FederatedAlgorithm
 from parsifl.core.errors import ConfigError, unknown
-from parsifl.core.named import Registry, plain
+
+if TYPE_CHECKING:
+    from parsifl.core.algorithm import AnyAlgorithm
+
+T = TypeVar("T")
+
+
+def plain(name: str) -> str:
+    """Return a name without what does not matter: case, dashes and underscores."""
+    return name.lower().replace("-", "").replace("_", "")
+
+
+class Registry(Generic[T]):
+    """Values by name; case, dashes and underscores of a name do not matter.
+
+    Parameters
+    ----------
+    kind
+        What the values are, for error messages.
+    values
+        The first entries.
+    package
+        A package whose modules register entries when they are imported. They are imported when
+        the registry is first read.
+
+    >>> Registry("color", {"dark-red": 1}).find("Dark_Red")
+    1
+    """
+
+    def __init__(
+        self, kind: str, values: Mapping[str, T] | None = None, package: str | None = None
+    ) -> None:
+        self.kind = kind
+        self._values = dict(values or {})
+        self._package = package
+
+    def add(self, name: str, value: T) -> None:
+        """Register a value; a second one of the same name is an error."""
+        if name in self._values:
+            raise ConfigError(f"two {self.kind}s are called '{name}': rename one of them")
+        self._values[name] = value
+
+    def find(self, name: str) -> T:
+        """Return the value of a name; an unknown name is an error with the nearest match."""
+        self._discover()
+        if name in self._values:
+            return self._values[name]
+        known = {plain(each): value for each, value in self._values.items()}
+        if not isinstance(name, str) or plain(name) not in known:
+            raise ConfigError(unknown(self.kind, name, self._values))
+        return known[plain(name)]
+
+    def names(self) -> list[str]:
+        """Return every name, sorted."""
+        self._discover()
+        return sorted(self._values)
+
+    def _discover(self) -> None:
+        package, self._package = self._package, None
+        if package is not None:
+            for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
+                importlib.import_module(f"{package}.{module.name}")
+
 
 ENTRY_POINT_GROUP = "parsifl.algorithms"
 _PACKAGE = "parsifl.algorithms"
@@ -90,7 +154,7 @@ def load_object(text: str) -> Any:
 
 
 def _algorithms_in(module: ModuleType) -> dict[str, type[AnyAlgorithm]]:
-    kinds = [kind for kind in vars(module).values() if _is_final_method(kind)]
+    kinds = [kind for kind in vars(module).values() if _is_final_algorithm(kind)]
     return {kind.__name__.lower(): kind for kind in kinds if kind.__module__ == module.__name__}
 
 
@@ -115,7 +179,11 @@ def _outside(name: str) -> ModuleType:
         ) from error
 
 
-def _is_final_method(kind: Any) -> bool:
+def _is_final_algorithm(kind: Any) -> bool:
+    from parsifl.core.algorithm import (
+        FederatedAlgorithm,  # imports torch; registries of data do not
+    )
+
     # looked up on the class itself: a subclass would inherit the mark
     return (
         isinstance(kind, type)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
-from parsifl.core.named import Registry
+from parsifl.core.registry import Registry
 from parsifl.data.spec import bind, defaults
 
 if TYPE_CHECKING:

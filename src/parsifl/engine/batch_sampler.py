@@ -22,7 +22,7 @@ from parsifl.core.errors import CapabilityError, DataError
 from parsifl.core.keys import Key
 from parsifl.core.problem import Problem
 from parsifl.data.clients import ClientData
-from parsifl.engine.data_checks import check_fit
+from parsifl.engine.checks import check_fit
 from parsifl.engine.threads import single_threaded
 from parsifl.linear.design import as_design
 

@@ -27,9 +27,9 @@ from safetensors.torch import save as save_tensors
 from parsifl.core import tree, tree_schema
 from parsifl.core.algorithm import TreeTypes
 from parsifl.core.errors import CheckpointError
-from parsifl.engine.owned import reject_links, remove_directory, replace_file, write_synced
 from parsifl.engine.record import RoundRecord
-from parsifl.engine.segment_store import checksum
+from parsifl.engine.safe_files import reject_links, remove_directory, replace_file, write_synced
+from parsifl.engine.state_store import checksum
 
 _LATEST = "LATEST"
 _CLIENTS = "clients"

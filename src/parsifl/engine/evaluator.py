@@ -25,8 +25,7 @@ from parsifl.data.clients import ClientData
 from parsifl.engine import executors
 from parsifl.engine.batch_sampler import BatchSampler
 from parsifl.engine.evaluation import Evaluation
-from parsifl.engine.executors import Executor, Outcome, Task, reason, run_alone
-from parsifl.engine.placement import CPU, placed
+from parsifl.engine.executors import CPU, Executor, Outcome, Task, placed, reason, run_alone
 from parsifl.engine.pool import ClientProgram, ClientRequest, ClientScores
 from parsifl.engine.record import SPLITS
 from parsifl.engine.threads import run_jobs, single_threaded

@@ -21,11 +21,14 @@ from torch.nn import functional
 from parsifl.core import tree
 from parsifl.core._functorch import vmap_columns
 from parsifl.core.batching import Batches, Rows
+from parsifl.core.errors import ConfigError, unknown
+from parsifl.core.problem import ExecutionHints, Problem, execution, layer_chain
 from parsifl.engine.finite import is_ordinary
 from parsifl.engine.threads import imap_ordered
 from parsifl.solvers.fused import fused_steps
 
 T = TypeVar("T")
+CPU = torch.device("cpu")
 Executor = Literal["loop", "threads", "vmap", "fused"]
 _TENSORS: dict[type, tuple[str, ...]] = {
     Batches: ("x", "y", "index", "weight", "active", "key"),
@@ -281,3 +284,56 @@ def reason(error: Exception) -> str:
     """Return an exception in one line."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+BLOCK = ExecutionHints().block_size
+EXECUTORS = ("auto", "loop", "threads", "vmap", "fused")
+
+
+def choose_executor(
+    executor: str, problem: Problem, *, sparse: bool = False, cpu: bool = True
+) -> tuple[Executor, int]:
+    """Return the executor and the number of clients per block; `sparse` rows are CSR."""
+    if executor not in EXECUTORS:
+        raise ConfigError(unknown("executor", executor, EXECUTORS))
+    if not cpu:
+        if executor in ("threads", "fused"):
+            raise ConfigError(
+                f"executor={executor!r} is made for the CPU: use 'vmap' or 'loop' on other devices"
+            )
+        executor = "vmap" if executor == "auto" else executor
+    # Sparse rows make no batch. Clients in threads would take twice as long as one after the other,
+    # since each of their many short products hands over Python's lock (docs/adr/0004).
+    if executor == "loop" or not problem.supports_vmap or sparse:
+        return "loop", BLOCK
+    hints = execution(problem)
+    if executor == "threads" or (executor == "auto" and hints.per_client_threads):
+        return "threads", BLOCK
+    fused = executor != "vmap" and hints.fused and layer_chain(problem) is not None
+    return "fused" if fused else "vmap", hints.block_size
+
+
+def check_device(device: str | torch.device) -> torch.device:
+    """Return the device; raise ConfigError if this machine or this build of torch lacks it."""
+    try:
+        found = torch.device(device)
+        torch.zeros(1, device=found).cpu()
+    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
+        first = str(error).splitlines()[0]
+        raise ConfigError(f"the device {str(device)!r} cannot be used: {first}") from error
+    return found
+
+
+def placed(function: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
+    """Return a function of trees that computes on a device.
+
+    It runs under vmap as well: a batch of clients moves at once.
+    """
+    if device == CPU:
+        return function
+
+    def there(*arguments: Any) -> Any:
+        moved = tree.map(lambda leaf: leaf.to(device), arguments)
+        return tree.map(lambda leaf: leaf.to(CPU), function(*moved))
+
+    return there

@@ -20,8 +20,8 @@ from parsifl.core.errors import ConfigError, DataError, unknown
 from parsifl.core.problem import Problem, flatten_inputs
 from parsifl.data.clients import ClientData
 from parsifl.data.spec import parse
+from parsifl.engine.costs import NetworkModel
 from parsifl.engine.evaluation import Evaluation
-from parsifl.engine.network_model import NetworkModel
 from parsifl.engine.run import Run
 from parsifl.engine.simulate import simulate
 from parsifl.engine.training import Callback

@@ -17,12 +17,11 @@ from parsifl.core.problem import Model
 from parsifl.data.clients import ClientData
 from parsifl.engine import executors
 from parsifl.engine.batch_sampler import BatchSampler, Infos
+from parsifl.engine.costs import FlopCounter
 from parsifl.engine.evaluation import Evaluation
 from parsifl.engine.evaluator import Evaluator
-from parsifl.engine.executors import Executor, Outcome, Task
+from parsifl.engine.executors import CPU, Executor, Outcome, Task, placed
 from parsifl.engine.finite import inspect
-from parsifl.engine.flops import FlopCounter
-from parsifl.engine.placement import CPU, placed
 from parsifl.engine.pool import (
     Answer,
     ClientFailure,
@@ -34,8 +33,7 @@ from parsifl.engine.pool import (
     PendingEvaluation,
 )
 from parsifl.engine.profiling import ONCE, PhaseTimer
-from parsifl.engine.segment_store import SegmentStore
-from parsifl.engine.state_store import StateStore
+from parsifl.engine.state_store import SegmentStore, StateStore
 from parsifl.engine.threads import single_threaded
 from parsifl.wire import MessageStats, Precision
 

@@ -19,9 +19,8 @@ from parsifl.engine.export import Export, export
 from parsifl.engine.local_pool import LocalPool
 from parsifl.engine.pool import ClientRequest
 from parsifl.engine.profiling import profile
-from parsifl.engine.record import MODELS, RoundRecord
-from parsifl.engine.run_data import RunData
-from parsifl.engine.summary import headline
+from parsifl.engine.record import MODELS, RoundRecord, headline
+from parsifl.engine.run_dir import RunData
 
 
 @dataclass(frozen=True, repr=False)

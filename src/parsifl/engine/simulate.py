@@ -16,14 +16,13 @@ from parsifl.core.algorithm import AnyAlgorithm
 from parsifl.core.errors import ConfigError, DroppedClientWarning
 from parsifl.core.problem import Problem
 from parsifl.data.clients import ClientData
-from parsifl.engine import argument_checks, data_checks
-from parsifl.engine.choice import BLOCK, choose_executor
+from parsifl.engine import checks
+from parsifl.engine.costs import NetworkModel
 from parsifl.engine.evaluation import Evaluation
+from parsifl.engine.executors import BLOCK, CPU, check_device, choose_executor
 from parsifl.engine.fingerprint import identity
 from parsifl.engine.finite import has_diverged, lower_rate
 from parsifl.engine.local_pool import WINDOW, LocalPool
-from parsifl.engine.network_model import NetworkModel
-from parsifl.engine.placement import CPU, check_device
 from parsifl.engine.pool import ClientProgram
 from parsifl.engine.run import Run
 from parsifl.engine.run_dir import RunDir
@@ -110,7 +109,7 @@ def simulate(  # noqa: PLR0913 - all arguments but four have a default
         If a client is left out of a round, once per client.
     """
     startup.reproducible()  # raises if it was requested too late
-    argument_checks.check_parts(algorithm, problem, clients)
+    checks.check_parts(algorithm, problem, clients)
     if resume and run_dir is None:
         raise ConfigError("resume=True needs run_dir, the directory of the run to continue")
     if isinstance(clients, ClientData) and test is not None:
@@ -127,8 +126,8 @@ def simulate(  # noqa: PLR0913 - all arguments but four have a default
     others = {"rounds": rounds, "state_limit": state_limit, "callbacks": callbacks}
     if type(patience) is not int or patience < 1:
         raise ConfigError(f"patience must be a whole number and at least 1, got {patience!r:.80}")
-    argument_checks.check_options({**options, **others}, evaluation, network, run_dir)
-    size = argument_checks.check_learnable(problem)
+    checks.check_options({**options, **others}, evaluation, network, run_dir)
+    size = checks.check_learnable(problem)
     # NumPy numbers become plain ones, as a run directory stores them
     options |= {
         "seed": int(seed),
@@ -140,7 +139,7 @@ def simulate(  # noqa: PLR0913 - all arguments but four have a default
     data = (
         clients
         if isinstance(clients, ClientData)
-        else data_checks.stack_clients(problem, clients, test=share)
+        else checks.stack_clients(problem, clients, test=share)
     )
     _check_validation_rows(evaluation, data)
     algorithm = with_buffer_policy(algorithm, problem)

@@ -2,18 +2,219 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+import zlib
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, final
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import save
 from torch import Tensor
 
-from parsifl.core import tree
-from parsifl.engine.segment_store import SegmentStore
+from parsifl.core import tree, tree_schema
+from parsifl.engine.safe_files import reject_links
+
+PART_BYTES = 64 << 20
+PART_LEAVES = 1024  # of a file: its header is read whenever one state is
+PART_CLIENTS = 1 << 16
+_META = "parsifl"
+_NAME = re.compile(r"part-(\d{8,})\.safetensors")
+_LONGEST_HEADER = 100 << 20  # what safetensors itself accepts
+
+
+class Segment(NamedTuple):
+    """A file, and how many states were written to it."""
+
+    name: str
+    states: int
+
+
+@final
+class SegmentStore(Mapping[int, Any]):
+    """The states in a folder; reading one takes a copy, so that memory holds what is used."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._places: dict[int, tuple[Segment, tree.Structure]] = {}
+        self._living: Counter[Segment] = Counter()
+        self._forms: dict[tree.Structure, tree.Structure] = {}  # one object for equal ones
+        self._number: int | None = None
+        self._checksums: dict[str, str] = {}  # of files that are surely on the disk
+        self._written: dict[str, str] = {}  # of other files
+        self._made: set[str] = set()  # written here, or named by the checkpoint that was read
+
+    @classmethod
+    def open(cls, folder: Path, parts: Iterable[Sequence[Any]], hint: Any) -> SegmentStore:
+        """Read where the states are, oldest file first; ValueError if a file is damaged."""
+        shelf = cls(folder)
+        for name, expected, states in parts:
+            part = Segment(str(name), int(states))
+            if not _NAME.fullmatch(part.name):
+                raise ValueError(f"{part.name!r:.80} is not the name of a file of client states")
+            reject_links(folder / part.name)
+            if checksum(folder / part.name) != expected:
+                raise ValueError(f"the checksum of {part.name} does not match")
+            shelf._checksums[part.name] = expected
+            shelf._made.add(part.name)
+            with safe_open(folder / part.name, "pt") as file:
+                header = json.loads(file.metadata()[_META])
+            forms = [shelf._form(tree_schema.from_json(form, hint)) for form in header["forms"]]
+            for client, form in header["clients"].items():
+                shelf._place(int(client), part, forms[form])
+        return shelf
+
+    @property
+    def parts(self) -> list[Segment]:
+        """The files that hold a state which is still the newest, oldest first."""
+        return sorted(self._living)
+
+    def __getitem__(self, client: int) -> Any:
+        part, structure = self._places[client]
+        with safe_open(self.folder / part.name, "pt") as file:
+            # copies: memory that is aligned as in a run that was not interrupted
+            count = len(tree.names(structure))
+            leaves = [file.get_tensor(f"{client}/{i}").clone() for i in range(count)]
+        return tree.unflatten(leaves, structure)
+
+    def __contains__(self, client: object) -> bool:
+        return client in self._places
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(sorted(self._places))
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def write(self, states: Iterable[tuple[int, Any]]) -> None:
+        """Write states, as many to a file as fit; they own their memory."""
+        batch: dict[int, tuple[list[Any], tree.Structure]] = {}
+        size = leaves = 0
+        for client, state in states:
+            batch[client] = tree.flatten(state)
+            size += sum(leaf.nbytes for leaf in batch[client][0])
+            leaves += len(batch[client][0])
+            if size >= PART_BYTES or leaves >= PART_LEAVES or len(batch) >= PART_CLIENTS:
+                self._write(batch)
+                batch, size, leaves = {}, 0, 0
+        if batch:
+            self._write(batch)
+
+    def _write(self, batch: Mapping[int, tuple[list[Any], tree.Structure]]) -> None:
+        forms: dict[tree.Structure, int] = {}
+        members = {
+            client: forms.setdefault(form, len(forms)) for client, (_, form) in batch.items()
+        }
+        tensors = {
+            f"{client}/{i}": leaf
+            for client, (leaves, _) in batch.items()
+            for i, leaf in enumerate(leaves)
+        }
+        header = {"forms": [tree_schema.to_json(form) for form in forms], "clients": members}
+        part = Segment(f"part-{self._next():08d}.safetensors", len(batch))
+        reject_links(self.folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        meta = {_META: json.dumps(header, separators=(",", ":"))}
+        self._made.add(part.name)
+        data = save(tensors, meta)
+        (self.folder / part.name).write_bytes(data)
+        # of what was to be written: a disk that changed it is found out
+        self._written[part.name] = checksum(data)
+        for client, (_, form) in batch.items():
+            self._place(client, part, self._form(form))
+
+    def _next(self) -> int:
+        """Return a number that no file has, those that an interrupted run left behind included."""
+        if self._number is None:
+            self._number = max((number for _, number in self._numbered()), default=0)
+        self._number += 1
+        return self._number
+
+    def _form(self, structure: tree.Structure) -> tree.Structure:
+        return self._forms.setdefault(structure, structure)
+
+    def _place(self, client: int, part: Segment, structure: tree.Structure) -> None:
+        if client in self._places:
+            before = self._places[client][0]
+            self._living[before] -= 1
+            if not self._living[before]:
+                del self._living[before]
+        self._places[client] = part, structure
+        self._living[part] += 1
+
+    def compact(self) -> None:
+        """Rewrite the living states of stale files once most of what is on disk is stale."""
+        if sum(part.states for part in self._living) <= 2 * len(self._places):
+            return
+        stale = {part for part, living in self._living.items() if 2 * living <= part.states}
+        moving = [client for client, (part, _) in self._places.items() if part in stale]
+        self.write((client, self[client]) for client in moving)
+
+    def sync(self) -> list[tuple[str, str, int]]:
+        """Wait until all is on the disk; return what `open` needs: names, checksums, counts."""
+        for part in self._living:
+            if part.name not in self._checksums:
+                path = self.folder / part.name
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
+                self._checksums[part.name] = self._written.pop(part.name)
+        return [(part.name, self._checksums[part.name], part.states) for part in self.parts]
+
+    def delete_stale(self, keep: Container[str] = ()) -> None:
+        """Remove the files that hold nothing that is needed, but for those to `keep`.
+
+        Files that an interrupted run left behind are removed too; those of others never.
+        """
+        needed = {part.name for part in self._living}
+        for path, _ in self._numbered():
+            if path.name in needed or path.name in keep:
+                continue
+            if path.name in self._made or _is_part(path):
+                path.unlink()
+                self._checksums.pop(path.name, None)
+                self._written.pop(path.name, None)
+                self._made.discard(path.name)
+
+    def _numbered(self) -> list[tuple[Path, int]]:
+        """Return what has the name of a file of ours, with its number."""
+        if not self.folder.is_dir():
+            return []
+        found = ((path, _NAME.fullmatch(path.name)) for path in self.folder.iterdir())
+        return [(path, int(match[1])) for path, match in found if match]
+
+
+def checksum(*contents: Path | bytes) -> str:
+    """Return the checksum of bytes and of the content of files, one after the other."""
+    value = 0
+    for content in contents:
+        if isinstance(content, bytes):
+            value = zlib.crc32(content, value)
+            continue
+        with content.open("rb") as file:
+            while piece := file.read(1 << 20):
+                value = zlib.crc32(piece, value)
+    return f"{value:08x}"
+
+
+def _is_part(path: Path) -> bool:
+    """Return whether a file has our mark in its header, though it may have been cut off later."""
+    if path.is_symlink() or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = file.read(min(size, _LONGEST_HEADER))
+    try:
+        return _META in json.loads(header)["__metadata__"]
+    except (ValueError, LookupError, TypeError):
+        return False
+
 
 LIMIT = 2 << 30
 """Most bytes of client state in memory."""

@@ -19,9 +19,9 @@ from typing import Any, Literal, TypeVar
 
 from parsifl.core.errors import ConfigError
 from parsifl.engine.experiment import Experiment
-from parsifl.engine.owned import locked
 from parsifl.engine.record import MODELS
 from parsifl.engine.run import Run
+from parsifl.engine.safe_files import locked
 
 Grid = Mapping[str, Sequence[Any]]
 T = TypeVar("T")

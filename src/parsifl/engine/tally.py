@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from parsifl.engine.flops import Cost
-from parsifl.engine.network_model import NetworkModel
+from parsifl.engine.costs import Cost, NetworkModel
 from parsifl.engine.pool import ClientFailure, ClientResult
 from parsifl.engine.record import RoundRecord
 from parsifl.wire import MessageStats

@@ -18,9 +18,9 @@ from parsifl.core.errors import ClientError, ConfigError, ParsiflError
 from parsifl.core.keys import Key
 from parsifl.core.problem import Problem
 from parsifl.engine import checkpoint, sampling
+from parsifl.engine.costs import NetworkModel
 from parsifl.engine.evaluation import Evaluation, Scores
 from parsifl.engine.finite import is_finite, lower_rate
-from parsifl.engine.network_model import NetworkModel
 from parsifl.engine.pool import (
     ClientPool,
     ClientProgram,

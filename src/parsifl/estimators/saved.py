@@ -12,7 +12,7 @@ import numpy as np
 
 from parsifl.core.errors import DataError
 from parsifl.data.preprocessing import Preprocessing, TableColumn
-from parsifl.engine.owned import replace_file
+from parsifl.engine.safe_files import replace_file
 from parsifl.estimators.base import FederatedSparse
 from parsifl.estimators.classifier import FederatedSparseClassifier
 from parsifl.estimators.cox import FederatedSparseCox

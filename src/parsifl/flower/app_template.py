@@ -12,7 +12,7 @@ import tomli_w
 
 from parsifl.core.errors import ConfigError, unknown
 from parsifl.core.keys import Key
-from parsifl.engine.owned import reject_links, replace_file
+from parsifl.engine.safe_files import reject_links, replace_file
 
 PACKAGE = "federation"
 PUBLISHER = "parsifl"

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from parsifl.data.preprocessing import Array
-from parsifl.engine.owned import replace_file
+from parsifl.engine.safe_files import replace_file
 from parsifl.flower.client_state import make_private
 from parsifl.flower.guards import Guards, Refusal, RowPairs, check_leverage, check_products
 

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from parsifl.core.errors import ConfigError
-from parsifl.engine.owned import write_synced
+from parsifl.engine.safe_files import write_synced
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _CURVE = ec.SECP384R1()

@@ -17,7 +17,7 @@ import torch
 from parsifl import wire
 from parsifl.core import tree
 from parsifl.core.errors import CheckpointError, WireError
-from parsifl.engine.owned import reject_links, write_synced
+from parsifl.engine.safe_files import reject_links, write_synced
 
 _NAME = re.compile(r"round-(\d{8,})\.state")
 _LARGEST = 1 << 34

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from parsifl.core.errors import ConfigError, ParsiflError
-from parsifl.engine.owned import reject_foreign, reject_links, replace_file
+from parsifl.engine.safe_files import reject_foreign, reject_links, replace_file
 from parsifl.flower import processes
 from parsifl.flower.certificates import KeyFolder, make_keys
 from parsifl.flower.client import STATE_VARIABLE

@@ -13,11 +13,9 @@ from parsifl.core.errors import ConfigError, ParsiflError
 from parsifl.data.download import FOLDER_VARIABLE
 from parsifl.engine import checkpoint
 from parsifl.engine.experiment import Experiment, problem_for
-from parsifl.engine.owned import reject_links
-from parsifl.engine.record import RoundRecord
-from parsifl.engine.run_data import RunData, open_run
-from parsifl.engine.run_dir import RunDir, read_records
-from parsifl.engine.summary import headline
+from parsifl.engine.record import RoundRecord, headline
+from parsifl.engine.run_dir import RunData, RunDir, open_run, read_records
+from parsifl.engine.safe_files import reject_links
 from parsifl.flower.app_template import PARTITION, write_app
 from parsifl.flower.cluster import Cluster
 from parsifl.flower.server import check_free

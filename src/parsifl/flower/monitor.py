@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from parsifl.core.errors import ConfigError
-from parsifl.engine.owned import reject_foreign, reject_links, replace_file
 from parsifl.engine.record import RoundRecord
+from parsifl.engine.safe_files import reject_foreign, reject_links, replace_file
 from parsifl.flower.logs import note_context
 from parsifl.flower.membership import Membership
 from parsifl.flower.settings import STATUS_FILE

@@ -17,9 +17,9 @@ from parsifl.core.errors import ConfigError, DataError, ParsiflError
 from parsifl.core.problem import Problem
 from parsifl.data.clients import ClientData
 from parsifl.data.preprocessing import Array, unit_notes
-from parsifl.engine.owned import replace_file
 from parsifl.engine.record import RoundRecord
 from parsifl.engine.run_dir import read_records
+from parsifl.engine.safe_files import replace_file
 from parsifl.engine.training import RoundEnd, StopTraining, TrainingState
 from parsifl.estimators import (
     FederatedSparseClassifier,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import final
 
 from parsifl.core.errors import CheckpointError, ConfigError
-from parsifl.engine.owned import locked, remove_directory
+from parsifl.engine.safe_files import locked, remove_directory
 
 MANIFEST = "parsifl-backup.json"
 _EXPERIMENT = re.compile(r"[0-9a-f]{32}")

@@ -11,7 +11,7 @@ from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 
 from parsifl.core.errors import ParsiflError
-from parsifl.engine.owned import locked, replace_file
+from parsifl.engine.safe_files import locked, replace_file
 from parsifl.flower import settings
 from parsifl.flower.client import MakeProblem
 from parsifl.flower.logs import server_log

@@ -17,7 +17,7 @@ from parsifl.core import config
 from parsifl.core.config import Count, Fraction, Positive, Size
 from parsifl.core.errors import CheckpointError, ConfigError
 from parsifl.engine.experiment import Experiment
-from parsifl.engine.owned import reject_foreign, reject_links
+from parsifl.engine.safe_files import reject_foreign, reject_links
 
 ERROR_FILE = "error.txt"
 """In the run directory: why the last attempt ended."""

@@ -16,7 +16,7 @@ from parsifl.core.errors import WireError
 from parsifl.core.keys import Key
 from parsifl.core.leaves import UNITS
 from parsifl.core.problem import Problem
-from parsifl.engine.flops import FlopCounter
+from parsifl.engine.costs import FlopCounter
 from parsifl.engine.pool import ClientProgram
 from parsifl.flower.data_schema import DataSchema
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from parsifl.core.errors import DataError
-from parsifl.core.named import Registry
+from parsifl.core.registry import Registry
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from parsifl.core.batching import Batch, Batches, Rows
-from parsifl.core.data_trial import FEW, check_metrics, try_predict, unreadable
 from parsifl.core.errors import CapabilityError, ConfigError, DataError
 from parsifl.core.keys import Key
-from parsifl.core.problem import CurvatureSums, ExecutionHints, Params, Restricted, Selection
+from parsifl.core.problem import (
+    FEW,
+    CurvatureSums,
+    ExecutionHints,
+    Params,
+    Restricted,
+    Selection,
+    check_metrics,
+    try_predict,
+    unreadable,
+)
 from parsifl.linear import datafits, design
 from parsifl.linear.csr_batches import Compacted, compacted
 from parsifl.linear.design import CsrDesign

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from parsifl.core.layer_group import LayerGroup
-from parsifl.masks.costs import from_bytes, from_flops, from_memory
-from parsifl.masks.curve import curve
-from parsifl.masks.participation import ExpectedBias, expected_bias
-from parsifl.masks.plan import MaskPlan
+from parsifl.masks.costs import curve, from_bytes, from_flops, from_memory
+from parsifl.masks.plan import ExpectedBias, MaskPlan, expected_bias
 from parsifl.masks.render import compare, draw, rows_of
 from parsifl.masks.solve import optimal, replan
 from parsifl.nn.layer_groups import layer_groups

@@ -13,8 +13,8 @@ import numpy as np
 from parsifl.core.errors import ConfigError
 from parsifl.core.keys import Key
 from parsifl.masks import heuristics
-from parsifl.masks.exchange import exchange, lower_bound
 from parsifl.masks.feasible_sets import Catalogue, DeviceGroup, groups_of
+from parsifl.masks.heuristics import widest
 from parsifl.masks.instance import (
     Instance,
     Layers,
@@ -28,8 +28,7 @@ from parsifl.masks.instance import (
     read_objective,
     value,
 )
-from parsifl.masks.local_search import improve
-from parsifl.masks.max_coverage import widest
+from parsifl.masks.local_search import exchange, improve, lower_bound
 from parsifl.masks.milp import MilpColumns, Program, knapsack_columns, set_columns
 from parsifl.masks.plan import MaskPlan, messages_of, plan_of
 

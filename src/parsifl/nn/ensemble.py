@@ -15,7 +15,7 @@ from parsifl.core.errors import CapabilityError, ConfigError
 from parsifl.core.keys import Key
 from parsifl.core.layer_group import LayerGroup
 from parsifl.core.problem import Layered, Params, Problem, Scalable
-from parsifl.nn.models.flops import named
+from parsifl.nn.flops import named
 
 
 def prefix(member: int) -> str:

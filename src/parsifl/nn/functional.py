@@ -1,16 +1,50 @@
-"""Calls a module with parameters that are passed in."""
+"""Calls a module with parameters that are passed in, and keeps calls apart from traces.
+
+`torch.fx` patches `nn.Module` while it traces: another thread's call would be traced as well, so
+a gate keeps the two apart.
+"""
 
 from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from threading import Condition
 from typing import final
 
 from torch import Tensor, nn
 
 from parsifl.core._functorch import ModuleSlots
-from parsifl.core.tracing import GATE
+
+
+class _Gate:
+    """Lets calls pass together, and a trace alone."""
+
+    def __init__(self) -> None:
+        self._calls, self._condition = 0, Condition()
+
+    def enter(self) -> None:
+        """Begin the call of a module; waits for a trace to end."""
+        with self._condition:
+            self._calls += 1
+
+    def leave(self) -> None:
+        """End the call of a module."""
+        with self._condition:
+            self._calls -= 1
+            if not self._calls:
+                self._condition.notify_all()
+
+    @contextmanager
+    def tracing(self) -> Iterator[None]:
+        """Wait for the calls under way, and let no other begin."""
+        with self._condition:
+            self._condition.wait_for(lambda: not self._calls)
+            yield
+
+
+GATE = _Gate()
 
 _Call = Callable[[Mapping[str, Tensor], Tensor], Tensor]
 

@@ -1,13 +1,16 @@
-"""What keeps a module from running functionally."""
+"""What keeps a module from running functionally, and data from fitting it."""
 
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from parsifl.core.errors import CapabilityError
+from parsifl.core.errors import CapabilityError, DataError, RowError
+from parsifl.core.problem import FEW, HasModule, Params, check_metrics, try_predict, unreadable
+from parsifl.nn.metrics import Loss
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
@@ -131,3 +134,59 @@ def restore_counters(module: nn.Module) -> None:
     for layer in module.modules():
         if isinstance(layer, BATCH_NORMS) and layer.running_var is not None:
             layer.num_batches_tracked = torch.tensor(0)
+
+
+def check_data(problem: HasModule, loss: Loss, params: Params, x: Any, y: Tensor) -> None:
+    """Raise DataError for rows that a module cannot read, or targets that its loss cannot use."""
+    output = try_predict(problem, params, x[:FEW])
+    if isinstance(output, Exception):
+        raise unreadable(x, output, _expected(problem, params, x[:FEW])) from output
+    if loss == "cross-entropy":
+        _check_labels(y, output)
+    check_metrics(problem, params, x, y, output)
+
+
+def _check_labels(y: Tensor, output: Tensor) -> None:
+    if y.is_floating_point():
+        shape = list(y.shape[1:])
+        one_hot = y.ndim == 2 and y.shape[1] == output.shape[-1] and y.shape[1] > 1
+        remedy = "pass y.argmax(1)" if one_hot else "pass y.astype(int), or set loss='mse'"
+        kind = "one-hot targets or probabilities" if one_hot else "real targets"
+        raise DataError(
+            f"cross-entropy needs one integer label per row (int64), got {kind} of shape {shape} "
+            f"and {y.dtype}: {remedy}"
+        )
+    if output.ndim < 2:
+        return
+    classes = output.shape[1]
+    outside = (y < 0) | (y >= classes)
+    wrong = outside.reshape(len(y), -1).any(1).nonzero()[:, 0]
+    if len(wrong):
+
+        def describe(row: int) -> str:
+            label = int(y[row][outside[row]][0])
+            return (
+                f"label {label}, but the model has {classes} outputs: labels must be in "
+                f"[0, {classes})"
+            )
+
+        raise RowError(wrong.tolist(), describe)
+
+
+def _expected(problem: HasModule, params: Params, rows: Any) -> str:
+    """Say what the module reads, and how to turn these rows into it."""
+    if not isinstance(rows, Tensor):
+        return "give dense rows, X.toarray(), or use parsifl.GLM, which reads sparse ones"
+    if isinstance(try_predict(problem, params, rows.to(torch.int64)), Tensor):
+        return "it reads integers, which ClientData.of(clients, dtype=torch.int64) keeps"
+    dtype = next(iter(params.values())).dtype
+    if isinstance(try_predict(problem, params, rows.to(dtype)), Tensor):
+        return "it reads real numbers, as ClientData.of(clients) makes of integers"
+    return f"its first layer is {first_layer(problem.module)}"
+
+
+def first_layer(module: nn.Module) -> str:
+    """Return the first layer with parameters, with its name."""
+    layers = module.named_modules()
+    own = (f"{name}: {layer!r}" for name, layer in layers if [*layer.parameters(recurse=False)])
+    return next(own, type(module).__name__).removeprefix(": ")

@@ -19,19 +19,18 @@ from parsifl.core.keys import Key
 from parsifl.core.layer_group import LayerGroup
 from parsifl.core.problem import ExecutionHints, LayerChain, Params
 from parsifl.nn.adapt import adapt
-from parsifl.nn.data_fit import check_data
 from parsifl.nn.dropout import dropout_key
+from parsifl.nn.flops import note_trained
 from parsifl.nn.functional import Functional
 from parsifl.nn.layer_chain import find_chain
 from parsifl.nn.layer_groups import head_parameters, layer_groups
-from parsifl.nn.losses import Loss, row_loss
-from parsifl.nn.metrics import RowMetric, check_metrics, row_metrics
-from parsifl.nn.models.flops import note_trained
-from parsifl.nn.models.scaler import add_scalers
+from parsifl.nn.metrics import Loss, RowMetric, check_metrics, row_loss, row_metrics
+from parsifl.nn.models.width import add_scalers
 from parsifl.nn.module_checks import (
     BATCH_NORMS,
     CONVOLUTIONS,
     COUNTER,
+    check_data,
     check_module,
     drop_counters,
 )

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from parsifl.engine.run_data import DAMAGED, RunData
+from parsifl.engine.run_dir import DAMAGED, RunData
 from parsifl.report.table import Cell, Column, Grid
 
 _FILE = "model.json"

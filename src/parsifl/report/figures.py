@@ -11,7 +11,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from parsifl.engine.record import MODELS, RoundRecord
-from parsifl.engine.run_data import RunData
+from parsifl.engine.run_dir import RunData
 from parsifl.report import formatting
 from parsifl.report.groups import RunGroup, Section
 from parsifl.report.paired_gains import baselines

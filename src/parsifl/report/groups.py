@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from parsifl.engine.run_data import RunData
+from parsifl.engine.run_dir import RunData
 
 # these follow from the seed, so they do not make another configuration
 _SEEDED = frozenset({"run.seed", "problem.checksum", "data.checksum"})

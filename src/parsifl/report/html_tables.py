@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from parsifl.engine.run_data import RunData
+from parsifl.engine.run_dir import RunData
 from parsifl.report import formatting
 from parsifl.report.groups import Section, differences
 from parsifl.report.paired_gains import Gain, baselines, gains

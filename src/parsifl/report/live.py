@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, final
 
 from parsifl.core.errors import CheckpointError
-from parsifl.engine.run_data import find_runs, read_runs
+from parsifl.engine.run_dir import find_runs, read_runs
 from parsifl.report.page import render
 
 _HOST = "127.0.0.1"

@@ -15,7 +15,7 @@ from typing import Any
 
 import parsifl
 from parsifl.core.errors import ConfigError
-from parsifl.engine.run_data import RunData, read_runs
+from parsifl.engine.run_dir import RunData, read_runs
 from parsifl.report.coefficients import coefficient_block, coefficient_sheets
 from parsifl.report.figures import figures
 from parsifl.report.groups import Section, flat, sections

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import fmean, median, stdev
 
-from parsifl.engine.run_data import RunData
+from parsifl.engine.run_dir import RunData
 from parsifl.report.groups import RunGroup, Section
 
 BASELINES = ("local", "fedavg")

@@ -10,7 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from parsifl.engine.record import RoundRecord
-from parsifl.engine.run_data import RunData
+from parsifl.engine.run_dir import RunData
 from parsifl.report import formatting
 from parsifl.report.groups import RunGroup, Section, sections
 

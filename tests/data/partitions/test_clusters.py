@@ -7,7 +7,7 @@ from scipy.sparse import csr_matrix
 from parsifl.core.errors import ConfigError, DataError
 from parsifl.core.keys import Key
 from parsifl.data.dataset import Dataset
-from parsifl.data.partitions.clusters import kmeans
+from parsifl.data.partitions import kmeans
 
 TRUE = np.repeat(np.arange(4), 50)
 X = np.eye(4)[TRUE] * 10 + np.random.default_rng(0).normal(0, 0.1, (200, 4))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from parsifl.core.errors import ConfigError, DataError
 from parsifl.core.keys import Key
-from parsifl.data.partitions.dirichlet import dirichlet, inner_dirichlet
+from parsifl.data.partitions import dirichlet, inner_dirichlet
 from parsifl.data.splits import label_shares
 
 LABELS = np.repeat(np.arange(10), 6000)

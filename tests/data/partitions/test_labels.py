@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from parsifl.core.errors import ConfigError, DataError
 from parsifl.core.keys import Key
-from parsifl.data.partitions.labels import pathological, shard
+from parsifl.data.partitions import pathological, shard
 from parsifl.data.ragged import Array
 
 LABELS = np.repeat(np.arange(10), 60)

@@ -5,7 +5,7 @@ import pytest
 
 from parsifl.core.errors import DataError
 from parsifl.core.keys import Key
-from parsifl.data.partitions.natural import natural_id
+from parsifl.data.partitions import natural_id
 
 GROUPS = np.array([2, 0, 2, 5, 0, 2])
 

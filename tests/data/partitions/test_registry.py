@@ -7,9 +7,10 @@ import pytest
 
 from parsifl.core.errors import ConfigError, DataError
 from parsifl.core.keys import Key
-from parsifl.core.named import Registry
+from parsifl.core.registry import Registry
+from parsifl.data import partitions
 from parsifl.data.dataset import Dataset
-from parsifl.data.partitions import describe_partition, partition, partition_names, registry
+from parsifl.data.partitions import describe_partition, partition, partition_names
 from parsifl.data.ragged import Ragged
 
 LABELS = np.repeat(np.arange(10), 40)
@@ -60,8 +61,8 @@ def test_a_partition_that_leaves_a_client_empty_is_rejected(
     def hollow(rows: int, clients: int, _key: Key) -> Ragged:
         return Ragged.of([list(range(rows)), *[[]] * (clients - 1)])
 
-    rules = Registry[registry.PartitionRule]("partition")
-    monkeypatch.setattr(registry, "_PARTITIONS", rules)
-    registry.partitioner("hollow", reads="rows")(hollow)
+    rules = Registry[partitions.PartitionRule]("partition")
+    monkeypatch.setattr(partitions, "_PARTITIONS", rules)
+    partitions.partitioner("hollow", reads="rows")(hollow)
     with pytest.raises(DataError, match=r"leaves 2 of 3 clients without rows .*client 1"):
         partition("hollow", DATASET, 3)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from parsifl.core.errors import ConfigError, DataError
 from parsifl.core.keys import Key
-from parsifl.data.partitions.sizes import exponential, iid, linear, size, square
+from parsifl.data.partitions import exponential, iid, linear, size, square
 from parsifl.data.ragged import Ragged
 
 RULES = (iid, linear, square, exponential)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from parsifl.nn.models.flops import flop_counter, named, note_trained, noting_trained
+from parsifl.nn.flops import flop_counter, named, note_trained, noting_trained
 
 
 def test_depthwise_weight_gradients_are_counted_by_their_groups() -> None:

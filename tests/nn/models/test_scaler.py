@@ -9,7 +9,7 @@ from torch import nn
 from parsifl.core.batching import Batch
 from parsifl.core.keys import Key
 from parsifl.nn import models
-from parsifl.nn.models.scaler import add_scalers
+from parsifl.nn.models.width import add_scalers
 from parsifl.nn.neural import NeuralProblem
 
 

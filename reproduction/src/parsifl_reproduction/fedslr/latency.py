@@ -11,8 +11,7 @@ import torch
 from parsifl.core.keys import Key
 from parsifl.core.leaves import factored, matricize
 from parsifl.core.problem import Params
-from parsifl.engine.compact import StoredTensor
-from parsifl.engine.export import Export
+from parsifl.engine.export import Export, StoredTensor
 from parsifl.nn.models import build
 from parsifl.nn.neural import NeuralProblem
 from parsifl.solvers.svt import Compact, has_rank

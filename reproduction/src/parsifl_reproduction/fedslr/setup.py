@@ -15,9 +15,9 @@ from parsifl.core import registry, tree
 from parsifl.core.errors import DataError
 from parsifl.data import ClientData, prepare
 from parsifl.engine.batch_sampler import BatchSampler
+from parsifl.engine.costs import NetworkModel
 from parsifl.engine.evaluation import Evaluation
 from parsifl.engine.experiment import problem_for
-from parsifl.engine.network_model import NetworkModel
 from parsifl.engine.run import Run
 from parsifl.engine.simulate import simulate
 from parsifl_reproduction.fedslr.representations import visible

@@ -13,7 +13,7 @@ from parsifl.core.algorithm import AnyAlgorithm, ClientInfo
 from parsifl.core.batching import Batches, ClientRoundData
 from parsifl.core.errors import CapabilityError
 from parsifl.core.keys import Key
-from parsifl.engine.flops import Cost, FlopCounter
+from parsifl.engine.costs import Cost, FlopCounter
 from parsifl.nn.neural import NeuralProblem
 from parsifl_reproduction.comparison import compare
 from parsifl_reproduction.perfedmask import deviations

@@ -18,8 +18,8 @@ from parsifl.engine import checkpoint
 from parsifl.engine.evaluation import Evaluation
 from parsifl.engine.local_pool import LocalPool
 from parsifl.engine.pool import ClientRequest
+from parsifl.engine.record import select_round
 from parsifl.engine.run import Run
-from parsifl.engine.summary import select_round
 from parsifl.engine.training import RoundEnd
 from parsifl_reproduction.recipe import Values
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from parsifl.core import config
 from parsifl.core.errors import ConfigError
-from parsifl.core.named import Registry
+from parsifl.core.registry import Registry
 from parsifl.nn.adapt import adapt
 from parsifl.nn.dropout import KeyedDropout, dropout_key
 from parsifl.nn.models.alexnet import AlexNet

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from parsifl.core import keys
-from parsifl.nn.chain_layers import Activate, Dropout, Embed, Flatten, Linear
+from parsifl.nn.layer_chain import Activate, Dropout, Embed, Flatten, Linear
 from parsifl.solvers.fused.layer import ParameterStore, landing, read
 
 _aten: Any = torch.ops.aten

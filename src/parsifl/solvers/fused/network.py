@@ -10,9 +10,9 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from parsifl.nn import chain_layers
-from parsifl.nn.chain_layers import Chain, Layer, parameters
-from parsifl.nn.losses import Loss
+from parsifl.nn import layer_chain
+from parsifl.nn.layer_chain import Chain, Layer, parameters
+from parsifl.nn.metrics import Loss
 from parsifl.solvers.fused.convolution import ConvStage
 from parsifl.solvers.fused.dense import (
     ActivateStage,
@@ -31,16 +31,16 @@ from parsifl.solvers.fused.pooling_norm import (
 from parsifl.solvers.fused.schedule import Step
 
 _STAGES: dict[type[Any], Callable[[Any, ParameterStore], FusedLayer]] = {
-    chain_layers.Linear: LinearStage,
-    chain_layers.Conv: ConvStage,
-    chain_layers.Embed: EmbedStage,
-    chain_layers.GroupNorm: GroupNormStage,
-    chain_layers.LayerNorm: LayerNormStage,
-    chain_layers.Pool: PoolStage,
-    chain_layers.AdaptivePool: AdaptivePoolStage,
-    chain_layers.Dropout: DropoutStage,
-    chain_layers.Activate: ActivateStage,
-    chain_layers.Flatten: FlattenStage,
+    layer_chain.Linear: LinearStage,
+    layer_chain.Conv: ConvStage,
+    layer_chain.Embed: EmbedStage,
+    layer_chain.GroupNorm: GroupNormStage,
+    layer_chain.LayerNorm: LayerNormStage,
+    layer_chain.Pool: PoolStage,
+    layer_chain.AdaptivePool: AdaptivePoolStage,
+    layer_chain.Dropout: DropoutStage,
+    layer_chain.Activate: ActivateStage,
+    layer_chain.Flatten: FlattenStage,
 }
 
 
@@ -55,13 +55,13 @@ class Network:
     @property
     def keyed(self) -> bool:
         """Whether a layer draws random numbers."""
-        return any(isinstance(layer, chain_layers.Dropout) for layer in self.chain)
+        return any(isinstance(layer, layer_chain.Dropout) for layer in self.chain)
 
     def opening(self, trained: Collection[str]) -> str | None:
         """Name the weight of the first layer that learns, if it is linear and this is trained."""
         for layer in self.chain:
             if not set(parameters(layer)).isdisjoint(trained):
-                if isinstance(layer, chain_layers.Linear) and layer.weight in trained:
+                if isinstance(layer, layer_chain.Linear) and layer.weight in trained:
                     return layer.weight
                 break
         return None

@@ -8,7 +8,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from parsifl.nn.chain_layers import AdaptivePool, GroupNorm, LayerNorm, Pool
+from parsifl.nn.layer_chain import AdaptivePool, GroupNorm, LayerNorm, Pool
 from parsifl.solvers.fused.layer import ParameterStore, landing, merged, parted, read
 
 _aten: Any = torch.ops.aten

@@ -15,11 +15,10 @@ from torch import Tensor
 from parsifl.core._functorch import Leaf, aligned, inside_vmap, leave_vmap
 from parsifl.core.batching import Batch, Batches
 from parsifl.core.problem import Params, Problem, layer_chain
-from parsifl.solvers.fused.gradients import GradientCollector
 from parsifl.solvers.fused.maml import PARTS, MamlBlock, MamlSteps
 from parsifl.solvers.fused.network import Network
 from parsifl.solvers.fused.schedule import Schedule, Step, row_scale
-from parsifl.solvers.fused.steps import Block, Steps
+from parsifl.solvers.fused.steps import Block, GradientCollector, Steps
 
 _ENABLED: ContextVar[bool] = ContextVar("parsifl_fused", default=False)
 

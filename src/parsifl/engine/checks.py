@@ -1,21 +1,25 @@
-"""Checks the arguments of a run before any work is done."""
+"""Checks before any work is done: the arguments of a run, and whether data and model fit."""
 
 from __future__ import annotations
 
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import numpy as np
+import torch
+from torch import Tensor, nn
 
 from parsifl.core.algorithm import FederatedAlgorithm, lacking
-from parsifl.core.errors import ConfigError
+from parsifl.core.errors import ConfigError, DataError, RowError
 from parsifl.core.keys import Key
-from parsifl.core.problem import Problem
+from parsifl.core.problem import FEW, Params, Problem, try_predict
 from parsifl.data.clients import ClientData
+from parsifl.data.ragged import Ragged
+from parsifl.engine.costs import NetworkModel
 from parsifl.engine.evaluation import Evaluation
-from parsifl.engine.network_model import NetworkModel
+from parsifl.linear.design import Design
 
 
 def check_parts(algorithm: Any, problem: Any, clients: Any) -> None:
@@ -98,3 +102,47 @@ def _kind(value: Any) -> str:
     if value is None:
         return "None"
     return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
+
+
+def stack_clients(
+    problem: Problem, clients: Sequence[tuple[Any, Any]], *, test: float
+) -> ClientData:
+    """Stack a user's list; integers stay integers if the model does not take real numbers."""
+    data = ClientData.of(clients, test=test)
+    if not _integers(clients[0][0]):
+        return data
+    params = problem.init(Key(0))
+    if isinstance(try_predict(problem, params, data.x[:FEW]), Exception):
+        tokens = ClientData.of(clients, test=test, dtype=torch.int64)
+        if isinstance(try_predict(problem, params, tokens.x[:FEW]), Tensor):
+            return tokens
+    return data
+
+
+def check_fit(problem: Problem, params: Params, data: ClientData, x: Design, y: Tensor) -> None:
+    """Reject data that the problem cannot train on, if it has a `check_data`.
+
+    `x` and `y` are the features and targets of `data` as the model is given them; it is tried with
+    the parameters `params`.
+    """
+    check: Callable[[Params, Design, Tensor], None] | None = getattr(problem, "check_data", None)
+    if check is None:
+        return
+    try:
+        check(params, x, y)
+    except RowError as error:
+        wrong, found = np.zeros(len(y), bool), []
+        wrong[error.rows] = True
+        for part in map(Ragged.of, (data.train, data.validation, data.test)):
+            places = np.flatnonzero(wrong[part.values])
+            if len(places):
+                found.append((int(part.owners()[places[0]]), int(part.values[places[0]])))
+        if found:  # rows that no client owns do not matter
+            client, row = min(found)
+            raise DataError(f"client {client} has {error.describe(row)}") from None
+
+
+def _integers(x: Any) -> bool:
+    if isinstance(x, Tensor):
+        return not x.is_floating_point() and x.dtype != torch.bool
+    return not hasattr(x, "tocsr") and np.asarray(x).dtype.kind in "iu"

@@ -1,20 +1,22 @@
-"""Floating-point operations of local work, counted on tensors without data."""
+"""What a round costs: operations, counted once per kind of client work, and simulated seconds."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from parsifl.core import tree
+from parsifl.core import config, tree
 from parsifl.core._functorch import TorchDispatchMode, inside_backward
 from parsifl.core.algorithm import AnyAlgorithm
 from parsifl.core.batching import Batches, ClientRoundData
+from parsifl.core.config import NonNegative, Positive
 from parsifl.core.problem import Problem
-from parsifl.nn.models.flops import flop_counter, noting_trained
+from parsifl.nn.flops import flop_counter, noting_trained
 
 
 @final
@@ -171,3 +173,37 @@ def _cut(batches: Batches, steps: int) -> Batches:
 
 def _has_tensors_only(arguments: Any) -> bool:
     return all(isinstance(leaf, Tensor) for leaf in tree.leaves(arguments))
+
+
+@final
+@dataclass(frozen=True)
+class NetworkModel:
+    """A link between server and clients.
+
+    Parameters
+    ----------
+    latency
+        Seconds for a message to arrive, each way; where nothing is sent there is none.
+    up, down
+        Bytes a second; None: no limit.
+
+    Examples
+    --------
+    >>> NetworkModel(latency=0.15, up=1e6).seconds(up=1_000_000, down=0, flops=None, profile={})
+    1.15
+    """
+
+    latency: NonNegative = 0.0
+    up: Positive | None = None
+    down: Positive | None = None
+
+    def __post_init__(self) -> None:
+        config.check(self)
+
+    def seconds(self, up: int, down: int, flops: int | None, profile: Any) -> float:
+        """Return the seconds of one client's round; computing counts if the device is known."""
+        speed = profile.get("flops_per_second")
+        computing = flops / speed if flops is not None and speed else 0.0
+        sending = up / (self.up or math.inf) + down / (self.down or math.inf)
+        messages = (up > 0) + (down > 0)
+        return messages * self.latency + sending + computing

@@ -7,7 +7,7 @@ import pytest
 
 from parsifl.core.errors import ConfigError
 from parsifl.engine.sampling import cohort_size
-from parsifl.masks import expected_bias, optimal, participation
+from parsifl.masks import expected_bias, optimal
 from parsifl.masks.instance import bias
 
 
@@ -37,7 +37,7 @@ def test_everyone_gives_the_bias_of_the_plan() -> None:
 def test_draws_agree_with_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = optimal([5, 3, 2], [10, 7, 5, 3, 2])
     exact = expected_bias(plan, 0.6)
-    monkeypatch.setattr(participation, "_EXACT", 0)
+    monkeypatch.setattr("parsifl.masks.plan._EXACT", 0)
     drawn = expected_bias(plan, 0.6)
     assert drawn.error > 0.0
     assert abs(drawn.mean - exact.mean) < 5 * drawn.error

@@ -10,11 +10,12 @@ from torch import nn
 
 from parsifl.algorithms.perfedmask import PerFedMask
 from parsifl.core import registry
+from parsifl.core.errors import ConfigError
 from parsifl.core.keys import Key
 from parsifl.core.problem import Problem
 from parsifl.data.clients import ClientData
 from parsifl.engine.batch_sampler import BatchSampler, Infos
-from parsifl.engine.flops import Cost, FlopCounter
+from parsifl.engine.costs import Cost, FlopCounter, NetworkModel
 from parsifl.engine.simulate import simulate
 from parsifl.nn import models
 from parsifl.nn.neural import NeuralProblem
@@ -112,3 +113,18 @@ def test_work_that_is_no_tensor_is_not_counted() -> None:
     shard = shards.draw(0, method.batches(info, 0), Key(0))
     counter = FlopCounter(method, problem)
     assert counter.count({"x": None}, None, shard) is None
+
+
+def test_seconds_add_latency_transfer_and_computing() -> None:
+    network = NetworkModel(latency=0.15, up=100.0, down=1000.0)
+    device = {"flops_per_second": 1e6}
+    assert network.seconds(200, 500, 3_000_000, device) == pytest.approx(0.3 + 2 + 0.5 + 3)
+    assert network.seconds(0, 500, None, device) == pytest.approx(0.15 + 0.5)
+    assert network.seconds(0, 0, 3_000_000, {}) == 0.0
+    assert NetworkModel().seconds(10**9, 10**9, None, {}) == 0.0
+
+
+@pytest.mark.parametrize("setting", [{"up": 0.0}, {"down": -1.0}, {"latency": -0.1}])
+def test_an_impossible_network_is_refused(setting: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=r"NetworkModel\."):
+        NetworkModel(**setting)
