@@ -38,8 +38,10 @@ def largest_now(values: Tensor, count: int) -> Tensor:
     width = values.shape[-1]
     if not 0 < count < width or values.device.type != "cpu":
         return largest(values, count)
-    size = values.detach().abs().numpy()
-    threshold = np.partition(size, width - count, axis=-1)[..., width - count, None]
+    sizes = values.detach().abs()
+    # np.partition is as fast, but four times slower where many entries are equal
+    threshold = sizes.topk(count, sorted=False).values.amin(-1, keepdim=True).numpy()
+    size = sizes.numpy()
     mask = size >= threshold
     marked = np.count_nonzero(mask, axis=-1)
     if (marked < count).any():  # NaN
