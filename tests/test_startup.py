@@ -140,6 +140,16 @@ def test_the_command_line_loads_neither_torch_nor_numpy() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="GNU OpenMP and CPU affinity")
+def test_a_run_does_not_import_the_compiler_of_torch() -> None:
+    code = f"""
+import sys
+from parsifl.cli.app import app
+app({RUN!r}, standalone_mode=False)
+print("torch" in sys.modules, "torch._dynamo" in sys.modules)
+"""
+    assert python(code).splitlines()[-1] == "True False"
+
+
 def test_threads_that_wait_do_not_spin_whatever_is_imported_first() -> None:
     orders = ("import parsifl, torch", "import torch, parsifl")
     least = dict.fromkeys(orders, float("inf"))

@@ -70,11 +70,11 @@ def test_a_lossy_wire_moves_the_limit_by_no_more_than_its_rounding() -> None:
     rows = [(x := draw.normal(size=(30, 4)) + shift, x @ truth) for shift in (0.0, 1.0, -1.0)]
 
     def limit(precision: Any) -> torch.Tensor:
-        method = FedSLR(eta_g=0.3, lam=0.05, mu=1.0, lr=0.1, batch_size=30, local_steps=40)
+        method = FedSLR(eta_g=0.3, lam=0.05, mu=1.0, lr=0.1, batch_size=30, local_steps=20)
         problem = NeuralProblem(
             lambda: torch.nn.Linear(4, 3, bias=False), loss="mse", dtype=torch.float64
         )
-        done = simulate(method, problem, rows, 150, test=0.0, precision=precision, evaluate_every=0)
+        done = simulate(method, problem, rows, 60, test=0.0, precision=precision, evaluate_every=0)
         model = method.model(problem, done.server)
         return model.params["weight"]
 

@@ -54,11 +54,11 @@ def test_a_cox_run_equals_the_estimator() -> None:
 
 
 def test_it_conforms_with_survival_times_and_with_own_intercepts() -> None:
-    survival, *_ = _clients(Regime("cox", sizes=(30, 25, 40), features=20, nonzero=2))
-    check_algorithm(FedBestSubset(tau=2), Cox(20), survival)
-    regime = Regime("binomial", sizes=(30, 25, 40), features=20, nonzero=2, intercepts=1.0)
+    survival, *_ = _clients(Regime("cox", sizes=(18, 14, 20), features=8, nonzero=2))
+    check_algorithm(FedBestSubset(tau=2), Cox(8), survival)
+    regime = Regime("binomial", sizes=(18, 14, 20), features=8, nonzero=2, intercepts=1.0)
     classes, *_ = _clients(regime)
-    problem = GLM(20, "logistic", intercept=True)
+    problem = GLM(8, "logistic", intercept=True)
     check_algorithm(FedBestSubset(tau=2, intercepts="own"), problem, classes)
 
 

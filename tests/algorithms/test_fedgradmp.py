@@ -265,6 +265,28 @@ def test_orthonormal_atoms_are_pruned_alike_by_size_and_by_pursuit() -> None:
     torch.testing.assert_close(found[0], found[1])
 
 
+def test_pruning_by_cost_is_backward_elimination() -> None:
+    draw = np.random.default_rng(3)
+    x = draw.standard_normal((60, 6))  # as many columns as an iteration merges: none is left out
+    x[:, 1] = x[:, 0] + 0.01 * draw.standard_normal(60)
+    y = x @ [1.0, 1.0, 0.3, -0.2, 0.0, 0.1] + draw.standard_normal(60)
+    left = list(range(6))
+
+    def solved(columns: list[int]) -> Any:
+        return np.linalg.lstsq(x[:, columns], y)[0]
+
+    def loss(columns: list[int]) -> float:
+        return float(((y - x[:, columns] @ solved(columns)) ** 2).sum())
+
+    while len(left) > 3:  # two and the one that is kept
+        candidates = [c for c in left if c != 4]
+        left.remove(min(candidates, key=lambda c: loss([d for d in left if d != c])))
+    method = FedGradMP(tau=2, local_steps=1, batch_size=60, prune="cost")
+    found = sparse.trained(method, sparse.data([(x, y)]), 1, problem=GLM(6, keep=[4]))
+    assert np.flatnonzero(found).tolist() == left
+    np.testing.assert_allclose(found[left], solved(left), atol=1e-6)
+
+
 @pytest.mark.parametrize("prune", PRUNINGS)
 def test_the_lengths_of_atoms_do_not_change_the_method(prune: Literal["largest", "omp"]) -> None:
     psi = dictionary.gaussian(20, 40, seed=1)

@@ -1,15 +1,18 @@
 from __future__ import annotations
 
+import json
 import tomllib
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import typer
+from tests.report.folders import make_run
 from typer.testing import CliRunner
 
 from parsifl.cli.errors import FriendlyGroup
-from parsifl.cli.flower import app
+from parsifl.cli.flower import _run, app
+from parsifl.flower.settings import DONE_FILE
 
 shell = typer.Typer(cls=FriendlyGroup)
 shell.add_typer(app, name="flower")
@@ -136,8 +139,26 @@ def test_an_experiment_is_handed_to_flower(tmp_path: Path, monkeypatch: pytest.M
     def run_on_flower(chosen: Experiment, out: Path, **more: Any) -> tuple[Any, ...]:
         return chosen, out, more["simulation"], more["resume"], more["data_dir"]
 
-    monkeypatch.setattr("parsifl.flower.local_run.run_on_flower", run_on_flower)
+    monkeypatch.setattr("parsifl.flower.cluster.run_on_flower", run_on_flower)
     chosen: Any = Experiment("fedavg")
     data = tmp_path / "data"
     result: Any = execute(chosen, "flower-sim", tmp_path, resume=True, data_dir=data, quiet=True)
     assert result == (chosen, tmp_path, True, True, data)
+
+
+def test_a_run_ends_with_its_notes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke("init", str(tmp_path / "app"), "--template", "sparse-regression")[0] == 0
+    run = tmp_path / "app" / "run"
+
+    class Sure:
+        def submit(self, _: Path) -> str:
+            lines = make_run(run).joinpath("metrics.jsonl").read_text().splitlines()
+            noted = [json.dumps({**json.loads(line), "notes": ["left out: 2"]}) for line in lines]
+            (run / "metrics.jsonl").write_text("\n".join(noted) + "\n")
+            (run / DONE_FILE).touch()
+            return "1"
+
+    _run(Sure(), tmp_path / "app", resume=False)  # type: ignore[arg-type]
+    shown = capsys.readouterr()
+    assert shown.err.count("note: left out: 2") == 1
+    assert "shows it" in shown.out

@@ -14,7 +14,7 @@ from parsifl.core.keys import Key
 from parsifl.data.clients import ClientData
 from parsifl.engine.experiment import Experiment, problem_for, profiles
 from parsifl.engine.simulate import simulate
-from parsifl.flower.data_schema import DataSchema
+from parsifl.flower.hello import DataSchema
 from parsifl.linear.glm import GLM
 from parsifl.nn.neural import NeuralProblem
 

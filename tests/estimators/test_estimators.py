@@ -13,6 +13,7 @@ from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LinearRegression
 from sklearn.model_selection import GridSearchCV, GroupKFold
+from sklearn.multiclass import OneVsRestClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.estimator_checks import check_estimator
@@ -195,6 +196,26 @@ def test_classes_are_found_even_where_a_client_has_one_only(labels: int) -> None
     assert (model.classes_[model.predict_proba(x).argmax(1)] == model.predict(x)).all()
     assert model.coef_.shape == (1 if labels == 2 else 3, 8)
     assert int((model.coef_ != 0).sum(1).max()) <= 3
+
+
+def test_more_than_two_classes_have_an_exact_fit_against_the_rest() -> None:
+    draw = np.random.default_rng(0)
+    X = draw.normal(size=(300, 6))
+    scores = np.stack([2 * X[:, 0], 2 * X[:, 3], -2 * X[:, 5]], axis=1)
+    y, groups = (scores + draw.gumbel(size=scores.shape)).argmax(axis=1), np.arange(300) % 4
+    exact = FederatedSparseClassifier(2, solver="exact")
+    with pytest.raises(ValueError, match="OneVsRestClassifier"):
+        exact.fit(X, y, groups)
+    auto = FederatedSparseClassifier(2).fit(X, y, groups)
+    assert auto.solver_ == "fedht"
+    assert "a vector of coefficients for each class" in auto.solver_reason_
+    with sklearn.config_context(enable_metadata_routing=True):
+        rest = OneVsRestClassifier(exact.set_fit_request(groups=True))
+        rest.fit(X, y, groups=groups)
+    for number, model in enumerate(rest.estimators_):
+        alone = FederatedSparseClassifier(2).fit(X, y == number, groups)
+        assert model.solver_ == "exact"
+        np.testing.assert_allclose(model.coef_, alone.coef_, rtol=1e-9, atol=1e-12)
 
 
 def test_grid_search_with_clients_through_metadata_routing() -> None:

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import tracemalloc
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
+import torch
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 
 from parsifl import data
-from parsifl.core.errors import ConfigError, ParsiflError
+from parsifl.algorithms.fedbestsubset import FedBestSubset
+from parsifl.core.errors import ConfigError
 from parsifl.estimators import (
     FederatedSparseClassifier,
     FederatedSparseCox,
     FederatedSparsePoisson,
     FederatedSparseRegressor,
 )
+from parsifl.estimators.exact import Sites, certified, exact_fit
+from parsifl.linear.glm import GLM
 from parsifl.testing.regimes import REGIMES, Regime
 
 abess = pytest.importorskip("abess")
@@ -273,6 +279,53 @@ def test_the_certificate_is_right() -> None:
     assert 0 < open_.gap <= 1 + 1e-9
 
 
+@pytest.mark.parametrize("family", ["binomial", "poisson", "cox"])
+def test_further_rounds_prove_what_enumeration_shows(family: str) -> None:
+    regime = Regime(family=family, sizes=(50, 60), features=7, nonzero=3, rho=0.8, strength=0.4)
+    sites = regime.draw(1)
+    data = sites.x, sites.y, sites.groups
+    model = OURS[family](2, certificate_rounds=100).fit(*data)
+    losses = [
+        OURS[family](0, keep=list(columns)).fit(*data).loss_
+        for columns in itertools.combinations(range(7), 2)
+    ]
+    assert model.loss_ == pytest.approx(min(losses), rel=1e-9)
+    found = model.certificate_
+    assert found.proven
+    assert 0 < found.rounds <= 40
+    assert f"{found.rounds} further rounds" in found.reason
+    plain = OURS[family](2).fit(*data)
+    assert plain.coef_.tolist() == model.coef_.tolist()
+    assert plain.bytes_up_ < model.bytes_up_
+    assert np.isnan(plain.certificate_.gap)
+    assert "certificate_rounds" in plain.certificate_.reason
+    few = OURS[family](2, certificate_rounds=3).fit(*data).certificate_
+    assert not few.proven
+    assert few.rounds == 3
+
+
+def test_a_certificate_of_a_worse_support_says_by_how_much() -> None:
+    sites = Regime(family="binomial", sizes=(80, 80), features=6, nonzero=2, rho=0.5).draw(2)
+    worst = [j for j in range(6) if not sites.truth[j]][:2]
+    best = FederatedSparseClassifier(2).fit(sites.x, sites.y, sites.groups)
+    z = (sites.x - sites.x.mean(0)) / sites.x.std(0)
+    problem = GLM(6, "logistic", intercept=True, weighted=True)
+    y = torch.from_numpy(np.stack([sites.y, np.ones(160)], axis=1))
+    parts = [np.flatnonzero(sites.groups == site) for site in (0, 1)]
+    cut = Sites.of(z, y, parts)
+    other = Sites.of(z[:, [*worst, *(j for j in range(6) if j not in worst)]], y, parts)
+    algorithm = FedBestSubset(tau=2)
+    right = exact_fit(algorithm, problem, cut, np.zeros(7), rounds=50)
+    kept = GLM(6, "logistic", intercept=True, weighted=True, keep=[0, 1])
+    wrong = exact_fit(FedBestSubset(tau=0), kept, other, np.zeros(7), rounds=50)
+    fit = replace(right, search=replace(right.search, loss=wrong.search.loss))
+    found = certified(fit, algorithm, problem, cut, 100).certificate
+    gap = 1 - best.loss_ * 160 / wrong.search.loss
+    assert not found.proven
+    assert found.gap == pytest.approx(gap, rel=1e-6)
+    assert "has a loss that is smaller by" in found.reason
+
+
 def test_many_columns_and_sites_are_fitted_in_bounded_memory() -> None:
     draw = np.random.default_rng(0)
     x: Any = sp.random_array((2000, 20_000), density=0.002, rng=draw, format="csr")
@@ -372,15 +425,29 @@ def test_settings_of_the_algorithms_are_passed_on() -> None:
         FederatedSparseRegressor(1, solver_options=3).fit(x, y, groups)
 
 
-def test_pursuit_that_prunes_by_cost_survives_one_measurement_in_two_units() -> None:
+@pytest.mark.parametrize("solver", ["fedgradmp", "inexactfedgradmp"])
+def test_pursuit_survives_one_measurement_in_two_units(solver: str) -> None:
+    draw = np.random.default_rng(0)
+    x = draw.standard_normal((500, 8))
+    x[:, 1] = (3 * x[:, 0]).round(2)
+    u = x[:, 4] + x[:, 5] + 0.3 * x[:, 6]
+    y, sites = u + draw.standard_normal(500), np.arange(500) % 5
+    model = FederatedSparseRegressor(2, solver=solver).fit(x, y, sites)
+    assert model.support_.tolist() == [4, 5]
+    kept = FederatedSparseRegressor(2, solver=solver, keep=[6]).fit(x, y, sites)
+    assert kept.support_.tolist() == [4, 5, 6]
+    sparse_x = FederatedSparseRegressor(2, solver=solver).fit(sp.csr_matrix(x), y, sites)
+    assert sparse_x.support_.tolist() == [4, 5]
+    labels = 3 * u + draw.logistic(size=500) > 0
+    classes = FederatedSparseClassifier(2, solver=solver).fit(x, labels, sites)
+    assert classes.support_.tolist() == [4, 5]
+
+
+def test_the_pruning_of_the_paper_stays_available() -> None:
     draw = np.random.default_rng(0)
     x = draw.standard_normal((500, 8))
     x[:, 1] = (3 * x[:, 0]).round(2)
     y = x[:, 4] + x[:, 5] + 0.3 * x[:, 6] + draw.standard_normal(500)
-    options = {"prune": "cost"}
+    options = {"prune": "largest"}
     model = FederatedSparseRegressor(2, solver="fedgradmp", solver_options=options)
-    model.fit(x, y, np.arange(500) % 5)
-    assert model.support_.tolist() == [4, 5]
-    kept = FederatedSparseRegressor(2, solver="fedgradmp", solver_options=options, keep=[6])
-    with pytest.raises(ParsiflError, match="prune='cost' needs"):
-        kept.fit(x, y, np.arange(500) % 5)
+    assert model.fit(x, y, np.arange(500) % 5).support_.tolist() == [0, 1]

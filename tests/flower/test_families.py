@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,8 +11,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from sklearn.model_selection import LeaveOneGroupOut
 from tests.records import read_metrics
 
+from parsifl import report
 from parsifl.core.errors import ConfigError, ParsiflError
 from parsifl.data.tables import as_columns
 from parsifl.engine.experiment import Experiment
@@ -20,15 +23,15 @@ from parsifl.estimators import (
     FederatedSparseCox,
     FederatedSparsePoisson,
     FederatedSparseRegressor,
+    FederatedSparseRegressorCV,
     load,
+    plots,
 )
-from parsifl.flower.answering import respond
-from parsifl.flower.message import Envelope
+from parsifl.flower.message import Envelope, Kind, Replies, Requests, respond
 from parsifl.flower.regression import MODEL_FILE, Regression
 from parsifl.flower.settings import Deployment, DeploymentSettings
 from parsifl.flower.tables import RegressionSpec
 from parsifl.flower.tablesite import TableSite
-from parsifl.flower.transport import Kind, Replies, Requests
 
 SIZES = (150, 90, 200)
 SPECS = {
@@ -123,6 +126,49 @@ def in_process(family: str, tau: int = 3) -> tuple[Any, pd.DataFrame]:
         return FederatedSparsePoisson(tau).fit(x, table.visits, groups, offset=offset), x
     y = table[["days", "died"]].to_numpy(dtype=np.float64)
     return FederatedSparseCox(tau).fit(x, y, groups), x
+
+
+def test_one_round_of_a_linear_regression_tells_the_number_of_terms(tmp_path: Path) -> None:
+    model, sites = deployed("linear", tmp_path)
+    table = pd.concat(sites.tables, ignore_index=True)
+    groups, found = np.repeat([0, 1, 2], SIZES), model.preprocessing_
+    fitted = FederatedSparseRegressor(column_groups=found.units)
+    expected = FederatedSparseRegressorCV(model.path_, cv=LeaveOneGroupOut(), estimator=fitted)
+    expected.fit(found.design(as_columns(table)), table.days, groups)
+    assert model.path_.tolist() == [1, 2, 3, 4, 5, 6]
+    assert np.allclose(model.error_path_, expected.error_path_, rtol=1e-10)
+    assert np.allclose(model.mean_error_, expected.mean_error_, rtol=1e-10)
+    assert np.allclose(model.standard_error_, expected.standard_error_, rtol=1e-10)
+    curve = plots.cv_curve(model)
+    assert curve.get_legend().get_texts()[1].get_text() == "chosen: 3 (as asked)"
+    page = report.build_fit(model, tmp_path / "fit.html").read_text()
+    assert page.count("Cross-validation over sites") == 2  # a caption, and its label
+    for released in (tmp_path / "state").glob("client-*/released-*.npy"):
+        assert len(np.load(released)) == 1  # the last question repeats the first
+
+
+@pytest.mark.parametrize("family", SPECS)
+def test_the_report_draws_what_the_aggregates_allow(family: str, tmp_path: Path) -> None:
+    deployed(family, tmp_path)
+    text = report.build([tmp_path / "run"], tmp_path / "report.html").read_text()
+    shown = re.findall(r"<figure><figcaption>(.*?)[:.].*?</figcaption><svg", text)
+    linear = ["Coefficient path", "Cross-validation over sites"] * (family == "linear")
+    shares = ["observed less predicted"] * (family in ("logistic", "poisson"))
+    assert shown[: len(shown) - 4] == linear + shares
+    assert {"age", "marker2", "ward=surgery", "ward=heart"} == set(shown[-4:])
+    assert "Fit by site" in text
+    assert ("Number of terms" in text) is (family == "linear")
+    assert ">nan<" not in text
+
+
+def test_a_resumed_regression_asks_for_the_sums_of_tables_again(tmp_path: Path) -> None:
+    model, sites = deployed("linear", tmp_path)
+    plan = DeploymentSettings(
+        sites.experiment, 3, Deployment(out=str(tmp_path / "run"), wait=0.01, resume=True)
+    )
+    Regression(plan, sites, sites.log.append, SPECS["linear"]).run()
+    again = load(tmp_path / "run" / MODEL_FILE)
+    assert again.mean_error_.tolist() == model.mean_error_.tolist()
 
 
 @pytest.mark.parametrize("family", SPECS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -19,15 +20,27 @@ from parsifl.algorithms.fedbestsubset import BestSubsetQuestion
 from parsifl.core.errors import ConfigError, DataError
 from parsifl.core.problem import CurvatureSums
 from parsifl.engine.experiment import Experiment
-from parsifl.flower.answering import respond
-from parsifl.flower.data_schema import DataSchema
-from parsifl.flower.guards import Guards, Refusal, check_leverage, check_products
-from parsifl.flower.message import Envelope
+from parsifl.flower.guards import (
+    Guards,
+    Refusal,
+    RiskSetProducts,
+    check_leverage,
+    check_products,
+)
+from parsifl.flower.hello import DataSchema
+from parsifl.flower.message import Envelope, respond
 from parsifl.flower.network_schema import AgreeReply
 from parsifl.flower.regression import _check_units
-from parsifl.flower.table_schema import ColumnSchema, TableSchema, prepare
 from parsifl.flower.tables import Agreement
-from parsifl.flower.tablesite import RiskSetProducts, TableSite, _data, problem_of, row_weights
+from parsifl.flower.tablesite import (
+    ColumnSchema,
+    TableSchema,
+    TableSite,
+    _data,
+    prepare,
+    problem_of,
+    row_weights,
+)
 from parsifl.solvers.best_subset import symmetric
 
 RUN = "0" * 32
@@ -90,8 +103,7 @@ class Attacker:
         pairs = [np.eye(ROWS)]
         for row in released[:, 1]:
             if self.spec.family == "cox":
-                risk = RiskSetProducts(row, time=self.y[:, 0], event=self.y[:, 1])
-                pairs.append(risk.block(slice(0, ROWS)))
+                pairs.append(risk_products(row, self.y[:, 0], self.y[:, 1]))
             else:
                 pairs.append(np.diag(row))
         second = np.stack(pairs).reshape(len(pairs), -1)
@@ -103,6 +115,16 @@ class Attacker:
 
     def rule(self, at: Any) -> str:
         return str(fields(self.ask(at)).get("rule", ""))
+
+
+def risk_products(log_ratios: Any, time: Any, event: Any) -> Any:
+    """Return the matrix K of the curvature of a Cox model, event by event."""
+    ratio, found = np.exp(log_ratios), np.zeros((len(time), len(time)))
+    for moment in time[event == 1]:
+        share = ratio * (time >= moment)
+        share = share / share.sum()
+        found += np.diag(share) - np.outer(share, share)
+    return found
 
 
 def steep(attacker: Attacker, column: int, below: int, slope: float = 1e4) -> Any:
@@ -206,7 +228,7 @@ def test_the_products_of_a_cox_model_are_its_curvature(tmp_path: Path) -> None:
     attacker.ask(at)
     weights = row_weights(attacker.problem, attacker.data, torch.as_tensor(at))
     time, event = attacker.y[:, 0], attacker.y[:, 1]
-    products = RiskSetProducts(weights[1], time=time, event=event).block(slice(0, ROWS))
+    products = risk_products(weights[1], time, event)
     found = symmetric(attacker.sums[0].curvature.numpy(), np.zeros(attacker.width))
     assert np.allclose(attacker.x.T @ products @ attacker.x, found, rtol=1e-9, atol=1e-9)
     assert np.allclose(attacker.x.T @ weights[0], attacker.sums[0].gradient.numpy(), atol=1e-9)
@@ -223,6 +245,39 @@ def test_a_difference_of_two_rows_at_risk_is_refused() -> None:
     with pytest.raises(Refusal, match="a row or a pair would stand out"):
         check_products([], calm(steep), Guards())
     check_products([], calm(steep), Guards(cell=2))  # no single row stands out
+
+
+@pytest.mark.parametrize("cell", [2, 3])
+@pytest.mark.parametrize("scale", [0.1, 2.0])
+def test_the_largest_share_is_that_of_the_full_projection(scale: float, cell: int) -> None:
+    draw, rows = np.random.default_rng(7), 50
+    for _ in range(10):
+        time, event = draw.integers(0, 20, rows).astype(float), draw.integers(0, 2, rows)
+        asked = scale * draw.normal(size=(4, rows))
+        asked[3] = asked[2] + 1e-3 * draw.normal(size=rows)  # steps that have nearly converged
+        full = np.stack([np.eye(rows), *(risk_products(row, time, event) for row in asked)])
+        basis = np.linalg.qr(full.reshape(5, -1).T)[0]
+        share = (basis**2).sum(axis=1).reshape(rows, rows)
+        own = np.diag(share)
+        both = 2 * share + own + own[:, None]
+        np.fill_diagonal(both, own)
+        worst = float((both if cell > 2 else own).max())
+        made = [RiskSetProducts(row, time=time, event=event.astype(float)) for row in asked]
+        if worst < 0.999:  # shares of four entries may add up to more than 1
+            check_products(made[:3], made[3], Guards(leverage=1.001 * worst, cell=cell))
+        with pytest.raises(Refusal, match="a row or a pair"):
+            check_products(made[:3], made[3], Guards(leverage=min(0.999 * worst, 1.0), cell=cell))
+
+
+def test_the_check_of_a_cox_model_takes_no_matrix_over_pairs_of_rows() -> None:
+    draw, rows = np.random.default_rng(0), 20_000
+    time, event = draw.random(rows), np.ones(rows)
+    made = [RiskSetProducts(row, time=time, event=event) for row in draw.normal(size=(6, rows))]
+    tracemalloc.start()
+    check_products(made[:5], made[5], Guards())
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 100 * 8 * rows
 
 
 def test_equal_weights_and_their_multiples_add_nothing() -> None:

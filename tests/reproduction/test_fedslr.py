@@ -183,15 +183,21 @@ def _no_data(*_: object, **__: object) -> None:
     raise DataError("the dataset is not here")
 
 
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder for all recipes: they share jobs."""
+    return tmp_path_factory.mktemp("runs")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_every_recipe_runs_end_to_end(name: str, data_folder: Path, tmp_path: Path) -> None:
+def test_every_recipe_runs_end_to_end(name: str, data_folder: Path, runs: Path) -> None:
     context = Context("smoke", seeds=1, data_dir=str(data_folder))
-    results, claims = reproduce(find(name), context, tmp_path)
+    results, claims = reproduce(find(name), context, runs)
     assert not any(SKIPPED in result.values for result in results)
     assert {claim.verdict for claim in claims} == {"none"}
     assert all(claim.ours for claim in claims)
-    again, _ = reproduce(find(name), context, tmp_path)
+    again, _ = reproduce(find(name), context, runs)
     assert [r.values for r in again] == [r.values for r in results]
 
 

@@ -199,7 +199,7 @@ class FedBestSubset(
     ) -> BestSubsetState:
         """Take a step of the search."""
         rules = self.rules(problem, server.coefficients)
-        found = best_subset.advance(as_search(server), _as_sums(total), rules)
+        found = best_subset.advance(as_search(server), as_sums(total), rules)
         return _as_tensors(found, server.coefficients.dtype)
 
     def model(self, problem: Summable, server: BestSubsetState) -> Model:
@@ -264,7 +264,8 @@ def _as_tensors(search: Search, dtype: torch.dtype) -> BestSubsetState:
     return BestSubsetState(**found)
 
 
-def _as_sums(total: CurvatureSums) -> Sums:
+def as_sums(total: CurvatureSums) -> Sums:
+    """Return sums over clients in NumPy, as the search reads them."""
     rows, loss, *arrays = (
         getattr(total, item.name).to(torch.float64).numpy() for item in fields(CurvatureSums)
     )

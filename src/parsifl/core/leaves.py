@@ -1,7 +1,7 @@
 """Compact leaves that may stand for a tensor in a state or a message.
 
 A plain tensor is the dense form (the wire finds its zeros by itself), and a layer that does not
-travel is a missing key. `Sparse` and `LowRank` are for methods that already hold the parts.
+travel is a missing key. `Sparse` and `LowRank` are for algorithms that already hold the parts.
 """
 
 from __future__ import annotations

@@ -229,6 +229,22 @@ class Preprocessing:
         """Return the design matrix, centred and scaled."""
         return (self.design(table) - self.mean) / self.scale
 
+    def sums(self, site: Summary) -> Array:
+        """Return the sums of the standardised columns over the rows of a site, from its summary."""
+        found: list[float] = []
+        for column in self.columns:
+            part = site.columns[column.name]
+            if isinstance(part, LevelCounts):
+                counts = {ABSENT: part.missing, **part.levels}
+            elif column.levels:  # no row of the site has a word
+                counts = {ABSENT: site.rows}
+            else:
+                found.append(part.count * (part.mean - column.mean[0]))
+                continue
+            for level, mean in zip(column.levels[1:], column.mean, strict=True):
+                found.append(counts.get(level, 0) - site.rows * mean)
+        return np.array(found) / self.scale
+
 
 def _agreed(name: str, parts: Sequence[ColumnSummary], rows: int) -> TableColumn:
     worded = [part for part in parts if isinstance(part, LevelCounts)]

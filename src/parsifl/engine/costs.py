@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, final
 
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
 from parsifl.core import config, tree
-from parsifl.core._functorch import TorchDispatchMode, inside_backward
 from parsifl.core.algorithm import AnyAlgorithm
 from parsifl.core.batching import Batches, ClientRoundData
 from parsifl.core.config import NonNegative, Positive
 from parsifl.core.problem import Problem
-from parsifl.nn.flops import flop_counter, noting_trained
+from parsifl.nn.flops import OperationCounter, noting_trained
 
 
 @final
@@ -47,7 +46,7 @@ class Cost(int):
 
 
 class FlopCounter:
-    """Counts the operations of `local` for each structure once, on `meta` tensors.
+    """Counts the operations of `client_update` once for each structure.
 
     A client's count is linear in its steps: one run without steps and one with a single step of
     each sequence give the rest. None where the work cannot run without data (CSR designs).
@@ -81,57 +80,41 @@ class FlopCounter:
     def _measure(self, down: Any, client: Any, shard: ClientRoundData) -> _Measured | None:
         if not _has_tensors_only((down, client, shard)):
             return None
+        # A step on real tensors is cheap, and operations on `meta` tensors import torch's compiler,
+        # which takes seconds. Work on all rows would take as long as the round itself.
+        if shard.rows is None:
+            with suppress(Exception):  # work that does nothing without batches
+                return self._counted((down, client, shard))
+        with suppress(Exception):  # work that needs values cannot be counted; the record says None
+            return self._counted(tree.to_meta((down, client, shard)))
+        return None
+
+    def _counted(self, arguments: tuple[Any, Any, ClientRoundData]) -> _Measured:
+        down, client, shard = arguments
         idle = {name: _cut(batches, 0) for name, batches in shard.batches.items()}
-        try:
-            with noting_trained() as noted:
-                base = self._run(down, client, replace(shard, batches=idle))
-                steps = {
-                    name: self._run(
-                        down, client, replace(shard, batches={**idle, name: _cut(b, 1)})
-                    )
-                    for name, b in shard.batches.items()
-                    if len(b)
-                }
-        except Exception:  # work that needs values cannot be counted; the record says None
-            return None
+
+        def run(batches: dict[str, Batches]) -> OperationCounter:
+            with OperationCounter() as counter:
+                self._method.client_update(
+                    self._problem, down, client, replace(shard, batches=batches)
+                )
+            return counter
+
+        with noting_trained() as noted:
+            base = run(idle)
+            steps = {
+                name: run({**idle, name: _cut(b, 1)}) for name, b in shard.batches.items() if len(b)
+            }
         return _Measured(base, steps, sum(noted.values()))
-
-    def _run(self, down: Any, client: Any, shard: ClientRoundData) -> _Passes:
-        arguments = tree.to_meta((down, client, shard))
-        with flop_counter() as counter:
-            passes = _Passes(counter)
-            with passes:
-                self._method.client_update(self._problem, *arguments)
-        return passes
-
-
-@final
-class _Passes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not annotate it
-    """Splits the counted operations into forward and backward passes."""
-
-    def __init__(self, counter: FlopCounterMode) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # as above
-        self._counter = counter
-        self.forward = self.backward = 0
-
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        before = self._counter.get_total_flops()
-        result = function(*args, **(kwargs or {}))
-        spent = int(self._counter.get_total_flops() - before)
-        if inside_backward():
-            self.backward += spent
-        else:
-            self.forward += spent
-        return result
 
 
 @final
 class _Measured:
     """What local work takes without any step, and what each step of a sequence adds."""
 
-    def __init__(self, base: _Passes, steps: dict[str, _Passes], trained: int) -> None:
+    def __init__(
+        self, base: OperationCounter, steps: dict[str, OperationCounter], trained: int
+    ) -> None:
         self._base = Counter(forward=base.forward, backward=base.backward)
         self._steps = {
             name: Counter(forward=one.forward - base.forward, backward=one.backward - base.backward)

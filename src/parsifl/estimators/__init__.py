@@ -9,6 +9,7 @@ coefficient is selected, which is another question.
 from __future__ import annotations
 
 from parsifl.estimators import plots
+from parsifl.estimators.certificate import Certificate
 from parsifl.estimators.classifier import FederatedSparseClassifier
 from parsifl.estimators.cox import FederatedSparseCox
 from parsifl.estimators.cv import (
@@ -18,7 +19,6 @@ from parsifl.estimators.cv import (
     FederatedSparseRegressorCV,
 )
 from parsifl.estimators.diagnosis import Diagnosis, diagnose
-from parsifl.estimators.exact import Certificate
 from parsifl.estimators.inference import Inference, post_double_selection, split_inference
 from parsifl.estimators.poisson import FederatedSparsePoisson
 from parsifl.estimators.preprocessor import FederatedPreprocessor

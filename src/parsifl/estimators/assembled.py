@@ -12,6 +12,7 @@ from parsifl.data.preprocessing import Preprocessing
 from parsifl.estimators.base import FederatedSparse
 from parsifl.estimators.exact import ExactFit
 from parsifl.estimators.moments import Array
+from parsifl.estimators.one_shot import Products, held_out_errors, mean_errors
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +31,8 @@ class DeployedFit:
         Of the target: its mean (linear regression), its two classes (logistic regression).
     solver, history, bytes_up, bytes_down
         The algorithm, its rounds, and all bytes, the agreement included.
+    products
+        The products of all columns at every site, if the sites sent them; else empty.
     left_out
         Sites whose guards kept them out of the fit, with what they said.
     """
@@ -45,6 +48,7 @@ class DeployedFit:
     bytes_up: int
     bytes_down: int
     constant: float = 0.0
+    products: Sequence[Products] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -78,6 +82,18 @@ def assembled(estimator: FederatedSparse, outcome: DeployedFit) -> FederatedSpar
         model.coef_, model.intercept_ = model.coef_[None], np.array([model.intercept_])
     if centred:
         model._note(found.mean, found.scale, "global", outcome.target_mean)
+        if len(outcome.products) > 1:
+            _note_errors(model, outcome.products)
     else:
         model._note(found.mean, found.scale, constant=outcome.constant)
     return estimator
+
+
+def _note_errors(model: Any, sites: Sequence[Products]) -> None:
+    """Keep the error of each number of terms on sites left out, as cross-validation does."""
+    model.path_ = model._exact.path_numbers()
+    held = [np.array([site]) for site in range(len(sites))]
+    errors = held_out_errors(model, sites, model.path_, held)
+    rows = np.array([part.count for part in sites])
+    model.error_path_ = errors
+    model.mean_error_, model.standard_error_ = mean_errors(errors, rows)

@@ -16,7 +16,8 @@ from sklearn.utils.validation import check_is_fitted
 from parsifl.algorithms.fedbestsubset import FedBestSubset
 from parsifl.core import config
 from parsifl.core.errors import ConfigError, ParsiflWarning, unknown
-from parsifl.estimators.exact import Certificate, ExactFit, Sites, exact_fit
+from parsifl.estimators.certificate import Certificate
+from parsifl.estimators.exact import ExactFit, Sites, certified, exact_fit
 from parsifl.estimators.export import Missing, as_sklearn
 from parsifl.estimators.inference import (
     FIXED,
@@ -57,6 +58,10 @@ class FederatedSparse(PublishedSolvers):
         self._check_local_steps()
         if not whole(self.max_bytes) or self.max_bytes < 1:
             raise ValueError(f"max_bytes must be a whole number above 0, got {self.max_bytes!r}")
+        if not whole(self.certificate_rounds) or self.certificate_rounds < 0:
+            raise ValueError(
+                f"certificate_rounds must be a whole number, got {self.certificate_rounds!r}"
+            )
         obstacle = self._obstacle(problem, tau)
         if self.solver in PAPERS:
             self.solver_, self.solver_reason_ = self.solver, "as asked"
@@ -87,7 +92,10 @@ class FederatedSparse(PublishedSolvers):
         """Return why the lossless solver cannot be used; empty if it can."""
         datafit = getattr(problem, "datafit", None)  # a Cox model has none
         if datafit is not None and datafit.name == "softmax":
-            return "softmax has a vector of coefficients for each class"
+            return (
+                "softmax has a vector of coefficients for each class; OneVsRestClassifier of "
+                "scikit-learn fits a logistic regression of each class against the rest"
+            )
         if self._setting("participation", 1.0) != 1:
             return "participation is below 1, and sums over different sites cannot be compared"
         if self._setting("batch_size", None) is not None:
@@ -158,6 +166,8 @@ class FederatedSparse(PublishedSolvers):
         algorithm = self._algorithm(problem, tau, own_intercept=own_intercept)
         sites = Sites.of(x, y, parts)
         fit = exact_fit(algorithm, problem, sites, first, rounds=self._rounds(_EXACT_ROUNDS))
+        if self.certificate_rounds and not fit.one_shot:
+            fit = certified(fit, algorithm, problem, sites, int(self.certificate_rounds))
         self._exact: ExactFit | None = fit
         self.history_, self.n_iter_ = fit.history, len(fit.history)
         self.bytes_up_ = fit.bytes_up + moments.bytes_up + self._agreement_bytes[0]
@@ -233,7 +243,7 @@ class FederatedSparse(PublishedSolvers):
 
     @property
     def certificate_(self) -> Certificate:
-        """How far from optimal the support can be: proven for a squared loss with few columns."""
+        """How far from optimal the support can be, if that is known: see `certificate_rounds`."""
         return self._fitted_exactly("certificate_").certificate
 
     def information_criteria(self, *, gamma: float = 1.0) -> dict[str, float]:

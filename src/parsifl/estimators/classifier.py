@@ -20,7 +20,8 @@ class FederatedSparseClassifier(ClassifierMixin, FederatedSparse):  # type: igno
     """Logistic (two classes) or softmax regression with few non-zero coefficients a class.
 
     As `FederatedSparseRegressor`, but for: `n_nonzero_coefs` counts coefficients of each class;
-    more than two classes have no "exact" solver and take Fed-HT, with a refit; a site may hold
+    more than two classes have no "exact" solver and take Fed-HT, with a refit (or use
+    scikit-learn's `OneVsRestClassifier` around this one); a site may hold
     one class only, the whole federation may not. Coefficients are those of pooled maximum
     likelihood on the support. Where columns separate the classes there is none: a warning says so,
     and `l2` (None: no ridge, but 0.001 inside the solvers of the papers) helps.

@@ -49,6 +49,7 @@ class FederatedSparseCox(FederatedSparse):
         keep: Any = (),
         column_groups: Any = None,
         max_bytes: int = 8_000_000,
+        certificate_rounds: int = 0,
     ) -> None:
         self.n_nonzero_coefs = n_nonzero_coefs
         self.solver = solver
@@ -58,6 +59,7 @@ class FederatedSparseCox(FederatedSparse):
         self.keep = keep
         self.column_groups = column_groups
         self.max_bytes = max_bytes
+        self.certificate_rounds = certificate_rounds
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -21,7 +21,7 @@ from parsifl.estimators.base import FederatedSparse
 from parsifl.estimators.classifier import FederatedSparseClassifier
 from parsifl.estimators.cox import FederatedSparseCox, checked_times, concordance, two_columns
 from parsifl.estimators.moments import Array, Indices
-from parsifl.estimators.one_shot import path_errors
+from parsifl.estimators.one_shot import mean_errors, path_errors
 from parsifl.estimators.poisson import FederatedSparsePoisson
 from parsifl.estimators.regressor import FederatedSparseRegressor
 
@@ -131,19 +131,11 @@ class FederatedSparseCV(FederatedSparse):
 
     def _chosen(self, held: Array) -> int:
         """Return the number that the rule takes."""
-        errors = self.error_path_
-        weight = np.where(np.isfinite(errors), held, 0.0)
-        if not (weight.sum(axis=1) > 0).all():
-            raise ValueError("no fold has an error for every number; take fewer folds")
-        total = weight.sum(axis=1, keepdims=True)
-        values = np.where(np.isfinite(errors), errors, 0.0)
-        mean = (weight * values).sum(axis=1) / total[:, 0]
-        spread = (weight / total * (values - mean[:, None]) ** 2).sum(axis=1)
-        count = np.maximum((weight > 0).sum(axis=1) - 1, 1)
-        self.mean_error_, self.standard_error_ = mean, np.sqrt(spread / count)
+        mean, error = mean_errors(self.error_path_, held)
+        self.mean_error_, self.standard_error_ = mean, error
         best = int(mean.argmin())
         if self.rule == "one-se":
-            close = mean <= mean[best] + self.standard_error_[best]
+            close = mean <= mean[best] + error[best]
             return int(self.path_[close].min())
         return int(self.path_[best])
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -10,39 +11,46 @@ import numpy as np
 import torch
 
 from parsifl import wire
-from parsifl.algorithms.fedbestsubset import BestSubsetQuestion, FedBestSubset, as_search
+from parsifl.algorithms.fedbestsubset import (
+    BestSubsetQuestion,
+    FedBestSubset,
+    as_search,
+    as_sums,
+)
 from parsifl.core.algorithm import ClientInfo, ClientUpload
 from parsifl.core.batching import ClientRoundData, Rows
 from parsifl.core.keys import Key
 from parsifl.core.problem import CurvatureSums, Summable
+from parsifl.estimators.certificate import Certificate, prove
 from parsifl.estimators.moments import Array, Indices
 from parsifl.linear.design import as_design
 from parsifl.solvers.best_subset import quadratic_model, symmetric
-from parsifl.solvers.subset_state import ALWAYS, Phase, Rules, Search
+from parsifl.solvers.subset_state import ALWAYS, Phase, Rules, Search, Sums
 
 _NODE_WORK = 2e8
+_SHORT_PATH, _STEPS = 10, 12
 
 
-@dataclass(frozen=True)
-class Certificate:
-    """How far from optimal a support can be.
+@dataclass(frozen=True, eq=False)
+class SubsetPath:
+    """The best subsets of several sizes.
 
     Attributes
     ----------
-    proven
-        Whether no support of this size has a smaller loss.
-    gap
-        By how much the loss could be smaller, relative to it; NaN if nothing is known.
-    nodes
-        The nodes that branch and bound looked at.
-    reason
-        The same in words.
+    numbers
+        How many units each may use.
+    coefficients
+        [numbers, width], in standardised units.
+    losses
+        The loss of each, summed over rows, the l2 term included.
+    empty
+        The loss of the model that has none of these coefficients.
     """
 
-    proven: bool
-    gap: float
-    nodes: int
-    reason: str
+    numbers: Indices
+    coefficients: Array
+    losses: Array
+    empty: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +94,8 @@ class ExactFit:
         Whether sites have intercepts of their own, and which means were subtracted beforehand.
     constant
         What the negative log-likelihood has beyond the loss.
+    proof
+        A certificate that took rounds of its own.
     """
 
     search: Search
@@ -101,28 +111,92 @@ class ExactFit:
     own_intercepts: bool
     centred: Literal["", "global", "client"] = ""
     constant: float = 0.0
+    proof: Certificate | None = None
+
+    @property
+    def one_shot(self) -> bool:
+        """Whether the sites sent the whole Hessian of a squared loss, which determines any fit."""
+        return self.rules.quadratic and len(self.search.known) == self.rules.width
+
+    def path_numbers(self) -> Indices:
+        """Return the numbers of terms that a path goes through, those of this fit among them."""
+        units = int(self.rules.labels.max(initial=-1)) + 1
+        most = min(units, max(2 * self.rules.count, _SHORT_PATH))
+        numbers = {round(most ** (i / (_STEPS - 1))) for i in range(_STEPS)} if most else set()
+        if most <= _STEPS:
+            numbers = set(range(1, most + 1))
+        return np.array(sorted(numbers | {self.rules.count} - {0}), np.int64)
+
+    def path(self) -> SubsetPath:
+        """Return the best subsets of growing size; only for `one_shot`, and without a message."""
+        model, names = quadratic_model(self.search, self.rules)
+        own = self.search.support & (self.rules.labels >= 0)
+        chosen = np.unique(self.rules.labels[own])
+        here = tuple(np.searchsorted(names, chosen).tolist())
+        empty = self.search.loss - model.fit(here).value
+        numbers = self.path_numbers()
+        found, losses = np.zeros((len(numbers), self.rules.width)), np.empty(len(numbers))
+        for i, number in enumerate(numbers):
+            fit = model.fit(here if number == len(here) else model.search(number, thorough=True))
+            found[i, fit.columns], losses[i] = fit.coefficients, empty + fit.value
+        return SubsetPath(numbers, found, losses, empty)
 
     @cached_property
     def certificate(self) -> Certificate:
-        """What branch and bound says; it needs the whole Hessian of a squared loss."""
+        """What is known of other supports of this size."""
         search, rules = self.search, self.rules
-        if not rules.quadratic:
-            reason = "no bound is known for a loss that is not quadratic"
-            return Certificate(False, float("nan"), 0, reason)
-        if len(search.known) < rules.width:
-            reason = "the sites sent their products for the candidates only"
+        if self.proof is not None:
+            return self.proof
+        if not self.one_shot:
+            reason = (
+                "the sites sent their products for the candidates only"
+                if rules.quadratic
+                else "a loss that is not quadratic takes further rounds: set certificate_rounds"
+            )
             return Certificate(False, float("nan"), 0, reason)
         model, names = quadratic_model(search, rules)
         chosen = np.unique(rules.labels[search.support & (rules.labels >= 0)])
         here = tuple(np.searchsorted(names, chosen).tolist())
         nodes = int(np.clip(_NODE_WORK / max(len(names), 1) ** 3, 1, 20_000))
         lowest, _, visited = model.bound(here, len(here), nodes)
-        fall = model.fit(here).value - lowest
-        gap = float(fall / search.loss) if search.loss > 0 else 0.0
-        if gap <= 1e-9:
-            return Certificate(True, 0.0, visited, "no support of this size has a smaller loss")
-        reason = f"a support of this size may have a loss that is smaller by {gap:.2%}, not more"
-        return Certificate(False, gap, visited, reason)
+        return Certificate.of(search.loss, search.loss + lowest - model.fit(here).value, visited)
+
+
+def certified(
+    fit: ExactFit, algorithm: FedBestSubset, problem: Summable, sites: Sites, rounds: int
+) -> ExactFit:
+    """Return the fit with a certificate that took at most `rounds` further rounds."""
+    rules, search, sent = fit.rules, fit.search, [fit.bytes_up, fit.bytes_down]
+
+    def ask(points: Sequence[tuple[Array, Indices]]) -> list[Sums]:
+        found = []
+        for at, columns in points:
+            model = {problem.name: torch.from_numpy(at)}
+            question = BestSubsetQuestion(model, model, torch.from_numpy(columns))
+            uploads, record = _asked(algorithm, problem, sites, question, len(fit.history) + 1)
+            sent[0] += record["bytes_up"]
+            sent[1] += record["bytes_down"]
+            total = algorithm.accumulator(problem)
+            for info, upload in zip(sites.infos, uploads, strict=True):
+                total.add(ClientUpload(info, float(info.samples), upload, question))
+            found.append(as_sums(total.total()))
+        return found
+
+    if search.phase != Phase.CONVERGED:
+        proof = Certificate(False, float("nan"), 0, "the fit did not converge")
+    else:
+        one = algorithm.upload_bytes(rules.width, rules.width, quadratic=rules.quadratic)
+        poisson = getattr(getattr(problem, "datafit", None), "name", "") == "poisson"
+        proof = prove(
+            ask,
+            rules,
+            search.coefficients,
+            search.loss,
+            rounds=rounds,
+            batch=max(algorithm.max_bytes // one, 1),
+            floor=-np.inf if poisson else 0.0,
+        )
+    return replace(fit, proof=proof, bytes_up=sent[0], bytes_down=sent[1])
 
 
 def exact_fit(

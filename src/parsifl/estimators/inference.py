@@ -19,7 +19,7 @@ from sklearn.utils import _safe_indexing, check_array
 
 from parsifl.core.keys import Key
 from parsifl.data.tables import as_columns, is_table
-from parsifl.estimators.exact import ExactFit
+from parsifl.estimators.exact import ExactFit, SubsetPath
 from parsifl.estimators.moments import Array, Indices
 
 FIXED = (
@@ -93,7 +93,8 @@ class Inference:
 
     def cells(self) -> list[list[str]]:
         """Return the table as text, its heading first."""
-        rows = [["", "estimate", "SE", f"{self.level:.0%} CI", "p", "Q", "I2", *self.sites]]
+        rows = [["", "estimate", "SE", f"{self.level:.0%} CI", "p", "Q", "I2"]]
+        rows[0] += [f"site {site}" for site in self.sites]
         for i, name in enumerate(self.names):
             interval = "" if np.isnan(self.se[i]) else f"[{self.lower[i]:.4g}, {self.upper[i]:.4g}]"
             row = [name, _text(self.estimate[i]), _text(self.se[i]), interval]
@@ -258,14 +259,31 @@ def information_criteria(fit: ExactFit, family: str, gamma: float = 1.0) -> dict
     coefficient.
     """
     n, loss = float(fit.rows.sum()), float(fit.losses.sum())
-    if family == "gaussian":
-        likelihood = -n / 2 * (math.log(2 * math.pi * max(2 * loss, 1e-300) / n) + 1)
-    else:
-        likelihood = -loss - fit.constant
-    count = degrees_of_freedom(fit, family)
+    likelihood = _gaussian(n, loss) if family == "gaussian" else -loss - fit.constant
     free = fit.rules.labels >= 0
     chosen = len(np.unique(fit.rules.labels[fit.search.support & free]))
-    units = int(fit.rules.labels.max()) + 1 if free.any() else 0
+    return _criteria(fit, likelihood, degrees_of_freedom(fit, family), chosen, gamma)
+
+
+def path_criteria(fit: ExactFit, path: SubsetPath) -> list[dict[str, float]]:
+    """Return the same for every number of terms of a linear regression without a ridge."""
+    n, extra = float(fit.rows.sum()), degrees_of_freedom(fit, "gaussian") - len(fit.columns)
+    return [
+        _criteria(fit, _gaussian(n, loss), int(np.count_nonzero(slopes)) + extra, number, 1.0)
+        for number, slopes, loss in zip(
+            path.numbers.tolist(), path.coefficients, path.losses.tolist(), strict=True
+        )
+    ]
+
+
+def _gaussian(n: float, loss: float) -> float:
+    return -n / 2 * (math.log(2 * math.pi * max(2 * loss, 1e-300) / n) + 1)
+
+
+def _criteria(
+    fit: ExactFit, likelihood: float, count: int, chosen: int, gamma: float
+) -> dict[str, float]:
+    n, units = float(fit.rows.sum()), max(int(fit.rules.labels.max(initial=-1)) + 1, 0)
     ways = math.lgamma(units + 1) - math.lgamma(chosen + 1) - math.lgamma(units - chosen + 1)
     bic = -2 * likelihood + count * math.log(n)
     return {

@@ -39,6 +39,15 @@ class Products:
         return cls(float(weight.sum()), weight @ rows, rows.T @ (rows * weight[:, None]))
 
     @classmethod
+    def from_zero(
+        cls, loss: float, gradient: Array, curvature: Array, sums: Array, count: float
+    ) -> Products:
+        """Read them from half the sum of squares and its derivatives at coefficients of 0."""
+        cross = -gradient[:, None]
+        products = np.block([[curvature, cross], [cross.T, np.array([[2 * loss]])]])
+        return cls(count, sums, products)
+
+    @classmethod
     def total(cls, parts: Sequence[Products]) -> Products:
         """Add up sites."""
         return cls(
@@ -47,11 +56,50 @@ class Products:
             np.sum([part.products for part in parts], axis=0),
         )
 
+    def answer(self, slopes: Array, columns: Indices) -> tuple[float, Array, Array]:
+        """Return half the sum of squares and its derivatives at these columns; no intercept."""
+        b = np.append(slopes, -1.0)
+        residual = self.products @ b
+        inner = self.products[np.ix_(columns, columns)]
+        return float(b @ residual / 2), residual[columns], inner
+
     def error(self, slopes: Array, intercept: float) -> float:
         """Return the mean squared error of a model on these rows."""
         b = np.append(-slopes, 1.0)  # y - x'b
         square = b @ self.products @ b - 2 * intercept * (b @ self.sums)
         return float(square / self.count + intercept**2)
+
+
+def held_out_errors(
+    base: FederatedSparseRegressor,
+    sites: Sequence[Products],
+    path: Indices,
+    held: Sequence[Indices],
+) -> Array:
+    """Return mean squared errors [numbers, folds] on the sites `held` out of each fold."""
+    found = np.empty((len(path), len(held)))
+    for j, out in enumerate(held):
+        train = Products.total([part for site, part in enumerate(sites) if site not in out])
+        test = Products.total([sites[site] for site in out])
+        for i, number in enumerate(path):
+            found[i, j] = test.error(*_model(base, train, int(number)))
+    return found
+
+
+def mean_errors(errors: Array, held: Array) -> tuple[Array, Array]:
+    """Return the mean over folds, each weighted by the rows that it holds out, and its error.
+
+    A fold without an error (NaN) is left out.
+    """
+    weight = np.where(np.isfinite(errors), held, 0.0)
+    if not (weight.sum(axis=1) > 0).all():
+        raise ValueError("no fold has an error for every number; take fewer folds")
+    total = weight.sum(axis=1, keepdims=True)
+    values = np.where(np.isfinite(errors), errors, 0.0)
+    mean = (weight * values).sum(axis=1) / total[:, 0]
+    spread = (weight / total * (values - mean[:, None]) ** 2).sum(axis=1)
+    count = np.maximum((weight > 0).sum(axis=1) - 1, 1)
+    return mean, np.sqrt(spread / count)
 
 
 def path_errors(
@@ -82,13 +130,7 @@ def path_errors(
         Products.of(columns[owner == site], weight[owner == site])
         for site in range(int(owner.max()) + 1)
     ]
-    found = np.empty((len(path), len(folds)))
-    for j, out in enumerate(held):
-        train = Products.total([part for site, part in enumerate(sites) if site not in out])
-        test = Products.total([sites[site] for site in out])
-        for i, number in enumerate(path):
-            found[i, j] = test.error(*_model(base, train, int(number)))
-    return found
+    return held_out_errors(base, sites, path, held)
 
 
 def _is_one_shot(base: FederatedSparseRegressor, x: Any) -> bool:

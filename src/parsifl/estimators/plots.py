@@ -70,14 +70,18 @@ def coefficient_path(
 
 
 def cv_curve(model: Any, ax: Any = None) -> Any:
-    """Draw the error of each number of terms, with standard errors and the number chosen."""
+    """Draw the error of each number of terms, with standard errors and the number chosen.
+
+    The model is one with cross-validation, or the estimator of a deployed linear regression.
+    """
     ax = _axes(ax)
     ax.errorbar(model.path_, model.mean_error_, yerr=model.standard_error_, marker="o", capsize=3)
     best = int(model.mean_error_.argmin())
     bound = model.mean_error_[best] + model.standard_error_[best]
     ax.axhline(bound, color="grey", linestyle=":", label="best + 1 SE")
-    chosen = model.n_nonzero_coefs_
-    ax.axvline(chosen, color="black", linestyle="--", label=f"chosen: {chosen} ({model.rule})")
+    chosen = getattr(model, "n_nonzero_coefs_", getattr(model, "n_nonzero_coefs", None))
+    label = f"chosen: {chosen} ({getattr(model, 'rule', 'as asked')})"
+    ax.axvline(chosen, color="black", linestyle="--", label=label)
     ax.set(xlabel="terms", ylabel="error on sites left out")
     ax.xaxis.get_major_locator().set_params(integer=True)
     ax.legend(fontsize="small")

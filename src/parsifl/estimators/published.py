@@ -161,6 +161,8 @@ class PublishedSolvers(EstimatorSettings):
 
     def _method(self, tau: int, rate: float) -> AnyAlgorithm:
         settings: dict[str, Any] = {"tau": tau, "scope": "row"}
+        if self.solver_ in PURSUIT and self._setting("dictionary", None) is None:
+            settings["prune"] = "cost"
         if self.solver == self.solver_:  # those of "auto" are of the lossless solver
             settings |= self._options()
         if self.solver_ != "distributediht":

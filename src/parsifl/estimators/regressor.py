@@ -68,6 +68,9 @@ class FederatedSparseRegressor(RegressorMixin, FederatedSparse):  # type: ignore
         Without it the coefficients are those of the solver, which are a little off.
     max_bytes
         The largest upload of a site in a round of "exact".
+    certificate_rounds
+        How many further rounds "exact" may spend on `certificate_`. A squared loss fitted in one
+        round needs none; other losses need some tens of rounds for about 20 columns.
     participation
         The fraction of sites in a round; "exact" needs all.
     random_state
@@ -78,7 +81,8 @@ class FederatedSparseRegressor(RegressorMixin, FederatedSparse):  # type: ignore
         as by 4 rows. Only for "exact".
     solver_options
         Further settings of the algorithm by name, such as {"candidates": 50} for "exact" or
-        {"prune": "omp"}, {"radius": 10.0} or {"delta": 1e-6} for those of the papers.
+        {"radius": 10.0} or {"delta": 1e-6} for those of the papers. Matching pursuit prunes by what
+        a removal costs; {"prune": "largest"} is the rule of its paper.
 
     Attributes
     ----------

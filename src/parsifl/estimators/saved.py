@@ -14,10 +14,11 @@ from parsifl.core.errors import DataError
 from parsifl.data.preprocessing import Preprocessing, TableColumn
 from parsifl.engine.safe_files import replace_file
 from parsifl.estimators.base import FederatedSparse
+from parsifl.estimators.certificate import Certificate
 from parsifl.estimators.classifier import FederatedSparseClassifier
 from parsifl.estimators.cox import FederatedSparseCox
 from parsifl.estimators.exact import ExactFit
-from parsifl.estimators.inference import Columns
+from parsifl.estimators.inference import Columns, path_criteria, was_selected
 from parsifl.estimators.moments import Array
 from parsifl.estimators.poisson import FederatedSparsePoisson
 from parsifl.estimators.regressor import FederatedSparseRegressor
@@ -36,7 +37,16 @@ _ESTIMATORS: dict[str, type[FederatedSparse]] = {
 }
 _PARTS: dict[str, type[Any]] = {
     kind.__name__: kind
-    for kind in (Preprocessing, TableColumn, ExactFit, Search, Rules, Columns, RandomDictionary)
+    for kind in (
+        Preprocessing,
+        TableColumn,
+        Certificate,
+        ExactFit,
+        Search,
+        Rules,
+        Columns,
+        RandomDictionary,
+    )
 }
 _KINDS = "biufUO"
 
@@ -69,8 +79,10 @@ def _digest(values: dict[str, Any]) -> str:
 
 def summary_values(estimator: FederatedSparse) -> dict[str, Any]:
     """Return what a report shows of a lossless fit, as JSON values."""
-    found = estimator.summary()
+    found, fit = estimator.summary(), estimator._fitted_exactly("a summary")
     return {
+        **_path_values(estimator, fit),
+        "fit": _site_values(estimator, fit),
         "table": found.cells(),
         "guarantee": found.guarantee,
         "methods": estimator.methods_text(),
@@ -85,6 +97,43 @@ def summary_values(estimator: FederatedSparse) -> dict[str, Any]:
             for i, name in enumerate(found.names)
         ],
     }
+
+
+def _path_values(estimator: FederatedSparse, fit: ExactFit) -> dict[str, Any]:
+    """Return the best subsets of other sizes, where the sums of the fit determine them."""
+    ridge = bool((fit.rules.ridge > 0).any())
+    if not fit.one_shot or ridge or not was_selected(fit):
+        return {}
+    path, names = fit.path(), estimator._names()
+    values: dict[str, Any] = {
+        "numbers": path.numbers.tolist(),
+        "chosen": int(fit.rules.count),
+        "names": names,
+        "coefficients": [_numbers(row) for row in path.coefficients[:, : len(names)]],
+        "criteria": path_criteria(fit, path),
+    }
+    if fit.centred:
+        values["r2"] = _numbers(1 - path.losses / path.empty)
+    if hasattr(estimator, "mean_error_"):
+        values["error"] = _numbers(estimator.mean_error_)
+        values["standard_error"] = _numbers(estimator.standard_error_)
+    return {"path": values}
+
+
+def _site_values(estimator: FederatedSparse, fit: ExactFit) -> dict[str, Any]:
+    """Return how well the common model fits each site."""
+    family, rows = estimator._family(), fit.rows
+    values: dict[str, Any] = {"rows": rows.tolist()}
+    if family == "gaussian":
+        values["residual SD"] = _numbers(np.sqrt(np.maximum(2 * fit.losses / rows, 0.0)))
+    elif family != "cox":
+        if family == "binomial":
+            values["deviance per row"] = _numbers(2 * fit.losses / rows)
+        if fit.rules.width > len(estimator._names()) and not fit.own_intercepts:
+            # the slope of the intercept, the last column, is what was predicted less what was seen
+            values["excess"] = _numbers(-fit.gradients[:, -1] / rows)
+            values["error"] = _numbers(np.sqrt(fit.information[:, -1, -1]) / rows)
+    return values
 
 
 def _numbers(values: Array) -> list[float | None]:

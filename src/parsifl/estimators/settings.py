@@ -46,6 +46,7 @@ class EstimatorSettings(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         dictionary: Any = None,
         refit: bool = True,
         max_bytes: int = 8_000_000,
+        certificate_rounds: int = 0,
         participation: float = 1.0,
         random_state: Any = None,
         site_variances: bool = False,
@@ -66,6 +67,7 @@ class EstimatorSettings(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         self.dictionary = dictionary
         self.refit = refit
         self.max_bytes = max_bytes
+        self.certificate_rounds = certificate_rounds
         self.participation = participation
         self.random_state = random_state
         self.site_variances = site_variances

@@ -1,14 +1,18 @@
-"""What a site releases: rules that the site sets, checked before anything leaves it.
-
-Every rule is a small pure function that returns or raises `Refusal`. A refusal names the rule and,
-where it helps, a column; it never holds a value of the table.
-"""
+"""What a site lets out: its limits, and its own record of what left, which later requests meet."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import fcntl
+import hashlib
+import io
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, final
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal, final
 
 import numpy as np
 import numpy.typing as npt
@@ -28,22 +32,16 @@ from parsifl.data.preprocessing import (
 )
 from parsifl.data.tables import Column
 from parsifl.engine.experiment import Experiment
+from parsifl.engine.safe_files import replace_file
+from parsifl.flower.client import make_private
 from parsifl.flower.tables import Agreement, Prepared
 
 Mask = npt.NDArray[np.bool_]
 _PREFIX = "guard-"
 _SMALLEST, _LARGEST, _FARTHEST = 1e-100, 1e100, 1e6
-_ROUNDING, _BLOCK = 1e-9, 128
-
-
-class RowPairs(Protocol):
-    """A matrix [rows, rows] by which a sum combines pairs of rows, read in blocks."""
-
-    rows: int
-
-    def block(self, part: slice, /) -> Array:
-        """Return some of its rows."""
-        ...
+_ROUNDING = 1e-9
+AUDIT_FILE = "audit.jsonl"
+_UNREAD = ("runs", "agreement", "requests")
 
 
 class Refusal(ParsiflError):
@@ -290,8 +288,9 @@ def check_leverage(released: Array, asked: Array, guards: Guards) -> None:
     single = (basis**2).sum(axis=1)
     shares = [float(single.max())]
     if guards.cell > 2:
-        # an eigenvalue is at most the sum of both leverages: few rows need a look at their pairs
-        near = np.flatnonzero(single + single.max() > guards.leverage)
+        # an eigenvalue is at most the sum of both leverages, which add up to the dimensions: few
+        # rows need a look at their pairs
+        near = np.flatnonzero(single > guards.leverage / 2)
         mixed, one = basis[near] @ basis.T, single[near, None]
         mixed[np.arange(len(near)), near] = 0.0
         pairs = (one + single) / 2 + np.sqrt(((one - single) / 2) ** 2 + mixed**2)
@@ -300,20 +299,53 @@ def check_leverage(released: Array, asked: Array, guards: Guards) -> None:
     _refuse_if_exposed(basis.shape[1], len(asked), max(shares), guards)
 
 
-def check_products(released: Sequence[RowPairs], asked: RowPairs, guards: Guards) -> None:
+class RiskSetProducts:
+    """The matrix K of the curvature X'KX of a Cox model with Breslow's ties.
+
+    With hazard ratios r, K_ij = -r_i r_j C(min(t_i, t_j)) off the diagonal, where C(t) adds up
+    d / S^2 over the events until t, and S the ratios at risk; rows of K add up to 0. With rows in
+    the order of time, an entry above the diagonal is a product, -early_i late_j.
+
+    Parameters
+    ----------
+    log_ratios
+        The logarithm of each row's hazard ratio.
+    """
+
+    def __init__(self, log_ratios: Array, *, time: Array, event: Array) -> None:
+        ratio = np.exp(log_ratios - log_ratios.max())
+        moments, place = np.unique(time, return_inverse=True)
+        events = np.bincount(place, event, len(moments))
+        at_risk = np.cumsum(np.bincount(place, ratio, len(moments))[::-1])[::-1]
+        per_set = np.where(events > 0, 1 / np.maximum(at_risk, np.finfo(float).tiny), 0.0)
+        order = np.argsort(place, kind="stable")
+        squares = np.cumsum(events * per_set * per_set)[place]
+        self.late = ratio[order]
+        self.early = (ratio * squares)[order]
+        self.diagonal = (ratio * (np.cumsum(events * per_set)[place] - ratio * squares))[order]
+
+
+def check_products(
+    released: Sequence[RiskSetProducts], asked: RiskSetProducts, guards: Guards
+) -> None:
     """Check that neither a row nor a pair can be isolated from sums of products over pairs of rows.
 
     The curvature of a Cox model is X'KX with a matrix K [rows, rows]: the rows at risk are combined
-    in each event. The server obtains X'TX with T in the span of all K. A row or a pair stands out
-    if some T of length 1 has nearly all of its squared length in their entries, whose shares in the
-    projection onto the span are added up.
+    in each event. The server obtains X'TX with T in the span of all K and of the identity. A row or
+    a pair stands out if some T of length 1 has nearly all of its squared length in their entries,
+    whose shares in the projection onto the span are added up. The time it takes is proportional to
+    the rows, and to the square of the number of matrices.
     """
-    every, rows = [*released, asked], asked.rows
-    blocks = [slice(i, i + _BLOCK) for i in range(0, rows, _BLOCK)]
-    inner = np.zeros((len(every) + 1,) * 2)
-    for part in blocks:
-        flat = _stacked(every, part, rows).reshape(len(every) + 1, -1)
-        inner += flat @ flat.T
+    every, rows = [*released, asked], len(asked.late)
+    nothing, one = np.zeros((1, rows)), np.ones((1, rows))
+    early = np.concatenate([nothing, [products.early for products in every]])
+    late = np.concatenate([nothing, [products.late for products in every]])
+    diagonal = np.concatenate([one, [products.diagonal for products in every]])
+    with np.errstate(over="ignore", invalid="ignore"):
+        inner = diagonal @ diagonal.T
+        for i, j in zip(*np.triu_indices(len(inner)), strict=True):
+            inner[i, j] += 2 * (early[i] * early[j]) @ _after(late[i] * late[j])
+    inner = np.triu(inner) + np.triu(inner, 1).T
     if not np.isfinite(inner).all():
         raise Refusal("leverage", "sums at these coefficients are not finite")
     size = np.sqrt(np.diag(inner))
@@ -321,25 +353,37 @@ def check_products(released: Sequence[RowPairs], asked: RowPairs, guards: Guards
     values, vectors = np.linalg.eigh(inner / np.outer(size, size))
     kept = values > _ROUNDING * values[-1]
     into = (vectors[:, kept] / np.sqrt(values[kept])).T / size
-
-    def shares(part: slice) -> Array:
-        flat = _stacked(every, part, rows)
-        return np.asarray((np.tensordot(into, flat, axes=1) ** 2).sum(axis=0))
-
-    own = np.concatenate([np.diagonal(shares(part)[:, part]) for part in blocks])
-    worst = 0.0
-    for part in blocks:
-        both = 2 * shares(part) + own[part, None] + own
-        numbers = np.arange(rows)[part]
-        both[np.arange(len(numbers)), numbers] = own[part]
-        worst = max(worst, float((both if guards.cell > 2 else own).max()))
+    own = ((into @ diagonal) ** 2).sum(axis=0)
+    worst = float(own.max())
+    if guards.cell > 2:
+        # the share of a pair is at most that of all entries of both rows, and these add up to
+        # twice the dimensions: few rows need a look at their pairs
+        total = own + _other_shares(early, late, into.T @ into)
+        for row in np.flatnonzero(total > guards.leverage / 2 - 1e-6):
+            before, after = early[:, :row] * late[:, [row]], early[:, [row]] * late[:, row + 1 :]
+            share = ((into @ np.concatenate([before, after], axis=1)) ** 2).sum(axis=0)
+            both = 2 * share + own[row] + np.delete(own, row)
+            worst = max(worst, float(both.max(initial=0.0)))
     _refuse_if_exposed(int(kept.sum()), rows, worst, guards)
 
 
-def _stacked(every: Sequence[RowPairs], part: slice, rows: int) -> Array:
-    """Return some rows of the matrices [matrices, part, rows], that of the first sums included."""
-    equal = np.eye(len(range(rows)[part]), rows, part.start)
-    return np.stack([equal, *(products.block(part) for products in every)])
+def _other_shares(early: Array, late: Array, weight: Array) -> Array:
+    """Return the shares of the entries of each row that are not on the diagonal."""
+    found = np.zeros(early.shape[1])
+    for i, j in zip(*np.triu_indices(len(weight)), strict=True):
+        a, b = early[i] * early[j], late[i] * late[j]
+        part = a * _after(b) + b * _after(a[::-1])[::-1]
+        found += (weight[i, j] if i == j else 2 * weight[i, j]) * part
+    return found
+
+
+def _after(values: Array) -> Array:
+    """Return the sum of what comes after each value.
+
+    >>> _after(np.array([1.0, 2.0, 3.0]))
+    array([5., 3., 0.])
+    """
+    return np.append(np.cumsum(values[:0:-1])[::-1], 0.0)
 
 
 def _refuse_if_exposed(dimensions: int, rows: int, share: float, guards: Guards) -> None:
@@ -366,3 +410,125 @@ def few_differ(values: Array, cell: int) -> bool:
     """
     _, counts = np.unique(values, return_counts=True)
     return 0 < len(values) - int(counts.max(initial=0)) < cell
+
+
+class Audit:
+    """One line of JSON for every answer: when, to what, of which size; refusals with their rule.
+
+    Parameters
+    ----------
+    folder
+        The folder of one client in the node's folder for state; readable by its owner alone.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / AUDIT_FILE
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Let one request at a time be held against the record and be written to it."""
+        make_private(self._path.parent)
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def entries(self) -> list[dict[str, Any]]:
+        """Return what was written so far, oldest first."""
+        if not self._path.exists():
+            return []
+        return [json.loads(line) for line in self._path.read_text().splitlines()]
+
+    def write(self, entry: Mapping[str, Any]) -> None:
+        """Add an entry; when this returns it survives a crash."""
+        stamped = {"time": datetime.now(UTC).isoformat(timespec="seconds"), **entry}
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        with os.fdopen(descriptor, "a") as file:
+            file.write(json.dumps(stamped) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def approved(self, name: str, kind: str, text: str) -> bool:
+        """Return whether a reply was approved by hand: its file was renamed to `approved-...`.
+
+        A reply that is new here is described in `pending-....json`.
+        """
+        place = self._path.with_name
+        if place(f"approved-{name}.json").exists():
+            return True
+        content = json.dumps({"kind": kind, "reply": text}, indent=1)
+        replace_file(place(f"pending-{name}.json"), content.encode())
+        return False
+
+    def release(
+        self,
+        table: str,
+        weights: Array,
+        guards: Guards,
+        products: Callable[[Array], RiskSetProducts] | None = None,
+    ) -> None:
+        """Check the row weights [2, rows] of sums against those of earlier sums, and keep them.
+
+        They stay in a file of the site, for as long as the table is the same. With `products` the
+        second kind is not weights, but what a matrix over pairs of rows is made from.
+        """
+        path = self._path.with_name(f"released-{table}.npy")
+        past = np.load(path) if path.exists() else np.zeros((0, *weights.shape))
+        if any(np.array_equal(weights, known) for known in past):
+            return  # asked before: the answer is the same
+        check_leverage(past[:, 0], weights[0], guards)
+        if products is None:
+            check_leverage(past[:, 1], weights[1], guards)
+        else:
+            check_products([products(row) for row in past[:, 1]], products(weights[1]), guards)
+        data = io.BytesIO()
+        np.save(data, np.concatenate([past, weights[None]]))
+        replace_file(path, data.getvalue())
+        path.chmod(0o600)
+
+
+def digest(*values: Any) -> str:
+    """Return a short name for JSON values and bytes: equal names, equal values."""
+    state = hashlib.sha256()
+    for value in values:
+        data = value if isinstance(value, bytes) else json.dumps(value, sort_keys=True).encode()
+        state.update(len(data).to_bytes(8) + data)
+    return state.hexdigest()[:32]
+
+
+def check_history(
+    entries: list[dict[str, Any]], request: Mapping[str, Any], rounds: int, guards: Guards
+) -> None:
+    """Check that a request adds little to what the server knows already.
+
+    A run has one agreement and one request for products; repeating a request is harmless, since
+    the answer is the same. The number of runs about the same rows is bounded as well: the server
+    names the runs, so it may invent new ones.
+
+    Parameters
+    ----------
+    request
+        Its `kind`, `table`, `run`, `agreement` and `request`: a kind, and digests.
+    rounds
+        How many training requests the run has.
+    """
+    past = [
+        entry
+        for entry in entries
+        # a request that was refused after this check counts too: its refusal says something
+        if "request" in entry
+        and entry["table"] == request["table"]
+        and entry.get("rule") not in _UNREAD
+    ]
+    runs = {entry["run"] for entry in past}
+    if request["run"] not in runs and len(runs) >= guards.runs:
+        raise Refusal("runs", f"{guards.runs} runs about these rows were answered (guard-runs)")
+    same = [entry for entry in past if entry["run"] == request["run"]]
+    if any(entry["agreement"] != request["agreement"] for entry in same):
+        raise Refusal("agreement", "the agreement has changed within the run")
+    known = {entry["request"] for entry in same if entry["kind"] == request["kind"]}
+    most = 1 if request["kind"] == "products" else min(rounds, guards.rounds)
+    if request["request"] not in known and len(known) >= most:
+        raise Refusal("requests", f"the run has asked for {request['kind']} {most} times already")

@@ -16,7 +16,7 @@ from parsifl.algorithms.fedbestsubset import BestSubsetState, FedBestSubset, as_
 from parsifl.core.errors import ConfigError, DataError, ParsiflError
 from parsifl.core.problem import Problem
 from parsifl.data.clients import ClientData
-from parsifl.data.preprocessing import Array, unit_notes
+from parsifl.data.preprocessing import Array, NumberSums, Summary, unit_notes
 from parsifl.engine.record import RoundRecord
 from parsifl.engine.run_dir import read_records
 from parsifl.engine.safe_files import replace_file
@@ -30,10 +30,11 @@ from parsifl.estimators import (
 from parsifl.estimators.assembled import DeployedFit, assembled
 from parsifl.estimators.base import FederatedSparse
 from parsifl.estimators.exact import ExactFit
+from parsifl.estimators.one_shot import Products
 from parsifl.estimators.saved import to_text
 from parsifl.flower.exchange import RELEASE_SECONDS
 from parsifl.flower.membership import Log, all_of
-from parsifl.flower.message import Envelope, printable
+from parsifl.flower.message import Envelope, Link, Requests, printable
 from parsifl.flower.network_schema import (
     AgreeReply,
     AgreeRequest,
@@ -49,7 +50,6 @@ from parsifl.flower.server import Federation
 from parsifl.flower.settings import DeploymentSettings
 from parsifl.flower.tables import Agreement, RegressionSpec
 from parsifl.flower.tablesite import problem_of
-from parsifl.flower.transport import Link, Requests
 from parsifl.solvers.best_subset import symmetric
 from parsifl.solvers.subset_state import ALWAYS, Phase
 
@@ -62,6 +62,10 @@ _ESTIMATORS: dict[str, type[FederatedSparse]] = {
     "poisson": FederatedSparsePoisson,
     "cox": FederatedSparseCox,
 }
+_CURE = (
+    "correct the table or change the guards of the site and resume the run, or resume it with "
+    'deployment.on_refusal="continue": the fit then leaves the site out'
+)
 _ENDS = {
     Phase.SEPARATED: "the selected columns separate the classes (or the events): the likelihood "
     "has no maximum; set l2 of the RegressionSpec, for example to 0.01",
@@ -90,6 +94,7 @@ class Regression(Federation):
             )
         super().__init__(settings, link, log, self._problem)
         self._spec = spec
+        self._summaries: dict[int, Summary] = {}
 
     def _problem(self, data: ClientData) -> Problem:
         return problem_of(self._spec, self._agreed().kept)(data)
@@ -113,7 +118,8 @@ class Regression(Federation):
                 return super()._run()
             except SitesRefused as refusal:
                 if self._settings.deployment.on_refusal == "stop":
-                    raise
+                    text = f"{refusal}\n{_CURE}"
+                    raise SitesRefused(text, refusal.reasons, refusal.size) from None
                 self._leave_out(refusal)
 
     def _leave_out(self, refusal: SitesRefused) -> None:
@@ -135,6 +141,17 @@ class Regression(Federation):
         self._pool.book(self._pool.present[0], up, down)
 
     def _agree(self) -> Agreement:
+        found = self._described()
+        columns = min(reply.columns for reply in found.values())
+        self._summaries = {client: found[client].summary for client in sorted(found)}
+        summaries = list(self._summaries.values())
+        _check_units(found)
+        for note in unit_notes(summaries, [f"client {client}" for client in self._summaries]):
+            self._log(f"warning: {note}")
+        return Agreement.of(summaries, self._spec, columns)
+
+    def _described(self) -> dict[int, AgreeReply]:
+        """Return the aggregates of the table of every site."""
         found: dict[int, AgreeReply] = {}
         end = time.monotonic() + self._settings.deployment.wait
         reasons: dict[int, str] = {}
@@ -161,12 +178,7 @@ class Regression(Federation):
                     raise SitesRefused(text, refusing)
                 raise ParsiflError(text)
             self._link.pause(1.0)
-        columns = min(reply.columns for reply in found.values())
-        summaries = [found[client].summary for client in sorted(found)]
-        _check_units(found)
-        for note in unit_notes(summaries, [f"client {client}" for client in sorted(found)]):
-            self._log(f"warning: {note}")
-        return Agreement.of(summaries, self._spec, columns)
+        return found
 
     def _take(
         self,
@@ -231,11 +243,23 @@ class Regression(Federation):
         if isinstance(server, BestSubsetState) and isinstance(self._algorithm, FedBestSubset):
             rules = self._algorithm.rules(problem, server.coefficients)  # type: ignore[arg-type]
             columns = np.flatnonzero(server.support.numpy() | (rules.labels == ALWAYS))
-        at = b[columns] if exact else np.zeros(len(columns))
-        sums = self._asked([int(place) for place in columns], at)
-        size, empty = sum(part.pop("size") for part in sums), np.zeros(len(columns))
-        slopes = np.stack([part["gradient"] for part in sums])
-        bends = np.stack([symmetric(part["curvature"], empty) for part in sums])
+        one_shot = exact and rules.quadratic and len(server.known) == rules.width
+        if one_shot:  # what left in the first round says all, and nothing else need leave
+            asked, at = np.arange(rules.width), np.zeros(rules.width)
+        else:
+            asked, at = columns, b[columns] if exact else np.zeros(len(columns))
+        sums = self._asked([int(place) for place in asked], at)
+        size = sum(part.pop("size") for part in sums)
+        products: list[Products] = []
+        if one_shot:
+            products = self._site_products(sums)
+            answers = [part.answer(b, columns) for part in products]
+        else:
+            answers = [
+                (part["loss"], part["gradient"], symmetric(part["curvature"], 0 * at))
+                for part in sums
+            ]
+        losses, slopes, bends = (np.stack(parts) for parts in zip(*answers, strict=True))
         if not exact:  # pooled least squares on the support
             b[columns] = np.linalg.lstsq(bends.sum(0), -slopes.sum(0), rcond=1e-14)[0]
         history = [
@@ -249,7 +273,7 @@ class Regression(Federation):
                 rules=rules,
                 columns=columns,
                 rows=np.array([float(self._pool.clients[i].samples) for i in present]),
-                losses=np.array([float(part["loss"]) for part in sums]),
+                losses=losses,
                 gradients=slopes,
                 information=bends,
                 history=history,
@@ -272,6 +296,7 @@ class Regression(Federation):
             bytes_up=sum(record["bytes_up"] for record in history) + size,
             bytes_down=sum(record["bytes_down"] for record in history),
             constant=float(sum(part["constant"] for part in sums)),
+            products=products,
         )
         estimator = _ESTIMATORS[self._spec.family](
             n_nonzero_coefs=getattr(self._algorithm, "tau", None),
@@ -282,6 +307,27 @@ class Regression(Federation):
         replace_file(self._run_dir.path / MODEL_FILE, text.encode())
         chosen = np.count_nonzero(b[: len(agreement.preprocessing.names)])
         self._log(f"{chosen} of {len(agreement.preprocessing.names)} coefficients are not zero")
+
+    def _site_products(self, sums: Sequence[Mapping[str, Any]]) -> list[Products]:
+        """Return count, sums and products of every site, in the agreed units."""
+        agreement = self._agreed()
+        if not self._summaries:  # the run was resumed
+            found = self._described()
+            self._summaries = {client: reply.summary for client, reply in found.items()}
+        made = []
+        for client, part in zip(self._pool.present, sums, strict=True):
+            summary = self._summaries[client]
+            target = summary.columns[self._spec.target]
+            assert isinstance(target, NumberSums)
+            totals = agreement.preprocessing.sums(summary)
+            totals = np.append(totals, target.sum - summary.rows * agreement.target_mean)
+            curvature = symmetric(part["curvature"], np.zeros(len(part["gradient"])))
+            made.append(
+                Products.from_zero(
+                    part["loss"], part["gradient"], curvature, totals, float(summary.rows)
+                )
+            )
+        return made
 
     def _asked(self, columns: list[int], at: Array) -> list[dict[str, Any]]:
         """Return loss, gradient and curvature of every site at these coefficients."""

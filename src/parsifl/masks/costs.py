@@ -62,11 +62,11 @@ class Probe:
 
     def forward_flops(self) -> int:
         """Return the FLOPs of a forward pass on the sample."""
-        from parsifl.nn.flops import flop_counter
+        from parsifl.nn.flops import OperationCounter
 
-        with flop_counter() as counter:
+        with OperationCounter() as counter:
             self.module(self.sample)
-        return int(counter.get_total_flops())
+        return counter.total
 
     def backward_flops(self, trained: Iterable[int], *, to_input: bool = False) -> int:
         """Return the FLOPs of a backward pass that trains these blocks; the head is frozen.
@@ -74,14 +74,14 @@ class Probe:
         `to_input` asks for the gradient with respect to the input as well, so that no gradient
         inside is spared; where the input is made of numbers of tokens, for that of their vectors.
         """
-        from parsifl.nn.flops import flop_counter
+        from parsifl.nn.flops import OperationCounter
 
         loss = self._loss(trained, to_input)
         if not loss.requires_grad:
             return 0
-        with flop_counter() as counter:
+        with OperationCounter() as counter:
             loss.backward()  # type: ignore[no-untyped-call]  # torch does not annotate it
-        return int(counter.get_total_flops())
+        return counter.total
 
     def kept_bytes(self, trained: Iterable[int]) -> int:
         """Return the bytes of activations that autograd keeps for this backward pass."""

@@ -6,24 +6,86 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from functools import cache
+from typing import Any, Self, final
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from parsifl.core._functorch import TorchDispatchMode, inside_backward
+
 _NOTED: ContextVar[dict[str, int] | None] = ContextVar("parsifl_noted", default=None)
 _PREFIX: ContextVar[str] = ContextVar("parsifl_prefix", default="")
 
 
-def flop_counter() -> FlopCounterMode:
-    """Return torch's counter with a backward formula for convolutions that knows about groups.
+class _Counting:
+    """Counts operations by the formulas of torch's `FlopCounterMode`.
+
+    Not written in the body of the mode below: torch would wrap it there, and the first call of the
+    wrapper imports torch's compiler, which takes as long as the rest of torch.
+    """
+
+    forward = backward = 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Run an operation and add what it costs."""
+        given = kwargs or {}
+        with self:  # type: ignore[attr-defined]  # a mode
+            result = function.decompose(*args, **given)
+        if result is not NotImplemented:
+            return result
+        result = function(*args, **given)
+        formula = _formulas().get(function.overloadpacket)
+        if formula is not None:
+            spent = int(formula(*args, **given, out_val=result))
+            if inside_backward():
+                self.backward += spent
+            else:
+                self.forward += spent
+        return result
+
+
+@final
+class OperationCounter(_Counting, TorchDispatchMode):  # type: ignore[no-untyped-call]  # in torch
+    """Counts floating-point operations, those of backward passes apart.
+
+    Attributes
+    ----------
+    forward, backward
+        The operations so far.
+
+    >>> with OperationCounter() as counter:
+    ...     product = torch.ones(2, 3) @ torch.ones(3, 4)
+    >>> counter.total
+    48
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # as above
+
+    def __enter__(self) -> Self:
+        super().__enter__()  # type: ignore[no-untyped-call]  # as above
+        return self
+
+    @property
+    def total(self) -> int:
+        """The operations of both passes."""
+        return self.forward + self.backward
+
+
+@cache
+def _formulas() -> Mapping[Any, Any]:
+    """Return torch's formulas, with one for the gradients of convolutions that knows about groups.
 
     torch counts the weight gradient of a depthwise convolution as if every input channel met
     every output channel, which makes MobileNet's backward pass look five times more expensive.
     """
     target: Any = torch.ops.aten.convolution_backward
-    return FlopCounterMode(display=False, custom_mapping={target: _convolution_backward})
+    counter = FlopCounterMode(display=False, custom_mapping={target: _convolution_backward})
+    return counter.flop_registry
 
 
 def _convolution_backward(

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from parsifl.report.coefficients import coefficient_sheet, forest_plots
+from parsifl.report.coefficients import summary_plots, summary_sheets
 from parsifl.report.page import render_page
 from parsifl.report.table import Cell, Column, Grid
 
@@ -31,8 +31,9 @@ def build_fit(
 ) -> Path:
     """Write the report about a fitted estimator.
 
-    The page has the table of coefficients, which guarantee holds, a methods paragraph and forest
-    plots by site. Further figures need matplotlib (extra `parsifl[plots]`).
+    The page has the table of coefficients, which guarantee holds, a methods paragraph, the fit by
+    site and forest plots; a linear regression fitted in one round also has the best subset of each
+    size with its information criteria. Further figures need matplotlib (extra `parsifl[plots]`).
 
     Parameters
     ----------
@@ -53,9 +54,9 @@ def build_fit(
     """
     from parsifl.estimators import plots  # imports scikit-learn, which a report on runs does not
 
-    best = getattr(model, "best_estimator_", model)
+    best, tried = getattr(model, "best_estimator_", model), hasattr(model, "best_estimator_")
     drawn: list[tuple[str, Any]] = []
-    numbers = getattr(model, "path_", None) if path is None else path
+    numbers = model.path_ if tried and path is None else path
     if numbers is not None and X is not None:
         drawn.append(
             (
@@ -64,7 +65,7 @@ def build_fit(
                 plots.coefficient_path(best, X, y, groups, path=numbers),
             )
         )
-    if hasattr(model, "mean_error_"):
+    if tried:
         drawn.append(
             (
                 "Cross-validation over sites. Bars are standard errors; the dotted line is the "
@@ -81,15 +82,17 @@ def build_fit(
             )
         )
     drawn += _on_rows(best, test, X, y)
-    sheet, forests = _coefficients(best)
-    shown = sheet.to_html() + forests
+    sheets, plain = _coefficients(best)
+    shown = "".join(sheet.to_html() for sheet in sheets) + plain
     sections = _block("coefficients", "Coefficients", shown)
     if drawn:
         figures = "".join(_figure(text, ax, f"plot{at}") for at, (text, ax) in enumerate(drawn))
         sections += _block("figures", "Figures", f'<div class="plots">{figures}</div>')
     data = {
         "sections": {},
-        "tables": {sheet.name: {"csv": sheet.to_csv(), "latex": sheet.to_latex()}},
+        "tables": {
+            sheet.name: {"csv": sheet.to_csv(), "latex": sheet.to_latex()} for sheet in sheets
+        },
     }
     sites = len(best.clients_)
     title = f"{type(model).__name__} across {sites} site{'s' if sites != 1 else ''}"
@@ -119,12 +122,12 @@ def _on_rows(model: Any, test: tuple[Any, Any] | None, X: Any, y: Any) -> list[t
     return []
 
 
-def _coefficients(model: Any) -> tuple[Grid, str]:
+def _coefficients(model: Any) -> tuple[list[Grid], str]:
     from parsifl.estimators.saved import summary_values
 
     if model._exact is not None:
         summary: Mapping[str, Any] = summary_values(model)
-        return coefficient_sheet(summary, "coefficients", "Coefficients"), forest_plots(summary)
+        return summary_sheets(summary, "coefficients"), summary_plots(summary)
     names = model.get_feature_names_out()
     columns = (Column("coefficient", numeric=False), Column("estimate"))
     values = model.coef_ if model.coef_.ndim == 1 else model.coef_[-1]
@@ -132,7 +135,7 @@ def _coefficients(model: Any) -> tuple[Grid, str]:
         (Cell(str(names[i])), Cell(f"{values[i]:.4g}", float(values[i]))) for i in model.support_
     )
     note = f"solver={model.solver_!r} does not sum up curvature: there are no standard errors."
-    return Grid("coefficients", "Coefficients", columns, rows, (note,)), ""
+    return [Grid("coefficients", "Coefficients", columns, rows, (note,))], ""
 
 
 def _block(name: str, title: str, inside: str) -> str:

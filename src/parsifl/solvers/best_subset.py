@@ -37,7 +37,7 @@ def advance(search: Search, sums: Sums, rules: Rules) -> Search:
     """Take the answer to what was asked and return the next state."""
     if search.done:
         return search
-    sums = _penalised(sums, search.asked, rules)
+    sums = penalised(sums, search.asked, rules)
     others = not math.isclose(sums.rows, search.rows, rel_tol=1e-9)  # no comparison is possible
     if search.phase == Phase.LOOK or others:
         return _explore(_accepted(search, sums), rules)
@@ -46,7 +46,8 @@ def advance(search: Search, sums: Sums, rules: Rules) -> Search:
     return _after_exchange(search, sums, rules)
 
 
-def _penalised(sums: Sums, at: Array, rules: Rules) -> Sums:
+def penalised(sums: Sums, at: Array, rules: Rules) -> Sums:
+    """Add the l2 term to the loss, its gradient and the diagonal; not to the packed curvature."""
     ridge = rules.ridge * sums.rows
     return replace(
         sums,

@@ -21,6 +21,7 @@ from parsifl.solvers.least_squares import solve_symmetric
 from parsifl.solvers.support import predictor
 
 Prune = Literal["largest", "omp", "cost"]
+_SINGULAR = 1e-8
 
 
 @final
@@ -135,15 +136,19 @@ class Pursuit:
         index, valid = places(merged.logical_or_(nonzero_now(current)), room)
         part = problem.restrict(current, everything, index, valid, u)
         found = self.solve(part, key) * valid
-        short = problem.gram is None and not always and by_row
-        if self.prune == "cost" and not short:
+        by_cost = self.prune == "cost"
+        short = problem.gram is None and by_row and (by_cost or not always)
+        if by_cost and not short:
             raise CapabilityError(
-                "prune='cost' needs scope='row' and a problem without a dictionary, an intercept "
-                "and other coefficients that are always kept; use 'largest'"
+                "prune='cost' needs scope='row' and a problem without a dictionary; use 'largest'"
             )
         if short:  # only merged coefficients can survive: choose among them
-            weight = removal_cost(part, found, valid) if self.prune == "cost" else found
-            found = torch.where(largest_now(weight, self.sparsity.count(width)), found, 0.0)
+            count = self.sparsity.count(width)
+            if by_cost:
+                exempt = torch.isin(index, torch.tensor(always, device=index.device))
+                found = without_the_cheapest(part, found, valid, exempt, count)
+            else:
+                found = torch.where(largest_now(found, count), found, 0.0)
         # unused places point at coefficient 0, whose own value must survive: add, do not set
         full = torch.zeros_like(current).scatter_add_(-1, index, found)
         moved = self.bound(problem, full if short else self.pruned(problem, full, lead=1), 1)
@@ -209,19 +214,39 @@ def _tiny(like: Tensor) -> float:
     return torch.finfo(like.dtype).tiny  # the slope at an atom that is zero is zero
 
 
-def removal_cost(part: Restricted, found: Tensor, valid: Tensor) -> Tensor:
-    """Return what setting each coefficient to zero adds to the loss: b_j^2 / [H^-1]_jj.
+def without_the_cheapest(
+    part: Restricted, found: Tensor, valid: Tensor, exempt: Tensor, count: int
+) -> Tensor:
+    """Remove coefficients one by one until `count` a row are left beside the exempt ones.
 
-    Of two columns that are nearly multiples of each other both have large coefficients, and either
-    can be removed at no cost.
+    On the quadratic model with Hessian H, setting b_j to zero costs b_j^2 / [H^-1]_jj. The cheapest
+    one goes, and the others move to where they are best without it. Of two columns that are nearly
+    multiples of each other both have large coefficients, and one can be removed at no cost; then
+    the other is expensive.
     """
-    used = valid.expand_as(found).flatten(1).to(found.dtype)
+    alive = valid.expand_as(found).flatten(1)
+    used = alive.to(found.dtype)
     hessian = support.hessian(part, found) * used[:, :, None] * used[:, None]
     level = hessian.diagonal(dim1=1, dim2=2).amax(1).clamp(min=_tiny(found))
-    hessian = hessian / level[:, None, None] + torch.diag_embed(1 - used + 1e-12)
-    inverse = torch.linalg.inv(hessian).diagonal(dim1=1, dim2=2)
-    cost: Tensor = found.square() / inverse.clamp(min=_tiny(found)).reshape(found.shape)
-    return cost
+    inverse = torch.linalg.inv(
+        hessian / level[:, None, None] + torch.diag_embed(1 - used + _SINGULAR)
+    )
+    b, free = found.flatten(1) * used, alive & ~exempt.expand_as(found).flatten(1)
+    clients, rows = torch.arange(len(b)), found.shape[1] if found.ndim == 3 else 1
+    while True:
+        left = free.reshape(len(b), rows, -1)
+        spare = (left & (left.sum(2, keepdim=True) > count)).flatten(1)
+        going = spare.any(1)
+        if not bool(going.any()):
+            return b.reshape(found.shape)
+        pivots = inverse.diagonal(dim1=1, dim2=2).clamp(min=_tiny(b))
+        cheapest = torch.where(spare, b.square() / pivots, torch.inf).argmin(1)
+        column = inverse[clients, :, cheapest] * going[:, None]
+        share = column / pivots[clients, cheapest, None]
+        b = b - share * b[clients, cheapest, None]
+        inverse = inverse - share[:, :, None] * column[:, None]
+        b[clients[going], cheapest[going]] = 0.0
+        free[clients[going], cheapest[going]] = False
 
 
 def _places_of(index: Tensor, rows: Tensor) -> Tensor:

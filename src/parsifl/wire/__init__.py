@@ -8,12 +8,15 @@ A message is a tree (see `parsifl.core.tree`); its leaves are strided tensors, `
 - a `Sparse` travels in the same two forms and comes back as a `Sparse`; zeros stored in it keep
   their place in the support;
 - a `LowRank` always travels as its two factors, each in its own shortest form, and comes back as
-  a `LowRank`. Make it with `messages.factored`, which gives the plain tensor where the factors
-  would be longer, r (d1 + d2) >= d1 d2;
+  a `LowRank`. Make it with `core.leaves.factored`, which returns the plain tensor where the
+  factors would be longer, r (d1 + d2) >= d1 d2;
 - a layer that does not travel is a missing key.
 
 Integers and floats are lossless unless a lower precision is requested. A sender then continues with
 `as_received(message, precision)`, the values that the receiver sees. `wire.frame` has the layout.
+
+To add a form, write it in `wire.tensor_codec`. A new kind of leaf also needs a class in
+`core.leaves`.
 """
 
 from __future__ import annotations

@@ -41,8 +41,8 @@ class MatchingPursuit(
     prune
         How approx_tau(b) is found in a dictionary: the "largest" coefficients, or orthogonal
         matching pursuit ("omp", row by row), which can be far better for correlated atoms. Without
-        a dictionary, "cost" lets clients keep the coefficients whose removal costs most,
-        b_j^2 / [H^-1]_jj, which is better for correlated columns. Not the paper's.
+        a dictionary, "cost" lets clients remove one by one the coefficients whose removal costs
+        least, b_j^2 / [H^-1]_jj, which is better for correlated columns. Not the paper's.
     refit_from
         The round (from 0) from which the support stays and is fitted to the rows of all clients:
         they send gradient and curvature on the support, and the server takes a Newton step. One
