@@ -50,6 +50,15 @@ def test_the_same_experiment_gives_the_same_bits() -> None:
     assert any(not torch.equal(first[name], other[name]) for name in first)
 
 
+@pytest.mark.parametrize(
+    ("name", "datafit"), [("fedht-classification", "logistic"), ("fedht-regression", "squared")]
+)
+def test_simulated_regressions_are_fitted_by_a_linear_model(name: str, datafit: str) -> None:
+    problem = problem_for("auto", data.prepare(f"{name}:clients=3,samples=20"))
+    assert isinstance(problem, GLM)
+    assert problem.datafit.name == datafit
+
+
 def test_the_model_fits_the_data() -> None:
     digits = data.prepare("digits", clients=4)
     assert isinstance(problem_for("auto", digits), NeuralProblem)
