@@ -1,4 +1,4 @@
-"""Time a deployed round: `python tools/bench_deployed_round.py --rounds 5 --repeat 3`.
+"""Time a deployed round: `python tools/bench_deployed_round.py --rounds 10 [--no-workers]`.
 
 A SuperLink and SuperNodes run on this machine with TLS and node keys. Every round is evaluated. The
 seconds per round are those of the records, start and end of the deployment excluded; the seconds
@@ -13,7 +13,7 @@ import tempfile
 from statistics import median
 
 from parsifl.engine.experiment import Experiment
-from parsifl.flower.local_run import run_on_flower
+from parsifl.flower.cluster import run_on_flower
 
 
 def computing() -> float:
@@ -27,7 +27,9 @@ def measure(chosen: Experiment, *, workers: bool) -> tuple[float, float]:
     before = computing()
     with tempfile.TemporaryDirectory() as folder:
         records = run_on_flower(chosen, folder, workers=workers).records
-    spent = sum(sum(record.seconds.values()) for record in records)
+    each = [sum(record.seconds.values()) for record in records]
+    print("rounds: " + ", ".join(f"{seconds:.1f}" for seconds in each), "s")
+    spent = sum(each)
     return spent / chosen.rounds, (computing() - before) / chosen.rounds
 
 
@@ -38,10 +40,10 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--repeat", type=int, default=1)
-    parser.add_argument("--workers", action="store_true", help="nodes with a worker")
+    parser.add_argument("--no-workers", action="store_true", help="a new process per message")
     given = parser.parse_args()
     chosen = Experiment(given.algorithm, data="digits", clients=given.clients, rounds=given.rounds)
-    found = [measure(chosen, workers=given.workers) for _ in range(given.repeat)]
+    found = [measure(chosen, workers=not given.no_workers) for _ in range(given.repeat)]
     for wall, cpu in found:
         print(f"{wall:.2f} s per round, {cpu:.1f} s of computing per round")
     print(f"median: {median(wall for wall, _ in found):.2f} s per round")

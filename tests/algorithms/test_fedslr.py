@@ -415,3 +415,16 @@ def test_a_refit_fits_the_component_to_the_final_model(engine: Engine) -> None:
         lr = 0.2 * 0.9 ** (lowrank.ROUNDS - 1)
         p = reference._phase_two(w, lowrank.arrays(state.personal), rows, lr)
         lowrank.assert_same(done.personal(client).params, {n: w[n] + p[n] for n in w})
+
+
+@pytest.mark.parametrize("engine", lowrank.ENGINES)
+def test_the_rank_of_local_models_is_recorded_where_each_step_is_proximal(engine: Engine) -> None:
+    numbers = {}
+    for lam in (0.0, 0.2):
+        method = FedSLR(**{**BASE, "lam": lam}, solver="local", batch_size=4, local_steps=5)
+        done = lowrank.run(method, engine)
+        numbers[lam] = done.metrics[-1]["metrics"]["upload_parameters"]
+    dense = sum(value.size for value in lowrank.start().values())
+    assert numbers[0.2] < numbers[0.0] <= dense
+    plain = lowrank.run(FedSLR(**BASE, batch_size=4, local_steps=5), engine)
+    assert "upload_parameters" not in plain.metrics[-1]["metrics"]

@@ -139,7 +139,7 @@ def test_an_experiment_is_handed_to_flower(tmp_path: Path, monkeypatch: pytest.M
     def run_on_flower(chosen: Experiment, out: Path, **more: Any) -> tuple[Any, ...]:
         return chosen, out, more["simulation"], more["resume"], more["data_dir"]
 
-    monkeypatch.setattr("parsifl.flower.local_run.run_on_flower", run_on_flower)
+    monkeypatch.setattr("parsifl.flower.cluster.run_on_flower", run_on_flower)
     chosen: Any = Experiment("fedavg")
     data = tmp_path / "data"
     result: Any = execute(chosen, "flower-sim", tmp_path, resume=True, data_dir=data, quiet=True)

@@ -3,15 +3,19 @@ from __future__ import annotations
 import json
 import warnings
 from dataclasses import replace
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import typer
 from typer.testing import CliRunner
 
 from parsifl.cli import flower
-from parsifl.cli.app import app
+from parsifl.cli.app import app, mount_plugins
+from parsifl.cli.errors import FriendlyGroup
+from parsifl.cli.list_show import list_
 from parsifl.core.errors import ConfigError
 from parsifl.data.clients import ClientData
 from parsifl.engine import experiment
@@ -151,6 +155,32 @@ def test_mistakes_are_named_without_a_traceback(words: list[str], message: str) 
     assert err.startswith("error: ")
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run", "fedavg", "--out", ""],
+        ["run", "fedavg", "--data-dir="],
+        ["demo", "--out", ""],
+        ["sweep", "fedavg", "--out", ""],
+        ["report", ""],
+        ["report", "runs", "-o", ""],
+        ["flower", "keys", ""],
+        ["flower", "init", ""],
+        ["flower", "forget", ""],
+        ["data", "fetch", "digits", "--data-dir", ""],
+        ["reproduce", "fedslr-table1", "--out", ""],
+    ],
+)
+def test_an_empty_path_is_not_the_current_directory(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, _, err = invoke(*words)
+    assert code == 2
+    assert "the path is empty; write . for this directory" in err
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_config_file_may_choose_flower_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,3 +250,17 @@ def test_who_stops_a_run_is_told_how_it_goes_on(
     assert told in err
     assert "Traceback" not in err
     assert invoke(*words, *(["--resume"] if kept else []))[0] == 0
+
+
+def test_a_command_of_another_package_that_is_broken_leaves_the_others_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    broken = EntryPoint("tune", "package_that_is_not_there:tune", "parsifl.commands")
+    monkeypatch.setattr("parsifl.cli.app.entry_points", lambda **_: [broken])
+    group = typer.Typer(cls=FriendlyGroup)
+    group.command("list")(list_)
+    mount_plugins(group)
+    assert CliRunner().invoke(group, ["list", "algorithms"]).exit_code == 0
+    result = CliRunner().invoke(group, ["tune"])
+    assert result.exit_code == 2
+    assert "'tune' of package_that_is_not_there:tune cannot be imported" in result.stderr

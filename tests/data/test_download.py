@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -117,6 +118,20 @@ def test_an_archive_cannot_write_outside_its_folder(home: Path, kind: str) -> No
     with pytest.raises(DataError, match="outside its folder"):
         files(home, remote).path("toy/a.csv")
     assert not (home.parent / "evil.csv").exists()
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar"])
+def test_an_archive_does_not_fill_the_disk(
+    home: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "toy").mkdir()
+    (home / "toy/a.pack").write_bytes(archive(kind, {"a.csv": bytes(10_000)}))
+    usage = SimpleNamespace(free=(256 << 20) + 9_999)
+    monkeypatch.setattr("parsifl.data.download.shutil.disk_usage", lambda _: usage)
+    remote = Remote("toy/a.pack", ("http://127.0.0.1:9/",), "", (("toy/a.csv", ""),))
+    with pytest.raises(DataError, match=r"'a.csv' of 10,000 bytes; .* has room for 9,999"):
+        files(home, remote).path("toy/a.csv")
+    assert not (home / "toy" / "a.csv").exists()
 
 
 def test_an_archive_without_the_promised_file_is_named(home: Path) -> None:

@@ -38,6 +38,8 @@ def test_descriptions_are_complete_and_their_defaults_exist(name: str) -> None:
     remotes = registry.entry(name).about.remotes
     assert all(url.startswith("http") for remote in remotes for url in remote.urls)
     assert all(remote.urls for remote in remotes)
+    plain = [r for r in remotes if any(url.startswith("http:") for url in r.urls)]
+    assert all(remote.checksum.startswith("sha256:") for remote in plain)
 
 
 def test_only_libsvms_page_publishes_no_checksum() -> None:

@@ -14,7 +14,7 @@ from parsifl.core.keys import Key
 from parsifl.data.clients import ClientData
 from parsifl.engine.experiment import Experiment, problem_for, profiles
 from parsifl.engine.simulate import simulate
-from parsifl.flower.data_schema import DataSchema
+from parsifl.flower.hello import DataSchema
 from parsifl.linear.glm import GLM
 from parsifl.nn.neural import NeuralProblem
 
@@ -48,6 +48,15 @@ def test_the_same_experiment_gives_the_same_bits() -> None:
     assert all(torch.equal(first[name], second[name]) for name in first)
     other = replace(QUICK, seed=1).run().server
     assert any(not torch.equal(first[name], other[name]) for name in first)
+
+
+@pytest.mark.parametrize(
+    ("name", "datafit"), [("fedht-classification", "logistic"), ("fedht-regression", "squared")]
+)
+def test_simulated_regressions_are_fitted_by_a_linear_model(name: str, datafit: str) -> None:
+    problem = problem_for("auto", data.prepare(f"{name}:clients=3,samples=20"))
+    assert isinstance(problem, GLM)
+    assert problem.datafit.name == datafit
 
 
 def test_the_model_fits_the_data() -> None:

@@ -118,6 +118,7 @@ class Stop(BaseException):
     """Like a kill, but at a known place."""
 
 
+@pytest.mark.filterwarnings("ignore:the run in .* was stopped before its first checkpoint")
 @pytest.mark.parametrize("stop", [1, 3, 4])
 @pytest.mark.parametrize("every", [0.0, 1e9])
 def test_a_run_that_stops_after_any_round_goes_on_from_its_checkpoint(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import threading
@@ -101,6 +102,43 @@ def test_a_folder_of_another_configuration_is_refused_with_the_difference(
     ):
         run(tmp_path, resume=True, rounds=3, **change)
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("lost", ["checkpoint", "checkpoint/LATEST"])
+@pytest.mark.parametrize("target", ["whole", "missing", "damaged"])
+def test_a_run_whose_checkpoints_are_gone_does_not_start_over(
+    lost: str, target: str, tmp_path: Path
+) -> None:
+    run(tmp_path, rounds=1)
+    place = tmp_path / lost
+    shutil.rmtree(place) if place.is_dir() else place.unlink()
+    if target != "whole":
+        (tmp_path / "target.json").unlink()
+    if target == "damaged":
+        (tmp_path / "target.json").write_text("[1]")
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    with pytest.raises(CheckpointError, match="restore it from a copy, or delete the run dir"):
+        run(tmp_path, resume=True)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_run_without_a_checkpoint_says_that_it_starts_over(tmp_path: Path) -> None:
+    def interrupt(event: RoundEnd) -> None:
+        if event.record.round == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, callbacks=[interrupt])
+    assert len(read_metrics(tmp_path)) == 1
+    with pytest.warns(UserWarning, match="stopped before its first checkpoint: round 1 is repeat"):
+        again = run(tmp_path, resume=True)
+    assert [record.round for record in again.records] == [1, 2]
+    run(tmp_path, resume=True, rounds=3)  # it has a checkpoint now
+
+
+def test_an_empty_text_is_no_directory() -> None:
+    with pytest.raises(ConfigError, match="run_dir is empty"):
+        run("")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["notes", "notes/run"])

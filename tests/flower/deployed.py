@@ -23,8 +23,7 @@ from tests.records import read_metrics
 from parsifl.engine import checkpoint
 from parsifl.engine.experiment import Experiment
 from parsifl.flower.app_template import write_app
-from parsifl.flower.cluster import HOST, Cluster
-from parsifl.flower.local_run import follow
+from parsifl.flower.cluster import HOST, Cluster, follow
 from parsifl.flower.settings import Deployment, to_config
 
 TABLE = {
@@ -58,8 +57,8 @@ def limit(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def until(condition: Callable[[], bool], what: str, seconds: float = 200.0) -> None:
-    """Wait for a condition."""
+def until(condition: Callable[[], bool], what: str, seconds: float = 600.0) -> None:
+    """Wait for a condition; the limit is for a deployment that hangs, not for a slow machine."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, f"{what}: not within {seconds:g} s"

@@ -14,12 +14,10 @@ from typing import Any
 from parsifl.engine.experiment import Experiment, problem_for
 from parsifl.engine.run import Run
 from parsifl.engine.simulate import simulate
-from parsifl.flower.answering import answered, respond
 from parsifl.flower.client import RemoteClient, alone
-from parsifl.flower.message import Envelope
+from parsifl.flower.message import Envelope, Kind, Replies, Requests, answered, respond
 from parsifl.flower.server import Federation
 from parsifl.flower.settings import Deployment, DeploymentSettings
-from parsifl.flower.transport import Kind, Replies, Requests
 from parsifl.linear.glm import GLM
 
 Answer = Envelope | str | None

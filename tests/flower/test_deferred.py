@@ -12,9 +12,8 @@ from tests.flower.inprocess import Answer, InProcess, changed, fields, simulated
 from tests.flower.test_server import experiment, server_state
 
 from parsifl.core import tree
-from parsifl.flower.message import Envelope
+from parsifl.flower.message import Envelope, Kind
 from parsifl.flower.pool import FlowerPool
-from parsifl.flower.transport import Kind
 
 HALF = {"participation": 0.5, "rounds": 4, "validation": 0.1}
 

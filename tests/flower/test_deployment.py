@@ -22,7 +22,7 @@ def test_a_deployment_gives_the_same_bits_as_one_process(tmp_path: Path) -> None
         "fedslr", {"global_penalty": "sparse", "lam": 0.05}, data="digits", clients=3,
         rounds=2, evaluate_every=2, validation=0.1,
     )  # fmt: skip
-    with limit(120):
+    with limit(300):
         records, relay = deploy_counted(chosen, tmp_path)
     expected = simulated(chosen)
     assert tree.same(server_state(tmp_path / "run", chosen), expected.server)

@@ -27,13 +27,11 @@ from parsifl.estimators import (
     load,
     plots,
 )
-from parsifl.flower.answering import respond
-from parsifl.flower.message import Envelope
+from parsifl.flower.message import Envelope, Kind, Replies, Requests, respond
 from parsifl.flower.regression import MODEL_FILE, Regression
 from parsifl.flower.settings import Deployment, DeploymentSettings
 from parsifl.flower.tables import RegressionSpec
 from parsifl.flower.tablesite import TableSite
-from parsifl.flower.transport import Kind, Replies, Requests
 
 SIZES = (150, 90, 200)
 SPECS = {

@@ -10,10 +10,9 @@ pytest.importorskip("flwr", reason="needs flwr: install the extra parsifl[flower
 
 from parsifl.core.errors import CheckpointError, ConfigError, DataError
 from parsifl.engine.experiment import Experiment
-from parsifl.flower import local_run
 from parsifl.flower.app_template import write_app
 from parsifl.flower.certificates import make_keys
-from parsifl.flower.cluster import Cluster
+from parsifl.flower.cluster import Cluster, run_on_flower
 from parsifl.flower.settings import clear
 from parsifl_reproduction.pages import write_pages
 from parsifl_reproduction.record import write
@@ -45,7 +44,7 @@ def put(path: Path) -> Path:
 def test_a_trial_rejects_a_directory_with_files_of_others(tmp_path: Path, name: str) -> None:
     path = put(tmp_path / name)
     with pytest.raises((CheckpointError, ConfigError), match="another"):
-        local_run.run_on_flower(CHOSEN, tmp_path)
+        run_on_flower(CHOSEN, tmp_path)
     assert path.read_text() == "precious"
 
 
@@ -54,7 +53,7 @@ def test_a_trial_rejects_links(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "flower").symlink_to(tmp_path / "victim")
     with pytest.raises(CheckpointError, match="symbolic link"):
-        local_run.run_on_flower(CHOSEN, tmp_path / "run")
+        run_on_flower(CHOSEN, tmp_path / "run")
     assert victim.read_text() == "precious"
 
 

@@ -22,15 +22,12 @@ from parsifl.data.preprocessing import LevelCounts, NumberSums
 from parsifl.data.tables import as_columns
 from parsifl.engine.experiment import Experiment
 from parsifl.estimators import load
-from parsifl.flower.answering import answered
-from parsifl.flower.data_schema import DataSchema
 from parsifl.flower.guards import Guards, Refusal, rare
-from parsifl.flower.message import Envelope
+from parsifl.flower.hello import DataSchema
+from parsifl.flower.message import Envelope, Kind, answered
 from parsifl.flower.regression import MODEL_FILE
-from parsifl.flower.table_schema import TableSchema, prepare
 from parsifl.flower.tables import RegressionSpec
-from parsifl.flower.tablesite import TableSite
-from parsifl.flower.transport import Kind
+from parsifl.flower.tablesite import TableSchema, TableSite, prepare
 
 Columns = dict[str, list[str]]
 RUN = "0" * 32

@@ -16,8 +16,7 @@ from tests.flower.test_server import experiment
 
 from parsifl import wire
 from parsifl.core.errors import DataError, ParsiflError
-from parsifl.flower.message import Envelope, printable
-from parsifl.flower.transport import Kind
+from parsifl.flower.message import Envelope, Kind, printable
 from parsifl.wire import frame
 
 HUGE = 10**400
@@ -179,6 +178,25 @@ def test_a_claim_of_many_rows_is_noted(tmp_path: Path) -> None:
     records = link.run(tmp_path / "run")
     assert "client 1 has 100.0% of the weight" in records[0]["notes"][0]
     assert records[1]["notes"] == []
+
+
+def test_a_claim_of_many_evaluated_rows_is_noted(tmp_path: Path) -> None:
+    many = hostile("evaluate", scores(samples={"test": 2**40 - 1}))
+    link = InProcess(experiment("fedavg", rounds=1), tmp_path / "state", many)
+    (record,) = link.run(tmp_path / "run")
+    assert "client 1 has 100.0% of the test rows" in record["notes"][0]
+
+
+def test_scores_over_more_training_rows_than_declared_are_left_out(tmp_path: Path) -> None:
+    def more(reply: Envelope) -> Envelope:
+        found = fields(reply)["samples"]
+        return changed(reply, samples={**found, "train": found["train"] + 1})
+
+    chosen = experiment("fedavg", rounds=1, evaluation={"train": True})
+    link = InProcess(chosen, tmp_path / "state", hostile("evaluate", more))
+    (record,) = link.run(tmp_path / "run")
+    assert list(record["unevaluated"]) == [1]
+    assert "declared" in record["unevaluated"][1]
 
 
 @pytest.mark.parametrize("part", ["down", "model"])

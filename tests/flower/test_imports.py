@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from parsifl.flower import client_app, settings
-from parsifl.flower.answering import respond
+from parsifl.flower.message import respond
 from parsifl.flower.client import RemoteClient, alone
 from parsifl.flower.message import Envelope
 from parsifl.flower.network_schema import HelloReply, TrainRequest, read

@@ -25,12 +25,10 @@ pytest.importorskip("flwr", reason="needs flwr: install the extra parsifl[flower
 from tests.flower.deployed import limit, server_state, until
 
 from parsifl.core import tree
-from parsifl.flower import processes
-from parsifl.flower.answering import respond
 from parsifl.flower.client import RemoteClient
-from parsifl.flower.message import Envelope
+from parsifl.flower.message import Envelope, Kind, respond
+from parsifl.flower.node import end, start
 from parsifl.flower.settings import DONE_FILE, read
-from parsifl.flower.transport import Kind
 
 pytestmark = [
     pytest.mark.slow,
@@ -134,20 +132,20 @@ def test_the_documented_commands_across_machines(shaping: str, node: str, tmp_pa
     _shell(made, tmp_path, environment)
     _shell(page.shell("parsifl flower keys"), tmp_path, environment)
     running: list[subprocess.Popen[bytes]] = []
-    with limit(500), Namespaces(3, SERVER, shaping) as machines:
+    with limit(900), Namespaces(3, SERVER, shaping) as machines:
         try:
             link = machines.within(machines.server, *page.unit("superlink"))
-            running.append(processes.start(link, tmp_path / "link.log", environment, tmp_path))
+            running.append(start(link, tmp_path / "link.log", environment, tmp_path))
             log = tmp_path / "link.log"
             until(lambda: "running" in log.read_text().lower(), "the SuperLink listens", 60)
             asked = ["bash", "-ec", page.shell("for i in 0 1 2; do flwr supernode register")]
             shell, said = machines.within(machines.server, *asked), tmp_path / "shell.log"
-            running.append(processes.start(shell, said, environment, tmp_path))
+            running.append(start(shell, said, environment, tmp_path))
             # a node whose key is not known yet ends, and only systemd would start it again
             until(lambda: said.read_text().count("registered successfully") == 3, "keys are known")
             for number, machine in enumerate(machines.nodes):
                 changes = {
-                    "flower-supernode": node,
+                    "parsifl flower node": node,
                     "partition-id=1": f"partition-id={number}",
                     "/node1": f"/node{number}",
                     "hospital.csv": f"hospital{number}.csv",
@@ -156,10 +154,10 @@ def test_the_documented_commands_across_machines(shaping: str, node: str, tmp_pa
                 place = tmp_path / f"node{number}.log"
                 # nodes have disks of their own
                 own = {**environment, "FLWR_HOME": f"{tmp_path}/flwr{number}"}
-                running.append(processes.start(command, place, own, tmp_path))
+                running.append(start(command, place, own, tmp_path))
             until(lambda: (tmp_path / "var/first" / DONE_FILE).exists(), "the run ends")
         finally:
-            processes.end(running)
+            end(running)
     out = tmp_path / "var" / "first"
     assert [record["trained"] for record in read_metrics(out)] == [3, 3, 3]
     written = tomllib.loads((tmp_path / "hospitals" / "pyproject.toml").read_text())

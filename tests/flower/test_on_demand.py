@@ -29,8 +29,7 @@ from tests.flower.test_documentation import table
 from parsifl.estimators import load
 from parsifl.flower.app_template import write_app
 from parsifl.flower.certificates import KeyFolder, add_node, make_keys
-from parsifl.flower.cluster import NAME, Cluster
-from parsifl.flower.local_run import follow, run_on_flower
+from parsifl.flower.cluster import NAME, Cluster, follow, run_on_flower
 from parsifl.flower.regression import MODEL_FILE
 from parsifl.flower.settings import PROCESS_FILE, Deployment, to_config
 from parsifl.flower.tables import read_csv
@@ -53,8 +52,8 @@ def asked_to_train(cluster: Cluster, node: int, times: int) -> bool:
 def test_killed_processes_and_a_resumed_run_give_the_same_bits(tmp_path: Path) -> None:
     chosen = Experiment("ditto", data="digits", clients=3, rounds=3, evaluate_every=0)
     out = tmp_path / "run"
-    app = app_of(chosen, tmp_path / "app", out, quorum=1.0, timeout=200.0)
-    with limit(400), Cluster(tmp_path / "cluster", 3, secure=False) as cluster:
+    app = app_of(chosen, tmp_path / "app", out, quorum=1.0, timeout=120.0)
+    with limit(900), Cluster(tmp_path / "cluster", 3, secure=False, workers=False) as cluster:
         cluster.submit(app)
         until(lambda: asked_to_train(cluster, 1, 2), "round 2")
         os.kill(int((out / PROCESS_FILE).read_text()), signal.SIGKILL)
@@ -82,8 +81,8 @@ def worker_of(cluster: Cluster, node: int) -> int:
 def test_a_killed_worker_is_replaced_and_the_run_ends_with_the_same_bits(tmp_path: Path) -> None:
     chosen = Experiment("ditto", data="digits", clients=3, rounds=3)
     out = tmp_path / "run"
-    app = app_of(chosen, tmp_path / "app", out, quorum=1.0, timeout=200.0)
-    with limit(400), Cluster(tmp_path / "cluster", 3, workers=True) as cluster:
+    app = app_of(chosen, tmp_path / "app", out, quorum=1.0, timeout=120.0)
+    with limit(900), Cluster(tmp_path / "cluster", 3, workers=True) as cluster:
         run = cluster.submit(app)
         until(lambda: asked_to_train(cluster, 1, 2), "round 2")
         killed = worker_of(cluster, 1)
@@ -103,8 +102,8 @@ def test_a_process_killed_at_random_changes_nothing(number: int, tmp_path: Path)
     draw = random.Random(seed)
     chosen = Experiment("ditto", data="digits", clients=3, rounds=3)
     out = tmp_path / "run"
-    app = app_of(chosen, tmp_path / "app", out, quorum=1.0, timeout=200.0)
-    with limit(500), Cluster(tmp_path / "cluster", 3, secure=False, workers=True) as cluster:
+    app = app_of(chosen, tmp_path / "app", out, quorum=1.0, timeout=120.0)
+    with limit(900), Cluster(tmp_path / "cluster", 3, secure=False, workers=True) as cluster:
         run = cluster.submit(app)
         until(lambda: asked_to_train(cluster, 0, 1), "round 1")
         time.sleep(draw.uniform(0.0, 10.0))
@@ -132,7 +131,7 @@ def test_a_killed_superlink_comes_back_and_the_run_is_resumed_with_the_same_bits
     chosen = Experiment("ditto", data="digits", clients=3, rounds=2, evaluate_every=0)
     out = tmp_path / "run"
     app = app_of(chosen, tmp_path / "app", out, quorum=1.0)
-    with limit(400), Cluster(tmp_path / "cluster", 3, secure=False) as cluster:
+    with limit(900), Cluster(tmp_path / "cluster", 3, secure=False, workers=False) as cluster:
         cluster.submit(app)
         until(lambda: asked_to_train(cluster, 0, 2), "round 2")
         server = Path("/proc") / (out / PROCESS_FILE).read_text()
@@ -155,7 +154,7 @@ def test_nodes_without_a_registered_key_or_with_another_authority_are_refused(
     add_node(cluster.keys, 2)
     refused = {1: "registered", 2: "2004", 3: "CERTIFICATE_VERIFY_FAILED"}
     try:
-        with limit(150):
+        with limit(900):
             cluster.start_link()
             cluster.register([0])
             cluster.start_node(0)
@@ -192,7 +191,7 @@ def test_a_secured_regression_over_tables_is_the_fit_in_process(tmp_path: Path) 
     )
     write_app(app, "sparse-regression", to_config(chosen, Deployment(out=str(out))), "study")
     files = f'data="{app}/examples/hospital{{id}}.csv"'
-    with limit(300), Cluster(tmp_path / "cluster", 3, node_config=files) as cluster:
+    with limit(900), Cluster(tmp_path / "cluster", 3, node_config=files) as cluster:
         follow(cluster, cluster.submit(app), out)
     model = load(out / MODEL_FILE)
     tables = [read_csv(app / "examples" / f"hospital{i}.csv") for i in range(3)]
@@ -209,7 +208,7 @@ def test_an_interrupted_command_leaves_no_process_and_is_resumed(tmp_path: Path)
         "--clients", "2", "--rounds", "4", "--evaluate-every", "0", "--out", str(out),
     ]  # fmt: skip
     heed_interrupts = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    with limit(300):
+    with limit(900):
         # a shell's background jobs ignore SIGINT, and so would what they start
         first = subprocess.Popen(
             command, stderr=subprocess.PIPE, text=True, preexec_fn=heed_interrupts
@@ -252,7 +251,7 @@ def processes_of(folder: Path) -> list[str]:
 def test_the_simulation_runtime_gives_the_same_bits(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="needs Ray: install the extra parsifl[flower-sim]")
     chosen = Experiment("ditto", data="digits", clients=3, rounds=2, evaluate_every=2)
-    with limit(300):
+    with limit(900):
         deployed = run_on_flower(chosen, tmp_path / "run", simulation=True)
     expected = simulated(chosen)
     assert tree.same(deployed.server, expected.server)
@@ -262,7 +261,7 @@ def test_the_simulation_runtime_gives_the_same_bits(tmp_path: Path) -> None:
 
 def test_the_bytes_on_the_socket_are_about_those_of_the_documentation(tmp_path: Path) -> None:
     name = "FedIterHT, tau = 500"
-    with limit(200):
+    with limit(900):
         _, relay = deploy_counted(tabled(name), tmp_path)
     written = table()[name]
     # polling goes on as long as the run takes, which differs by machine

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 import parsifl
 from parsifl.cli.app import app
 from parsifl.core.errors import CheckpointError, ConfigError, ParsiflError
-from parsifl.flower import logs, machine, retention
+from parsifl.flower import hello, logs, retention
 from parsifl.flower.message import Envelope
 from parsifl.flower.monitor import read_status
 from parsifl.flower.server import Federation
@@ -148,9 +148,9 @@ def test_a_check_reports_every_client_and_trains_nothing(tmp_path: Path) -> None
 
 
 def test_the_free_space_is_that_of_the_nearest_directory(tmp_path: Path) -> None:
-    found = machine.this_machine(tmp_path / "not" / "yet")
+    found = hello.this_machine(tmp_path / "not" / "yet")
     assert found.free > 0
-    assert machine.concerns(found.model_copy(update={"clock": time.time() + 3600}))[0].startswith(
+    assert hello.concerns(found.model_copy(update={"clock": time.time() + 3600}))[0].startswith(
         "its clock is 3,600 s ahead"
     )
 

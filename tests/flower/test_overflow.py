@@ -13,8 +13,7 @@ from parsifl import wire
 from parsifl.core import tree
 from parsifl.engine import checkpoint
 from parsifl.engine.experiment import Experiment
-from parsifl.flower.message import Envelope
-from parsifl.flower.transport import Kind
+from parsifl.flower.message import Envelope, Kind
 
 
 def experiment(algorithm: str, rounds: int = 3) -> Experiment:

@@ -20,8 +20,6 @@ from parsifl.algorithms.fedbestsubset import BestSubsetQuestion
 from parsifl.core.errors import ConfigError, DataError
 from parsifl.core.problem import CurvatureSums
 from parsifl.engine.experiment import Experiment
-from parsifl.flower.answering import respond
-from parsifl.flower.data_schema import DataSchema
 from parsifl.flower.guards import (
     Guards,
     Refusal,
@@ -29,12 +27,20 @@ from parsifl.flower.guards import (
     check_leverage,
     check_products,
 )
-from parsifl.flower.message import Envelope
+from parsifl.flower.hello import DataSchema
+from parsifl.flower.message import Envelope, respond
 from parsifl.flower.network_schema import AgreeReply
 from parsifl.flower.regression import _check_units
-from parsifl.flower.table_schema import ColumnSchema, TableSchema, prepare
 from parsifl.flower.tables import Agreement
-from parsifl.flower.tablesite import TableSite, _data, problem_of, row_weights
+from parsifl.flower.tablesite import (
+    ColumnSchema,
+    TableSchema,
+    TableSite,
+    _data,
+    prepare,
+    problem_of,
+    row_weights,
+)
 from parsifl.solvers.best_subset import symmetric
 
 RUN = "0" * 32

@@ -16,13 +16,11 @@ from tests.records import read_metrics
 from parsifl.core.errors import ParsiflError
 from parsifl.engine.experiment import Experiment
 from parsifl.estimators import FederatedSparseClassifier, FederatedSparseRegressor, load
-from parsifl.flower.answering import respond
 from parsifl.flower.guards import Guards
-from parsifl.flower.message import Envelope
+from parsifl.flower.message import Envelope, Kind, respond
 from parsifl.flower.regression import MODEL_FILE, Regression
 from parsifl.flower.settings import Deployment, DeploymentSettings
 from parsifl.flower.tablesite import TableSite
-from parsifl.flower.transport import Kind
 from parsifl.report import build
 
 

@@ -19,8 +19,7 @@ from parsifl.core.errors import CheckpointError, DataError, ParsiflError
 from parsifl.engine import checkpoint
 from parsifl.engine.evaluation import Evaluation
 from parsifl.engine.experiment import Experiment
-from parsifl.flower.message import Envelope
-from parsifl.flower.transport import Kind
+from parsifl.flower.message import Envelope, Kind
 
 SAME = (
     "cohort",

@@ -22,9 +22,9 @@ if not hasattr(socket, "SO_PEERCRED"):
 from tests.flower.inprocess import fields
 
 from parsifl.core.errors import WireError
-from parsifl.flower import node, worker_link
+from parsifl.flower import node, worker
 from parsifl.flower.message import Envelope
-from parsifl.flower.worker_link import AppPlace, WorkerLost, WorkerTask
+from parsifl.flower.worker import AppPlace, WorkerLost, WorkerTask
 
 APP = """
 import time
@@ -62,7 +62,7 @@ class Node:
         config = {"algorithm": "fedavg", "clients": 3, "model": "glm"}
         told = {"partition-id": 2, "place": str(self._place), "state-dir": str(self._place)}
         task = WorkerTask("hello", app or self.app, run, config, told, Envelope())
-        reply = fields(worker_link.ask(self.folder, task))
+        reply = fields(worker.ask(self.folder, task))
         reply.pop("machine", None)  # its clock
         return reply
 
@@ -136,20 +136,20 @@ def test_a_worker_is_reached_by_its_user_alone(
     del tmp_path
     with node._listening() as (folder, listener):
         assert folder.stat().st_mode & 0o777 == 0o700
-        assert (folder / worker_link.SOCKET).stat().st_mode & 0o777 == 0o600
+        assert (folder / worker.SOCKET).stat().st_mode & 0o777 == 0o600
         with socket.socket(socket.AF_UNIX) as link:
-            link.connect(str(folder / worker_link.SOCKET))
+            link.connect(str(folder / worker.SOCKET))
             accepted, _ = listener.accept()
             with accepted:
-                worker_link.check_peer(accepted)
+                worker.check_peer(accepted)
                 monkeypatch.setattr(os, "geteuid", lambda: 54321)
                 with pytest.raises(WireError, match=f"belongs to user {os.getuid()}"):
-                    worker_link.check_peer(accepted)
+                    worker.check_peer(accepted)
     assert not folder.exists()
 
 
 def test_a_worker_that_ends_at_every_attempt_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_link, "_PAUSE", 0.0)
+    monkeypatch.setattr(worker, "_PAUSE", 0.0)
     with node._listening() as (folder, listener):
 
         def hang_up() -> None:
@@ -160,7 +160,7 @@ def test_a_worker_that_ends_at_every_attempt_is_reported(monkeypatch: pytest.Mon
         thread.start()
         task = WorkerTask("hello", AppPlace("/", "m", "app"), 1, {}, {}, Envelope())
         with pytest.raises(WorkerLost, match="ended 5 times"):
-            worker_link.ask(folder, task)
+            worker.ask(folder, task)
         thread.join()
 
 

@@ -10,7 +10,8 @@ import random
 import tempfile
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -70,7 +71,7 @@ class Scenario(ABC):
         at = random.Random(f"place/{seed}").randrange(self.operations)
         disk = Disk(folder, at, fault, seed)
         try:
-            with disk:
+            with disk, _without_warnings():
                 self.run(folder)
         except Killed:
             pass
@@ -88,7 +89,8 @@ class Scenario(ABC):
                 fault: DiskFault = draw.choice(["kill", "kill", "kill", "full"])
                 told.append(self.interrupt(folder, 10 * seed + again, fault))
             try:
-                self.run(folder)
+                with _without_warnings():
+                    self.run(folder)
             except Exception as error:
                 return f"{told}: {type(error).__name__}: {error}"
             return "" if self.same(folder) else f"{told}: other numbers"
@@ -113,8 +115,7 @@ class Scenario(ABC):
     def resumed(self, folder: Path) -> str:
         """Resume a damaged run; return "same", "error", "noted", or what is wrong."""
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of the checkpoint that is read instead
+            with _without_warnings():
                 self.run(folder)
         except ParsiflError:
             return "error"
@@ -131,6 +132,14 @@ class Scenario(ABC):
         if draw.random() < 0.5 and latest.exists():
             lines = latest.read_bytes().splitlines(keepends=True)
             latest.write_bytes(b"".join(lines[1:]) or lines[0])
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Ignore warnings: rounds are repeated, or a checkpoint is read instead of a damaged one."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 class Local(Scenario):

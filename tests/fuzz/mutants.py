@@ -22,12 +22,11 @@ from parsifl.core.errors import DataError, ParsiflError
 from parsifl.core.keys import Key
 from parsifl.engine.experiment import Experiment, problem_for
 from parsifl.engine.pool import ClientResult
-from parsifl.flower.answering import answered
 from parsifl.flower.client import RemoteClient
-from parsifl.flower.data_schema import agree
-from parsifl.flower.exchange import Exchange, Request
+from parsifl.flower.exchange import Exchange, Request, UploadTemplates
+from parsifl.flower.hello import agree
 from parsifl.flower.membership import Membership
-from parsifl.flower.message import Envelope
+from parsifl.flower.message import Envelope, Kind, Replies, Requests, answered
 from parsifl.flower.network_schema import (
     AgreeReply,
     AgreeRequest,
@@ -47,8 +46,6 @@ from parsifl.flower.pool import FlowerPool
 from parsifl.flower.settings import Deployment, DeploymentSettings
 from parsifl.flower.tables import Agreement, RegressionSpec
 from parsifl.flower.tablesite import TableSite
-from parsifl.flower.transport import Kind, Replies, Requests
-from parsifl.flower.upload_template import UploadTemplates
 from parsifl.wire import MessageStats, frame
 
 Direction = Literal["request", "reply"]

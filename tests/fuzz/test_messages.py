@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.fuzz.mutants import MESSAGES, Direction, Targets, mutate
 
-from parsifl.flower.transport import Kind
+from parsifl.flower.message import Kind
 
 EXAMPLES = 1000
 VALUES = st.one_of(

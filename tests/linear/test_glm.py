@@ -106,6 +106,33 @@ def test_the_restricted_loss_is_the_loss_on_the_support(name: str) -> None:
     )
 
 
+@pytest.mark.parametrize("form", ["dense", "csr"])
+@pytest.mark.parametrize("kind", ["plain", "intercept", "dictionary"])
+@pytest.mark.parametrize("size", [2, 7], ids=["few", "all"])
+def test_classes_with_supports_of_their_own_share_columns(form: str, kind: str, size: int) -> None:
+    """A support for each client and class; together they use few of the columns, or all."""
+    draw = np.random.default_rng(4)
+    pool, psi = draw.standard_normal((9, 12)), torch.from_numpy(draw.standard_normal((12, 15)))
+    x: Any = torch.from_numpy(pool) if form == "dense" else as_design(sp.csr_matrix(pool))
+    atoms = psi if kind == "dictionary" else None
+    problem = GLM(12, "softmax", classes=3, l2=0.1, intercept=kind == "intercept", dictionary=atoms)
+    y = torch.from_numpy(draw.integers(0, 3, 9))
+    order = torch.from_numpy(draw.random((2, 3, problem.width))).argsort(-1)
+    index, valid = order[..., :size].sort(-1).values, torch.ones(2, 3, size, dtype=torch.bool)
+    index[1, 2, -1], valid[1, 2, -1] = 0, False  # an unused place
+    z = torch.from_numpy(draw.standard_normal((2, 3, size))) * valid
+    coef = torch.zeros(2, 3, problem.width).double().scatter_add(-1, index, z)
+    data = Selection(x, y, torch.tensor([[0, 2, 5], [3, 8, 1]]), torch.ones(2, 3).double())
+    part = problem.restrict(coef, data, index, valid)
+    assert part.columns.shape == (2, 3, min(3 * size, problem.width))
+    u = problem.predictions(coef, data)
+    torch.testing.assert_close(part.start, z)
+    torch.testing.assert_close(support.predictor(part, z), u, rtol=1e-12, atol=1e-12)
+    slope = problem.gradients(coef, data, u).gather(-1, index) * valid
+    found = support.gradient(part, z) * valid
+    torch.testing.assert_close(found, slope, rtol=1e-12, atol=1e-12)
+
+
 def test_squared_scalings_follow_the_papers() -> None:
     y = torch.from_numpy(X @ np.ones(4) + 1.0)
     batch = _batch(torch.from_numpy(X), y, list(range(9)), [1.0] * 9)

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from parsifl.core.errors import ConfigError
 from parsifl.nn import models
-from parsifl.nn.layer_groups import find_head, layer_groups, output_layers
+from parsifl.nn.layer_groups import find_head, layer_groups
+from parsifl.nn.output_layers import output_layers
 
 Forward = Callable[["Net", Tensor], Any]
 

@@ -94,7 +94,7 @@ def test_every_method_takes_forty_steps_a_round(name: str) -> None:
 def test_accuracies_decide_at_the_best_step_size(name: str) -> None:
     recipe, context = find(name), Context(seeds=1)
 
-    def results(good: str) -> list[Result]:
+    def results(good: str, rate: float = 0.3) -> list[Result]:
         return [
             Result(
                 job.label,
@@ -103,7 +103,9 @@ def test_accuracies_decide_at_the_best_step_size(name: str) -> None:
             )
             for job in recipe.plan(context)
             for accuracy in [
-                90.0 if job.label.startswith(f"{good} lr=") and "0.3" in job.label else 50.0
+                (90.0 if job.label.startswith(f"{good} lr=") else 60.0)
+                if job.label.endswith(f"lr={rate}")
+                else 50.0
             ]
         ]
 
@@ -111,6 +113,9 @@ def test_accuracies_decide_at_the_best_step_size(name: str) -> None:
     assert {c.verdict for c in recipe.conclude(context, results(winner))} == {"held"}
     lost = [c.verdict for c in recipe.conclude(context, results(loser))]
     assert "did not hold" in lost
+    # a best rate at the end of the grid decides nothing
+    ends = recipe.conclude(context, results(winner, digits.RATES[0]))
+    assert {claim.verdict for claim in ends} == {"undecided"}
 
 
 @pytest.mark.skipif(not DATA, reason="PARSIFL_DATA names no folder with MNIST and QMNIST")

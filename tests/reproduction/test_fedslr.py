@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from parsifl.algorithms.fedslr import FedSLR
 from parsifl.core import tree
 from parsifl.core.keys import Key
+from parsifl.data import personal_tests
+from parsifl.engine.simulate import simulate
 from parsifl.nn.models import build
 from parsifl.nn.neural import NeuralProblem
 from parsifl_reproduction.fedslr import setup, sweeps
@@ -196,3 +199,30 @@ def test_every_recipe_runs_end_to_end(name: str, data_folder: Path, runs: Path) 
     assert all(claim.ours for claim in claims)
     again, _ = reproduce(find(name), context, runs)
     assert [r.values for r in again] == [r.values for r in results]
+
+
+def test_tiny_imagenet_has_the_test_rows_of_the_authors_code(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With 200 classes, floors of shares of 100 rows would leave six rows per client."""
+    monkeypatch.setattr(setup, "prepare", lambda *_, test, **__: test)
+    setup._prepared.cache_clear()
+    asked = setup.FULL["Tiny ImageNet"].prepare("IID", 0, None)
+    setup._prepared.cache_clear()
+    assert str(asked) == "shares:size=500"
+    shares = np.random.default_rng(0).multinomial(1000, np.full(200, 1 / 200), size=20) / 1000
+    parts = personal_tests(shares, np.repeat(np.arange(200), 50), Key(0), size=500)
+    assert all(430 < len(part) <= 500 for part in parts)
+
+
+def test_the_size_of_personal_components_is_a_mean_over_all_clients() -> None:
+    draw = np.random.default_rng(0)
+    clients = [(draw.standard_normal((8, 4)), draw.integers(0, 2, 8)) for _ in range(5)]
+    problem = NeuralProblem(lambda: build("mlp", inputs=4, hidden=(3,), classes=2))
+    run = simulate(FedSLR(mu=0.0, lam=0.0), problem, clients, 1, participation=0.4)
+    sizes = [
+        sum(int(leaf.count_nonzero()) for leaf in tree.leaves(state.personal))
+        for _, state in run.pool.store
+    ]
+    assert len(sizes) == 2
+    assert setup.personal_parameters(run) == sum(sizes) / 5 > 0

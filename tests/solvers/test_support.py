@@ -18,11 +18,12 @@ from parsifl.solvers.least_squares import solve_symmetric
 
 def _part(name: str, ridge: float = 0.1, clients: int = 2) -> Restricted:
     draw, fit = np.random.default_rng(5), datafits.DATAFITS.find(name)
-    shape = (clients, 3, 40, 4) if name == "softmax" else (clients, 40, 4)
-    columns = torch.from_numpy(draw.standard_normal(shape))
-    labels = draw.integers(0, 3 if name == "softmax" else 2, (clients, 40))
+    classes, width = (3, 7) if name == "softmax" else (1, 4)
+    columns = torch.from_numpy(draw.standard_normal((clients, 40, width)))
+    labels = draw.integers(0, max(2, classes), (clients, 40))
     targets = labels if fit.classes else draw.standard_normal((clients, 40))
-    start = torch.zeros(*shape[:-2], 4).double()
+    start = torch.zeros(*((clients, 3, 4) if classes > 1 else (clients, 4))).double()
+    overlapping = torch.tensor([[0, 1, 2, 3], [2, 3, 4, 6], [0, 5, 6, 7]])  # 7: an unused place
     return Restricted(
         columns=columns,
         targets=torch.from_numpy(targets),
@@ -34,6 +35,7 @@ def _part(name: str, ridge: float = 0.1, clients: int = 2) -> Restricted:
         slope=fit.slope,
         curvature=fit.curvature,
         scale=fit.smoothness if fit.quadratic else None,
+        places=overlapping.expand_as(start) if classes > 1 else None,
     )
 
 
@@ -47,6 +49,7 @@ def _one(part: Restricted, client: int) -> Restricted:
         rows=part.rows[here],
         ridge=part.ridge[here],
         start=part.start[here],
+        places=None if part.places is None else part.places[here],
     )
 
 

@@ -14,8 +14,9 @@ from parsifl_reproduction.record import Record, read_all
 
 Records = Mapping[str, Record]
 UNKNOWN = "no run is recorded yet"
-_VERDICTS = ("held", "undecided", "did not hold", "not run")
+_VERDICTS = ("held", "tie", "undecided", "did not hold", "not run")
 _MARKS = {
+    "tie": "**tie**",
     "undecided": "**undecided**",
     "did not hold": "**did not hold**",
 }
@@ -25,8 +26,10 @@ _OTHER = Paper("other", "Beyond the papers", ())
 _OPENING = """# Reproduction
 
 Every table and figure of the five papers, with the recipe that runs it and its outcome. A claim
-*held*, is *undecided* (the seeds disagree), *did not hold*, or was *not run*. Claims are compared
-seed by seed. Each page shows the paper's number beside ours and lists where a protocol is not the
+*held*, is a *tie*, is *undecided*, *did not hold*, or was *not run*. Claims are compared seed by
+seed. Where the seeds disagree, the 95 % interval of the mean difference decides: five seeds or more
+decide if it excludes no difference, and three or more show a tie if it lies within 1 % of the
+larger mean. Each page shows the paper's number beside ours and lists where a protocol is not the
 paper's. ± is the standard deviation over seeds.
 
 | scale | protocol | verdicts |

@@ -16,7 +16,7 @@ from parsifl.core.errors import ConfigError, unknown
 
 Scale = Literal["smoke", "faithful", "full"]
 SCALES: tuple[Scale, ...] = ("smoke", "faithful", "full")
-Verdict = Literal["held", "undecided", "did not hold", "not run", "none"]
+Verdict = Literal["held", "tie", "undecided", "did not hold", "not run", "none"]
 Values = dict[str, Any]
 SKIPPED = "skipped"
 """The key under which a job that could not run (missing data, for example) gives the reason."""

@@ -35,7 +35,14 @@ from parsifl.core.leaves import LowRank, densify, matricize
 from parsifl.core.problem import Model, Params, Problem, split_buffers
 from parsifl.solvers.proximal_sgd import Penalty, ProximalRule, combine, fit_component
 from parsifl.solvers.sgd import SgdConfig, sgd
-from parsifl.solvers.svt import Compact, has_rank, next_value, svt_layers, threshold_within
+from parsifl.solvers.svt import (
+    Compact,
+    factor_numbers,
+    has_rank,
+    next_value,
+    svt_layers,
+    threshold_within,
+)
 from parsifl.solvers.update_rules import Rule, soft
 
 
@@ -124,7 +131,8 @@ class FedSLR(LocalSgd, AdditiveAlgorithm[Problem, SlrServer, SlrClient, Compact,
     solver
         How the global model is found: "dual" is FedSLR. "local" takes a proximal step of size `lr`
         after every local step (the paper's LPGD), "global" one of size `lr` after plain averaging
-        (GPGD); neither has a dual.
+        (GPGD); neither has a dual. Local models of LPGD have a low rank: the record contains
+        `upload_parameters`, the numbers of their factors, but they are sent dense.
     global_penalty
         Penalty of the global model (the paper's alternatives are S+S, S+LR and LR+LR).
     personal_penalty
@@ -301,6 +309,8 @@ class FedSLR(LocalSgd, AdditiveAlgorithm[Problem, SlrServer, SlrClient, Compact,
             strength=self.mu,
         )
         sizes = _sizes(received, split_buffers(problem, personal)[0])
+        if self.solver == "local" and self.global_penalty == "low-rank":
+            sizes["upload_parameters"] = factor_numbers(upload)
         return ClientUpdate(SlrClient(dual, personal), upload, sizes)
 
     def _train(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from importlib.metadata import entry_points
+from collections.abc import Callable
+from importlib.metadata import EntryPoint, entry_points
 
 import typer
 
@@ -31,9 +32,27 @@ def mount_plugins(app: typer.Typer) -> None:
     """Add every installed command; `reproduce` says how to install it where it is missing."""
     found = {entry.name: entry for entry in entry_points(group=ENTRY_POINT_GROUP)}
     for name, entry in sorted(found.items()):
-        app.command(name)(entry.load())
+        app.command(name)(_loaded(entry))
     if "reproduce" not in found:
         app.command("reproduce", hidden=True)(_missing)
+
+
+def _loaded(entry: EntryPoint) -> Callable[..., None]:
+    """Return the command of another package; one that cannot be imported says so when it runs."""
+    try:
+        command: Callable[..., None] = entry.load()
+    except Exception as error:  # another package may fail in any way; the others are there
+        reason = f"{type(error).__name__}: {error}"
+
+        def broken() -> None:
+            """Say what is wrong with a command that cannot be imported."""
+            raise ConfigError(
+                f"the command {entry.name!r} of {entry.value} cannot be imported ({reason}); "
+                "repair or uninstall the package that has it"
+            )
+
+        return broken
+    return command
 
 
 def keep_examples(app: typer.Typer) -> None:

@@ -6,14 +6,27 @@ import warnings
 from typing import Any
 
 import typer
-from typer import core
+from typer import core, main, models
 
-from parsifl.core.errors import ParsiflError
+from parsifl.core.errors import ConfigError, ParsiflError
 
 EXIT_MISTAKE = 2
 
 # help is printed plainly here, but typer escapes its brackets, "\[default: 3]", for rich
 core.HAS_RICH = False
+
+
+class _Path(models.TyperPath):
+    """A path that is not empty: an empty one would silently be the current directory."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Return the path."""
+        if value == "":
+            raise ConfigError(f"{param.opts[0]}: the path is empty; write . for this directory")
+        return super().convert(value, param, ctx)
+
+
+main.TyperPath = _Path  # type: ignore[attr-defined]
 
 
 class FriendlyGroup(core.TyperGroup):

@@ -16,8 +16,7 @@ from parsifl.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from parsifl.engine.experiment import Experiment
-    from parsifl.flower.cluster import Cluster
-    from parsifl.flower.local_run import FlowerRun
+    from parsifl.flower.cluster import Cluster, FlowerRun
 
 app = typer.Typer(
     cls=FriendlyGroup,
@@ -39,7 +38,7 @@ def execute(
 ) -> FlowerRun:
     """Run an experiment on Flower on this machine, with its progress on standard error."""
     need_flower()
-    from parsifl.flower.local_run import run_on_flower
+    from parsifl.flower.cluster import run_on_flower
 
     simulation = engine == "flower-sim"
     if not quiet:
@@ -152,7 +151,9 @@ def up(
         False, "--insecure", help="No TLS and no node keys; everything in the clear, on loopback."
     ),
     workers: bool = typer.Option(
-        False, "--workers", help="Nodes with a worker, as `parsifl flower node` starts them."
+        True,
+        "--workers/--no-workers",
+        help="Nodes with a worker, as `parsifl flower node` starts them; on Linux.",
     ),
     node_config: str = typer.Option(
         "",
@@ -201,7 +202,7 @@ def node(context: typer.Context) -> None:
 
 def _run(cluster: Cluster, target: Path, *, resume: bool) -> None:
     from parsifl.engine.run_dir import read_records
-    from parsifl.flower.local_run import follow
+    from parsifl.flower.cluster import follow
     from parsifl.flower.settings import clear
 
     config = read_config(target)

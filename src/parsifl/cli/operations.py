@@ -101,7 +101,7 @@ def check(
       parsifl flower check study --federation hospitals
     """
     need_flower()
-    from parsifl.flower.processes import program
+    from parsifl.flower.node import program
 
     read_config(target)
     words = [program("flwr"), "run", str(target.resolve()), *([federation] if federation else [])]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from parsifl.engine.record import RoundRecord
     from parsifl.engine.run import Run
     from parsifl.engine.run_dir import RunData
-    from parsifl.flower.local_run import FlowerRun
+    from parsifl.flower.cluster import FlowerRun
 
 LOCAL = "local"
 _STOPPED = 130  # what shells expect of a program that Ctrl-C ended

@@ -234,18 +234,30 @@ class Selection:
         """How many rows each client has."""
         return (self.weight > 0).sum(-1)
 
+    @cached_property
+    def _kept(self) -> dict[str, Tensor]:
+        return {}
+
+    def once(self, name: str, make: Callable[[], Tensor]) -> Tensor:
+        """Return a tensor that is made of these rows, and made at the first call only."""
+        if name not in self._kept:
+            self._kept[name] = make()
+        return self._kept[name]
+
 
 @dataclass(frozen=True)
 class Restricted:
     """The local losses of a block of clients as functions of few coefficients z on a support.
 
     A client's loss is sum_j weight_j l(u_j, targets_j) + ridge/2 |z|^2 with u = columns z. Every
-    tensor has a leading client axis; with classes, columns, ridge and z have a class axis next.
+    tensor has a leading client axis; with classes, ridge and z have a class axis next, and all
+    classes share the columns.
 
     Attributes
     ----------
     columns
-        [.., n, k]; zero where a support has fewer than k coefficients.
+        [clients, n, k]; zero where a support has fewer than k coefficients. With classes
+        [clients, n, m], the columns that any class may use.
     targets, weight
         [clients, n]; the weights of all rows of a client sum to 1.
     rows
@@ -258,6 +270,9 @@ class Restricted:
         The constant curvature of a quadratic loss; None if it is not quadratic.
     u
         The predictor at `start`; None if it is not known.
+    places
+        With classes, which of the m columns belongs to each entry of z [clients, classes, k]; m
+        where a support has fewer than k coefficients. None without classes.
     """
 
     columns: Tensor
@@ -271,6 +286,7 @@ class Restricted:
     curvature: Callable[[Tensor], Tensor]
     scale: float | None
     u: Tensor | None = None
+    places: Tensor | None = None
 
 
 @runtime_checkable

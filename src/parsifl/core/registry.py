@@ -13,6 +13,7 @@ import functools
 import importlib
 import importlib.util
 import pkgutil
+import warnings
 from collections.abc import Mapping
 from importlib.metadata import entry_points
 from types import ModuleType
@@ -163,20 +164,18 @@ def _modules() -> list[ModuleType]:
     names = [module.name for module in pkgutil.iter_modules(package.__path__)]
     own = [f"{package.__name__}.{name}" for name in names if not name.startswith("_")]
     outside = [entry.value for entry in entry_points(group=ENTRY_POINT_GROUP)]
-    return [
-        *(importlib.import_module(name) for name in sorted(own)),
-        *(_outside(name) for name in sorted(outside)),
-    ]
-
-
-def _outside(name: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except Exception as error:  # another package may fail in any way; say which one it was
-        raise ConfigError(
-            f"the entry point '{name}' of the group {ENTRY_POINT_GROUP} cannot be imported "
-            f"({type(error).__name__}: {error}); repair or uninstall the package that has it"
-        ) from error
+    found = [importlib.import_module(name) for name in sorted(own)]
+    for name in sorted(outside):
+        try:
+            found.append(importlib.import_module(name))
+        except Exception as error:  # another package may fail in any way; the others are there
+            warnings.warn(
+                f"the entry point '{name}' of the group {ENTRY_POINT_GROUP} cannot be imported "
+                f"({type(error).__name__}: {error}), so its algorithms are missing; repair or "
+                "uninstall the package that has it",
+                stacklevel=2,
+            )
+    return found
 
 
 def _is_final_algorithm(kind: Any) -> bool:

@@ -160,6 +160,11 @@ def map(function: Callable[..., Any], tree: T, *others: Any) -> T:
     return result
 
 
+def copy(tree: T) -> T:
+    """Return a tree of contiguous copies; memory that is aligned alike gives the same bits."""
+    return map(lambda leaf: leaf.clone(memory_format=torch.contiguous_format), tree)
+
+
 def zeros_like(tree: T) -> T:
     """Return a tree of zeros."""
     return map(torch.zeros_like, tree)

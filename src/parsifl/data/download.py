@@ -17,6 +17,8 @@ from parsifl.data.registry import Entry, Remote
 
 FOLDER_VARIABLE = "PARSIFL_DATA"
 _TIMEOUT_SECONDS = 30
+_SPARE = 256 << 20
+"""Bytes of a disk that an archive may not fill."""
 
 
 @final
@@ -145,10 +147,15 @@ def _short(error: Exception) -> str:
 def _unpack(archive: Path, folder: Path) -> None:
     """Write the regular files of a zip or tar archive below `folder`, and nothing outside it."""
     inside = folder.resolve()
-    for name, stream in _members(archive):
+    for name, size, stream in _members(archive):
         target = (folder / name).resolve()
         if not target.is_relative_to(inside):
             raise DataError(f"{archive} holds '{name}', which points outside its folder")
+        if size > (free := shutil.disk_usage(folder).free - _SPARE):
+            raise DataError(
+                f"{archive} holds '{name}' of {size:,} bytes; {folder} has room for "
+                f"{max(free, 0):,}"
+            )
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = target.with_name(target.name + ".part")
         with stream, partial.open("wb") as out:
@@ -156,15 +163,16 @@ def _unpack(archive: Path, folder: Path) -> None:
         partial.replace(target)
 
 
-def _members(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
+def _members(archive: Path) -> Iterator[tuple[str, int, IO[bytes]]]:
+    """Yield name, unpacked size and content of every file; a reader stops at that size."""
     if zipfile.is_zipfile(archive):
         with zipfile.ZipFile(archive) as packed:
             for item in packed.infolist():
                 if not item.is_dir():
-                    yield item.filename, packed.open(item)
+                    yield item.filename, item.file_size, packed.open(item)
         return
     with tarfile.open(archive) as tar:
         for member in tar:
             stream = tar.extractfile(member) if member.isfile() else None
             if stream is not None:
-                yield member.name, stream
+                yield member.name, member.size, stream

@@ -27,7 +27,7 @@ class Remote:
     path
         Where it lies below a data folder.
     urls
-        The official address first, then mirrors.
+        The official address first, then mirrors. One without TLS (http) needs a sha256 checksum.
     checksum
         "sha256:..." or "md5:..."; "" if none was ever published.
     members

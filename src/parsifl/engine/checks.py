@@ -88,6 +88,8 @@ def check_options(options: Mapping[str, Any], evaluation: Any, network: Any, run
     ):
         if given is not None and not isinstance(given, kind):
             raise ConfigError(f"{name} must be {wanted}, got {_kind(given)}")
+    if run_dir == "":
+        raise ConfigError('run_dir is empty; write "." for the current directory')
 
 
 def _is(value: Any, kind: type) -> bool:

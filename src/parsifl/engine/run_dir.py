@@ -1,5 +1,7 @@
 """The run directory: writing it safely, and reading it as a recorded run.
 
+`target.json` holds the total number of rounds, and whether there has been a checkpoint.
+
 Reading is lenient, with a note for everything that was left out: a run may be in progress or its
 files damaged, and a report should still show the rest.
 """
@@ -43,6 +45,7 @@ class RunDir:
         self.checkpoints = path / _CHECKPOINT
         self._metrics = path / _METRICS
         self._mark = (0, 0)
+        self._target: dict[str, Any] = {}
 
     def locked(self) -> AbstractContextManager[None]:
         """Keep other runs out of the directory; see `owned.locked`."""
@@ -82,15 +85,30 @@ class RunDir:
         """Reject a directory in which a run would replace files that are not its own.
 
         These are files with the names of ours (and `more`) without our configuration, and
-        symbolic links.
+        symbolic links. A run that has lost its checkpoints is rejected too.
         """
         names = [_CHECKPOINT, _METRICS, _CLIENTS, _TARGET, _ENVIRONMENT, *more]
         reject_links(*(self.path / name for name in (_CONFIG, *names)))
         if (self.path / _CONFIG).exists():
+            self._check_checkpoints()
             return
         if _is_environment(self.path / _ENVIRONMENT):  # a run that was killed as it began
             names.remove(_ENVIRONMENT)
         reject_foreign(self.path, names, _CONFIG)
+
+    def _check_checkpoints(self) -> None:
+        """Raise CheckpointError if there was a checkpoint and it is gone.
+
+        Without `target.json`, a finished round says so.
+        """
+        self._target = _read_target(self.path)
+        had = self._target.get("checkpoint") or (not self._target and read_records(self.path))
+        latest = self.checkpoints / "LATEST"
+        if had and not latest.exists():
+            raise CheckpointError(
+                f"{latest} is missing, so the run cannot be resumed; restore it from a copy, or "
+                "delete the run directory to start from the beginning"
+            )
 
     def set_aside(self) -> Path:
         """Move an attempt that ended into `attempt-NUMBER`; a new one may then start here."""
@@ -102,7 +120,7 @@ class RunDir:
         for name in (_CHECKPOINT, _METRICS, _CLIENTS, _TARGET, _ENVIRONMENT, _CONFIG):
             if (self.path / name).exists():
                 (self.path / name).rename(place / name)
-        self._mark = (0, 0)
+        self._mark, self._target = (0, 0), {}
         return place
 
     def _check_reproducible(self) -> None:
@@ -142,7 +160,16 @@ class RunDir:
 
     def set_target(self, rounds: int) -> None:
         """Note how many rounds the run is to have; it may be asked for more later."""
-        replace_file(self.path / _TARGET, json.dumps({"rounds": rounds}).encode())
+        self._write_target(rounds=rounds)
+
+    def note_checkpoint(self) -> None:
+        """Note that the run has a checkpoint: from now on it never starts over."""
+        if not self._target.get("checkpoint"):
+            self._write_target(checkpoint=True)
+
+    def _write_target(self, **changes: Any) -> None:
+        self._target = {**self._target, **changes}
+        replace_file(self.path / _TARGET, json.dumps(self._target).encode())
 
     def append(self, record: RoundRecord) -> None:
         """Add the line of a finished round."""
@@ -200,6 +227,14 @@ def read_config(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} is not a run directory: it has no config.toml") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointError(f"{path / 'config.toml'} is damaged: {error}") from None
+
+
+def _read_target(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((path / _TARGET).read_text())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def read_records(path: Path) -> list[RoundRecord]:

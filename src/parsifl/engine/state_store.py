@@ -14,10 +14,8 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
-import torch
 from safetensors import safe_open
 from safetensors.torch import save
-from torch import Tensor
 
 from parsifl.core import tree, tree_schema
 from parsifl.engine.safe_files import reject_links
@@ -263,7 +261,7 @@ class StateStore:
         if state is None and self._recent.get(client, self) is None:
             return  # nothing to keep, and known: it is not written again
         self._forget(client)
-        self._recent[client] = tree.map(_contiguous_copy, state)
+        self._recent[client] = tree.copy(state)
         self._held += _bytes(state)
         self._changed.add(client)
         if self._held > self._limit:
@@ -325,10 +323,6 @@ class StateStore:
 
     def _ids(self) -> set[int]:
         return {*self._recent, *(self._shelf or ())}
-
-
-def _contiguous_copy(leaf: Tensor) -> Tensor:
-    return leaf.clone(memory_format=torch.contiguous_format)
 
 
 def _bytes(state: Any) -> int:

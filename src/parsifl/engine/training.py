@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -32,7 +33,7 @@ from parsifl.engine.pool import (
 )
 from parsifl.engine.profiling import PhaseTimer
 from parsifl.engine.record import MODELS, SPLITS, RoundRecord
-from parsifl.engine.run_dir import RunDir
+from parsifl.engine.run_dir import RunDir, read_records
 from parsifl.engine.tally import RoundTally
 
 CHECKPOINT_SECONDS = 5.0
@@ -171,6 +172,13 @@ class Training:
                 f"{self.run_dir.path} already has {found.round} rounds, more than the {rounds} "
                 f"requested; request {found.round} or more, or choose another directory"
             )
+        if found is None and (lost := len(read_records(self.run_dir.path))):
+            which = "round 1 is" if lost == 1 else f"rounds 1 to {lost} are"
+            warnings.warn(
+                f"the run in {self.run_dir.path} was stopped before its first checkpoint: {which} "
+                "repeated",
+                stacklevel=2,
+            )
         complete = 0 if found is None else found.round - (found.pending is not None)
         state.records = self.run_dir.truncate(complete, None if found is None else found.metrics)
         self.run_dir.set_target(rounds)
@@ -203,6 +211,7 @@ class Training:
             ),
             self.pool.save,
         )
+        self.run_dir.note_checkpoint()
         return time.perf_counter() - started
 
     def _finish(

@@ -16,12 +16,18 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from parsifl.core.errors import ConfigError
-from parsifl.flower import worker_link
-from parsifl.flower.answering import Answering, answered, respond
-from parsifl.flower.message import Envelope
-from parsifl.flower.records import MESSAGE_TYPES, pack, unpack
-from parsifl.flower.transport import Kind
-from parsifl.flower.worker_link import AppPlace, WorkerTask
+from parsifl.flower import worker
+from parsifl.flower.message import (
+    MESSAGE_TYPES,
+    Answering,
+    Envelope,
+    Kind,
+    answered,
+    pack,
+    respond,
+    unpack,
+)
+from parsifl.flower.worker import AppPlace, WorkerTask
 
 if TYPE_CHECKING:
     from parsifl.flower.client import Load, MakeProblem
@@ -52,11 +58,11 @@ class ParsiflClientApp(ClientApp):
 
     def _reply(self, kind: Kind, envelope: Envelope, context: Context) -> Envelope:
         run, node = dict(context.run_config), dict(context.node_config)
-        worker = os.environ.get(worker_link.VARIABLE)
-        if worker is None:
+        place = os.environ.get(worker.VARIABLE)
+        if place is None:
             return respond(self.make(run, node), kind, envelope)
         task = WorkerTask(kind, self._place(), context.run_id, run, node, envelope)
-        return worker_link.ask(Path(worker), task)
+        return worker.ask(Path(place), task)
 
     def _place(self) -> AppPlace:
         """Return the module that holds this app, for the worker to import."""
@@ -131,8 +137,7 @@ def regression_client_app(
     def make(run: Mapping[str, Any], node: Mapping[str, Any]) -> Answering:
         from parsifl.flower import client, settings
         from parsifl.flower.guards import Guards
-        from parsifl.flower.table_schema import TableSchema
-        from parsifl.flower.tablesite import TableSite
+        from parsifl.flower.tablesite import TableSchema, TableSite
 
         experiment, number = settings.read(run).experiment, client.client_number(node)
         schema = TableSchema(tuple(missing), tuple(words)).joined(node)

@@ -1,4 +1,4 @@
-"""A Flower deployment on loopback: SuperLink and SuperNodes as children of this process."""
+"""A Flower deployment on loopback, and a whole experiment on it: `parsifl run --engine flower`."""
 
 from __future__ import annotations
 
@@ -11,16 +11,27 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, final
 
 from parsifl.core.errors import ConfigError, ParsiflError
+from parsifl.data.download import FOLDER_VARIABLE
+from parsifl.engine import checkpoint
+from parsifl.engine.experiment import Experiment, problem_for
+from parsifl.engine.record import RoundRecord, headline
+from parsifl.engine.run_dir import RunData, RunDir, open_run, read_records
 from parsifl.engine.safe_files import reject_foreign, reject_links, replace_file
-from parsifl.flower import processes
+from parsifl.flower import node
+from parsifl.flower.app_template import PARTITION, write_app
 from parsifl.flower.certificates import KeyFolder, make_keys
 from parsifl.flower.client import STATE_VARIABLE
+from parsifl.flower.server import check_free
+from parsifl.flower.settings import DONE_FILE, ERROR_FILE, Deployment, clear, to_config
+from parsifl.flower.worker import supports_workers
 
 HOST = "127.0.0.1"
 NAME = "loopback"
@@ -31,12 +42,14 @@ QUIET = {
 }
 """What keeps Flower from calling home and from installing packages; for every process."""
 
-POLLING = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"}
+POLLING = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}
 """Seconds between two looks for work; Flower's default, 1, is a part of every exchange."""
 
 _FIRST_LINE = "# written by parsifl\n"
 _START_SECONDS = 90.0
 _CLI_SECONDS = 180.0
+_POLL = 0.5
+_STATUS_SECONDS = 30.0
 
 
 class Cluster:
@@ -53,7 +66,7 @@ class Cluster:
     simulation
         Flower's simulation runtime (Ray) instead of nodes.
     workers
-        Each node has a process that stays and answers its messages (`flower.node`).
+        Each node has a process that stays and answers its messages (`flower.node`); on Linux.
     node_config
         What every node's configuration has besides its number; {id} stands for that number.
     variables
@@ -67,12 +80,13 @@ class Cluster:
         *,
         secure: bool = True,
         simulation: bool = False,
-        workers: bool = False,
+        workers: bool = True,
         node_config: str = "",
         variables: Mapping[str, str] | None = None,
     ) -> None:
         self.folder, self.clients = folder.resolve(), clients
         self._secure, self._simulation = secure and not simulation, simulation
+        workers = workers and supports_workers()
         self._command = ("parsifl", "flower", "node") if workers else ("flower-supernode",)
         self._port, self._node_config = free_port(), node_config
         self._link: subprocess.Popen[bytes] | None = None
@@ -248,7 +262,7 @@ class Cluster:
 
     def stop(self) -> None:
         """End the children, politely and then firmly."""
-        processes.end([*self._nodes.values(), *([self._link] if self._link else [])])
+        node.end([*self._nodes.values(), *([self._link] if self._link else [])])
         self._nodes, self._link = {}, None
 
     def __enter__(self) -> Self:
@@ -312,7 +326,7 @@ class Cluster:
 
     def _cli_process(self, *arguments: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [processes.program("flwr"), *arguments],
+            [node.program("flwr"), *arguments],
             env=self.environment,
             cwd=self.folder,
             text=True,
@@ -322,8 +336,8 @@ class Cluster:
         )
 
     def _popen(self, log: str, name: str, *arguments: str) -> subprocess.Popen[bytes]:
-        command = [processes.program(name), *arguments]
-        return processes.start(command, self.folder / f"{log}.log", self.environment, self.folder)
+        command = [node.program(name), *arguments]
+        return node.start(command, self.folder / f"{log}.log", self.environment, self.folder)
 
     def _need_keys(self) -> KeyFolder:
         if self.keys is None:
@@ -351,3 +365,135 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])
+
+
+@final
+@dataclass(frozen=True)
+class FlowerRun:
+    """A finished run on Flower.
+
+    Attributes
+    ----------
+    records
+        One record per round.
+    server
+        The server's last state.
+    """
+
+    experiment: Experiment
+    run_dir: Path
+    records: Sequence[RoundRecord]
+    server: Any
+    score: str
+    maximize: bool
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The records as JSON values, as in metrics.jsonl."""
+        return [record.to_json() for record in self.records]
+
+    def recorded(self) -> RunData:
+        """Return the run as its directory records it."""
+        return open_run(self.run_dir)
+
+    def summary(self) -> dict[str, Any]:
+        """Return the headline numbers, from the round that the evaluation selects."""
+        return headline(self.records, self.score, self.maximize, self.experiment.evaluation.select)
+
+
+def run_on_flower(
+    experiment: Experiment,
+    folder: str | Path,
+    *,
+    resume: bool = False,
+    secure: bool = True,
+    simulation: bool = False,
+    workers: bool = True,
+    deployment: Deployment | None = None,
+    data_dir: str | Path | None = None,
+    progress: Callable[[RoundRecord], None] | None = None,
+) -> FlowerRun:
+    """Run an experiment on Flower with every process on this machine, over loopback.
+
+    Parameters
+    ----------
+    folder
+        The run directory; logs, keys and client state are in its subdirectory `flower`.
+    secure
+        TLS and authenticated nodes.
+    simulation
+        Flower's simulation runtime (Ray) instead of a SuperLink with SuperNodes.
+    workers
+        Each node has a process that stays and answers its messages, so that a round is shorter;
+        on Linux.
+    deployment
+        Quorum and time limits; `out` and `resume` are set here.
+    data_dir
+        Where the dataset is, for this process and for the nodes.
+    """
+    out = Path(folder).resolve()
+    check_free(out, resume=resume)
+    RunDir(out).check()
+    if simulation and find_spec("ray") is None:
+        raise ConfigError(
+            "Flower's simulation runtime needs Ray, which is not installed; install the extra: "
+            "parsifl[flower-sim]"
+        )
+    data = experiment.load(data_dir)
+    chosen = replace(experiment, clients=len(data))
+    # mistakes show here, before anything is started
+    problem = problem_for(chosen.model, data)
+    chosen.build_algorithm().check_capabilities(problem)
+    # all nodes are started here, and have new ids after every start
+    plan = replace(deployment or Deployment(), out=str(out), resume=resume, rebind=True)
+    place = out / "flower"
+    app = place / "app"
+    clear(out)
+    reject_links(place)
+    write_app(app, PARTITION, to_config(chosen, plan), "trial", replace=True)
+    variables = {} if data_dir is None else {FOLDER_VARIABLE: str(Path(data_dir).resolve())}
+    with Cluster(
+        place,
+        len(data),
+        secure=secure,
+        simulation=simulation,
+        workers=workers,
+        variables=variables,
+    ) as cluster:
+        run = cluster.submit(app)
+        follow(cluster, run, out, progress)
+    found = checkpoint.load(out / "checkpoint", chosen.build_algorithm().tree_types())
+    server = None if found is None else found.server
+    records = read_records(out)
+    return FlowerRun(chosen, out, records, server, problem.primary_metric, problem.higher_is_better)
+
+
+def follow(
+    cluster: Cluster,
+    run: str,
+    out: Path,
+    progress: Callable[[RoundRecord], None] | None = None,
+) -> None:
+    """Wait for a run, reporting its rounds; raise ParsiflError if it fails.
+
+    It reads the run directory, not Flower: a query to Flower costs seconds of CPU time.
+    """
+    shown, asked = 0, time.monotonic()
+    while True:
+        finished = (out / DONE_FILE).exists()  # looked for first: then all records are there
+        records = read_records(out)
+        if progress is not None:
+            for record in records[shown:]:
+                progress(record)
+        shown = len(records)
+        if (out / ERROR_FILE).exists():
+            raise ParsiflError((out / ERROR_FILE).read_text().strip())
+        if finished:
+            return
+        if time.monotonic() - asked > _STATUS_SECONDS:
+            status, asked = cluster.status(run), time.monotonic()
+            ended = any((out / name).exists() for name in (DONE_FILE, ERROR_FILE))
+            if status.startswith("finished") and not ended:  # it may have ended meanwhile
+                tail = cluster.log_tail("superlink")
+                raise ParsiflError(f"the run is {status}; it can be resumed. The log:\n{tail}")
+        time.sleep(_POLL)

@@ -1,7 +1,11 @@
-"""Exchanges messages with clients; a reply that cannot be used is dropped and named."""
+"""Exchanges messages with clients; an upload is held against the template of what was asked for.
+
+A reply that cannot be used is dropped and named.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Mapping
@@ -12,12 +16,18 @@ import torch
 
 from parsifl import wire
 from parsifl.core import tree
-from parsifl.core.algorithm import ClientInfo
+from parsifl.core.algorithm import AnyAlgorithm, ClientInfo
+from parsifl.core.batching import Batches, BatchSpec, ClientRoundData, DataRequest, Rows
 from parsifl.core.errors import ParsiflError, WireError
+from parsifl.core.keys import Key
+from parsifl.core.leaves import UNITS
+from parsifl.core.problem import Problem
+from parsifl.engine.costs import FlopCounter
 from parsifl.engine.finite import inspect_upload
-from parsifl.engine.pool import ClientResult
+from parsifl.engine.pool import ClientProgram, ClientResult
+from parsifl.flower.hello import DataSchema
 from parsifl.flower.membership import Membership
-from parsifl.flower.message import Envelope, printable
+from parsifl.flower.message import Envelope, Kind, Link, printable
 from parsifl.flower.network_schema import (
     EvaluateReply,
     RemoteFailure,
@@ -28,15 +38,120 @@ from parsifl.flower.network_schema import (
     read_reply,
 )
 from parsifl.flower.settings import Deployment
-from parsifl.flower.transport import Kind, Link
-from parsifl.flower.upload_template import UploadTemplate, UploadTemplates
 from parsifl.wire import MessageStats, Precision
 
+_SLACK = 1 << 20
+"""Bytes that a message may have beyond its dense form: names, shapes, small leaves."""
+_GROWTH = 16
+"""How many times the downlink an upload of unknown form may take."""
 _SILENT = "no answer in time"
 NOT_CONNECTED = "not connected"
 LOST_STATE = "LostState"
 RELEASE_SECONDS = 5.0
 """Between two requests for a reply that a person must release."""
+
+
+@final
+@dataclass(frozen=True)
+class UploadTemplate:
+    """The form of one client's upload, and the operations of its work.
+
+    `known` is False where `client_update` cannot run without data: then the type alone is checked,
+    and `limit` bounds the memory that it may take.
+    """
+
+    template: Any
+    known: bool
+    flops: int | None
+    limit: int
+    note: str = ""
+
+
+class UploadTemplates:
+    """Expected uploads, worked out once for every structure."""
+
+    def __init__(self, method: AnyAlgorithm, problem: Problem, schema: DataSchema) -> None:
+        self._method, self._problem, self._schema = method, problem, schema
+        self._upload = method.tree_types().uplink
+        self._flops = FlopCounter(method, problem)
+        self._known: dict[Any, UploadTemplate] = {}
+
+    def of(self, down: Any, info: ClientInfo, key: Key) -> UploadTemplate:
+        """Return what this client must send for this downlink."""
+        work = self._method.batches(info, key.round)
+        leaves, structure = tree.flatten(down)
+        forms = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+        profile = json.dumps(dict(info.profile), sort_keys=True)
+        mark = (structure, forms, info.samples, profile, repr(work))
+        if mark not in self._known:
+            self._known[mark] = self._expected(down, info, work, key)
+        return self._known[mark]
+
+    def _expected(self, down: Any, info: ClientInfo, work: DataRequest, key: Key) -> UploadTemplate:
+        method, problem = self._method, self._problem
+        try:
+            state = ClientProgram(method, problem).initial_state(info, down, key.seed)
+            # uploads of clients with unequal numbers of steps share a batch: one step suffices
+            arguments = tree.to_meta((down, state, self._shard(info, work, key, most=1)))
+            template = method.client_update(problem, *arguments).upload
+        except Exception as error:  # work that needs values has no template
+            reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+            note = f"uploads are checked by type alone ({reason})"
+            return UploadTemplate(None, False, None, _GROWTH * (_memory(down) + _SLACK), note)
+        counted = None
+        if not self._schema.sparse:
+            counted = self._flops.count(down, state, self._shard(info, work, key))
+        return UploadTemplate(template, True, counted, _memory(template) + _SLACK)
+
+    def _shard(
+        self, info: ClientInfo, work: DataRequest, key: Key, most: int | None = None
+    ) -> ClientRoundData:
+        x, y = self._schema.features(info.samples), self._schema.targets(info.samples)
+        draws = {
+            name: self._batches(x, y, draw, info.samples, most)
+            for name, draw in work.batches.items()
+        }
+        weight = torch.ones(info.samples, dtype=self._weights(), device="meta")
+        rows = Rows(x, y, weight) if work.rows else None
+        return ClientRoundData(draws, rows, key.tensor().to("meta"), key.round)
+
+    def _batches(self, x: Any, y: Any, draw: BatchSpec, samples: int, most: int | None) -> Batches:
+        count = draw.count(samples)
+        steps, rows = count if most is None else min(most, count), draw.rows(samples)
+        return Batches(
+            x=x,
+            y=y,
+            index=torch.zeros((steps, rows), dtype=torch.int64, device="meta"),
+            weight=torch.zeros((steps, rows), dtype=self._weights(), device="meta"),
+            active=torch.ones(steps, dtype=torch.bool, device="meta"),
+            key=torch.zeros((), dtype=torch.int64, device="meta"),
+            augment=self._schema.augment,
+        )
+
+    def _weights(self) -> torch.dtype:
+        dtype = self._schema.features(0).dtype
+        return dtype if dtype.is_floating_point else torch.float32
+
+    def read(self, data: bytes, expected: UploadTemplate) -> Any:
+        """Decode an upload and hold it against what was expected; raise WireError."""
+        if not expected.known:
+            return wire.decode(data, self._upload, limit=expected.limit)
+        dense = wire.dense_size(expected.template)
+        if len(data) > dense + _SLACK:
+            raise WireError(f"length: {len(data)} bytes, but dense it would have {dense}")
+        message = wire.decode(data, self._upload, limit=expected.limit)
+        wire.check(message, expected.template)
+        return message
+
+
+def _memory(template: Any) -> int:
+    """Return the bytes that a message of this form takes at most: positions count for sparse."""
+    total = 0
+    for leaf in tree.flatten(template, units=UNITS)[0]:
+        compact = isinstance(leaf, UNITS)
+        item = torch.float64.itemsize + torch.int64.itemsize if compact else leaf.dtype.itemsize
+        total += torch.Size(leaf.shape).numel() * item
+    return total
 
 
 @final
@@ -226,7 +341,7 @@ class Exchange:
             raise WireError(f"upload: expected one part, got {len(parts)}")
         data = parts["upload"]
         # a copy: memory that is aligned as in a run in one process gives the same bits
-        return tree.map(_copy, self._templates.read(data, expected)), len(data)
+        return tree.copy(self._templates.read(data, expected)), len(data)
 
     def _note_untyped(self, requests: Mapping[int, Request]) -> None:
         notes = {q.expected.note for q in requests.values() if q.expected and q.expected.note}
@@ -241,7 +356,3 @@ def _shortage(
         f"round {round}: {arrived} uploads arrived and {needed} are needed; nothing is lost, "
         "the run can be resumed (deployment.resume=true)\n  " + "\n  ".join(reasons[:20])
     )
-
-
-def _copy(leaf: Any) -> Any:
-    return leaf.clone(memory_format=torch.contiguous_format)

@@ -9,9 +9,8 @@ from typing import Any
 
 from parsifl.core.algorithm import ClientInfo
 from parsifl.core.errors import ParsiflError, WireError
-from parsifl.flower.data_schema import DataSchema
-from parsifl.flower.machine import Machine, concerns, mismatch
-from parsifl.flower.message import Envelope
+from parsifl.flower.hello import DataSchema, Machine, concerns, mismatch
+from parsifl.flower.message import Envelope, Link, Replies, Requests
 from parsifl.flower.network_schema import (
     HelloReply,
     HelloRequest,
@@ -23,7 +22,6 @@ from parsifl.flower.network_schema import (
     read_reply,
 )
 from parsifl.flower.settings import Deployment
-from parsifl.flower.transport import Link, Replies, Requests
 
 _PAUSE = 1.0
 _HELLO_SECONDS = 90.0

@@ -17,8 +17,8 @@ from parsifl.engine.record import RoundRecord
 from parsifl.engine.safe_files import reject_foreign, reject_links, replace_file
 from parsifl.flower.logs import note_context
 from parsifl.flower.membership import Membership
+from parsifl.flower.message import Link, Replies, Requests
 from parsifl.flower.settings import STATUS_FILE
-from parsifl.flower.transport import Link, Replies, Requests
 
 FORMAT = 1
 _WRITE_SECONDS = 1.0

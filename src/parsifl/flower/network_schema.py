@@ -21,9 +21,8 @@ from pydantic import (
 
 from parsifl.core.errors import ParsiflError, WireError
 from parsifl.data.preprocessing import MOST_COLUMNS, Summary, Text, check_counts
-from parsifl.flower.data_schema import DataSchema
+from parsifl.flower.hello import DataSchema, Machine
 from parsifl.flower.logs import node_log
-from parsifl.flower.machine import Machine
 from parsifl.flower.message import LONGEST_REASON, Envelope, printable
 from parsifl.flower.tables import Agreement
 

@@ -1,4 +1,4 @@
-"""A node with a worker: a SuperNode, and a process that answers its messages and stays.
+"""A node with a worker: a SuperNode, a process that answers its messages and stays, and their ends.
 
 Both end with this process. A worker that ends is replaced; requests wait in the socket meanwhile.
 """
@@ -6,6 +6,7 @@ Both end with this process. A worker that ends is replaced; requests wait in the
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import shutil
 import signal
@@ -14,23 +15,83 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+
+import psutil
 
 from parsifl.core.errors import ConfigError
 from parsifl.flower.logs import node_log
-from parsifl.flower.processes import end_with_parent, program
-from parsifl.flower.worker_link import SOCKET, VARIABLE
+from parsifl.flower.worker import SOCKET, VARIABLE, supports_workers
 
-_POLL = 0.1
 _STOP_SECONDS = 15.0
+_LINGER_SECONDS = 3.0
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+_POLL = 0.1
+_WORKER = "from parsifl.flower.worker import main; main()"
 _SHORT_LIFE = 10.0
 _LONGEST_PAUSE = 30.0
 
 
+def start(
+    command: Sequence[str], log: Path, environment: Mapping[str, str], folder: Path
+) -> subprocess.Popen[bytes]:
+    """Start a process that writes to a log; on Linux it ends even if this one is killed."""
+    with log.open("ab") as file:
+        return subprocess.Popen(
+            command,
+            env=environment,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,  # a group of its own: Ctrl-C reaches it through us alone
+            preexec_fn=end_with_parent if _LIBC is not None else None,
+        )
+
+
+def end(children: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Terminate processes and their descendants; kill those that do not end in time."""
+    running = [child for child in children if child.poll() is None]
+    family: list[psutil.Process] = []
+    for child in running:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            family += psutil.Process(child.pid).children(recursive=True)
+    for child in running:
+        child.terminate()
+    last = time.monotonic() + _STOP_SECONDS
+    for child in running:
+        try:
+            child.wait(max(last - time.monotonic(), 0.1))
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait(_STOP_SECONDS)
+    # Flower detaches the processes of apps; they look for their parent five times a second
+    _, left = psutil.wait_procs(family, _LINGER_SECONDS)
+    for process in left:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(left, _LINGER_SECONDS)
+
+
+def end_with_parent() -> None:
+    """Let the kernel end this process, just forked, with its parent (on Linux)."""
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def program(name: str) -> str:
+    """Return the path of a program of Flower in this environment."""
+    path = Path(sys.executable).parent / name
+    if not path.exists():
+        raise ConfigError(f"{name} is not installed; install the extra: parsifl[flower]")
+    return str(path)
+
+
 def run_node(arguments: Sequence[str]) -> int:
     """Run a SuperNode with these arguments and a worker; return the SuperNode's exit code."""
-    if not hasattr(socket, "SO_PEERCRED"):
+    if not supports_workers():
         raise ConfigError("a worker needs Linux, where sockets identify their peers")
     with _listening() as (folder, listener):
         environment = {**os.environ, VARIABLE: str(folder)}
@@ -62,7 +123,7 @@ class _Supervised:
 
     def _replace(self) -> None:
         descriptor = self._listener.fileno()
-        command = [sys.executable, "-m", "parsifl.flower.worker", str(descriptor)]
+        command = [sys.executable, "-c", _WORKER, str(descriptor)]
         self.process = _start(command, self._environment, descriptor)
         self._started = time.monotonic()
         self._due: float | None = None

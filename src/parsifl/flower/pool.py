@@ -34,9 +34,11 @@ from parsifl.engine.pool import (
     Json,
     PendingEvaluation,
 )
-from parsifl.flower.data_schema import DataSchema, agree
-from parsifl.flower.exchange import NOT_CONNECTED, Exchange, Request
+from parsifl.engine.record import SPLITS
+from parsifl.flower.exchange import NOT_CONNECTED, Exchange, Request, UploadTemplates
+from parsifl.flower.hello import DataSchema, agree
 from parsifl.flower.membership import Log, Membership
+from parsifl.flower.message import Link
 from parsifl.flower.network_schema import (
     EvaluateReply,
     EvaluateRequest,
@@ -46,8 +48,6 @@ from parsifl.flower.network_schema import (
 )
 from parsifl.flower.settings import DeploymentSettings
 from parsifl.flower.tables import Agreement
-from parsifl.flower.transport import Link
-from parsifl.flower.upload_template import UploadTemplates
 from parsifl.wire import MessageStats
 
 EXECUTOR = "flower"
@@ -87,7 +87,7 @@ class FlowerPool:
         self._accepted = [0] * clients
         self._written: list[list[int]] = []  # what the last two checkpoints name
         self._oldest = [0] * clients
-        self._flagged: set[int] = set()
+        self._flagged: set[tuple[int, str]] = set()
         self._before: dict[int, tuple[int, int]] = {}
         self._precision = settings.experiment.precision
 
@@ -181,20 +181,24 @@ class FlowerPool:
         return replace(answer, up=sent, down=received)
 
     def _dominant(self, cohort: Sequence[ClientInfo]) -> list[str]:
-        """Note a client whose declared rows decide the mean; each one once."""
+        """Note a client whose declared rows decide the mean."""
         weights = {client.id: self._algorithm.weight(client) for client in cohort}
+        return list(self._flag(weights, "weight of this round").values())
+
+    def _flag(self, weights: Mapping[int, float], what: str) -> dict[int, str]:
+        """Return a note for every client with most of the weight; each one once."""
         total, most = sum(weights.values()), self._settings.deployment.largest_share
         found = [
             number
             for number, weight in weights.items()
-            if len(weights) > 2 and weight > most * total and number not in self._flagged
+            if len(weights) > 2 and weight > most * total and (number, what) not in self._flagged
         ]
-        self._flagged.update(found)
-        return [
-            f"client {number} has {weights[number] / total:.1%} of the weight of this round "
+        self._flagged.update((number, what) for number in found)
+        return {
+            number: f"client {number} has {weights[number] / total:.1%} of the {what} "
             f"(deployment.largest_share is {most:g}); its number of rows is its own claim"
             for number in found
-        ]
+        }
 
     def _request(self, request: ClientRequest, encoder: _Encoder) -> Request:
         client = request.client
@@ -257,12 +261,23 @@ class FlowerPool:
         return asked, failed
 
     def _all_scores(self, answers: Mapping[int, EvaluateReply | str]) -> Iterator[ClientScores]:
-        for number in sorted(answers):
-            yield self._scores(self.clients[number], answers[number])
+        found = [self._scores(self.clients[number], answers[number]) for number in sorted(answers)]
+        for split in SPLITS:
+            rows = {each.client.id: each.samples[split] for each in found if split in each.samples}
+            flagged = self._flag(rows, f"{split} rows")
+            found = [
+                replace(each, notes=(*each.notes, flagged[each.client.id]))
+                if each.client.id in flagged
+                else each
+                for each in found
+            ]
+        yield from found
 
     def _scores(self, client: ClientInfo, reply: EvaluateReply | str) -> ClientScores:
         if isinstance(reply, str):
             return ClientScores(client, reason=reply)
+        if reply.samples.get("train", 0) > client.samples:
+            return ClientScores(client, reason="samples.train: more rows than it has declared")
         known = self._metric_names
         values: dict[str, dict[str, dict[str, float]]] = {}
         for model, splits in reply.scores.items():

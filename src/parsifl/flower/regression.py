@@ -33,7 +33,7 @@ from parsifl.estimators.exact import ExactFit
 from parsifl.estimators.saved import DeployedFit, assembled, to_text
 from parsifl.flower.exchange import RELEASE_SECONDS
 from parsifl.flower.membership import Log, all_of
-from parsifl.flower.message import Envelope, printable
+from parsifl.flower.message import Envelope, Link, Requests, printable
 from parsifl.flower.network_schema import (
     AgreeReply,
     AgreeRequest,
@@ -49,7 +49,6 @@ from parsifl.flower.server import Federation
 from parsifl.flower.settings import DeploymentSettings
 from parsifl.flower.tables import Agreement, RegressionSpec
 from parsifl.flower.tablesite import problem_of
-from parsifl.flower.transport import Link, Requests
 from parsifl.solvers.best_subset import symmetric
 from parsifl.solvers.subset_state import ALWAYS, Phase
 

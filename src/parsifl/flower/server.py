@@ -17,12 +17,12 @@ from parsifl.engine.record import RoundRecord
 from parsifl.engine.run_dir import RunDir
 from parsifl.engine.training import RoundEnd, Training, TrainingState
 from parsifl.flower.client import MakeProblem
-from parsifl.flower.machine import concerns
+from parsifl.flower.hello import concerns
 from parsifl.flower.membership import Log
+from parsifl.flower.message import Link
 from parsifl.flower.monitor import Monitor
 from parsifl.flower.pool import EXECUTOR, FlowerPool
 from parsifl.flower.settings import DeploymentSettings
-from parsifl.flower.transport import Link
 
 
 class Federation:

@@ -15,16 +15,23 @@ from parsifl.engine.safe_files import locked, replace_file
 from parsifl.flower import settings
 from parsifl.flower.client import MakeProblem
 from parsifl.flower.logs import server_log
-from parsifl.flower.message import Envelope, printable
+from parsifl.flower.message import (
+    MESSAGE_TYPES,
+    Envelope,
+    Link,
+    Replies,
+    Requests,
+    pack,
+    printable,
+    unpack,
+)
 from parsifl.flower.network_schema import describe
-from parsifl.flower.records import MESSAGE_TYPES, pack, unpack
 from parsifl.flower.regression import Regression
 from parsifl.flower.server import Federation
 from parsifl.flower.settings import DONE_FILE, ERROR_FILE, PROCESS_FILE, DeploymentSettings, clear
 from parsifl.flower.tables import RegressionSpec
-from parsifl.flower.transport import Link, Replies, Requests
 
-_PULL_SECONDS = 0.2
+_PULL_SECONDS = 0.1
 
 
 def server_app(problem: MakeProblem | None = None) -> ServerApp:

@@ -63,7 +63,8 @@ class Deployment:
         Whether another node may take over a client whose node is not connected. For deployments
         without node keys, where a node has a new id after every start.
     largest_share
-        The fraction of a round's weight above which a client is noted in the record.
+        The fraction of a round's weight, or of the evaluated rows, above which a client is noted in
+        the record.
     classes
         The largest number of classes that a client may report; None: 1,000,000.
     on_refusal

@@ -145,6 +145,13 @@ def combine(x: Design, rows: Tensor, values: Tensor) -> Tensor:
     return torch.stack([v.mT @ flat[chosen] for chosen, v in zip(rows, values, strict=True)])
 
 
+def gathered(x: Design, rows: Tensor) -> Tensor:
+    """Return X[rows] [B, n, d] for every client: rows [B, n]."""
+    if isinstance(x, CsrDesign):
+        return torch.stack([torch.from_numpy(x[chosen].matrix.toarray()) for chosen in rows])
+    return functional.embedding(rows, x.reshape(len(x), -1))  # five times faster than x[rows]
+
+
 def columns(x: Design, rows: Tensor, index: Tensor) -> Tensor:
     """Return X[rows][:, index] [B, n, k] for every client: rows [B, n], index [B, k]."""
     if isinstance(x, CsrDesign):

@@ -33,6 +33,7 @@ from parsifl.linear import datafits, design
 from parsifl.linear.design import Compacted, CsrDesign, compacted
 from parsifl.linear.predictor import Predictor
 from parsifl.linear.site_statistics import best_intercept, glm_sums
+from parsifl.linear.sparsity import coordinates
 
 NAME = "coef"
 _FEW_POSITIONS = 10
@@ -376,11 +377,10 @@ class GLM:
     ) -> Restricted:
         """Return the mean losses over the selected rows in the coefficients at `index`."""
         targets, weight = self._shares(data)
-        columns = self._predictor.columns(data.x, data.rows, index)
         start = coefficients.gather(-1, index)
         if not bool(valid.all()):
-            columns.mT.numpy()[~valid.numpy()] = 0.0
             start *= valid
+        columns, places = self._columns(data, index, valid)
         return Restricted(
             columns=columns,
             targets=targets,
@@ -393,7 +393,35 @@ class GLM:
             curvature=self.datafit.curvature,
             scale=self.datafit.smoothness if self.datafit.quadratic else None,
             u=u,
+            places=places,
         )
+
+    def _columns(
+        self, data: Selection, index: Tensor, valid: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return `Restricted.columns` and `Restricted.places` of supports."""
+        if self._single:
+            columns = self._some_columns(data, index)
+            if not bool(valid.all()):
+                columns.mT.numpy()[~valid.numpy()] = 0.0
+            return columns, None
+        if index[0].numel() >= self.width:  # the classes together may use all
+            return self._all_columns(data), torch.where(valid, index, self.width)
+        size, unused = index[0].numel(), torch.where(valid, index, self.width)
+        used = torch.zeros(len(index), self.width + 1, dtype=torch.bool)
+        used.scatter_(1, unused.flatten(1), value=True)
+        shared, _ = coordinates.places(used[:, :-1], size)  # unused places repeat column 0
+        number = (used.cumsum(1) - 1).gather(1, unused.flatten(1)).reshape(index.shape)
+        return self._some_columns(data, shared), torch.where(valid, number, size)
+
+    def _some_columns(self, data: Selection, index: Tensor) -> Tensor:
+        if self._psi is None:
+            return self._predictor.columns(data.x, data.rows, index)
+        atoms = self._all_columns(data)
+        return atoms.gather(-1, index[:, None].expand(-1, atoms.shape[1], -1))
+
+    def _all_columns(self, data: Selection) -> Tensor:
+        return data.once("columns", lambda: self._predictor.all_columns(data.x, data.rows))
 
 
 @dataclass(frozen=True)

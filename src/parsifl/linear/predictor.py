@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from parsifl.linear import design
 from parsifl.linear.design import Design
@@ -59,26 +60,18 @@ class Predictor:
             return back
         return torch.cat([back, values.sum(1)[..., None]], dim=-1)
 
-    def columns(self, x: Design, rows: Tensor, index: Tensor) -> Tensor:
-        """Return du/d(coefficient) for rows [B, n]: [B, n, k] for index [B, k].
-
-        Classes come next to the clients: [B, c, n, k] for index [B, c, k].
-        """
-        last = self.width - 1
-        inner = index.clamp(max=last - 1) if self.intercept else index
-        if self.dictionary is not None:  # the atoms of all rows at once, whatever the class
-            atoms = torch.stack([design.matvec(x[chosen], self.dictionary.mT) for chosen in rows])
-            found = _picked(atoms, inner)
-        elif index.ndim == 2:
-            found = design.columns(x, rows, inner)
+    def all_columns(self, x: Design, rows: Tensor) -> Tensor:
+        """Return du/d(coefficient) for rows [B, n] and all coefficients: [B, n, width]."""
+        if self.dictionary is None:
+            found = design.gathered(x, rows)
         else:
-            found = torch.stack([design.columns(x, rows, i) for i in inner.unbind(1)], dim=1)
+            found = torch.stack([design.matvec(x[chosen], self.dictionary.mT) for chosen in rows])
+        return functional.pad(found, (0, 1), value=1.0) if self.intercept else found
+
+    def columns(self, x: Design, rows: Tensor, index: Tensor) -> Tensor:
+        """Return du/d(coefficient) for rows [B, n]: [B, n, k] for index [B, k]; no dictionary."""
+        last = self.width - 1
         if not self.intercept:
-            return found
-        return torch.where((index == last)[..., None, :], torch.ones_like(found), found)
-
-
-def _picked(atoms: Tensor, index: Tensor) -> Tensor:
-    """Return some columns of [B, n, d], by [B, k] or for every class by [B, c, k]."""
-    wide = atoms if index.ndim == 2 else atoms[:, None].expand(-1, index.shape[1], -1, -1)
-    return wide.gather(-1, index[..., None, :].expand(*wide.shape[:-1], -1))
+            return design.columns(x, rows, index)
+        found = design.columns(x, rows, index.clamp(max=last - 1))
+        return torch.where((index == last)[:, None], torch.ones_like(found), found)

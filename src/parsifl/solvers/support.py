@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from parsifl.core import keys
 from parsifl.core.problem import Restricted
@@ -27,8 +28,10 @@ Move = Callable[[Tensor, int, Tensor], Tensor]
 
 def predictor(part: Restricted, z: Tensor) -> Tensor:
     """Return u: [clients, n], or [clients, n, classes]."""
-    u = (part.columns @ z[..., None])[..., 0]
-    return u if z.ndim == 2 else u.mT
+    if part.places is None:
+        return (part.columns @ z[..., None])[..., 0]
+    shared = z.new_zeros(*z.shape[:2], part.columns.shape[-1] + 1)
+    return (shared.scatter_(-1, part.places, z)[..., :-1] @ part.columns.mT).mT
 
 
 def loss(part: Restricted, z: Tensor) -> Tensor:
@@ -40,8 +43,10 @@ def loss(part: Restricted, z: Tensor) -> Tensor:
 def gradient(part: Restricted, z: Tensor) -> Tensor:
     """Return the gradients at z."""
     slope = part.slope(predictor(part, z), part.targets)
-    weighted = part.weight * slope if z.ndim == 2 else (part.weight[..., None] * slope).mT
-    return (part.columns.mT @ weighted[..., None])[..., 0] + part.ridge * z
+    if part.places is None:
+        return (part.columns.mT @ (part.weight * slope)[..., None])[..., 0] + part.ridge * z
+    shared = (part.weight[..., None] * slope).mT @ part.columns
+    return functional.pad(shared, (0, 1)).gather(-1, part.places) + part.ridge * z
 
 
 def hessian(part: Restricted, z: Tensor) -> Tensor:
@@ -50,10 +55,19 @@ def hessian(part: Restricted, z: Tensor) -> Tensor:
     if z.ndim == 2:
         inner = part.columns.mT @ (part.columns * (part.weight * curvature)[..., None])
     else:
-        weighted = curvature * part.weight[..., None, None]
-        inner = torch.einsum("inab,iank,ibnl->iakbl", weighted, part.columns, part.columns)
+        weighted, columns = curvature * part.weight[..., None, None], class_columns(part)
+        inner = torch.einsum("inab,iank,ibnl->iakbl", weighted, columns, columns)
         inner = inner.reshape(len(z), z[0].numel(), z[0].numel())
     return inner + torch.diag_embed(part.ridge.flatten(1))
+
+
+def class_columns(part: Restricted) -> Tensor:
+    """Return the columns of each class, [clients, classes, n, k], zero in unused places."""
+    places, padded = part.places, functional.pad(part.columns, (0, 1))
+    if places is None:
+        return part.columns[:, None]
+    wide = padded[:, None].expand(-1, places.shape[1], -1, -1)
+    return wide.gather(-1, places[:, :, None].expand(-1, -1, wide.shape[2], -1))
 
 
 def minimize(part: Restricted) -> Tensor:
@@ -98,6 +112,7 @@ def _members(part: Restricted, some: Tensor) -> Restricted:
         ridge=part.ridge[some],
         start=part.start[some],
         u=None if part.u is None else part.u[some],
+        places=None if part.places is None else part.places[some],
     )
 
 
@@ -211,8 +226,7 @@ def curvatures(part: Restricted) -> tuple[Tensor, Tensor]:
     Along directions without curvature nothing moves. The largest one bounds that of any loss, the
     least one holds for quadratic losses.
     """
-    weight = part.weight if part.columns.ndim == 3 else part.weight[:, None]
-    root = part.columns * weight.sqrt()[..., None]
+    root = class_columns(part) * part.weight.sqrt()[:, None, :, None]
     gram = root.mT @ root if root.shape[-2] > root.shape[-1] else root @ root.mT
     values: Tensor = torch.linalg.eigvalsh(gram)
     values = values.reshape(len(values), -1)
@@ -228,8 +242,7 @@ def curvatures(part: Restricted) -> tuple[Tensor, Tensor]:
 def row_smoothness(part: Restricted) -> Tensor:
     """Return the largest curvature that a single drawn row of each client can have."""
     weight = part.weight * part.rows[:, None]  # as `_sample` weighs a row
-    weight = weight if part.columns.ndim == 3 else weight[:, None]
-    squares = part.columns.square().sum(-1) * weight
+    squares = class_columns(part).square().sum(-1) * weight[:, None]
     largest = squares.flatten(1).amax(-1)
     return _bound(part) * largest + part.ridge.flatten(1).amax(-1) + _tiny(squares)
 
@@ -242,7 +255,7 @@ def _bound(part: Restricted) -> float:
     # the curvature of the logistic and of the softmax loss is at most 1/4 and 1/2
     if part.scale is not None:
         return part.scale
-    return 0.25 if part.columns.ndim == 3 else 0.5
+    return 0.25 if part.places is None else 0.5
 
 
 def _sample(part: Restricted, key: Tensor, batch: int, step: int) -> Restricted:
@@ -250,11 +263,9 @@ def _sample(part: Restricted, key: Tensor, batch: int, step: int) -> Restricted:
     total = part.rows[:, None]
     draws = torch.stack([keys.uniform(each, (batch,), salt=step) for each in key])
     rows = (draws * total).to(torch.long).minimum(total - 1)
-    wide = rows[..., None] if part.columns.ndim == 3 else rows[:, None, :, None]
-    shape = (*part.columns.shape[:-2], batch, part.columns.shape[-1])
     return replace(
         part,
-        columns=part.columns.gather(-2, wide.expand(shape)),
+        columns=part.columns[torch.arange(len(rows))[:, None], rows],  # faster than gather
         targets=part.targets.gather(1, rows),
         weight=part.weight.gather(1, rows) * (total / batch),
         u=None,

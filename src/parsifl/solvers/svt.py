@@ -198,6 +198,25 @@ def next_value(matrix: Tensor, rank: int) -> float:
     return float(torch.linalg.svdvals(matrix)[rank])
 
 
+def factor_numbers(params: Params) -> Tensor:
+    """Return how many numbers the parameters take, layers as factors where these are shorter.
+
+    >>> float(factor_numbers({"w": torch.ones(4, 5), "b": torch.ones(4)}))
+    13.0
+    """
+    total = torch.zeros((), dtype=torch.float64)
+    for value in params.values():
+        if not has_rank(tuple(value.shape)):
+            total = total + value.numel()
+            continue
+        layer = matricize(value)
+        values = torch.linalg.svdvals(layer)
+        noise = max(layer.shape) * torch.finfo(layer.dtype).eps * values.amax()
+        factors = (values > noise).sum() * sum(layer.shape)
+        total = total + factors.clamp(max=layer.numel())
+    return total
+
+
 def threshold_within(params: Params, numbers: int) -> float:
     """Return the smallest threshold at which the parameters take at most this many numbers.
 

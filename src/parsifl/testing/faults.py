@@ -240,7 +240,7 @@ def damage_file(folder: Path, seed: int) -> str:
 
 # ---------------------------------------------------------------------- messages
 class FaultyLink:
-    """A network (`flower.transport.Link`) whose messages go astray.
+    """A network (`flower.message.Link`) whose messages go astray.
 
     Parameters
     ----------

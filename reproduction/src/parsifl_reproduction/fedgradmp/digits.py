@@ -169,11 +169,15 @@ def _compare(
     )
     if claim.verdict == "not run":
         return claim
-    edges = [
-        each for each in (label, other_label) if each.endswith((f"={RATES[0]}", f"={RATES[-1]}"))
-    ]
+    at_end = [each.endswith((f"={RATES[0]}", f"={RATES[-1]}")) for each in (label, other_label)]
+    edges = [each for each, end in zip((label, other_label), at_end, strict=True) if end]
     at = f"{claim.note}; best rates: {label}, {other_label}"
-    return replace(claim, note=f"{at}; at the end of the grid: {', '.join(edges)}" if edges else at)
+    if not edges:
+        return replace(claim, note=at)
+    # a rate beyond the grid could only confirm the lead of the side that is at its end
+    sure = {"held": at_end == [True, False], "did not hold": at_end == [False, True]}
+    verdict = claim.verdict if sure.get(claim.verdict) else "undecided"
+    return replace(claim, verdict=verdict, note=f"{at}; at the end of the grid: {', '.join(edges)}")
 
 
 def _conclude6(_context: Context, results: Sequence[Result]) -> list[Claim]:

@@ -67,6 +67,10 @@ def _conclude_solvers(context: Context, results: Sequence[Result]) -> list[Claim
         compare("LPGD's global model has no low rank: its downlink stays dense (share of dense "
                 "bytes, at least 0.95)", "it cannot be compressed by factorization",
                 share, [0.95] * len(share)),
+        compare("LPGD's local models have a low rank: as factors, the last uploads take "
+                "fewer numbers than dense ones (thousands)",
+                "it might ensure a reduced uplink communication",
+                found("LPGD", "dense_parameters", 1e-3), found("LPGD", "upload_parameters", 1e-3)),
         compare("FedSLR's global model is smaller than LPGD's (thousands)", _NOT_SHOWN,
                 found("LPGD", "parameters", 1e-3), found("FedSLR", "parameters", 1e-3)),
         compare("FedSLR's global model is smaller than GPGD's (thousands)",

@@ -16,7 +16,7 @@ from parsifl.data.ragged import Array
 from parsifl.data.registry import About, Remote, dataset
 
 _NEEDS = "pillow, to decode the images: pip install 'parsifl[images]'"
-_BU = "http://csr.bu.edu/ftp/visda/2019/multi-source/"
+_BU = "https://csr.bu.edu/ftp/visda/2019/multi-source/"
 # name: (folder at the host, md5 of the archive, of the training list, of the test list)
 _DOMAINS = {
     "clipart": (
@@ -175,7 +175,7 @@ def _stacked(
         remotes=(
             Remote(
                 "tiny-imagenet/tiny-imagenet-200.zip",
-                ("http://cs231n.stanford.edu/tiny-imagenet-200.zip",),
+                ("https://cs231n.stanford.edu/tiny-imagenet-200.zip",),
                 "md5:90528d7ca1a48142e341f4ef8d21d0de",
                 ((f"{_TINY}/wnids.txt", ""),),
             ),

@@ -38,11 +38,19 @@ def largest_now(values: Tensor, count: int) -> Tensor:
     width = values.shape[-1]
     if not 0 < count < width or values.device.type != "cpu":
         return largest(values, count)
-    size = values.detach().abs().numpy()
-    threshold = np.partition(size, width - count, axis=-1)[..., width - count, None]
+    sizes = values.detach().abs()
+    # np.partition is as fast, but four times slower where many entries are equal
+    threshold = sizes.topk(count, sorted=False).values.amin(-1, keepdim=True).numpy()
+    size = sizes.numpy()
     mask = size >= threshold
-    if np.count_nonzero(mask) != count * (mask.size // width):  # ties (or NaN) at the threshold
+    marked = np.count_nonzero(mask, axis=-1)
+    if (marked < count).any():  # NaN
         return largest(values, count)
+    tied = marked > count
+    if tied.any():
+        level = size[tied] == threshold[tied]
+        room = count - (marked[tied] - np.count_nonzero(level, axis=-1))
+        mask[tied] &= ~level | (np.cumsum(level, axis=-1) <= room[:, None])
     return torch.from_numpy(mask)
 
 

@@ -13,12 +13,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from parsifl.core._functorch import is_transformed
 from parsifl.core.errors import ConfigError
 from parsifl.core.keys import Key
+from parsifl.linear.sparsity.coordinates import places
 
 _PIVOT = 1e-3
-"""Smallest pivot (a sine between atoms) for which the Gram matrix is solved directly."""
+"""Smallest pivot (a sine between atoms) for which the Gram matrix is factored."""
 _RELATIVE = 1e-12
 """Smallest eigenvalue of a Gram matrix of unit atoms that is believed, in float64."""
 
@@ -71,31 +71,24 @@ def project(gram: Tensor, coefficients: Tensor, chosen: Tensor) -> Tensor:
     r"""Return the coefficients of :math:`P_\Lambda(\Psi a)` for the atoms Lambda that are chosen.
 
     Least squares on the chosen atoms through the Gram matrix :math:`\Psi^\top \Psi`, which is
-    small where features are many. Coefficients are along the last axis; it runs under vmap.
+    small where features are many. Coefficients are along the last axis. Not for `torch.func.vmap`.
     """
-    mask = chosen.to(gram.dtype)
-    system = gram * mask[..., :, None] * mask[..., None, :] + torch.diag_embed(1 - mask)
-    right = (coefficients @ gram) * mask
-    found = torch.linalg.solve_ex(system, right[..., None])[0][..., 0]
-    if not is_transformed():
-        unit = 1 / lengths(system).clamp(min=torch.finfo(gram.dtype).tiny)
-        scaled = system * unit[..., :, None] * unit[..., None, :]
-        alike = _nearly_singular(scaled)
-        if bool(alike.any()):  # atoms that nearly repeat: the shortest solution
-            limit = max(_RELATIVE, 10 * len(gram) * torch.finfo(gram.dtype).eps)
-            inverse = torch.linalg.pinv(scaled, rtol=limit, hermitian=True)
-            shortest = (inverse @ (right * unit)[..., None])[..., 0] * unit
-            found = torch.where(alike[..., None], shortest, found)
-    solution: Tensor = found * mask
-    return solution
-
-
-def _nearly_singular(scaled: Tensor) -> Tensor:
-    """Return for which systems of unit diagonal a pivot is so small that digits are lost."""
-    factor, failed = torch.linalg.cholesky_ex(scaled)
-    pivots = factor.diagonal(dim1=-2, dim2=-1).amin(-1)
-    doubtful: Tensor = (failed != 0) | ~(pivots > _PIVOT)
-    return doubtful
+    index, used = places(chosen, least=1)
+    mask = used.to(gram.dtype)
+    unit = mask / lengths(gram).clamp(min=torch.finfo(gram.dtype).tiny)[index]
+    system = (
+        gram[index[..., :, None], index[..., None, :]] * unit[..., :, None] * unit[..., None, :]
+    )
+    system = system + torch.diag_embed(1 - mask)  # an unused place has an equation of its own
+    right = (coefficients @ gram).gather(-1, index) * unit
+    factor, failed = torch.linalg.cholesky_ex(system)
+    found = torch.cholesky_solve(right[..., None], factor)[..., 0]
+    alike = (failed != 0) | ~(factor.diagonal(dim1=-2, dim2=-1).amin(-1) > _PIVOT)
+    if bool(alike.any()):  # atoms that nearly repeat: the shortest solution
+        limit = max(_RELATIVE, 10 * len(gram) * torch.finfo(gram.dtype).eps)
+        inverse = torch.linalg.pinv(system, rtol=limit, hermitian=True)
+        found = torch.where(alike[..., None], (inverse @ right[..., None])[..., 0], found)
+    return torch.zeros_like(coefficients).scatter_add(-1, index, found * unit)
 
 
 def pursue(gram: Tensor, coefficients: Tensor, count: int, always: tuple[int, ...] = ()) -> Tensor:

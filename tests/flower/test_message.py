@@ -11,8 +11,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 from parsifl import wire
 from parsifl.core.errors import WireError
-from parsifl.flower.message import Envelope
-from parsifl.flower.records import SMALL, STYPE, pack, unpack
+from parsifl.flower.message import SMALL, STYPE, Envelope, pack, unpack
 
 
 def test_a_message_survives_the_records() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from parsifl.flower import processes
+from parsifl.flower import node
 
 DETACHED = """
 import pathlib, subprocess, sys, time
@@ -20,9 +20,9 @@ time.sleep(60)
 """
 PARENT = """
 import os, pathlib, sys, time
-from parsifl.flower import processes
+from parsifl.flower import node
 here = pathlib.Path.cwd()
-child = processes.start(["sleep", "60"], here / "log", dict(os.environ), here)
+child = node.start(["sleep", "60"], here / "log", dict(os.environ), here)
 (here / "child").write_text(str(child.pid))
 time.sleep(60)
 """
@@ -46,10 +46,10 @@ def runs(number: int) -> bool:
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 def test_a_grandchild_that_was_detached_is_ended_too(tmp_path: Path) -> None:
     command = [sys.executable, "-c", DETACHED]
-    child = processes.start(command, tmp_path / "log", dict(os.environ), tmp_path)
+    child = node.start(command, tmp_path / "log", dict(os.environ), tmp_path)
     grandchild = number_in(tmp_path / "child")
     assert runs(grandchild)
-    processes.end([child])
+    node.end([child])
     assert child.returncode == -signal.SIGTERM
     assert not runs(grandchild)
 
@@ -71,10 +71,10 @@ def test_children_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
 def test_a_child_that_does_not_listen_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes, "_STOP_SECONDS", 0.5)
+    monkeypatch.setattr(node, "_STOP_SECONDS", 0.5)
     stubborn = "import signal, time; signal.signal(15, signal.SIG_IGN); print(1); time.sleep(60)"
     command, log = [sys.executable, "-u", "-c", stubborn], tmp_path / "log"
-    child = processes.start(command, log, dict(os.environ), tmp_path)
+    child = node.start(command, log, dict(os.environ), tmp_path)
     number_in(log)
-    processes.end([child])
+    node.end([child])
     assert child.returncode == -signal.SIGKILL

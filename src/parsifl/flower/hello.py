@@ -1,27 +1,93 @@
-"""What the server learns of data that it never sees: their shape, not their values."""
+"""What a client reports when it joins: versions, clock and disk, and the form of its data."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
+import platform
+import shutil
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, cast, final
 
 import numpy as np
 import torch
-from annotated_types import Gt, Le, MaxLen
-from pydantic import AfterValidator, ConfigDict, StringConstraints, TypeAdapter
+from annotated_types import Ge, Gt, Le, MaxLen
+from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints, TypeAdapter
 from torch import Tensor
 
 from parsifl.core.errors import DataError, WireError
 from parsifl.data.clients import MOST_CLASSES, ClientData
 from parsifl.data.ragged import Ragged
 
+Version = Annotated[str, StringConstraints(pattern=r"^[0-9A-Za-z.+-]{1,60}$")]
+
+CLOCK_SECONDS = 60.0
+"""A clock that differs by more is reported; certificates and Flower's heartbeats depend on it."""
+LEAST_FREE = 256 << 20
 _DTYPES = {"float32": torch.float32, "float64": torch.float64, "int64": torch.int64}
 _MOST_ENTRIES = 1 << 28
 _ODD = 1000
 """A client may report this many times the median number of classes; more is a mistake or a lie."""
+Dtype = Literal["float32", "float64", "int64"]
+Text = Annotated[str, StringConstraints(pattern=r"^[^\p{C}]{0,200}$")]
+
+
+class Machine(BaseModel):
+    """Versions, clock (seconds since 1970) and free bytes where client state is kept."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+    parsifl: Version
+    python: Version
+    torch: Version
+    clock: Annotated[float, Ge(0), Le(1e11)]
+    free: Annotated[int, Ge(0), Le(1 << 62)]
+
+
+def this_machine(state: Path) -> Machine:
+    """Return what this process reports; `state` need not exist yet."""
+    from importlib.metadata import version
+
+    import parsifl
+
+    place = next(path for path in (state, *state.absolute().parents) if path.exists())
+    return Machine(
+        parsifl=parsifl.__version__,
+        python=platform.python_version(),
+        torch=version("torch"),
+        clock=time.time(),
+        free=shutil.disk_usage(place).free if os.access(place, os.R_OK) else 0,
+    )
+
+
+def mismatch(machine: Machine | None) -> str:
+    """Return why a node cannot take part, or "": server and nodes run the same Parsifl."""
+    import parsifl
+
+    own = parsifl.__version__
+    if machine is None:
+        return f"the node does not report its version of Parsifl; install {own} on it"
+    if machine.parsifl != own:
+        return f"the node runs Parsifl {machine.parsifl}, the server {own}; install the same one"
+    return ""
+
+
+def concerns(machine: Machine, delay: float = 0.0) -> list[str]:
+    """Return what an operator should look at: a clock that is off, a full disk.
+
+    `delay` is how long the report may have been under way.
+    """
+    found = []
+    ahead = machine.clock - time.time()
+    if ahead > CLOCK_SECONDS or ahead < -CLOCK_SECONDS - delay:
+        side = "ahead of" if ahead > 0 else "behind"
+        found.append(f"its clock is {abs(ahead):,.0f} s {side} the server's")
+    if machine.free < LEAST_FREE:
+        found.append(f"only {machine.free / (1 << 20):,.0f} MiB are free where its state is kept")
+    return found
 
 
 def _check_entries(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -33,8 +99,6 @@ def _check_entries(shape: tuple[int, ...]) -> tuple[int, ...]:
 Shape = Annotated[
     tuple[Annotated[int, Gt(0), Le(_MOST_ENTRIES)], ...], MaxLen(8), AfterValidator(_check_entries)
 ]
-Dtype = Literal["float32", "float64", "int64"]
-Text = Annotated[str, StringConstraints(pattern=r"^[^\p{C}]{0,200}$")]
 
 
 @final

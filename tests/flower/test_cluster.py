@@ -11,7 +11,8 @@ pytest.importorskip("flwr", reason="needs flwr: install the extra parsifl[flower
 
 from parsifl.core.errors import CapabilityError, CheckpointError, ConfigError, ParsiflError
 from parsifl.engine.experiment import Experiment
-from parsifl.flower import local_run
+from parsifl.flower import cluster
+from parsifl.flower.cluster import run_on_flower
 from parsifl.flower.settings import DONE_FILE, ERROR_FILE, PROCESS_FILE
 
 CHOSEN = Experiment("fedavg", data="digits", clients=2, rounds=1)
@@ -41,7 +42,7 @@ class Pretended:
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    monkeypatch.setattr(local_run, "Cluster", Pretended)
+    monkeypatch.setattr("parsifl.flower.cluster.Cluster", Pretended)
     monkeypatch.setattr(Pretended, "made", [], raising=False)
     return Pretended.made
 
@@ -49,7 +50,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 def test_nodes_read_the_data_where_the_user_says(
     tmp_path: Path, made: list[dict[str, Any]]
 ) -> None:
-    local_run.run_on_flower(CHOSEN, tmp_path / "run", data_dir=tmp_path / "data")
+    run_on_flower(CHOSEN, tmp_path / "run", data_dir=tmp_path / "data")
     (cluster,) = made
     assert cluster["variables"] == {"PARSIFL_DATA": str(tmp_path / "data")}
     assert cluster["secure"] is True
@@ -64,24 +65,24 @@ def test_an_error_that_is_written_while_flower_is_asked_is_the_one_shown(
             return "finished:failed"
 
     monkeypatch.setattr(Failing, "made", [], raising=False)
-    monkeypatch.setattr(local_run, "_STATUS_SECONDS", 0.0)
+    monkeypatch.setattr(cluster, "_STATUS_SECONDS", 0.0)
     with pytest.raises(ParsiflError, match=r"^site 2 refuses$"):
-        local_run.follow(Failing(tmp_path / "flower", 2), "1", tmp_path)  # type: ignore[arg-type]
+        cluster.follow(Failing(tmp_path / "flower", 2), "1", tmp_path)  # type: ignore[arg-type]
 
 
 def test_mistakes_show_before_anything_is_started(
     tmp_path: Path, made: list[dict[str, Any]]
 ) -> None:
     with pytest.raises(CapabilityError, match="FedGradMP"):
-        local_run.run_on_flower(
+        run_on_flower(
             Experiment("fedgradmp", data="digits", clients=2, model="mlp"), tmp_path / "run"
         )
     with pytest.raises(ConfigError, match="rate"):
-        local_run.run_on_flower(Experiment("fedavg", {"rate": 1}), tmp_path / "run")
+        run_on_flower(Experiment("fedavg", {"rate": 1}), tmp_path / "run")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.toml").touch()
     with pytest.raises(CheckpointError, match="already holds a run"):
-        local_run.run_on_flower(CHOSEN, tmp_path / "run")
+        run_on_flower(CHOSEN, tmp_path / "run")
     assert made == []
     assert not (tmp_path / "run" / "flower").exists()
 
@@ -89,9 +90,9 @@ def test_mistakes_show_before_anything_is_started(
 def test_a_simulation_without_ray_names_the_extra(
     tmp_path: Path, made: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_run, "find_spec", lambda _: None)
+    monkeypatch.setattr("parsifl.flower.cluster.find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=r"parsifl\[flower-sim\]"):
-        local_run.run_on_flower(CHOSEN, tmp_path / "run", simulation=True)
+        run_on_flower(CHOSEN, tmp_path / "run", simulation=True)
     assert made == []
 
 
@@ -100,7 +101,7 @@ def test_why_a_run_failed_is_told(
 ) -> None:
     monkeypatch.setattr(Pretended, "ending", ERROR_FILE)
     with pytest.raises(ParsiflError, match="client 1 is gone"):
-        local_run.run_on_flower(CHOSEN, tmp_path / "run")
+        run_on_flower(CHOSEN, tmp_path / "run")
     monkeypatch.setattr(Pretended, "ending", DONE_FILE)
-    local_run.run_on_flower(CHOSEN, tmp_path / "run", resume=True)  # the old reason is forgotten
+    run_on_flower(CHOSEN, tmp_path / "run", resume=True)  # the old reason is forgotten
     assert len(made) == 2

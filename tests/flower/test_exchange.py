@@ -13,8 +13,8 @@ from parsifl.core.errors import WireError
 from parsifl.core.keys import Key
 from parsifl.data.clients import ClientData
 from parsifl.engine.experiment import Experiment, problem_for
-from parsifl.flower.data_schema import DataSchema
-from parsifl.flower.upload_template import UploadTemplates
+from parsifl.flower.exchange import UploadTemplates
+from parsifl.flower.hello import DataSchema
 
 
 def expected(data: ClientData, algorithm: str, **settings: Any) -> tuple[UploadTemplates, Any, Any]:

@@ -11,7 +11,7 @@ from scipy.sparse import csr_matrix
 
 from parsifl.core.errors import DataError, WireError
 from parsifl.data.clients import ClientData
-from parsifl.flower.data_schema import DataSchema, agree
+from parsifl.flower.hello import DataSchema, agree
 
 ROWS = np.random.default_rng(0).standard_normal((8, 3))
 
