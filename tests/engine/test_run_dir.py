@@ -410,6 +410,11 @@ def test_a_folder_without_rounds_or_evaluations_is_read_with_a_note(tmp_path: Pa
     unjudged = load.open_run(make_run(tmp_path / "b", evaluate=False))
     assert unjudged.notes == ("no round has been evaluated yet",)
     assert unjudged.evaluated("global") == []
+    config = (tmp_path / "b" / "config.toml").read_text()
+    (tmp_path / "b" / "config.toml").write_text(
+        config.replace("[run]\n", "[run]\nevaluate_every = 0\n")
+    )
+    assert load.open_run(tmp_path / "b").notes == ()
 
 
 @pytest.mark.parametrize("content", ["{", "[1]", '{"round": 1, "global": {"test": {}}}'])

@@ -38,6 +38,13 @@ def test_the_headline_shares_one_protocol_where_it_can(tmp_path: Path) -> None:
     assert len([note for note in grid.notes if "last evaluated round" in note]) == 2
 
 
+def test_runs_that_are_never_evaluated_have_no_columns_of_scores(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", evaluate=False)
+    grid = headline_sheet(section(tmp_path), "t")
+    assert list(texts(grid)) == ["algorithm", "bytes up", "bytes down", "time", "rounds", "seeds"]
+    assert not any("worst decile" in note for note in grid.notes)
+
+
 def test_different_protocols_are_marked_row_by_row(tmp_path: Path) -> None:
     make_run(tmp_path / "a", "ditto", rounds=4)
     make_run(tmp_path / "b", "fedavg", rounds=3)

@@ -455,7 +455,8 @@ def open_run(path: str | Path) -> RunData:
     records = _read_leniently(path / "metrics.jsonl", notes)
     clients_round, clients = _clients(path / "clients.json", notes)
     environment = _json(path / "environment.json", notes)
-    if records and not any(record.scores for record in records):
+    planned = _table(config, "run").get("evaluate_every", 1) != 0
+    if records and planned and not any(record.scores for record in records):
         notes.append("no round has been evaluated yet")
     target = _target(path / "target.json", notes)
     if records and target is not None and len(records) < target and not records[-1].stopped:

@@ -18,38 +18,53 @@ _PHASES = {"local": "local work", "aggregate": "aggregation", "evaluate": "evalu
 def headline_sheet(section: Section, name: str) -> Grid:
     """Return the first table of a section."""
     found = rows(section)
-    score = section.score
-    title = f"{score}, %" if score in formatting.PERCENT else score
     protocols, marks = _protocols(found)
+    labels = [Cell(f"{row.label}{mark}") for row, mark in zip(found, marks, strict=True)]
     columns = [
-        [Cell(f"{row.label}{mark}") for row, mark in zip(found, marks, strict=True)],
+        (Column("algorithm", numeric=False), labels),
+        *(_score_columns(section, found) if _evaluated(found) else ()),
+        (Column("bytes up", "bytes up"), [_size(row.bytes_up) for row in found]),
+        (Column("bytes down", "bytes down"), [_size(row.bytes_down) for row in found]),
+        (Column("time", "seconds"), [_seconds(row.seconds) for row in found]),
+        (
+            Column("rounds"),
+            [_rounds(row, g.runs) for row, g in zip(found, section.groups, strict=True)],
+        ),
+        (Column("seeds"), [Cell(str(len(row.seeds)), len(row.seeds)) for row in found]),
     ]
-    for model in ("global_model", "personal_model"):
-        scores = [getattr(row, model) for row in found]
-        columns.append(_best([_part(each, "mean", score) for each in scores], section.maximize))
+    headings = tuple(heading for heading, _ in columns)
+    return Grid(name, "Results", headings, _transposed([cells for _, cells in columns]), protocols)
+
+
+def _evaluated(found: Sequence[Row]) -> bool:
+    return any(row.global_model or row.personal_model for row in found)
+
+
+def _score_columns(section: Section, found: Sequence[Row]) -> list[tuple[Column, list[Cell]]]:
+    score, better = section.score, section.maximize
+    title = f"{score}, %" if score in formatting.PERCENT else score
+    shared = [row.global_model for row in found]
     personal = [row.personal_model for row in found]
-    columns.append(_best([_part(each, "std", score) for each in personal], False))
-    columns.append(
-        _best([_part(each, "worst_decile", score) for each in personal], section.maximize)
+    parts = (
+        (shared, "mean", better, Column(f"global {title}", f"global {score}")),
+        (personal, "mean", better, Column(f"personal {title}", f"personal {score}")),
+        (
+            personal,
+            "std",
+            False,
+            Column("std over clients", f"personal {score}, std over clients"),
+        ),
+        (
+            personal,
+            "worst_decile",
+            better,
+            Column("worst decile", f"personal {score}, worst decile of clients"),
+        ),
     )
-    columns.append([_size(row.bytes_up) for row in found])
-    columns.append([_size(row.bytes_down) for row in found])
-    columns.append([_seconds(row.seconds) for row in found])
-    columns.append([_rounds(row, g.runs) for row, g in zip(found, section.groups, strict=True)])
-    columns.append([Cell(str(len(row.seeds)), len(row.seeds)) for row in found])
-    headings = (
-        Column("algorithm", numeric=False),
-        Column(f"global {title}", f"global {score}"),
-        Column(f"personal {title}", f"personal {score}"),
-        Column("std over clients", f"personal {score}, std over clients"),
-        Column("worst decile", f"personal {score}, worst decile of clients"),
-        Column("bytes up", "bytes up"),
-        Column("bytes down", "bytes down"),
-        Column("time", "seconds"),
-        Column("rounds"),
-        Column("seeds"),
-    )
-    return Grid(name, "Results", headings, _transposed(columns), protocols)
+    return [
+        (column, _best([_part(each, part, score) for each in scores], larger))
+        for scores, part, larger, column in parts
+    ]
 
 
 def _protocols(found: Sequence[Row]) -> tuple[tuple[str, ...], list[str]]:
@@ -64,10 +79,13 @@ def _protocols(found: Sequence[Row]) -> tuple[tuple[str, ...], list[str]]:
         for text in texts:
             kinds[text.partition(":")[0]].add(text)
     closing = [
-        "Spread and worst decile are those of the personal models; "
-        "the worst decile is the mean over the worst tenth of clients. Bytes and time are totals "
-        "of a run; time is that of its machine, evaluation included."
+        "Bytes and time are totals of a run; time is that of its machine, evaluation included."
     ]
+    if _evaluated(found):
+        closing[0] = (
+            "Spread and worst decile are those of the personal models; the worst decile is the "
+            f"mean over the worst tenth of clients. {closing[0]}"
+        )
     if any(len(row.seeds) > 1 for row in found):
         closing.append("± is the standard deviation over seeds; costs are means over seeds.")
     if all(len(texts) <= 1 for texts in kinds.values()):
