@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from parsifl.core import registry
-from parsifl.flower.privacy import reply_paths, upload_paths
+from parsifl.flower.disclosure import reply_paths, upload_paths
 
 PAGE = Path(__file__).parent / "reference" / "disclosure.md"
 

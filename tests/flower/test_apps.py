@@ -29,10 +29,10 @@ from parsifl.core.problem import Problem
 from parsifl.engine import checkpoint
 from parsifl.engine.experiment import Experiment
 from parsifl.estimators import load
+from parsifl.flower.agreement import RegressionSpec, read_csv
 from parsifl.flower.app_template import write_app
 from parsifl.flower.regression import MODEL_FILE
 from parsifl.flower.settings import DONE_FILE, ERROR_FILE, Deployment, to_config
-from parsifl.flower.tables import RegressionSpec, read_csv
 from parsifl.nn.neural import NeuralProblem
 
 SPEC = RegressionSpec("days")

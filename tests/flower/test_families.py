@@ -27,11 +27,11 @@ from parsifl.estimators import (
     load,
     plots,
 )
+from parsifl.flower.agreement import RegressionSpec
 from parsifl.flower.message import Envelope, Kind, Replies, Requests, respond
 from parsifl.flower.regression import MODEL_FILE, Regression
 from parsifl.flower.settings import Deployment, DeploymentSettings
-from parsifl.flower.tables import RegressionSpec
-from parsifl.flower.tablesite import TableSite
+from parsifl.flower.table_site import TableSite
 
 SIZES = (150, 90, 200)
 SPECS = {

@@ -22,12 +22,12 @@ from parsifl.data.preprocessing import LevelCounts, NumberSums
 from parsifl.data.tables import as_columns
 from parsifl.engine.experiment import Experiment
 from parsifl.estimators import load
+from parsifl.flower.agreement import RegressionSpec
 from parsifl.flower.guards import Guards, Refusal, rare
 from parsifl.flower.hello import DataSchema
 from parsifl.flower.message import Envelope, Kind, answered
 from parsifl.flower.regression import MODEL_FILE
-from parsifl.flower.tables import RegressionSpec
-from parsifl.flower.tablesite import TableSchema, TableSite, prepare
+from parsifl.flower.table_site import TableSchema, TableSite, prepare
 
 Columns = dict[str, list[str]]
 RUN = "0" * 32
@@ -363,7 +363,7 @@ def test_a_failure_keeps_its_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     def fail(*_: Any) -> None:
         raise DataError("the value 81.5 of row 17")
 
-    monkeypatch.setattr("parsifl.flower.tables.Prepared.summary", fail)
+    monkeypatch.setattr("parsifl.flower.agreement.Prepared.summary", fail)
     reply = Hostile(ward(), tmp_path).ask("agree")
     refused(reply, "failure")
     assert "81.5" not in reply.text

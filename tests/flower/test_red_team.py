@@ -20,6 +20,7 @@ from parsifl.algorithms.fedbestsubset import BestSubsetQuestion
 from parsifl.core.errors import ConfigError, DataError
 from parsifl.core.problem import CurvatureSums
 from parsifl.engine.experiment import Experiment
+from parsifl.flower.agreement import Agreement
 from parsifl.flower.guards import (
     Guards,
     Refusal,
@@ -31,8 +32,7 @@ from parsifl.flower.hello import DataSchema
 from parsifl.flower.message import Envelope, respond
 from parsifl.flower.network_schema import AgreeReply
 from parsifl.flower.regression import _check_units
-from parsifl.flower.tables import Agreement
-from parsifl.flower.tablesite import (
+from parsifl.flower.table_site import (
     ColumnSchema,
     TableSchema,
     TableSite,

@@ -20,7 +20,7 @@ from parsifl.flower.guards import Guards
 from parsifl.flower.message import Envelope, Kind, respond
 from parsifl.flower.regression import MODEL_FILE, Regression
 from parsifl.flower.settings import Deployment, DeploymentSettings
-from parsifl.flower.tablesite import TableSite
+from parsifl.flower.table_site import TableSite
 from parsifl.report import build
 
 

@@ -14,13 +14,13 @@ from parsifl.core.errors import ParsiflError
 from parsifl.data.tables import as_columns
 from parsifl.engine.experiment import Experiment
 from parsifl.estimators import FederatedSparseRegressor, load
+from parsifl.flower.agreement import Agreement, RegressionSpec, read_csv
 from parsifl.flower.app_template import write_app
 from parsifl.flower.guards import Guards
 from parsifl.flower.message import Envelope, Kind, Replies, Requests, respond
 from parsifl.flower.regression import MODEL_FILE, Regression
 from parsifl.flower.settings import Deployment, DeploymentSettings
-from parsifl.flower.tables import Agreement, RegressionSpec, read_csv
-from parsifl.flower.tablesite import TableSchema, TableSite, prepare
+from parsifl.flower.table_site import TableSchema, TableSite, prepare
 
 EXPERIMENT = Experiment(
     "fedgradmp", {"tau": 4, "batch_size": None}, clients=3, rounds=4, evaluate_every=0

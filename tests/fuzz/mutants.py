@@ -22,6 +22,7 @@ from parsifl.core.errors import DataError, ParsiflError
 from parsifl.core.keys import Key
 from parsifl.engine.experiment import Experiment, problem_for
 from parsifl.engine.pool import ClientResult
+from parsifl.flower.agreement import Agreement, RegressionSpec
 from parsifl.flower.client import RemoteClient
 from parsifl.flower.exchange import Exchange, Request, UploadTemplates
 from parsifl.flower.hello import agree
@@ -44,8 +45,7 @@ from parsifl.flower.network_schema import (
 )
 from parsifl.flower.pool import FlowerPool
 from parsifl.flower.settings import Deployment, DeploymentSettings
-from parsifl.flower.tables import Agreement, RegressionSpec
-from parsifl.flower.tablesite import TableSite
+from parsifl.flower.table_site import TableSite
 from parsifl.wire import MessageStats, frame
 
 Direction = Literal["request", "reply"]

@@ -20,7 +20,7 @@ from parsifl.data.clients import ClientData
 from parsifl.engine.simulate import simulate
 from parsifl.linear.design import as_design
 from parsifl.linear.glm import GLM
-from parsifl.solvers import support
+from parsifl.solvers import restricted
 
 DRAW = np.random.default_rng(1)
 X = DRAW.standard_normal((9, 4))
@@ -98,11 +98,11 @@ def test_the_restricted_loss_is_the_loss_on_the_support(name: str) -> None:
     part = problem.restrict(coef[None], Selection(x, y, rows, weight), index[None], valid[None])
     batch = _batch(x, y, list(range(9)), [1.0] * 9)
     torch.testing.assert_close(
-        support.loss(part, part.start)[0], problem.loss({"coef": coef}, batch)
+        restricted.loss(part, part.start)[0], problem.loss({"coef": coef}, batch)
     )
     full = torch.func.grad(problem.loss)({"coef": coef}, batch)["coef"]
     torch.testing.assert_close(
-        support.gradient(part, part.start)[0] * valid, full.gather(-1, index) * valid
+        restricted.gradient(part, part.start)[0] * valid, full.gather(-1, index) * valid
     )
 
 
@@ -127,9 +127,9 @@ def test_classes_with_supports_of_their_own_share_columns(form: str, kind: str, 
     assert part.columns.shape == (2, 3, min(3 * size, problem.width))
     u = problem.predictions(coef, data)
     torch.testing.assert_close(part.start, z)
-    torch.testing.assert_close(support.predictor(part, z), u, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(restricted.predictor(part, z), u, rtol=1e-12, atol=1e-12)
     slope = problem.gradients(coef, data, u).gather(-1, index) * valid
-    found = support.gradient(part, z) * valid
+    found = restricted.gradient(part, z) * valid
     torch.testing.assert_close(found, slope, rtol=1e-12, atol=1e-12)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from parsifl.algorithms._bases.matching_pursuit import MatchingPursuit
 from parsifl.core.algorithm import Preset
 from parsifl.core.problem import Restricted
-from parsifl.solvers.support import minimize
+from parsifl.solvers.restricted import minimize
 
 
 @final

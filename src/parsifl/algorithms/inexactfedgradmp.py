@@ -13,7 +13,7 @@ from parsifl.algorithms._bases.matching_pursuit import MatchingPursuit
 from parsifl.core.algorithm import Preset
 from parsifl.core.config import Count, NonNegative, Positive
 from parsifl.core.problem import Restricted, SupportSolvable
-from parsifl.solvers import support
+from parsifl.solvers import restricted
 
 
 @final
@@ -73,16 +73,16 @@ class InexactFedGradMP(MatchingPursuit):
     def solve(self, part: Restricted, key: Tensor) -> Tensor:
         """Minimize approximately."""
         if self.solver == "gd":
-            return support.gradient_descent(part, self.delta, self.inner_steps)
+            return restricted.gradient_descent(part, self.delta, self.inner_steps)
         if self.solver == "newton":
-            return support.newton(part, self.delta, self.inner_steps)
+            return restricted.newton(part, self.delta, self.inner_steps)
         if self.solver == "sgd":
-            return support.stochastic_gradient(
+            return restricted.stochastic_gradient(
                 part, key, self.inner_batch, self.inner_lr, self.inner_steps
             )
         if self.solver == "svrg":
-            return support.svrg(part, key, self.inner_batch, self.delta, self.inner_steps)
-        return support.minimize(part)
+            return restricted.svrg(part, key, self.inner_batch, self.delta, self.inner_steps)
+        return restricted.minimize(part)
 
     def bound(self, problem: SupportSolvable, coefficients: Tensor, lead: int = 0) -> Tensor:
         """Project the model onto the ball: with a dictionary x, not its coefficients a."""

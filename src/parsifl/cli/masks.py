@@ -91,7 +91,8 @@ def curve(
     batch: Annotated[int, typer.Option(min=1, help="Rows in a batch.")] = 50,
     steps: Annotated[int, typer.Option(min=1, help="Masking rates between 0 and 1.")] = 20,
     design: Annotated[
-        str, typer.Option(help="fullest or last: which layers are kept.")
+        str,
+        typer.Option(help="Which layers are trained: fullest, sequential, last or random."),
     ] = "fullest",
     as_json: JsonOption = False,
 ) -> None:

@@ -72,7 +72,8 @@ REPRODUCIBLE = typer.Option(
     False,
     "--reproducible",
     callback=_make_reproducible,
-    help="Bit-identical results on every x86-64 processor; slower. Same as PARSIFL_REPRODUCIBLE=1.",
+    help="Bit-identical results on every x86-64 processor with FMA; slower. "
+    "Same as PARSIFL_REPRODUCIBLE=1.",
 )
 JSON = typer.Option(False, "--json", help="Print JSON.")
 

@@ -16,7 +16,7 @@ import tomllib
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -371,6 +371,11 @@ class RunData:
         return _table(_table(self.config, "run"), "evaluation")
 
     @property
+    def evaluates(self) -> bool:
+        """Whether the run evaluates models."""
+        return bool(_table(self.config, "run").get("evaluate_every", 1))
+
+    @property
     def metrics(self) -> list[dict[str, Any]]:
         """The records as JSON values, as in metrics.jsonl."""
         return [record.to_json() for record in self.records]
@@ -455,13 +460,13 @@ def open_run(path: str | Path) -> RunData:
     records = _read_leniently(path / "metrics.jsonl", notes)
     clients_round, clients = _clients(path / "clients.json", notes)
     environment = _json(path / "environment.json", notes)
-    planned = _table(config, "run").get("evaluate_every", 1) != 0
-    if records and planned and not any(record.scores for record in records):
-        notes.append("no round has been evaluated yet")
     target = _target(path / "target.json", notes)
     if records and target is not None and len(records) < target and not records[-1].stopped:
         notes.append(f"{len(records)} of {target} rounds are finished")
-    return RunData(path, config, records, clients, clients_round, environment, tuple(notes), target)
+    found = RunData(path, config, records, clients, clients_round, environment, (), target)
+    if records and found.evaluates and not any(record.scores for record in records):
+        notes.append("no round has been evaluated yet")
+    return replace(found, notes=tuple(notes))
 
 
 def _target(file: Path, notes: list[str]) -> int | None:

@@ -20,7 +20,7 @@ from parsifl.data.clients import ClientData
 from parsifl.engine.simulate import simulate
 from parsifl.linear.design import as_design
 from parsifl.linear.glm import GLM
-from parsifl.solvers.support import hessian
+from parsifl.solvers.restricted import hessian
 
 Array = npt.NDArray[np.float64]
 

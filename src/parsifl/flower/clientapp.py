@@ -30,9 +30,9 @@ from parsifl.flower.message import (
 from parsifl.flower.worker import AppPlace, WorkerTask
 
 if TYPE_CHECKING:
+    from parsifl.flower.agreement import RegressionSpec
     from parsifl.flower.client import Load, MakeProblem
-    from parsifl.flower.tables import RegressionSpec
-    from parsifl.flower.tablesite import LoadTable
+    from parsifl.flower.table_site import LoadTable
 
 Make = Callable[[Mapping[str, Any], Mapping[str, Any]], Answering]
 """Makes a client of the run's and of the node's configuration."""
@@ -92,7 +92,7 @@ def client_app(
         Flower mods that do not look into arrays; others are refused.
     """
     if mods:
-        from parsifl.flower.privacy import check_mods
+        from parsifl.flower.disclosure import check_mods
 
         check_mods(mods)
 
@@ -137,7 +137,7 @@ def regression_client_app(
     def make(run: Mapping[str, Any], node: Mapping[str, Any]) -> Answering:
         from parsifl.flower import client, settings
         from parsifl.flower.guards import Guards
-        from parsifl.flower.tablesite import TableSchema, TableSite
+        from parsifl.flower.table_site import TableSchema, TableSite
 
         experiment, number = settings.read(run).experiment, client.client_number(node)
         schema = TableSchema(tuple(missing), tuple(words)).joined(node)

@@ -33,8 +33,8 @@ from parsifl.data.preprocessing import (
 from parsifl.data.tables import Column
 from parsifl.engine.experiment import Experiment
 from parsifl.engine.safe_files import replace_file
+from parsifl.flower.agreement import Agreement, Prepared
 from parsifl.flower.client import make_private
-from parsifl.flower.tables import Agreement, Prepared
 
 Mask = npt.NDArray[np.bool_]
 _PREFIX = "guard-"
@@ -142,7 +142,7 @@ def check_plan(experiment: Experiment, client: int, rows: int, guards: Guards) -
     method = experiment.build_algorithm()
     draws = method.batches(ClientInfo(client, rows, {}), 0).batches.values()
     if any(draw.batch_size is not None and draw.batch_size < rows for draw in draws):
-        raise Refusal("batch", "the run draws mini-batches; set batch to none (all rows)")
+        raise Refusal("batch", "the run draws mini-batches; set batch_size to none (all rows)")
     if isinstance(method, FedBestSubset):
         check_width(method.tau, rows, guards)
     if isinstance(method, SparsitySettings) and method.density is None:

@@ -21,10 +21,10 @@ from pydantic import (
 
 from parsifl.core.errors import ParsiflError, WireError
 from parsifl.data.preprocessing import MOST_COLUMNS, Summary, Text, check_counts
+from parsifl.flower.agreement import Agreement
 from parsifl.flower.hello import DataSchema, Machine
 from parsifl.flower.logs import node_log
 from parsifl.flower.message import LONGEST_REASON, Envelope, printable
-from parsifl.flower.tables import Agreement
 
 MOST_ROWS = 1 << 40
 MOST_METRICS = 100

@@ -35,6 +35,7 @@ from parsifl.engine.pool import (
     PendingEvaluation,
 )
 from parsifl.engine.record import SPLITS
+from parsifl.flower.agreement import Agreement
 from parsifl.flower.exchange import NOT_CONNECTED, Exchange, Request, UploadTemplates
 from parsifl.flower.hello import DataSchema, agree
 from parsifl.flower.membership import Log, Membership
@@ -47,7 +48,6 @@ from parsifl.flower.network_schema import (
     describe,
 )
 from parsifl.flower.settings import DeploymentSettings
-from parsifl.flower.tables import Agreement
 from parsifl.wire import MessageStats
 
 EXECUTOR = "flower"

@@ -31,6 +31,7 @@ from parsifl.estimators.base import FederatedSparse
 from parsifl.estimators.cv import Products
 from parsifl.estimators.exact import ExactFit
 from parsifl.estimators.saved import DeployedFit, assembled, to_text
+from parsifl.flower.agreement import Agreement, RegressionSpec
 from parsifl.flower.exchange import RELEASE_SECONDS
 from parsifl.flower.membership import Log, all_of
 from parsifl.flower.message import Envelope, Link, Requests, printable
@@ -47,8 +48,7 @@ from parsifl.flower.network_schema import (
 )
 from parsifl.flower.server import Federation
 from parsifl.flower.settings import DeploymentSettings
-from parsifl.flower.tables import Agreement, RegressionSpec
-from parsifl.flower.tablesite import problem_of
+from parsifl.flower.table_site import problem_of
 from parsifl.solvers.best_subset import symmetric
 from parsifl.solvers.subset_state import ALWAYS, Phase
 

@@ -13,6 +13,7 @@ from flwr.serverapp import Grid, ServerApp
 from parsifl.core.errors import ParsiflError
 from parsifl.engine.safe_files import locked, replace_file
 from parsifl.flower import settings
+from parsifl.flower.agreement import RegressionSpec
 from parsifl.flower.client import MakeProblem
 from parsifl.flower.logs import server_log
 from parsifl.flower.message import (
@@ -29,7 +30,6 @@ from parsifl.flower.network_schema import describe
 from parsifl.flower.regression import Regression
 from parsifl.flower.server import Federation
 from parsifl.flower.settings import DONE_FILE, ERROR_FILE, PROCESS_FILE, DeploymentSettings, clear
-from parsifl.flower.tables import RegressionSpec
 
 _PULL_SECONDS = 0.1
 

@@ -18,11 +18,11 @@ _PHASES = {"local": "local work", "aggregate": "aggregation", "evaluate": "evalu
 def headline_sheet(section: Section, name: str) -> Grid:
     """Return the first table of a section."""
     found = rows(section)
-    protocols, marks = _protocols(found)
+    protocols, marks = _protocols(found, scores=_evaluated(section))
     labels = [Cell(f"{row.label}{mark}") for row, mark in zip(found, marks, strict=True)]
     columns = [
         (Column("algorithm", numeric=False), labels),
-        *(_score_columns(section, found) if _evaluated(found) else ()),
+        *(_score_columns(section, found) if _evaluated(section) else ()),
         (Column("bytes up", "bytes up"), [_size(row.bytes_up) for row in found]),
         (Column("bytes down", "bytes down"), [_size(row.bytes_down) for row in found]),
         (Column("time", "seconds"), [_seconds(row.seconds) for row in found]),
@@ -36,8 +36,8 @@ def headline_sheet(section: Section, name: str) -> Grid:
     return Grid(name, "Results", headings, _transposed([cells for _, cells in columns]), protocols)
 
 
-def _evaluated(found: Sequence[Row]) -> bool:
-    return any(row.global_model or row.personal_model for row in found)
+def _evaluated(section: Section) -> bool:
+    return any(run.evaluates for run in section.runs)
 
 
 def _score_columns(section: Section, found: Sequence[Row]) -> list[tuple[Column, list[Cell]]]:
@@ -67,7 +67,7 @@ def _score_columns(section: Section, found: Sequence[Row]) -> list[tuple[Column,
     ]
 
 
-def _protocols(found: Sequence[Row]) -> tuple[tuple[str, ...], list[str]]:
+def _protocols(found: Sequence[Row], *, scores: bool) -> tuple[tuple[str, ...], list[str]]:
     """Return the protocol sentences, and for each row the mark of its own if they differ."""
     own = [
         tuple(found.protocol for found in (row.global_model, row.personal_model) if found)
@@ -81,7 +81,7 @@ def _protocols(found: Sequence[Row]) -> tuple[tuple[str, ...], list[str]]:
     closing = [
         "Bytes and time are totals of a run; time is that of its machine, evaluation included."
     ]
-    if _evaluated(found):
+    if scores:
         closing[0] = (
             "Spread and worst decile are those of the personal models; the worst decile is the "
             f"mean over the worst tenth of clients. {closing[0]}"

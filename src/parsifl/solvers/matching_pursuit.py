@@ -16,9 +16,9 @@ from parsifl.core.problem import Restricted, Selection, SupportSolvable
 from parsifl.linear.sparsity import dictionary
 from parsifl.linear.sparsity.constraint import Sparsity
 from parsifl.linear.sparsity.coordinates import largest_now, nonzero_now, places
-from parsifl.solvers import support
+from parsifl.solvers import restricted
 from parsifl.solvers.least_squares import solve_symmetric
-from parsifl.solvers.support import predictor
+from parsifl.solvers.restricted import predictor
 
 Prune = Literal["largest", "omp", "cost"]
 _SINGULAR = 1e-8
@@ -168,7 +168,9 @@ class Pursuit:
         def work(now: Tensor, rows: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
             data = Selection(full.x, full.y, rows[:, 0], weight[:, 0])
             part = problem.restrict(now, data, *self._support(problem, now))
-            return support.gradient(part, part.start).flatten(1), support.hessian(part, part.start)
+            return restricted.gradient(part, part.start).flatten(1), restricted.hessian(
+                part, part.start
+            )
 
         gradient, hessian = eager(work, current, full.index, full.weight)
         return {"gradient": gradient, "hessian": hessian}
@@ -226,7 +228,7 @@ def without_the_cheapest(
     """
     alive = valid.expand_as(found).flatten(1)
     used = alive.to(found.dtype)
-    hessian = support.hessian(part, found) * used[:, :, None] * used[:, None]
+    hessian = restricted.hessian(part, found) * used[:, :, None] * used[:, None]
     level = hessian.diagonal(dim1=1, dim2=2).amax(1).clamp(min=_tiny(found))
     inverse = torch.linalg.inv(
         hessian / level[:, None, None] + torch.diag_embed(1 - used + _SINGULAR)

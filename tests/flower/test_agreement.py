@@ -11,9 +11,9 @@ import pytest
 from parsifl.core.errors import DataError, WireError
 from parsifl.data.preprocessing import Summary, summarise
 from parsifl.data.tables import as_columns
+from parsifl.flower.agreement import Agreement, RegressionSpec
 from parsifl.flower.message import Envelope
 from parsifl.flower.network_schema import AgreeReply, read
-from parsifl.flower.tables import Agreement, RegressionSpec
 
 ONE = {"age": ["30", "", "50"], "ward": ["b", "a", "NA"], "y": ["1", "2", "3"]}
 TWO = {"age": ["40", "60"], "ward": ["c", "c"], "y": ["4", "6"]}

@@ -14,8 +14,7 @@ from parsifl import wire
 from parsifl.core import registry, tree
 from parsifl.core.algorithm import GatherAlgorithm
 from parsifl.core.errors import CapabilityError
-from parsifl.flower.message import Envelope
-from parsifl.flower.privacy import (
+from parsifl.flower.disclosure import (
     check_additive,
     check_mods,
     covered,
@@ -23,6 +22,7 @@ from parsifl.flower.privacy import (
     sent_paths,
     upload_paths,
 )
+from parsifl.flower.message import Envelope
 
 DOCS = Path(__file__).parents[2] / "docs"
 

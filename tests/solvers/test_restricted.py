@@ -12,7 +12,7 @@ from torch import Tensor
 
 from parsifl.core.problem import Restricted
 from parsifl.linear import datafits
-from parsifl.solvers import support
+from parsifl.solvers import restricted
 from parsifl.solvers.least_squares import solve_symmetric
 
 
@@ -60,7 +60,7 @@ def _by_scipy(part: Restricted) -> list[Tensor]:
         shape = alone.start.shape
 
         def value(z: np.ndarray, alone: Restricted = alone, shape: torch.Size = shape) -> float:
-            return float(support.loss(alone, torch.from_numpy(z).reshape(shape)))
+            return float(restricted.loss(alone, torch.from_numpy(z).reshape(shape)))
 
         best = scipy_minimize(value, alone.start.flatten().numpy(), method="BFGS", tol=1e-9)
         found.append(torch.from_numpy(best.x).reshape(shape)[0])
@@ -70,36 +70,36 @@ def _by_scipy(part: Restricted) -> list[Tensor]:
 @pytest.mark.parametrize("name", ["squared", "squared-half", "logistic", "softmax"])
 def test_the_exact_minimiser_is_that_of_a_general_optimiser(name: str) -> None:
     part = _part(name)
-    found = support.minimize(part)
+    found = restricted.minimize(part)
     torch.testing.assert_close(found, torch.stack(_by_scipy(part)), atol=1e-5, rtol=1e-5)
-    assert float(support.gradient(part, found).abs().max()) < 1e-12
+    assert float(restricted.gradient(part, found).abs().max()) < 1e-12
 
 
 @pytest.mark.parametrize("name", ["squared", "logistic", "softmax"])
 def test_gradient_and_hessian_are_derivatives(name: str) -> None:
     part = _one(_part(name), 0)
     z = torch.from_numpy(np.random.default_rng(0).standard_normal(part.start.shape))
-    slope = torch.func.grad(lambda v: support.loss(part, v)[0])(z)
-    torch.testing.assert_close(support.gradient(part, z), slope)
+    slope = torch.func.grad(lambda v: restricted.loss(part, v)[0])(z)
+    torch.testing.assert_close(restricted.gradient(part, z), slope)
     columns = []
     for way in torch.eye(z.numel()).double():
         step = 1e-5 * way.reshape(z.shape)
-        rise = support.gradient(part, z + step) - support.gradient(part, z - step)
+        rise = restricted.gradient(part, z + step) - restricted.gradient(part, z - step)
         columns.append(rise.flatten() / 2e-5)
     curve = torch.stack(columns, 1)
-    torch.testing.assert_close(support.hessian(part, z)[0], curve, atol=1e-7, rtol=0)
+    torch.testing.assert_close(restricted.hessian(part, z)[0], curve, atol=1e-7, rtol=0)
 
 
 @pytest.mark.parametrize("name", ["squared-half", "logistic", "softmax"])
 def test_iterative_solvers_approach_it(name: str) -> None:
     part = _part(name)
-    best = support.minimize(part)
+    best = restricted.minimize(part)
     key = torch.tensor([3, 4])
     found = {
-        "gd": support.gradient_descent(part, steps=400),
-        "newton": support.newton(part, 1e-9, 30),
-        "svrg": support.svrg(part, key, batch=5, steps=1500, every=30),
-        "sgd": support.stochastic_gradient(part, key, batch=20, lr=0.05, steps=600),
+        "gd": restricted.gradient_descent(part, steps=400),
+        "newton": restricted.newton(part, 1e-9, 30),
+        "svrg": restricted.svrg(part, key, batch=5, steps=1500, every=30),
+        "sgd": restricted.stochastic_gradient(part, key, batch=20, lr=0.05, steps=600),
     }
     tolerance = {"gd": 1e-8, "newton": 1e-8, "svrg": 1e-3, "sgd": 0.1}
     for solver, z in found.items():
@@ -118,22 +118,22 @@ def test_steps_at_once_are_those_one_by_one(rows: int, ridge: float, steps: int)
         weight=part.weight[:, :rows],
         u=None,
     )
-    rate, z = 1 / support.curvatures(part)[0][:, None], part.start
+    rate, z = 1 / restricted.curvatures(part)[0][:, None], part.start
     for _ in range(steps):
-        z = z - rate * support.gradient(part, z)
-    found = support.gradient_descent(part, steps=steps)
+        z = z - rate * restricted.gradient(part, z)
+    found = restricted.gradient_descent(part, steps=steps)
     torch.testing.assert_close(found, z, atol=1e-13, rtol=1e-12)
 
 
 def test_delta_stops_a_client_that_hardly_moves() -> None:
     part = _part("squared-half")
-    settled = replace(part, start=torch.stack([support.minimize(part)[0], part.start[1]]))
-    found = support.gradient_descent(settled, delta=1e-6, steps=50)
+    settled = replace(part, start=torch.stack([restricted.minimize(part)[0], part.start[1]]))
+    found = restricted.gradient_descent(settled, delta=1e-6, steps=50)
     assert torch.equal(found[0], settled.start[0])
     assert not torch.equal(found[1], settled.start[1])
-    loose = support.gradient_descent(part, delta=1e-2, steps=500)
-    tight = support.gradient_descent(part, delta=1e-10, steps=500)
-    best = support.minimize(part)
+    loose = restricted.gradient_descent(part, delta=1e-2, steps=500)
+    tight = restricted.gradient_descent(part, delta=1e-10, steps=500)
+    best = restricted.minimize(part)
     assert float((tight - best).norm()) < 1e-6 < float((loose - best).norm()) < 2e-2
 
 
@@ -145,20 +145,20 @@ def test_delta_is_the_distance_to_the_minimizer(name: str, ridge: float) -> None
     scales = torch.logspace(0, -1.5, part.columns.shape[-1]).double()
     hard = replace(part, columns=part.columns * scales)
     for delta in (1e-1, 1e-4):
-        found = support.gradient_descent(hard, delta, 100_000)
+        found = restricted.gradient_descent(hard, delta, 100_000)
         assert (0.01 if ridge else 0.5) * delta < _distance(hard, found) <= delta
-        found = support.svrg(part, torch.tensor([3, 4]), 5, delta, 20_000, every=100)
+        found = restricted.svrg(part, torch.tensor([3, 4]), 5, delta, 20_000, every=100)
         assert _distance(part, found) <= delta
 
 
 def _distance(part: Restricted, found: torch.Tensor) -> float:
-    return float((found - support.minimize(part)).flatten(1).norm(dim=1).max())
+    return float((found - restricted.minimize(part)).flatten(1).norm(dim=1).max())
 
 
 def test_a_client_gets_the_same_numbers_alone_as_in_a_block() -> None:
     part, key = _part("logistic", clients=3), torch.tensor([7, 8, 9])
-    together = support.svrg(part, key, batch=4, steps=20)
-    alone = [support.svrg(_one(part, i), key[i : i + 1], batch=4, steps=20)[0] for i in range(3)]
+    together = restricted.svrg(part, key, batch=4, steps=20)
+    alone = [restricted.svrg(_one(part, i), key[i : i + 1], batch=4, steps=20)[0] for i in range(3)]
     torch.testing.assert_close(together, torch.stack(alone), rtol=1e-13, atol=1e-13)
 
 
@@ -168,17 +168,17 @@ def test_newton_does_not_move_clients_that_have_arrived(
 ) -> None:
     part = _part(name, clients=3)
     part.columns[1] = 0.0  # arrives at once
-    moved, hessian = list[int](), support.hessian
+    moved, hessian = list[int](), restricted.hessian
 
     def counted(some: Restricted, z: Tensor) -> Tensor:
         moved.append(len(z))
         return hessian(some, z)
 
-    monkeypatch.setattr(support, "hessian", counted)
-    together = support.newton(part, 1e-9)
+    monkeypatch.setattr(restricted, "hessian", counted)
+    together = restricted.newton(part, 1e-9)
     block = moved.copy()
     moved.clear()
-    alone = torch.cat([support.newton(_one(part, client), 1e-9) for client in range(3)])
+    alone = torch.cat([restricted.newton(_one(part, client), 1e-9) for client in range(3)])
     torch.testing.assert_close(together, alone, rtol=0, atol=1e-14)
     assert sum(block) == sum(moved)
     assert block[1] == 2
@@ -186,16 +186,16 @@ def test_newton_does_not_move_clients_that_have_arrived(
 
 def test_newton_solves_few_large_systems_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     part = _part("softmax", clients=5)
-    expected = support.newton(part)
-    monkeypatch.setattr(support, "_ENTRIES", 2 * (3 * 4) ** 2)
+    expected = restricted.newton(part)
+    monkeypatch.setattr(restricted, "_ENTRIES", 2 * (3 * 4) ** 2)
     solved = list[int]()
 
     def counted(system: Tensor, right: Tensor) -> Tensor:
         solved.append(len(system))
         return solve_symmetric(system, right)
 
-    monkeypatch.setattr(support, "solve_symmetric", counted)
-    torch.testing.assert_close(support.newton(part), expected, rtol=0, atol=1e-14)
+    monkeypatch.setattr(restricted, "solve_symmetric", counted)
+    torch.testing.assert_close(restricted.newton(part), expected, rtol=0, atol=1e-14)
     assert solved[:3] == [2, 2, 1]
 
 
@@ -204,15 +204,15 @@ def test_an_empty_support_has_an_empty_minimiser() -> None:
     empty = replace(
         part, columns=part.columns[..., :0], ridge=part.ridge[:, :0], start=part.start[:, :0]
     )
-    assert support.minimize(empty).shape == (2, 0)
+    assert restricted.minimize(empty).shape == (2, 0)
 
 
 def test_separable_classes_without_ridge_end_at_a_finite_point() -> None:
     part = _part("logistic", ridge=0.0)
     split = replace(part, targets=(part.columns[..., 0] > 0).long())
-    found = support.minimize(split)
+    found = restricted.minimize(split)
     assert torch.isfinite(found).all()
-    assert float(support.loss(split, found).max()) < 1e-3
+    assert float(restricted.loss(split, found).max()) < 1e-3
 
 
 def test_no_drawn_row_bends_more_than_the_step_of_svrg_allows() -> None:
@@ -220,7 +220,7 @@ def test_no_drawn_row_bends_more_than_the_step_of_svrg_allows() -> None:
     weight = torch.ones(2, 40).double()
     weight[:, 0] = 500.0  # one heavy row
     part = replace(part, weight=weight / weight.sum(1, keepdim=True))
-    limit = support.row_smoothness(part)
+    limit = restricted.row_smoothness(part)
     for step in range(200):
-        drawn = support._sample(part, torch.tensor([3, 4]), 1, step)
-        assert bool((support.curvatures(drawn)[0] <= limit * (1 + 1e-9)).all())
+        drawn = restricted._sample(part, torch.tensor([3, 4]), 1, step)
+        assert bool((restricted.curvatures(drawn)[0] <= limit * (1 + 1e-9)).all())

@@ -36,6 +36,7 @@ from parsifl.data.ragged import Ragged
 from parsifl.data.tables import Column, Columns, MixedColumnError, as_columns, is_table
 from parsifl.engine.experiment import Experiment
 from parsifl.flower import guards as rules
+from parsifl.flower.agreement import Agreement, Prepared, RegressionSpec
 from parsifl.flower.client import MakeProblem, NodeConfig, RemoteClient
 from parsifl.flower.guards import (
     Audit,
@@ -63,7 +64,6 @@ from parsifl.flower.network_schema import (
     failure_in,
     read,
 )
-from parsifl.flower.tables import Agreement, Prepared, RegressionSpec
 from parsifl.linear.cox import Cox
 from parsifl.linear.glm import GLM
 from parsifl.linear.site_statistics import cox_losses
