@@ -22,7 +22,7 @@ import torch
 
 import parsifl
 from parsifl.linear.glm import GLM
-from parsifl.linear.sparsity.ksvd import ksvd, omp
+from parsifl.linear.sparsity.dictionary import ksvd, omp
 from parsifl_reproduction.fedgradmp.video import TARGET, frames, measure
 from parsifl_reproduction.recipe import Context
 

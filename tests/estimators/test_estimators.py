@@ -45,7 +45,7 @@ def _regression(noise: float = 0.1, seed: int = 0) -> tuple[Any, Any, Any]:
     [
         FederatedSparseRegressor(),
         FederatedSparseRegressor(solver="fedgradmp", rounds=5),
-        FederatedSparseClassifier(),
+        FederatedSparseClassifier(rounds=12),
         FederatedSparsePoisson(),
         FederatedSparseCox(),
         FederatedSparseRegressorCV(path=[1], cv=2),

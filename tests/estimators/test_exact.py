@@ -136,8 +136,8 @@ def test_small_clinics_get_the_coefficients_of_the_pooled_likelihood() -> None:
     y = (draw.random(1200) < 1 / (1 + np.exp(-(x @ b - 1)))).astype(int)
     groups = np.repeat(np.arange(40), 30)
     pooled = sm.Logit(y, sm.add_constant(x[:, :3])).fit(disp=0, tol=1e-14, method="newton")
-    for solver in ("auto", "fedgradmp", "fedht"):
-        model = FederatedSparseClassifier(3, solver=solver)
+    for solver, rounds in (("auto", None), ("fedgradmp", 4), ("fedht", 20)):
+        model = FederatedSparseClassifier(3, solver=solver, rounds=rounds)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)
             model.fit(x, y, groups=groups)
@@ -379,7 +379,7 @@ def test_a_warning_names_no_setting_that_the_solver_lacks() -> None:
     x, groups = draw.normal(size=(200, 12)), np.repeat(np.arange(4), 50)
     y = (3 * x[:, 1] - 2 * x[:, 5] + 0.1 * draw.normal(size=200) > 0).astype(int)
     y[groups == 0] = 1
-    model = FederatedSparseClassifier(2, solver="fedgradmp", l2=0.0)
+    model = FederatedSparseClassifier(2, solver="fedgradmp", l2=0.0, rounds=4)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         model.fit(x, y, groups=groups)

@@ -234,6 +234,15 @@ def test_rows_without_weight_do_not_shape_the_preprocessing() -> None:
     assert np.allclose(model.coef_, alone.coef_, rtol=1e-10)
 
 
+def test_a_code_among_numbers_is_a_warning() -> None:
+    draw = np.random.default_rng(0)
+    crp = draw.normal(5, 1, 60).round(1)
+    table = pd.DataFrame({"crp": [*crp[:-1].astype(str), "<0.3"], "icd": ["10", "20", "E75"] * 20})
+    with pytest.warns(UserWarning, match="column 'crp' is taken as words.*'<0.3'") as caught:
+        FederatedSparseRegressor(1).fit(table, crp, np.arange(60) % 3)
+    assert len(caught) == 1
+
+
 def test_a_mixed_column_is_named() -> None:
     table = frame().assign(age=lambda t: t.age.astype(object).where(t.index != 3, "<40"))
     with pytest.raises(DataError, match="column 'age': not all values are numbers"):

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from parsifl.core.batching import Batches
-from parsifl.linear.csr_batches import Entries, compacted
-from parsifl.linear.design import CsrDesign
+from parsifl.linear.design import CsrDesign, Entries, compacted
 
 
 def _batches(x: CsrDesign, index: Tensor) -> Batches:

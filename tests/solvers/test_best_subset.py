@@ -144,3 +144,19 @@ def test_a_refused_support_is_not_tried_again_and_the_loss_never_rises() -> None
     assert all(later <= before + 1e-9 for before, later in itertools.pairwise(losses))
     refused = [tuple(row) for row in search.refused.tolist()]
     assert len(set(refused)) == len(refused)
+
+
+def test_a_perfect_fit_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = np.random.default_rng(0).normal(size=(10, 20))
+    model = SubsetModel(
+        x.T @ x, x.T @ np.arange(10.0), list(np.arange(20)[:, None]), np.zeros(0, np.int64)
+    )
+    fits, fit = [], SubsetModel.fit
+
+    def counted(*given: Any) -> Any:
+        fits.append(1)
+        return fit(*given)
+
+    monkeypatch.setattr(SubsetModel, "fit", counted)
+    assert len(model.search(15, thorough=True)) == 15
+    assert len(fits) < 30

@@ -19,12 +19,17 @@ from parsifl.estimators.cv import (
     FederatedSparseRegressorCV,
 )
 from parsifl.estimators.diagnosis import Diagnosis, diagnose
-from parsifl.estimators.inference import Inference, post_double_selection, split_inference
+from parsifl.estimators.inference import (
+    Inference,
+    Stability,
+    post_double_selection,
+    split_inference,
+    stability_selection,
+)
 from parsifl.estimators.poisson import FederatedSparsePoisson
 from parsifl.estimators.preprocessor import FederatedPreprocessor
 from parsifl.estimators.regressor import FederatedSparseRegressor
 from parsifl.estimators.saved import load, save
-from parsifl.estimators.stability import Stability, stability_selection
 
 __all__ = [
     "Certificate",

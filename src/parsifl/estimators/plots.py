@@ -15,9 +15,8 @@ from sklearn.metrics import roc_auc_score, roc_curve
 
 from parsifl.core.errors import ConfigError
 from parsifl.estimators.cox import checked_times, two_columns
-from parsifl.estimators.inference import Inference
+from parsifl.estimators.inference import Inference, Stability
 from parsifl.estimators.moments import Array
-from parsifl.estimators.stability import Stability
 
 __all__ = [
     "calibration_plot",

@@ -16,8 +16,8 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from parsifl import wire
 from parsifl.core.batching import Rows
 from parsifl.core.errors import ConfigError
-from parsifl.data.preprocessing import Preprocessing
-from parsifl.data.tables import as_columns, is_table
+from parsifl.data.preprocessing import Preprocessing, is_words, observed
+from parsifl.data.tables import Columns, as_columns, is_table
 from parsifl.estimators.moments import Array, Indices, Moments, centred, scaled
 from parsifl.estimators.preprocessor import agreed, owners
 from parsifl.linear.design import as_design
@@ -106,6 +106,7 @@ class EstimatorSettings(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         weight = self._weights(sample_weight, np.empty((rows, 1)))
         parts = [kept for part in parts if len(kept := part[weight[part] > 0])]
         sites = [f"site {names[owner[part[0]]]}" for part in parts]
+        _say_if_mostly_numbers(columns)
         found, self._agreement_bytes = agreed(columns, parts, sites)
         X, y = validate_data(self, found.design(columns), y, dtype=np.float64, **checks)
         self.preprocessing_ = found
@@ -321,6 +322,30 @@ class EstimatorSettings(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
 def whole(value: Any) -> bool:
     """Return whether a value is a whole number."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def _say_if_mostly_numbers(columns: Columns) -> None:
+    """Warn of columns of words most of which are numbers: a code such as "<0.3" made them words."""
+    for name, values in columns.items():
+        if not is_words(values):
+            continue
+        levels = [str(level) for level in np.unique(values[observed(values)])]
+        others = [level for level in levels if not _is_number(level)]
+        if others and len(levels) >= 10 * len(others):
+            warnings.warn(
+                f"column {name!r} is taken as words, because of values such as {others[0]!r}; most "
+                "of its values are numbers: replace such codes by numbers or by NaN",
+                UserWarning,
+                stacklevel=5,
+            )
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _matrix(dictionary: Any) -> torch.Tensor:

@@ -263,7 +263,7 @@ class FlowerPool:
     def _all_scores(self, answers: Mapping[int, EvaluateReply | str]) -> Iterator[ClientScores]:
         found = [self._scores(self.clients[number], answers[number]) for number in sorted(answers)]
         for split in SPLITS:
-            rows = {each.client.id: each.samples.get(split, 0) for each in found}
+            rows = {each.client.id: each.samples[split] for each in found if split in each.samples}
             flagged = self._flag(rows, f"{split} rows")
             found = [
                 replace(each, notes=(*each.notes, flagged[each.client.id]))

@@ -27,11 +27,10 @@ from parsifl.estimators import (
     FederatedSparsePoisson,
     FederatedSparseRegressor,
 )
-from parsifl.estimators.assembled import DeployedFit, assembled
 from parsifl.estimators.base import FederatedSparse
+from parsifl.estimators.cv import Products
 from parsifl.estimators.exact import ExactFit
-from parsifl.estimators.one_shot import Products
-from parsifl.estimators.saved import to_text
+from parsifl.estimators.saved import DeployedFit, assembled, to_text
 from parsifl.flower.exchange import RELEASE_SECONDS
 from parsifl.flower.membership import Log, all_of
 from parsifl.flower.message import Envelope, Link, Requests, printable

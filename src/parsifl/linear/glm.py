@@ -30,8 +30,7 @@ from parsifl.core.problem import (
     unreadable,
 )
 from parsifl.linear import datafits, design
-from parsifl.linear.csr_batches import Compacted, compacted
-from parsifl.linear.design import CsrDesign
+from parsifl.linear.design import Compacted, CsrDesign, compacted
 from parsifl.linear.predictor import Predictor
 from parsifl.linear.site_statistics import best_intercept, glm_sums
 from parsifl.linear.sparsity import coordinates

@@ -31,6 +31,7 @@ _SINGULAR = 1e-12
 _BARRED = 20
 """How many chosen units are barred in turn, to see what comes out without them."""
 _EQUAL = 1e-10
+_PERFECT = 1e-22
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,10 @@ class SubsetModel:
         best = self.improve(self.forward(start, count), forbidden=forbidden, least=least)
         if not thorough:
             return best
-        value = self.fit(best).value
+        fit = self.fit(best)
+        value = fit.value
+        if self._minimal(fit):
+            return best
         grown: Units = ()
         for size in range(1, count + 1):
             grown = self.improve(self.forward(grown, size), splice=size == count)
@@ -209,7 +213,7 @@ class SubsetModel:
     ) -> Units:
         """Exchange (and splice) until nothing lowers the value any more."""
         fit = self.fit(chosen)
-        while True:
+        while not self._minimal(fit):
             enough = fit.value - max(least, _EQUAL * abs(fit.value))
             more = self._splices(chosen) if splice else ()
             for other in itertools.chain(self._swaps(fit, chosen), more):
@@ -220,7 +224,15 @@ class SubsetModel:
                     chosen, fit = other, found
                     break
             else:
-                return chosen
+                break
+        return chosen
+
+    def _minimal(self, fit: Fit) -> bool:
+        """Return whether the fit is the minimum over all columns: nothing can lower its value."""
+        used = self._diagonal > 0
+        residual = (self.target - fit.coefficients @ self.curvature[fit.columns])[used]
+        gains = residual**2 / self._diagonal[used]
+        return bool(gains.max(initial=0.0) <= _PERFECT * abs(fit.value))
 
     def _swaps(self, fit: Fit, chosen: Units, most: int = 12) -> Iterable[Units]:
         """Return exchanges of one unit that should lower the value, the best ones first."""

@@ -6,8 +6,7 @@ import torch
 
 from parsifl.core.errors import ConfigError
 from parsifl.linear.sparsity import dictionary
-from parsifl.linear.sparsity.dictionary import RandomDictionary
-from parsifl.linear.sparsity.ksvd import ksvd, omp
+from parsifl.linear.sparsity.dictionary import RandomDictionary, ksvd, omp
 
 
 def test_a_seed_stands_for_the_atoms() -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from parsifl.core.errors import ConfigError
-from parsifl.linear.sparsity.groups import labels, largest_groups
+from parsifl.linear.sparsity.constraint import labels, largest_groups
 
 
 def test_groups_are_judged_by_their_norm() -> None:

@@ -21,7 +21,7 @@ from parsifl.data.download import FOLDER_VARIABLE
 from parsifl.data.ragged import Ragged
 from parsifl.engine.simulate import simulate
 from parsifl.linear.glm import GLM
-from parsifl.linear.sparsity.ksvd import ksvd, omp
+from parsifl.linear.sparsity.dictionary import ksvd, omp
 from parsifl_reproduction.fedgradmp.setup import PAPER
 from parsifl_reproduction.recipe import Claim, Context, Job, Recipe, Result, Values, spread
 

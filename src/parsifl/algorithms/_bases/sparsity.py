@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from parsifl.core.config import Count, Fraction
-from parsifl.linear.sparsity.constraint import Scope, Sparsity
-from parsifl.linear.sparsity.groups import Groups
+from parsifl.linear.sparsity.constraint import Groups, Scope, Sparsity
 
 
 @dataclass(frozen=True)
