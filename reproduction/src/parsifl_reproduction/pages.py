@@ -30,8 +30,8 @@ Every table and figure of the five papers, with the recipe that runs it and its 
 seed. Where the seeds disagree, the 95 % interval of the mean difference is used: with five seeds or
 more, an interval that excludes zero (or the margin that a claim names) decides; with three or more,
 an interval within 1 % of the larger mean around zero is a tie. Otherwise the claim is undecided.
-Each page shows the paper's number beside ours and lists where a protocol is not the paper's. ± is the
-standard deviation over seeds.
+Each page shows the paper's number beside ours and lists where a protocol is not the paper's. ± is
+the standard deviation over seeds.
 
 | scale | protocol | verdicts |
 |-|-|-|
