@@ -33,6 +33,8 @@ from parsifl.core.layer_group import LayerGroup
 
 Params = dict[str, Tensor]
 L = TypeVar("L")
+_NO_NAMES: frozenset[str] = frozenset()
+FEW = 2  # rows on which a model is tried: batch statistics need more than one
 
 
 @runtime_checkable
@@ -118,7 +120,6 @@ class LayerChain:
 
 
 _DEFAULTS = ExecutionHints()
-_NO_NAMES: frozenset[str] = frozenset()
 
 
 def execution(problem: Problem) -> ExecutionHints:
@@ -467,8 +468,6 @@ OFFERED_BY: Mapping[type[Any], str] = {
     Summable: "parsifl.GLM (--model glm) or parsifl.linear.cox.Cox",
 }
 """Which of our problems has a capability: what to use where it is missing."""
-
-FEW = 2  # rows on which a model is tried: batch statistics need more than one
 
 
 def try_predict(problem: Problem, params: Params, rows: Any) -> Tensor | Exception:

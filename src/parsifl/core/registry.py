@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from parsifl.core.algorithm import AnyAlgorithm
 
 T = TypeVar("T")
+ENTRY_POINT_GROUP = "parsifl.algorithms"
+_PACKAGE = "parsifl.algorithms"
 
 
 def plain(name: str) -> str:
@@ -83,10 +85,6 @@ class Registry(Generic[T]):
         if package is not None:
             for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
                 importlib.import_module(f"{package}.{module.name}")
-
-
-ENTRY_POINT_GROUP = "parsifl.algorithms"
-_PACKAGE = "parsifl.algorithms"
 
 
 @functools.cache

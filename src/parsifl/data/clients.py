@@ -28,6 +28,7 @@ _ONE_INPUT = (
     ": a model reads one input; join several along the columns, np.hstack([X1, X2]), and split "
     "them in the module's forward"
 )
+MOST_CLASSES = 10**6
 
 
 @final
@@ -187,8 +188,6 @@ def _classes(y: Array, sizes: Indices) -> int | None:
 
 
 __all__ = ["ClientData", "Ragged"]
-
-MOST_CLASSES = 10**6
 
 
 @final

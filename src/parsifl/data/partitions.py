@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 Reads = Literal["rows", "labels", "groups", "dataset"]
 Partitioner = Callable[..., Ragged]
 DEFAULT_CLIENTS = 20
+_ATTEMPTS = 10
 
 
 @final
@@ -299,9 +300,6 @@ def shard(labels: Indices, clients: int, key: Key, *, shards: int = 2, size: int
         pieces = np.array_split(order, count)
     dealt = draw.permutation(len(pieces))[:count].reshape(clients, shards)
     return Ragged.of([np.concatenate([pieces[piece] for piece in hand]) for hand in dealt])
-
-
-_ATTEMPTS = 10
 
 
 @partitioner("dirichlet", reads="labels")

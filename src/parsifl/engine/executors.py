@@ -37,6 +37,8 @@ _TENSORS: dict[type, tuple[str, ...]] = {
 """What is padded, and its tensors in the order of `tree.flatten`."""
 _PADDED = tuple(_TENSORS)
 _POOLED = ("x", "y")
+BLOCK = ExecutionHints().block_size
+EXECUTORS = ("auto", "loop", "threads", "vmap", "fused")
 
 
 @dataclass(frozen=True)
@@ -284,10 +286,6 @@ def reason(error: Exception) -> str:
     """Return an exception in one line."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-
-
-BLOCK = ExecutionHints().block_size
-EXECUTORS = ("auto", "loop", "threads", "vmap", "fused")
 
 
 def choose_executor(

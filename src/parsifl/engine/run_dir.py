@@ -35,6 +35,9 @@ _METRICS = "metrics.jsonl"
 _CLIENTS = "clients.json"
 _CHECKPOINT = "checkpoint"
 _PACKAGES = ("parsifl", "torch", "numpy", "scipy", "scikit-learn", "flwr")
+_DEEPEST = 4  # levels of directories that are searched for run directories
+DAMAGED = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
+"""What a damaged file may raise where it is read."""
 
 
 class RunDir:
@@ -296,11 +299,6 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[prefix + name] = value
     return flat
-
-
-_DEEPEST = 4  # levels of directories that are searched for run directories
-DAMAGED = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
-"""What a damaged file may raise where it is read."""
 
 
 @dataclass(frozen=True)

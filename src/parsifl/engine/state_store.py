@@ -26,6 +26,9 @@ PART_CLIENTS = 1 << 16
 _META = "parsifl"
 _NAME = re.compile(r"part-(\d{8,})\.safetensors")
 _LONGEST_HEADER = 100 << 20  # what safetensors itself accepts
+LIMIT = 2 << 30
+"""Most bytes of client state in memory."""
+_LEFT = 0.75  # of the limit stays in memory when states move to disk: they move many at a time
 
 
 class Segment(NamedTuple):
@@ -212,11 +215,6 @@ def _is_part(path: Path) -> bool:
         return _META in json.loads(header)["__metadata__"]
     except (ValueError, LookupError, TypeError):
         return False
-
-
-LIMIT = 2 << 30
-"""Most bytes of client state in memory."""
-_LEFT = 0.75  # of the limit stays in memory when states move to disk: they move many at a time
 
 
 class StateStore:

@@ -37,6 +37,8 @@ from parsifl.nn.layer_groups import layer_groups
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+RATES = tuple(step / 20 for step in range(20))
+_DESIGNS = ("fullest", "sequential", "last", "random")
 
 
 @dataclass(frozen=True, eq=False)
@@ -288,10 +290,6 @@ def _falling(tail: Floats) -> Floats:
     """Raise a tail to those of later layers: cutting a mask must never cost more."""
     highest: Floats = np.maximum.accumulate(np.maximum(tail, 0.0)[::-1])[::-1]
     return highest
-
-
-RATES = tuple(step / 20 for step in range(20))
-_DESIGNS = ("fullest", "sequential", "last", "random")
 
 
 def curve(

@@ -13,6 +13,8 @@ from parsifl.core.keys import Key
 from parsifl.masks.feasible_sets import Catalogue, fill, groups_of
 from parsifl.masks.instance import Floats, Instance, Masks, Objective, value
 
+_SECONDS = 10.0
+
 
 def sequential(instance: Instance) -> Masks:
     """Each device takes layers 0, 1, 2, ... and stops at the first that does not fit."""
@@ -157,9 +159,6 @@ def _cover(instance: Instance, masks: Masks, layer: int, able: np.ndarray) -> No
         order = np.concatenate([np.flatnonzero(keep), np.flatnonzero(masks[device] & ~keep)])
         masks[device] = fill(instance, order, float(instance.limits[device]))
         return
-
-
-_SECONDS = 10.0
 
 
 def widest(instance: Instance) -> tuple[Masks, NDArray[np.intp]]:

@@ -1,4 +1,7 @@
-"""Local search: move devices of equal mask to another set of layers while the objective falls."""
+"""Local search while the objective falls: by groups of devices of equal mask, and device by device.
+
+The search device by device is for what the programs cannot express: unequal weights, and V.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,8 @@ from parsifl.masks.instance import Floats, Instance, Masks, Objective, floor, sh
 _CHUNK = 3_000_000  # numbers that are looked at together
 _LARGEST_POOL = 60  # maximal sets tried per budget
 _WORK = 500_000  # numbers looked at per move: with many different devices fewer sets are tried
+_MOST_SETS = 256  # tried per device: all that fit if they are few, else maximal and cut ones
+_MOST_WORK = 2_000_000_000  # numbers looked at in one pass over the devices
 
 
 def improve(
@@ -132,10 +137,6 @@ class _Design:
         self.count = np.append(self.count, moved)
 
 
-_MOST_SETS = 256  # tried per device: all that fit if they are few, else maximal and cut ones
-_MOST_WORK = 2_000_000_000  # numbers looked at in one pass over the devices
-
-
 def exchange(
     instance: Instance,
     masks: Masks,
@@ -143,7 +144,10 @@ def exchange(
     catalogue: Catalogue,
     deadline: float,
 ) -> Masks:
-    """Return masks that are at least as good; stops at a local optimum or at the deadline."""
+    """Let one device at a time train another set of layers; return masks at least as good.
+
+    Stops at a local optimum or at the deadline.
+    """
     groups = groups_of(instance)
     candidates = [_candidates(instance, catalogue, group, masks) for group in groups]
     work = sum(len(g.members) * len(c) for g, c in zip(groups, candidates, strict=True))

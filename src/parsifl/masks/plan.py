@@ -28,6 +28,7 @@ from parsifl.masks.instance import (
 )
 
 _PROVEN = 1e-6  # of d_w: HiGHS works with tolerances of this order
+_EXACT = 20_000  # cohorts (counted by masks) that are summed one by one
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,9 +191,6 @@ def _list(devices: Sequence[int]) -> str:
     shown = ", ".join(str(device) for device in devices[:10])
     more = f" and {len(devices) - 10} more" if len(devices) > 10 else ""
     return f"device {shown}{more}"
-
-
-_EXACT = 20_000  # cohorts (counted by masks) that are summed one by one
 
 
 @dataclass(frozen=True)

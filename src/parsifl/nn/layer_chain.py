@@ -16,6 +16,25 @@ from parsifl.nn.functional import GATE
 
 Activation = Literal["relu", "tanh", "sigmoid"]
 Pair = tuple[int, int]
+_ACTIVATIONS: dict[Any, Activation] = {
+    nn.ReLU: "relu",
+    nn.Tanh: "tanh",
+    nn.Sigmoid: "sigmoid",
+    functional.relu: "relu",
+    torch.relu: "relu",
+    torch.relu_: "relu",
+    torch.tanh: "tanh",
+    torch.sigmoid: "sigmoid",
+    "relu": "relu",
+    "relu_": "relu",
+    "tanh": "tanh",
+    "sigmoid": "sigmoid",
+}
+_POOL_FUNCTIONS: dict[Any, Callable[..., nn.Module]] = {
+    functional.max_pool2d: nn.MaxPool2d,
+    functional.avg_pool2d: nn.AvgPool2d,
+    functional.adaptive_avg_pool2d: nn.AdaptiveAvgPool2d,
+}
 
 
 @dataclass(frozen=True)
@@ -118,22 +137,6 @@ def parameters(layer: Layer) -> tuple[str, ...]:
     """
     names = (getattr(layer, "weight", None), getattr(layer, "bias", None))
     return tuple(name for name in names if name is not None)
-
-
-_ACTIVATIONS: dict[Any, Activation] = {
-    nn.ReLU: "relu",
-    nn.Tanh: "tanh",
-    nn.Sigmoid: "sigmoid",
-    functional.relu: "relu",
-    torch.relu: "relu",
-    torch.relu_: "relu",
-    torch.tanh: "tanh",
-    torch.sigmoid: "sigmoid",
-    "relu": "relu",
-    "relu_": "relu",
-    "tanh": "tanh",
-    "sigmoid": "sigmoid",
-}
 
 
 class _Tracer(fx.Tracer):
@@ -292,9 +295,4 @@ _READERS: dict[type[nn.Module], Callable[[str, Any], Layer | None]] = {
     nn.AvgPool2d: _mean_pool,
     nn.AdaptiveAvgPool2d: _adaptive_pool,
     KeyedDropout: _dropout,
-}
-_POOL_FUNCTIONS: dict[Any, Callable[..., nn.Module]] = {
-    functional.max_pool2d: nn.MaxPool2d,
-    functional.avg_pool2d: nn.AvgPool2d,
-    functional.adaptive_avg_pool2d: nn.AdaptiveAvgPool2d,
 }

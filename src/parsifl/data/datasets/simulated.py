@@ -15,6 +15,7 @@ from parsifl.data.ragged import Array, Indices
 from parsifl.data.registry import About, dataset
 
 _GENERATED = "generated; nothing to fetch"
+_LICENCE = "generated; nothing to fetch"
 
 
 def _key(seed: int, name: str) -> Key:
@@ -231,9 +232,6 @@ def fedgradmp(
         group_names=tuple(f"client {client}" for client in range(clients)),
         truth=truth,
     )
-
-
-_LICENCE = "generated; nothing to fetch"
 
 
 @dataset(

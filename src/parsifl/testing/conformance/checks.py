@@ -38,6 +38,9 @@ from parsifl.testing.conformance.harness import (
 )
 from parsifl.testing.conformance.registry import check, expect
 
+TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4}
+"""Up to rounding; in float64 a ReLU that flips near zero would show as 1e-4."""
+
 
 @check("final and frozen")
 def final_and_frozen(harness: Harness) -> None:
@@ -269,10 +272,6 @@ def _unchanged(value: Any, old: Any) -> bool:
         tree.same(a, b) if isinstance(a, Tensor) else a is b
         for a, b in zip(ours, theirs, strict=True)
     )
-
-
-TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4}
-"""Up to rounding; in float64 a ReLU that flips near zero would show as 1e-4."""
 
 
 def tolerance(harness: Harness) -> float:
