@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from parsifl.data.dataset import Dataset
 
+__all__ = ["ClientData", "Ragged"]
+
 _ONE_INPUT = (
     ": a model reads one input; join several along the columns, np.hstack([X1, X2]), and split "
     "them in the module's forward"
@@ -185,9 +187,6 @@ def _classes(y: Array, sizes: Indices) -> int | None:
             f"got {y.min()}; recode them, or give a numeric target as floats"
         )
     return int(y.max()) + 1
-
-
-__all__ = ["ClientData", "Ragged"]
 
 
 @final
