@@ -39,7 +39,7 @@ docs: setup  ## the documentation site in site/, warnings are errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 notebooks: setup  ## the examples as notebooks, in notebooks/
-	$(BIN)/python docs/notebooks.py notebooks
+	$(BIN)/jupytext --quiet --to ../notebooks//ipynb examples/*.py
 
 bench: setup  ## ratios against plain PyTorch and the hardware; wants a quiet machine
 	$(BIN)/python benchmarks/all.py build/bench

@@ -1,17 +1,15 @@
-"""Pages that mkdocs gets from the code: one an algorithm and one an example."""
+"""Pages that mkdocs gets from the code: one per algorithm and one per example."""
 
 from __future__ import annotations
 
 import dataclasses
 import html
 import inspect
-import json
 import re
 from pathlib import Path
 from typing import Any
 
-import links
-import notebooks
+import jupytext
 from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
@@ -24,6 +22,7 @@ from parsifl.core.registry import algorithms, find
 _BLOCK = re.compile(r"^\.\. math::(.*?)(?=\n\s*\n|\Z)", re.DOTALL | re.MULTILINE)
 _INLINE = re.compile(r":math:`([^`]*)`")
 _FILE = re.compile(r"^<!-- file: (\S+) -->$", re.MULTILINE)
+_SCRIPTS = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 _FIELD = re.compile(r"^(\w+(?:, \w+)*)\n((?:    .*\n?|\n)+)", re.MULTILINE)
 
 
@@ -34,7 +33,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     titles = [next(iter(entry)) for entry in navigation]
     place = titles.index("Reference")
     navigation.insert(place, {"Algorithms": [{"All": "algorithms/index.md"}, *pages]})
-    navigation.insert(place, {"Examples": [f"examples/{s.stem}.md" for s in notebooks.scripts()]})
+    navigation.insert(place, {"Examples": [f"examples/{s.stem}.md" for s in _SCRIPTS]})
     for title, folder in {"Reproduction": "reproduction", "Decisions": "adr"}.items():
         found = sorted(Path(config.docs_dir, folder).glob("*.md"))
         first = [path for path in found if path.name == "index.md"]
@@ -50,26 +49,23 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     files.append(File.generated(config, "algorithms/index.md", content=index()))
     for name in algorithms():
         files.append(File.generated(config, f"algorithms/{name}.md", content=page(name)))
-    for script in notebooks.scripts():
-        text, place = script.read_text(), f"examples/{script.stem}"
-        made = json.dumps(notebooks.notebook(text), indent=1)
-        files.append(File.generated(config, f"{place}.ipynb", content=made))
-        files.append(File.generated(config, f"{place}.md", content=example(script.stem, text)))
+    for script in _SCRIPTS:
+        notebook, place = jupytext.read(script), f"examples/{script.stem}"
+        content = jupytext.writes(notebook, fmt="ipynb")
+        files.append(File.generated(config, f"{place}.ipynb", content=content))
+        files.append(File.generated(config, f"{place}.md", content=example(script.stem, notebook)))
     return files
 
 
-def on_post_build(config: MkDocsConfig) -> None:
-    """Refuse a site with a link that leads nowhere."""
-    found = links.broken(Path(config.site_dir))
-    if found:
-        raise PluginError("\n".join(found))
-
-
-def example(name: str, text: str) -> str:
-    """Return the page of an example: its cells, and the notebook to take away."""
-    title, *cells = notebooks.cells(text)
-    parts = [title[1], f"Take it away as [a notebook]({name}.ipynb), or run `examples/{name}.py`."]
-    parts += [f"```python\n{cell}\n```" if kind == "code" else cell for kind, cell in cells]
+def example(name: str, notebook: Any) -> str:
+    """Return the page of an example: its cells, and a link to the notebook."""
+    opening, *cells = notebook.cells
+    download = f"Download it as [a notebook]({name}.ipynb), or run `examples/{name}.py`."
+    parts = [opening.source, download]
+    parts += [
+        f"```python\n{cell.source}\n```" if cell.cell_type == "code" else cell.source
+        for cell in cells
+    ]
     return "\n\n".join(parts) + "\n"
 
 

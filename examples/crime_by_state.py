@@ -1,4 +1,5 @@
-"""Violent crime by state: one sparse model, and a personal level for each state.
+# %% [markdown]
+"""# Violent crime by state: one sparse model, and a personal level for each state.
 
 All states share few coefficients. The personal part is a level: the mean error of a state on its
 own training rows, shrunk towards zero where a state has few of them. No row leaves a state.
@@ -7,6 +8,7 @@ The columns are strongly correlated, so more coefficients do not always predict 
     PARSIFL_DATA=folder python examples/crime_by_state.py
 """
 
+# %%
 from __future__ import annotations
 
 import numpy as np

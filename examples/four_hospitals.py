@@ -1,4 +1,5 @@
-"""Four hospitals fit one sparse model of heart disease; who gains by it, and who does not.
+# %% [markdown]
+"""# Four hospitals fit one sparse model of heart disease; who gains by it, and who does not.
 
 Each hospital could also fit a model by itself. Both kinds are evaluated on patients that were left
 out, of the same hospital and of the others, by the area under the ROC curve (AUC): a model for
@@ -8,6 +9,7 @@ Only 8 of 123 Swiss patients are healthy, so the Swiss column rests on two or th
     PARSIFL_DATA=folder python examples/four_hospitals.py
 """
 
+# %%
 from __future__ import annotations
 
 import numpy as np

@@ -1,4 +1,5 @@
-"""A new algorithm in 35 lines: define it, check it, and compare it with two known ones.
+# %% [markdown]
+"""# A new algorithm in 35 lines: define it, check it, and compare it with two known ones.
 
 Clients train as in FedAvg, but send only the largest entries of what has changed. Nothing here
 speaks of bytes or of batches of clients: the wire leaves zeros out, the engine does the rest.
@@ -7,6 +8,7 @@ Uses the digits that ship with scikit-learn.
     python examples/new_algorithm.py
 """
 
+# %%
 from __future__ import annotations
 
 from dataclasses import dataclass

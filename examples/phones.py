@@ -1,4 +1,5 @@
-"""A plan for phones of three strengths that train MobileNet together.
+# %% [markdown]
+"""# A plan for phones of three strengths that train MobileNet together.
 
 Ten phones may train a tenth of the parameters, ten of them 40 %, ten everything. Which layers
 should each phone train? Compares the plan with simple designs. Needs no data.
@@ -6,6 +7,7 @@ should each phone train? Compares the plan with simple designs. Needs no data.
     python examples/phones.py
 """
 
+# %%
 from __future__ import annotations
 
 import torch

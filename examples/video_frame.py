@@ -1,4 +1,5 @@
-"""A video frame recovered from 50 blind sensors, none of which sees the image.
+# %% [markdown]
+"""# A video frame recovered from 50 blind sensors, none of which sees the image.
 
 Each sensor holds 30 numbers: random mixtures of all 25,344 pixels of a frame, with mixtures of its
 own kind. 1,500 numbers in all do not determine a frame, unless it is made of few pieces: K-SVD
@@ -11,6 +12,7 @@ The folder needs video/carphone_pristine.mp4, and PyAV decodes it (pip install '
 without them the frames are generated moving shapes, and the output says so.
 """
 
+# %%
 from __future__ import annotations
 
 import struct

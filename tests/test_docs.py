@@ -163,19 +163,6 @@ def test_the_skeleton_keeps_every_promise() -> None:
         del sys.modules["skeleton"]
 
 
-def test_links_of_a_site_are_followed(tmp_path: Path) -> None:
-    (tmp_path / "deep").mkdir()
-    (tmp_path / "index.html").write_text(
-        '<h1 id="top">x</h1><a href="deep/a.html#here">a</a><a href="#top">b</a>'
-        '<a href="https://example.org/none">c</a><img src="none.png"><a href="deep/a.html#no">d</a>'
-    )
-    (tmp_path / "deep/a.html").write_text('<h2 id="here">y</h2><a href="../">up</a>')
-    assert docs_module("links").broken(tmp_path) == [
-        "index.html: none.png leads nowhere",
-        "index.html: deep/a.html#no names no place in the page",
-    ]
-
-
 def test_pages_tell_what_a_method_really_sends() -> None:
     found = docs_module("sizes").sizes("fedavg")
     assert found.parameters == 784 * 100 + 100 + 100 * 10 + 10
@@ -188,8 +175,8 @@ def test_pages_tell_what_a_method_really_sends() -> None:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the site; warnings, and links that lead nowhere, are errors."""
-    for tool in ("mkdocs", "material", "mkdocstrings", "latex2mathml"):
+    """Build the site; warnings (of broken links too) are errors."""
+    for tool in ("mkdocs", "material", "mkdocstrings", "latex2mathml", "jupytext"):
         if importlib.util.find_spec(tool) is None:
             pytest.skip(f"needs {tool}: pip install 'parsifl[docs]'")
     folder = tmp_path_factory.mktemp("site")

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
+import jupytext
 import pytest
-from tests.docs_module import docs_module
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
@@ -26,16 +24,11 @@ SAYS = {
 LEAVES = {"new_algorithm": "runs/new-algorithm/report.html", "video_frame": "frame.png"}
 # what a kernel does: one cell after the other, in one module
 CELLS = """
-import json, sys
-for cell in json.load(open(sys.argv[1]))["cells"]:
-    if cell["cell_type"] == "code":
-        exec(compile("".join(cell["source"]), sys.argv[1], "exec"))
+import jupytext, sys
+for cell in jupytext.read(sys.argv[1]).cells:
+    if cell.cell_type == "code":
+        exec(compile(cell.source, sys.argv[1], "exec"))
 """
-
-
-@pytest.fixture(scope="module")
-def notebooks() -> Any:
-    return docs_module("notebooks")
 
 
 def test_each_example_has_its_line() -> None:
@@ -43,32 +36,25 @@ def test_each_example_has_its_line() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(SAYS))
-def test_a_notebook_has_the_code_of_its_script(name: str, notebooks: Any) -> None:
-    script = (EXAMPLES / f"{name}.py").read_text()
-    made = notebooks.notebook(script)
-    texts = ["".join(cell["source"]) for cell in made["cells"] if cell["cell_type"] == "code"]
-    words = script.split('"""', 2)[2]
-    wanted = [line for line in words.splitlines() if line and not line.startswith("# ")]
-    assert [line for text in texts for line in text.splitlines() if line] == wanted
-    first = made["cells"][0]
-    assert first["cell_type"] == "markdown"
-    assert first["source"][0].startswith("# ")
-    assert len(texts) >= 3
-    assert len({cell["id"] for cell in made["cells"]}) == len(made["cells"])
+def test_a_notebook_opens_with_a_title_and_has_cells_of_code(name: str) -> None:
+    cells = jupytext.read(EXAMPLES / f"{name}.py").cells
+    assert cells[0].cell_type == "markdown"
+    assert cells[0].source.startswith("# ")
+    assert sum(cell.cell_type == "code" for cell in cells) >= 3
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kind"), [*((name, "script") for name in sorted(SAYS)), ("new_algorithm", "notebook")]
 )
-def test_example_runs(name: str, kind: str, tmp_path: Path, notebooks: Any) -> None:
+def test_example_runs(name: str, kind: str, tmp_path: Path) -> None:
     if name in NEEDS_DATA and not os.environ.get("PARSIFL_DATA"):
         pytest.skip("needs real data: set PARSIFL_DATA to a folder that holds them")
     script = EXAMPLES / f"{name}.py"
     command = [str(script)]
     if kind == "notebook":
         made = tmp_path / f"{name}.ipynb"
-        made.write_text(json.dumps(notebooks.notebook(script.read_text())))
+        jupytext.write(jupytext.read(script), made)
         command = ["-c", CELLS, str(made)]
     done = subprocess.run(
         [sys.executable, *command],
