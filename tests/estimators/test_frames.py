@@ -14,7 +14,7 @@ import pytest
 from sklearn.utils.validation import check_is_fitted
 
 from parsifl.core.errors import DataError, ParsiflWarning
-from parsifl.data.preprocessing import RARE, Preprocessing, summarise
+from parsifl.data.table_encoding import RARE, Preprocessing, summarise
 from parsifl.data.tables import as_columns
 from parsifl.estimators import (
     FederatedSparseClassifier,

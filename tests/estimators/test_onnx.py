@@ -10,7 +10,7 @@ import pytest
 from tests.estimators.test_frames import NAMES, ROWS, SITE, fits, frame
 
 from parsifl.core.errors import ConfigError
-from parsifl.data.preprocessing import RARE, Preprocessing, summarise
+from parsifl.data.table_encoding import RARE, Preprocessing, summarise
 from parsifl.data.tables import as_columns
 from parsifl.estimators import FederatedSparseRegressor
 

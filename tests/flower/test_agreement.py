@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from parsifl.core.errors import DataError, WireError
-from parsifl.data.preprocessing import Summary, summarise
+from parsifl.data.table_encoding import Summary, summarise
 from parsifl.data.tables import as_columns
 from parsifl.flower.agreement import Agreement, RegressionSpec
 from parsifl.flower.message import Envelope

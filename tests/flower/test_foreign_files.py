@@ -11,9 +11,9 @@ pytest.importorskip("flwr", reason="needs flwr: install the extra parsifl[flower
 from parsifl.core.errors import CheckpointError, ConfigError, DataError
 from parsifl.engine.experiment import Experiment
 from parsifl.flower.app_template import write_app
-from parsifl.flower.certificates import make_keys
 from parsifl.flower.cluster import Cluster, run_on_flower
 from parsifl.flower.settings import clear
+from parsifl.flower.tls import make_keys
 from parsifl_reproduction.pages import write_pages
 from parsifl_reproduction.record import write
 

@@ -18,7 +18,7 @@ from tests.flower.test_regression import EXPERIMENT, SPEC, Sites, hospitals, in_
 
 from parsifl import wire
 from parsifl.core.errors import ConfigError, DataError, ParsiflError
-from parsifl.data.preprocessing import LevelCounts, NumberSums
+from parsifl.data.table_encoding import LevelCounts, NumberSums
 from parsifl.data.tables import as_columns
 from parsifl.engine.experiment import Experiment
 from parsifl.estimators import load

@@ -29,10 +29,10 @@ from tests.flower.test_documentation import table
 from parsifl.estimators import load
 from parsifl.flower.agreement import read_csv
 from parsifl.flower.app_template import write_app
-from parsifl.flower.certificates import KeyFolder, add_node, make_keys
 from parsifl.flower.cluster import NAME, Cluster, follow, run_on_flower
 from parsifl.flower.regression import MODEL_FILE
 from parsifl.flower.settings import PROCESS_FILE, Deployment, to_config
+from parsifl.flower.tls import KeyFolder, add_node, make_keys
 
 pytestmark = [
     pytest.mark.slow,

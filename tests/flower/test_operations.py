@@ -271,7 +271,7 @@ def test_a_run_that_is_being_written_is_not_backed_up(tmp_path: Path) -> None:
 
 
 def test_a_node_gets_a_new_key_pair(tmp_path: Path) -> None:
-    from parsifl.flower.certificates import make_keys
+    from parsifl.flower.tls import make_keys
 
     keys = make_keys(tmp_path / "keys", 2)
     before = [keys.public(n).read_bytes() for n in range(2)]

@@ -73,7 +73,7 @@ def keys(
       parsifl flower keys keys --nodes 3 --host server.example.org --days 365
     """
     need_flower()
-    from parsifl.flower.certificates import make_keys
+    from parsifl.flower.tls import make_keys
 
     found = make_keys(folder, nodes, host, days)
     typer.echo(f"{found.authority}: copy it to every machine (it is public).")

@@ -200,7 +200,7 @@ def rotate(
       parsifl flower rotate keys --node 1
     """
     need_flower()
-    from parsifl.flower.certificates import KeyFolder, add_node
+    from parsifl.flower.tls import KeyFolder, add_node
 
     found = KeyFolder(folder)
     if not found.public(node).exists():

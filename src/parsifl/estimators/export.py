@@ -12,7 +12,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder
 
 from parsifl.core.errors import ConfigError, unknown
-from parsifl.data.preprocessing import ABSENT, RARE, Preprocessing, TableColumn
+from parsifl.data.table_encoding import ABSENT, RARE, Preprocessing, TableColumn
 from parsifl.estimators.moments import Array
 
 Missing = Literal["nan", "empty"]

@@ -11,7 +11,7 @@ from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from parsifl.core.errors import ParsiflWarning
-from parsifl.data.preprocessing import Preprocessing, summarise, unit_notes
+from parsifl.data.table_encoding import Preprocessing, summarise, unit_notes
 from parsifl.data.tables import Columns, as_columns, is_table
 from parsifl.estimators.moments import Array, Indices
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from parsifl.core.errors import DataError
-from parsifl.data.preprocessing import Preprocessing, TableColumn
+from parsifl.data.table_encoding import Preprocessing, TableColumn
 from parsifl.engine.safe_files import replace_file
 from parsifl.estimators.base import FederatedSparse
 from parsifl.estimators.certificate import Certificate

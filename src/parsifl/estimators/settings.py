@@ -16,7 +16,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from parsifl import wire
 from parsifl.core.batching import Rows
 from parsifl.core.errors import ConfigError
-from parsifl.data.preprocessing import Preprocessing, is_words, observed
+from parsifl.data.table_encoding import Preprocessing, is_words, observed
 from parsifl.data.tables import Columns, as_columns, is_table
 from parsifl.estimators.moments import Array, Indices, Moments, centred, scaled
 from parsifl.estimators.preprocessor import agreed, owners

@@ -13,7 +13,7 @@ from annotated_types import Ge, MaxLen
 from pydantic import ConfigDict, TypeAdapter
 
 from parsifl.core.errors import DataError, WireError
-from parsifl.data.preprocessing import (
+from parsifl.data.table_encoding import (
     MOST_COLUMNS,
     STRICT,
     Array,

@@ -27,10 +27,10 @@ from parsifl.engine.run_dir import RunData, RunDir, open_run, read_records
 from parsifl.engine.safe_files import reject_foreign, reject_links, replace_file
 from parsifl.flower import node
 from parsifl.flower.app_template import PARTITION, write_app
-from parsifl.flower.certificates import KeyFolder, make_keys
 from parsifl.flower.client import STATE_VARIABLE
 from parsifl.flower.server import check_free
 from parsifl.flower.settings import DONE_FILE, ERROR_FILE, Deployment, clear, to_config
+from parsifl.flower.tls import KeyFolder, make_keys
 from parsifl.flower.worker import supports_workers
 
 HOST = "127.0.0.1"

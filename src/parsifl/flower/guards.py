@@ -23,7 +23,7 @@ from parsifl.core import config
 from parsifl.core.algorithm import ClientInfo
 from parsifl.core.config import Count, Fraction
 from parsifl.core.errors import ParsiflError
-from parsifl.data.preprocessing import (
+from parsifl.data.table_encoding import (
     Array,
     TableColumn,
     is_words,

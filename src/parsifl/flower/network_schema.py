@@ -20,7 +20,7 @@ from pydantic import (
 )
 
 from parsifl.core.errors import ParsiflError, WireError
-from parsifl.data.preprocessing import MOST_COLUMNS, Summary, Text, check_counts
+from parsifl.data.table_encoding import MOST_COLUMNS, Summary, Text, check_counts
 from parsifl.flower.agreement import Agreement
 from parsifl.flower.hello import DataSchema, Machine
 from parsifl.flower.logs import node_log

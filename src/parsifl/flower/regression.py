@@ -16,7 +16,7 @@ from parsifl.algorithms.fedbestsubset import BestSubsetState, FedBestSubset, as_
 from parsifl.core.errors import ConfigError, DataError, ParsiflError
 from parsifl.core.problem import Problem
 from parsifl.data.clients import ClientData
-from parsifl.data.preprocessing import Array, NumberSums, Summary, unit_notes
+from parsifl.data.table_encoding import Array, NumberSums, Summary, unit_notes
 from parsifl.engine.record import RoundRecord
 from parsifl.engine.run_dir import read_records
 from parsifl.engine.safe_files import replace_file

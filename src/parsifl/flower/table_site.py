@@ -23,7 +23,8 @@ from parsifl.core.batching import Rows
 from parsifl.core.errors import ConfigError, DataError, WireError
 from parsifl.core.problem import Problem
 from parsifl.data.clients import ClientData
-from parsifl.data.preprocessing import (
+from parsifl.data.ragged import Ragged
+from parsifl.data.table_encoding import (
     ABSENT,
     LONGEST,
     MOST_LEVELS,
@@ -32,7 +33,6 @@ from parsifl.data.preprocessing import (
     is_words,
     observed,
 )
-from parsifl.data.ragged import Ragged
 from parsifl.data.tables import Column, Columns, MixedColumnError, as_columns, is_table
 from parsifl.engine.experiment import Experiment
 from parsifl.flower import guards as rules

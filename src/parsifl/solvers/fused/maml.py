@@ -12,7 +12,7 @@ from torch import Tensor
 
 from parsifl.core import keys
 from parsifl.core._functorch import Leaf
-from parsifl.solvers.fused.layer import GradientSink, add_product_
+from parsifl.solvers.fused.layers import GradientSink, add_product_
 from parsifl.solvers.fused.network import Network, Pass
 from parsifl.solvers.fused.schedule import Schedule, Step
 from parsifl.solvers.update_rules import SgdConfig

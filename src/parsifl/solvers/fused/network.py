@@ -13,19 +13,18 @@ from torch import Tensor
 from parsifl.nn import layer_chain
 from parsifl.nn.layer_chain import Chain, Layer, parameters
 from parsifl.nn.metrics import Loss
-from parsifl.solvers.fused.convolution import ConvStage
-from parsifl.solvers.fused.dense import (
+from parsifl.solvers.fused.layers import (
     ActivateStage,
+    AdaptivePoolStage,
+    ConvStage,
     DropoutStage,
     EmbedStage,
     FlattenStage,
-    LinearStage,
-)
-from parsifl.solvers.fused.layer import FusedLayer, ParameterStore
-from parsifl.solvers.fused.pooling_norm import (
-    AdaptivePoolStage,
+    FusedLayer,
     GroupNormStage,
     LayerNormStage,
+    LinearStage,
+    ParameterStore,
     PoolStage,
 )
 from parsifl.solvers.fused.schedule import Step

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from parsifl.core._functorch import Leaf
-from parsifl.solvers.fused.layer import GradientSink, add_product_
+from parsifl.solvers.fused.layers import GradientSink, add_product_
 from parsifl.solvers.fused.network import Network
 from parsifl.solvers.fused.schedule import Schedule, Step
 from parsifl.solvers.update_rules import Aux, Rule, SgdConfig

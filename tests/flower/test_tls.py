@@ -10,7 +10,7 @@ pytest.importorskip("cryptography", reason="needs flwr: install the extra parsif
 from cryptography.hazmat.primitives import serialization
 
 from parsifl.core.errors import ConfigError
-from parsifl.flower.certificates import make_keys
+from parsifl.flower.tls import make_keys
 
 
 def handshake(server: ssl.SSLContext, client: ssl.SSLContext, host: str) -> None:

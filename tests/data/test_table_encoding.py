@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from parsifl.core.errors import DataError, ParsiflWarning
-from parsifl.data.preprocessing import Preprocessing, Summary, summarise, unit_notes
+from parsifl.data.table_encoding import Preprocessing, Summary, summarise, unit_notes
 from parsifl.data.tables import as_columns
 
 ONE = {"age": ["30", "", "50"], "ward": ["b", "a", "NA"]}
