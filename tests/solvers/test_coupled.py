@@ -35,6 +35,15 @@ def norm(x: Array, rho: float) -> float:
     return float((rho * (np.logaddexp(x / rho, -x / rho) - math.log(2))).sum())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_smooth_sign_is_tanh_up_to_rounding(dtype: torch.dtype) -> None:
+    small = torch.logspace(-30, 3, 2001, dtype=dtype)
+    x, eps = torch.cat([-small, torch.zeros(1, dtype=dtype), small]), torch.finfo(dtype).eps
+    found, wanted = smooth_sign(x, 0.01).double(), np.tanh(x.double().numpy() / 0.01)
+    np.testing.assert_allclose(found.numpy(), wanted, rtol=0, atol=4 * eps)
+    assert found[2001] == 0.0
+
+
 @given(st.floats(-1e3, 1e3), st.floats(1e-6, 1e2))
 def test_smoothed_norm_lies_within_rho_log_2_below_the_absolute_value(x: float, rho: float) -> None:
     value = norm(np.array([x]), rho)
