@@ -72,6 +72,22 @@ def test_verdicts_follow_the_numbers() -> None:
     assert verdicts(1e-3, 0.5, 0.5) == {"did not hold", "held"}  # the oracle has the same level
 
 
+def test_rounding_errors_are_no_residual_that_grows() -> None:
+    recipe, context = find("fedgradmp-figure11"), Context(seeds=3)
+
+    def verdicts(scale: float) -> list[str]:
+        results = [
+            Result(job.label, job.seed, {"errors": [scale * cohort] * 15, "diverged": False})
+            for job in recipe.plan(context)
+            for cohort in [int(job.label.partition("cohort=")[2])]
+        ]
+        claims = recipe.conclude(context, results)
+        return [claim.verdict for claim in claims if "residual error is larger" in claim.statement]
+
+    assert set(verdicts(1e-3)) == {"held"}
+    assert set(verdicts(1e-17)) == {"did not hold"}
+
+
 def test_the_oracle_is_least_squares_on_the_true_support() -> None:
     case = Recovery(0.2, clients=3, dimension=50, sparsity=4)
     assert case.oracle(0) < 1e-12

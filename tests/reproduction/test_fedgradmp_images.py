@@ -94,7 +94,7 @@ def test_every_method_takes_forty_steps_a_round(name: str) -> None:
 def test_accuracies_decide_at_the_best_step_size(name: str) -> None:
     recipe, context = find(name), Context(seeds=1)
 
-    def results(good: str, rate: float = 0.3) -> list[Result]:
+    def results(good: str, end: bool = False) -> list[Result]:
         return [
             Result(
                 job.label,
@@ -104,17 +104,20 @@ def test_accuracies_decide_at_the_best_step_size(name: str) -> None:
             for job in recipe.plan(context)
             for accuracy in [
                 (90.0 if job.label.startswith(f"{good} lr=") else 60.0)
-                if job.label.endswith(f"lr={rate}")
+                if job.label.endswith(f"lr={best_of(job.label) if end else 0.3}")
                 else 50.0
             ]
         ]
+
+    def best_of(label: str) -> float:
+        return digits.rates(label.partition(" lr=")[0])[0]
 
     winner, loser = (digits.OURS, "FedAvg") if name.endswith("6") else (digits.RANDOM, digits.OURS)
     assert {c.verdict for c in recipe.conclude(context, results(winner))} == {"held"}
     lost = [c.verdict for c in recipe.conclude(context, results(loser))]
     assert "did not hold" in lost
     # a best rate at the end of the grid decides nothing
-    ends = recipe.conclude(context, results(winner, digits.RATES[0]))
+    ends = recipe.conclude(context, results(winner, end=True))
     assert {claim.verdict for claim in ends} == {"undecided"}
 
 

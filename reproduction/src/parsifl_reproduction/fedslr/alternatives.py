@@ -20,8 +20,9 @@ from parsifl_reproduction.recipe import Claim, Context, Job, Recipe, Result, Val
 
 ROUNDS = 30
 SOLVERS = {"FedSLR": "dual", "LPGD": "local", "GPGD": "global"}
-SPARSE_LAM = (1e-5, 1e-4, 1e-3)
+SPARSE_LAM = (1e-6, 1e-5, 1e-4, 1e-3)
 """lambda of a sparse global model: a value for the nuclear norm is not one for the l1 norm."""
+_COMMON_LAM = 1e-4
 PENALTIES = {
     "LR+S": ("low-rank", "sparse"),
     "LR+LR": ("low-rank", "low-rank"),
@@ -83,7 +84,7 @@ def _penalty(name: str, context: Context, lam: float | None = None) -> Cell:
     shared, personal = PENALTIES[name]
     changes: dict[str, float | str] = {}
     if shared != "low-rank":
-        changes |= {"global_penalty": shared, "lam": SPARSE_LAM[1] if lam is None else lam}
+        changes |= {"global_penalty": shared, "lam": _COMMON_LAM if lam is None else lam}
     if personal != "sparse":
         changes["personal_penalty"] = personal
     rounds = None if context.scale == "full" else ROUNDS
@@ -150,7 +151,9 @@ def _thousands(grouped: dict[str, list[Values]], label: str) -> list[float]:
 
 
 _SHORT = f"{ROUNDS} rounds: a decomposition in every step costs 2 CPU seconds per round"
-_LAM = "lam = 1e-5, 1e-4, 1e-3 for a sparse global model, the best of them counts; S+LR has 1e-4"
+_LAM = (
+    "lam = 1e-6, 1e-5, 1e-4, 1e-3 for a sparse global model, the best of them counts; S+LR has 1e-4"
+)
 RECIPES = (
     Recipe(
         "fedslr-solvers",

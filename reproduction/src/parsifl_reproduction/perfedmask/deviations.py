@@ -27,8 +27,8 @@ _DATA = {
 }
 _SIZE = {
     "MLP": (
-        "c = 1: the first 20 of 100 devices and 20 rounds; c = 0.1: the first 40, 4 per round, 40 "
-        "rounds; instead of 100 devices and 80 rounds"
+        "c = 1: the first 20 of 100 devices and 20 rounds instead of 80; c = 0.1: the first 40, 4 "
+        "per round, for the paper's 80 rounds (after 40, HeteroFL and Split-Mix FL had not trained)"
     ),
     "CNN": (
         "c = 1: the first 10 of 100 devices and 20 rounds; c = 0.1: the first 40, 4 per round, 40 "

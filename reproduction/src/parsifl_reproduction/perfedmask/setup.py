@@ -144,7 +144,7 @@ FEDERATIONS: Mapping[str, Federation] = {
         image=(3, 256, 256),
     ),
     "MLP": _MLP,
-    "MLP, 40 devices": replace(_MLP, clients=40, rounds=40, tuned=(0, TUNED)),
+    "MLP, 40 devices": replace(_MLP, clients=40, rounds=80, tuned=(0, TUNED)),
     "CNN": _CNN,
     "CNN, 40 devices": replace(_CNN, clients=40, rounds=40, lr=0.03, tuned=(0, TUNED)),
     "looks": replace(

@@ -382,7 +382,7 @@ def _conclude_9(context: Context, results: Sequence[Result]) -> list[Claim]:
 
 
 _MORE = (
-    "more participation is tested for PerFedMask alone, with the same 40 devices and 40 rounds at "
+    "more participation is tested for PerFedMask alone, with the same 40 devices and 80 rounds at "
     "both c"
 )
 RECIPES = (
