@@ -38,7 +38,7 @@ class Noisy(nn.Module):
 def test_randomness_inside_a_model_is_refused(engine: str) -> None:
     before = torch.get_rng_state()
     problem = parsifl.NeuralProblem(Noisy, dtype=torch.float64)
-    with pytest.raises(CapabilityError, match="random numbers of its own"):
+    with pytest.raises(CapabilityError, match="draws its own random numbers"):
         parsifl.simulate(parsifl.get("fedavg"), problem, clients(), 1, executor=engine)  # type: ignore[arg-type]  # by parameter
     assert torch.equal(before, torch.get_rng_state())
 
