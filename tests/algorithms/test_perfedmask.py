@@ -213,7 +213,7 @@ def test_no_device_with_any_layer_is_refused() -> None:
 @pytest.mark.parametrize("method", [PerFedMask(), FedBABU()])
 def test_a_model_without_a_head_is_refused(method: Any) -> None:
     alone = NeuralProblem(lambda: nn.Linear(6, 3), dtype=torch.float64)
-    with pytest.raises(ConfigError, match="no head"):
+    with pytest.raises(ConfigError, match="cannot find the head"):
         simulate(method, alone, DATA, 1)
 
 
