@@ -1,4 +1,4 @@
-"""Writes docs/reference/disclosure.md from the types of the messages.
+"""Write docs/reference/disclosure.md from the types of the messages.
 
 python docs/disclosure.py
 """
@@ -18,9 +18,10 @@ This page lists every value that a client can send in a deployment. It is genera
 types of the messages (`python docs/disclosure.py`). A test records the traffic of every algorithm
 and fails if a value is not listed here. The server rejects any other field.
 
-Rows, labels of single rows, personal models and client state have no message. An upload is
-computed from rows and can reveal information about them: Parsifl has no differential privacy and
-no secure aggregation. `SECURITY.md` has the threat model.
+No message carries rows, labels of single rows or client state. A personal model leaves its client
+only if it is the upload of the algorithm (FedAMP, HeurFedAMP). An upload is computed from rows and
+can reveal information about them: Parsifl has no differential privacy and no secure aggregation.
+`SECURITY.md` has the threat model.
 
 `*` stands for any name or position.
 """
@@ -31,7 +32,7 @@ REPLIES = {
     "evaluate": "After an evaluation (`evaluate_every=0` sends none)",
     "agree": "Sparse-regression template: the sums over a table, within the site's guards",
     "products": "Sparse-regression template: the last step, within the site's guards",
-    "failure": "Instead of any of these",
+    "failure": "If a request fails: instead of the reply",
 }
 
 FIELDS = {
@@ -52,12 +53,12 @@ FIELDS = {
     "summary.rows": "the number of rows of the table",
     "summary.columns.*.count": "how many values a numeric column has",
     "summary.columns.*.sum": "the sum of a numeric column",
-    "summary.columns.*.squares": "the sum of its squares",
+    "summary.columns.*.squares": "the sum of its squared deviations from the mean",
     "summary.columns.*.levels": "how often each level of a column occurs; rare ones merged",
-    "summary.columns.*.missing": "how many values of it are missing",
+    "summary.columns.*.missing": "how many of its values are missing",
     "part sums": "loss, gradient and curvature of the selected columns",
     "error": "the type of an exception",
-    "detail": "a text about tensors, columns or rules; never a value of a row",
+    "detail": "a message about tensors, columns or rules; never a value of a row",
     "rule": "the guard that a request broke",
 }
 
@@ -70,7 +71,7 @@ UPLOADS = {
     "fedbabu": "the parameters below the head after training",
     "fedbestsubset": "loss, gradient, diagonal and selected block of the Hessian, number of rows",
     "feddualavg": "the dual parameters, and the sum of the step sizes",
-    "feddyn": "the parameters after training",
+    "feddyn": "the change of the parameters",
     "fedgradmp": "the coefficients after matching pursuit, `tau` of them non-zero",
     "fedht": "the parameters after training",
     "fediterht": "the parameters after training, thresholded",
@@ -80,7 +81,7 @@ UPLOADS = {
     "fedper": "the parameters below the head after training",
     "fedprox": "the parameters after training",
     "fedrep": "the parameters below the head after training",
-    "fedslr": "the parameters after training; the sparse component stays",
+    "fedslr": "the change of the parameters; the sparse component stays on the client",
     "fedspa": "the change of the parameters inside the client's mask, and the mask",
     "heterofl": "the parameters of the client's submodel after training",
     "heurfedamp": "the personal parameters: **the server sees every personal model**",
@@ -96,7 +97,7 @@ UPLOADS = {
 
 
 def meaning(path: str) -> str:
-    """Return what a field is: the text of its longest known prefix."""
+    """Return the description of a field: that of its longest known prefix."""
     steps = path.split(".")
     for length in range(len(steps), 0, -1):
         text = FIELDS.get(".".join(steps[:length]))

@@ -1,6 +1,6 @@
 """Parsimonious federated learning.
 
-The public names are loaded when first used, so that `import parsifl` costs nothing.
+Public names are imported on first use, so that `import parsifl` is fast.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Settings that numerical libraries read once, when they are loaded.
 
-Nothing here imports torch or NumPy: the settings have to come first.
+This module imports neither torch nor NumPy, because the settings must be in place first.
 """
 
 from __future__ import annotations

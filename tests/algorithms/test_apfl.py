@@ -39,5 +39,5 @@ def test_without_a_share_of_its_own_every_client_has_the_model_of_fedavg() -> No
 
 
 def test_momentum_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no momentum"):
+    with pytest.raises(ConfigError, match="does not support momentum"):
         APFL(momentum=0.9)

@@ -149,7 +149,7 @@ def test_momentum_survives_a_budget_over_all_tensors(local_steps: int, engine: A
 
 
 def test_distributed_iht_takes_one_step_on_every_device() -> None:
-    with pytest.raises(ConfigError, match="takes one step a round"):
+    with pytest.raises(ConfigError, match="takes one step per round"):
         DistributedIHT(epochs=2.0)
     method = DistributedIHT()
     for profile in ({}, {"local_steps": 7}, {"epochs": 3.0}):

@@ -84,4 +84,4 @@ def test_mistakes_end_with_a_sentence(arguments: list[str], words: str) -> None:
 
 def test_devices_that_can_train_nothing_are_told() -> None:
     text = run("--model", "vgg", "--devices", "4", "--budget", "0.0001", "--draws", "5")
-    assert "can train no layer" in text
+    assert "cannot train any layer" in text

@@ -553,5 +553,5 @@ def test_a_device_that_is_missing_is_an_error() -> None:
 def test_executors_that_are_made_for_the_cpu_are_rejected_elsewhere() -> None:
     assert choose_executor("auto", classifier(), cpu=False)[0] == "vmap"
     assert choose_executor("loop", classifier(), cpu=False)[0] == "loop"
-    with pytest.raises(ConfigError, match="made for the CPU: use 'vmap' or 'loop'"):
+    with pytest.raises(ConfigError, match="requires the CPU: use 'vmap' or 'loop'"):
         choose_executor("fused", classifier(), cpu=False)

@@ -38,7 +38,7 @@ class Noisy(nn.Module):
 def test_randomness_inside_a_model_is_refused(engine: str) -> None:
     before = torch.get_rng_state()
     problem = parsifl.NeuralProblem(Noisy, dtype=torch.float64)
-    with pytest.raises(CapabilityError, match="random numbers of its own"):
+    with pytest.raises(CapabilityError, match="draws its own random numbers"):
         parsifl.simulate(parsifl.get("fedavg"), problem, clients(), 1, executor=engine)  # type: ignore[arg-type]  # by parameter
     assert torch.equal(before, torch.get_rng_state())
 
@@ -107,7 +107,7 @@ LABELS = np.arange(8) % 2
             parsifl.NeuralProblem(lambda: nn.Embedding(9, 2)),
             ROWS,
             LABELS,
-            r"reads integers, which ClientData.of\(clients, dtype=torch.int64\) keeps",
+            r"expects integers, which ClientData.of\(clients, dtype=torch.int64\) keeps",
         ),
     ],
 )
@@ -149,7 +149,7 @@ def test_integers_stay_integers_for_a_model_that_takes_tokens_alone() -> None:
     real, same = servers(linear, whole, tokens)
     assert all(torch.equal(real[name], same[name]) for name in real)
     kept = parsifl.ClientData.of([(tokens, LABELS)] * 3, dtype=torch.int64)
-    with pytest.raises(DataError, match=r"reads real numbers, as ClientData.of\(clients\) makes"):
+    with pytest.raises(DataError, match=r"expects real numbers; ClientData.of\(clients\) converts"):
         parsifl.simulate(FedAvg(local_steps=2), linear, kept, 1)
 
 

@@ -40,7 +40,7 @@ def test_the_theorem_is_silent_where_columns_are_alike() -> None:
     found = diagnose(GLM(12, "squared"), _data([alike, ideal]), tau=2)
     assert found.silent == (0,)
     assert found.kappa is None
-    assert "silent: 2 rho- <= rho+ on 1 of 2 clients" in found.words
+    assert "does not apply: 2 rho- <= rho+ on 1 of 2 clients" in found.words
     assert found.stable_rank[0] < 1.1
 
 

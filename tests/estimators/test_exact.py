@@ -196,7 +196,7 @@ def test_separation_is_reported_and_ridge_cures_it() -> None:
 # ---------------------------------------------------------------------- settings
 def test_few_rounds_and_odd_settings_are_named() -> None:
     sites = Regime("binomial", sizes=(60, 60), features=30, nonzero=2).draw()
-    with pytest.warns(ConvergenceWarning, match="did not end within rounds="):
+    with pytest.warns(ConvergenceWarning, match="did not converge within rounds="):
         FederatedSparseClassifier(2, rounds=3).fit(sites.x, sites.y, sites.groups)
     with pytest.raises(ConfigError, match="unknown solver"):
         FederatedSparsePoisson(2, solver="fedht").fit(sites.x, sites.y)
@@ -221,7 +221,7 @@ def test_bytes_choose_the_solver_and_the_reason_is_given() -> None:
     assert max(record["bytes_up"] for record in rounds.history_) <= 2 * 9200
     small = FederatedSparseRegressor(2, max_bytes=1000).fit(sites.x, sites.y, sites.groups)
     assert small.solver_ == "fedgradmp"
-    assert "max_bytes=1000 is too few" in small.solver_reason_
+    assert "max_bytes=1000 is too small" in small.solver_reason_
 
 
 @pytest.mark.parametrize("family", ["gaussian", "binomial", "poisson"])
@@ -402,7 +402,7 @@ def test_noise_that_differs_by_site_is_weighted_away() -> None:
     assert np.linalg.norm(model.coef_ - truth) < np.linalg.norm(plain.coef_ - truth) / 2
     assert np.allclose(np.sqrt(model.site_variances_), [0.3, 1.0, 3.0, 6.0], rtol=0.15)
     assert model.bytes_up_ == 3 * plain.bytes_up_
-    with pytest.raises(ConfigError, match="site_variances is for linear regression"):
+    with pytest.raises(ConfigError, match="site_variances requires linear regression"):
         FederatedSparseClassifier(2, site_variances=True).fit(x, y > 0, groups)
     with pytest.raises(ValueError, match="site_variances=True needs solver='exact'"):
         FederatedSparseRegressor(6, site_variances=True, solver="fedht").fit(x, y, groups)

@@ -238,7 +238,7 @@ def test_a_code_among_numbers_is_a_warning() -> None:
     draw = np.random.default_rng(0)
     crp = draw.normal(5, 1, 60).round(1)
     table = pd.DataFrame({"crp": [*crp[:-1].astype(str), "<0.3"], "icd": ["10", "20", "E75"] * 20})
-    with pytest.warns(UserWarning, match="column 'crp' is taken as words.*'<0.3'") as caught:
+    with pytest.warns(UserWarning, match="column 'crp' is treated as words.*'<0.3'") as caught:
         FederatedSparseRegressor(1).fit(table, crp, np.arange(60) % 3)
     assert len(caught) == 1
 

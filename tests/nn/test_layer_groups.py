@@ -185,7 +185,11 @@ def test_head_may_be_named_and_groups_given() -> None:
 @pytest.mark.parametrize(
     ("net", "head", "words"),
     [
-        (nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU()), None, "no head that can be found.*Conv2d"),
+        (
+            nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU()),
+            None,
+            "cannot find the head of the model.*Conv2d",
+        ),
         (nn.Sequential(nn.ReLU()), None, "no layers with weights"),
         (nn.Linear(2, 2), None, "the whole model, which is one layer"),
         (nn.Sequential(nn.Linear(2, 2)), None, "nothing to mask"),
@@ -199,7 +203,7 @@ def test_models_without_a_head_are_refused(net: nn.Module, head: str | None, wor
 
 def test_groups_must_be_a_partition() -> None:
     net = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3), nn.Linear(3, 2))
-    with pytest.raises(ConfigError, match="in no block"):
+    with pytest.raises(ConfigError, match="not in a block"):
         layer_groups(net, groups=[["0"]])
     with pytest.raises(ConfigError, match="in two blocks"):
         layer_groups(net, groups=[["0"], ["0", "1"]])

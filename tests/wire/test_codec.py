@@ -252,7 +252,7 @@ def test_the_limit_counts_what_is_held_and_what_it_stands_for() -> None:
     for message, hint, needed in cases:
         data = wire.encode(message)
         assert tree.same(wire.decode(data, hint, limit=needed), message)
-        with pytest.raises(WireError, match="over the limit"):
+        with pytest.raises(WireError, match="above the limit"):
             wire.decode(data, hint, limit=needed - 1)
 
 
@@ -319,6 +319,6 @@ def test_a_very_sparse_message_needs_a_limit() -> None:
     wide = torch.zeros(9_000_000)
     wide[17] = 1.0
     data = wire.encode({"w": wide})
-    with pytest.raises(WireError, match="give a `limit`"):
+    with pytest.raises(WireError, match="pass a `limit`"):
         wire.decode(data, dict[str, Tensor])
     assert torch.equal(wire.decode(data, dict[str, Tensor], limit=1 << 26)["w"], wide)

@@ -47,7 +47,7 @@ def test_numbers_of_63_bits_come_back(number: int) -> None:
 
 @pytest.mark.parametrize("data", [b"", b"\x80", b"\xff" * 8])
 def test_numbers_that_stop_early_are_refused(data: bytes) -> None:
-    with pytest.raises(WireError, match="n: 1 bytes are announced, 0 are left"):
+    with pytest.raises(WireError, match="n: 1 bytes are declared, 0 are left"):
         frame.Reader(memoryview(data)).varint("n")
 
 
@@ -213,8 +213,8 @@ def test_zero_and_negative_zero_are_one_static() -> None:
 @pytest.mark.parametrize(
     ("leaf", "text"),
     [
-        (tree.Opaque(), "Opaque cannot travel"),
-        (torch.ones(2, device="meta"), "on meta cannot travel"),
+        (tree.Opaque(), "Opaque cannot be sent"),
+        (torch.ones(2, device="meta"), "on meta cannot be sent"),
         (torch.eye(2).to_sparse(), "sparse_coo"),
         (torch.ones(2, dtype=torch.complex64), "complex64"),
         (torch.ones([1] * 32), "32 dimensions"),

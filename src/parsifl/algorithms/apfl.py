@@ -58,9 +58,9 @@ class APFL(LocalSgd, Averaging[Problem, ApflClient]):
     adaptive: bool = False
 
     def check(self) -> None:
-        """Reject momentum, which the algorithm does not have."""
+        """Reject momentum, which the algorithm does not use."""
         if self.momentum:
-            raise ConfigError(f"APFL has no momentum, got momentum={self.momentum}; set it to 0")
+            raise ConfigError(f"APFL does not support momentum: set it to 0, got {self.momentum}")
 
     def init_client(
         self, problem: Problem, client: ClientInfo, received: Params, key: Key

@@ -52,7 +52,7 @@ class OptimizedServer(Generic[S]):
 
 @dataclass(frozen=True)
 class Composed(FederatedAlgorithm[Any, Any, Any, Any, Any, Any]):
-    """Another algorithm with up to three changes, always in this order.
+    """Modify another algorithm by up to three changes, applied in this order.
 
     The loop, pools, codec and checkpoints see an ordinary algorithm. Without changes the results
     are bit-identical to the inner algorithm's.
@@ -62,13 +62,14 @@ class Composed(FederatedAlgorithm[Any, Any, Any, Any, Any, Any]):
     algorithm
         The algorithm to change.
     uploads
-        Stages that uploads pass: in order on the client, reversed on the server (`Delta`, `TopK`).
+        Stages of uploads, applied in order on the client and undone in reverse order on the
+        server (`Delta`, `TopK`).
     aggregation
         A robust replacement of the weighted mean, such as `CoordinateMedian`, for algorithms that
         sum a `Mean`.
     server_optimizer
-        Moves the server's parameters (`Adam` makes FedAdam of FedAvg), for algorithms whose server
-        state is parameters.
+        Updates the server's parameters (`Adam` turns FedAvg into FedAdam), for algorithms whose
+        server state is parameters.
 
     Examples
     --------
@@ -107,7 +108,7 @@ class Composed(FederatedAlgorithm[Any, Any, Any, Any, Any, Any]):
         return OptimizedServer(inner, self.server_optimizer.init(inner))
 
     def broadcast(self, problem: Any, server: Any, client: ClientInfo, key: Key) -> Any:
-        """Send what the algorithm sends."""
+        """Send the algorithm's message."""
         return self.algorithm.broadcast(problem, self._inner(server), client, key)
 
     def accumulator(self, problem: Any) -> Accumulator[Any, Any]:
@@ -118,7 +119,7 @@ class Composed(FederatedAlgorithm[Any, Any, Any, Any, Any, Any]):
         return _Decoding(inner, self.uploads) if self.uploads else inner
 
     def aggregate(self, problem: Any, server: Any, total: Any, key: Key) -> Any:
-        """Aggregate, then let the optimizer take the step."""
+        """Aggregate, then apply the optimizer."""
         if self.server_optimizer is None:
             return self.algorithm.aggregate(problem, server, total, key)
         mean = self.algorithm.aggregate(problem, server.params, total, key)
@@ -126,7 +127,7 @@ class Composed(FederatedAlgorithm[Any, Any, Any, Any, Any, Any]):
         return OptimizedServer(params, state)
 
     def weight(self, client: ClientInfo) -> float:
-        """Weigh as the algorithm does."""
+        """Weight clients as the algorithm does."""
         return self.algorithm.weight(client)
 
     def model(self, problem: Any, server: Any) -> Model | None:
@@ -158,7 +159,7 @@ class Composed(FederatedAlgorithm[Any, Any, Any, Any, Any, Any]):
         return replace(update, state=TransformState(update.state, tuple(stages)), upload=upload)
 
     def acknowledge(self, problem: Any, state: Any, upload: Any, arrived: Any) -> Any:
-        """Follow the algorithm, unless stages change what is sent."""
+        """Delegate to the algorithm, unless stages change the upload."""
         if self.uploads:
             return state
         return self.algorithm.acknowledge(problem, state, upload, arrived)
@@ -225,7 +226,7 @@ def _described(part: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Decoding:
-    """Decodes uploads before another accumulator takes them in."""
+    """Decodes uploads before another accumulator adds them."""
 
     inner: Accumulator[Any, Any]
     stages: Sequence[UploadTransform]
@@ -268,8 +269,8 @@ class CoordinateMedian:
         self._uploads.append(upload.value)
 
     def merge(self, total: Mean) -> None:
-        """Raise: a median cannot be made of partial totals."""
-        raise CapabilityError("a median needs every upload; it cannot be made of partial totals")
+        """Raise an error: a median cannot be computed from partial totals."""
+        raise CapabilityError("a median needs every upload; partial totals are not enough")
 
     def total(self) -> Mean:
         """Return the median as a mean of weight 1."""
@@ -279,7 +280,7 @@ class CoordinateMedian:
 
 
 def _median(values: Sequence[Tensor]) -> Tensor:
-    """Return the mean of the two middle values where their number is even."""
+    """Return the median; for an even count, the mean of the two middle values."""
     ordered = torch.stack(tuple(values)).sort(0).values
     count = len(values)
     return (ordered[(count - 1) // 2] + ordered[count // 2]) / 2

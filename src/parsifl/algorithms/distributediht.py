@@ -34,20 +34,20 @@ class DistributedIHT(HardThreshold):
     local_steps: Annotated[int, Ge(0), Le(1)] = 1
 
     def check(self) -> None:
-        """Reject epochs: they may be many steps."""
+        """Reject epochs, which may be many steps."""
         super().check()
         if self.epochs is not None:
             raise ConfigError(
-                f"DistributedIHT takes one step a round, got epochs={self.epochs:g}; leave it out, "
-                "or take fedht for more steps"
+                f"DistributedIHT takes one step per round, got epochs={self.epochs:g}: remove it, "
+                "or use fedht for more steps"
             )
 
     def profile_fields(self) -> tuple[str, ...]:
-        """Return nothing: no device takes more steps than the others."""
+        """Return no entries, because every device takes one step."""
         return ()
 
     def batch_spec(self, client: ClientInfo, *, epochs: float | None = None) -> BatchSpec:
-        """Return one mini-batch (or none), whatever the device's profile says."""
+        """Return one mini-batch (or none), regardless of the device's profile."""
         return super().batch_spec(replace(client, profile={}), epochs=epochs)
 
     def client_update(

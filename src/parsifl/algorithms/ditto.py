@@ -32,7 +32,7 @@ class Ditto(LocalSgd, Averaging[Problem, Params]):
     lam
         Strength of the pull towards the global model.
     personal_epochs
-        Epochs of the personal model per round; None: as long as the global model.
+        Epochs of the personal model per round; None: as many steps as the global model.
     """
 
     cites: ClassVar[str] = (

@@ -50,7 +50,7 @@ class BestSubsetState:
 
 @dataclass(frozen=True)
 class BestSubsetQuestion:
-    """What a client receives: the accepted model, where sums are asked, and the candidates."""
+    """Message to a client: the accepted model, the coefficients to evaluate, the candidates."""
 
     model: Params
     at: Params
@@ -64,7 +64,7 @@ class FedBestSubset(
         Summable, BestSubsetState, None, BestSubsetQuestion, CurvatureSums, CurvatureSums
     ]
 ):
-    r"""Best-subset selection that equals the pooled fit: only sums over rows travel.
+    r"""Best-subset selection that equals the pooled fit, from sums over rows.
 
     .. math:: \min_b \sum_i f_i(b) \quad \text{subject to} \quad \|b\|_0 \le \tau
 
@@ -72,10 +72,10 @@ class FedBestSubset(
     Hessian over all columns, and its Hessian on some candidates: the support and the `candidates`
     columns with the largest scores :math:`g_j^2 / h_j`. The server fills the support, exchanges
     columns on the quadratic model (without messages), takes damped Newton steps on the true loss,
-    and accepts only what lowers it. Sent: coefficients and candidates down, sums up. Kept: nothing
-    on the client. For a squared loss whose whole Hessian fits into `max_bytes`
-    that takes one round. It ends by itself; further rounds change nothing. Every client must take
-    part in every round: sums over others cannot be compared.
+    and accepts only steps that lower it. Sent: coefficients and candidates down, sums up. Kept:
+    nothing on the client. For a squared loss whose whole Hessian fits into `max_bytes`, one round
+    suffices. After convergence further rounds change nothing. Every client must take part in every
+    round, because sums over different clients cannot be compared.
 
     Parameters
     ----------
@@ -83,15 +83,15 @@ class FedBestSubset(
         How many coefficients (units, with `units`) may differ from zero, on top of those that the
         problem always keeps; with 0 nothing is selected.
     candidates
-        How many columns beside the support are candidates; None: 2 tau + 20, or all columns where
-        that makes one round suffice.
+        How many columns besides the support are candidates; None: 2 tau + 20, or all columns if
+        one round then suffices.
     max_bytes
-        The largest upload of a client in a round: there are fewer candidates if it takes that.
+        The largest upload of a client in a round; the number of candidates is reduced to meet it.
     intercepts
-        "shared", or "own": each client has its own, which stays there.
+        "shared", or "own": each client has its own intercept, which stays on the client.
     units
-        The unit of each coefficient but for the intercept, as numbers from 0: the columns of a
-        unit (the levels of a factor) enter together. Empty: every column is a unit.
+        The unit of each coefficient except the intercept, numbered from 0. The columns of a unit
+        (the levels of a factor) are selected together. Empty: every column is a unit.
     """
 
     cites: ClassVar[str] = (
@@ -110,7 +110,7 @@ class FedBestSubset(
     units: tuple[int, ...] = ()
 
     def check(self) -> None:
-        """Refuse units that are not numbered from 0."""
+        """Reject units that are not numbered from 0."""
         if self.units and sorted(set(self.units)) != list(range(max(self.units) + 1)):
             raise ConfigError("units must number the units from 0, without gaps")
 
@@ -118,21 +118,21 @@ class FedBestSubset(
     def init_server(
         self, problem: Summable, clients: Sequence[ClientInfo], key: Key
     ) -> BestSubsetState:
-        """Ask for the sums of the model without units."""
+        """Request the sums of the model without selected units."""
         start = problem.init(key)[problem.name]
         if start.ndim != 1:
             raise CapabilityError(
-                "FedBestSubset needs one vector of coefficients; softmax has one for each class"
+                "FedBestSubset needs one vector of coefficients; softmax has one per class"
             )
         return self.started(problem, start)
 
     def started(self, problem: Summable, start: Tensor) -> BestSubsetState:
-        """Return the state before the first round; an intercept starts where `start` says."""
+        """Return the state before the first round; an intercept starts at `start`."""
         first = subset_state.begin(self.rules(problem, start), start.to(torch.float64).numpy())
         return _as_tensors(first, start.dtype)
 
     def rules(self, problem: Summable, like: Tensor) -> Rules:
-        """Return what the search reads of the settings and the problem."""
+        """Return the settings of the search, from this algorithm and the problem."""
         width, shared = len(like), self.intercepts == "shared"
         inner = width - problem.intercept
         if self.units and len(self.units) != inner:
@@ -159,7 +159,7 @@ class FedBestSubset(
         )
 
     def beside(self, width: int, support: int, *, quadratic: bool) -> int:
-        """Return how many columns beside the support are candidates.
+        """Return how many columns besides the support are candidates.
 
         >>> FedBestSubset(tau=5).beside(100, 5, quadratic=False)
         30
@@ -185,13 +185,13 @@ class FedBestSubset(
     def broadcast(
         self, problem: Summable, server: BestSubsetState, client: ClientInfo, key: Key
     ) -> BestSubsetQuestion:
-        """Send the accepted model and what is asked."""
+        """Send the accepted model and the request."""
         name = problem.name
         model, at = {name: server.coefficients}, {name: server.asked}
         return BestSubsetQuestion(model, at, server.candidates)
 
     def contribute(self, problem: Summable, upload: CurvatureSums, weight: float) -> CurvatureSums:
-        """Add the sums as they are: rows have been counted where they are."""
+        """Add the sums without a weight: they already count the client's rows."""
         return upload
 
     def aggregate(
@@ -203,7 +203,7 @@ class FedBestSubset(
         return _as_tensors(found, server.coefficients.dtype)
 
     def model(self, problem: Summable, server: BestSubsetState) -> Model:
-        """Return the accepted model; own intercepts are not known here and count as 0."""
+        """Return the accepted model; own intercepts of clients are unknown here and count as 0."""
         return Model(problem, {problem.name: server.coefficients})
 
     # ------------------------------------------------------------------ client
@@ -212,7 +212,7 @@ class FedBestSubset(
         return DataRequest(rows=True)
 
     def personalization_batches(self, client: ClientInfo) -> DataRequest:
-        """Read all rows where the intercept is the client's own."""
+        """Read all rows if the intercept is the client's own."""
         return DataRequest(rows=self.intercepts == "own")
 
     def client_update(
@@ -233,14 +233,14 @@ class FedBestSubset(
         return Model(problem, problem.with_own_intercept(received.model, data.all_rows()))
 
     def check_capabilities(self, problem: Problem) -> None:
-        """Also refuse a single intercept for all and own ones at once."""
+        """Also reject own intercepts for a problem without an intercept."""
         super().check_capabilities(problem)
         if self.intercepts == "own" and not getattr(problem, "intercept", False):
             raise CapabilityError("intercepts='own' needs a problem with an intercept")
 
 
 def as_search(state: BestSubsetState) -> Search:
-    """Return the search that a server state stands for, in NumPy.
+    """Return the search of a server state, in NumPy.
 
     >>> from parsifl.linear.glm import GLM
     >>> state = FedBestSubset(tau=1).init_server(GLM(2), [], Key(0))
@@ -265,7 +265,7 @@ def _as_tensors(search: Search, dtype: torch.dtype) -> BestSubsetState:
 
 
 def as_sums(total: CurvatureSums) -> Sums:
-    """Return sums over clients in NumPy, as the search reads them."""
+    """Return sums over clients as NumPy arrays for the search."""
     rows, loss, *arrays = (
         getattr(total, item.name).to(torch.float64).numpy() for item in fields(CurvatureSums)
     )

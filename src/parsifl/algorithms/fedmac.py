@@ -59,7 +59,7 @@ class FedMac(MoreauEnvelope):
                 "lr": 0.05, "outer_lr": 3000.0, "lam": 1e-4, "gamma": 1e-3, "gamma_w": 1e-6,
                 "l1": "proximal", "local_steps": 20, "batch_size": 20,
             },
-            "not the paper's: proximal steps make exact zeros in what is sent",
+            "not from the paper: proximal steps produce exact zeros in the messages",
         ),
     }  # fmt: skip
 
@@ -81,9 +81,9 @@ class FedMac(MoreauEnvelope):
     def over_bound(self) -> float:
         """Return how far `outer_lr` exceeds the largest step that Theorem 1 can cover.
 
-        The theorem asks for eta <= 1 / (beta R (18 + 256 kappa_F) L_F). Whatever the strong
-        convexity of the loss, kappa_F >= 1 and L_F >= lambda + gamma_w / rho. Where epochs are
-        set, R is not known in advance and counts as 1.
+        The theorem requires eta <= 1 / (beta R (18 + 256 kappa_F) L_F). For any strong convexity of
+        the loss, kappa_F >= 1 and L_F >= lambda + gamma_w / rho. If epochs are set, R is not known
+        in advance and counts as 1.
 
         >>> round(FedMac().over_bound())
         1644

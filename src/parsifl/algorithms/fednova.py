@@ -20,7 +20,7 @@ from parsifl.solvers.sgd import sgd
 
 @dataclass(frozen=True)
 class NovaUpload:
-    """The normalized change d_i of a device, and the length of its walk, ||a_i||_1."""
+    """The normalized change d_i of a device, and its effective number of steps, ||a_i||_1."""
 
     change: Params
     length: Tensor
@@ -65,7 +65,7 @@ class FedNova(
     def client_update(
         self, problem: Problem, received: Params, state: None, data: ClientRoundData
     ) -> ClientUpdate[None, NovaUpload]:
-        """Run SGD; divide the change by the length of the walk, unless it took no step."""
+        """Run SGD; divide the change by the effective number of steps, if there were any."""
         trained = sgd(problem, received, data["train"], self.sgd(data.round))
         steps = data["train"].active.sum().to(next(iter(received.values())).dtype)
         rho = self.momentum
@@ -80,7 +80,7 @@ class FedNova(
         return Model(problem, received)
 
     def contribute(self, problem: Problem, upload: NovaUpload, weight: float) -> NovaSum:
-        """Weight the change and its length."""
+        """Weight the change and the effective number of steps."""
         return tree.scale(weight, upload), upload.length.new_tensor(weight)
 
     def aggregate(self, problem: Problem, server: Params, total: NovaSum, key: Key) -> Params:

@@ -26,5 +26,5 @@ class FedPer(LayerSharing):
     )
 
     def shares(self, problem: Layered, name: str) -> bool:
-        """Share everything but the head."""
+        """Share everything except the head."""
         return name not in problem.head

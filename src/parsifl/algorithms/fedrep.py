@@ -28,7 +28,7 @@ class FedRep(LayerSharing):
     Parameters
     ----------
     head_epochs
-        Epochs of the head per round; None: as long as the body.
+        Epochs of the head per round; None: as many steps as the body.
     """
 
     cites: ClassVar[str] = (
@@ -39,7 +39,7 @@ class FedRep(LayerSharing):
     head_epochs: NonNegative | None = None
 
     def shares(self, problem: Layered, name: str) -> bool:
-        """Share everything but the head."""
+        """Share everything except the head."""
         return name not in problem.head
 
     def batches(self, client: ClientInfo, round: int) -> DataRequest:

@@ -64,7 +64,7 @@ class SlrClient:
 
 
 _LEAST_RATIO = 0.005
-"""Of lr * steps / eta_g, below which a warning is given."""
+"""The value of lr * steps / eta_g below which a warning is given."""
 _PAPER = Preset(
     {
         "lr": 0.1, "lr_decay": 0.998, "weight_decay": 1e-3, "batch_size": 20, "epochs": 2.0,
@@ -102,30 +102,30 @@ class FedSLR(LocalSgd, AdditiveAlgorithm[Problem, SlrServer, SlrClient, Compact,
     Parameters
     ----------
     eta_g
-        Size of the server's proximal step. It is meant relative to lr times the steps per round:
-        the paper has lr * steps / eta_g = 0.5. A ratio below 0.005 causes a warning: the duals then
-        hardly follow. A large one is harmless, since it solves the local problems well.
+        Size of the server's proximal step. Choose it relative to lr times the steps per round:
+        the paper has lr * steps / eta_g = 0.5. A ratio below 0.005 causes a warning, because the
+        duals then hardly change. A large ratio is harmless: local problems are solved well.
     eta_g_ratio
-        lr * local_steps / eta_g, instead of `eta_g`: 0.5 is the paper's. It needs a fixed number
-        of `local_steps`. None: `eta_g` counts.
+        lr * local_steps / eta_g, instead of `eta_g`; the paper's value is 0.5. It needs a fixed
+        number of `local_steps`. None: `eta_g` is used.
     lam
         Penalty of the global model. A value that leaves no singular value in any layer causes a
         warning, and so does one without a matrix to act on: vectors have no rank.
     target_rank
         The rank that every layer may have, instead of `lam`: each layer is thresholded at its
-        next singular value. Not the paper's. None: `lam` decides.
+        next singular value. Not in the paper. None: `lam` is used.
     target_bytes
         The bytes that the values of the model sent to each client may take, instead of `lam`: all
         layers are thresholded at the smallest common value that meets it. Encoding adds a few
-        bytes per parameter. Not the paper's. None: `lam` decides.
+        bytes per parameter. Not in the paper. None: `lam` is used.
     mu
         Penalty of the personal components.
     personal_epochs
-        Epochs of the personal component per round; None: as long as the global model.
+        Epochs of the personal component per round; None: as many steps as the global model.
     refit_epochs, refit_mu
-        How long, and with which penalty (None: `mu`), a client fits its component to the final
-        global model before it is evaluated: a p_i is as old as the client's last round. Not the
-        paper's. 0: not at all.
+        Epochs and penalty (None: `mu`) with which a client fits its component to the final global
+        model before evaluation, because p_i dates from the client's last round. 0: no refit. Not
+        in the paper.
     p_init
         "zero", or "copy": p_i starts as a copy of the initial weights (matrices and convolutions).
     solver
@@ -177,7 +177,7 @@ class FedSLR(LocalSgd, AdditiveAlgorithm[Problem, SlrServer, SlrClient, Compact,
         """Reject rounds without local steps, in which the proximal step could only shrink."""
         if self.lam and not (self.local_steps if self.epochs is None else self.epochs):
             raise ConfigError(
-                f"FedSLR with lam={self.lam} and no local steps only shrinks its model; give it "
+                f"FedSLR with lam={self.lam} and no local steps only shrinks its model: set "
                 "local_steps or epochs, or set lam to 0"
             )
         if self.target_rank and self.target_bytes:
@@ -198,7 +198,7 @@ class FedSLR(LocalSgd, AdditiveAlgorithm[Problem, SlrServer, SlrClient, Compact,
             )
 
     def server_step_size(self) -> float:
-        """Return eta_g, also where it is given as a ratio.
+        """Return eta_g, also if it is given as a ratio.
 
         >>> FedSLR(eta_g_ratio=0.5, lr=0.1, local_steps=50).server_step_size()
         10.0
@@ -222,7 +222,7 @@ class FedSLR(LocalSgd, AdditiveAlgorithm[Problem, SlrServer, SlrClient, Compact,
         return SlrServer({**params}, dual, participants(clients))
 
     def _check_target_bytes(self, params: Params) -> None:
-        """Reject a target that parameters without a rank exceed."""
+        """Reject a target that is smaller than the parameters without a rank."""
         if self.target_bytes is None:
             return
         least = sum(
@@ -237,7 +237,7 @@ class FedSLR(LocalSgd, AdditiveAlgorithm[Problem, SlrServer, SlrClient, Compact,
             )
 
     def _warn_of_ratio(self, clients: Sequence[ClientInfo]) -> None:
-        """Warn if local steps are too short for this eta_g: duals then hardly move."""
+        """Warn if local steps are too short for this eta_g, so that duals hardly change."""
         if self.solver != "dual" or not clients:
             return
         steps = [self.batch_spec(client).count(client.samples) for client in clients]
@@ -255,7 +255,7 @@ class FedSLR(LocalSgd, AdditiveAlgorithm[Problem, SlrServer, SlrClient, Compact,
         if self.lam and self.global_penalty == "low-rank" and not ranks:
             warnings.warn(
                 f"FedSLR ignores lam={self.lam:g}: no parameter of this model has a rank; set lam "
-                "to 0, or take global_penalty='sparse'",
+                "to 0, or use global_penalty='sparse'",
                 stacklevel=3,
             )
         odd = [name for name, v in params.items() if v.ndim > 1 and not has_rank(tuple(v.shape))]
@@ -269,7 +269,7 @@ class FedSLR(LocalSgd, AdditiveAlgorithm[Problem, SlrServer, SlrClient, Compact,
     def broadcast(
         self, problem: Problem, server: SlrServer, client: ClientInfo, key: Key
     ) -> Compact:
-        """Send the model, with the factors that the server's last step gave."""
+        """Send the model, with the factors of the server's last step."""
         return server.params
 
     def model(self, problem: Problem, server: SlrServer) -> Model:
@@ -332,7 +332,7 @@ class FedSLR(LocalSgd, AdditiveAlgorithm[Problem, SlrServer, SlrClient, Compact,
     def personalize(
         self, problem: Problem, received: Compact, state: SlrClient, data: ClientRoundData
     ) -> Model:
-        """Evaluate every client on w + p_i, perhaps after a refit of p_i."""
+        """Evaluate every client on w + p_i, optionally after a refit of p_i."""
         model, personal = densify(received), state.personal
         if "refit" in data.batches:
             personal = fit_component(
@@ -357,7 +357,7 @@ class FedSLR(LocalSgd, AdditiveAlgorithm[Problem, SlrServer, SlrClient, Compact,
         return Mean.of(upload, weight)
 
     def aggregate(self, problem: Problem, server: SlrServer, total: Mean, key: Key) -> SlrServer:
-        """Take the proximal step; its factors are what is sent next."""
+        """Take the proximal step; its factors are sent in the next round."""
         point, dual, step = self._point(server, total, key.round)
         trained, buffers = split_buffers(problem, point)
         params = {**self._prox(trained, step, server.params), **buffers}
@@ -367,7 +367,7 @@ class FedSLR(LocalSgd, AdditiveAlgorithm[Problem, SlrServer, SlrClient, Compact,
         return SlrServer(params, dual, server.clients)
 
     def _point(self, server: SlrServer, total: Mean, round: int) -> tuple[Params, Params, float]:
-        """Return where the proximal step starts, the next dual, and how long the step is."""
+        """Return the start of the proximal step, the next dual, and the step size."""
         if self.solver != "dual":
             step = self.learning_rate(round) if self.solver == "global" else 0.0
             return total.value(), server.dual, step
@@ -402,7 +402,7 @@ class FedSLR(LocalSgd, AdditiveAlgorithm[Problem, SlrServer, SlrClient, Compact,
 
 
 def _all_dead(params: Compact) -> bool:
-    """Return whether there are layers that could have a rank, and none of them has one."""
+    """Return whether there are layers that could have a rank, and all have rank 0."""
     left = [
         value.left.shape[1] > 0 if isinstance(value, LowRank) else bool(value.any())
         for value in params.values()
@@ -412,7 +412,7 @@ def _all_dead(params: Compact) -> bool:
 
 
 def _sizes(received: Compact, personal: Params) -> dict[str, Tensor]:
-    """Return what the record shows: sizes of both components, and layers without any rank left."""
+    """Return metrics for the record: sizes of both components, and layers of rank 0."""
     parameters = dead = 0
     for value in received.values():
         if isinstance(value, LowRank):

@@ -28,7 +28,7 @@ Masks = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class SpaServer:
-    """The dense global model, and the last mask of every client that has trained, by its id."""
+    """The dense global model, and the last mask of every client that has trained, by id."""
 
     params: Params
     masks: dict[str, Masks]
@@ -45,7 +45,7 @@ class SpaUpload:
 @final
 @dataclass(frozen=True)
 class _OnMask(Rule):
-    """Keep zero what is zero in the mask, aux[0]."""
+    """Keep entries at zero that are zero in the mask, aux[0]."""
 
     def after_(self, w: Tensor, aux: Aux, lr: float) -> None:
         """Multiply by the mask."""
@@ -62,7 +62,7 @@ class FedSpa(LocalSgd, GatherAlgorithm[Problem, SpaServer, None, Masked, SpaUplo
 
     with eta = `lr`. After training, each layer drops the share
     alpha_t = (`prune` / 2)(1 + cos(pi t / `horizon`)) of its mask where \|w_i\| is smallest, and
-    takes in as many entries where the dense gradient of one batch is largest. The layers'
+    adds as many entries where the dense gradient of one batch is largest. The layers'
     densities follow the Erdos-Renyi kernel rule (ERK). Sent down: m_i and w under it; up: the
     change under m_i, and the next mask. Kept: the masks on the server.
 
@@ -165,7 +165,7 @@ class FedSpa(LocalSgd, GatherAlgorithm[Problem, SpaServer, None, Masked, SpaUplo
         uploads: Sequence[ClientUpload[SpaUpload]],
         key: Key,
     ) -> SpaServer:
-        """Add the mean change, and remember the new masks."""
+        """Add the mean change, and store the new masks."""
         total = tree.map(torch.clone, server.params)
         masks = dict(server.masks)
         for upload in uploads:
@@ -214,11 +214,11 @@ def draw_masks(params: Params, density: float, key: Key) -> Masks:
 
 
 def next_mask(old: Sparse, trained: Tensor, gradient: Tensor, share: float) -> Tensor:
-    """Drop the share of the mask with the smallest weights, take in the largest gradients."""
+    """Drop the share of the mask with the smallest weights; add the largest gradients."""
     flat, count = trained.reshape(-1), old.index.shape[-1]
     dropped = round(share * count)
     inside = torch.zeros_like(flat).scatter(0, old.index, 1.0)
-    # -1 is below every magnitude: what lies outside is never chosen to stay
+    # -1 is below every magnitude, so entries outside the mask are never kept
     stay = torch.where(inside > 0, flat.abs(), -1.0).topk(count - dropped).indices
     kept = torch.zeros_like(flat).scatter(0, stay, 1.0)
     grown = torch.where(kept > 0, -1.0, gradient.reshape(-1).abs()).topk(dropped).indices

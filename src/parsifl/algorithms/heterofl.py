@@ -27,9 +27,9 @@ class HeteroFL(SubmodelAveraging):
     with eta = `lr`, p_i by `weighting`, and the sum over the devices whose slice has the entry e;
     an entry that no device has keeps its value. r_i is the "width" of the device's profile (1 if
     there is none). In training a narrow network divides the outputs of its hidden layers by r
-    (the scaler of the paper); normalization uses the statistics of the batch, so that nothing
-    but parameters is shared. The paper's mask on the logits of classes that a device lacks is
-    left out. A device is evaluated on its slice, or on the full model by `deploy`.
+    (the scaler of the paper); normalization uses the statistics of the batch, so that only
+    parameters are shared. The paper's mask on the logits of classes that a device lacks is
+    not implemented. A device is evaluated on its slice, or on the full model (`deploy`).
     Sent: the slice, both ways; the full model down with deploy="full". Kept: nothing.
 
     Parameters
@@ -48,7 +48,7 @@ class HeteroFL(SubmodelAveraging):
     deploy: Literal["slice", "full"] = "slice"
 
     def deploys_full(self) -> bool:
-        """Evaluate the full model if asked."""
+        """Evaluate the full model if `deploy` is "full"."""
         return self.deploy == "full"
 
     def profile_fields(self) -> tuple[str, ...]:

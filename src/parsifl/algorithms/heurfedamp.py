@@ -21,7 +21,7 @@ from parsifl.solvers.coupled import Coupled, alternate
 @final
 @dataclass(frozen=True)
 class HeurFedAMP(Attention):
-    r"""Attentive message passing by cosine similarity, made for deep models.
+    r"""Attentive message passing by cosine similarity, for deep models.
 
     .. math:: u_i = \sum_j \xi_{ij} w_j, \quad \xi_{ii} = \alpha, \quad
               \xi_{ij} = (1 - \alpha) \frac{e^{\sigma \cos(w_i, w_j)}}
@@ -57,8 +57,8 @@ class HeurFedAMP(Attention):
         super().check()
         if self.outer_lr is not None and self.outer_lr * self.lam >= 2:
             raise ConfigError(
-                f"outer_lr * lam = {self.outer_lr * self.lam:g} must be below 2: the anchor moves "
-                "by this part of its distance to the model and would diverge; lower outer_lr"
+                f"outer_lr * lam = {self.outer_lr * self.lam:g} must be below 2, or the anchor "
+                "diverges; lower outer_lr"
             )
 
     def client_update(

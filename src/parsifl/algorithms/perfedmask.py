@@ -33,7 +33,7 @@ from parsifl.masks.plan import plan_of
 Design = Literal["optimal", "sequential", "random"]
 Masks = NDArray[np.bool_]
 
-_NODES = 50  # of a program: a plan within seconds, and the same one on every run
+_NODES = 50  # limits of a program: a plan within seconds, and the same plan in every run
 
 
 @final
@@ -49,19 +49,18 @@ class PerFedMask(SubmodelAveraging):
     freeze whole blocks (a weight with its bias and norm). They are planned once, from the
     "budget" in each device's profile: psi_n, as a fraction of the body (at most 1) or a number
     of parameters; no budget means everything. The plan is made for the weights p_n of all devices
-    that may take part. A plan of one's own (`parsifl.masks`) is handed over as `plan`, or as the
-    "mask" in each profile, a list of 0 and 1 by layer. Frozen blocks get no weight gradient
-    and are not uploaded; a block that no device trained keeps its value. A device is evaluated
-    after it fine-tuned everything, head included, for `tune_epochs` at the learning rate of the
-    round. Sent: the body down, the trained blocks up. Kept: the head phi_0, which every device
-    draws from the seed.
+    that may take part. Pass your own plan (`parsifl.masks`) as `plan`, or as the "mask" in each
+    profile, a list of 0 and 1 by layer. Frozen blocks get no weight gradient and are not uploaded;
+    a block that no device trained keeps its value. Before evaluation a device fine-tunes all
+    parameters, including the head, for `tune_epochs` at the learning rate of the round. Sent: the
+    body down, the trained blocks up. Kept: the head phi_0, which every device draws from the seed.
 
     Parameters
     ----------
     design
-        "optimal": `parsifl.masks.optimal`, limited by nodes and not by time, so that the plan
-        repeats; "sequential" takes blocks from the front until the next does not fit; "random"
-        takes them in random order.
+        "optimal": `parsifl.masks.optimal`, limited by nodes and not by time, so that the plan is
+        reproducible; "sequential" takes blocks from the front until the next does not fit;
+        "random" takes them in random order.
     objective
         What "optimal" minimizes: J = bias + unused budgets (equation (9)), the bias alone, or V,
         the variance that layers lose by being averaged over fewer devices (`parsifl.masks`).
@@ -69,11 +68,11 @@ class PerFedMask(SubmodelAveraging):
         The masks: a `parsifl.masks.MaskPlan`, or for each device the names of the layers that it
         trains. None: planned from the budgets.
     head
-        "trained": the head is shared and trained, as in Table 9. It is then one more layer, which
-        budgets and masks include.
+        "trained": the head is shared and trained, as in Table 9. It then counts as a layer in
+        budgets and masks.
     base
         What is masked: the model; "heterofl": the slice by the "width" of the device's profile;
-        "splitmix": `bases` narrow networks, dealt out by width, under one mask per device. Budgets
+        "splitmix": `bases` narrow networks, assigned by width, under one mask per device. Budgets
         then refer to the body of one slice or network.
     bases
         The number of narrow networks for base="splitmix".
@@ -130,7 +129,7 @@ class PerFedMask(SubmodelAveraging):
         return self.bases if self.base == "splitmix" else 0
 
     def freezes_head(self) -> bool:
-        """Freeze the head unless it is to be trained."""
+        """Freeze the head unless `head` is "trained"."""
         return self.head == "frozen"
 
     def slices(self) -> bool:
@@ -138,7 +137,7 @@ class PerFedMask(SubmodelAveraging):
         return self.base == "heterofl"
 
     def deploys_full(self) -> bool:
-        """Evaluate the full model if asked."""
+        """Evaluate the full model if `deploy` is "full"."""
         return self.slices() and self.deploy == "full"
 
     def init_server(
@@ -152,7 +151,7 @@ class PerFedMask(SubmodelAveraging):
         return SubmodelServer(self._start(problem, key), masks, chosen, plan)
 
     def start_metrics(self, server: SubmodelServer) -> Mapping[str, float]:
-        """Return what the masks reach and the bounds: J, bias, V, floor, bound, proven (0 or 1)."""
+        """Return the values and bounds of the plan: J, bias, V, floor, bound, proven (0 or 1)."""
         return {f"plan_{name}": value for name, value in server.plan.items()}
 
     def submodel(self, server: SubmodelServer, client: ClientInfo, key: Key) -> SubmodelSpec:
@@ -167,8 +166,8 @@ class PerFedMask(SubmodelAveraging):
     ) -> tuple[Masks, dict[str, float]]:
         """Plan the masks for each width separately, because block sizes depend on it.
 
-        Masks in the profiles are taken as they are. The numbers of the plan come with the masks if
-        there is one plan for all devices.
+        Masks in the profiles are used unchanged. The values of the plan are returned with the masks
+        if there is one plan for all devices.
         """
         names = [block.name for block in self.blocks(problem)]
         if self.plan is not None:
@@ -231,8 +230,8 @@ def planned(plan: Any, clients: Sequence[ClientInfo], names: Sequence[str]) -> l
     for client, layers in zip(clients, plan, strict=True):
         if "mask" in client.profile or "budget" in client.profile:
             raise ConfigError(
-                f"client {client.id} has a mask or a budget in its profile, and there is a plan; "
-                "give one of them"
+                f"client {client.id} has a mask or a budget in its profile, and there is a plan: "
+                "remove one of them"
             )
         if foreign := sorted(set(layers) - set(names)):
             raise ConfigError(
@@ -250,9 +249,9 @@ def mask_of(client: ClientInfo, layers: int) -> list[bool]:
     """
     mask = client.profile.get("mask")
     if mask is None:
-        raise ConfigError(f"client {client.id} has no mask, but others have; give all or none")
+        raise ConfigError(f"client {client.id} has no mask, but others do: give all or none")
     if "budget" in client.profile:
-        raise ConfigError(f"client {client.id} has a mask and a budget; give one of them")
+        raise ConfigError(f"client {client.id} has a mask and a budget: remove one of them")
     listed = isinstance(mask, list | tuple) and len(mask) == layers
     if not listed or any(not isinstance(on, int) or on not in (0, 1) for on in mask):
         raise ConfigError(
@@ -263,7 +262,7 @@ def mask_of(client: ClientInfo, layers: int) -> list[bool]:
 
 
 def check_profile(client: ClientInfo, fields: Sequence[str]) -> None:
-    """Reject entries that are nearly, but not quite, what is read; others may be for others."""
+    """Reject misspelt entries; unrelated ones may be for other algorithms."""
     for name in client.profile:
         near = difflib.get_close_matches(name.lower(), fields, n=1, cutoff=0.8)
         if near and name not in fields:
@@ -282,8 +281,8 @@ def design_masks(
 ) -> tuple[Masks, MaskPlan | None]:
     """Return which blocks each device trains [N, L], within its budget, and the plan.
 
-    The plan is for the devices that may take part; the others could train all that fits. There is
-    none if no device can train a block.
+    The plan covers the devices that may take part; the others could train everything that fits.
+    There is no plan if no device can train a block.
     """
     able = np.array([client.takes_part for client in clients])
     masks = np.ones((len(clients), len(blocks)), dtype=np.bool_)
@@ -309,7 +308,7 @@ def design_masks(
 
 
 def _numbers(plan: MaskPlan | None) -> dict[str, float]:
-    """Return what a plan reaches; only an optimal one has a bound."""
+    """Return the values of a plan; only an optimal one has a bound."""
     if plan is None:
         return {}
     found = {"J": plan.J, "bias": plan.bias, "V": plan.V, "floor": plan.floor}
@@ -319,7 +318,7 @@ def _numbers(plan: MaskPlan | None) -> dict[str, float]:
 
 
 def warn_of_gaps(masks: Masks, clients: Sequence[ClientInfo], names: Sequence[str]) -> None:
-    """Warn of devices without a layer and layers without a device; reject masks without either."""
+    """Warn about devices without a layer and layers without a device; reject empty masks."""
     if not masks.any():
         raise ConfigError(
             "no device can train any layer: all budgets are below the smallest layer; raise them"
@@ -327,8 +326,8 @@ def warn_of_gaps(masks: Masks, clients: Sequence[ClientInfo], names: Sequence[st
     idle = [str(clients[int(row)].id) for row in np.flatnonzero(~masks.any(axis=1))]
     if idle:
         warnings.warn(
-            f"client {', '.join(idle[:10])}{' and others' if len(idle) > 10 else ''} can train no "
-            "layer: the budget is below the smallest; raise it, or the client only fine-tunes",
+            f"client {', '.join(idle[:10])}{' and others' if len(idle) > 10 else ''} cannot train "
+            "any layer: the budget is below the smallest layer. Raise it, or it only fine-tunes",
             stacklevel=2,
         )
     bare = [names[int(column)] for column in np.flatnonzero(~masks.any(axis=0))]
@@ -341,7 +340,7 @@ def warn_of_gaps(masks: Masks, clients: Sequence[ClientInfo], names: Sequence[st
 
 
 def compressed(masks: Masks) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
-    """Return the distinct masks as tuples of block numbers, and which of them each device has.
+    """Return the distinct masks as tuples of block numbers, and the index of each device's mask.
 
     >>> compressed(np.array([[True, False], [True, True], [True, False]]))
     (((0,), (0, 1)), (0, 1, 0))

@@ -47,8 +47,7 @@ class PFedMe(MoreauEnvelope):
         super().check()
         if self.lr * self.lam >= 2:
             raise ConfigError(
-                f"lr * lam = {self.lr * self.lam:g} must be below 2: theta moves by this part of "
-                "its distance to the local global model in each step and would diverge; lower lr"
+                f"lr * lam = {self.lr * self.lam:g} must be below 2, or theta diverges; lower lr"
             )
 
     def rule(self) -> Coupled:

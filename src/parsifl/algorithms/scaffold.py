@@ -111,7 +111,7 @@ class Scaffold(
         correction = tree.subtract(received.control, state)
         trained = sgd(problem, start, batches, config, rule=LinearRule(), aux=(correction,))
         moved = tree.subtract(trained, start)
-        # two divisions: steps * lr would be a float32 tensor, whatever the dtype of the model
+        # two divisions: steps * lr would be a float32 tensor for any dtype of the model
         steps = batches.active.sum().clamp(min=1)
         control = tree.map(lambda c, dw: -c - dw / steps / config.lr, correction, moved)
         control = tree.where(batches.active.any(), control, state)

@@ -27,7 +27,7 @@ class SplitMix(SubmodelAveraging):
               \qquad \hat y(x) = \frac{1}{k} \sum_b h(w^b, x)
 
     with k = `bases`, eta = `lr` and p_i by `weighting`. B_i are max(1, floor(r_i k)) networks,
-    dealt out cyclically from a deck that is shuffled every round; r_i is the "width" of the
+    assigned cyclically in an order that is shuffled every round; r_i is the "width" of the
     device's profile (1 if there is none). A base network starts as a corner of a full one, and
     in training divides the outputs of its hidden layers by 1/k. A device is evaluated on all base
     networks. Sent down: all base networks, which together have about 1/k of the parameters of the
@@ -57,5 +57,5 @@ class SplitMix(SubmodelAveraging):
         return self.bases
 
     def submodel(self, server: SubmodelServer, client: ClientInfo, key: Key) -> SubmodelSpec:
-        """Deal out this round's networks."""
+        """Assign this round's networks."""
         return SubmodelSpec(1 / self.bases, members_for(client, self.bases, key))

@@ -1,1 +1,1 @@
-"""What everything else rests on: the contract, problems, trees, keys, settings, errors."""
+"""The foundation: the contract, problems, trees, keys, settings and errors."""

@@ -110,7 +110,7 @@ def _public_leave_vmap(work: Work, tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 class _Outside(torch.autograd.Function):
-    """Gives the tensors of a block to a function, through torch's public vmap rule."""
+    """Passes the tensors of a block to a function, through torch's public vmap rule."""
 
     @staticmethod
     def forward(work: Work, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -206,7 +206,7 @@ class _Slots:
 
 
 class _PublicSlots:
-    """The same by `torch.func.functional_call`, which looks the tables up in every call."""
+    """The same through `torch.func.functional_call`, which looks up the tables in every call."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
@@ -294,10 +294,10 @@ def _has(library: Any, name: str) -> bool:
 _chosen = choose()
 
 is_transformed: Callable[[], bool] = _chosen["is_transformed"]
-"""Return whether `torch.func` transforms what runs now, by vmap or grad."""
+"""Return whether a `torch.func` transformation (vmap or grad) is active."""
 
 inside_vmap: Callable[[], bool] = _chosen["inside_vmap"]
-"""Return whether the innermost transformation is the one vmap over clients."""
+"""Return whether the innermost transformation is the vmap over clients."""
 
 vmap_columns: Callable[[Batched, Sequence[tuple[Tensor, bool]], int], list[Tensor]] = _chosen[
     "vmap_columns"
@@ -307,16 +307,16 @@ vmap_columns: Callable[[Batched, Sequence[tuple[Tensor, bool]], int], list[Tenso
 leave_vmap: Callable[[Work, Sequence[Tensor]], list[Tensor]] = _chosen["leave_vmap"]
 """Call `work(clients, leaves)` outside of vmap with the tensors of all clients, and re-enter.
 
-What it returns has the clients along its first axis. Only valid where `inside_vmap`.
+The outputs have the clients along their first axis. Only valid if `inside_vmap()`.
 """
 
 grad_once: Callable[[Callable[[Params], tuple[Tensor, Params]], Params], tuple[Params, Params]] = (
     _chosen["grad_once"]
 )
-"""Return the gradient of a loss where `inside_vmap`, and the other tensors that it returns.
+"""Return the gradient of a loss under vmap, and the other tensors that the loss returns.
 
-The gradient cannot be differentiated again: `torch.func.grad` records the backward pass for that,
-a tenth of the time of a small model.
+The gradient cannot be differentiated again. `torch.func.grad` records the backward pass for that
+purpose, which takes a tenth of the time of a small model.
 """
 
 inside_backward: Callable[[], bool] = _chosen["inside_backward"]
@@ -327,16 +327,16 @@ ModuleSlots: Callable[[nn.Module], Callable[[Mapping[str, Tensor], Tensor], Tens
 ]
 """Call a module with values for its parameters and buffers, as `torch.func.functional_call` does.
 
-The places of the values are looked up once: for small models that is a tenth of a step. One thread
-at a time.
+Locations of the values are looked up once, which saves a tenth of a step for small models. Not
+thread-safe.
 """
 
 
 def eager(function: Batched, *tensors: Tensor) -> tuple[Tensor, ...]:
     """Apply a function of tensors [clients, ...] to one client's tensors.
 
-    Under vmap values may not be inspected. The function may: it gets the real tensors of all
-    clients of the block at once, or of a block of one outside of vmap.
+    Under vmap, values cannot be inspected. This function can: it receives the real tensors of all
+    clients of the block at once, or of a block of one outside vmap.
 
     >>> eager(lambda v: (v * v.count_nonzero(),), torch.tensor([0.0, 2.0]))
     (tensor([0., 2.]),)

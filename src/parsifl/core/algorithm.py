@@ -1,4 +1,4 @@
-"""The contract: what a federated algorithm is.
+"""The contract of a federated algorithm.
 
 An algorithm is a frozen, final dataclass. Its fields are the settings and its methods are pure:
 state comes in as an argument and leaves as a return value. Four kinds of data are kept apart, each
@@ -16,7 +16,7 @@ An additive algorithm implements six methods, a gathering one five, and one that
 for many at once under `torch.func.vmap`. They must not call `.item()`, branch on a tensor, build
 modules, or draw random numbers other than through `keys.uniform(data.key, ...)`.
 
-A toy: clients report the mean of their targets, and the server keeps the weighted mean::
+Example: clients report the mean of their targets, and the server keeps the weighted mean::
 
     @final
     @dataclass(frozen=True)
@@ -51,7 +51,7 @@ D = TypeVar("D")
 U = TypeVar("U")
 T = TypeVar("T")
 _PENDING = 16
-"""Summands that are added together, leaf by leaf; the bits do not depend on it."""
+"""Number of summands that are added at once, leaf by leaf; results do not depend on it."""
 
 
 @dataclass(frozen=True)
@@ -105,15 +105,15 @@ class Accumulator(Protocol[U, T]):
 
     @property
     def mergeable(self) -> bool:
-        """Whether totals of parts may be merged, so that workers can sum on their own."""
+        """Whether partial totals may be merged, so that workers can sum independently."""
         ...
 
     def add(self, upload: ClientUpload[U]) -> None:
-        """Take in one upload."""
+        """Add one upload."""
         ...
 
     def merge(self, total: T) -> None:
-        """Take in the total of another accumulator."""
+        """Add the total of another accumulator."""
         ...
 
     def total(self) -> T:
@@ -123,7 +123,7 @@ class Accumulator(Protocol[U, T]):
 
 @dataclass(frozen=True)
 class TreeTypes:
-    """The types of the four trees: decoding takes classes from here, never from data."""
+    """The types of the four trees. Decoders take classes from here, never from data."""
 
     server: Any
     client: Any
@@ -133,7 +133,7 @@ class TreeTypes:
 
 @dataclass(frozen=True)
 class Conformance:
-    """What the conformance suite reads: settings to test with, and exemptions with reasons."""
+    """Input of the conformance suite: settings to test with, and exemptions with reasons."""
 
     settings: Mapping[str, Any] = field(default_factory=dict)
     exempt: Mapping[str, str] = field(default_factory=dict)
@@ -159,16 +159,16 @@ class Preset:
 
 
 class FederatedAlgorithm(ABC, Generic[P, S, C, D, U, T]):
-    """What every algorithm has, whichever way its uploads are combined."""
+    """Base of all algorithms, however their uploads are combined."""
 
     cites: ClassVar[str] = ""
     """The paper."""
     requires: ClassVar[tuple[type[Any], ...]] = ()
     """Capabilities (protocols of `parsifl.core.problem`) that the problem must have."""
     supports_buffers: ClassVar[bool] = False
-    """Whether the algorithm treats leaves that the forward pass moves (running statistics) apart.
+    """Whether the algorithm separates leaves that the forward pass updates (running statistics).
 
-    Averaging them is right; duals, thresholds and other arithmetic must leave them alone (see
+    They may be averaged, but duals, thresholds and other arithmetic must not touch them (see
     `parsifl.core.problem.split_buffers`).
     """
     keeps_buffers_local: ClassVar[bool] = False
@@ -199,7 +199,7 @@ class FederatedAlgorithm(ABC, Generic[P, S, C, D, U, T]):
 
     @abstractmethod
     def broadcast(self, problem: P, server: S, client: ClientInfo, key: Key) -> D:
-        """Return the message to this client: a cheap, repeatable lookup, also for evaluation."""
+        """Return the message to this client. Evaluation calls it again, so keep it cheap."""
 
     @abstractmethod
     def accumulator(self, problem: P) -> Accumulator[U, T]:
@@ -235,7 +235,7 @@ class FederatedAlgorithm(ABC, Generic[P, S, C, D, U, T]):
     def acknowledge(self, problem: P, state: C, upload: U, arrived: U) -> C:
         """Return the client's next state if a lossy wire rounded its upload to `arrived`.
 
-        Algorithms whose server mirrors what clients keep need it; the others inherit this.
+        Override it if the server mirrors client state.
         """
         return state
 
@@ -261,7 +261,7 @@ class FederatedAlgorithm(ABC, Generic[P, S, C, D, U, T]):
         return ()
 
     def start_metrics(self, server: S) -> Mapping[str, float]:
-        """Return scalars of the first server state, which the record of the first round keeps."""
+        """Return scalars of the first server state for the record of the first round."""
         return {}
 
     def describe(self) -> dict[str, Any]:
@@ -302,7 +302,7 @@ class FederatedAlgorithm(ABC, Generic[P, S, C, D, U, T]):
         if "return" not in hints:
             raise ConfigError(
                 f"{kind.__name__}.{function} needs a return annotation, for example "
-                "-> ClientUpdate[None, Params]: messages and checkpoints are read by it"
+                "-> ClientUpdate[None, Params]: it determines how messages and checkpoints are read"
             )
         return hints["return"]
 
@@ -312,7 +312,7 @@ class AdditiveAlgorithm(FederatedAlgorithm[P, S, C, D, U, T]):
 
     @abstractmethod
     def contribute(self, problem: P, upload: U, weight: float) -> T:
-        """Turn one upload into its summand (it may alias the upload; the sum owns its memory)."""
+        """Return the summand of one upload. It may alias the upload; the sum owns its memory."""
 
     def accumulator(self, problem: P) -> Accumulator[U, T]:
         """Return a running sum."""
@@ -328,7 +328,7 @@ class GatherAlgorithm(FederatedAlgorithm[P, S, C, D, U, Sequence[ClientUpload[U]
 
 
 class SumAccumulator(Generic[U, T]):
-    """A running sum; summands are added a few at a time, which changes no bit."""
+    """A running sum. Adding several summands at a time does not change the result."""
 
     mergeable = True
 
@@ -384,9 +384,9 @@ class ListAccumulator(Generic[U]):
 
 
 def canonical(value: Any) -> Any:
-    """Return a tree in contiguous memory, as a checkpoint or the wire would give it back.
+    """Return a tree in contiguous memory, as if it were read from a checkpoint or message.
 
-    The layout of memory may decide the last bit of a product.
+    The memory layout can affect the last bit of a product.
     """
     return tree.map(lambda leaf: leaf.contiguous() if isinstance(leaf, Tensor) else leaf, value)
 

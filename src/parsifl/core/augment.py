@@ -22,9 +22,10 @@ RECIPES: dict[str, tuple[float, float]] = {
 
 
 def apply(name: str, images: Tensor, key: Tensor) -> Tensor:
-    """Flip and crop or rotate a batch of images [B, C, H, W]; zeros come in at the border.
+    """Flip and crop or rotate a batch of images [B, C, H, W]; the border is filled with zeros.
 
-    Written with `gather` over computed source positions: it runs under vmap, one draw an image.
+    Written with `gather` over computed source positions, so that it runs under vmap with one draw
+    per image.
     """
     if name not in RECIPES:
         raise ConfigError(unknown("augmentation", name, RECIPES))
@@ -48,7 +49,7 @@ def apply(name: str, images: Tensor, key: Tensor) -> Tensor:
 
 
 def _sources(shift: Tensor, size: int, mirrored: Tensor) -> tuple[Tensor, Tensor]:
-    """For each image: which source position each output position reads, and is it inside."""
+    """Return the source position of each output position per image, and whether it is inside."""
     position = torch.arange(size, device=shift.device)[None] + shift[:, None]
     inside = (position >= 0) & (position < size)
     position = position.clamp(0, size - 1)

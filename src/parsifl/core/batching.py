@@ -1,8 +1,8 @@
-"""What data a client reads in a round: requested as `DataRequest`, given as `ClientRoundData`.
+"""The data of a client in a round: requested by `DataRequest`, provided as `ClientRoundData`.
 
-The engine draws a shard from `Key(seed, round, client, name)`, so the same mini-batches come out
-in every engine. All shapes within a batch of clients are equal: short batches repeat a row with
-weight 0, and a client with fewer steps than its neighbours has `active = False` in the rest.
+Mini-batches are drawn by `Key(seed, round, client, name)`, so they are the same in every engine.
+All shapes within a block of clients are equal: short batches repeat a row with weight 0, and a
+client with fewer steps than the others has `active = False` in the remaining ones.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class BatchSpec:
     batch_size
         Rows per step; None takes all rows of the client in every step.
     steps, epochs
-        How long; give one of them.
+        The length of the sequence; give exactly one of them.
     last_batch
         What happens to an incomplete last batch: "pad" (zero weights, exact), "wrap" (filled
         from the next epoch) or "drop". "redraw" has no epochs: every step draws its rows
@@ -109,11 +109,11 @@ class Rows:
 
 @dataclass(frozen=True)
 class Batches:
-    """A sequence of mini-batches as positions in pooled data, which no client copies.
+    """A sequence of mini-batches as positions in pooled data, which clients share without copies.
 
-    Shapes: `index` and `weight` [steps, rows], `active` [steps]. `ragged` says that some client
-    of the block has fewer steps; `fixed` that rows may not be padded further, because the model
-    takes statistics over them.
+    Shapes: `index` and `weight` [steps, rows], `active` [steps]. `ragged` means that some client
+    of the block has fewer steps; `fixed` means that rows must not be padded further, because the
+    model computes statistics over them.
     """
 
     x: Any
@@ -149,7 +149,7 @@ class Batches:
 
 
 def _taken(x: Any, rows: Tensor) -> Any:
-    """Return x[rows]. An embedding copies whole rows, in half of the time, and vmap knows it."""
+    """Return x[rows] through `torch.embedding`, which takes half the time and supports vmap."""
     if not isinstance(x, Tensor) or x.ndim == 1 or not x.is_contiguous():
         return x[rows]
     found = torch.embedding(x.flatten(1), rows)
@@ -169,7 +169,7 @@ class ClientRoundData:
         return self.batches[name]
 
     def all_rows(self) -> Rows:
-        """Return all rows; only where the method's `DataRequest` says rows=True."""
+        """Return all rows; requires `rows=True` in the algorithm's `DataRequest`."""
         if self.rows is None:
             raise ConfigError(
                 "the algorithm reads all rows, but its batches() does not request rows=True"
@@ -180,10 +180,10 @@ class ClientRoundData:
 def schedule(
     samples: int, draw: BatchSpec, generators: Iterable[np.random.Generator]
 ) -> tuple[Index, npt.NDArray[np.bool_]]:
-    """Draw which of its `samples` rows each client reads, with a generator for each of them.
+    """Draw which of its `samples` rows each client reads, with one generator per client.
 
-    Returns positions [clients, steps, rows] and which of them count, [steps, rows]. Steps that
-    read all rows read them in their order, for every client: [1, steps, rows].
+    Returns positions [clients, steps, rows] and which of them are valid, [steps, rows]. Steps over
+    all rows read them in order, the same for every client: [1, steps, rows].
     """
     if samples == 0:
         raise DataError("a client without training rows cannot train; remove it")
@@ -226,6 +226,6 @@ def schedule(
 def _orders(
     samples: int, epochs: int, read: int, generators: Iterable[np.random.Generator]
 ) -> Index:
-    """Shuffle the rows for every epoch: [clients, epochs, rows]."""
+    """Shuffle the rows of every epoch: [clients, epochs, rows]."""
     drawn = [[each.permutation(samples)[:read] for _ in range(epochs)] for each in generators]
     return np.array(drawn, np.int64).reshape(len(drawn), epochs, min(read, samples))

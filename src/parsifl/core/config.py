@@ -24,7 +24,7 @@ NonNegative = Annotated[float, Ge(0.0)]
 Fraction = Annotated[float, Ge(0.0), Le(1.0)]
 Momentum = Annotated[float, Ge(0.0), Lt(1.0)]
 LARGEST = 2**31 - 1
-"""The largest count: what fits into 32 bits."""
+"""The largest count: the maximum of a signed 32-bit integer."""
 
 Count = Annotated[int, Ge(1), Le(LARGEST)]
 Size = Annotated[int, Ge(0), Le(LARGEST)]
@@ -56,7 +56,7 @@ SYNONYMS = {
     "step_size": ("lr",),
     "weights": ("weighting",),
 }
-"""Words of papers and of other libraries, each with our names for it, best first."""
+"""Terms of papers and other libraries, each with our names for it, best match first."""
 
 
 def check(settings: Any) -> None:
@@ -75,8 +75,8 @@ def check_names(kind: type, given: Iterable[str]) -> None:
 def build(kind: Callable[..., T], values: Mapping[str, Any]) -> T:
     """Return an instance from loose values (JSON, TOML, or text from the command line).
 
-    A dataclass has fields; of any other class or function the annotated arguments are read. Where
-    a field may be None, or has several values, the texts "none" and "1+2" stand for them.
+    Values are validated against the fields of a dataclass, or the annotated arguments of any other
+    class or function. The text "none" means None, and "1+2" means several values.
 
     >>> from parsifl.algorithms.fedavg import FedAvg
     >>> build(FedAvg, {"lr": "0.5"}).lr

@@ -1,11 +1,11 @@
-"""Every exception that Parsifl raises on purpose.
+"""The exceptions that Parsifl raises.
 
 A message says what was wrong, what was expected, and what to do::
 
     ParsiflError
     +-- ConfigError        a setting that cannot work (unknown name, wrong type, impossible value)
     +-- DataError          data that are missing, malformed, not finite, or too few
-    +-- CapabilityError    an algorithm needs something that the problem does not offer
+    +-- CapabilityError    an algorithm needs something that the problem does not provide
     +-- WireError          bytes that are not a valid message
     +-- CheckpointError    a run directory that cannot be read, or that belongs to another run
     +-- ClientError        work that failed on one client (names stage, client and round)
@@ -21,11 +21,11 @@ from typing import Any
 
 
 class ParsiflError(Exception):
-    """Base of all errors that are meant for the user."""
+    """Base of all errors for the user."""
 
 
 class ParsiflWarning(UserWarning):
-    """Base of all warnings that are meant for the user."""
+    """Base of all warnings for the user."""
 
 
 class DroppedClientWarning(ParsiflWarning):
@@ -41,14 +41,14 @@ class DataError(ParsiflError):
 
 
 class RowError(DataError):
-    """Some rows are wrong; the caller that knows the client names it.
+    """Some rows are invalid. The caller adds the client to the message.
 
     Attributes
     ----------
     rows
         The numbers of these rows, ascending.
     describe
-        Says what is wrong with a row: "label 5, but ...".
+        Returns the problem with a row: "label 5, but ...".
     """
 
     def __init__(self, rows: Sequence[int], describe: Callable[[int], str]) -> None:
@@ -57,11 +57,11 @@ class RowError(DataError):
 
 
 class CapabilityError(ParsiflError):
-    """An algorithm needs something that this problem does not offer."""
+    """An algorithm needs something that this problem does not provide."""
 
 
 class WireError(ParsiflError):
-    """Bytes are not a valid message; the text names the field."""
+    """Bytes are not a valid message. The error names the field."""
 
 
 class CheckpointError(ParsiflError):
@@ -81,7 +81,7 @@ class ClientError(ParsiflError):
 
 
 def reason(error: Exception) -> str:
-    """Return an exception in one line.
+    """Return an exception as one line.
 
     >>> reason(ValueError("no"))
     'ValueError: no'
@@ -91,7 +91,7 @@ def reason(error: Exception) -> str:
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> str:
-    """Say that `name` is not a known `kind`, with the nearest match or the whole list.
+    """Return the message for an unknown name, with the nearest match or all known names.
 
     >>> unknown("algorithm", "fedavgg", ["fedavg", "ditto"])
     "unknown algorithm 'fedavgg'; did you mean 'fedavg'?"

@@ -1,4 +1,4 @@
-"""Counter-based randomness: every number follows from (seed, round, client, purpose).
+"""Counter-based randomness: every number is determined by (seed, round, client, purpose).
 
 No generator is advanced from one use to the next, so results depend neither on the order in
 which clients run nor on how they are batched, and the global generators stay untouched.
@@ -49,7 +49,7 @@ class Key:
         return self.words([self.client])[0]
 
     def words(self, clients: Iterable[int]) -> list[int]:
-        """Return the words of this key at each of some clients."""
+        """Return the words of this key for each of these clients."""
         seed, purpose = _signed(self.seed % (1 << 64)), self.purpose.encode()
         packed = (struct.pack("<qqq", seed, self.round, client) + purpose for client in clients)
         digests = [hashlib.blake2b(key, digest_size=8).digest() for key in packed]
@@ -62,10 +62,10 @@ class Key:
         return np.random.Generator(np.random.Philox(key=self.word()))
 
     def generators(self, clients: Iterable[int]) -> Iterator[np.random.Generator]:
-        """Yield the NumPy generator of each of some clients, to be used before the next is taken.
+        """Yield the NumPy generator of each client; use it before you take the next one.
 
-        All are one object of this thread, set back each time: to make another would take ten times
-        as long.
+        They are one object per thread, reset each time: creating a new one would take ten times as
+        long.
         """
         if not hasattr(_kept, "generator"):
             _kept.generator = self.numpy_generator()
@@ -87,7 +87,7 @@ class Key:
         return self.tensors([self.client])[0]
 
     def tensors(self, clients: Iterable[int]) -> tuple[Tensor, ...]:
-        """Return the tensors of this key at each of some clients."""
+        """Return the tensors of this key for each of these clients."""
         import numpy as np
         import torch
 

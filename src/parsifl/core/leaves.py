@@ -1,7 +1,7 @@
-"""Compact leaves that may stand for a tensor in a state or a message.
+"""Compact leaves that can replace a tensor in a state or a message.
 
-A plain tensor is the dense form (the wire finds its zeros by itself), and a layer that does not
-travel is a missing key. `Sparse` and `LowRank` are for algorithms that already hold the parts.
+A plain tensor is the dense form (the codec detects its zeros), and a layer that is not sent is a
+missing key. `Sparse` and `LowRank` are for algorithms that already hold the parts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from parsifl.core import tree
 
 @dataclass(frozen=True)
 class Sparse(tree.Addend):
-    """A tensor of `shape` that is zero but for `value` at the ascending flat positions `index`."""
+    """A tensor of `shape` that is zero except for `value` at ascending flat positions `index`."""
 
     index: Tensor
     value: Tensor
@@ -29,7 +29,7 @@ class Sparse(tree.Addend):
         return flat.scatter(0, self.index, self.value).reshape(self.shape)
 
     def add_into(self, total: Tensor, factor: float) -> None:
-        """Add in place; only the positions that are there are touched.
+        """Add in place, touching only the positions in `index`.
 
         >>> import torch
         >>> total = torch.zeros(2)
@@ -59,11 +59,11 @@ class LowRank:
 
 
 UNITS = (Sparse, LowRank)
-"""The compact leaves; `tree.flatten(message, units=UNITS)` keeps them whole."""
+"""The compact leaves; `tree.flatten(message, units=UNITS)` does not split them."""
 
 
 def factored(left: Tensor, right: Tensor, shape: tuple[int, ...]) -> LowRank | Tensor:
-    """Return the factors where they are shorter than the tensor, r (d1 + d2) < d1 d2, else it."""
+    """Return factors if they are shorter than the tensor, r (d1 + d2) < d1 d2, else the tensor."""
     message = LowRank(left, right, shape)
     shorter = left.numel() + right.numel() < math.prod(shape)
     return message if shorter else message.dense()
@@ -86,14 +86,14 @@ def dematricize(matrix: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def densify(value: Any) -> Any:
-    """Return a tree in which every compact leaf is the tensor that it stands for."""
+    """Return a tree with every compact leaf converted to a dense tensor."""
     leaves, structure = tree.flatten(value, units=UNITS)
     dense = [leaf.dense() if isinstance(leaf, UNITS) else leaf for leaf in leaves]
     return tree.unflatten(dense, structure)
 
 
 def matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Return the shape that `matricize` gives a tensor of this shape.
+    """Return the shape of the matrix that `matricize` makes of a tensor of this shape.
 
     >>> matrix_shape((8, 4, 3, 5))
     (24, 20)

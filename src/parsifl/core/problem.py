@@ -1,7 +1,7 @@
-"""What algorithms and engines may ask of a problem: a base, and optional capabilities.
+"""The interface of a problem: a base protocol and optional capabilities.
 
-A problem is a model and a loss, never data. Server and clients both have it. Nothing recognises a
-problem by its class. Algorithms require the protocols below. Engines and solvers read optional
+A problem is a model and a loss, never data. Server and clients both have it. No code depends on the
+class of a problem. Algorithms require the protocols below. Engines and solvers read optional
 members, each of which has a default:
 
 ================================  ==================================================================
@@ -10,9 +10,9 @@ members, each of which has a default:
 `flatten_inputs`                  whether rows are flattened to vectors first; False
 `check_data(params, x, y)`        raises `DataError` for data that the model cannot train on
 `output_metrics(output, y)`       `metrics` from outputs, so that clients are scored together
-`buffer_names`                    leaves of `params` that the forward pass moves; empty
+`buffer_names`                    leaves of `params` that the forward pass updates; empty
 `local_buffers`                   whether buffers stay on the clients; False
-`loss_and_buffers(params, batch)` the loss and the moved buffers; needed if there are buffers
+`loss_and_buffers(params, batch)` the loss and the updated buffers; needed if there are buffers
 ================================  ==================================================================
 """
 
@@ -80,7 +80,7 @@ class Problem(Protocol):
 
 @dataclass(frozen=True)
 class ExecutionHints:
-    """How the clients of a problem run fastest. Hints change the speed, not the results.
+    """How the clients of a problem run fastest. Hints affect speed, not results.
 
     Attributes
     ----------
@@ -91,7 +91,7 @@ class ExecutionHints:
     block_size
         Clients per batch.
     single_threaded
-        Whether each operation should stay on one thread: its operations are too small to split.
+        Whether each operation should stay on one thread because it is too small to split.
     expensive_rows
         Whether a row costs far more than one use of each parameter (convolutions).
     """
@@ -140,7 +140,7 @@ def flatten_inputs(problem: Problem) -> bool:
 
 
 def buffer_names(problem: Problem) -> frozenset[str]:
-    """Return the leaves of the parameters that the forward pass moves instead of gradients."""
+    """Return the leaves of the parameters that the forward pass updates instead of gradients."""
     names: frozenset[str] = getattr(problem, "buffer_names", _NO_NAMES)
     return names
 
@@ -174,7 +174,7 @@ class Model:
 
 @runtime_checkable
 class Layered(Problem, Protocol):
-    """A model made of blocks (a weight with its bias and norm), one of which is the head."""
+    """A model made of blocks (a weight with its bias and norm) and a head."""
 
     @property
     def head(self) -> tuple[str, ...]:
@@ -189,12 +189,12 @@ class Layered(Problem, Protocol):
 
 @runtime_checkable
 class Scalable(Problem, Protocol):
-    """A model that exists in several widths, a narrower one being a corner of the full one."""
+    """A model that exists in several widths. A narrower model is a corner of the full one."""
 
     def narrow(self, width: float, *, scaled: bool = True) -> Scalable:
         """Return the problem at a fraction of the full width.
 
-        With `scaled`, training makes up for the missing channels (HeteroFL's scaler).
+        With `scaled`, training compensates for the missing channels (HeteroFL's scaler).
         """
         ...
 
@@ -205,7 +205,7 @@ class Scalable(Problem, Protocol):
 
 @dataclass(frozen=True)
 class Selection:
-    """Rows of pooled data for a block of clients, by number and not gathered.
+    """Rows of pooled data for a block of clients, given as row numbers.
 
     Attributes
     ----------
@@ -240,7 +240,7 @@ class Selection:
         return {}
 
     def once(self, name: str, make: Callable[[], Tensor]) -> Tensor:
-        """Return a tensor that is made of these rows, and made at the first call only."""
+        """Return a tensor derived from these rows; it is computed in the first call only."""
         if name not in self._kept:
             self._kept[name] = make()
         return self._kept[name]
@@ -315,7 +315,7 @@ class SupportSolvable(HasUnpenalized, Protocol):
 
     @property
     def gram(self) -> Tensor | None:
-        """The inner products [d, d] of the atoms; None: coordinates, which are orthonormal."""
+        """The inner products [d, d] of the atoms; None for coordinates, which are orthonormal."""
         ...
 
     def predictions(self, coefficients: Tensor, data: Selection) -> Tensor:
@@ -323,7 +323,7 @@ class SupportSolvable(HasUnpenalized, Protocol):
         ...
 
     def gradients(self, coefficients: Tensor, data: Selection, u: Tensor) -> Tensor:
-        """Return the gradients of the mean losses over the selected rows, where u is known."""
+        """Return the gradients of the mean losses over the selected rows, given u."""
         ...
 
     def restrict(
@@ -336,7 +336,7 @@ class SupportSolvable(HasUnpenalized, Protocol):
     ) -> Restricted:
         """Return the losses on the supports `index` where `valid`, both [.., k].
 
-        The predictor u may be given if the supports hold all coefficients that are not zero.
+        The predictor u may be given if the supports contain all non-zero coefficients.
         """
         ...
 
@@ -356,7 +356,7 @@ class CompactSteps(Protocol):
 
 @runtime_checkable
 class Compactable(SupportSolvable, Protocol):
-    """A problem whose SGD on a CSR design can be done on the columns that occur."""
+    """A problem whose SGD on a CSR design can be restricted to the columns that occur."""
 
     def compact(self, batches: Batches, coefficients: Tensor) -> CompactSteps | None:
         """Return gradients on those columns; None if the design is dense."""
@@ -365,7 +365,7 @@ class Compactable(SupportSolvable, Protocol):
 
 @runtime_checkable
 class HasBuffers(Problem, Protocol):
-    """A model with leaves that the forward pass moves, such as running statistics."""
+    """A model with leaves that the forward pass updates, such as running statistics."""
 
     @property
     def buffer_names(self) -> frozenset[str]:
@@ -373,7 +373,7 @@ class HasBuffers(Problem, Protocol):
         ...
 
     def trainable(self, name: str) -> bool:
-        """Return whether a leaf is moved by gradients."""
+        """Return whether a leaf is updated by gradients."""
         ...
 
     def loss_and_buffers(self, params: Params, batch: Batch) -> tuple[Tensor, Params]:
@@ -397,7 +397,7 @@ class HasModule(Problem, Protocol):
 
 @dataclass(frozen=True)
 class CurvatureSums:
-    """Sums over a client's rows at given coefficients; sums of clients are sums of all rows.
+    """Sums over a client's rows at given coefficients; they add up over clients.
 
     Attributes
     ----------
@@ -422,8 +422,8 @@ class CurvatureSums:
 class Summable(HasUnpenalized, Protocol):
     """A problem in one coefficient vector whose loss, slope and curvature are sums over rows.
 
-    Parameters that belong to a client alone (a baseline hazard; an intercept, if asked) are
-    profiled out where the rows are: what is returned are the derivatives of the profiled loss.
+    Parameters that belong to one client (a baseline hazard; optionally an intercept) are profiled
+    out on the client: the derivatives returned are those of the profiled loss.
     """
 
     @property
@@ -451,8 +451,8 @@ class Summable(HasUnpenalized, Protocol):
     ) -> CurvatureSums:
         """Return the sums at `params`, without the l2 term.
 
-        With `own_intercept` the last coefficient is the client's own: it is profiled out, whatever
-        `params` says.
+        With `own_intercept` the last coefficient is the client's own: it is profiled out, and its
+        value in `params` is ignored.
         """
         ...
 
@@ -467,11 +467,11 @@ OFFERED_BY: Mapping[type[Any], str] = {
     SupportSolvable: "parsifl.GLM (--model glm)",
     Summable: "parsifl.GLM (--model glm) or parsifl.linear.cox.Cox",
 }
-"""Which of our problems has a capability: what to use where it is missing."""
+"""The problems of Parsifl that have a capability, for error messages."""
 
 
 def try_predict(problem: Problem, params: Params, rows: Any) -> Tensor | Exception:
-    """Return the output for these rows, or what went wrong."""
+    """Return the output for these rows, or the exception."""
     try:
         output: Any = problem.predict(params, rows)
     except Exception as error:  # a module may fail in any way

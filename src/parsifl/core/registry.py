@@ -31,12 +31,12 @@ _PACKAGE = "parsifl.algorithms"
 
 
 def plain(name: str) -> str:
-    """Return a name without what does not matter: case, dashes and underscores."""
+    """Return a name in lower case without dashes and underscores."""
     return name.lower().replace("-", "").replace("_", "")
 
 
 class Registry(Generic[T]):
-    """Values by name; case, dashes and underscores of a name do not matter.
+    """Values by name. Lookup ignores case, dashes and underscores.
 
     Parameters
     ----------
@@ -102,9 +102,9 @@ def algorithms() -> dict[str, type[AnyAlgorithm]]:
 
 
 def find(name: str) -> type[AnyAlgorithm]:
-    """Return an algorithm's class; case, dashes and underscores do not matter.
+    """Return an algorithm's class. Lookup ignores case, dashes and underscores.
 
-    Modules of other algorithms are imported only if this one is not in a module of its own name.
+    Modules of other algorithms are imported only if no module has the name of this algorithm.
 
     >>> find("Fed-Avg").__name__
     'FedAvg'
@@ -138,7 +138,7 @@ def get(name: str, *, preset: str | None = None, **settings: Any) -> AnyAlgorith
 
 
 def load_object(text: str) -> Any:
-    """Return what "package.module:name" names.
+    """Return the object that "package.module:name" refers to.
 
     >>> load_object("parsifl.core.registry:find").__name__
     'find'

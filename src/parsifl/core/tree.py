@@ -1,4 +1,4 @@
-"""Trees of tensors: the only module that knows how states and messages are put together.
+"""Trees of tensors: the only module that knows how states and messages are structured.
 
 A tree is a tensor, a dict with string keys, a tuple, or a frozen dataclass of trees. Every other
 value in it (int, float, str, bool, None) is *static*: part of the structure, compared by value,
@@ -19,7 +19,7 @@ from torch import Tensor
 T = TypeVar("T")
 Static = bool | int | float | str | None
 Structure = tuple[Any, ...]
-"""Hashable; equal if and only if two trees have the same shape of nesting and the same statics."""
+"""Hashable; equal if and only if two trees have the same nesting and the same statics."""
 
 LEAF: Structure = ("leaf",)
 STATIC_TYPES: dict[str, type] = {
@@ -29,13 +29,13 @@ _STATIC_NAMES = {kind: name for name, kind in STATIC_TYPES.items()}
 
 
 class Opaque:
-    """Base of leaves that are not strided tensors: their client always runs in the loop."""
+    """Base of leaves that are not strided tensors: their clients always run in the loop."""
 
 
 def flatten(tree: Any, units: tuple[type, ...] = ()) -> tuple[list[Any], Structure]:
     """Split a tree into its leaves (dicts by sorted key) and its structure.
 
-    Instances of `units` are kept whole, as leaves; the structure remembers their class.
+    Instances of `units` are leaves; the structure records their class.
 
     >>> leaves, structure = flatten({"b": torch.zeros(2), "a": (torch.ones(1), 3)})
     >>> [leaf.tolist() for leaf in leaves]
@@ -70,7 +70,7 @@ def _flatten(tree: Any, leaves: list[Any], units: tuple[type, ...]) -> Structure
 
 @functools.cache
 def _role(kind: type, units: tuple[type, ...]) -> str:
-    """Return what objects of a class are in a tree."""
+    """Return the role of objects of a class in a tree."""
     if kind in _STATIC_NAMES and kind not in units:
         return "static"
     if issubclass(kind, (Tensor, Opaque)):
@@ -161,7 +161,7 @@ def map(function: Callable[..., Any], tree: T, *others: Any) -> T:
 
 
 def copy(tree: T) -> T:
-    """Return a tree of contiguous copies; memory that is aligned alike gives the same bits."""
+    """Return a tree of contiguous copies; equally aligned memory gives bit-identical results."""
     return map(lambda leaf: leaf.clone(memory_format=torch.contiguous_format), tree)
 
 
@@ -186,7 +186,7 @@ def axpy(factor: float | Tensor, x: T, y: T) -> T:
 
 
 def where(condition: Tensor, tree: T, other: T) -> T:
-    """Choose leaf by leaf by a boolean scalar tensor."""
+    """Select leaf by leaf with a boolean scalar tensor."""
     return map(lambda a, b: torch.where(condition, a, b), tree, other)
 
 
@@ -202,7 +202,7 @@ def norm(tree: Any) -> Tensor:
 
 
 def add(left: T | None, right: T) -> T:
-    """Add two trees; dict keys are united, a missing key counts as zero.
+    """Add two trees over the union of their dict keys; a missing key counts as zero.
 
     >>> add({"a": torch.ones(1)}, {"b": torch.ones(1)})
     {'a': tensor([1.]), 'b': tensor([1.])}
@@ -213,7 +213,7 @@ def add(left: T | None, right: T) -> T:
 
 @dataclass(frozen=True)
 class Scaled:
-    """A part of a contribution that counts `factor` times, without a product in memory.
+    """A part of a contribution with a factor that is applied when it is added.
 
     >>> accumulate({"a": torch.ones(1)}, Scaled(2.0, {"a": torch.ones(1)}))
     {'a': tensor([3.])}
@@ -224,11 +224,11 @@ class Scaled:
 
 
 class Addend(ABC):
-    """A leaf of a contribution that is added to a tensor without becoming one."""
+    """A leaf of a contribution that is added to a tensor without a dense copy."""
 
     @abstractmethod
     def dense(self) -> Tensor:
-        """Return the tensor that it stands for, in memory of its own."""
+        """Return the dense tensor in newly allocated memory."""
 
     @abstractmethod
     def add_into(self, total: Tensor, factor: float) -> None:
@@ -236,14 +236,14 @@ class Addend(ABC):
 
 
 _Part = tuple[float | None, Any]
-"""A factor (None: as it is), and the tree that it multiplies."""
+"""A factor (None: no scaling), and the tree that it multiplies."""
 
 
 def accumulate(total: T | None, *contributions: Any) -> T:
     """Add into `total` in place; `total` owns its memory, so contributions may alias messages.
 
-    Contributions are like the total, but parts of them may be `Scaled`, and leaves an `Addend`.
-    They are added one after the other; to give many at once saves time and changes no bit.
+    Contributions have the structure of the total, but parts may be `Scaled` and leaves `Addend`.
+    They are added in order. Passing several at once saves time and does not change the result.
 
     >>> accumulate(None, {"a": torch.ones(1)}, {"a": torch.ones(1)})
     {'a': tensor([2.])}
@@ -258,7 +258,7 @@ def accumulate(total: T | None, *contributions: Any) -> T:
 
 
 def _copied(factor: float | None, tree: Any) -> Any:
-    """Return factor * tree in memory of its own."""
+    """Return factor * tree in newly allocated memory."""
     found, form = flatten(tree, units=(Scaled, Addend))
     own = [
         _copied(*_unscaled(factor, leaf))
@@ -276,14 +276,14 @@ def _unscaled(factor: float | None, tree: Any) -> _Part:
 
 
 def _product(factor: float | None, leaf: Tensor) -> Tensor:
-    """Return it in the layout of the leaf, which further summands are likely to share."""
+    """Return it in the layout of the leaf, which later summands are likely to share."""
     if factor is None or (factor == 1 and leaf.is_floating_point()):
         return leaf.clone()
     return factor * leaf
 
 
 def _add_into(total: Any, parts: Sequence[_Part]) -> None:
-    """Add the parts in place: leaf by leaf, to which all of them are added in their order."""
+    """Add the parts in place, leaf by leaf, in the order given."""
     parts = [_unscaled(*part) for part in parts]
     if isinstance(total, Tensor):
         _add_into_leaf(total, parts)
@@ -329,7 +329,7 @@ def _add_into_leaf(total: Tensor, parts: Sequence[_Part]) -> None:
 
 
 def is_finite(tree: Any) -> bool:
-    """Return whether every floating-point leaf holds finite numbers only."""
+    """Return whether all floating-point leaves are finite."""
     return all(
         bool(torch.isfinite(leaf).all())
         for leaf in leaves(tree)
@@ -355,5 +355,5 @@ def _bits_equal(left: Tensor, right: Tensor) -> bool:
 
 
 def to_meta(tree: T) -> T:
-    """Replace tensors by `meta` tensors of the same shape and dtype: a template without data."""
+    """Replace tensors by `meta` tensors of the same shape and dtype."""
     return map(lambda leaf: leaf.to("meta") if isinstance(leaf, Tensor) else leaf, tree)

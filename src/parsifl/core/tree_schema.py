@@ -1,4 +1,4 @@
-"""Structures of trees as JSON, and back against a type hint."""
+"""Write structures of trees as JSON, and read them back against a type hint."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from parsifl.core.tree import LEAF, STATIC_TYPES, Structure
 
 LONGEST_NAME = 1000
-"""Most characters in the name of a leaf that `from_json` reads."""
+"""Longest name of a leaf that `from_json` accepts."""
 
 
 def to_json(structure: Structure) -> Any:
@@ -36,9 +36,9 @@ def to_json(structure: Structure) -> Any:
 def from_json(
     node: Any, hint: Any, path: str = "(root)", units: tuple[type, ...] = ()
 ) -> Structure:
-    """Read a structure that must fit a type hint; classes come from the hint, never from data.
+    """Read a structure that must match a type hint; classes come from the hint, never from data.
 
-    The hint `Any` takes leaves, statics, dicts and tuples, but no dataclass.
+    The hint `Any` accepts leaves, statics, dicts and tuples, but no dataclasses.
 
     Raises
     ------
@@ -49,7 +49,7 @@ def from_json(
 
 
 class _Misfit(ValueError):
-    """A description that does not fit its hint; `depth` is how far the reading came."""
+    """A description that does not match its hint; `depth` is the nesting level of the mismatch."""
 
     def __init__(self, text: str, depth: int) -> None:
         super().__init__(text)

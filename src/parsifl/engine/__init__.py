@@ -1,6 +1,6 @@
 """Running a federation: the loop, client pools, executors, records and checkpoints.
 
-The names below are public; they are loaded when first used.
+The names below are public and imported on first use.
 """
 
 from __future__ import annotations

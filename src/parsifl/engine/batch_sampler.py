@@ -1,4 +1,4 @@
-"""Turns a request for data (`DataRequest`) into tensors (`ClientRoundData`), by key."""
+"""Draw the data of a `DataRequest` by key and return them as `ClientRoundData`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from parsifl.linear.design import as_design
 
 
 class Infos(Sequence[ClientInfo]):
-    """What the server knows of each client, made on demand: a million clients cost nothing."""
+    """The `ClientInfo` of every client, created on demand: a million clients cost nothing."""
 
     def __init__(self, data: ClientData) -> None:
         self._data = data
@@ -50,7 +50,7 @@ class Infos(Sequence[ClientInfo]):
 
 
 class BatchSampler:
-    """Draws the shards of a dataset for one problem, in the dtype of its parameters."""
+    """Draws the data of clients for one problem, in the dtype of its parameters."""
 
     def __init__(self, data: ClientData, problem: Problem) -> None:
         self._data = data
@@ -68,13 +68,13 @@ class BatchSampler:
             check_fit(problem, params, data, self._x, self._y)
 
     def draw(self, client: int, work: DataRequest, key: Key) -> ClientRoundData:
-        """Draw what `work` asks for from the client's training rows."""
+        """Draw the data that `work` requests from the client's training rows."""
         return self.draw_many([client], [work], key)[0]
 
     def draw_many(
         self, clients: Sequence[int], works: Sequence[DataRequest], key: Key
     ) -> list[ClientRoundData]:
-        """Draw the shards of many clients; those with equally many rows are drawn together."""
+        """Draw the data of many clients; clients with equally many rows are drawn together."""
         alike: dict[tuple[str, BatchSpec, int], list[int]] = {}
         owned = [self._data.train[client] for client in clients]
         for place, (rows, work) in enumerate(zip(owned, works, strict=True)):
@@ -96,7 +96,7 @@ class BatchSampler:
         ]
 
     def rows(self, rows: Index) -> Rows:
-        """Gather rows by their numbers, each of weight 1."""
+        """Gather rows by number, each with weight 1."""
         index = torch.from_numpy(np.ascontiguousarray(rows))
         weight = torch.ones(len(rows), dtype=self._dtype)
         return Rows(self._x[index], self._y[index], weight)
@@ -131,5 +131,5 @@ class BatchSampler:
 
 
 def _cast(values: Any, dtype: torch.dtype) -> Any:
-    """Return real numbers in the given dtype; labels and tokens stay what they are."""
+    """Convert real numbers to the given dtype; labels and tokens are unchanged."""
     return values.to(dtype) if values.dtype.is_floating_point else values

@@ -15,18 +15,18 @@ from parsifl.engine.training import RoundEnd, StopTraining
 
 @dataclass(frozen=True)
 class EarlyStopping:
-    """Stop when a validation score has not improved for some evaluated rounds.
+    """Stop when a validation score has not improved for `patience` evaluated rounds.
 
-    The decision depends on the records alone, so a resumed run stops in the same round.
+    The decision depends only on the records, so a resumed run stops in the same round.
 
     Parameters
     ----------
     patience
-        How many evaluated rounds in a row may pass without an improvement.
+        Number of consecutive evaluated rounds without an improvement before the run stops.
     min_delta
-        The least change that counts as an improvement.
+        The smallest change that counts as an improvement.
     model, split, metric
-        Which score is watched. Default metric: the problem's primary one.
+        The score to monitor. The default metric is the problem's primary one.
     """
 
     patience: int = 5
@@ -45,7 +45,7 @@ class EarlyStopping:
             )
 
     def __call__(self, event: RoundEnd, /) -> None:
-        """Raise `StopTraining` if the score has settled."""
+        """Raise `StopTraining` if the score has stopped improving."""
         name = self.metric or event.problem.primary_metric
         larger = name == event.problem.primary_metric and event.problem.higher_is_better
         scores = [self._score(record, name) for record in (*event.history, event.record)]
@@ -81,7 +81,7 @@ class DistanceToTruth:
     Parameters
     ----------
     truth
-        The known parameters, by name; parameters that are missing here are not compared.
+        The known parameters, by name; other parameters are not compared.
     """
 
     truth: Params

@@ -2,11 +2,11 @@
 
 A checkpoint is a directory that is written under a temporary name, synced and renamed. Then the
 file LATEST is replaced to name it, with a checksum. Whenever the process is killed, LATEST names a
-complete checkpoint. What belongs to the clients is written by their pool (see `ClientPool.save`),
-beside the checkpoint; `state.json` keeps what the pool needs to find it again.
+complete checkpoint. The pool writes client states next to the checkpoint (see `ClientPool.save`);
+`state.json` records where they are.
 
-The last two checkpoints are kept, and LATEST lists them, newest first: a damaged one is rejected in
-favour of the one before. Only the files of a checkpoint are ever deleted, and symbolic links are
+The last two checkpoints are kept, and LATEST lists them, newest first. If the latest is damaged,
+the previous one is used. Only files of a checkpoint are ever deleted, and symbolic links are
 rejected.
 """
 
@@ -38,15 +38,15 @@ _NAME = re.compile(r"(\.)?round-\d{8,}(?(1)\.tmp)")
 _LINE = re.compile(r"(round-\d{8,}) ([0-9a-f]{8})")
 _KEPT = 2
 FORMAT = 2
-"""Of checkpoints; format 1 was that of versions before 0.2."""
+"""Format of checkpoints; versions before 0.2 wrote format 1."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
     """The state of a run after `round` rounds.
 
-    `pending` is the last record if its scores are still to come. `metrics` is the length of
-    metrics.jsonl and the checksum of its content, if there is such a file.
+    `pending` is the last record if its scores have not arrived yet. `metrics` is the length and
+    the checksum of metrics.jsonl, if it exists.
     """
 
     round: int
@@ -56,7 +56,7 @@ class Checkpoint:
 
 
 def save(directory: Path, state: Checkpoint, save_pool: Callable[[Path], dict[str, Any]]) -> None:
-    """Write a checkpoint, make it the latest one, and keep the one before."""
+    """Write a checkpoint, make it the latest one, and keep the previous one."""
     reject_links(directory, directory / _LATEST, directory / _CLIENTS)
     name = f"round-{state.round:08d}"
     temporary, final = directory / f".{name}.tmp", directory / name
@@ -79,7 +79,7 @@ def save(directory: Path, state: Checkpoint, save_pool: Callable[[Path], dict[st
         write_synced(temporary / file, data)
     _make_room(final)
     temporary.rename(final)
-    # of what was to be written: a disk that changed it is found out
+    # computed before writing, so that corruption by the disk is detected
     lines = [f"{name} {checksum(*contents.values())}", *(line for _, line in earlier)]
     replace_file(directory / _LATEST, "\n".join(lines).encode())
     kept = {name, *(old for old, _ in earlier)}
@@ -95,8 +95,8 @@ def load(
 ) -> Checkpoint | None:
     """Read the latest checkpoint and restore the pool from it; None if there is none.
 
-    If it is damaged, the one before is read with a warning, and is the latest from then on. If
-    LATEST is lost, the checkpoints are left alone and CheckpointError is raised.
+    If it is damaged, the previous one is read with a warning and becomes the latest. If LATEST is
+    missing, the checkpoints are left untouched and CheckpointError is raised.
     """
     reject_links(folder, folder / _LATEST, folder / _CLIENTS)
     if not (folder / _LATEST).exists():
@@ -120,7 +120,7 @@ def load(
         if failures:
             bad, reason = failures[0]
             warnings.warn(
-                f"the checkpoint {bad} cannot be read ({reason}); resuming from the one before, "
+                f"the checkpoint {bad} cannot be read ({reason}); resuming from the previous one, "
                 f"{place}",
                 stacklevel=2,
             )
@@ -170,7 +170,7 @@ def _listed(folder: Path) -> list[tuple[str, str]]:
 
 
 def _reject_unlisted(folder: Path) -> None:
-    """Raise CheckpointError if LATEST is lost: starting again would delete the checkpoints."""
+    """Raise CheckpointError if LATEST is missing: a fresh start would delete the checkpoints."""
     found = sorted(folder.glob("round-*")) if folder.exists() else []
     if len(found) > 1:  # a single one may be a first checkpoint that was interrupted
         raise CheckpointError(
@@ -180,7 +180,7 @@ def _reject_unlisted(folder: Path) -> None:
 
 
 def _make_room(place: Path) -> None:
-    """Delete what an interrupted `save` left behind."""
+    """Delete the remains of an interrupted `save`."""
     remove_directory(place, _FILES)
     if place.exists() or place.is_symlink():
         raise CheckpointError(
@@ -192,7 +192,7 @@ def _make_room(place: Path) -> None:
 def _rebuild(description: Any, hint: Any, leaves: Mapping[str, Any]) -> Any:
     structure = tree_schema.from_json(description, hint)
     count = len(tree.names(structure))
-    # copies: memory that is aligned as in a run that was not interrupted gives the same bits
+    # copies: with the memory alignment of an uninterrupted run, results are bit-identical
     return tree.unflatten([leaves[str(i)].clone() for i in range(count)], structure)
 
 

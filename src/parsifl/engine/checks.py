@@ -1,4 +1,4 @@
-"""Checks before any work is done: the arguments of a run, and whether data and model fit."""
+"""Checks before training: the arguments of a run, and whether data and model match."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from parsifl.linear.design import Design
 
 
 def check_parts(algorithm: Any, problem: Any, clients: Any) -> None:
-    """Reject wrong types of algorithm, problem and data, and name what to write instead."""
+    """Reject wrong types of algorithm, problem and data with an error that suggests a fix."""
     if not isinstance(algorithm, FederatedAlgorithm):
         given = repr(algorithm) if isinstance(algorithm, str) else _kind(algorithm)
         name = algorithm if isinstance(algorithm, str) else "fedavg"
@@ -56,7 +56,7 @@ def check_parts(algorithm: Any, problem: Any, clients: Any) -> None:
 
 
 def check_learnable(problem: Problem) -> int:
-    """Reject a model without parameters; return its bytes."""
+    """Reject a model without parameters; return its size in bytes."""
     params = problem.init(Key(0))
     if not params:
         raise ConfigError("the model has no parameters: there is nothing to learn")
@@ -64,7 +64,7 @@ def check_learnable(problem: Problem) -> int:
 
 
 def check_options(options: Mapping[str, Any], evaluation: Any, network: Any, run_dir: Any) -> None:
-    """Reject numbers and settings of the wrong kind."""
+    """Reject arguments of the wrong type or range."""
     for name, least in (("rounds", 1), ("seed", 0), ("evaluate_every", 0), ("state_limit", 0)):
         value = options[name]
         if not _is(value, numbers.Integral) or value < least:
@@ -109,7 +109,7 @@ def _kind(value: Any) -> str:
 def stack_clients(
     problem: Problem, clients: Sequence[tuple[Any, Any]], *, test: float
 ) -> ClientData:
-    """Stack a user's list; integers stay integers if the model does not take real numbers."""
+    """Stack a user's list; integers stay integers if the model does not accept real numbers."""
     data = ClientData.of(clients, test=test)
     if not _integers(clients[0][0]):
         return data
@@ -124,8 +124,8 @@ def stack_clients(
 def check_fit(problem: Problem, params: Params, data: ClientData, x: Design, y: Tensor) -> None:
     """Reject data that the problem cannot train on, if it has a `check_data`.
 
-    `x` and `y` are the features and targets of `data` as the model is given them; it is tried with
-    the parameters `params`.
+    `x` and `y` are the features and targets of `data` as the model receives them. The check calls
+    the model with `params`.
     """
     check: Callable[[Params, Design, Tensor], None] | None = getattr(problem, "check_data", None)
     if check is None:

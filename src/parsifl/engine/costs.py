@@ -1,4 +1,4 @@
-"""What a round costs: operations, counted once per kind of client work, and simulated seconds."""
+"""Costs of a round: operations, counted once per kind of client work, and simulated seconds."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from parsifl.nn.flops import OperationCounter, noting_trained
 
 @final
 class Cost(int):
-    """The operations of a round of local work: a number with its parts.
+    """The operations of one client's round, split into forward and backward passes.
 
     Attributes
     ----------
     backward
         Operations inside backward passes; the rest is `forward`.
     trainable
-        How many parameters a loss was differentiated by; None if that is not known.
+        Number of parameters that the loss was differentiated by; None if unknown.
     """
 
     backward: int
     trainable: int | None
 
     def __new__(cls, forward: int, backward: int, trainable: int | None) -> Cost:
-        """Make the sum of both passes."""
+        """Create a count from the sum of both passes."""
         cost = super().__new__(cls, forward + backward)
         cost.backward, cost.trainable = backward, trainable
         return cost
@@ -48,8 +48,8 @@ class Cost(int):
 class FlopCounter:
     """Counts the operations of `client_update` once for each structure.
 
-    A client's count is linear in its steps: one run without steps and one with a single step of
-    each sequence give the rest. None where the work cannot run without data (CSR designs).
+    A client's count is linear in its steps, so it follows from one run without steps and one run
+    with a single step of each sequence. None if the work cannot run without data (CSR designs).
     """
 
     def __init__(self, method: AnyAlgorithm, problem: Problem) -> None:
@@ -110,7 +110,7 @@ class FlopCounter:
 
 @final
 class _Measured:
-    """What local work takes without any step, and what each step of a sequence adds."""
+    """Operations of a client without any step, and those that each step of a sequence adds."""
 
     def __init__(
         self, base: OperationCounter, steps: dict[str, OperationCounter], trained: int
@@ -166,9 +166,9 @@ class NetworkModel:
     Parameters
     ----------
     latency
-        Seconds for a message to arrive, each way; where nothing is sent there is none.
+        Seconds for a message to arrive, in each direction; 0 where nothing is sent.
     up, down
-        Bytes a second; None: no limit.
+        Bytes per second; None means no limit.
 
     Examples
     --------
@@ -184,7 +184,7 @@ class NetworkModel:
         config.check(self)
 
     def seconds(self, up: int, down: int, flops: int | None, profile: Any) -> float:
-        """Return the seconds of one client's round; computing counts if the device is known."""
+        """Return the seconds of one client's round, with computation if the device is known."""
         speed = profile.get("flops_per_second")
         computing = flops / speed if flops is not None and speed else 0.0
         sending = up / (self.up or math.inf) + down / (self.down or math.inf)

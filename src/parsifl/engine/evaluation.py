@@ -1,7 +1,7 @@
 """The evaluation protocol.
 
-Every number comes with the model (global, or personal, perhaps after k fine-tuning steps), the
-clients, the split, the round, and the weighting of the mean over clients.
+Every number is defined by the model (global, or personal, optionally after k fine-tuning steps),
+the clients, the split, the round, and the weighting of the mean over clients.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Evaluation:
     weighting
         Whether the mean over clients is weighted by the rows of the split or uniform.
     train
-        Whether models are evaluated on the training rows too. This takes time.
+        Whether models are also evaluated on the training rows, which takes extra time.
     """
 
     fine_tune_steps: Size = 0
@@ -82,7 +82,7 @@ class Scores:
     samples: npt.NDArray[np.int64]
     values: dict[str, npt.NDArray[np.float64]]
     fallbacks: tuple[str, ...] = ()
-    """Why batches of clients had to be evaluated one by one, if any had to."""
+    """Why some batches of clients were evaluated one by one; empty if none were."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain lists."""
@@ -94,7 +94,7 @@ class Scores:
         uniform = evaluation.weighting == "uniform"
         weights = np.ones_like(self.samples) if uniform else self.samples
         return {
-            # every metric but a maximised score is a loss
+            # every metric except a maximised score is a loss
             name: _summary(
                 values, weights, name == problem.primary_metric and problem.higher_is_better
             )

@@ -1,6 +1,6 @@
-"""Evaluates models: the global model on everyone's rows, each personal model on its own.
+"""Evaluate the global model on all rows, and each personal model on its client's rows.
 
-Evaluation changes nothing that a run keeps.
+Evaluation has no side effects on the run.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from parsifl.solvers.sgd import SgdConfig, sgd
 
 T = TypeVar("T")
 Load = Callable[[ClientRequest], tuple[Any, Any]]
-"""Returns what a client received, and its state."""
+"""Returns the message that a client received, and its state."""
 Columns = dict[str, npt.NDArray[np.float64]]
 """A metric of each row, or of each client."""
 FINE_TUNE = "evaluation/fine-tune"
@@ -41,8 +41,8 @@ PIECE_BYTES = 2 << 20  # of the rows that one job evaluates at once
 _STATISTICS_ROWS = 128  # the batch size for models that use batch statistics
 _WINDOW = 40  # clients that are fine-tuned and evaluated at a time, in several blocks
 _PIECE_ROWS = 1024  # most rows of several clients that are scored together
-_LARGE = 2_000_000  # parameters times rows from which a thread pays off
-_ALIGNED = 64  # bytes: memory of its own begins at a multiple
+_LARGE = 2_000_000  # parameters times rows above which a thread is worthwhile
+_ALIGNED = 64  # bytes: newly allocated memory is aligned to a multiple of this
 _OUTPUT = "output of a network"
 
 
@@ -122,7 +122,7 @@ class Evaluator:
         }
 
     def _gathered(self, rows: npt.NDArray[np.int64]) -> Rows:
-        """Return rows by number; images with the channels last, which halves a convolution."""
+        """Return rows by number; images have channels last, which halves convolution time."""
         found = self._sampler.rows(rows)
         if not isinstance(found.x, Tensor) or found.x.ndim != 4:
             return found
@@ -165,7 +165,7 @@ class Evaluator:
     def _in_batches(
         self, requests: Sequence[ClientRequest], parts: Sequence[Any], load: Load
     ) -> Outcome:
-        """Fine-tune and evaluate several blocks of clients at a time: threads share these."""
+        """Fine-tune and evaluate several blocks of clients at a time, in threads."""
         outcome = Outcome()
         window = max(self._block, _WINDOW)
         for at in range(0, len(requests), window):
@@ -231,7 +231,7 @@ class Evaluator:
     # ------------------------------------------------------------------ models without fine-tuning
     # Batches of clients would be slower here: they copy every model first, and a model reads a
     # client's few rows only once. Clients share the gathering of rows and the scoring of outputs,
-    # which take longer to call than to compute. A client's numbers are those it would get alone.
+    # where calls cost more than arithmetic. A client gets the same numbers as it would alone.
     def _as_they_are(
         self, requests: Sequence[ClientRequest], parts: Sequence[Any], load: Load
     ) -> Outcome:
@@ -247,7 +247,7 @@ class Evaluator:
 
     @cached_property
     def _weight(self) -> float:
-        """The cost of a row, in parameters that are used once."""
+        """The cost of a row relative to one use of each parameter."""
         if execution(self._problem).expensive_rows:
             return math.inf
         return sum(value.numel() for value in self._problem.init(Key(0)).values())
@@ -323,7 +323,7 @@ def _stacked_metrics(models: Iterator[Model], ends: Sequence[int], rows: Rows) -
 
 
 def _on_one_core(jobs: Sequence[Callable[[], T]], *, threads: bool = True) -> list[T]:
-    """Return what jobs return; each has one core, so that no bit depends on their number."""
+    """Return the results of jobs. Each uses one core, so results do not depend on their number."""
     if threads and len(jobs) > 1:
         return run_jobs(jobs)
     with single_threaded():
@@ -362,7 +362,7 @@ def _batchwise_means(model: Model, rows: Rows) -> dict[str, Tensor]:
 
 
 def _cut(x: Any, start: int, end: int) -> Any:
-    """Return some rows; where they begin in memory may decide the last bit of a product."""
+    """Return some rows, aligned: their address can affect the last bit of a product."""
     part = x[start:end]
     if isinstance(part, Tensor) and part.data_ptr() % _ALIGNED:
         return part.clone()

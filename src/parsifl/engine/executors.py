@@ -1,7 +1,7 @@
-"""Runs one function for many clients: one by one or batched under vmap, in threads or not.
+"""Run one function for many clients: one by one or batched under vmap, optionally in threads.
 
 Clients share a batch if their arguments have the same structure, shapes and dtypes (the numbers
-of steps and of rows may differ: they are padded). Groups are derived, never declared.
+of steps and of rows may differ: they are padded). Groups are derived from the arguments.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _TENSORS: dict[type, tuple[str, ...]] = {
     Batches: ("x", "y", "index", "weight", "active", "key"),
     Rows: ("x", "y", "weight"),
 }
-"""What is padded, and its tensors in the order of `tree.flatten`."""
+"""The classes that are padded, and their tensors in the order of `tree.flatten`."""
 _PADDED = tuple(_TENSORS)
 _POOLED = ("x", "y")
 BLOCK = ExecutionHints().block_size
@@ -43,7 +43,7 @@ EXECUTORS = ("auto", "loop", "threads", "vmap", "fused")
 
 @dataclass(frozen=True)
 class Task:
-    """A client and the trees that the function takes."""
+    """A client and the arguments of the function."""
 
     client: int
     arguments: tuple[Any, ...]
@@ -51,10 +51,10 @@ class Task:
 
 @dataclass
 class Outcome:
-    """What came of the tasks: results and failures by client, and what was noticed on the way.
+    """The outcome of the tasks: results and failures by client, and notes for the record.
 
-    `ordinary` names clients whose results are known to be finite and of ordinary size; of
-    the others nothing is known.
+    `ordinary` names clients whose results are known to be finite and of ordinary size; the others
+    have not been checked.
     """
 
     results: dict[int, Any] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class Outcome:
     ordinary: set[int] = field(default_factory=set)
 
     def add(self, other: Outcome) -> None:
-        """Take over the results of other tasks."""
+        """Add the results of other tasks."""
         self.results.update(other.results)
         self.failures.update(other.failures)
         self.fallbacks += other.fallbacks
@@ -75,7 +75,7 @@ class Outcome:
 def run(
     function: Callable[..., Any], tasks: Sequence[Task], executor: Executor, block: int
 ) -> Outcome:
-    """Apply `function(*task.arguments)` to every task; a client that raises is named, not fatal."""
+    """Apply `function(*task.arguments)` to every task. Exceptions are recorded per client."""
     outcome = Outcome()
     for part in imap(jobs(function, tasks, executor, block), executor):
         outcome.add(part)
@@ -96,7 +96,7 @@ def jobs(
 
 
 def imap(jobs: Iterable[Callable[[], T]], executor: Executor) -> Generator[T, None, None]:
-    """Run jobs and yield what they return, in their order; all but "loop" run them in threads."""
+    """Run jobs and yield their results in order; all executors except "loop" use threads."""
     if executor == "loop":
         return (job() for job in jobs)
     return imap_ordered(jobs)
@@ -133,7 +133,7 @@ def _run_block(
 
 
 class _Flat(NamedTuple):
-    """A task taken apart once: its leaves, and what must agree for clients to share a batch."""
+    """A flattened task: its leaves, and what must agree for clients to share a batch."""
 
     task: Task
     leaves: list[Any]
@@ -180,16 +180,16 @@ def _blocks(tasks: Sequence[Task], size: int) -> list[list[_Flat]]:
 
 
 def _cut(members: list[_Flat], largest: int) -> Iterator[list[_Flat]]:
-    """Cut a group into nearly equal blocks; what is in them does not depend on the machine."""
+    """Cut a group into nearly equal blocks, which do not depend on the machine."""
     count = math.ceil(len(members) / largest)
     if count > 1 and count % 2 and len(members) >= 2 * (count + 1):
-        count += 1  # two cores then have the same to do
+        count += 1  # an even number, so that two cores have equal work
     ends = [len(members) * (at + 1) // count for at in range(count)]
     return (members[start:end] for start, end in pairwise([0, *ends]))
 
 
 def _run_batched(function: Callable[..., Any], members: Sequence[_Flat]) -> tuple[list[Any], bool]:
-    """Return the results in the order of the members, and whether all are ordinary."""
+    """Return the results in the order of the members, and whether all are of ordinary size."""
     columns, structure = _stacked_arguments(members)
     if not any(batched for _, batched in columns):
         return [function(*flat.task.arguments) for flat in members], False
@@ -275,7 +275,7 @@ def _pad_first(values: Tensor, missing: int) -> Tensor:
 
 
 def run_alone(function: Callable[..., Any], task: Task, outcome: Outcome) -> None:
-    """Run one task; if it raises, the error names its client and the others continue."""
+    """Run one task; if it raises, record the error for its client and continue with the others."""
     try:
         outcome.results[task.client] = function(*task.arguments)
     except Exception as error:  # one client must not stop the round
@@ -283,7 +283,7 @@ def run_alone(function: Callable[..., Any], task: Task, outcome: Outcome) -> Non
 
 
 def reason(error: Exception) -> str:
-    """Return an exception in one line."""
+    """Return an exception as one line."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
@@ -297,11 +297,11 @@ def choose_executor(
     if not cpu:
         if executor in ("threads", "fused"):
             raise ConfigError(
-                f"executor={executor!r} is made for the CPU: use 'vmap' or 'loop' on other devices"
+                f"executor={executor!r} requires the CPU: use 'vmap' or 'loop' on other devices"
             )
         executor = "vmap" if executor == "auto" else executor
-    # Sparse rows make no batch. Clients in threads would take twice as long as one after the other,
-    # since each of their many short products hands over Python's lock (docs/adr/0004).
+    # Sparse rows cannot be batched. Threads would take twice as long as a loop, because each of the
+    # many short products releases and takes Python's lock (docs/adr/0004).
     if executor == "loop" or not problem.supports_vmap or sparse:
         return "loop", BLOCK
     hints = execution(problem)
@@ -325,7 +325,7 @@ def check_device(device: str | torch.device) -> torch.device:
 def placed(function: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
     """Return a function of trees that computes on a device.
 
-    It runs under vmap as well: a batch of clients moves at once.
+    It also works under vmap, where a whole batch of clients is moved at once.
     """
     if device == CPU:
         return function

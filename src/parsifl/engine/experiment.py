@@ -1,4 +1,4 @@
-"""A run described by plain values: what the command line, sweeps and recipes start."""
+"""A run described by plain values, for the command line, sweeps and recipes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from parsifl.nn.neural import NeuralProblem
 from parsifl.wire import Precision
 
 PROFILE = ("budget", "epochs", "flops_per_second", "local_steps", "width")
-"""What a device profile may contain; the algorithm decides what it reads."""
+"""Allowed entries of a device profile; the algorithm decides which of them it reads."""
 _NESTED: dict[str, type[Any]] = {"evaluation": Evaluation, "network": NetworkModel}
 
 
@@ -80,7 +80,7 @@ class Experiment:
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Experiment:
-        """Build an experiment from plain values, such as a TOML file holds."""
+        """Build an experiment from plain values, such as those of a TOML file."""
         given = dict(values)
         for name, kind in _NESTED.items():
             if isinstance(given.get(name), Mapping):
@@ -165,7 +165,7 @@ def profiles(devices: str, count: int) -> tuple[dict[str, Any], ...]:
 
 
 def _warn_unread(method: AnyAlgorithm, given: Sequence[Mapping[str, Any]]) -> None:
-    """Warn of entries of the device profiles that this algorithm does not read."""
+    """Warn about entries of the device profiles that this algorithm does not read."""
     read = ["flops_per_second", *method.profile_fields()]
     unread = sorted({name for profile in given for name in profile} - set(read))
     if unread:
@@ -177,7 +177,7 @@ def _warn_unread(method: AnyAlgorithm, given: Sequence[Mapping[str, Any]]) -> No
 
 
 class DataForm(Protocol):
-    """The form of the rows, which is all that a model depends on."""
+    """The properties of the data that determine a model."""
 
     @property
     def name(self) -> str:
@@ -222,7 +222,7 @@ def _form(clients: ClientData) -> DataForm:
 
 
 def problem_for(model: str, data: ClientData | DataForm) -> Problem:
-    """Return the problem that a model name stands for on data of this form."""
+    """Return the problem for a model name and data of this form."""
     form = _form(data) if isinstance(data, ClientData) else data
     name, options = read_model(model)
     if name == "auto":
@@ -278,7 +278,7 @@ def _linear(form: DataForm, options: Mapping[str, Any]) -> Problem:
 
 
 def _literal(text: str) -> Any:
-    """Read a number, a list of numbers joined by +, true or false; anything else is text."""
+    """Parse a number, numbers joined by +, true or false; anything else stays text."""
     if "+" in text:
         return tuple(_literal(part) for part in text.split("+"))
     if text.lower() in ("true", "false"):

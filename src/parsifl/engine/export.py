@@ -1,4 +1,4 @@
-"""What the user ships: a plain `nn.Module`, factorised where that is smaller, and its file."""
+"""Export trained models as a plain `nn.Module`, factorised where that is smaller, or a file."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ _META = "parsifl"
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """One parameter: a base (dense, factors, or nothing) and perhaps a sparse part on top of it."""
+    """One parameter: a base (dense, factors, or nothing) plus an optional sparse part."""
 
     base: Tensor | LowRank | None
     extra: Sparse | None = None
 
     def dense(self) -> Tensor:
-        """Return the parameter itself."""
+        """Return the dense parameter."""
         parts = [part if isinstance(part, Tensor) else part.dense() for part in self._parts()]
         return parts[0] if len(parts) == 1 else parts[0] + parts[1]
 
     def numbers(self) -> int:
-        """Return how many numbers are stored, positions aside."""
+        """Return how many numbers are stored, without positions."""
         return sum(_numbers(part) for part in self._parts())
 
     def size(self) -> float:
@@ -77,7 +77,7 @@ def compress(params: Params, shared: Params | None = None) -> dict[str, StoredTe
     params
         The model.
     shared
-        A global model of which it may be a sparse modification; None: there is none.
+        A global model that it may be a sparse modification of; None if there is none.
     """
     return {
         name: _shortest(value, None if shared is None else shared.get(name))
@@ -101,7 +101,7 @@ def _shortest(value: Tensor, shared: Tensor | None) -> StoredTensor:
 
 
 def _factored(value: Tensor) -> Tensor | LowRank:
-    """Return factors of the numerical rank where they are shorter."""
+    """Return factors of the numerical rank if they are shorter."""
     shape = tuple(value.shape)
     if not has_rank(shape):
         return value
@@ -120,7 +120,7 @@ def _sparse(value: Tensor) -> Sparse:
 
 # ------------------------------------------------------------------------------------- the file
 def write_parts(path: Path, parts: Mapping[str, StoredTensor], client: int | None) -> int:
-    """Write a safetensors file whose metadata say how the parts fit; return its bytes."""
+    """Write a safetensors file whose metadata describe the parts; return its size in bytes."""
     tensors: dict[str, Tensor] = {}
     layers: dict[str, Any] = {}
     for name, part in parts.items():
@@ -157,7 +157,7 @@ def _put(name: str, part: StoredTensor, tensors: dict[str, Tensor]) -> dict[str,
 def read_parts(
     path: Path, shapes: Mapping[str, tuple[int, ...]]
 ) -> tuple[dict[str, StoredTensor], int | None]:
-    """Read what `write` wrote; every parameter must have the shape that the model expects."""
+    """Read a file of `write`; every parameter must have the shape that the model expects."""
     try:
         with safe_open(path, "pt") as file:
             meta = json.loads((file.metadata() or {}).get(_META, "null"))
@@ -213,14 +213,14 @@ def _take(
 @final
 @dataclass(frozen=True)
 class Export:
-    """A trained model, ready to be built, saved and measured.
+    """A trained model in compact form, which can be built, saved and measured.
 
     Attributes
     ----------
     parts
         The shortest form of every parameter.
     client
-        Whose model it is; None: the global one.
+        The client that the model belongs to; None for the global model.
     """
 
     problem: HasModule
@@ -229,7 +229,7 @@ class Export:
 
     @property
     def parameters(self) -> int:
-        """How many numbers are stored (positions of sparse parts aside)."""
+        """How many numbers are stored (without the positions of sparse parts)."""
         return sum(part.numbers() for part in self.parts.values())
 
     @property
@@ -258,16 +258,16 @@ class Export:
         return Export(self.problem, parts, self.client).module()
 
     def save(self, path: str | Path) -> int:
-        """Write one safetensors file (no pickle) and return its bytes; `load` reads it."""
+        """Write one safetensors file (no pickle) and return its size; `load` reads it."""
         return write_parts(Path(path), self.parts, self.client)
 
     def report(self, x: Any, path: str | Path | None = None, repeats: int = 7) -> dict[str, Any]:
         """Return parameters, file size and latency, each with that of the dense model.
 
-        `x` is a batch as the model takes it, a tensor or an array of NumPy. The two models run in
-        turn, and medians are compared, so that other work on the machine hurts both alike. Without
-        a `path` no file is written and its size is left out; `ideal_bytes` is what its numbers and
-        positions take at least.
+        `x` is a batch of inputs, a tensor or a NumPy array. The two models run alternately and
+        medians are compared, so that other load on the machine affects both equally. Without
+        a `path` no file is written and its size is omitted; `ideal_bytes` is a lower bound on the
+        bytes of its numbers and positions.
         """
         thin, dense = self.module(), self.dense_module()
         numbers = sum(part.dense().numel() for part in self.parts.values())
@@ -289,7 +289,7 @@ class Export:
 
 
 def export(model: Model, shared: Model | None = None, client: int | None = None) -> Export:
-    """Return the compact form of a model, as a sparse change of `shared` where that is shorter."""
+    """Return the compact form of a model, as a sparse change of `shared` if that is shorter."""
     if not isinstance(model.problem, HasModule):
         raise CapabilityError(
             f"only a problem with a module can be exported; a {type(model.problem).__name__} has "
@@ -300,7 +300,7 @@ def export(model: Model, shared: Model | None = None, client: int | None = None)
 
 
 def load(path: str | Path, problem: HasModule) -> Export:
-    """Read a file that `Export.save` wrote; the problem gives the architecture."""
+    """Read a file that `Export.save` wrote; the problem defines the architecture."""
     parts, client = read_parts(Path(path), problem.shapes())
     return Export(problem, parts, client)
 
@@ -315,7 +315,7 @@ def _set_value(module: nn.Module, name: str, value: Tensor) -> None:
 
 
 def _factorise(module: nn.Module, name: str, factors: LowRank) -> nn.Module:
-    """Replace the layer that owns a weight by two thin ones, if it is of a known kind."""
+    """Replace the layer that owns a weight by two thin ones, if its type is supported."""
     place, _, own = name.rpartition(".")
     layer = module.get_submodule(place)
     if own != "weight":
@@ -377,7 +377,7 @@ def _filled(
 
 
 def _batch(module: nn.Module, x: Any, repeats: int) -> Tensor:
-    """Return a batch that the module can take, in its dtype."""
+    """Return a batch in the dtype of the module."""
     if repeats < 1:
         raise ConfigError(f"repeats must be at least 1, got {repeats}")
     try:
@@ -390,7 +390,7 @@ def _batch(module: nn.Module, x: Any, repeats: int) -> Tensor:
         shape = getattr(x, "shape", type(x).__name__)
         raise DataError(f"the model cannot take x ({shape}): {error}") from error
     if not rows.numel():
-        raise DataError("x is empty; give at least one row, so that there is something to measure")
+        raise DataError("x is empty; pass at least one row to measure")
     return rows
 
 

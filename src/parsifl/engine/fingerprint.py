@@ -16,7 +16,7 @@ from parsifl.core.problem import Problem
 from parsifl.data.clients import ClientData, Ragged
 
 FORMAT = 2
-"""Of run directories; format 1 was that of versions before 0.2."""
+"""Format of run directories; versions before 0.2 wrote format 1."""
 
 
 def identity(
@@ -46,7 +46,7 @@ def identity(
 def identity_of(
     method: AnyAlgorithm, problem: Problem, data: Mapping[str, Any], run: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Describe a run whose data are elsewhere, by what is known of them."""
+    """Describe a run whose data are on other machines, by their known properties."""
     initial = problem.init(Key(int(run["seed"])))
     parameters = sum(value.numel() for value in initial.values())
     return {
@@ -66,13 +66,13 @@ def identity_of(
 
 
 def _form(problem: Problem) -> str:
-    """Return what a problem says of itself; the default repr names an address and says nothing."""
+    """Return the repr of a problem, but not the default repr, which contains an address."""
     described = getattr(problem, "module", problem)
     return "" if type(described).__repr__ is object.__repr__ else repr(described)
 
 
 def profiles_checksum(profiles: Iterable[Mapping[str, Any]]) -> str:
-    """Return a checksum of what is known of the clients' devices."""
+    """Return a checksum of the clients' device profiles."""
     return _checksum_of_text(json.dumps([dict(profile) for profile in profiles]))
 
 
@@ -82,7 +82,7 @@ def _arrays(data: ClientData) -> list[Any]:
     else:
         x = [data.x.data, data.x.indices, data.x.indptr]
     splits = [Ragged.of(split) for split in (data.train, data.validation, data.test)]
-    # with the sizes: rows that move from one client to the next are other data
+    # includes the sizes: moving rows from one client to the next changes the data
     sizes = np.stack([split.sizes for split in splits])
     return [*x, data.y.numpy(), sizes, *(split.values for split in splits)]
 

@@ -1,7 +1,7 @@
-"""Values that a server can work with: finite, and small enough that their squares are finite too.
+"""Checks that values are finite, and small enough that their squares are finite too.
 
-A client's upload is checked before it is added up; what the server makes of all uploads is checked
-before it replaces the state before.
+A client's upload is checked before it is added; the new server state is checked before it replaces
+the previous one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from parsifl.core import tree
 from parsifl.core.algorithm import AnyAlgorithm, ClientUpdate
 
 ORDINARY = 1e9
-"""Tensors whose norm is smaller need no second look; larger ones are traced to their client."""
+"""Tensors with a smaller norm need no further check; larger ones are traced to their client."""
 
 
 def has_diverged(fault: str) -> bool:
@@ -31,14 +31,14 @@ def lower_rate(algorithm: AnyAlgorithm, round: int, fault: str) -> str:
 
 
 class Inspection(NamedTuple):
-    """What a look at a client's result gave.
+    """The result of checking a client's values.
 
     Attributes
     ----------
     fault
         Why the result cannot be used; empty if it can.
     largest
-        The largest absolute value of the upload where that is out of the ordinary, else 0.
+        The largest absolute value of the upload if it is unusually large, else 0.
     """
 
     fault: str = ""
@@ -46,7 +46,7 @@ class Inspection(NamedTuple):
 
 
 def is_ordinary(leaf: Tensor) -> bool:
-    """Return, in one pass without writing, whether a tensor is finite and of ordinary size."""
+    """Return whether a tensor is finite and of ordinary size, in one pass without writes."""
     return not leaf.is_floating_point() or float(torch.linalg.vector_norm(leaf)) < ORDINARY
 
 
@@ -56,7 +56,7 @@ def is_finite(value: Any) -> bool:
 
 
 def inspect(result: ClientUpdate[Any, Any]) -> Inspection:
-    """Look for NaN, infinity, and uploads that are too large to be combined with others."""
+    """Check for NaN, infinity, and uploads that are too large to be combined with others."""
     found = inspect_upload(result.upload)
     for what, part in (("state", result.state), ("info", result.metrics)):
         if found.fault:
@@ -66,15 +66,15 @@ def inspect(result: ClientUpdate[Any, Any]) -> Inspection:
 
 
 def inspect_upload(upload: Any) -> Inspection:
-    """Look at an upload alone."""
+    """Check an upload only."""
     return _inspect("upload", upload, bounded=True)
 
 
 def limit(dtype: torch.dtype) -> float:
     """Return the largest absolute value that an upload may have.
 
-    Its square is finite, and so is a sum over more rows than there are. In float16 that would
-    leave no room for ordinary values: all finite ones are accepted.
+    Its square is finite, and so is a sum of such values over any realistic number of rows. In
+    float16 such a limit would exclude ordinary values, so all finite values are accepted.
     """
     largest = torch.finfo(dtype).max
     return max(math.sqrt(largest), torch.finfo(torch.float16).max)
@@ -98,7 +98,7 @@ def _inspect(what: str, part: Any, *, bounded: bool) -> Inspection:
 
 
 def _finite(leaf: Tensor) -> bool:
-    # a finite sum proves finite terms in one pass; only an overflow needs the slow look
+    # a finite sum proves that all terms are finite; only an overflow needs the slow check
     if not leaf.is_floating_point() or math.isfinite(leaf.sum()):
         return True
     return bool(torch.isfinite(leaf).all())

@@ -42,7 +42,7 @@ WINDOW = 200
 EVALUATION_WINDOW = 2000
 _CLIENTS = "clients"
 _OUTSIDE = "outside"
-"""The phase in which the loop, not the pool, was at work."""
+"""The phase of the loop between answers of the pool."""
 
 
 class LocalPool:
@@ -51,13 +51,13 @@ class LocalPool:
     Parameters
     ----------
     program, data
-        What clients do, and on which rows.
+        What clients compute, and on which rows.
     executor, block
         How clients run, and how many share a batch.
     window
         How many clients are prepared at a time.
     precision
-        How values travel.
+        The precision of values in messages.
     evaluation
         How models are evaluated.
     store
@@ -119,9 +119,9 @@ class LocalPool:
         if not torch.equal(before, torch.get_rng_state()):
             torch.set_rng_state(before)
             raise CapabilityError(
-                "the model or the algorithm draws random numbers of its own, so results would not "
-                "follow from the seed: use parsifl.models.KeyedDropout (adapt replaces nn.Dropout "
-                "by it), or parsifl.keys.uniform"
+                "the model or the algorithm draws its own random numbers, so results would not "
+                "depend on the seed alone: use parsifl.models.KeyedDropout (adapt replaces "
+                "nn.Dropout by it), or parsifl.keys.uniform"
             )
         timer.lap("local")
 
@@ -161,7 +161,7 @@ class LocalPool:
         return self.store.load(client.id, first)
 
     def _finish(self, job: Callable[[], Outcome], prepared: Mapping[int, _Prepared]) -> _Done:
-        """Run a job; check, round and measure what is sent. Several threads do this at once."""
+        """Run a job; check, round and measure its messages. Several threads call this at once."""
         timer = PhaseTimer()
         outcome = job()
         timer.lap("local")
@@ -175,7 +175,7 @@ class LocalPool:
             }
             timer.lap("check")
             sent: dict[int, tuple[Any, MessageStats] | str] = {}
-            # backwards: the uploads that are added first are then still in the cache
+            # in reverse order: the uploads that are added first are then still in the cache
             for client in sorted(outcome.results, reverse=True):
                 fault = found[client].fault if client in found else ""
                 sent[client] = fault or self._send(outcome.results[client], prepared[client])
@@ -239,7 +239,7 @@ class LocalPool:
     def save(self, directory: Path) -> Json:
         """Write client states; delete files that neither of the last two checkpoints needs.
 
-        The loop calls this again only after the checkpoint that the last call was for is on disk.
+        The loop calls this again only after the checkpoint of the previous call is on disk.
         """
         states = self.store.flush_to(directory / _CLIENTS)
         segments = states.sync()
@@ -256,9 +256,9 @@ class LocalPool:
 
 
 class Outbox:
-    """What receivers see of messages; an object that is sent to many is measured once.
+    """Rounds and measures messages; an object that is sent to many clients is measured once.
 
-    Remembering the last object suffices. It is kept alive, so that its identity stays its own.
+    It is enough to remember the last object. A reference keeps its id from being reused.
     """
 
     def __init__(self, precision: Precision) -> None:
@@ -266,7 +266,7 @@ class Outbox:
         self._last: tuple[Any, Any, MessageStats | None] = (None, None, MessageStats())
 
     def send(self, message: Any) -> tuple[Any, MessageStats]:
-        """Return what the receiver sees, and the size on the wire; None is not sent at all."""
+        """Return the message as received, and its encoded size; None is not sent."""
         if message is None:
             return None, MessageStats()
         sent, received, stats = self._last
@@ -277,7 +277,7 @@ class Outbox:
         return received, stats
 
     def receive(self, message: Any) -> Any:
-        """Return what the receiver sees; several threads may ask."""
+        """Return the message as received; thread-safe."""
         if message is None:
             return None
         sent, received, _ = self._last
@@ -296,7 +296,7 @@ class _Prepared(NamedTuple):
 
 @dataclass
 class _Done:
-    """The answers of a block with the new states, and the time it took by phase."""
+    """The answers and new states of a block, and the time it took by phase."""
 
     seconds: dict[str, float]
     answers: list[tuple[ClientResult | ClientFailure, Any]] = field(default_factory=list)

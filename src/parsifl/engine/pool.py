@@ -1,9 +1,9 @@
-"""Client pools: where clients live. The loop (`engine.training`) knows nothing else of them.
+"""Client pools: the interface between the loop (`engine.training`) and the clients.
 
 A pool owns data, client states, devices and transport. The loop owns the server state and the
 record. Every request is answered once. The order of answers depends on the requests alone, not on
 threads. Requests are read lazily. A result that was yielded is kept: the client's next round starts
-from its new state. An exception before the first answer leaves everything as it was.
+from its new state. An exception before the first answer changes nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class ClientRequest:
-    """What the loop asks of one client. State, data and device are the pool's business.
+    """A request of the loop to one client. The pool provides state, data and device.
 
     Attributes
     ----------
@@ -46,12 +46,12 @@ class ClientRequest:
 
 @dataclass(frozen=True)
 class ClientResult:
-    """A client's result as the server sees it: values are those after transmission.
+    """A client's result as the server sees it: values are rounded as in transmission.
 
     Attributes
     ----------
     largest
-        The largest absolute value of the upload if it is out of the ordinary, else 0.
+        The largest absolute value of the upload if it is unusually large, else 0.
     aggregated
         Whether the upload is part of a `PartialTotal`.
     """
@@ -70,7 +70,7 @@ class ClientResult:
 
 @dataclass(frozen=True)
 class ClientFailure:
-    """A client that is left out of the round; its state stays as it was."""
+    """A client that is dropped from the round; its state does not change."""
 
     client: ClientInfo
     reason: str
@@ -79,7 +79,7 @@ class ClientFailure:
 
 @dataclass(frozen=True)
 class PartialTotal:
-    """A sum over several clients, made where they run: on a worker, or by secure aggregation."""
+    """A sum over several clients, computed elsewhere: on a worker, or by secure aggregation."""
 
     clients: int
     total: Any
@@ -89,7 +89,7 @@ class PartialTotal:
 class ClientScores:
     """One client's metrics by model and split, and its number of rows by split.
 
-    `reason` is why there are none, if the client could not be evaluated.
+    `reason` explains why there are none, if the client could not be evaluated.
     """
 
     client: ClientInfo
@@ -104,7 +104,7 @@ Answer = ClientResult | ClientFailure | PartialTotal | ClientScores
 
 @dataclass(frozen=True)
 class PendingEvaluation:
-    """The evaluation of an earlier round that rides on the next call of `train`."""
+    """The evaluation of an earlier round, deferred to the next call of `train`."""
 
     requests: Iterable[ClientRequest]
     server: Any
@@ -125,7 +125,7 @@ class ClientPool(Protocol):
 
     @property
     def deferred_evaluation(self) -> bool:
-        """Whether the evaluation of a round may ride on the next call of `train`."""
+        """Whether the evaluation of a round may be deferred to the next call of `train`."""
         ...
 
     @property
@@ -140,28 +140,28 @@ class ClientPool(Protocol):
         ...
 
     def evaluate(self, requests: Iterable[ClientRequest], server: Any) -> Iterator[ClientScores]:
-        """Evaluate the global model and the personal models; this changes no state."""
+        """Evaluate the global model and the personal models, without changing any state."""
         ...
 
     def save(self, directory: Path) -> Json:
-        """Write what a checkpoint needs; return what `restore` needs to find it again."""
+        """Write the pool's part of a checkpoint; return what `restore` needs to find it."""
         ...
 
     def restore(self, directory: Path, saved: Json) -> None:
-        """Go back to what `save` wrote; may be called twice."""
+        """Restore the state of `save`; may be called more than once."""
         ...
 
 
 @dataclass(frozen=True)
 class ClientProgram:
-    """What a client does in a round; every pool runs this."""
+    """The computation of a client in a round; every pool runs this."""
 
     algorithm: AnyAlgorithm
     problem: Problem
 
     @cached_property
     def scope(self) -> Scope:
-        """The scope in which clients and the server compute."""
+        """The context in which clients and the server compute."""
         return thread_scope(self.problem)
 
     def __call__(self, received: Any, state: Any, data: ClientRoundData) -> ClientUpdate[Any, Any]:
@@ -170,7 +170,7 @@ class ClientProgram:
             return self.algorithm.client_update(self.problem, received, state, data)
 
     def acknowledge(self, state: Any, upload: Any, arrived: Any) -> Any:
-        """Return a client's next state where a lossy wire changed its upload."""
+        """Return a client's next state after a lossy wire changed its upload."""
         with self.scope():
             return self.algorithm.acknowledge(self.problem, state, upload, arrived)
 

@@ -1,4 +1,4 @@
-"""Where the time of a round goes."""
+"""Time of a round by phase."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class PhaseTimer:
         self._last = time.perf_counter()
 
     def lap(self, phase: str) -> None:
-        """Book the time since the last lap."""
+        """Add the time since the last lap to a phase."""
         self.share({phase: 1.0})
 
     def share(self, parts: Mapping[str, float]) -> None:
-        """Book the time since the last lap on several phases, in the given proportions.
+        """Divide the time since the last lap among several phases, in the given proportions.
 
         Concurrent jobs accumulate more CPU time than wall time, so only proportions are used.
         """

@@ -1,4 +1,4 @@
-"""One round as it is recorded: a line of metrics.jsonl. Importing this does not import torch."""
+"""The record of a round: a line of metrics.jsonl. Importing this does not import torch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RoundRecord:
         How many `clients` spent how many operations `forward` and `backward`, with how many
         `trainable` parameters and values `sent` (None if unknown).
     dropped
-        Clients that were left out, with the reason.
+        Clients that were dropped, with the reason.
     metrics
         Scalars of clients, averaged by weight, and of callbacks.
     scores
@@ -37,7 +37,7 @@ class RoundRecord:
     unevaluated
         Clients without scores, with the reason.
     notes
-        What happened on the way, such as batches that ran client by client.
+        Notes on the round, such as batches that ran client by client.
     stopped
         Why this round is the last, if a callback stopped the run.
     """
@@ -84,12 +84,12 @@ class RoundRecord:
 
     @classmethod
     def from_json(cls, line: Mapping[str, Any]) -> RoundRecord:
-        """Read a record: unknown fields are ignored, missing ones take their default.
+        """Read a record. Unknown fields are ignored; missing fields take their default.
 
         Raises
         ------
         ValueError, TypeError, LookupError, AttributeError, OverflowError
-            If a field does not hold what it should.
+            If a field has a value of the wrong type or range.
         """
         known: dict[str, Any] = {name: int(line[name]) for name in _COUNTS if name in line}
         known |= {name: _numbers(line[name]) for name in ("metrics", "seconds") if name in line}
@@ -149,7 +149,7 @@ def headline(
 def select_round(
     records: Sequence[RoundRecord], model: str, score: str, maximize: bool, select: str
 ) -> RoundRecord | None:
-    """Return the round that the headline comes from; None if no round has test scores.
+    """Return the round of the headline numbers; None if no round has test scores.
 
     Rounds whose score is not finite are never the best.
     """

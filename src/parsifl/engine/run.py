@@ -65,12 +65,12 @@ class Run:
 
     @property
     def bytes_up(self) -> int:
-        """The bytes that clients sent, in total."""
+        """The total number of bytes sent by clients."""
         return sum(record.bytes_up for record in self.records)
 
     @property
     def bytes_down(self) -> int:
-        """The bytes that the server sent, in total."""
+        """The total number of bytes sent by the server."""
         return sum(record.bytes_down for record in self.records)
 
     @property
@@ -101,14 +101,14 @@ class Run:
         return self._in_order(self.pool.personal(ClientRequest(info, key, message, upload=False)))
 
     def compact(self, client: int | None = None) -> Export:
-        """Return the global model, or a client's, in its shortest form: to save or to measure."""
+        """Return the global model, or a client's, in compact form, to save or to measure."""
         if client is None:
             return export(self.model)
         shared = self.algorithm.model(self.problem, self.server)
         return export(self.personal(client), shared, client)
 
     def export(self, client: int | None = None) -> nn.Module:
-        """Return the global model, or a client's, as a plain module to ship.
+        """Return the global model, or a client's, as a plain module for deployment.
 
         Layers of low rank become two thin layers where that is smaller. `compact` measures and
         saves it; docs/how-to/export.md shows both.
@@ -120,7 +120,7 @@ class Run:
         return profile(self.records)
 
     def recorded(self) -> RunData:
-        """Return what a run directory records of this run, without reading it."""
+        """Return this run as `open_run` would read it from its directory, without reading it."""
         path = Path(type(self.algorithm).__name__.lower()) if self.run_dir is None else self.run_dir
         return RunData(path, self.configuration, tuple(self.records))
 

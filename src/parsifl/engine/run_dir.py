@@ -1,9 +1,9 @@
-"""The run directory: writing it safely, and reading it as a recorded run.
+"""The run directory: write it safely, and read it as a recorded run.
 
 `target.json` holds the total number of rounds, and whether there has been a checkpoint.
 
-Reading is lenient, with a note for everything that was left out: a run may be in progress or its
-files damaged, and a report should still show the rest.
+Reading is lenient and notes everything that was skipped: a run may be in progress or its files
+damaged, and a report should still show the rest.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _CHECKPOINT = "checkpoint"
 _PACKAGES = ("parsifl", "torch", "numpy", "scipy", "scikit-learn", "flwr")
 _DEEPEST = 4  # levels of directories that are searched for run directories
 DAMAGED = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
-"""What a damaged file may raise where it is read."""
+"""Exceptions that reading a damaged file may raise."""
 
 
 class RunDir:
@@ -51,7 +51,7 @@ class RunDir:
         self._target: dict[str, Any] = {}
 
     def locked(self) -> AbstractContextManager[None]:
-        """Keep other runs out of the directory; see `owned.locked`."""
+        """Lock the directory against other runs; see `safe_files.locked`."""
         return locked(self.path)
 
     def sync_metrics(self) -> tuple[int, int]:
@@ -62,7 +62,7 @@ class RunDir:
         return self._mark
 
     def open(self, identity: Mapping[str, Any], *, resume: bool) -> None:
-        """Create the folder, or check that it belongs to this very configuration."""
+        """Create the directory, or check that it belongs to the same configuration."""
         self.check()
         config = self.path / _CONFIG
         if config.exists():
@@ -80,14 +80,14 @@ class RunDir:
             raise CheckpointError(
                 f"{self.path} cannot be created: a file is in the way; choose another directory"
             ) from error
-        # config.toml comes last: it says that the folder is complete
+        # config.toml comes last: it marks the directory as complete
         replace_file(self.path / _ENVIRONMENT, json.dumps(environment(), indent=1).encode())
         replace_file(config, tomli_w.dumps(_plain(identity)).encode())
 
     def check(self, *more: str) -> None:
-        """Reject a directory in which a run would replace files that are not its own.
+        """Reject a directory in which a run would replace files that it did not write.
 
-        These are files with the names of ours (and `more`) without our configuration, and
+        These are files with names of run files (and `more`) without our configuration, and
         symbolic links. A run that has lost its checkpoints is rejected too.
         """
         names = [_CHECKPOINT, _METRICS, _CLIENTS, _TARGET, _ENVIRONMENT, *more]
@@ -95,14 +95,14 @@ class RunDir:
         if (self.path / _CONFIG).exists():
             self._check_checkpoints()
             return
-        if _is_environment(self.path / _ENVIRONMENT):  # a run that was killed as it began
+        if _is_environment(self.path / _ENVIRONMENT):  # a run that was killed at the start
             names.remove(_ENVIRONMENT)
         reject_foreign(self.path, names, _CONFIG)
 
     def _check_checkpoints(self) -> None:
-        """Raise CheckpointError if there was a checkpoint and it is gone.
+        """Raise CheckpointError if there was a checkpoint and it is missing.
 
-        Without `target.json`, a finished round says so.
+        Without `target.json`, a finished round implies that there was one.
         """
         self._target = _read_target(self.path)
         had = self._target.get("checkpoint") or (not self._target and read_records(self.path))
@@ -114,7 +114,7 @@ class RunDir:
             )
 
     def set_aside(self) -> Path:
-        """Move an attempt that ended into `attempt-NUMBER`; a new one may then start here."""
+        """Move a finished attempt to `attempt-NUMBER`, so that a new one can start here."""
         number = 1
         while (place := self.path / f"attempt-{number}").exists():
             number += 1
@@ -162,11 +162,11 @@ class RunDir:
         raise CheckpointError(f"{self.path} holds a run of another configuration:{listed}")
 
     def set_target(self, rounds: int) -> None:
-        """Note how many rounds the run is to have; it may be asked for more later."""
+        """Record the total number of rounds; a later call may increase it."""
         self._write_target(rounds=rounds)
 
     def note_checkpoint(self) -> None:
-        """Note that the run has a checkpoint: from now on it never starts over."""
+        """Record that the run has a checkpoint, so that it never starts from the beginning."""
         if not self._target.get("checkpoint"):
             self._write_target(checkpoint=True)
 
@@ -175,7 +175,7 @@ class RunDir:
         replace_file(self.path / _TARGET, json.dumps(self._target).encode())
 
     def append(self, record: RoundRecord) -> None:
-        """Add the line of a finished round."""
+        """Append the line of a finished round."""
         line = (json.dumps(record.to_json()) + "\n").encode()
         with self._metrics.open("ab") as file:
             file.write(line)
@@ -183,7 +183,7 @@ class RunDir:
         self._mark = (length + len(line), zlib.crc32(line, crc))
 
     def truncate(self, round: int, mark: tuple[int, int] | None = None) -> list[RoundRecord]:
-        """Remove the lines after a round, which will be repeated, and return the others.
+        """Remove the lines after a round, which will be repeated, and return the remaining ones.
 
         Parameters
         ----------
@@ -241,13 +241,13 @@ def _read_target(path: Path) -> dict[str, Any]:
 
 
 def read_records(path: Path) -> list[RoundRecord]:
-    """Read the records of a run directory; a last line that a crash cut off is left out."""
+    """Read the records of a run directory; an incomplete last line is skipped."""
     file = path / _METRICS
     return _records(file.read_bytes() if file.exists() else b"")
 
 
 def _records(content: bytes) -> list[RoundRecord]:
-    """Return the records in these lines up to the first that is not one."""
+    """Return the records in these lines up to the first invalid one."""
     records: list[RoundRecord] = []
     for line in content.splitlines():
         try:
@@ -285,7 +285,7 @@ def _is_environment(path: Path) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """Return what TOML can hold: no None, tuples as lists."""
+    """Convert values to what TOML supports: no None, tuples as lists."""
     if isinstance(value, Mapping):
         return {str(k): _plain(v) for k, v in value.items() if v is not None}
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
@@ -319,9 +319,9 @@ class RunData:
     clients
         The scores of each client, by (model, split), in the round `clients_round`.
     notes
-        What a reader should know: damaged lines, missing files.
+        Remarks for the reader: damaged lines, missing files.
     target
-        How many rounds the run is to have; None if unknown.
+        The total number of rounds; None if unknown.
     """
 
     path: Path
@@ -360,7 +360,7 @@ class RunData:
 
     @property
     def data_checksum(self) -> str:
-        """Equal if two runs saw the same rows on the same clients."""
+        """Equal if two runs used the same rows on the same clients."""
         return str(_table(self.config, "data").get("checksum", ""))
 
     @property
@@ -384,14 +384,14 @@ class RunData:
         return [r for r, scores in found if scores is not None and math.isfinite(scores["mean"])]
 
     def selecting_split(self, model: str) -> str | None:
-        """Return the split that decides which round is the headline; None: the last round is."""
+        """Return the split that selects the headline round; None selects the last round."""
         split = {"best-test": "test", "best-validation": "validation"}.get(
             str(self.evaluation.get("select", "last"))
         )
         return split if split is not None and self.evaluated(model, split) else None
 
     def selected(self, model: str) -> RoundRecord | None:
-        """Return the round that the protocol selects for a model; None: it was never evaluated."""
+        """Return the round that the protocol selects for a model; None without evaluations."""
         split = self.selecting_split(model)
         select = "last" if split is None else f"best-{split}"
         return select_round(self.evaluated(model), model, self.score, self.maximize, select)
@@ -432,8 +432,8 @@ def read_runs(paths: Sequence[Path], left_out: list[str] | None = None) -> list[
     paths
         Run directories, or folders that contain run directories.
     left_out
-        Receives the reason for every directory below a path that cannot be read. None: such a
-        directory raises, as one that was named itself always does.
+        Receives the reason for every directory below a path that cannot be read. If None, such a
+        directory raises an error, as a directory named in `paths` always does.
     """
     if not paths:
         raise CheckpointError("no run directory was named; give at least one")
@@ -451,7 +451,7 @@ def read_runs(paths: Sequence[Path], left_out: list[str] | None = None) -> list[
 
 
 def open_run(path: str | Path) -> RunData:
-    """Read a run directory; raise CheckpointError if it is none."""
+    """Read a run directory; raise CheckpointError if it is not one."""
     path = Path(path)
     config = _config(path)
     notes: list[str] = []

@@ -1,4 +1,4 @@
-"""What a run may replace or delete: its own files, and nothing that a link points to."""
+"""File operations that never replace or delete files that a run did not write."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _held: dict[tuple[Path, int], int] = {}  # how often a thread has locked a direc
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep other runs out of a directory, which is created if it is missing.
+    """Lock a directory against other runs; create it if it is missing.
 
-    The kernel releases the lock when the process ends, however it ends, and no file is left. A
-    thread may lock a directory twice.
+    The kernel releases the lock whenever the process ends, and no file is left. A thread may lock
+    a directory twice.
 
     Raises
     ------
     CheckpointError
-        If another run uses the directory, or if there cannot be one of this name.
+        If another run uses the directory, or if its name is invalid.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -76,7 +76,7 @@ def reject_links(*paths: Path) -> None:
 
 
 def reject_foreign(folder: Path, names: Iterable[str], mark: str) -> None:
-    """Raise CheckpointError if a directory holds files with our names without our `mark`."""
+    """Raise CheckpointError if a directory has files with our names but not our `mark`."""
     found = [name for name in names if (folder / name).exists()]
     if found:
         raise CheckpointError(
@@ -86,9 +86,9 @@ def reject_foreign(folder: Path, names: Iterable[str], mark: str) -> None:
 
 
 def write_synced(path: Path, content: bytes, mode: int = 0o666) -> None:
-    """Write a file of its own and wait until it is on the disk.
+    """Write a new file and wait until it is on disk.
 
-    A file of that name is replaced, never written to: it may be a link.
+    An existing file is replaced, never written to, because it may be a link.
     """
     path.unlink(missing_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
@@ -99,14 +99,14 @@ def write_synced(path: Path, content: bytes, mode: int = 0o666) -> None:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Replace a file so that a reader sees the old or the new content, never a part."""
+    """Replace a file atomically: a reader sees the old or the new content."""
     temporary = path.with_name(f".{path.name}.tmp")
     write_synced(temporary, content)
     temporary.replace(path)
 
 
 def remove_directory(place: Path, names: Iterable[str]) -> None:
-    """Delete a directory that holds regular files with these names only; leave any other alone."""
+    """Delete a directory if it contains only regular files with these names."""
     if place.is_symlink() or not place.is_dir():
         return
     found, known = list(place.iterdir()), set(names)

@@ -1,4 +1,4 @@
-"""Which clients take part in a round."""
+"""Sampling of the clients that take part in a round."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from parsifl.engine.evaluation import Evaluation
 
 
 def cohort_size(clients: int, participation: float) -> int:
-    """Return how many of the clients take part: a fraction, but at least one."""
+    """Return how many clients take part: a fraction, but at least one."""
     if not 0 < participation <= 1:
         raise ConfigError(f"participation must be above 0 and at most 1, got {participation}")
     return max(1, round(clients * participation))
 
 
 def choose(clients: int, participation: float, key: Key) -> list[int]:
-    """Draw a cohort without replacement, ascending; its cost follows the cohort, not the crowd.
+    """Draw a cohort without replacement, ascending, at a cost that depends on the cohort only.
 
     >>> choose(5, 1.0, Key(0))
     [0, 1, 2, 3, 4]

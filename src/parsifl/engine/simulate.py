@@ -1,4 +1,4 @@
-"""A run in one process: the loop over a local pool."""
+"""Simulation in one process: the loop over a local pool."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def simulate(  # noqa: PLR0913 - all arguments but four have a default
         A configured algorithm, for example ``parsifl.algorithms.FedAvg(lr=0.1)`` or
         ``parsifl.get("fedavg", lr=0.1)``.
     problem
-        What is learned: ``parsifl.NeuralProblem(module)`` or ``parsifl.GLM(...)``.
+        The model and its loss: ``parsifl.NeuralProblem(module)`` or ``parsifl.GLM(...)``.
     clients
         A list with one ``(X, y)`` pair per client, or a `ClientData`.
     rounds
@@ -74,20 +74,20 @@ def simulate(  # noqa: PLR0913 - all arguments but four have a default
         The share of each client's rows that is held out for testing if `clients` is a list.
         Default: 0.25. A `ClientData` has its own split.
     seed
-        Determines everything random.
+        Determines all random numbers.
     participation
         The fraction of clients that take part in a round.
     executor
         "loop" runs clients one by one, "threads" one per thread, "vmap" and "fused" many at once
-        ("fused" uses handwritten SGD steps for models it knows, and vmap for others). "auto"
-        chooses the fastest.
+        ("fused" uses handwritten SGD steps for models that it supports, and vmap for others).
+        "auto" chooses the fastest.
     device
-        Where clients compute, such as "cuda". Data and states stay in main memory and move there
-        as they are needed.
+        Where clients compute, such as "cuda". Data and states stay in main memory and are moved
+        to the device when needed.
     run_dir
-        The directory in which the run is recorded and checkpointed; None: nothing is written.
+        The directory in which the run is recorded and checkpointed; None writes nothing.
     evaluate_every
-        Evaluate the models every this many rounds, and after the last; 0: never.
+        Number of rounds between evaluations; the last round is always evaluated. 0: never.
     evaluation, network, precision
         How models are evaluated; the simulated network; the precision of values in messages.
     resume
@@ -95,18 +95,18 @@ def simulate(  # noqa: PLR0913 - all arguments but four have a default
     callbacks
         Called at the end of every round (see `parsifl.engine.training.Callback`).
     state_limit
-        The most bytes of client state that are kept in memory; the rest is in `run_dir`, or in a
+        Maximum bytes of client state in memory; the rest is stored in `run_dir`, or in a
         temporary directory.
     window, checkpoint_seconds
-        How many clients are prepared at a time, and the least time between two checkpoints.
+        How many clients are prepared at a time, and the minimum time between two checkpoints.
     patience
-        Stop with an error after this many consecutive rounds in which every client failed. In the
-        first round the run stops at once.
+        Stop with an error after this many consecutive rounds in which every client failed. If every
+        client fails in the first round, the run stops at once.
 
     Warns
     -----
     DroppedClientWarning
-        If a client is left out of a round, once per client.
+        If a client is dropped from a round, once per client.
     """
     startup.reproducible()  # raises if it was requested too late
     checks.check_parts(algorithm, problem, clients)
@@ -159,7 +159,7 @@ def simulate(  # noqa: PLR0913 - all arguments but four have a default
         data,
         executor=chosen,
         block=block,
-        # what the clients of a window send and keep must fit in memory
+        # messages and states of the clients of a window must fit in memory
         window=max(BLOCK, min(window, WINDOW_BYTES // max(1, 4 * size))),
         precision=precision,
         evaluation=evaluation,
@@ -201,7 +201,7 @@ def simulate(  # noqa: PLR0913 - all arguments but four have a default
 
 
 class _DroppedClients:
-    """Warns about clients that are left out of a round, once per client."""
+    """Warns about clients that are dropped from a round, once per client."""
 
     _MOST = 10
 

@@ -21,13 +21,13 @@ from parsifl.core import tree, tree_schema
 from parsifl.engine.safe_files import reject_links
 
 PART_BYTES = 64 << 20
-PART_LEAVES = 1024  # of a file: its header is read whenever one state is
+PART_LEAVES = 1024  # per file: reading a state reads the header of its file
 PART_CLIENTS = 1 << 16
 _META = "parsifl"
 _NAME = re.compile(r"part-(\d{8,})\.safetensors")
 _LONGEST_HEADER = 100 << 20  # what safetensors itself accepts
 LIMIT = 2 << 30
-"""Most bytes of client state in memory."""
+"""Maximum bytes of client state in memory."""
 _LEFT = 0.75  # of the limit stays in memory when states move to disk: they move many at a time
 
 
@@ -40,7 +40,7 @@ class Segment(NamedTuple):
 
 @final
 class SegmentStore(Mapping[int, Any]):
-    """The states in a folder; reading one takes a copy, so that memory holds what is used."""
+    """The states in a folder. Reading a state copies it, so memory holds only states in use."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -54,7 +54,7 @@ class SegmentStore(Mapping[int, Any]):
 
     @classmethod
     def open(cls, folder: Path, parts: Iterable[Sequence[Any]], hint: Any) -> SegmentStore:
-        """Read where the states are, oldest file first; ValueError if a file is damaged."""
+        """Read the locations of states, oldest file first. Damaged files raise ValueError."""
         shelf = cls(folder)
         for name, expected, states in parts:
             part = Segment(str(name), int(states))
@@ -74,7 +74,7 @@ class SegmentStore(Mapping[int, Any]):
 
     @property
     def parts(self) -> list[Segment]:
-        """The files that hold a state which is still the newest, oldest first."""
+        """The files that hold the current state of some client, oldest first."""
         return sorted(self._living)
 
     def __getitem__(self, client: int) -> Any:
@@ -95,7 +95,7 @@ class SegmentStore(Mapping[int, Any]):
         return len(self._places)
 
     def write(self, states: Iterable[tuple[int, Any]]) -> None:
-        """Write states, as many to a file as fit; they own their memory."""
+        """Write states, as many per file as fit; they own their memory."""
         batch: dict[int, tuple[list[Any], tree.Structure]] = {}
         size = leaves = 0
         for client, state in states:
@@ -126,13 +126,13 @@ class SegmentStore(Mapping[int, Any]):
         self._made.add(part.name)
         data = save(tensors, meta)
         (self.folder / part.name).write_bytes(data)
-        # of what was to be written: a disk that changed it is found out
+        # computed before writing, so that corruption by the disk is detected
         self._written[part.name] = checksum(data)
         for client, (_, form) in batch.items():
             self._place(client, part, self._form(form))
 
     def _next(self) -> int:
-        """Return a number that no file has, those that an interrupted run left behind included."""
+        """Return a number that no file has, including files that an interrupted run left behind."""
         if self._number is None:
             self._number = max((number for _, number in self._numbered()), default=0)
         self._number += 1
@@ -151,7 +151,7 @@ class SegmentStore(Mapping[int, Any]):
         self._living[part] += 1
 
     def compact(self) -> None:
-        """Rewrite the living states of stale files once most of what is on disk is stale."""
+        """Rewrite the current states of the oldest files once most states on disk are outdated."""
         if sum(part.states for part in self._living) <= 2 * len(self._places):
             return
         stale = {part for part, living in self._living.items() if 2 * living <= part.states}
@@ -159,7 +159,7 @@ class SegmentStore(Mapping[int, Any]):
         self.write((client, self[client]) for client in moving)
 
     def sync(self) -> list[tuple[str, str, int]]:
-        """Wait until all is on the disk; return what `open` needs: names, checksums, counts."""
+        """Sync all files to disk; return what `open` needs: names, checksums, counts."""
         for part in self._living:
             if part.name not in self._checksums:
                 path = self.folder / part.name
@@ -169,9 +169,9 @@ class SegmentStore(Mapping[int, Any]):
         return [(part.name, self._checksums[part.name], part.states) for part in self.parts]
 
     def delete_stale(self, keep: Container[str] = ()) -> None:
-        """Remove the files that hold nothing that is needed, but for those to `keep`.
+        """Remove files without current states, except those to `keep`.
 
-        Files that an interrupted run left behind are removed too; those of others never.
+        Files that an interrupted run left behind are removed too; foreign files never are.
         """
         needed = {part.name for part in self._living}
         for path, _ in self._numbered():
@@ -184,7 +184,7 @@ class SegmentStore(Mapping[int, Any]):
                 self._made.discard(path.name)
 
     def _numbered(self) -> list[tuple[Path, int]]:
-        """Return what has the name of a file of ours, with its number."""
+        """Return the files whose names have our form, with their numbers."""
         if not self.folder.is_dir():
             return []
         found = ((path, _NAME.fullmatch(path.name)) for path in self.folder.iterdir())
@@ -192,7 +192,7 @@ class SegmentStore(Mapping[int, Any]):
 
 
 def checksum(*contents: Path | bytes) -> str:
-    """Return the checksum of bytes and of the content of files, one after the other."""
+    """Return the checksum of a sequence of bytes and contents of files."""
     value = 0
     for content in contents:
         if isinstance(content, bytes):
@@ -205,7 +205,7 @@ def checksum(*contents: Path | bytes) -> str:
 
 
 def _is_part(path: Path) -> bool:
-    """Return whether a file has our mark in its header, though it may have been cut off later."""
+    """Return whether a file has our mark in its header, even if it is truncated after it."""
     if path.is_symlink() or not path.is_file():
         return False
     with path.open("rb") as file:
@@ -218,17 +218,17 @@ def _is_part(path: Path) -> bool:
 
 
 class StateStore:
-    """Keeps the state of every client that has trained; the others are made when first needed.
+    """Keeps the state of every client that has trained; the others are created on first use.
 
-    The states that were written last are in memory. Reading does not count: an evaluation
+    The most recently written states are in memory. Reading does not count as use: an evaluation
     reads every client once, and would evict those that train.
 
     Parameters
     ----------
     limit
-        Most bytes of states in memory.
+        Maximum bytes of states in memory.
     folder
-        Where the others go; None: a temporary folder (see `tempfile.gettempdir`).
+        Where the others are stored; None for a temporary folder (see `tempfile.gettempdir`).
     """
 
     def __init__(self, limit: int = LIMIT, folder: Path | None = None) -> None:
@@ -244,7 +244,7 @@ class StateStore:
         return self._held
 
     def load(self, client: int, make: Callable[[], Any]) -> Any:
-        """Return a client's state, or make (and do not keep) its first one."""
+        """Return a client's state, or create its first one without storing it."""
         if client in self._recent:
             return self._recent[client]
         if self._shelf is not None and client in self._shelf:
@@ -252,12 +252,12 @@ class StateStore:
         return make()
 
     def save(self, client: int, state: Any) -> None:
-        """Keep a copy: results of a batch are views of memory that is larger than one client.
+        """Store a copy, because results of a batch are views of a larger allocation.
 
-        Copies are contiguous, as a checkpoint gives them back: the layout may decide the last bit.
+        Copies are contiguous, like states from a checkpoint: the layout can affect the last bit.
         """
         if state is None and self._recent.get(client, self) is None:
-            return  # nothing to keep, and known: it is not written again
+            return  # nothing to store: it is not written again
         self._forget(client)
         self._recent[client] = tree.copy(state)
         self._held += _bytes(state)
@@ -271,7 +271,7 @@ class StateStore:
         self._changed.discard(client)
 
     def _spill(self) -> None:
-        """Move the states that were written longest ago to disk."""
+        """Move the least recently written states to disk."""
         left, moving = self._held, []
         for client, state in self._recent.items():
             if left <= _LEFT * self._limit:
@@ -283,7 +283,7 @@ class StateStore:
         self._shelf.write((i, self._recent[i]) for i in moving if i in self._changed)
         for client in moving:
             self._forget(client)
-        if self._folder is None:  # no checkpoint needs what is out of date
+        if self._folder is None:  # no checkpoint needs outdated states
             self._shelf.compact()
             self._shelf.delete_stale()
 
@@ -293,7 +293,7 @@ class StateStore:
         return folder
 
     def restore(self, states: Mapping[int, Any]) -> None:
-        """Replace everything that is kept; what is on a shelf stays there until it is needed."""
+        """Replace all states; states on disk stay there until they are needed."""
         self._recent, self._held, self._changed, self._shelf = {}, 0, set(), None
         if isinstance(states, SegmentStore):
             self._shelf, self._folder = states, states.folder
@@ -302,7 +302,7 @@ class StateStore:
                 self.save(client, state)
 
     def flush_to(self, folder: Path) -> SegmentStore:
-        """Write everything that is not yet there to a folder, and keep states there from now on."""
+        """Write all states that a folder does not have yet, and use that folder from now on."""
         if self._shelf is None or self._shelf.folder != folder:
             shelf = SegmentStore(folder)
             shelf.write(iter(self))

@@ -1,7 +1,7 @@
-"""Studies: jobs in processes, and grids of experiments, each in its own directory.
+"""Studies: jobs in several processes, and grids of experiments, each in its own directory.
 
-The best is chosen by validation rows where there are any: a test score
-that was used to choose is an optimistic estimate.
+The best combination is selected on validation rows if there are any: a test score that was used
+for selection is optimistic.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ Split = Literal["validation", "test"]
 
 
 def run_jobs(jobs: Sequence[Callable[[], T]], processes: int = 1) -> Iterator[tuple[int, T]]:
-    """Run jobs in this process, or in several; yield the number and the result of each.
+    """Run jobs in this process, or in several; yield the index and the result of each.
 
-    Results come as they are ready. Jobs that run in other processes must be picklable. Each
-    process has its share of the cores.
+    Results are yielded as they complete. Jobs that run in other processes must be picklable. The
+    cores are divided among the processes.
     """
     if processes < 1:
         raise ConfigError(f"jobs must be at least 1, got {processes}")
@@ -67,7 +67,7 @@ class Point:
 
     @property
     def label(self) -> str:
-        """The settings in words, as a directory name."""
+        """The settings as a directory name."""
         return ",".join(f"{name}={value}" for name, value in self.settings.items()) or "default"
 
 
@@ -105,7 +105,7 @@ def points(grid: Grid) -> list[Point]:
 
 
 def experiments(base: Experiment, grid: Grid, seeds: int) -> Iterator[tuple[Point, Experiment]]:
-    """Yield every experiment; all are built (and so checked) before the first one runs."""
+    """Yield every experiment; all are built, and thereby checked, before the first one runs."""
     if seeds < 1:
         raise ConfigError(f"seeds must be at least 1, got {seeds}")
     planned = []
@@ -131,7 +131,7 @@ def sweep(
     With several `processes`, `run` must be picklable. Another sweep in the same directory is an
     error.
     """
-    planned = list(experiments(base, grid, seeds))  # a mistake shows before anything is created
+    planned = list(experiments(base, grid, seeds))  # errors are raised before anything is created
     jobs = [
         partial(_headline, run, experiment, folder / point.label / f"seed-{experiment.seed}")
         for point, experiment in planned
@@ -158,7 +158,7 @@ def _headline(
 
 
 def _validation(run: Run) -> dict[str, float]:
-    """Return the validation score of each model, in the round that its headline comes from."""
+    """Return the validation score of each model, in the round of its headline numbers."""
     summary, records = run.summary(), {record.round: record for record in run.records}
     scores: dict[str, float] = {}
     for model in MODELS:
@@ -169,7 +169,7 @@ def _validation(run: Run) -> dict[str, float]:
 
 
 def chosen_by(outcomes: Sequence[GridResult], model: str) -> Split:
-    """Return which rows the best is chosen by: test rows only where there are no others."""
+    """Return which rows select the best: test rows only if there are no validation rows."""
     whole = all(outcome.mean(model, "validation") is not None for outcome in outcomes)
     return "validation" if whole else "test"
 

@@ -1,4 +1,4 @@
-"""Adds up the answers of a round for its record."""
+"""Totals over the answers of a round, for its record."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from parsifl.wire import MessageStats
 
 
 class RoundTally:
-    """Adds up the answers of a round; nothing else writes a record."""
+    """Totals over the answers of a round; nothing else writes a record."""
 
     def __init__(self, round: int, cohort: int, network: NetworkModel) -> None:
         self._round, self._cohort, self._network = round, cohort, network
@@ -32,7 +32,7 @@ class RoundTally:
 
     @property
     def dropped(self) -> Mapping[int, str]:
-        """The clients that were left out."""
+        """The clients that were dropped."""
         return self._dropped
 
     @property
@@ -41,7 +41,7 @@ class RoundTally:
         return self._trained
 
     def add(self, answer: ClientResult | ClientFailure, weight: float, *, uploads: bool) -> None:
-        """Take in one answer."""
+        """Add one answer."""
         if isinstance(answer, ClientFailure):
             self._down.bytes += answer.down.bytes
             self._dropped[answer.client.id] = answer.reason
@@ -59,7 +59,7 @@ class RoundTally:
         self._count(answer, sent, uploads=uploads)
 
     def note(self, *notes: str) -> None:
-        """Note what happened on the way."""
+        """Add a note to the record."""
         self._notes += notes
 
     def _average(self, metrics: Mapping[str, Any], weight: float) -> None:

@@ -1,7 +1,8 @@
-"""Runs jobs in a few threads, each of which computes on one core.
+"""Run jobs in a few threads, each of which computes on one core.
 
-torch would rather split every product over OpenMP's threads, which meet after each of them: where
-another program uses one of the cores, all of them wait for it (docs/adr/0004). Jobs never meet.
+By default torch splits every product over OpenMP threads, which synchronize after each product. If
+another program uses one of the cores, all threads wait for it (docs/adr/0004). Jobs never wait for
+each other.
 """
 
 from __future__ import annotations
@@ -35,17 +36,17 @@ def cores() -> int:
 def workers() -> int:
     """Return how many jobs may run at once.
 
-    A reproducible process computes each product on one core, and jobs have the same bits with any
-    number of workers: they may use all cores.
+    A reproducible process computes each product on one core, and the results of jobs do not depend
+    on the number of workers, so jobs may use all cores.
     """
     return cores() if startup.reproducible() else min(cores(), torch.get_num_threads())
 
 
 @contextmanager
 def single_threaded() -> Iterator[None]:
-    """Let torch compute on the calling thread alone; its results then have the same bits anywhere.
+    """Restrict torch to the calling thread, so that results do not depend on the number of cores.
 
-    torch keeps this setting for each thread, and hands the latest one to threads that are new.
+    torch keeps this setting per thread; new threads inherit the latest one.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -56,17 +57,17 @@ def single_threaded() -> Iterator[None]:
 
 
 def thread_scope(problem: Problem) -> Scope:
-    """Return the scope of work on a problem, at clients and at the server."""
+    """Return the context for work on a problem, on clients and on the server."""
     return single_threaded if execution(problem).single_threaded else nullcontext
 
 
 def run_jobs(jobs: Iterable[Callable[[], T]]) -> list[T]:
-    """Return what the jobs return, in their order."""
+    """Return the results of jobs, in order."""
     return list(imap_ordered(jobs))
 
 
 def imap_ordered(jobs: Iterable[Callable[[], T]]) -> Generator[T, None, None]:
-    """Run jobs in threads and yield what they return, in their order.
+    """Run jobs in threads and yield their results in order.
 
     Only the consumer's thread reads `jobs`, a few ahead. A single job runs in the consumer's
     thread and may use all torch threads. If the consumer stops early, running jobs finish and the
@@ -109,7 +110,7 @@ def _shorten_waits() -> None:
     GNU OpenMP reads `GOMP_SPINCOUNT` once. By default its threads spin 300,000 times before they
     sleep, but only 100 times while it manages more threads than there are cores. A team that is
     larger than that, owned by a thread that never runs again, therefore shortens all later waits.
-    It changes neither the number of threads of any product nor its bits.
+    It affects neither the number of threads of a product nor its result.
     """
     started = threading.Event()
 

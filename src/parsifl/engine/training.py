@@ -41,15 +41,15 @@ PATIENCE = 3
 
 
 class StopTraining(Exception):
-    """Raised by a callback to make this round the last; its text is the reason."""
+    """Raised by a callback to make this round the last; the message is the reason."""
 
 
 @dataclass(frozen=True)
 class RoundEnd:
-    """What a callback sees at the end of a round.
+    """The event that a callback receives at the end of a round.
 
     `history` holds the records of all earlier rounds, also in a resumed run: a callback that
-    depends on it alone stops a resumed run where it would stop an uninterrupted one.
+    depends only on it stops a resumed run in the same round as an uninterrupted one.
     """
 
     algorithm: AnyAlgorithm
@@ -60,21 +60,21 @@ class RoundEnd:
 
 
 class Callback(Protocol):
-    """Called once per round before its record is written; what it returns goes into `metrics`.
+    """Called once per round before its record is written; it returns additional `metrics`.
 
     A callback that reads scores declares `reads_scores = True`: evaluation is then not deferred.
     """
 
     def __call__(self, event: RoundEnd, /) -> Mapping[str, float] | None:
-        """Look at a round; raise `StopTraining` to end the run."""
+        """Process a round; raise `StopTraining` to end the run."""
         ...
 
 
 @dataclass
 class TrainingState:
-    """What the loop carries from round to round; the pool carries the rest.
+    """The state of the loop between rounds; the pool has the rest.
 
-    `pending` says that the last record still lacks its scores.
+    `pending` means that the last record still lacks its scores.
     """
 
     server: Any
@@ -91,8 +91,8 @@ class TrainingState:
 class Training:
     """A run: an algorithm on a problem with the clients of a pool.
 
-    `patience` is how many consecutive rounds may lose every client before the run is stopped. In
-    the first round that is a mistake in the setup, and the run stops at once. Clients in
+    After `patience` consecutive rounds in which every client failed, the run stops. If every client
+    fails in the first round, the setup is wrong and the run stops at once. Clients in
     `left_out` neither train nor evaluate.
     """
 
@@ -113,7 +113,7 @@ class Training:
 
     # ------------------------------------------------------------------ the run
     def run(self, rounds: int, *, resume: bool = False) -> TrainingState:
-        """Train until there are this many rounds in all, or until a callback stops the run."""
+        """Train until the run has this many rounds in total, or until a callback stops it."""
         if self.run_dir is None:
             return self._run(rounds, resume=resume)
         with self.run_dir.locked():
@@ -153,7 +153,7 @@ class Training:
     def round(self, server: Any, round: int) -> tuple[Any, RoundRecord]:
         """Train one round (from 0); return the next server state and the record without scores.
 
-        Pure but for the states of the pool's clients.
+        Pure except for the states of the pool's clients.
         """
         following, record, _ = self._train(server, round, None)
         self._check_patience((), record)
@@ -217,7 +217,7 @@ class Training:
     def _finish(
         self, state: TrainingState, server: Any, record: RoundRecord, *, last: bool
     ) -> tuple[RoundRecord, bool]:
-        """Evaluate if due and call the callbacks; return whether the scores are still to come."""
+        """Evaluate if due and call the callbacks; return whether the scores are still pending."""
         every = self.evaluate_every
         due = bool(every) and (last or record.round % every == 0)
         deferred = due and not last and self._defers
@@ -271,7 +271,7 @@ class Training:
                         arrived += 1
                 timer.lap("aggregate")
         timer.lap("pool")
-        if arrived:  # without uploads the server stays as it is
+        if arrived:  # without uploads the server state does not change
             server = self._aggregate(server, accumulator.total(), key, tally)
         timer.lap("aggregate")
         seconds = {**self.pool.seconds, "aggregate": timer.seconds.get("aggregate", 0.0)}
@@ -293,7 +293,7 @@ class Training:
             with self._program.scope():
                 here = key.replace(purpose="aggregate")
                 following = self.algorithm.aggregate(self.problem, server, total, here)
-        except LinAlgError as error:  # decompositions of what is not finite fail
+        except LinAlgError as error:  # decompositions fail on values that are not finite
             raise _overflow(tally, key) from error
         if not is_finite(following) and is_finite(server):
             raise _overflow(tally, key)
@@ -341,7 +341,7 @@ class Training:
         return self._present(sampling.evaluated(self.evaluation, clients, self._eligible, sampled))
 
     def _sampled(self, rounds: int) -> set[int]:
-        """Return the clients that trained in the first rounds; earlier calls are built upon."""
+        """Return the clients that trained in the first rounds; earlier results are reused."""
         known, clients = self._sampled_until
         if rounds < known:
             known, clients = 0, set()
@@ -368,7 +368,7 @@ class Training:
         return PendingEvaluation(self._evaluation_requests(state.server, round), state.server)
 
     def _complete(self, state: TrainingState, scores: Sequence[ClientScores]) -> None:
-        """Add scores that came one round late to the last record."""
+        """Add scores that arrived one round late to the last record."""
         state.records[-1] = self._scored(state.records[-1], scores)
         state.pending = False
         if self.run_dir is not None:

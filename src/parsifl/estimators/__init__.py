@@ -1,9 +1,9 @@
 """Sparse regression, classification and survival across sites, as scikit-learn estimators.
 
-What is inferred: which coefficients are not zero, and their values. After selection there are no
-p-values and no confidence intervals, and `summary()` gives none; `split_inference` gives valid
-ones, `post_double_selection` those of one exposure, and `stability_selection` says how often a
-coefficient is selected, which is another question.
+The estimators select the non-zero coefficients and estimate their values. After a selection
+`summary()` gives no p-values and no confidence intervals. `split_inference` gives valid ones,
+`post_double_selection` those of one exposure, and `stability_selection` measures how often a
+coefficient is selected.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the estimators share: the choice of a solver, the lossless one, and the report."""
+"""Shared parts of the estimators: choice of the solver, the lossless solver, and summaries."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class FederatedSparse(PublishedSolvers):
     """Abstract base of the estimators."""
 
     _papers = True
-    """Whether the solvers of the papers fit this model too."""
+    """Whether the solvers of the papers support this model."""
 
     # ------------------------------------------------------------------ the choice of a solver
     def _choose(self, problem: Any, tau: int, *, own_intercept: bool) -> None:
@@ -78,12 +78,12 @@ class FederatedSparse(PublishedSolvers):
             )
             self.solver_ = "exact"
             self.solver_reason_ = (
-                f"a site's upload of {size} bytes a round is within max_bytes={self.max_bytes}"
+                f"a site's upload of {size} bytes per round is within max_bytes={self.max_bytes}"
             )
         if self.solver_ != "exact" and own_intercept:
             raise ValueError(
-                f"center='client' needs solver='exact' here; solver={self.solver_!r} takes it for "
-                "dense linear regression only"
+                f"center='client' needs solver='exact' here; solver={self.solver_!r} supports it "
+                "only for dense linear regression"
             )
         if self.solver_ != "exact" and self._setting("column_groups", None) is not None:
             raise ValueError("column_groups needs solver='exact'")
@@ -93,21 +93,21 @@ class FederatedSparse(PublishedSolvers):
         datafit = getattr(problem, "datafit", None)  # a Cox model has none
         if datafit is not None and datafit.name == "softmax":
             return (
-                "softmax has a vector of coefficients for each class; OneVsRestClassifier of "
-                "scikit-learn fits a logistic regression of each class against the rest"
+                "softmax has a vector of coefficients for each class; scikit-learn's "
+                "OneVsRestClassifier fits a logistic regression of each class against the rest"
             )
         if self._setting("participation", 1.0) != 1:
             return "participation is below 1, and sums over different sites cannot be compared"
         if self._setting("batch_size", None) is not None:
-            return "batch_size asks for mini-batches"
+            return "batch_size requests mini-batches"
         algorithm, always = self._algorithm(problem, tau), len(problem.unpenalized["coef"])
         size = algorithm.upload_bytes(problem.width, tau + always, quadratic=problem.quadratic)
         beside = algorithm.beside(problem.width, tau + always, quadratic=problem.quadratic)
         few = tau > 0 and beside < min(tau + 5, problem.width - tau - always)
         if size > self.max_bytes or few:
             return (
-                f"a site would upload {size} bytes in a round, for only {beside} candidates; "
-                f"max_bytes={self.max_bytes} is too few"
+                f"a site would upload {size} bytes per round for only {beside} candidates; "
+                f"max_bytes={self.max_bytes} is too small"
             )
         return ""
 
@@ -133,9 +133,9 @@ class FederatedSparse(PublishedSolvers):
         start: float = 0.0,
         own_intercept: bool = False,
     ) -> np.ndarray[Any, Any]:
-        """Fit; return the coefficients of the problem and keep the books.
+        """Fit; return the coefficients of the problem and record rounds and bytes.
 
-        Rows of weight 0 are as good as absent, and so are sites that have no others.
+        Rows of weight 0 are ignored, and so are sites without other rows.
         """
         weight = y[:, getattr(problem, "weight_column", 1)].numpy()
         parts = [kept for rows in parts if len(kept := rows[weight[rows] > 0])]
@@ -179,31 +179,31 @@ class FederatedSparse(PublishedSolvers):
         if tau and len(fit.columns) >= rows:
             warnings.warn(
                 f"n_nonzero_coefs={self.n_nonzero_coefs} gives {len(fit.columns)} coefficients to "
-                f"{rows} rows: the fit passes through all of them and says nothing about others; "
-                "take fewer, or set l2",
+                f"{rows} rows: the fit interpolates them and does not generalize; "
+                "use fewer coefficients, or set l2",
                 UserWarning,
                 stacklevel=5,
             )
         return np.array(fit.search.coefficients)
 
     def _say_if_pooled(self, groups: Any) -> None:
-        """Warn that all rows count as one site, where the result depends on sites."""
+        """Warn that all rows count as one site if the result depends on sites."""
         if groups is not None:
             return
         why = ""
         if self.solver_ != "exact":
             why = f"solver={self.solver_!r} averages the models of sites"
         elif self._family() == "cox":
-            why = "each site has a baseline hazard of its own"
+            why = "each site has its own baseline hazard"
         elif self._setting("center", "global") == "client":
-            why = "center='client' gives each site an intercept of its own"
+            why = "center='client' gives each site its own intercept"
         elif self._setting("site_variances", False):
-            why = "site_variances=True gives each site a variance of its own"
+            why = "site_variances=True gives each site its own variance"
         if why:
             warnings.warn(
                 f"groups=None: all rows count as one site, but {why}. Pass groups=..., the site of "
                 "each row; the same value in every row if there is one site. In GridSearchCV and "
-                "the like, route it with set_fit_request(groups=True)",
+                "similar searches, route it with set_fit_request(groups=True)",
                 ParsiflWarning,
                 stacklevel=3,
             )
@@ -212,21 +212,21 @@ class FederatedSparse(PublishedSolvers):
         if fit.search.phase == Phase.SEPARATED:
             warnings.warn(
                 "the selected columns separate the classes (or the events): the likelihood has no "
-                "maximum, coefficients and standard errors only show where the search stopped; "
+                "maximum, and coefficients and standard errors depend on where the search stopped; "
                 "set l2, for example to 0.01",
                 ConvergenceWarning,
                 stacklevel=6,
             )
         elif fit.search.phase == Phase.STALLED:
             warnings.warn(
-                "the search stopped where rounding leaves no further decrease of the loss",
+                "the search stopped because rounding prevents a further decrease of the loss",
                 ConvergenceWarning,
                 stacklevel=6,
             )
         elif fit.search.phase < Phase.CONVERGED:
             warnings.warn(
-                f"the search did not end within rounds={self._rounds(_EXACT_ROUNDS)}; the "
-                "coefficients are those with the least loss so far",
+                f"the search did not converge within rounds={self._rounds(_EXACT_ROUNDS)}; the "
+                "coefficients are those with the smallest loss so far",
                 ConvergenceWarning,
                 stacklevel=6,
             )
@@ -236,14 +236,14 @@ class FederatedSparse(PublishedSolvers):
         check_is_fitted(self)
         if self._exact is None:
             raise ValueError(
-                f"{what} needs solver='exact'; this fit used {self.solver_!r}, which does not sum "
-                "up curvature"
+                f"{what} needs solver='exact'; this fit used {self.solver_!r}, which does not "
+                "compute curvature"
             )
         return self._exact
 
     @property
     def certificate_(self) -> Certificate:
-        """How far from optimal the support can be, if that is known: see `certificate_rounds`."""
+        """A bound on the distance of the support from the optimum: see `certificate_rounds`."""
         return self._fitted_exactly("certificate_").certificate
 
     def information_criteria(self, *, gamma: float = 1.0) -> dict[str, float]:
@@ -252,7 +252,7 @@ class FederatedSparse(PublishedSolvers):
         return information_criteria(fit, self._family(), gamma)
 
     def summary(self, *, level: float = 0.95) -> Inference:
-        """Return the table of coefficients, by site too, and which guarantee holds.
+        """Return the table of coefficients, overall and by site, with its guarantee.
 
         Standard errors and intervals are given if no column was selected by these rows, that is
         if `n_nonzero_coefs=0` and `keep` names the model, or if all columns are in it. For a
@@ -260,7 +260,7 @@ class FederatedSparse(PublishedSolvers):
         """
         fit = self._fitted_exactly("summary()")
         if self._setting("dictionary", None) is not None:
-            raise ValueError("summary() is about features, and with a dictionary atoms are chosen")
+            raise ValueError("summary() describes features, not the atoms of a dictionary")
         return table(fit, self._columns, self._family(), selected=was_selected(fit), level=level)
 
     def methods_text(self) -> str:
@@ -293,7 +293,7 @@ class FederatedSparse(PublishedSolvers):
         )
 
     def _absent(self) -> str:
-        """Return a sentence on sites of a deployment that took no part, or an empty text."""
+        """Return a sentence on sites of a deployment that were excluded, or an empty text."""
         left_out: Mapping[str, str] = getattr(self, "left_out_", {})
         if not left_out:
             return ""
@@ -309,8 +309,8 @@ class FederatedSparse(PublishedSolvers):
         Parameters
         ----------
         missing
-            How new tables mark a missing word: "nan" (NaN or None, as frames do) or "empty" (an
-            empty text; ONNX has no other way, and `skl2onnx` converts no other).
+            How new tables mark a missing word: "nan" (NaN or None, as in frames) or "empty" (an
+            empty text, which ONNX and `skl2onnx` require).
         """
         check_is_fitted(self)
         return as_sklearn(self, missing)
@@ -327,7 +327,7 @@ class FederatedSparse(PublishedSolvers):
         target: float = 0.0,
         constant: float = 0.0,
     ) -> None:
-        """Keep what takes coefficients from standardised units to those of X."""
+        """Store the transformation of coefficients from standardised units to those of X."""
         sites = [str(name) for name in self.clients_]
         implied = centred == "global"
         self._columns = Columns(self._names(), sites, mean, scale, implied, target)

@@ -1,8 +1,8 @@
-"""How far from optimal a support can be: branch and bound, from sums alone or with more rounds.
+"""Bounds on the distance of a support from the optimum, by branch and bound.
 
 The loss on all units that a support may use bounds the loss of the support from below. For a
-squared loss the sums of the fit give every such bound. For another loss each bound is a fit of its
-own, by Newton steps whose sums sites send; the steps of many fits share a round.
+squared loss all bounds follow from the sums of the fit. For another loss each bound is a separate
+fit by Newton steps, for which sites send sums; the steps of many fits share a round.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ Ask = Callable[[Sequence[tuple[Array, Indices]]], list[Sums]]
 
 @dataclass(frozen=True)
 class Certificate:
-    """How far from optimal a support can be.
+    """A bound on the distance of a support from the optimum.
 
     Attributes
     ----------
     proven
         Whether no support of this size has a smaller loss.
     gap
-        By how much the loss could be smaller, relative to it; NaN if nothing is known.
+        The possible relative decrease of the loss; NaN if unknown.
     nodes
-        The nodes that branch and bound looked at.
+        The number of nodes that branch and bound visited.
     reason
-        The same in words.
+        A description in words.
     rounds
-        How many rounds of messages it took, on top of those of the fit.
+        The number of rounds of messages, in addition to those of the fit.
     """
 
     proven: bool
@@ -56,7 +56,7 @@ class Certificate:
     def of(
         cls, loss: float, lowest: float, nodes: int, rounds: int = 0, *, reached: bool = False
     ) -> Certificate:
-        """Say what a lower bound of the loss means; `reached` if some support has this loss."""
+        """Return the certificate of a lower bound; `reached` if some support attains it."""
         fall, size = max(loss - lowest, 0.0), abs(loss)
         gap = fall / size if size > 0 else 0.0
         extra = f" ({rounds} further rounds)" if rounds else ""
@@ -90,10 +90,10 @@ class _Fitted:
     columns: Indices
     names: list[int]
     costs: Array
-    """What the removal of each unit would cost by the model."""
+    """The cost of removing each unit according to the model."""
 
     def start(self, units: Sequence[int], width: int) -> Array:
-        """Return the coefficients that the model has for some units."""
+        """Return the model's coefficients of some units."""
         fit = self.model.fit(self.names.index(unit) for unit in units)
         found = np.zeros(width)
         found[self.columns[fit.columns]] = fit.coefficients
@@ -119,7 +119,7 @@ def prove(
     batch
         How many fits share a round.
     floor
-        What no loss is below.
+        A lower bound of any loss.
     """
     proof, tickets, visited = _Proof(ask, rules, rounds), itertools.count(), 0
     everything = tuple(range(int(rules.labels.max(initial=-1)) + 1))
@@ -144,9 +144,9 @@ def prove(
 
 
 def _children(node: _Node, rules: Rules) -> list[_Node]:
-    """Return the node without each unit that it need not have, the most expensive one first.
+    """Return the child nodes, each without one optional unit, the most expensive one first.
 
-    What comes later must have the units before it, so that no support is looked at twice.
+    Later children must contain the units of earlier ones, so that no support is visited twice.
     """
     fitted = node.fitted
     costs = np.zeros(len(node.allowed)) if fitted is None else fitted.costs
@@ -171,7 +171,7 @@ class _Proof:
         self.rounds = 0
 
     def bound(self, nodes: Sequence[_Node]) -> None:
-        """Set the lower bound of each node, and what removals cost by its quadratic model."""
+        """Set the lower bound of each node, and the removal costs by its quadratic model."""
         fits = [_Newton(node, self._rules) for node in nodes]
         for _ in range(_STEPS):
             going = [fit for fit in fits if not fit.done]
@@ -196,7 +196,7 @@ class _Newton:
         self.done = False
 
     def take(self, sums: Sums) -> None:
-        """Accept a point that lowers the loss, and ask for the next; else for a shorter step."""
+        """Accept a point that lowers the loss and request the next; else request a shorter step."""
         sums = penalised(sums, self.asked, self._rules)
         if np.isfinite(self._loss) and not (
             sums.loss <= self._loss - 1e-4 * self._step * self._decrement + 1e-12 * abs(self._loss)

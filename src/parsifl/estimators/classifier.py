@@ -17,21 +17,21 @@ from parsifl.linear.glm import GLM
 
 
 class FederatedSparseClassifier(ClassifierMixin, FederatedSparse):  # type: ignore[misc]  # untyped
-    """Logistic (two classes) or softmax regression with few non-zero coefficients a class.
+    """Logistic (two classes) or softmax regression with few non-zero coefficients per class.
 
-    As `FederatedSparseRegressor`, but for: `n_nonzero_coefs` counts coefficients of each class;
-    more than two classes have no "exact" solver and take Fed-HT, with a refit (or use
-    scikit-learn's `OneVsRestClassifier` around this one); a site may hold
-    one class only, the whole federation may not. Coefficients are those of pooled maximum
-    likelihood on the support. Where columns separate the classes there is none: a warning says so,
-    and `l2` (None: no ridge, but 0.001 inside the solvers of the papers) helps.
+    Like `FederatedSparseRegressor`, with these differences: `n_nonzero_coefs` counts coefficients
+    of each class; "exact" does not support more than two classes, for which "auto" uses Fed-HT
+    with a refit (or use scikit-learn's `OneVsRestClassifier` around this one); a site may have
+    rows of only one class, but not the whole federation. Coefficients are those of pooled maximum
+    likelihood on the support. If columns separate the classes, there is no maximum: a warning says
+    so, and `l2` (None: no ridge, but 0.001 inside the solvers of the papers) helps.
 
     Attributes
     ----------
     classes_
         The labels.
     coef_, intercept_
-        In the units of X: one row for two classes (the odds of the second), else one a class.
+        In the units of X: one row for two classes (the odds of the second), else one per class.
     support_
         Positions of the features that some class uses.
 
@@ -49,7 +49,9 @@ class FederatedSparseClassifier(ClassifierMixin, FederatedSparse):  # type: igno
     ) -> FederatedSparseClassifier:
         """Fit to rows that belong to the sites named in `groups` (None: a single site)."""
         if self.site_variances:
-            raise ConfigError("site_variances is for linear regression: classes have no noise term")
+            raise ConfigError(
+                "site_variances requires linear regression: classes have no noise term"
+            )
         X, y = self._validated(X, y, groups, sample_weight, accept_sparse="csr")
         check_classification_targets(y)
         self.classes_, labels = np.unique(y, return_inverse=True)
@@ -59,7 +61,7 @@ class FederatedSparseClassifier(ClassifierMixin, FederatedSparse):  # type: igno
         weight = self._weights(sample_weight, X)
         if len(np.unique(labels[weight > 0])) < 2:
             raise ValueError(
-                "all rows with a positive sample_weight are of one class; 2 are needed"
+                "all rows with a positive sample_weight belong to one class; 2 are needed"
             )
         own = self._check_center()
         moments = gather(X, labels.astype(np.float64), weight, parts, standardize=self.standardize)
@@ -99,7 +101,7 @@ class FederatedSparseClassifier(ClassifierMixin, FederatedSparse):  # type: igno
         return "binomial"
 
     def decision_function(self, X: Any) -> Array:
-        """Return the log-odds of the second class, or one score a class."""
+        """Return the log-odds of the second class, or one score per class."""
         X = self._features(X, accept_sparse="csr")
         scores: Array = np.asarray(X @ self.coef_.T) + self.intercept_
         return scores[:, 0] if len(self.classes_) == 2 else scores

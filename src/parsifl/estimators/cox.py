@@ -15,14 +15,14 @@ from parsifl.linear.cox import Cox
 class FederatedSparseCox(FederatedSparse):
     """Proportional hazards with few non-zero coefficients, stratified by site.
 
-    Every site has a baseline hazard of its own, which never leaves it; ties are Breslow's. The
-    fit equals the pooled stratified one. A site without an event says nothing about the
-    coefficients and changes nothing.
+    Every site has its own baseline hazard, which never leaves it. Ties are handled by Breslow's
+    method. The fit equals the pooled stratified one. A site without an event has no influence on
+    the coefficients.
 
     Parameters are those of `FederatedSparseRegressor`; the only solver is "exact", and X must be
-    dense. `y` has two columns, the time and whether the event was seen (1) or censored (0), or is
-    a structured array with a Boolean field and a number (as in scikit-survival); with one
-    dimension every event was seen. The score is Harrell's concordance.
+    dense. `y` has two columns, the time and whether the event was observed (1) or censored (0), or
+    is a structured array with a Boolean field and a number (as in scikit-survival); with one
+    dimension every event was observed. The score is Harrell's concordance.
 
     Examples
     --------
@@ -80,7 +80,7 @@ class FederatedSparseCox(FederatedSparse):
         self.clients_, parts = self._clients(groups, len(time))
         weight = self._weights(sample_weight, X)
         if not (weight * event).any():
-            raise ValueError("no event was seen: there is nothing to fit")
+            raise ValueError("no event was observed: there is nothing to fit")
         moments = gather(X, time, weight, parts, standardize=self.standardize)
         x = centred(X, moments) / moments.scale
         kept = self._kept(X.shape[1])
@@ -110,7 +110,7 @@ class FederatedSparseCox(FederatedSparse):
 
 
 def concordance(risk: Array, time: Array, event: Array, groups: Any = None) -> float:
-    """Return the share of comparable pairs in which the earlier event has the higher risk.
+    """Return the fraction of comparable pairs in which the earlier event has the higher risk.
 
     >>> concordance(np.array([2.0, 1.0]), np.array([1.0, 2.0]), np.array([1.0, 0.0]))
     1.0
@@ -126,7 +126,7 @@ def concordance(risk: Array, time: Array, event: Array, groups: Any = None) -> f
 
 
 def two_columns(y: Any) -> Any:
-    """Return a structured target as time and event; others as they are."""
+    """Convert a structured target to time and event; return others unchanged."""
     names = getattr(getattr(y, "dtype", None), "names", None)
     if names:
         kinds = {np.dtype(y.dtype[name]).kind: name for name in names}
@@ -138,10 +138,10 @@ def two_columns(y: Any) -> Any:
 
 
 def checked_times(y: Any) -> tuple[Array, Array]:
-    """Return times, and whether the events were seen."""
+    """Return times, and whether the events were observed."""
     y = np.asarray(y, dtype=np.float64)
     if y.ndim == 1 or y.shape[1] == 1:
         return y.ravel(), np.ones(len(y))
     if y.ndim != 2 or y.shape[1] != 2 or not np.isin(y[:, 1], (0.0, 1.0)).all():
-        raise ValueError("y needs two columns: the time, and whether the event was seen (0 or 1)")
+        raise ValueError("y needs two columns: the time, and whether the event occurred (0 or 1)")
     return y[:, 0], y[:, 1]

@@ -1,8 +1,8 @@
 """The number of coefficients chosen by cross-validation over sites.
 
 For a squared loss a site's count, sums and products determine every model without it and the
-squared error of such a model on its rows. They are what the last fit needs anyway, so the path
-costs no further message.
+squared error of such a model on its rows. The final fit needs the same sums, so the path needs no
+further messages.
 """
 
 from __future__ import annotations
@@ -50,30 +50,30 @@ class FederatedSparseCV(FederatedSparse):
     path
         Numbers of non-zero coefficients to try; None: 1, 2, 4 ... up to half of the features.
     cv
-        How many folds of whole sites (of rows, if there is one site), at most one per site
-        (with a warning, if more are asked for); or a splitter or a list of splits, as everywhere
-        in scikit-learn. A fold that would fit or evaluate rows of weight 0 alone is left out.
+        Number of folds of whole sites (of rows, if there is one site), at most one per site
+        (with a warning if more are requested); or a splitter or a list of splits, as elsewhere
+        in scikit-learn. A fold that would fit or evaluate only rows of weight 0 is skipped.
     estimator
-        What is fitted; None: the estimator of the same name without CV.
+        The estimator to fit; None: the estimator of the same name without CV.
     rule
-        "best" takes the number with the least error, "one-se" the smallest number whose error is
-        within one standard error of it.
+        "best" takes the number with the smallest error, "one-se" the smallest number whose error
+        is within one standard error of it.
     scoring
-        Which error is counted; None: the first of those that the class lists.
+        The error to minimise; None: the first one that the class lists.
 
     Attributes
     ----------
     n_nonzero_coefs_
-        The number that was chosen.
+        The selected number.
     path_, error_path_
         The numbers tried, and the errors [numbers, folds]; less is better.
     mean_error_, standard_error_
-        Their means over folds, in which a fold counts by its rows, and the standard errors.
+        Their means over folds, weighted by rows, and the standard errors.
     best_estimator_, coef_, intercept_, support_
         Fitted to all sites with the chosen number.
     bytes_up_, bytes_down_
-        Of everything. For squared errors of sites that were left out, all fits of the path follow
-        from the sums that sites send once for the last fit.
+        Totals over all fits. For squared errors on left-out sites, all fits of the path follow from
+        the sums that sites send once for the final fit.
     """
 
     _default: ClassVar[type[FederatedSparse]]
@@ -142,7 +142,7 @@ class FederatedSparseCV(FederatedSparse):
         return {"accept_sparse": "csr", "y_numeric": True}
 
     def _chosen(self, held: Array) -> int:
-        """Return the number that the rule takes."""
+        """Return the number that the rule selects."""
         mean, error = mean_errors(self.error_path_, held)
         self.mean_error_, self.standard_error_ = mean, error
         best = int(mean.argmin())
@@ -232,7 +232,7 @@ def _log_loss(model: Any, x: Any, y: Any, weight: Array, _: Any) -> float:
 
 def _auc(model: Any, x: Any, y: Any, weight: Array, _: Any) -> float:
     if len(model.classes_) != 2:
-        raise ValueError("scoring='auc' needs two classes; take 'deviance'")
+        raise ValueError("scoring='auc' needs two classes; use 'deviance'")
     truth = y == model.classes_[1]
     if truth.all() or not truth.any():
         return float("nan")
@@ -306,7 +306,7 @@ class FederatedSparsePoissonCV(RegressorMixin, FederatedSparseCV):  # type: igno
         return tags
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Return the share of the deviance that is explained (1 is perfect)."""
+        """Return the fraction of the deviance that is explained (1 is perfect)."""
         check_is_fitted(self)
         return float(self.best_estimator_.score(self._checked(X), y, sample_weight))
 
@@ -341,11 +341,12 @@ class FederatedSparseCoxCV(FederatedSparseCV):
 
 
 def _with_weight(folds: list[Fold], weight: Array) -> list[Fold]:
-    """Leave out folds of which either side has rows of weight 0 alone."""
+    """Skip folds in which either side has only rows of weight 0."""
     found = [fold for fold in folds if all(weight[rows].any() for rows in fold)]
     if not found:
         raise ValueError(
-            "no fold has rows with a positive sample_weight on both sides; weigh more clients"
+            "no fold has rows with a positive sample_weight on both sides; "
+            "give more clients a positive weight"
         )
     return found
 
@@ -360,14 +361,14 @@ class Products:
 
     @classmethod
     def of(cls, rows: Array, weight: Array) -> Products:
-        """Sum up rows."""
+        """Compute the sums from rows."""
         return cls(float(weight.sum()), weight @ rows, rows.T @ (rows * weight[:, None]))
 
     @classmethod
     def from_zero(
         cls, loss: float, gradient: Array, curvature: Array, sums: Array, count: float
     ) -> Products:
-        """Read them from half the sum of squares and its derivatives at coefficients of 0."""
+        """Compute them from half the sum of squares and its derivatives at coefficients of 0."""
         cross = -gradient[:, None]
         products = np.block([[curvature, cross], [cross.T, np.array([[2 * loss]])]])
         return cls(count, sums, products)
@@ -401,7 +402,7 @@ def held_out_errors(
     path: Indices,
     held: Sequence[Indices],
 ) -> Array:
-    """Return mean squared errors [numbers, folds] on the sites `held` out of each fold."""
+    """Return mean squared errors [numbers, folds] on the sites `held` out in each fold."""
     found = np.empty((len(path), len(held)))
     for j, out in enumerate(held):
         train = Products.total([part for site, part in enumerate(sites) if site not in out])
@@ -414,11 +415,11 @@ def held_out_errors(
 def mean_errors(errors: Array, held: Array) -> tuple[Array, Array]:
     """Return the mean over folds, each weighted by the rows that it holds out, and its error.
 
-    A fold without an error (NaN) is left out.
+    A fold without an error (NaN) is skipped.
     """
     weight = np.where(np.isfinite(errors), held, 0.0)
     if not (weight.sum(axis=1) > 0).all():
-        raise ValueError("no fold has an error for every number; take fewer folds")
+        raise ValueError("no fold has an error for every number; use fewer folds")
     total = weight.sum(axis=1, keepdims=True)
     values = np.where(np.isfinite(errors), errors, 0.0)
     mean = (weight * values).sum(axis=1) / total[:, 0]
@@ -436,7 +437,7 @@ def path_errors(
     path: Indices,
     folds: Sequence[tuple[Indices, Indices]],
 ) -> Array | None:
-    """Return mean squared errors [numbers, folds]; None if they need fits of their own."""
+    """Return mean squared errors [numbers, folds]; None if they need separate fits."""
     if not _is_one_shot(base, x) or groups is None:
         return None
     base = clone(base)
@@ -459,7 +460,7 @@ def path_errors(
 
 
 def _is_one_shot(base: FederatedSparseRegressor, x: Any) -> bool:
-    """Return whether the fit needs the whole matrix of products once, and nothing else."""
+    """Return whether the fit needs only the whole matrix of products, once."""
     plain: bool = (
         base.solver in ("auto", "exact")
         and base.center == "global"

@@ -1,4 +1,4 @@
-"""What the theory of FedGradMP says about given data, and where it is silent."""
+"""Check the assumptions of FedGradMP's convergence theorem on given data."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Restricted constants on the supports that were visited, and what follows from them.
+    """Restricted constants on the visited supports, and the resulting rate.
 
     Attributes
     ----------
     convexity, smoothness
         For every client the smallest and largest curvature over visited supports of 4 tau
-        coefficients. The theorem's constants are extremes over all supports: these are bounds for
-        them from one side only, rho- from above and rho+ from below.
+        coefficients. The theorem's constants are extremes over all supports: these bound them
+        from one side only, rho- from above and rho+ from below.
     kappa
         The rate of Theorem 5 for full batches and exact projections (eta = 1, theta = infinity),
-        4 sum_i p_i [4 beta_1(i) beta_2(i)]^K; None where the theorem is silent. The true rate is
+        4 sum_i p_i [4 beta_1(i) beta_2(i)]^K; None if the theorem does not apply. The true rate is
         at least this.
     silent
-        Clients with 2 rho- <= rho+, for which the theorem says nothing.
+        Clients with 2 rho- <= rho+, to which the theorem does not apply.
     stable_rank, needed_rank
         |A|_F^2 / |A|_2^2 of each client, and tau log(n / tau), which it should exceed up to a
         constant.
     words
-        The same in words.
+        A description in words.
     """
 
     convexity: Array
@@ -66,7 +66,7 @@ def diagnose(
     rounds: int = 4,
     seed: int = 0,
 ) -> Diagnosis:
-    """Run FedGradMP for some rounds and measure the restricted constants where it went.
+    """Run FedGradMP for some rounds and measure the restricted constants on its supports.
 
     Parameters
     ----------
@@ -158,13 +158,13 @@ def _words(
 ) -> str:
     if kappa is None:
         rate = (
-            f"Theorem 5 is silent: 2 rho- <= rho+ on {len(silent)} of {clients} clients. That says "
-            "nothing against the method, which may well converge."
+            f"Theorem 5 does not apply: 2 rho- <= rho+ on {len(silent)} of {clients} clients. The "
+            "algorithm may still converge."
         )
     elif kappa < 1:
         rate = f"On the visited supports kappa = {kappa:.3g} < 1: linear convergence is plausible."
     else:
-        rate = f"kappa = {kappa:.3g} >= 1 already on the visited supports: the theorem is silent."
+        rate = f"kappa = {kappa:.3g} >= 1 on the visited supports: the theorem gives no rate."
     return (
         f"{rate} The smallest stable rank of a client is {rank.min():.1f}; tau log(n / tau) is "
         f"{needed:.1f}."

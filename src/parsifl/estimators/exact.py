@@ -1,4 +1,4 @@
-"""The lossless solver in one process: rounds of `FedBestSubset`, and what follows from its sums."""
+"""The lossless solver in one process: rounds of `FedBestSubset`, and results of its sums."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ class SubsetPath:
     Attributes
     ----------
     numbers
-        How many units each may use.
+        Maximum number of units of each.
     coefficients
         [numbers, width], in standardised units.
     losses
-        The loss of each, summed over rows, the l2 term included.
+        The loss of each, summed over rows, including the l2 term.
     empty
-        The loss of the model that has none of these coefficients.
+        The loss of the model without any of these coefficients.
     """
 
     numbers: Indices
@@ -82,20 +82,20 @@ class ExactFit:
     Attributes
     ----------
     search, rules
-        The last state of the search, and what it searched for.
+        The last state of the search, and its rules.
     columns
         The coefficients of the model, in ascending order; an intercept of the problem is the last.
     rows, losses, gradients, information
-        What every site answered at the solution, on these columns: [sites], [sites],
+        The answer of every site at the solution, on these columns: [sites], [sites],
         [sites, c] and [sites, c, c].
     history, bytes_up, bytes_down
-        The rounds, the last one (for the line above) included.
+        The rounds, including the last one (for the answers above).
     own_intercepts, centred
-        Whether sites have intercepts of their own, and which means were subtracted beforehand.
+        Whether sites have their own intercepts, and which means were subtracted beforehand.
     constant
-        What the negative log-likelihood has beyond the loss.
+        The constant of the negative log-likelihood that the loss omits.
     proof
-        A certificate that took rounds of its own.
+        A certificate that took additional rounds.
     """
 
     search: Search
@@ -119,7 +119,7 @@ class ExactFit:
         return self.rules.quadratic and len(self.search.known) == self.rules.width
 
     def path_numbers(self) -> Indices:
-        """Return the numbers of terms that a path goes through, those of this fit among them."""
+        """Return the numbers of terms of a path, including that of this fit."""
         units = int(self.rules.labels.max(initial=-1)) + 1
         most = min(units, max(2 * self.rules.count, _SHORT_PATH))
         numbers = {round(most ** (i / (_STEPS - 1))) for i in range(_STEPS)} if most else set()
@@ -143,15 +143,15 @@ class ExactFit:
 
     @cached_property
     def certificate(self) -> Certificate:
-        """What is known of other supports of this size."""
+        """The certificate: what is known about other supports of this size."""
         search, rules = self.search, self.rules
         if self.proof is not None:
             return self.proof
         if not self.one_shot:
             reason = (
-                "the sites sent their products for the candidates only"
+                "the sites sent products of the candidates only"
                 if rules.quadratic
-                else "a loss that is not quadratic takes further rounds: set certificate_rounds"
+                else "a loss that is not quadratic needs additional rounds: set certificate_rounds"
             )
             return Certificate(False, float("nan"), 0, reason)
         model, names = quadratic_model(search, rules)
@@ -165,7 +165,7 @@ class ExactFit:
 def certified(
     fit: ExactFit, algorithm: FedBestSubset, problem: Summable, sites: Sites, rounds: int
 ) -> ExactFit:
-    """Return the fit with a certificate that took at most `rounds` further rounds."""
+    """Return the fit with a certificate from at most `rounds` additional rounds."""
     rules, search, sent = fit.rules, fit.search, [fit.bytes_up, fit.bytes_down]
 
     def ask(points: Sequence[tuple[Array, Indices]]) -> list[Sums]:
@@ -202,7 +202,7 @@ def certified(
 def exact_fit(
     algorithm: FedBestSubset, problem: Summable, sites: Sites, start: Array, *, rounds: int
 ) -> ExactFit:
-    """Run the algorithm until it has ended, or for `rounds` of them, and ask for the last sums."""
+    """Run the algorithm until it ends, at most `rounds` rounds, and request the last sums."""
     algorithm.check_capabilities(problem)
     first = torch.from_numpy(start)
     server, key = algorithm.started(problem, first), Key(0)

@@ -1,4 +1,4 @@
-"""Fitted estimators as those of scikit-learn, which other tools can convert."""
+"""Convert fitted estimators to those of scikit-learn, which other tools can export."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _model(estimator: Any, slopes: Array, intercept: Array) -> Any:
         model = PoissonRegressor(max_iter=1).fit(np.zeros((2, width)), np.ones(2))
     else:
         model = LinearRegression().fit(np.zeros((2, width)), np.zeros(2))
-    # NumPy's scalar type, as scikit-learn has it: converters call its methods
+    # NumPy's scalar type, as in scikit-learn: converters call its methods
     model.coef_, model.intercept_ = slopes.copy(), intercept[()]
     return model
 
@@ -52,8 +52,8 @@ def _model(estimator: Any, slopes: Array, intercept: Array) -> Any:
 def _by_level(found: Preprocessing, slopes: Array, intercept: Array) -> tuple[Array, Array]:
     """Return coefficients of one indicator per level, and the intercept that goes with them.
 
-    A level that no site had has no indicator. It counts as (rare) where levels were merged, else
-    as the reference: the coefficient of that level goes into the intercept.
+    A level that no site had has no indicator. It counts as (rare) if levels were merged, else
+    as the reference: the coefficient of that level becomes part of the intercept.
     """
     parts, start = [], 0
     for column in found.columns:
@@ -103,7 +103,7 @@ def _named(column: TableColumn) -> list[str]:
 
 
 def _example(column: TableColumn, rows: int) -> list[Any]:
-    """Return values that a step learns from: the mean, or the levels."""
+    """Return values to fit a step on: the mean, or the levels."""
     if not column.levels:
         return [column.mean[0]] * rows
     values = _named(column) or [RARE]

@@ -1,9 +1,9 @@
-"""Standard errors, intervals and differences between sites, and when they may be believed.
+"""Standard errors, intervals and differences between sites, and when they are valid.
 
 The observed information, summed over sites, gives standard errors for a model that was *fixed in
-advance*. Where the same rows chose the columns, such intervals are too short: they are given only
-through rows that took no part in the choice (`split_inference`), or for one exposure by
-`post_double_selection`. `stability_selection` answers another question: how firm the choice is.
+advance*. If the same rows selected the columns, such intervals are too short. Valid ones come from
+rows that took no part in the selection (`split_inference`), or for one exposure from
+`post_double_selection`. `stability_selection` measures how stable the selection is.
 """
 
 from __future__ import annotations
@@ -47,21 +47,21 @@ DOUBLE = (
 
 @dataclass(frozen=True)
 class Columns:
-    """What takes coefficients from standardised units to those of X."""
+    """The transformation of coefficients from standardised units to those of X."""
 
     names: list[str]
     sites: list[str]
     mean: Array
     scale: Array
     implied_intercept: bool
-    """Whether there is an intercept that follows from the means, beside those of the problem."""
+    """Whether there is an intercept that follows from the means, besides those of the problem."""
     target: float = 0.0
     """The mean of the target, for such an intercept."""
 
 
 @dataclass(frozen=True, eq=False)
 class Inference:
-    """A table of coefficients in the units of X; NaN where nothing may be said.
+    """A table of coefficients in the units of X; NaN where no valid value exists.
 
     Attributes
     ----------
@@ -71,8 +71,8 @@ class Inference:
         Names, estimates [sites, coefficients] and their standard errors, by one Newton step from
         the common ones on the rows of the site alone (least squares, for a squared loss).
     q, q_pvalue, i2
-        Cochran's Q of the sites' estimates, its p-value, and the share I^2 of their variation that
-        is not chance.
+        Cochran's Q of the sites' estimates, its p-value, and the fraction I^2 of their variation
+        that is not due to chance.
     guarantee
         When the intervals hold.
     level
@@ -138,7 +138,7 @@ def dispersion(fit: ExactFit, family: str) -> float:
 
 
 def degrees_of_freedom(fit: ExactFit, family: str) -> int:
-    """Return the number of coefficients, intercepts included (one for every site, if own)."""
+    """Return the number of coefficients, including intercepts (one per site, if own)."""
     extra = 0
     if fit.own_intercepts or fit.centred == "client":
         extra = len(fit.rows)
@@ -217,7 +217,7 @@ def _bordered(matrix: Array, corner: float) -> Array:
 
 
 def _to_units(fit: ExactFit, columns: Columns) -> tuple[Array, list[str]]:
-    """Return the matrix that takes (slopes, intercept) to (intercept, slopes) in units of X."""
+    """Return the matrix from (slopes, intercept) to (intercept, slopes) in the units of X."""
     features = len(columns.scale)
     slopes = fit.columns[fit.columns < features]
     scale, mean = columns.scale[slopes], columns.mean[slopes]
@@ -257,7 +257,7 @@ def _heterogeneity(own: Array, errors: Array) -> tuple[Array, Array, Array]:
 
 
 def information_criteria(fit: ExactFit, family: str, gamma: float = 1.0) -> dict[str, float]:
-    """Return the log-likelihood and the criteria that weigh it against the coefficients.
+    """Return the log-likelihood and the information criteria.
 
     EBIC is that of Chen and Chen (2008), GIC the one that abess uses: log log n log p for each
     coefficient.
@@ -318,11 +318,11 @@ def split_inference(
     estimator
         A sparse estimator; it is cloned.
     fraction
-        The share of a site's rows that select.
+        The fraction of a site's rows used for selection.
     level
-        Of the intervals.
+    The level of the intervals.
     seed
-        Which rows select.
+    Determines which rows are used for selection.
 
     Examples
     --------
@@ -361,13 +361,13 @@ def post_double_selection(
 ) -> Inference:
     """Estimate the coefficient of one exposure, with controls chosen for target and exposure.
 
-    Belloni, Chernozhukov and Hansen (2014), with best subsets in the place of the lasso: columns
+    Belloni, Chernozhukov and Hansen (2014), with best subsets instead of the lasso: columns
     that predict `y` and columns that predict the exposure are both kept. For linear regression.
 
     Parameters
     ----------
     estimator
-        A `FederatedSparseRegressor`; its `n_nonzero_coefs` counts the controls of either choice.
+        A `FederatedSparseRegressor`; its `n_nonzero_coefs` counts the controls of each selection.
     exposure
         The exposure among the columns of X: its position, or its name in a table. It must be a
         number in every row.
@@ -442,17 +442,17 @@ class Stability:
     frequency
         How often each feature was selected.
     support
-        The features that were selected at least as often as the threshold says.
+        The features that were selected at least as often as the threshold.
     selected
         The mean number of features in a subsample's model, q.
     false_bound
         q^2 / ((2 threshold - 1) p): a bound on the expected number of false selections, valid if
         false features are exchangeable and the method is no worse than guessing (Meinshausen and
-        Bühlmann, 2010). It is no p-value.
+        Bühlmann, 2010). It is not a p-value.
     names
         The columns of a table, or their positions as text.
     threshold
-        The least share of subsamples.
+        The minimum fraction of subsamples.
     """
 
     frequency: npt.NDArray[np.float64]
@@ -474,7 +474,7 @@ def stability_selection(
     by: Literal["clients", "rows"] = "clients",
     seed: int = 0,
 ) -> Stability:
-    """Fit an estimator to many halves of the federation and count what it selects.
+    """Fit an estimator to many halves of the federation and count how often features are selected.
 
     Parameters
     ----------
@@ -492,11 +492,11 @@ def stability_selection(
     check_consistent_length(X, y, groups)
     owner = owners(groups, len(y))[1]
     if by == "clients" and owner.max() < 1:
-        raise ConfigError("half of one client is none: use by='rows', or give at least 2 clients")
+        raise ConfigError("by='clients' needs at least 2 clients: use by='rows'")
     if getattr(estimator, "dictionary", None) is not None:
         raise ConfigError(
-            "stability selection counts features, and with a dictionary every feature has a "
-            "coefficient: give X @ dictionary to an estimator without one"
+            "stability selection counts features, but with a dictionary every feature has a "
+            "coefficient: pass X @ dictionary to an estimator without one"
         )
     frequency = np.zeros(X.shape[1])
     for number in range(subsamples):

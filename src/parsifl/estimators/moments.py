@@ -1,4 +1,4 @@
-"""Means and scales of the features from sums that clients send: one round, booked."""
+"""Means and scales of the features from sums that clients send in one counted round."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FAR = 3
 
 @dataclass(frozen=True)
 class Moments:
-    """Global means and standard deviations, and what it cost to find them."""
+    """Global means and standard deviations, and the bytes sent to compute them."""
 
     mean: Array
     scale: Array
@@ -33,8 +33,8 @@ class Moments:
 def gather(x: Any, y: Array, weight: Array, parts: list[Indices], *, standardize: bool) -> Moments:
     """Combine n, sum x, squares and sum y of all clients; constant columns keep the scale 1.
 
-    The squares are those around the client's own mean: they do not cancel where a column lies far
-    from zero (a date, a serial number).
+    The squares are around the client's own mean: they do not cancel if a column is far from zero
+    (a date, a serial number).
     """
     target, up = 0.0, 0
     largest = float(abs(x).max()) if x.shape[0] else 0.0
@@ -58,7 +58,7 @@ def gather(x: Any, y: Array, weight: Array, parts: list[Indices], *, standardize
     mean = np.asarray(sum(sums) / total)
     between = [n * (own / (n or 1.0) - mean) ** 2 for n, own in zip(counts, sums, strict=True)]
     variance = np.asarray(sum(squares) + sum(between)) / total
-    # what rounding leaves of a constant column (more of a sparse one) counts as no variance
+    # rounding errors of a constant column (larger for a sparse one) count as no variance
     constant = variance <= (1e-12 if sparse.issparse(x) else 1e-26) * (variance + mean**2)
     deviation = np.where(constant, 0.0, np.sqrt(variance.clip(0.0)))
     scale = np.where(constant, 1.0, deviation) if standardize else np.ones_like(mean)
@@ -78,18 +78,18 @@ def _sums(part: Any, weight: Array) -> tuple[Array, Array]:
 
 
 def scaled(x: Any, moments: Moments, *, intercept: bool) -> Any:
-    """Divide the columns of a CSR matrix by their scales; zeros stay zeros, so nothing is centred.
+    """Divide the columns of a CSR matrix by their scales, without centring, to keep zeros.
 
-    That matters where there is an intercept and columns lie far from zero, as those of counts and
-    of text do not: it is said. Beside an intercept a constant column becomes zero, as in `centred`.
+    Warns if there is an intercept and columns are far from zero, which those of counts and text
+    are not. With an intercept a constant column becomes zero, as in `centred`.
     """
     constant = moments.deviation == 0
     far = np.flatnonzero((np.abs(moments.mean) > FAR * moments.deviation) & ~constant)
     if intercept and len(far):
         warnings.warn(
-            f"a CSR matrix is not centred, and {len(far)} of its columns (the first: {far[0]}) lie "
-            f"further from zero than {FAR} standard deviations: they resemble the intercept and "
-            "each other, and the selection suffers; subtract such offsets, or make X dense",
+            f"a CSR matrix is not centred, and {len(far)} of its columns (the first: {far[0]}) are "
+            f"more than {FAR} standard deviations from zero: they resemble the intercept and each "
+            "other, which degrades the selection; subtract such offsets, or make X dense",
             UserWarning,
             stacklevel=3,
         )
@@ -100,19 +100,19 @@ def scaled(x: Any, moments: Moments, *, intercept: bool) -> Any:
 
 
 def centred(x: Array, moments: Moments) -> Array:
-    """Subtract the means; a constant column becomes zero, without what rounding leaves of it."""
+    """Subtract the means; a constant column becomes exactly zero."""
     return np.asarray(np.where(moments.deviation > 0, x - moments.mean, 0.0))
 
 
 def centred_by_client(
     x: Array, y: Array, weight: Array, parts: list[Indices]
 ) -> tuple[Array, Array]:
-    """Subtract every client's own means: what remains has no site effects."""
+    """Subtract every client's own means, which removes site effects."""
     x, y = x.copy(), y.copy()
     for rows in parts:
         if weight[rows].sum() > 0:
             part = x[rows] - np.average(x[rows], axis=0, weights=weight[rows])
-            # what rounding leaves of a column that is constant here
+            # rounding errors of a column that is constant here
             dust = np.abs(part).max(axis=0) <= 1e-12 * np.abs(x[rows]).max(axis=0)
             x[rows] = np.where(dust, 0.0, part)
             y[rows] -= np.average(y[rows], weights=weight[rows])
@@ -136,8 +136,8 @@ def refit(x: Any, y: Array, weight: Array, parts: list[Indices], ridge: Array) -
 def smoothness(x: Any, weight: Array, parts: list[Indices], intercept: bool) -> float:
     """Return the largest squared singular value of a client's weighted rows, over their number.
 
-    Each client reports one number; found by power iteration and rounded up. An intercept (a
-    column of ones) adds its own.
+    Each client reports one number, computed by power iteration and rounded up. An intercept is a
+    column of ones.
     """
     found = 0.0
     for rows in parts:

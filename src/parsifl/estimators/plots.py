@@ -1,7 +1,7 @@
 """Figures of fits with matplotlib (extra `parsifl[plots]`); every function returns the Axes.
 
-The figures show what the estimators hold, or what rows in this process show. Calibration, ROC and
-survival curves need rows: use those of one site, or such as may be pooled.
+Figures use the attributes of fitted estimators or rows in this process. Calibration, ROC and
+survival curves need rows: use those of one site, or rows that may be pooled.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def coefficient_path(
     Parameters
     ----------
     estimator
-        What is cloned and fitted with each of these numbers.
+        The estimator to clone and fit with each of these numbers.
     path
         Numbers of non-zero coefficients.
     """
@@ -69,9 +69,9 @@ def coefficient_path(
 
 
 def cv_curve(model: Any, ax: Any = None) -> Any:
-    """Draw the error of each number of terms, with standard errors and the number chosen.
+    """Draw the error of each number of terms, with standard errors and the selected number.
 
-    The model is one with cross-validation, or the estimator of a deployed linear regression.
+    The model is a CV estimator, or the estimator of a deployed linear regression.
     """
     ax = _axes(ax)
     ax.errorbar(model.path_, model.mean_error_, yerr=model.standard_error_, marker="o", capsize=3)
@@ -102,7 +102,7 @@ def stability_plot(found: Stability, ax: Any = None) -> Any:
 def forest_plot(table: Inference, name: str, ax: Any = None) -> Any:
     """Draw one coefficient at each site, and that of all sites together, with intervals."""
     if name not in table.names:
-        raise ValueError(f"there is no coefficient {name!r}; there are {', '.join(table.names)}")
+        raise ValueError(f"unknown coefficient {name!r}; known: {', '.join(table.names)}")
     ax, place = _axes(ax), table.names.index(name)
     own, errors = table.site_estimates[:, place], table.site_se[:, place]
     wide = 1.96 if np.isnan(table.se[place]) else _width(table, place)
@@ -123,7 +123,7 @@ def _width(table: Inference, place: int) -> float:
 
 
 def calibration_plot(model: Any, X: Any, y: Any, bins: int = 10, ax: Any = None) -> Any:
-    """Draw observed shares of the second class against predicted ones, in bins of equal size."""
+    """Draw observed against predicted fractions of the second class, in bins of equal size."""
     ax, truth = _axes(ax), np.asarray(y) == model.classes_[1]
     chance = model.predict_proba(X)[:, 1]
     seen, said = calibration_curve(truth, chance, n_bins=bins, strategy="quantile")

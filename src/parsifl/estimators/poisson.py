@@ -18,7 +18,7 @@ class FederatedSparsePoisson(RegressorMixin, FederatedSparse):  # type: ignore[m
     """Log-linear regression of counts with few non-zero coefficients; equal to the pooled fit.
 
     The parameters are those of `FederatedSparseRegressor`; the only solver is "exact". The score
-    is the share of the deviance that is explained.
+    is the fraction of the deviance that is explained.
 
     Examples
     --------
@@ -81,7 +81,7 @@ class FederatedSparsePoisson(RegressorMixin, FederatedSparse):  # type: ignore[m
         )
         y = np.asarray(y, dtype=np.float64)
         if (y < 0).any():
-            raise ValueError("counts must not be negative: there is a negative value in y")
+            raise ValueError("counts must not be negative: y has a negative value")
         self.clients_, parts = self._clients(groups, len(y))
         weight = self._weights(sample_weight, X)
         if not (weight * y).any():
@@ -122,13 +122,13 @@ class FederatedSparsePoisson(RegressorMixin, FederatedSparse):  # type: ignore[m
         return "poisson"
 
     def predict(self, X: Any, offset: Any = 0.0) -> Array:
-        """Return the expected counts, for exposures of which `offset` is the log."""
+        """Return the expected counts; `offset` is the log of the exposure."""
         X = self._features(X, accept_sparse="csr")
         u = np.asarray(X @ self.coef_) + self.intercept_ + np.asarray(offset)
         return np.asarray(np.exp(np.clip(u, -700, 700)))
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Return the share of the deviance that is explained (1 is perfect)."""
+        """Return the fraction of the deviance that is explained (1 is perfect)."""
         mean, y = self.predict(X), np.asarray(y, dtype=np.float64)
         level = np.full_like(mean, np.average(y, weights=sample_weight))
         left, whole = (

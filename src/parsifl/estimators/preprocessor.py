@@ -1,4 +1,4 @@
-"""The encoding of tables by itself, as a transformer of scikit-learn."""
+"""The encoding of tables as a scikit-learn transformer."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from parsifl.estimators.moments import Array, Indices
 
 
 class FederatedPreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # untyped
-    """Encode tables with words and missing values as all sites agree, from counts and sums.
+    """Encode tables with words and missing values, as agreed by all sites from counts and sums.
 
-    The estimators do the same to the tables that they are given. Use this to look at the design
-    matrix, or in a pipeline before another estimator. A missing number becomes the mean over all
-    sites, a missing word a level of its own; each level but the most frequent one has an indicator.
+    The estimators encode tables in the same way. Use this to inspect the design matrix, or in a
+    pipeline before another estimator. A missing number becomes the mean over all sites, a missing
+    word becomes its own level; each level except the most frequent one has an indicator.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ class FederatedPreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[mi
     preprocessing_
         The agreement: levels, means and scales.
     bytes_up_, bytes_down_
-        What it took to agree.
+        The bytes of the agreement.
 
     Examples
     --------
@@ -71,7 +71,7 @@ class FederatedPreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[mi
         return self.fit(X, y, groups).transform(X)
 
     def transform(self, X: Any) -> Array:
-        """Return the design matrix of a table; columns are taken by name."""
+        """Return the design matrix of a table; columns are matched by name."""
         check_is_fitted(self)
         columns = self._columns(X, reset=False)
         found = self.preprocessing_
@@ -99,9 +99,9 @@ class FederatedPreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[mi
 def agreed(
     columns: Columns, parts: Sequence[Indices], sites: Sequence[str]
 ) -> tuple[Preprocessing, tuple[int, int]]:
-    """Return what sites with these rows agree on, and the bytes up and down that it takes.
+    """Return the agreement of sites with these rows, and the bytes it takes up and down.
 
-    Warns of columns whose units seem to differ.
+    Warns about columns whose units seem to differ.
     """
     summaries = [
         summarise({name: column[part] for name, column in columns.items()}) for part in parts
@@ -113,11 +113,11 @@ def agreed(
 
 
 def owners(groups: Any, rows: int) -> tuple[np.ndarray[Any, Any], Indices]:
-    """Return the names of the sites and whose each row is; without groups there is one."""
+    """Return the names of the sites and the site of each row; without groups there is one."""
     if groups is None:
         return np.array([0]), np.zeros(rows, np.int64)
     if isinstance(groups, list | tuple) and len({isinstance(name, str) for name in groups}) > 1:
-        groups = np.array(groups, dtype=object)  # NumPy would make text of numbers, and merge them
+        groups = np.array(groups, dtype=object)  # NumPy would turn numbers into text
     ids = np.asarray(groups)
     if ids.shape != (rows,):
         raise ValueError(
@@ -130,7 +130,7 @@ def owners(groups: Any, rows: int) -> tuple[np.ndarray[Any, Any], Indices]:
     except TypeError:
         kinds = sorted({type(name).__name__ for name in ids.tolist()})
         raise ValueError(
-            f"groups mixes names of types that have no order ({', '.join(kinds)}); make them all "
+            f"groups mixes types that cannot be ordered ({', '.join(kinds)}); make all names "
             "text or all numbers"
         ) from None
     return names, owner

@@ -1,4 +1,4 @@
-"""The solvers of the papers: their rounds, the best of them, and a pooled refit."""
+"""The solvers of the papers: run rounds, keep the best one, and refit on pooled sums."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class PublishedSolvers(EstimatorSettings):
             kept["support"] = np.flatnonzero(used).tolist()
             self.history_.append(kept)
             if self._steady() and _settled(self.history_, 1e-6):
-                raise StopTraining("the loss has settled")
+                raise StopTraining("the loss has converged")
 
         simulate(
             algorithm,
@@ -138,27 +138,27 @@ class PublishedSolvers(EstimatorSettings):
         return values
 
     def _say_if_unsettled(self, problem: GLM, data: ClientData, losses: Array) -> None:
-        """Warn of a fit worse than none, or of rounds that had not settled."""
+        """Warn about a fit that is worse than none, or about a loss that has not converged."""
         null = _loss(problem, data, problem.init(Key(0)))
         gradient = self.solver_ not in PURSUIT
-        cure = "take a smaller lr" if gradient and self.lr is not None else "take solver='exact'"
+        cure = "use a smaller lr" if gradient and self.lr is not None else "use solver='exact'"
         if not self.loss_ <= 2 * null or not losses[-1] <= 2 * max(null, losses[0]):
             warnings.warn(
                 f"the run diverged (loss {losses[-1]:.3g} in the last round, {null:.3g} without "
-                f"any coefficient): do not trust the support; {cure}, or a larger l2",
+                f"any coefficient): the support is unreliable; {cure}, or a larger l2",
                 ConvergenceWarning,
                 stacklevel=6,
             )
         elif len(losses) > 2 and self._steady() and not _settled(self.history_, _SETTLED):
             warnings.warn(
-                f"the loss had not settled after rounds={len(losses)}; the best round is kept; "
-                "take more rounds, or solver='exact'",
+                f"the loss has not converged after rounds={len(losses)}; the best round is kept. "
+                "Increase rounds, or use solver='exact'",
                 ConvergenceWarning,
                 stacklevel=6,
             )
 
     def _steady(self) -> bool:
-        """Return whether every round reads all rows of all sites, so that its loss can settle."""
+        """Return whether every round reads all rows of all sites, so that its loss can converge."""
         return bool(self.participation == 1 and self.batch_size is None)
 
     def _method(self, tau: int, rate: float) -> AnyAlgorithm:
@@ -179,7 +179,7 @@ class PublishedSolvers(EstimatorSettings):
         return registry.get(self.solver_, batch_size=self.batch_size, **settings)
 
     def _rate(self, problem: GLM, x: Any, weight: Array, parts: list[Indices]) -> float:
-        """Return the step size: as given, 1 / L, or the 1 / (6 l) of Fed-HT's theory."""
+        """Return the step size: the given one, 1 / L, or the 1 / (6 l) of Fed-HT's theory."""
         if self.solver_ in PURSUIT:
             return 1.0  # matching pursuit has no step size
         if self.lr is not None and self.lr != "theory":
@@ -195,7 +195,7 @@ class PublishedSolvers(EstimatorSettings):
 
 
 def _settled(history: list[dict[str, Any]], tolerance: float) -> bool:
-    """Return whether the last three rounds agree in their loss."""
+    """Return whether the losses of the last three rounds agree."""
     last = history[-3:]
     losses = np.array([record["loss"] for record in last])
     if len(last) < 3 or not np.isfinite(losses).all():
@@ -211,7 +211,7 @@ def _params(method: AnyAlgorithm, problem: GLM, server: Any) -> Params:
 
 
 def _loss(problem: GLM, data: ClientData, params: Params) -> float:
-    """Return the mean loss over all rows: sites can add up their parts."""
+    """Return the mean loss over all rows, a sum over sites."""
     weight = torch.ones(len(data.y), dtype=problem.dtype)
     rows = Batch(as_design(data.x), data.y, weight, torch.tensor(True), torch.tensor(0))
     return float(problem.loss(params, rows))
@@ -259,7 +259,7 @@ def pooled_refit(
 def _least_squares(
     found: Array, problem: GLM, x: Any, y: torch.Tensor, parts: list[Indices], ridge: float
 ) -> tuple[Array, int, int, Phase]:
-    """Solve the normal equations, which sites send once; a deployment computes the same bits."""
+    """Solve the normal equations, which sites send once, bit-identical to a deployment."""
     slopes = found[:-1] if problem.intercept else found
     chosen = np.flatnonzero(slopes)
     columns, pull = _columns(problem, x, chosen), np.full(len(chosen), ridge)
@@ -283,7 +283,7 @@ def _columns(problem: GLM, x: Any, chosen: Indices) -> Array:
 def _softmax_refit(
     found: Array, problem: GLM, x: Any, y: torch.Tensor, parts: list[Indices], ridge: float
 ) -> tuple[Array, int, int, Phase]:
-    """Take damped Newton steps in all classes at once; each class has a support of its own."""
+    """Take damped Newton steps in all classes at once; each class has its own support."""
     used = found != 0
     if problem.intercept:
         used[:, -1] = True
@@ -341,7 +341,7 @@ def _softmax_refit(
 def _softmax_sums(
     x: Array, label: Indices, weight: Array, b: Array, mask: Any
 ) -> tuple[Array, Array, Array]:
-    """Return a site's loss, gradient and Hessian in the coefficients that the mask marks."""
+    """Return a site's loss, gradient and Hessian in the coefficients selected by the mask."""
     u = x @ b.T
     u = u - u.max(axis=1, keepdims=True)
     share = np.exp(u)

@@ -20,30 +20,29 @@ _REWEIGHTINGS, _SHRUNK = 2, 4.0
 class FederatedSparseRegressor(RegressorMixin, FederatedSparse):  # type: ignore[misc]  # untyped
     """Linear regression with few non-zero coefficients, fitted without pooling the sites' rows.
 
-    Features are standardised by global moments, found from sums that sites send in one round;
+    Features are standardised by global moments, computed from sums that sites send in one round;
     coefficients are reported in the original units. The default solver selects what best-subset
-    selection on the pooled rows would select, wherever the borders between sites lie.
+    selection on the pooled rows would select, however rows are divided among sites.
 
     Parameters
     ----------
     n_nonzero_coefs
-        How many coefficients may differ from zero, on top of `keep`; None is a tenth of the
+        Maximum number of non-zero coefficients, in addition to `keep`; None is a tenth of the
         features. With a dictionary it counts atoms, with `column_groups` groups. 0 fits the
         columns of `keep` and selects nothing.
     solver
-        "exact" adds up sums over sites and equals the pooled fit (see `FedBestSubset`). "auto"
-        takes it if a site's upload in a round is at most `max_bytes`, else "fedgradmp" (for
-        classes "fedht"). The
-        solvers of the papers average models and need fewer bytes for many columns: "fedgradmp",
-        "inexactfedgradmp", "fedht", "fediterht", "distributediht", "fedmid" or "feddualavg" (the
-        last two with a hard-thresholding proximal operator).
+        "exact" uses sums over sites and equals the pooled fit (see `FedBestSubset`). "auto" uses it
+        if a site's upload per round is at most `max_bytes`, else "fedgradmp" (for classes
+        "fedht"). The solvers of the papers average models and need fewer bytes for many columns:
+        "fedgradmp", "inexactfedgradmp", "fedht", "fediterht", "distributediht", "fedmid" or
+        "feddualavg" (the last two with a hard-thresholding proximal operator).
     rounds
-        The largest number of rounds; None is 20 for matching pursuit and 60 for the others. "exact"
-        ends by itself; the others when the loss has settled.
+        Maximum number of rounds; None is 20 for matching pursuit and 60 for the others. "exact"
+        stops by itself, the others when the loss has converged.
     local_steps, batch_size
-        Local iterations in a round, and rows in a mini-batch (None: all). Not for "exact".
+        Local iterations per round, and rows per mini-batch (None: all). Not for "exact".
     lr
-        Step size of the gradient methods; None takes 1 / L, "theory" the 1 / (6 L) of Fed-HT's
+        Step size of the gradient methods; None is 1 / L, "theory" the 1 / (6 L) of Fed-HT's
         theorems.
     l2
         Ridge strength, in standardised units; None is 0.
@@ -51,28 +50,28 @@ class FederatedSparseRegressor(RegressorMixin, FederatedSparse):  # type: ignore
         Whether there is an intercept, and whether features are scaled to variance 1. A CSR matrix
         is scaled but never centred.
     center
-        "global" subtracts global means; "client" gives every site an intercept of its own, which
+        "global" subtracts global means; "client" gives every site its own intercept, which
         removes site effects and never leaves the site.
     keep
-        Features that are always in the model, on top of `n_nonzero_coefs`: positions or a mask.
-        A constant one is no different from the intercept: it gets 0, with a warning.
+        Features that are always in the model, in addition to `n_nonzero_coefs`: positions or a
+        mask. A constant feature duplicates the intercept: its coefficient is 0, with a warning.
     column_groups
         The group of each column (any labels): the columns of a group, such as the levels of a
         factor, enter together. Only for "exact".
     dictionary
         Atoms as columns [features, atoms]; then atoms are selected, for standardised features.
-        A matrix (learned by K-SVD, say) is sent to every site once, and booked; a
-        `RandomDictionary` (Gaussian or orthonormal atoms) travels as its seed.
+        A matrix (for example learned by K-SVD) is sent to every site once, and its bytes are
+        counted; a `RandomDictionary` (Gaussian or orthonormal atoms) is sent as its seed.
     refit
-        The solvers of the papers end with pooled least squares on their support, from sums.
-        Without it the coefficients are those of the solver, which are a little off.
+        Whether the solvers of the papers end with pooled least squares on their support, from
+        sums. Otherwise the coefficients are those of the solver, which are less accurate.
     max_bytes
         The largest upload of a site in a round of "exact".
     certificate_rounds
-        How many further rounds "exact" may spend on `certificate_`. A squared loss fitted in one
-        round needs none; other losses need some tens of rounds for about 20 columns.
+        Maximum number of additional rounds of "exact" for `certificate_`. A squared loss fitted in
+        one round needs none; other losses need some tens of rounds for about 20 columns.
     participation
-        The fraction of sites in a round; "exact" needs all.
+        The fraction of sites per round; "exact" needs all.
     random_state
         Seed of mini-batches and cohorts.
     site_variances
@@ -81,8 +80,8 @@ class FederatedSparseRegressor(RegressorMixin, FederatedSparse):  # type: ignore
         as by 4 rows. Only for "exact".
     solver_options
         Further settings of the algorithm by name, such as {"candidates": 50} for "exact" or
-        {"radius": 10.0} or {"delta": 1e-6} for those of the papers. Matching pursuit prunes by what
-        a removal costs; {"prune": "largest"} is the rule of its paper.
+        {"radius": 10.0} or {"delta": 1e-6} for those of the papers. Matching pursuit prunes by
+        removal cost; {"prune": "largest"} is the rule of its paper.
 
     Attributes
     ----------
@@ -97,13 +96,13 @@ class FederatedSparseRegressor(RegressorMixin, FederatedSparse):  # type: ignore
     n_iter_, history_, loss_
         Rounds; the record of each, with loss and support; the mean loss of the fit (l2 included).
     certificate_
-        How far from optimal the support can be, proven by branch and bound.
+        A bound on the distance of the support from the optimum, by branch and bound.
     bytes_up_, bytes_down_
-        All bytes that sites sent and received, the moments and the dictionary included.
+        All bytes that sites sent and received, including the moments and the dictionary.
     site_variances_
         The residual variance of each site, if `site_variances`.
     dictionary_bytes_
-        What the dictionary cost of that, if there is one.
+        The part of these bytes used for the dictionary, if there is one.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Fitted estimators as JSON, which runs no code when it is read, and those of a deployment."""
+"""Save and load fitted estimators as JSON, and build them from the sums of a deployment."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _KINDS = "biufUO"
 
 
 def to_text(estimator: FederatedSparse) -> str:
-    """Return a fitted estimator as JSON; numbers come back bit for bit.
+    """Return a fitted estimator as JSON; numbers are restored bit for bit.
 
     The entry `summary` holds the table of coefficients for readers of the file.
     """
@@ -80,7 +80,7 @@ def _digest(values: dict[str, Any]) -> str:
 
 
 def summary_values(estimator: FederatedSparse) -> dict[str, Any]:
-    """Return what a report shows of a lossless fit, as JSON values."""
+    """Return the parts of a lossless fit that a report shows, as JSON values."""
     found, fit = estimator.summary(), estimator._fitted_exactly("a summary")
     return {
         **_path_values(estimator, fit),
@@ -102,7 +102,7 @@ def summary_values(estimator: FederatedSparse) -> dict[str, Any]:
 
 
 def _path_values(estimator: FederatedSparse, fit: ExactFit) -> dict[str, Any]:
-    """Return the best subsets of other sizes, where the sums of the fit determine them."""
+    """Return the best subsets of other sizes if the sums of the fit determine them."""
     ridge = bool((fit.rules.ridge > 0).any())
     if not fit.one_shot or ridge or not was_selected(fit):
         return {}
@@ -132,7 +132,7 @@ def _site_values(estimator: FederatedSparse, fit: ExactFit) -> dict[str, Any]:
         if family == "binomial":
             values["deviance per row"] = _numbers(2 * fit.losses / rows)
         if fit.rules.width > len(estimator._names()) and not fit.own_intercepts:
-            # the slope of the intercept, the last column, is what was predicted less what was seen
+            # the gradient of the intercept, the last column, is predicted minus observed
             values["excess"] = _numbers(-fit.gradients[:, -1] / rows)
             values["error"] = _numbers(np.sqrt(fit.information[:, -1, -1]) / rows)
     return values
@@ -148,7 +148,7 @@ def save(estimator: FederatedSparse, path: str | Path) -> None:
     Raises
     ------
     DataError
-        If there is a file of this name that is not a saved estimator; it is left alone.
+        If there is a file of this name that is not a saved estimator; it is not changed.
     """
     file, text = Path(path), to_text(estimator)
     try:
@@ -160,7 +160,7 @@ def save(estimator: FederatedSparse, path: str | Path) -> None:
 
 
 def _values(path: Path) -> dict[str, Any]:
-    """Return what a file of a saved estimator holds, of any format."""
+    """Return the content of a saved estimator of any format."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         if {"format", "estimator", "params", "state"} <= set(values):
@@ -238,24 +238,24 @@ def _read(value: Any) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class DeployedFit:
-    """What a deployment found.
+    """The result of a deployment.
 
     Attributes
     ----------
     preprocessing, sites
-        What the sites agreed on, and their names.
+        The agreed encoding, and the names of the sites.
     coefficients
-        In standardised units; an intercept is the last, but for a linear regression.
+        In standardised units; an intercept is the last one, except for a linear regression.
     exact
         The last sums of the lossless solver; None for the others.
     target_mean, classes
-        Of the target: its mean (linear regression), its two classes (logistic regression).
+        The mean of the target (linear regression), or its two classes (logistic regression).
     solver, history, bytes_up, bytes_down
-        The algorithm, its rounds, and all bytes, the agreement included.
+        The algorithm, its rounds, and all bytes, including the agreement.
     products
         The products of all columns at every site, if the sites sent them; else empty.
     left_out
-        Sites whose guards kept them out of the fit, with what they said.
+        Sites that their guards excluded from the fit, with the reason.
     """
 
     preprocessing: Preprocessing
@@ -274,7 +274,7 @@ class DeployedFit:
 
 
 def assembled(estimator: FederatedSparse, outcome: DeployedFit) -> FederatedSparse:
-    """Return the estimator, fitted as if `fit` had seen the rows of all sites."""
+    """Return the estimator, as if fitted to the rows of all sites."""
     family, found = estimator._family(), outcome.preprocessing
     model: Any = estimator
     model.preprocessing_ = found
@@ -311,7 +311,7 @@ def assembled(estimator: FederatedSparse, outcome: DeployedFit) -> FederatedSpar
 
 
 def _note_errors(model: Any, sites: Sequence[Products]) -> None:
-    """Keep the error of each number of terms on sites left out, as cross-validation does."""
+    """Set the cross-validation error of each number of terms on left-out sites."""
     model.path_ = model._exact.path_numbers()
     held = [np.array([site]) for site in range(len(sites))]
     errors = held_out_errors(model, sites, model.path_, held)

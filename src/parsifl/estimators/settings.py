@@ -1,4 +1,4 @@
-"""The parameters that the estimators share, checked; sites, weights and standard units."""
+"""Parameters shared by the estimators and their checks; sites, weights and standard units."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from parsifl.linear.sparsity.dictionary import RandomDictionary
 
 
 class EstimatorSettings(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
-    """Abstract base: parameters, and the data as they ask for them."""
+    """Abstract base: parameters, and the data prepared according to them."""
 
     def __init__(  # noqa: PLR0913 - scikit-learn reads the parameters from the signature
         self,
@@ -115,7 +115,7 @@ class EstimatorSettings(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         return X, y
 
     def _features(self, X: Any, **checks: Any) -> Any:
-        """Return the design matrix of new rows; the columns of a table are taken by name."""
+        """Return the design matrix of new rows; the columns of a table are matched by name."""
         check_is_fitted(self)
         found = self.preprocessing_
         if found is None:
@@ -124,7 +124,7 @@ class EstimatorSettings(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             names = [column.name for column in found.columns if column.name in X.columns]
             return found.design(as_columns(X[names]))
         if any(column.levels for column in found.columns):
-            raise ValueError("the model was fitted to a table with words: give a table")
+            raise ValueError("the model was fitted to a table with words: pass a table")
         return validate_data(self, X, dtype=np.float64, reset=False, **checks)
 
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray[Any, Any]:
@@ -158,7 +158,7 @@ class EstimatorSettings(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         return names, np.split(order, np.cumsum(np.bincount(owner))[:-1])
 
     def _weights(self, sample_weight: Any, x: Any) -> Array:
-        """Return weights that are 1 on average over the rows that count (whose weight is not 0)."""
+        """Return weights that are 1 on average over the rows with a non-zero weight."""
         weight = np.asarray(_check_sample_weight(sample_weight, x, dtype=np.float64))
         if (weight < 0).any():
             raise ValueError("sample_weight must not be negative")
@@ -167,7 +167,7 @@ class EstimatorSettings(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         return np.asarray(weight * (np.count_nonzero(weight) / weight.sum()))
 
     def _check_center(self) -> bool:
-        """Return whether every site has an intercept of its own."""
+        """Return whether every site has its own intercept."""
         center = self._setting("center", "global")
         if center not in ("global", "client"):
             raise ValueError(f"center must be 'global' or 'client', got {center!r}")
@@ -176,14 +176,14 @@ class EstimatorSettings(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         return bool(center == "client")
 
     def _width(self, features: int) -> int:
-        """Return how many coefficients there are to choose from: of features, or of atoms."""
+        """Return the number of coefficients to select from: features, or atoms."""
         given = self._setting("dictionary", None)
         if given is None:
             return features
         return given.atoms if isinstance(given, RandomDictionary) else int(_matrix(given).shape[1])
 
     def _sparsity(self, features: int) -> int:
-        """Return tau: how many units may be chosen."""
+        """Return tau: how many units may be selected."""
         given: Any = self.n_nonzero_coefs
         width = self._width(features)
         if given is None:
@@ -242,7 +242,7 @@ class EstimatorSettings(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
     def _standardised(self, x: Any, moments: Moments) -> tuple[Any, Array]:
         """Return the features in standard units, for a problem with an intercept, and the means.
 
-        A CSR matrix is not centred, and nothing is where there is no intercept.
+        A CSR matrix is not centred. Without an intercept nothing is centred.
         """
         if sparse.issparse(x):
             found = scaled(x, moments, intercept=bool(self.fit_intercept))
@@ -254,20 +254,20 @@ class EstimatorSettings(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
     def _with_common_intercept(
         self, found: Array, problem: GLM, x: Any, y: torch.Tensor, sites: int
     ) -> Array:
-        """Put the intercept that fits all rows best in the place of those that sites keep."""
+        """Replace the intercepts that sites keep by the one that fits all rows best."""
         rows = Rows(as_design(x if sparse.issparse(x) else torch.from_numpy(x)), y, torch.ones(1))
         fit = problem.with_own_intercept({"coef": torch.from_numpy(found)}, rows)
         self.bytes_up_ += 16 * 8 * sites  # slope and curvature, in about eight Newton steps
         return np.array(fit["coef"].numpy())
 
     def _say_what_cannot_be_kept(self, x: Any, kept: tuple[int, ...]) -> None:
-        """Warn of columns that are zero after centring: they cannot be in the support."""
+        """Warn about columns that are zero after centring: they cannot be in the support."""
         if gone := [position for position in kept if not abs(x[:, position]).sum()]:
-            why = "constant and thus no different from the intercept"
+            why = "constant and thus equivalent to the intercept"
             if not self.fit_intercept:
                 why = "zero in every row"
             elif self._setting("center", "global") == "client":
-                why = "constant in every client and thus no different from its intercept"
+                why = "constant in every client and thus equivalent to its intercept"
             warnings.warn(
                 f"keep names feature {gone[0]}, which is {why}: it gets the coefficient 0 and is "
                 "not in support_",
@@ -300,12 +300,12 @@ class EstimatorSettings(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
     # ------------------------------------------------------------------ a dictionary
     def _book_dictionary(self, clients: int) -> None:
         dictionary = self._setting("dictionary", None)
-        if dictionary is not None:  # every site learns it once, before the first round
+        if dictionary is not None:  # every site receives it once, before the first round
             self.dictionary_bytes_ = clients * wire.size(self._announcement(dictionary))
             self.bytes_down_ += self.dictionary_bytes_
 
     def _announcement(self, dictionary: Any) -> dict[str, torch.Tensor]:
-        """Return the message that brings a site the dictionary: atoms, or how to draw them."""
+        """Return the message that sends a site the dictionary: atoms, or how to draw them."""
         if isinstance(dictionary, RandomDictionary):
             kind = 0 if dictionary.kind == "orthonormal" else 1
             values = [kind, dictionary.features, dictionary.atoms, dictionary.seed]
@@ -325,7 +325,7 @@ def whole(value: Any) -> bool:
 
 
 def _say_if_mostly_numbers(columns: Columns) -> None:
-    """Warn of columns of words most of which are numbers: a code such as "<0.3" made them words."""
+    """Warn about text columns that are mostly numbers, with codes such as "<0.3"."""
     for name, values in columns.items():
         if not is_words(values):
             continue
@@ -333,8 +333,8 @@ def _say_if_mostly_numbers(columns: Columns) -> None:
         others = [level for level in levels if not _is_number(level)]
         if others and len(levels) >= 10 * len(others):
             warnings.warn(
-                f"column {name!r} is taken as words, because of values such as {others[0]!r}; most "
-                "of its values are numbers: replace such codes by numbers or by NaN",
+                f"column {name!r} is treated as words because of values such as {others[0]!r}, but "
+                "most of its values are numbers: replace such codes by numbers or by NaN",
                 UserWarning,
                 stacklevel=5,
             )

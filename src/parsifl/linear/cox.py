@@ -21,10 +21,10 @@ NAME = "coef"
 
 @final
 class Cox:
-    """Proportional hazards with Breslow's ties; every client is a stratum of its own.
+    """Proportional hazards with Breslow's ties; every client is a stratum.
 
-    Targets have two columns, the time and whether the event was seen (1) or the row was censored
-    (0), and a third, the weight of the row, if `weighted`.
+    Targets have two columns, the time and whether the event was observed (1) or the row was
+    censored (0), and a third, the weight of the row, if `weighted`.
 
     Parameters
     ----------
@@ -33,9 +33,9 @@ class Cox:
     l2
         The strength of the ridge term.
     keep
-        Coefficients that no method may set to zero.
+        Coefficients that no algorithm may set to zero.
     weighted
-        The target has a third column, the weight of the row.
+        Whether the target has a third column, the weight of the row.
 
     Examples
     --------
@@ -87,7 +87,7 @@ class Cox:
 
     @cached_property
     def unpenalized(self) -> Mapping[str, tuple[int, ...]]:
-        """The coefficients that sparsity must leave alone."""
+        """The coefficients that are exempt from sparsity."""
         return {NAME: self._keep}
 
     @cached_property
@@ -120,7 +120,7 @@ class Cox:
     ) -> CurvatureSums:
         """Return loss, gradient and curvature of the partial likelihood, without the l2 term.
 
-        There is no intercept: `own_intercept` changes nothing.
+        There is no intercept: `own_intercept` has no effect.
         """
         del own_intercept
         if not isinstance(rows.x, Tensor):
@@ -129,11 +129,11 @@ class Cox:
         return cox_sums(rows.x, time, event, weight, params[NAME], candidates)
 
     def with_own_intercept(self, params: Params, rows: Rows) -> Params:  # noqa: ARG002 - no intercept
-        """Return the parameters as they are."""
+        """Return the parameters unchanged."""
         return params
 
     def check_targets(self, y: Tensor) -> None:
-        """Refuse targets of the wrong form."""
+        """Reject targets of the wrong form."""
         columns = 2 + self.weighted
         if y.ndim != 2 or y.shape[1] != columns or not bool(torch.isfinite(y).all()):
             raise DataError(

@@ -1,4 +1,4 @@
-r"""How far predictions are from targets: losses with their slopes and curvatures.
+r"""Losses of a linear predictor, with gradients and curvatures.
 
 With the linear predictor :math:`u = z^\top x`:
 
@@ -10,8 +10,8 @@ softmax        :math:`\log \sum_c e^{u_c} - u_y`             many classes
 poisson        :math:`e^u - y u`                             counts
 =============  ============================================  ==================
 
-The logistic loss has the sign that makes sense; the Fed-HT paper prints the other one. Beyond
-u = 50 the Poisson loss is continued by its tangent, so that a step too far stays finite.
+The Fed-HT paper prints the logistic loss with the wrong sign. Beyond u = 50 the Poisson loss is
+extended by its tangent, so that it stays finite after too large a step.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Datafit:
         The loss, its gradient and its Hessian in the predictor u: of shape [n] for [n]; for
         [n, c] the Hessian is [n, c, c].
     smoothness
-        The largest curvature that can occur.
+        An upper bound of the curvature.
     classes
         Whether targets are labels.
     quadratic
@@ -64,7 +64,7 @@ def signs(y: Tensor, like: Tensor) -> Tensor:
 
 
 def _logistic_loss(u: Tensor, y: Tensor) -> Tensor:
-    # torch's own threshold of 20 would be wrong by 2e-9, which float64 can see
+    # torch's default threshold of 20 would be wrong by 2e-9, which matters in float64
     return functional.softplus(-signs(y, u) * u, threshold=50.0)
 
 
@@ -143,9 +143,9 @@ def check_targets(fit: Datafit, y: Tensor, classes: int | None) -> None:
             + ("; turn one-hot targets into labels: y.argmax(1)" if one_hot else "")
         )
     if y.is_floating_point() and not bool(torch.isfinite(y).all()):
-        raise DataError("a target is NaN or infinite; leave such rows out")
+        raise DataError("a target is NaN or infinite; remove such rows")
     if fit.name == "poisson" and bool((y < 0).any()):
-        raise DataError("poisson needs counts, which are not negative")
+        raise DataError("poisson needs counts, which must not be negative")
     if not fit.classes:
         return
     labels = torch.unique(y).tolist()

@@ -1,7 +1,7 @@
-"""Design matrices, dense or CSR, behind the same few operations: the only place that branches.
+"""Design matrices, dense or CSR, behind one interface: no other module distinguishes them.
 
-Functions whose arguments have a leading client axis ([clients, ...]) serve eager batches of clients
-(see `parsifl.core._functorch.eager`): they read pooled rows by number and never copy them all.
+Functions whose arguments have a leading client axis ([clients, ...]) work on eager batches of
+clients (see `parsifl.core._functorch.eager`): they read pooled rows by number without copies.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from parsifl.linear.sparsity.coordinates import places
 
 
 class CsrDesign(Opaque):
-    """A SciPy CSR matrix as a leaf: rows are selected, products taken, never made dense."""
+    """A SciPy CSR matrix as a leaf, with row selection and products; it is never made dense."""
 
     def __init__(self, matrix: Any) -> None:
         self.matrix = matrix
@@ -44,25 +44,25 @@ class CsrDesign(Opaque):
         return torch.from_numpy(self.matrix.data[:0]).dtype
 
     def to(self, dtype: torch.dtype) -> CsrDesign:
-        """Return the matrix with entries of another dtype (itself if it has it already)."""
+        """Return the matrix in another dtype (itself if the dtype is the same)."""
         return CsrDesign(self.matrix.astype(torch.empty(0, dtype=dtype).numpy().dtype, copy=False))
 
     def matvec(self, coefficients: Tensor) -> Tensor:
-        """Return X v for v [d], or X W' for W [classes, d]; it can be differentiated."""
+        """Return X v for v [d], or X W' for W [classes, d]; differentiable."""
         result: Tensor = _CsrProduct.apply(coefficients, self)  # type: ignore[no-untyped-call]  # torch
         return result
 
     def rmatvec(self, values: Tensor) -> Tensor:
-        """Return X' r for r [n], or R' X for R [n, classes]; it can be differentiated."""
+        """Return X' r for r [n], or R' X for R [n, classes]; differentiable."""
         result: Tensor = _CsrAdjoint.apply(values, self)  # type: ignore[no-untyped-call]  # torch
         return result
 
     def product(self, coefficients: Tensor) -> Tensor:
-        """Return what `matvec` returns, without the cost of being differentiable."""
+        """Return the result of `matvec`, not differentiable but faster."""
         return torch.from_numpy(np.ascontiguousarray(self.matrix @ coefficients.numpy().T))
 
     def adjoint(self, values: Tensor) -> Tensor:
-        """Return what `rmatvec` returns, without the cost of being differentiable."""
+        """Return the result of `rmatvec`, not differentiable but faster."""
         # the transpose of a CSR matrix is a CSC view of the same arrays: nothing is copied
         return torch.from_numpy(np.ascontiguousarray((self.matrix.T @ values.numpy()).T))
 
@@ -103,7 +103,7 @@ Design = Tensor | CsrDesign
 
 
 def as_design(x: Any) -> Design:
-    """Return a tensor as it is and wrap a CSR matrix."""
+    """Wrap a CSR matrix; return a tensor unchanged."""
     return x if isinstance(x, Tensor) else CsrDesign(x)
 
 
@@ -162,7 +162,7 @@ def columns(x: Design, rows: Tensor, index: Tensor) -> Tensor:
         return flat[rows[:, :, None], index[:, None, :]]
     pool, starts = flat.view(-1).numpy(), rows.numpy() * flat.shape[1]
     found = np.empty((*index.shape, rows.shape[1]), pool.dtype)
-    # client by client, so that the numbers of what is read stay in the nearest cache
+    # client by client, so that the indices stay in the nearest cache
     for some, start, column in zip(index.numpy(), starts, found, strict=True):
         pool.take(np.add.outer(some, start), out=column, mode="clip")
     return torch.from_numpy(found).mT
@@ -181,7 +181,7 @@ def products(x: Design, rows: Tensor, coefficients: Tensor) -> Tensor:
     if not longest:
         return rows.new_zeros(rows.shape, dtype=coefficients.dtype)
     index, valid = places(torch.from_numpy(used))
-    values = coefficients.gather(-1, index) * valid  # an unused place looks up coefficient 0
+    values = coefficients.gather(-1, index) * valid  # an unused position refers to coefficient 0
     return (columns(x, rows, index) @ values[..., None])[..., 0]
 
 
@@ -212,8 +212,8 @@ class Entries:
     def view(self, chosen: Array) -> View:
         """Return some rows, by their numbers (which may repeat), without a copy.
 
-        They are read from the last to the first: what lies between the end of one row and the
-        start of the next then counts as a row without entries.
+        They are read from last to first: entries between the end of one row and the start of the
+        next then count as an empty row.
         """
         order = np.argsort(-chosen, kind="stable")
         falling = chosen[order]
@@ -263,14 +263,14 @@ class View:
 
 @dataclass(frozen=True)
 class Compacted:
-    """Mini-batches of a CSR design without the columns that they never touch.
+    """Mini-batches of a CSR design without the columns that do not occur in them.
 
     Attributes
     ----------
     entries
         The distinct rows of all steps.
     columns
-        The numbers of the columns that are left, ascending.
+        The numbers of the remaining columns, ascending.
     order
         [steps, rows]: which of the distinct rows a step reads.
     """
@@ -285,9 +285,9 @@ class Compacted:
 
 
 def compacted(batches: Batches, also: Array) -> Compacted:
-    """Gather CSR batches without the columns that they never touch, but for those in `also`.
+    """Gather CSR batches without the columns that do not occur in them, except those in `also`.
 
-    `also` marks the columns that stay in any case.
+    `also` marks columns that are always kept.
     """
     index = batches.index.numpy()
     drawn, order = np.unique(index, return_inverse=True)
@@ -306,7 +306,7 @@ def compacted(batches: Batches, also: Array) -> Compacted:
 
 
 def _kernels() -> Any:
-    """Return the kernels of SciPy's operators, whose checks take five times the arithmetic.
+    """Return the kernels behind SciPy's operators, whose checks cost five times the arithmetic.
 
     Imported on first use: most clients have dense rows.
     """

@@ -46,7 +46,7 @@ class GLM:
 
     .. math:: f_i(x) = \frac{1}{n_i} \sum_j \ell(z_j^\top x, y_j) + \frac{\lambda}{2} \|x\|_2^2
 
-    The one parameter is "coef", of shape [d], or [classes, d] for softmax. It is float64 by
+    The only parameter is "coef", of shape [d], or [classes, d] for softmax. It is float64 by
     default.
 
     Parameters
@@ -63,14 +63,14 @@ class GLM:
     intercept
         Adds a last coefficient that multiplies 1.
     keep
-        Coefficients that no algorithm may set to zero (an intercept is among them anyway).
+        Coefficients that no algorithm may set to zero (an intercept is always one of them).
     dictionary
         Atoms as columns [features, d]: the coefficients then belong to the atoms, x = Psi a.
     weighted
         The target has a second column, the weight of the row (1 on average over all clients).
     offset
         The target has one more column, which is added to the predictor (the log of an exposure).
-        Lossless fits read it; others do not.
+        Only lossless fits use it.
     start
         The starting point x_0, of the shape of "coef"; None: zeros. Sparse algorithms threshold it.
 
@@ -133,7 +133,7 @@ class GLM:
             )
 
     def __repr__(self) -> str:
-        """Return every setting; long ones by a checksum, since run directories compare this."""
+        """Return every setting; long ones by a checksum, because run directories compare this."""
         atoms = None if self._psi is None else (tuple(self._psi.shape), float(self._psi.sum()))
         start = "" if self._start is None else f"start={float(self._start.norm())!r}, "
         return (
@@ -175,7 +175,7 @@ class GLM:
 
     @cached_property
     def gram(self) -> Tensor | None:
-        """The inner products of the atoms, an intercept being one of its own."""
+        """The inner products of the atoms; an intercept counts as an atom."""
         if self._psi is None:
             return None
         inner = torch.eye(self.width, dtype=self.dtype)
@@ -190,22 +190,22 @@ class GLM:
 
     @property
     def higher_is_better(self) -> bool:
-        """Accuracy is to be large, the squared error small."""
+        """True for accuracy, False for the squared error."""
         return self.datafit.classes
 
     @property
     def supports_vmap(self) -> bool:
-        """Dense designs run many clients at once; a CSR design keeps its clients in the loop."""
+        """True: dense designs run many clients at once. CSR designs run in the loop."""
         return True
 
     @property
     def uses_batch_statistics(self) -> bool:
-        """Predictions depend on their own row alone."""
+        """False: a prediction depends only on its own row."""
         return False
 
     @property
     def execution(self) -> ExecutionHints:
-        """A linear model is small: calls limit it, not the cache, and threads only wait."""
+        """Large blocks on one thread: a linear model is limited by calls, not by the cache."""
         # A second thread gains a few percent, and costs a factor of ten where it has to wait for a
         # busy core (docs/adr/0004).
         return _HINTS
@@ -224,7 +224,7 @@ class GLM:
 
     @cached_property
     def unpenalized(self) -> Mapping[str, tuple[int, ...]]:
-        """The coefficients that sparsity must leave alone."""
+        """The coefficients that are exempt from sparsity."""
         last = (self.width - 1,) if self.intercept else ()
         return {NAME: (*self._keep, *last)}
 
@@ -289,8 +289,8 @@ class GLM:
     def metrics(self, params: Params, rows: Rows) -> dict[str, Tensor]:
         """Return squared errors, or accuracy and loss, of each row.
 
-        With l2 the `objective` is recorded too: the loss plus the l2 term, whose mean over the
-        training rows is what is minimized (`Evaluation(train=True)`).
+        With l2 the `objective` is recorded too: the loss plus the l2 term. Its mean over the
+        training rows is minimized (`Evaluation(train=True)`).
         """
         u = self.predict(params, rows.x)
         y, _ = self._targets(rows.y)
@@ -310,7 +310,7 @@ class GLM:
     ) -> CurvatureSums:
         """Return loss, gradient and curvature as sums over rows, without the l2 term."""
         if not self._single:
-            raise CapabilityError("softmax has a vector for each class, and no such sums")
+            raise CapabilityError("softmax has a vector for each class, so no such sums exist")
         y, importance = self._targets(rows.y)
         return glm_sums(
             self.datafit,
@@ -338,7 +338,7 @@ class GLM:
     def compact(self, batches: Batches, coefficients: Tensor) -> GLMSteps | None:
         """Return SGD steps on the columns that CSR batches or the coefficients touch.
 
-        None where there is nothing to gain (a dense design, or a dictionary).
+        None if there is nothing to gain (a dense design, or a dictionary).
         """
         if not isinstance(batches.x, CsrDesign) or self._psi is not None:
             return None
@@ -356,7 +356,7 @@ class GLM:
         return self._predictor.chosen(data.x, data.rows, coefficients)
 
     def gradients(self, coefficients: Tensor, data: Selection, u: Tensor) -> Tensor:
-        """Return the gradients of the mean losses over the selected rows, l2 term included."""
+        """Return the gradients of the mean losses over the selected rows, including the l2 term."""
         targets, share = self._shares(data)
         slope = self.datafit.slope(u, targets)
         slope = slope * (share if self._single else share[..., None])
@@ -405,12 +405,12 @@ class GLM:
             if not bool(valid.all()):
                 columns.mT.numpy()[~valid.numpy()] = 0.0
             return columns, None
-        if index[0].numel() >= self.width:  # the classes together may use all
+        if index[0].numel() >= self.width:  # together, the classes may use all columns
             return self._all_columns(data), torch.where(valid, index, self.width)
         size, unused = index[0].numel(), torch.where(valid, index, self.width)
         used = torch.zeros(len(index), self.width + 1, dtype=torch.bool)
         used.scatter_(1, unused.flatten(1), value=True)
-        shared, _ = coordinates.places(used[:, :-1], size)  # unused places repeat column 0
+        shared, _ = coordinates.places(used[:, :-1], size)  # unused positions repeat column 0
         number = (used.cumsum(1) - 1).gather(1, unused.flatten(1)).reshape(index.shape)
         return self._some_columns(data, shared), torch.where(valid, number, size)
 

@@ -1,4 +1,4 @@
-"""The linear predictor of a GLM: features, perhaps through a dictionary, perhaps an intercept."""
+"""The linear predictor of a GLM, with an optional dictionary and an optional intercept."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class Predictor:
         return atoms + self.intercept
 
     def _slopes(self, coefficients: Tensor) -> Tensor:
-        """Return the weights of the features themselves."""
+        """Return the weights of the features."""
         a = coefficients[..., :-1] if self.intercept else coefficients
         return a if self.dictionary is None else a @ self.dictionary.mT
 
     def apply(self, x: Design, coefficients: Tensor) -> Tensor:
-        """Return u for every row, [n] or [n, classes]; it can be differentiated."""
+        """Return u for every row, [n] or [n, classes]; differentiable."""
         u = design.matvec(x, self._slopes(coefficients))
         return u + coefficients[..., -1] if self.intercept else u
 

@@ -1,13 +1,13 @@
-"""What a site answers in a lossless fit: sums over its rows, with its own parameters profiled out.
+"""Sums over a site's rows for a lossless fit, with its own parameters profiled out.
 
 At coefficients b a site returns its loss, the gradient and the diagonal of the Hessian over all
 columns, and the Hessian on some candidates. Sums over sites are those of the pooled rows. A
-parameter that belongs to the site alone (an intercept a, a baseline hazard) is set to its best
-value for b where the rows are. The derivatives of the profiled loss follow from a Schur complement,
+parameter that belongs to the site (an intercept a, a baseline hazard) is optimized for b at the
+site. The derivatives of the profiled loss follow from a Schur complement,
 
     g <- g_b,    H <- H_bb - h_ba h_aa^-1 h_ab,
 
-so that such a parameter never travels.
+so such a parameter never leaves the site.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from parsifl.linear.design import CsrDesign, Design
 
 _NEWTON_STEPS = 40
 _FURTHEST = 30.0
-"""Where an intercept stops that would run off: a site of one class, or without an event."""
+"""Bound of an intercept that would diverge: a site of one class, or without an event."""
 
 
 def glm_sums(
@@ -99,14 +99,14 @@ def cox_sums(
 ) -> CurvatureSums:
     """Return the sums of Cox's partial likelihood with Breslow's ties; the site is a stratum.
 
-    The baseline hazard is the site's own: the partial likelihood is what profiling leaves.
+    The baseline hazard belongs to the site; profiling it out gives the partial likelihood.
     """
     order = torch.argsort(time, descending=True, stable=True)
     x, time, dead = x[order], time[order], (weight * event)[order]
     risk, last, u = _risk(x @ coefficients, time, weight[order])
     total = risk.cumsum(0)[last]
     mean = (risk[:, None] * x).cumsum(0)[last] / total[:, None]
-    # how much hazard each row was exposed to: every event whose risk set holds it
+    # the cumulative hazard of each row: over all events whose risk set contains it
     hazard = torch.zeros_like(risk).index_add(0, last, dead / total)
     share = risk * hazard.flip(0).cumsum(0).flip(0)
     columns, means = x[:, candidates], mean[:, candidates]

@@ -169,7 +169,7 @@ def plan_of(
 
 
 def messages_of(instance: Instance, devices: Sequence[int] | None = None) -> tuple[str, ...]:
-    """Name the devices that can train nothing and the layers that no device can train."""
+    """Name the devices that cannot train any layer and the layers that no device can train."""
     numbers = range(instance.devices) if devices is None else devices
     found = []
     cheapest = (instance.add + instance.tail).min()
@@ -177,7 +177,7 @@ def messages_of(instance: Instance, devices: Sequence[int] | None = None) -> tup
     if len(idle):
         named = _list([numbers[int(row)] for row in idle])
         found.append(
-            f"{named} can train no layer: the budget is below the smallest layer, "
+            f"{named} cannot train any layer: the budget is below the smallest layer, "
             f"which costs {cheapest:,.0f}; raise the budget or leave the device out"
         )
     bare = np.flatnonzero(~instance.trainable())

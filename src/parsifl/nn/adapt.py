@@ -1,4 +1,4 @@
-"""Make any module fit for federated training: no running statistics, keyed dropout, no ties."""
+"""Adapt a module to federated training: no running statistics, keyed dropout, no ties."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _check(module: nn.Module) -> None:
         if isinstance(inner, float) and inner > 0.0:
             raise ConfigError(
                 f"'{name}' ({type(child).__name__}) drops out inside its kernel (dropout={inner}), "
-                "which no key can govern; set it to 0 and put nn.Dropout after it"
+                "which cannot be keyed; set it to 0 and put nn.Dropout after it"
             )
 
 

@@ -1,4 +1,4 @@
-"""Dropout whose mask follows from a key, so that it is the same in every executor."""
+"""Dropout with a keyed mask, so that it is the same in every executor."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _KEY: ContextVar[Tensor | None] = ContextVar("parsifl_dropout_key", default=None
 
 @contextmanager
 def dropout_key(key: Tensor) -> Iterator[None]:
-    """Let the KeyedDropout layers that run inside draw from this 0-dim int64 tensor."""
+    """Use this 0-dim int64 tensor as the key of KeyedDropout layers inside the context."""
     token = _KEY.set(key)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Several networks of one kind as one problem: they learn apart and predict together."""
+"""Several networks of one architecture as one problem: trained separately, averaged outputs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from parsifl.nn.flops import named
 
 
 def prefix(member: int) -> str:
-    """Return what stands before the names of the parameters of one network."""
+    """Return the prefix of the parameter names of one network."""
     return f"{member}/"
 
 
@@ -27,8 +27,8 @@ def prefix(member: int) -> str:
 class Ensemble:
     """Networks whose outputs are averaged; each is trained by its own loss (Split-Mix).
 
-    The loss is the sum of the losses of the members. Their parameters are disjoint, so that each
-    gets the gradient of its own loss alone.
+    The loss is the sum of the losses of the members. Their parameters are disjoint, so each member
+    gets only the gradient of its own loss.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ class Ensemble:
         return self.base.uses_batch_statistics
 
     def init(self, key: Key) -> Params:
-        """Draw every member by a seed of its own; member 0 by the seed of the run."""
+        """Initialize every member by its own seed; member 0 by the seed of the run."""
         return join({i: self.base.init(member_key(key, i)) for i in self.members})
 
     def loss(self, params: Params, batch: Batch) -> Tensor:
@@ -131,7 +131,7 @@ def join(parts: dict[int, Params]) -> Params:
 
 
 def member_key(key: Key, member: int) -> Key:
-    """Return the key by which a member is drawn; that of member 0 is the run's own."""
+    """Return the key that initializes a member; member 0 has that of the run."""
     if member == 0:
         return key
     return Key(Key(key.seed, purpose=f"member {member}").word() >> 1)

@@ -1,4 +1,4 @@
-"""Counting floating-point operations, and which parameters get a weight gradient."""
+"""Count floating-point operations, and find which parameters get a weight gradient."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PREFIX: ContextVar[str] = ContextVar("parsifl_prefix", default="")
 class _Counting:
     """Counts operations by the formulas of torch's `FlopCounterMode`.
 
-    Not written in the body of the mode below: torch would wrap it there, and the first call of the
+    Separate from the mode below, because torch would wrap it there, and the first call of the
     wrapper imports torch's compiler, which takes as long as the rest of torch.
     """
 
@@ -31,7 +31,7 @@ class _Counting:
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Run an operation and add what it costs."""
+        """Run an operation and add its cost."""
         given = kwargs or {}
         with self:  # type: ignore[attr-defined]  # a mode
             result = function.decompose(*args, **given)
@@ -50,7 +50,7 @@ class _Counting:
 
 @final
 class OperationCounter(_Counting, TorchDispatchMode):  # type: ignore[no-untyped-call]  # in torch
-    """Counts floating-point operations, those of backward passes apart.
+    """Counts floating-point operations of forward and backward passes separately.
 
     Attributes
     ----------
@@ -78,10 +78,10 @@ class OperationCounter(_Counting, TorchDispatchMode):  # type: ignore[no-untyped
 
 @cache
 def _formulas() -> Mapping[Any, Any]:
-    """Return torch's formulas, with one for the gradients of convolutions that knows about groups.
+    """Return torch's formulas, with one that handles groups in the gradients of convolutions.
 
-    torch counts the weight gradient of a depthwise convolution as if every input channel met
-    every output channel, which makes MobileNet's backward pass look five times more expensive.
+    torch counts the weight gradient of a depthwise convolution as if every input channel were
+    connected to every output channel: MobileNet's backward pass appears five times as expensive.
     """
     target: Any = torch.ops.aten.convolution_backward
     counter = FlopCounterMode(display=False, custom_mapping={target: _convolution_backward})
@@ -124,7 +124,7 @@ def named(prefix: str) -> Iterator[None]:
 
 
 def note_trained(params: Mapping[str, Tensor]) -> None:
-    """Note what a loss is differentiated by, if `noting_trained` listens."""
+    """Record the parameters that a loss is differentiated by, inside `noting_trained`."""
     noted = _NOTED.get()
     if noted is not None:
         prefix = _PREFIX.get()

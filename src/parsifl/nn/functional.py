@@ -1,7 +1,7 @@
-"""Calls a module with parameters that are passed in, and keeps calls apart from traces.
+"""Call a module with given parameters, and separate calls from traces.
 
-`torch.fx` patches `nn.Module` while it traces: another thread's call would be traced as well, so
-a gate keeps the two apart.
+`torch.fx` patches `nn.Module` while it traces, so a call in another thread would be traced as well.
+A lock separates the two.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from parsifl.core._functorch import ModuleSlots
 
 
 class _Gate:
-    """Lets calls pass together, and a trace alone."""
+    """A lock that many calls may share and a trace holds exclusively."""
 
     def __init__(self) -> None:
         self._calls, self._condition = 0, Condition()
 
     def enter(self) -> None:
-        """Begin the call of a module; waits for a trace to end."""
+        """Begin a call of a module; wait for a running trace."""
         with self._condition:
             self._calls += 1
 
     def leave(self) -> None:
-        """End the call of a module."""
+        """End a call of a module."""
         with self._condition:
             self._calls -= 1
             if not self._calls:
@@ -38,7 +38,7 @@ class _Gate:
 
     @contextmanager
     def tracing(self) -> Iterator[None]:
-        """Wait for the calls under way, and let no other begin."""
+        """Wait for running calls, and block new ones."""
         with self._condition:
             self._condition.wait_for(lambda: not self._calls)
             yield
@@ -51,16 +51,16 @@ _Call = Callable[[Mapping[str, Tensor], Tensor], Tensor]
 
 @final
 class Functional:
-    """A module without values of its own, which several threads may call at once.
+    """A module without its own values, which several threads may call at once.
 
-    Values are put into the module for the time of a call, as by `torch.func.functional_call`. Every
-    call has a copy of the module to itself, since the forward pass may write to buffers. Copies are
-    reused and share the parameters.
+    Values are set in the module for the duration of a call, as in `torch.func.functional_call`.
+    Every call uses its own copy of the module, because the forward pass may write to buffers.
+    Copies are reused and share the parameters.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
-        self._idle: deque[_Call] = deque()  # a deque may be used by several threads
+        self._idle: deque[_Call] = deque()  # a deque is thread-safe
 
     def __call__(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """Return the module's output."""

@@ -1,4 +1,4 @@
-"""Recognises modules that are a plain chain of layers, which the fused solver can run by hand."""
+"""Recognise modules that are a plain chain of layers, which the fused solver supports."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class Activate:
 
 @dataclass(frozen=True)
 class Flatten:
-    """Everything behind the batch axis becomes one axis."""
+    """Flatten all axes after the batch axis."""
 
 
 Layer = (
@@ -140,14 +140,14 @@ def parameters(layer: Layer) -> tuple[str, ...]:
 
 
 class _Tracer(fx.Tracer):
-    """Takes keyed dropout for a layer, not for code to look into."""
+    """Treats keyed dropout as a layer, without tracing into it."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return isinstance(m, KeyedDropout) or super().is_leaf_module(m, module_qualified_name)
 
 
 def find_chain(module: nn.Module) -> Chain | None:
-    """Return the module as a chain of known layers; None if it is anything else.
+    """Return the module as a chain of supported layers; None if it is not one.
 
     >>> find_chain(nn.Sequential(nn.Linear(3, 2), nn.ReLU()))
     (Linear(weight='0.weight', bias='0.bias'), Activate(function='relu'))
@@ -155,12 +155,12 @@ def find_chain(module: nn.Module) -> Chain | None:
     try:
         with GATE.tracing():
             graph = _Tracer().trace(module)
-    except Exception:  # tracing runs the user's code on symbols: whatever it raises means "no"
+    except Exception:  # tracing runs the user's code on symbols: any exception means "not a chain"
         return None
     layers = _follow(graph, module)
     if layers is None:
         return None
-    # each parameter is read once: a layer that is used twice, or never, cannot be part of a chain
+    # each parameter is used once: a layer that is used twice, or never, cannot be part of a chain
     read = sorted(name for layer in layers for name in parameters(layer))
     known = sorted(name for name, _ in module.named_parameters())
     return tuple(layers) if read == known else None
@@ -184,7 +184,7 @@ def _follow(graph: fx.Graph, module: nn.Module) -> list[Layer] | None:
 
 
 def _layer(node: fx.Node, previous: fx.Node | None, module: nn.Module) -> list[Layer] | None:
-    """Translate one node; an empty list for the identity, None for what is not known."""
+    """Translate one node; an empty list for the identity, None if it is not supported."""
     if not node.args or node.args[0] is not previous:
         return None
     if node.op == "call_module":
@@ -203,7 +203,7 @@ def _layer(node: fx.Node, previous: fx.Node | None, module: nn.Module) -> list[L
 
 
 def _pool_function(maker: Callable[..., nn.Module], node: fx.Node) -> list[Layer] | None:
-    """Read a call of a pooling function as the module with the same settings."""
+    """Convert a call of a pooling function to the module with the same settings."""
     names = [*inspect.signature(maker).parameters]
     settings = {**dict(zip(names, node.args[1:], strict=False)), **node.kwargs}
     unread = any(name not in names or isinstance(s, fx.Node) for name, s in settings.items())

@@ -1,4 +1,4 @@
-"""The maskable layers of any module: a weight with its bias and norm; the head stays out."""
+"""The maskable layers of a module: a weight with its bias and norm, without the head."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def layer_groups(
         Any module; it may be on the `meta` device.
     head
         Name of the submodule that is the head. Default: the module's `head_name`, else the layer
-        that the output comes from, which must then be linear (see `find_head`).
+        that produces the output, which must then be linear (see `find_head`).
     groups
-        Names of the submodules that form each block. Default: what the module's `mask_blocks()`
-        says, else one block per weight, with its bias and the norm that follows it.
+        Names of the submodules that form each block. Default: the module's `mask_blocks()`, else
+        one block per weight, with its bias and the norm that follows it.
 
     Examples
     --------
@@ -64,11 +64,10 @@ def layer_groups(
 
 
 def find_head(module: nn.Module, head: str | None = None) -> str:
-    """Return the name of the head: given, declared by the module, or where its output comes from.
+    """Return the name of the head: given, declared by the module, or found by tracing.
 
     The layer that produces the output is found by tracing `forward` symbolically (`torch.fx`). If
-    that fails, it is the last layer with weights in the order of declaration; name the head if
-    that is another one.
+    that fails, the head is the last declared layer with weights; pass `head` if it is another one.
     """
     from torch import nn
 
@@ -96,7 +95,7 @@ def find_head(module: nn.Module, head: str | None = None) -> str:
         described = "its last layer with weights is" if traced is None else "its output comes from"
         seen = f"{described} {' and '.join(_describe(name, modules[name]) for name in last)}"
     raise ConfigError(
-        f"the model has no head that can be found: {seen}; "
+        f"cannot find the head of the model: {seen}; "
         "a head is a linear layer after the others, or name it with head=..."
     )
 
@@ -157,4 +156,4 @@ def _check_partition(found: Sequence[LayerGroup], head: Sequence[str], known: se
     if twice := {name for name in listed if listed.count(name) > 1}:
         raise ConfigError(f"parameter '{min(twice)}' is in two blocks; each belongs to one")
     if left := known - set(listed):
-        raise ConfigError(f"parameter '{min(left)}' is in no block; add its submodule to one")
+        raise ConfigError(f"parameter '{min(left)}' is not in a block; add its submodule to one")

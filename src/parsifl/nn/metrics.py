@@ -21,7 +21,7 @@ Loss = Literal["cross-entropy", "mse"]
 def row_loss(kind: Loss, output: Tensor, y: Tensor) -> Tensor:
     """Return the loss of each row."""
     if kind == "cross-entropy" and output.ndim == 2 and y.ndim == 1 and is_transformed():
-        # what vmap makes of the other one takes a third longer
+        # the other form takes a third longer under vmap
         return -functional.log_softmax(output, -1).gather(1, y.unsqueeze(1)).squeeze(1)
     if kind == "cross-entropy":
         return functional.cross_entropy(output, y, reduction="none")
@@ -56,14 +56,14 @@ def top(count: int) -> RowMetric:
 def row_metrics(
     kind: Loss, output: Tensor, y: Tensor, more: Mapping[str, RowMetric] | None = None
 ) -> dict[str, Tensor]:
-    """Return loss and accuracy (or squared error) of each row, and further metrics."""
+    """Return loss and accuracy (or squared error) of each row, and additional metrics."""
     losses = row_loss(kind, output, y)
     own = {"mse": losses} if kind == "mse" else {"accuracy": accuracy(output, y), "loss": losses}
     return own if not more else {**own, **{name: of(output, y) for name, of in more.items()}}
 
 
 def check_metrics(kind: Loss, metrics: Mapping[str, RowMetric]) -> dict[str, RowMetric]:
-    """Return the metrics of a user; raise ConfigError for those that cannot be used."""
+    """Return the user's metrics; raise ConfigError for invalid ones."""
     reserved = {"mse"} if kind == "mse" else {"accuracy", "loss"}
     for name, metric in metrics.items():
         if not isinstance(name, str) or not name.isidentifier():

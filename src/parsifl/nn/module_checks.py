@@ -1,4 +1,4 @@
-"""What keeps a module from running functionally, and data from fitting it."""
+"""Checks that a module can run functionally, and that data match it."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ DROPOUTS = (
     nn.FeatureAlphaDropout,
 )
 COUNTER = "num_batches_tracked"
-"""Counts forward passes; a fixed momentum never reads it, so it is neither stored nor sent."""
+"""Counter of forward passes. With a fixed momentum it is not used, so it is dropped."""
 _REMEDY = "parsifl.nn.adapt(module) returns a copy without it"
 
 
 def check_module(module: nn.Module, *, buffers: bool = False) -> None:
-    """Reject modules with state or randomness of their own; the error names the layer.
+    """Reject modules with their own state or randomness; the error names the layer.
 
     With `buffers`, floating-point buffers are allowed: they are federated.
     """
@@ -73,21 +73,21 @@ def _check_buffers(place: str, layer: nn.Module, *, allowed: bool) -> None:
     if not allowed:
         remedy = (
             "NeuralProblem(module, buffers='average') averages them over clients, 'local' keeps "
-            f"them on the clients, 'batch' does without; {_REMEDY} (norm='group' suits every batch)"
+            f"them on the clients, 'batch' avoids them; {_REMEDY} (norm='group' suits every batch)"
             if statistics
-            else "keep what is constant as a plain attribute of the module"
+            else "store constants as plain attributes of the module"
         )
         raise CapabilityError(f"{place} keeps buffers ({', '.join(buffers)}); {remedy}")
     if statistics and getattr(layer, "momentum", 0.1) is None:
         raise CapabilityError(
-            f"{place} averages over all batches (momentum=None), which needs a counter that is not "
-            "federated; set its momentum to a number, such as 0.1"
+            f"{place} averages over all batches (momentum=None), which is not supported; "
+            "set its momentum to a number, such as 0.1"
         )
     for name, value in buffers.items():
         if name != COUNTER and not value.is_floating_point():
             raise CapabilityError(
-                f"{place} keeps the buffer {name} of {value.dtype}; only floating-point buffers "
-                "are federated: keep what is constant as a plain attribute of the module"
+                f"{place} has the buffer {name} of {value.dtype}, but only floating-point buffers "
+                "are supported: store constants as plain attributes of the module"
             )
 
 
@@ -122,7 +122,7 @@ def _check_inputs(module: nn.Module) -> None:
 
 
 def drop_counters(module: nn.Module) -> nn.Module:
-    """Remove the counters of batches, in place: a forward pass would write to them."""
+    """Remove the batch counters in place, because a forward pass would write to them."""
     for layer in module.modules():
         if COUNTER in dict(layer.named_buffers(recurse=False)):
             setattr(layer, COUNTER, None)
@@ -130,7 +130,7 @@ def drop_counters(module: nn.Module) -> nn.Module:
 
 
 def restore_counters(module: nn.Module) -> None:
-    """Put the counters back, in place, so that the state dict has the keys of a fresh module."""
+    """Restore the counters in place, so that the state dict has the keys of a new module."""
     for layer in module.modules():
         if isinstance(layer, BATCH_NORMS) and layer.running_var is not None:
             layer.num_batches_tracked = torch.tensor(0)
@@ -174,14 +174,14 @@ def _check_labels(y: Tensor, output: Tensor) -> None:
 
 
 def _expected(problem: HasModule, params: Params, rows: Any) -> str:
-    """Say what the module reads, and how to turn these rows into it."""
+    """Describe the input that the module expects, and how to convert these rows."""
     if not isinstance(rows, Tensor):
-        return "give dense rows, X.toarray(), or use parsifl.GLM, which reads sparse ones"
+        return "pass dense rows, X.toarray(), or use parsifl.GLM, which supports sparse ones"
     if isinstance(try_predict(problem, params, rows.to(torch.int64)), Tensor):
-        return "it reads integers, which ClientData.of(clients, dtype=torch.int64) keeps"
+        return "it expects integers, which ClientData.of(clients, dtype=torch.int64) keeps"
     dtype = next(iter(params.values())).dtype
     if isinstance(try_predict(problem, params, rows.to(dtype)), Tensor):
-        return "it reads real numbers, as ClientData.of(clients) makes of integers"
+        return "it expects real numbers; ClientData.of(clients) converts integers"
     return f"its first layer is {first_layer(problem.module)}"
 
 

@@ -38,10 +38,10 @@ from parsifl.nn.module_checks import (
 Factory = Callable[..., nn.Module]
 BufferPolicy = Literal["average", "local", "batch"]
 _CHUNK = 1024
-_BLOCK = 10  # clients per batch: larger blocks fall out of the cache and are slower
-_DENSE_BLOCK = 20  # of fused MLPs: threads hand over Python's lock less often (docs/adr/0004)
-_FUSED_CONVOLUTIONS = 2  # a chain with more is slower fused than alone (docs/adr/0003)
-_BUILDING = RLock()  # to build a module, torch's own generator is borrowed: one thread at a time
+_BLOCK = 10  # clients per batch: larger blocks exceed the cache and are slower
+_DENSE_BLOCK = 20  # fused MLPs: fewer handovers of Python's lock (docs/adr/0004)
+_FUSED_CONVOLUTIONS = 2  # a chain with more convolutions is slower fused (docs/adr/0003)
+_BUILDING = RLock()  # building a module uses torch's global generator: one thread at a time
 
 
 @final
@@ -51,24 +51,24 @@ class NeuralProblem:
     Parameters
     ----------
     module
-        A module, whose own parameters are then the initial ones for every seed; or a factory such
-        as ``lambda: nn.Linear(4, 2)``, so that every seed draws its own. A factory that takes
+        A module, whose parameters are the initial ones for every seed; or a factory such as
+        ``lambda: nn.Linear(4, 2)``, which is initialized by each seed. A factory that takes
         ``width`` makes the problem `Scalable`.
     loss
         "cross-entropy" for class labels, "mse" for real targets.
     head
-        The name of the last layer; found if not given.
+        The name of the last layer; found automatically if not given.
     dtype
         Of the parameters.
     scale
-        The width that HeteroFL's scaler makes up for in training (see `narrow`); 1 for none.
+        The width that HeteroFL's scaler compensates for in training (see `narrow`); 1 for none.
     buffers
         What happens to running statistics (BatchNorm). "average": they are part of the parameters,
-        the forward pass moves them, and the server averages them. "local": the same, but they stay
-        on the clients. "batch": there are none; every batch is normalised by its own statistics,
-        as by `parsifl.nn.adapt`. None: a module with running statistics is rejected.
+        the forward pass updates them, and the server averages them. "local": the same, but they
+        stay on the clients. "batch": every batch is normalised by its own statistics, as by
+        `parsifl.nn.adapt`. None: a module with running statistics is rejected.
     metrics
-        Further metrics by name: functions of outputs and targets that return a number per row
+        Additional metrics by name: functions of outputs and targets that return a number per row
         (`parsifl.nn.metrics`).
 
     Examples
@@ -123,7 +123,7 @@ class NeuralProblem:
         self._narrow: dict[tuple[float, bool], NeuralProblem] = {}
 
     def __repr__(self) -> str:
-        """Return the module, its size and the loss in a line."""
+        """Return the module, its size and the loss in one line."""
         count = sum(math.prod(shape) for shape in self.shapes().values())
         given = "".join(
             f", {name}={value}"
@@ -145,12 +145,12 @@ class NeuralProblem:
 
     @property
     def higher_is_better(self) -> bool:
-        """Accuracy is to be large, the squared error small."""
+        """True for accuracy, False for the squared error."""
         return self.kind == "cross-entropy"
 
     @property
     def supports_vmap(self) -> bool:
-        """Modules that passed the checks run under vmap."""
+        """True: modules that passed the checks run under vmap."""
         return True
 
     @cached_property
@@ -162,10 +162,10 @@ class NeuralProblem:
     def execution(self) -> ExecutionHints:
         """Chains run fused, deep convolutions and LSTMs one client per thread."""
         convolutions = self._count(CONVOLUTIONS)
-        # Deep convolutions are no faster in batches than alone; clients that have a core each do
-        # not wait for each other, as the threads of one product would where they share a busy core.
+        # Deep convolutions are no faster in batches. Clients on separate cores do not wait for each
+        # other, whereas the threads of one product would wait for a busy core.
         most = _FUSED_CONVOLUTIONS if self.layer_chain is not None else 0
-        # torch has no batched LSTM: vmap runs one client after the other, on one core
+        # torch has no batched LSTM: vmap runs clients sequentially, on one core
         alone = convolutions > most or self._count((nn.LSTM,)) > 0
         dense = self.layer_chain is not None and not convolutions
         return ExecutionHints(
@@ -183,7 +183,7 @@ class NeuralProblem:
         return self.buffers == "local"
 
     def trainable(self, name: str) -> bool:
-        """Return whether gradients move a leaf of the parameters; else the forward pass does."""
+        """Return whether gradients update a leaf of the parameters, not the forward pass."""
         return name not in self.buffer_names
 
     @property
@@ -198,7 +198,7 @@ class NeuralProblem:
 
     @cached_property
     def layer_groups(self) -> tuple[LayerGroup, ...]:
-        """The blocks below the head: a weight with its bias and norm each, in forward order."""
+        """The blocks below the head (a weight with its bias and norm), in forward order."""
         return layer_groups(self._training, self._head_name)
 
     def init(self, key: Key) -> Params:
@@ -219,7 +219,7 @@ class NeuralProblem:
         return source if isinstance(source, nn.Module) else source()
 
     def predict(self, params: Params, x: Any) -> Tensor:
-        """Return the module's output, in evaluation mode; arrays are taken too."""
+        """Return the module's output in evaluation mode; arrays are accepted too."""
         if isinstance(x, Tensor):
             return self._evaluate(params, x)
         given = torch.as_tensor(x)
@@ -235,15 +235,15 @@ class NeuralProblem:
         return self.loss_and_buffers(params, batch)[0]
 
     def loss_and_buffers(self, params: Params, batch: Batch) -> tuple[Tensor, Params]:
-        """Return the same, and the buffers after the forward pass."""
+        """Return the loss, and the buffers after the forward pass."""
         note_trained(params)
-        # the forward pass writes into buffers: it gets copies
+        # the forward pass writes to buffers, so it gets copies
         buffers = {n: params[n].clone() for n in self.buffer_names} if self.buffer_names else {}
         with dropout_key(batch.key):
             output = self._train({**params, **buffers} if buffers else params, batch.x)
         losses = row_loss(self.kind, output, batch.y)
         weight = batch.weight.to(losses.dtype)
-        # each row's share first: autograd then records one step instead of three
+        # normalise the weights first: autograd then records one step instead of three
         return losses.dot(weight / weight.sum().clamp(min=1)), buffers
 
     def metrics(self, params: Params, rows: Rows) -> dict[str, Tensor]:
@@ -279,8 +279,8 @@ class NeuralProblem:
     def narrow(self, width: float, *, scaled: bool = True) -> NeuralProblem:
         """Return the same model at a fraction of its width, built once.
 
-        `scaled` puts HeteroFL's scaler into it: in training, the outputs of all layers but the
-        head are divided by the width.
+        `scaled` adds HeteroFL's scaler: in training, the outputs of all layers except the head
+        are divided by the width.
         """
         with _BUILDING:
             return self._narrowed(width, scaled)
@@ -290,7 +290,7 @@ class NeuralProblem:
             source: Any = self._source
             if isinstance(source, nn.Module) or "width" not in inspect.signature(source).parameters:
                 raise CapabilityError(
-                    "this problem has one width only; build NeuralProblem with a factory that "
+                    "this problem has only one width; build NeuralProblem with a factory that "
                     "takes width=, for example lambda width=1.0: models.build('vgg', width=width)"
                 )
             self._narrow[width, scaled] = NeuralProblem(

@@ -1,4 +1,4 @@
-"""Which layers the output of a module comes from, found by running it on stand-ins for tensors."""
+"""Find the layers that produce the output of a module, by symbolic tracing."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch import fx, nn
 
 from parsifl.nn.functional import GATE
 
-_MOST_DECISIONS = 200  # a loop that waits for a value would never end
+_MOST_DECISIONS = 200  # a loop that waits for a value would never terminate
 
 
 def output_layers(module: nn.Module) -> tuple[str, ...] | None:
-    """Return the layers with weights that are nearest to the output; None: cannot be traced.
+    """Return the layers with weights nearest to the output; None if tracing fails.
 
-    Where `forward` branches on a value, both branches are traced and the layers of both returned.
+    If `forward` branches on a value, both branches are traced and the layers of both returned.
 
     >>> output_layers(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2), nn.Softmax(-1)))
     ('2',)
@@ -32,7 +32,7 @@ def output_layers(module: nn.Module) -> tuple[str, ...] | None:
 
 @final
 class _Stand(fx.Proxy):
-    """A stand-in that may also be counted and indexed with: sizes do not matter here."""
+    """A proxy that can also be counted and indexed with, because sizes do not matter here."""
 
     def __len__(self) -> int:
         return 1
@@ -48,24 +48,24 @@ class _Stand(fx.Proxy):
 
 @final
 class _Tracer(fx.Tracer):
-    """Traces a forward, giving one answer to every question about values."""
+    """Traces a forward pass with one fixed answer to every test of a value."""
 
     def __init__(self, *, answer: bool) -> None:
         super().__init__()
         self.answer, self.decisions = answer, 0
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
-        """Return a stand-in for the result of a step."""
+        """Return a proxy for the result of a step."""
         return _Stand(node, self)
 
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Trace a submodule; what another thread runs meanwhile is left alone."""
+        """Trace a submodule; calls of other threads are not traced."""
         if all(m is not own for own in self.root.modules()):
             return forward(*args, **kwargs)
         return super().call_module(m, forward, args, kwargs)
 
     def to_bool(self, obj: fx.Proxy) -> bool:
-        """Answer a question about values."""
+        """Answer a test of a value."""
         del obj
         self.decisions += 1
         if self.decisions > _MOST_DECISIONS:
@@ -74,13 +74,13 @@ class _Tracer(fx.Tracer):
 
 
 def _nearest(module: nn.Module, tracer: _Tracer) -> set[str]:
-    # a forward may leave things on its module: a copy that shares the tensors takes them
+    # a forward pass may set attributes of its module: use a copy that shares the tensors
     shared = {id(one): one for one in itertools.chain(module.parameters(), module.buffers())}
     try:
         with GATE.tracing(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             nodes = tracer.trace(copy.deepcopy(module, shared)).nodes
-    except Exception:  # whatever a forward does with a stand-in: it cannot be traced then
+    except Exception:  # a forward pass may fail on a proxy in any way: it cannot be traced then
         return set()
     named = module.named_parameters(remove_duplicate=False)
     heavy = [name for name, parameter in named if parameter.ndim > 1]

@@ -38,15 +38,15 @@ def encode(message: Any, precision: Precision = "exact") -> bytes:
             pieces.extend(part.pieces())
         except (MemoryError, OverflowError, ValueError) as error:
             raise WireError(
-                f"memory: too little to code {part.size} entries, of which each takes a byte at "
-                "least, zeros too"
+                f"memory: too little to code {part.size} entries: each takes at least one byte, "
+                "zeros too"
             ) from error
     crc = frame.checksum(flags, pieces)
     return b"".join([frame.PREFIX.pack(frame.MAGIC, frame.VERSION, flags, crc), *pieces])
 
 
 def size(message: Any, precision: Precision = "exact") -> int:
-    """Return the length of `encode(message, precision)`, coding nothing.
+    """Return the length of `encode(message, precision)` without coding anything.
 
     >>> import torch
     >>> size({"w": torch.eye(3)}) == len(encode({"w": torch.eye(3)}))
@@ -56,13 +56,13 @@ def size(message: Any, precision: Precision = "exact") -> int:
 
 
 def measure(message: Any, precision: Precision = "exact") -> MessageStats:
-    """Return the size of a message after looking at its values once."""
+    """Return the size of a message in one pass over its values."""
     leaves, structure = tree.flatten(message, units=UNITS)
     mark = (precision, structure, *[_mark(leaf, precision) for leaf in leaves])
     found = _kept.get(mark)
     if found is None:
         found = _measured(leaves, structure, precision)
-        if None not in mark:  # the clients of a round send messages that are alike
+        if None not in mark:  # the clients of a round send messages of the same structure
             if len(_kept) >= _KEPT:
                 _kept.clear()
             _kept[mark] = found
@@ -74,7 +74,7 @@ _kept: dict[Any, MessageStats] = {}
 
 
 def _mark(leaf: Any, precision: str) -> Any:
-    """Return all that decides how an ordinary tensor travels; None if there is more to look at."""
+    """Return what determines the encoding of an ordinary tensor; None for other leaves."""
     plain = type(leaf) is Tensor and leaf.layout == torch.strided and not leaf.is_meta
     if not plain or precision != "exact" or leaf.dtype not in quantization.CODES:
         return None
@@ -118,16 +118,16 @@ def _tensors(leaf: Any) -> tuple[Tensor, ...]:
 
 
 def decode(data: bytes, hint: Any, limit: int | None = None) -> Any:
-    """Read a message of the type `hint`, trusting nothing in it.
+    """Read an untrusted message of the type `hint`.
 
     Parameters
     ----------
     data
-        What `encode` returned, perhaps damaged or forged on the way.
+        Output of `encode`, possibly damaged or forged.
     hint
         The type of the message, such as `dict[str, Tensor]` or a frozen dataclass.
     limit
-        The most bytes of memory that the tensors may take, both as sent and dense (a `LowRank`
+        Maximum bytes of memory of the tensors, both as sent and dense (a `LowRank`
         counts as the tensor that it represents). It is checked before any tensor is allocated.
         None: 2 GiB, and at most 8 million entries plus 2,048 per byte of the message, because
         zeros cost time and memory but no bytes. Pass a limit for messages sparser than that.
@@ -135,7 +135,7 @@ def decode(data: bytes, hint: Any, limit: int | None = None) -> Any:
     Raises
     ------
     WireError
-        Whatever is wrong with the bytes; the text names the field.
+        If the bytes are invalid; the error names the field.
     """
     reader = frame.Reader(memoryview(data))
     flags = frame.read_prefix(reader)
@@ -168,19 +168,19 @@ def _check_sizes(
     total = needed = count = 0
     for spec, records in announced:
         held = sum(record.held(spec.kind is Sparse) for record in records)
-        # the tensor that factors stand for counts too
+        # the tensor that the factors represent counts too
         total += max(held, tensor_codec.padded(spec.shape) * spec.dtype.itemsize)
         needed += sum(sum(record.lengths()) for record in records)
         if total > limit:
             raise WireError(
-                f"{spec.name}: shape {spec.shape} takes the message to {total} bytes, over the "
-                f"limit of {limit}; raise `limit` if this is meant"
+                f"{spec.name}: shape {spec.shape} brings the message to {total} bytes, above the "
+                f"limit of {limit}; raise `limit` if this is intended"
             )
         count += tensor_codec.padded(spec.shape)
         if count > entries:
             raise WireError(
-                f"{spec.name}: shape {spec.shape} takes the message to {count} entries, too many "
-                f"for {len(reader.data)} bytes; give a `limit` if this is meant"
+                f"{spec.name}: shape {spec.shape} brings the message to {count} entries, too many "
+                f"for {len(reader.data)} bytes; pass a `limit` if this is intended"
             )
     left = len(reader.data) - reader.at
     if left != needed:
@@ -195,7 +195,7 @@ def _leaf(reader: frame.Reader, spec: frame.Spec, records: list[tensor_codec.Rec
 
 
 def as_received(message: T, precision: Precision) -> T:
-    """Return what a receiver would see: equal to `decode(encode(message, precision))`.
+    """Return a message as received: equal to `decode(encode(message, precision))`.
 
     >>> import torch
     >>> as_received({"w": torch.tensor([1.0, 1.001])}, "bfloat16")["w"]

@@ -1,4 +1,4 @@
-"""The frame of a message: fixed prefix, description of the tree, and careful reading.
+"""The frame of a message: fixed prefix, description of the tree, and a validating reader.
 
 =========  =======================================================================
 bytes      what
@@ -38,7 +38,7 @@ VERSION = 2
 PREFIX = struct.Struct("<4sBBI")
 DEFLATED = 4
 DESCRIPTION_LIMIT = 1 << 20
-"""Most bytes of JSON in a message; ResNet-18 needs five thousand."""
+"""Maximum bytes of JSON in a message; ResNet-18 needs five thousand."""
 DIMENSIONS = 32
 
 Row = tuple[str | int, ...]
@@ -47,7 +47,7 @@ _WORD = 1 << 63
 
 
 class Spec(NamedTuple):
-    """What the description says about a leaf; `rank` is -1 unless it is a `LowRank`."""
+    """The description of a leaf; `rank` is -1 unless it is a `LowRank`."""
 
     name: str
     kind: type
@@ -56,7 +56,7 @@ class Spec(NamedTuple):
     rank: int = -1
 
     def parts(self) -> list[tuple[int, ...]]:
-        """Return the shapes of the tensors that travel for this leaf."""
+        """Return the shapes of the tensors that are sent for this leaf."""
         if self.rank < 0:
             return [self.shape]
         rows, columns = matrix_shape(self.shape)
@@ -69,7 +69,7 @@ class Spec(NamedTuple):
 
 
 def varint(number: int) -> bytes:
-    """Write a number that is not negative, seven bits a byte, lowest first.
+    """Write a non-negative number, seven bits per byte, lowest first.
 
     >>> varint(300).hex()
     'ac02'
@@ -83,7 +83,7 @@ def varint(number: int) -> bytes:
 
 
 class Reader:
-    """Takes a message apart from the front; whatever is missing is a `WireError`."""
+    """Reads a message from the front; missing bytes raise a `WireError`."""
 
     def __init__(self, data: memoryview) -> None:
         self.data = data
@@ -93,7 +93,7 @@ class Reader:
         """Return the next bytes."""
         if count > len(self.data) - self.at:
             raise WireError(
-                f"{name}: {count} bytes are announced, {len(self.data) - self.at} are left; "
+                f"{name}: {count} bytes are declared, {len(self.data) - self.at} are left; "
                 "the message is truncated or damaged"
             )
         self.at += count
@@ -130,13 +130,13 @@ def read_prefix(reader: Reader) -> int:
     if flags >= len(PRECISIONS) + DEFLATED:
         raise WireError(f"flags: {flags} is unknown; the message is damaged")
     if checksum(flags, [reader.data[reader.at :]]) != announced:
-        raise WireError("checksum: bytes were changed on the way; send the message again")
+        raise WireError("checksum: bytes were changed in transit; send the message again")
     return int(flags)
 
 
 @functools.lru_cache(maxsize=256)
 def description(structure: tree.Structure, rows: tuple[Row, ...]) -> tuple[int, bytes]:
-    """Return the flag and the bytes of a description; kept, since rounds repeat themselves."""
+    """Return the flag and the bytes of a description; cached, because rounds repeat them."""
     content = [tree_schema.to_json(structure), [list(row) for row in rows]]
     try:
         text = json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
@@ -184,7 +184,7 @@ def _text(reader: Reader, deflated: bool) -> bytes:
     except zlib.error as error:
         raise WireError(f"description: {error}") from error
     if len(text) != length or not inflater.eof or inflater.unused_data:
-        raise WireError(f"description: does not inflate to the {length} bytes announced")
+        raise WireError(f"description: does not inflate to the {length} bytes declared")
     return text
 
 
@@ -234,7 +234,7 @@ def _read_row(row: Any, kind: type, name: str) -> Spec:
 
 
 def spec_of(leaf: Any, name: str) -> Spec:
-    """Describe a leaf that is about to travel; what cannot travel is a `WireError`."""
+    """Describe a leaf to be sent; unsupported leaves raise a `WireError`."""
     if isinstance(leaf, LowRank):
         tensors, rank = [leaf.left, leaf.right], leaf.left.shape[-1] if leaf.left.ndim else 0
     elif isinstance(leaf, Sparse):
@@ -242,20 +242,20 @@ def spec_of(leaf: Any, name: str) -> Spec:
     elif isinstance(leaf, Tensor):
         tensors, rank = [leaf], -1
     else:
-        raise WireError(f"{name}: {type(leaf).__qualname__} cannot travel; expected a tensor")
+        raise WireError(f"{name}: {type(leaf).__qualname__} cannot be sent; expected a tensor")
     for tensor in tensors:
         if tensor.layout != torch.strided or tensor.is_meta or tensor.dtype not in CODES:
             raise WireError(
-                f"{name}: {tensor.layout} {tensor.dtype} on {tensor.device} cannot travel"
+                f"{name}: {tensor.layout} {tensor.dtype} on {tensor.device} cannot be sent"
             )
     spec = Spec(name, type(leaf), tensors[0].dtype, tuple(leaf.shape), rank)
     if len(name) > tree_schema.LONGEST_NAME:
         raise WireError(
             f"{name[:40]}...: a name of {len(name)} characters, at most "
-            f"{tree_schema.LONGEST_NAME} travel"
+            f"{tree_schema.LONGEST_NAME} are allowed"
         )
     if len(spec.shape) >= DIMENSIONS:
-        raise WireError(f"{name}: {len(spec.shape)} dimensions, at most {DIMENSIONS - 1} travel")
+        raise WireError(f"{name}: {len(spec.shape)} dimensions, at most {DIMENSIONS - 1} allowed")
     if isinstance(leaf, LowRank) and not _fits(leaf, spec):
         raise WireError(f"{name}: factors do not fit the shape {leaf.shape}, or differ in dtype")
     return spec

@@ -1,4 +1,4 @@
-"""What a message is compared with: a template, its dense size, its information content."""
+"""Compare a message with a template, its dense size and its information content."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from parsifl.wire.quantization import Precision
 
 
 def check(message: Any, template: Any) -> None:
-    """Raise `WireError`, naming the field, unless a message has the form of its template.
+    """Raise `WireError`, naming the field, unless a message matches its template.
 
     Names, kinds of leaves, shapes, dtypes and statics must agree. Values, the number of
-    non-zeros and the rank of a `LowRank` are free. The template may be of `meta` tensors.
+    non-zeros and the rank of a `LowRank` may differ. The template may consist of `meta` tensors.
 
     >>> check({"w": torch.ones(2)}, {"w": torch.ones(2, device="meta")})
     """
@@ -43,7 +43,7 @@ def _form(leaf: Any) -> tuple[torch.dtype, tuple[int, ...]]:
 
 
 def _difference(found: Any, expected: Any, path: str) -> str:
-    """Say where two descriptions differ first (they do)."""
+    """Return the first difference between two descriptions, which must differ."""
     name = path.removeprefix(".") or "(root)"
     if isinstance(found, str) or isinstance(expected, str) or found.keys() != expected.keys():
         return f"{name}: {_kind(found)} instead of {_kind(expected)}"
@@ -83,7 +83,7 @@ class MessageStats(NamedTuple):
     Attributes
     ----------
     bytes
-        The length on the wire.
+        The encoded length.
     dense, entropy
         See `dense_size` and `entropy_size`.
     values
@@ -119,8 +119,8 @@ def _parts(leaves: Iterable[Any]) -> Iterator[Tensor | Sparse]:
 def entropy_size(message: Any, precision: Precision = "exact") -> float:
     """Return the information in a message: log2 C(d, k) / 8 for supports, plus the values.
 
-    A tensor counts as dense where that is less, a `LowRank` as its factors; names and shapes are
-    known to both sides. Values have the width in which `precision` lets them travel.
+    A tensor counts as dense if that is less, a `LowRank` as its factors; names and shapes are
+    known to both sides. Values have the width that `precision` gives them.
 
     >>> entropy_size({"w": torch.zeros(10, 10)})
     0.0

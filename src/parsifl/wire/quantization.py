@@ -1,8 +1,8 @@
 """Tensors as bits, and the lossy precisions.
 
-Zeros are looked for in the bits, so -0.0 is not a zero and survives. A lossy precision touches
-floating-point tensors only, and only where it makes them shorter. Values beyond the largest of
-bfloat16 or float16 are refused; int8 is symmetric with one scale a tensor: x = q scale.
+Zeros are recognized by their bits, so -0.0 is not a zero and is kept. A lossy precision affects
+only floating-point tensors, and only if it makes them shorter. Values beyond the range of
+bfloat16 or float16 are rejected; int8 is symmetric with one scale per tensor: x = q scale.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def precision_index(precision: str) -> int:
 
 
 def stored(dtype: torch.dtype, entries: int, precision: str) -> torch.dtype:
-    """Return the dtype in which a tensor travels: a narrower one only where that is shorter."""
+    """Return the dtype in which a tensor is sent: a narrower one only if that is shorter."""
     if precision == "exact" or not dtype.is_floating_point:
         return dtype
     narrow: torch.dtype = getattr(torch, precision)
@@ -47,12 +47,12 @@ def stored(dtype: torch.dtype, entries: int, precision: str) -> torch.dtype:
 
 
 def scale_size(dtype: torch.dtype, narrow: torch.dtype) -> int:
-    """Return the bytes of the scale that goes before quantised values."""
+    """Return the bytes of the scale that precedes quantised values."""
     return max(dtype.itemsize, 4) if dtype.is_floating_point and narrow == torch.int8 else 0
 
 
 def narrowed(values: Tensor, narrow: torch.dtype) -> tuple[Tensor, bytes]:
-    """Return finite values in the dtype in which they travel, and the bytes of their scale.
+    """Return finite values in the dtype in which they are sent, and the bytes of their scale.
 
     Raises
     ------
@@ -90,7 +90,7 @@ def widened(values: Tensor, dtype: torch.dtype, scale: bytes) -> Tensor:
         return values.to(dtype)
     step = float(np.frombuffer(scale, f"<f{len(scale)}")[0])  # exact in float64
     if not 0.0 <= step < float("inf"):
-        raise ValueError(f"scale is {step}, expected a finite number that is not negative")
+        raise ValueError(f"scale is {step}, expected a finite non-negative number")
     largest = torch.finfo(dtype).max
     return values.to(_SCALES[len(scale)]).mul_(step).clamp_(-largest, largest).to(dtype)
 
@@ -108,7 +108,7 @@ def to_bits(tensor: Tensor) -> NDArray[Any]:
 
 
 def count_nonzero(tensor: Tensor) -> int:
-    """Return how many entries have a bit that is set, in whatever order they are in memory."""
+    """Return how many entries have a set bit, in any memory layout."""
     return int(np.count_nonzero(_integers(tensor)))
 
 
@@ -124,5 +124,5 @@ def from_bits(bits: NDArray[Any], dtype: torch.dtype, shape: tuple[int, ...]) ->
 
 
 def bits_dtype(dtype: torch.dtype) -> str:
-    """Return the name, for NumPy, of the little-endian integers that `to_bits` gives."""
+    """Return the NumPy name of the little-endian integers that `to_bits` returns."""
     return f"<i{dtype.itemsize}"

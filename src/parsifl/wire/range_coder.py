@@ -1,4 +1,4 @@
-"""Where the non-zeros are: an entropy-coded set of k positions out of d, of known length.
+"""Entropy code of a set of k positions out of d, with a length known in advance.
 
 Every position is a Bernoulli(k / d) event, so that all such sets have the same probability and
 the same length, d H(k / d) bits: at most 1/2 log2(2 pi k (d - k) / d) more than log2 C(d, k).
@@ -6,8 +6,8 @@ A range coder takes 64 positions at a time: the symbol is the number c of ones a
 rank of their places among all C(64, c), of weight k^c (d - k)^(64 - c) / d^64.
 
 Weights have 128 bits and the span of the coder at least 192, in exact integers, so that a symbol
-takes at most 2^-62 bits more than it should, on every machine. That is how `length` can promise
-the bytes without coding anything.
+takes at most 2^-62 bits more than its information content, on every machine. `length` can therefore
+return the number of bytes without coding anything.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def bound(size: int, count: int) -> float:
 
 
 def information(size: int, count: int, item: int) -> float:
-    """Return the bytes that `count` values of `item` bytes at unknown places hold at least."""
+    """Return a lower bound on the bytes of `count` values of `item` bytes at unknown positions."""
     return count * item + bound(size, count) / 8
 
 
@@ -62,13 +62,13 @@ def length(size: int, count: int) -> int:
     if is_trivial(size, count):
         return 0
     whole, ones, zeros = (n * math.log2(n) for n in (size, count, size - count))
-    # far more than symbols lose, and than floats do here
+    # far more than the loss of symbols and of floating-point rounding
     slack = 2.0**-10 + size * 2.0**-40
     return math.ceil((whole - ones - zeros + slack) / 8)
 
 
 class _Model(NamedTuple):
-    """The interval of each symbol: where those with c ones start, and how wide each of them is."""
+    """The interval of each symbol: the start of those with c ones, and the width of each."""
 
     starts: list[int]
     weights: list[int]
@@ -118,7 +118,7 @@ def _symbols(mask: NDArray[np.bool_]) -> tuple[list[int], list[int]]:
 
 
 class _Writer:
-    """A range coder: the numbers from `low` on, `span` of them, begin with what was written."""
+    """A range coder: the `span` numbers from `low` on begin with the symbols written so far."""
 
     def __init__(self) -> None:
         self._words: list[int] = []
@@ -136,7 +136,7 @@ class _Writer:
         self._low, self._span = low, span
 
     def _shifted(self, low: int) -> int:
-        """Move the first word out, its carry included."""
+        """Write out the first word, including its carry."""
         word = low >> (_SPAN - _WORD)
         if word > _LAST:
             at = len(self._words) - 1
@@ -162,7 +162,7 @@ def decode(data: memoryview, size: int, count: int) -> Iterator[NDArray[np.intp]
     Raises
     ------
     ValueError
-        If the bytes do not code exactly `count` positions; then at most `count` came before.
+        If the bytes do not code exactly `count` positions; at most `count` are yielded before.
     """
     if type(count) is not int or not 0 <= count <= size:
         raise ValueError(f"{count!r} of {size} positions is not a support")
@@ -195,7 +195,7 @@ def _places(
         counts, ranks = counts[filled], ranks[filled]
     bits = np.zeros((_BLOCK, counts.size), np.bool_)
     for place in reversed(range(_BLOCK)):
-        below = _CHOOSE[place].take(counts)  # 1 where no one is left, and then the rank is 0
+        below = _CHOOSE[place].take(counts)  # 1 where no ones are left; the rank is then 0
         np.greater_equal(ranks, below, out=bits[place])
         ranks -= below * bits[place]
         counts -= bits[place]
@@ -204,7 +204,7 @@ def _places(
 
 
 class _Reader:
-    """Undoes `_Writer`: `rest` is how far the number lies behind the start of the interval."""
+    """Undoes `_Writer`: `rest` is the distance of the number from the start of the interval."""
 
     def __init__(self, data: bytes) -> None:
         step = _WORD // 8
@@ -215,7 +215,7 @@ class _Reader:
             self._rest = self._shifted(self._rest)
 
     def _shifted(self, rest: int) -> int:
-        """Take the next word in; zeros follow the last one."""
+        """Read the next word; zeros follow the last one."""
         self._unread -= _WORD
         return rest << _WORD | next(self._words, 0)
 
@@ -244,5 +244,5 @@ class _Reader:
         return counts, ranks
 
     def is_exact(self) -> bool:
-        """Return whether no smaller number of this length codes the same."""
+        """Return whether no smaller number of this length codes the same support."""
         return self._rest >> max(-self._unread, 0) == 0 and not any(self._words)

@@ -1,4 +1,4 @@
-"""How one tensor travels: dense, or the support of its non-zeros and their values."""
+"""Encoding of one tensor: dense, or the support of its non-zeros and their values."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _MOST_ENTRIES = 1 << 62
 
 
 class Layout(NamedTuple):
-    """What decides the length of a tensor; `nonzeros` is -1 for the dense form.
+    """What determines the length of a tensor; `nonzeros` is -1 for the dense form.
 
-    `length` is in bytes, without the scale; `information` is what theory asks for at least (see
-    `measure.entropy_size`).
+    `length` is in bytes, without the scale; `information` is the lower bound (see
+    `message_size.entropy_size`).
     """
 
     nonzeros: int
@@ -46,7 +46,7 @@ def layout(size: int, count: int, item: int, fixed: bool = False) -> Layout:
     item
         The bytes of an entry; 0 for booleans, which are packed.
     fixed
-        Whether the support must travel, whatever its length.
+        Whether the support must be sent, regardless of its length.
     """
     full = size * item if item else -(-size // 8)
     least = range_coder.information(size, count, item)
@@ -54,14 +54,14 @@ def layout(size: int, count: int, item: int, fixed: bool = False) -> Layout:
     record = varint(count + 1) + (b"" if range_coder.is_trivial(size, count) else varint(code))
     sparse = Layout(count, record, len(record) + code + count * item, min(least, full))
     dense = Layout(_DENSE, varint(0), 1 + full, min(least, full))
-    # a handful of zeros among millions is not worth the time to code them
+    # a few zeros among millions are not worth the coding time
     if fixed or (least < full - full // _WORTHWHILE and sparse.length < dense.length):
         return sparse
     return dense
 
 
 class Form(NamedTuple):
-    """A tensor, ready to be written: entries as bits, and where they are (None: everywhere).
+    """A tensor, ready to be written: entries as bits, and their positions (None: all).
 
     `reals` is how many of the entries are real values.
     """
@@ -79,7 +79,7 @@ class Form(NamedTuple):
         return self.layout.length + len(self.scale)
 
     def pieces(self) -> Iterator[Any]:
-        """Give the bytes in their order in the message."""
+        """Yield the bytes in message order."""
         if self.layout.nonzeros == _DENSE:
             yield self.scale
             entries = self._whole()
@@ -114,7 +114,7 @@ def _written(entries: NDArray[Any]) -> memoryview:
 
 
 def of_tensor(tensor: Tensor, precision: str, name: str, checked: bool) -> Form:
-    """Choose the shorter form of a tensor; with `checked`, infinities and NaN are refused."""
+    """Choose the shorter form of a tensor; with `checked`, infinities and NaN are rejected."""
     size = tensor.numel()
     bits, scale = _bits(tensor, size, precision, name, checked)
     boolean = tensor.dtype == torch.bool
@@ -124,7 +124,7 @@ def of_tensor(tensor: Tensor, precision: str, name: str, checked: bool) -> Form:
 
 
 def of_sparse(leaf: Sparse, precision: str, name: str, checked: bool) -> Form:
-    """Choose the shorter form of a `Sparse`; a stored zero keeps its place in the support."""
+    """Choose the shorter form of a `Sparse`; a stored zero keeps its position in the support."""
     size = math.prod(leaf.shape)
     index, count = leaf.index.detach().cpu().numpy(), leaf.index.numel()
     listed = index.ndim == 1 and index.dtype == np.int64
@@ -137,7 +137,7 @@ def of_sparse(leaf: Sparse, precision: str, name: str, checked: bool) -> Form:
     boolean = leaf.value.dtype == torch.bool
     zeros = int(np.count_nonzero(bits)) < count
     if boolean and zeros:
-        raise WireError(f"{name}: a sparse bool tensor stores False; leave those positions out")
+        raise WireError(f"{name}: a sparse bool tensor stores False; omit those positions")
     chosen = layout(size, count, 0 if boolean else bits.itemsize, fixed=zeros)
     reals = count if leaf.value.is_floating_point() else 0
     return Form(chosen, size, scale, bits, index, boolean, reals)
@@ -146,8 +146,8 @@ def of_sparse(leaf: Sparse, precision: str, name: str, checked: bool) -> Form:
 def _bits(
     tensor: Tensor, entries: int, precision: str, name: str, checked: bool
 ) -> tuple[NDArray[Any], bytes]:
-    """Return the bits that travel, and the bytes of their scale."""
-    if precision == "exact" and not checked:  # the commonest case, in a simulation
+    """Return the encoded bits, and the bytes of their scale."""
+    if precision == "exact" and not checked:  # the most common case, in a simulation
         return quantization.to_bits(tensor), b""
     short, scale = shortened(tensor, entries, precision, name, checked)
     return quantization.to_bits(short), scale
@@ -156,23 +156,23 @@ def _bits(
 def shortened(
     tensor: Tensor, entries: int, precision: str, name: str, checked: bool
 ) -> tuple[Tensor, bytes]:
-    """Return a tensor in the dtype in which it travels, and the bytes of its scale."""
+    """Return a tensor in the dtype in which it is sent, and the bytes of its scale."""
     narrow = quantization.stored(tensor.dtype, entries, precision)
     if (checked or narrow != tensor.dtype) and not quantization.all_finite(tensor):
         raise WireError(f"{name}: holds NaN or infinity; drop this message")
     try:
         return quantization.narrowed(tensor, narrow)
     except ValueError as error:
-        raise WireError(f"{name}: {error}; use a precision that reaches farther") from error
+        raise WireError(f"{name}: {error}; use a precision with a larger range") from error
 
 
 def padded(shape: tuple[int, ...]) -> int:
-    """Return the entries of a shape, where a size of zero must not hide strides that overflow."""
+    """Return the entries of a shape; a size of zero must not hide strides that overflow."""
     return math.prod(max(size, 1) for size in shape)
 
 
 class Record(NamedTuple):
-    """What a message says about one tensor before its bytes come."""
+    """The record of one tensor, which precedes its bytes."""
 
     name: str
     dtype: torch.dtype
@@ -213,18 +213,18 @@ def read_record(reader: Reader, spec: Spec, shape: tuple[int, ...], precision: s
         raise WireError(f"{spec.name}: {nonzeros} non-zeros in a tensor of {size} entries")
     coded = nonzeros != _DENSE and not range_coder.is_trivial(size, nonzeros)
     code = reader.varint(spec.name) if coded else 0
-    # a byte more or less: logarithms may differ in the last bit from machine to machine
+    # plus or minus a byte: logarithms may differ in the last bit between machines
     if coded and abs(code - range_coder.length(size, nonzeros)) > 1:
         raise WireError(
-            f"{spec.name}: {code} bytes for the places of {nonzeros} non-zeros among {size}, which "
-            f"take {range_coder.length(size, nonzeros)}"
+            f"{spec.name}: {code} bytes for the positions of {nonzeros} non-zeros among {size}, "
+            f"expected {range_coder.length(size, nonzeros)}"
         )
     narrow = quantization.stored(spec.dtype, size, precision)
     return Record(spec.name, spec.dtype, shape, narrow, nonzeros, code)
 
 
 def read_tensor(reader: Reader, record: Record) -> Tensor:
-    """Read a tensor, whichever form it has."""
+    """Read a tensor in either form."""
     code, scale, entries = _read(reader, record)
     if record.nonzeros != _DENSE:
         bits = np.zeros(record.size, entries.dtype)
@@ -237,7 +237,7 @@ def read_tensor(reader: Reader, record: Record) -> Tensor:
 
 
 def read_sparse(reader: Reader, record: Record) -> Sparse:
-    """Read a `Sparse`, whichever form it has."""
+    """Read a `Sparse` in either form."""
     code, scale, entries = _read(reader, record)
     if record.nonzeros == _DENSE:
         index = np.flatnonzero(entries)

@@ -73,7 +73,7 @@ def test_ksvd_error_falls_with_rounds_in_many_dimensions() -> None:
 
 
 def test_ksvd_refuses_too_few_signals() -> None:
-    with pytest.raises(ConfigError, match="as many signals"):
+    with pytest.raises(ConfigError, match="as many non-zero signals"):
         ksvd(torch.zeros(4, 5), 3, 1)
 
 

@@ -1,1 +1,1 @@
-"""Shared behaviour of algorithms: one base per family, one class deep."""
+"""Base classes of algorithms, one per family."""

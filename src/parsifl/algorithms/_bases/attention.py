@@ -96,7 +96,7 @@ class Attention(LocalSgd, GatherAlgorithm[Problem, AttentionServer, Params, Para
     def init_client(
         self, problem: Problem, client: ClientInfo, received: Params, key: Key
     ) -> Params:
-        """Return the initial model, which the server assumes for clients that have not trained."""
+        """Return the initial model, which the server uses for clients that have not trained."""
         return problem.init(key)
 
     def client_update(

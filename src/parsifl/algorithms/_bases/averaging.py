@@ -26,7 +26,7 @@ class Mean:
     @classmethod
     def of(cls, params: Params, weight: float) -> Mean:
         """Return one client's summand."""
-        # one tensor for all leaves of a dtype: the sum owns its memory anyway
+        # leaves of one dtype share a weight tensor, because the sum allocates its own memory
         weights = {value.dtype: value for value in params.values()}
         shared = {dtype: value.new_full((), weight) for dtype, value in weights.items()}
         return cls(
@@ -43,7 +43,7 @@ class Mean:
 
 @dataclass(frozen=True)
 class Weighted:
-    """Settings: how much the upload of a client counts.
+    """Settings of the weights of clients.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ class Weighted:
 class Averaging(Weighted, AdditiveAlgorithm[P, Params, C, Params, Params, Mean], Generic[P, C]):
     """Abstract base: the server sends its parameters and averages the uploaded ones.
 
-    A derived class implements `client_update`; the default of every other method is that of FedAvg.
+    A subclass implements `client_update`; all other methods default to those of FedAvg.
     A leaf that no client sent keeps the server's value.
     """
 

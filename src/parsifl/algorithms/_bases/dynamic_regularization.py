@@ -1,7 +1,7 @@
 """Local problems with a dual variable, and the mean of the duals on the server.
 
-Clients upload the change of the model, by which both sides move their duals: a wire that rounds
-the change cannot drive them apart.
+Clients upload the change of the model, and both sides update their duals by it. The duals therefore
+agree even if a lossy wire rounds the change.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def solve(
 ) -> tuple[Params, Params]:
     r"""Minimize f_i(w) - <gamma_i, w> + (alpha/2) |w - w_t|^2 by SGD.
 
-    Returns the upload (the change w_i - w_t, and buffers as they are) and the new dual:
+    Returns the upload (the change w_i - w_t, and the buffers themselves) and the new dual:
 
     .. math:: \gamma_i \leftarrow \gamma_i + \alpha (w_t - w_i)
     """
@@ -37,18 +37,18 @@ def solve(
 
 
 def acknowledged(dual: Params, upload: Params, arrived: Params, alpha: float) -> Params:
-    """Return a client's dual, moved by the change that arrived instead of the one uploaded."""
+    """Return a client's dual, updated by the change that arrived instead of the one uploaded."""
     return {n: gamma + alpha * (upload[n] - arrived[n]) for n, gamma in dual.items()}
 
 
 def server_step(
     params: Params, dual: Params, total: Mean, clients: int, alpha: float
 ) -> tuple[Params, Params]:
-    r"""Return the point before any proximal step, and the mean of all gamma_i.
+    r"""Return the point to which a proximal step may be applied, and the mean of all gamma_i.
 
-    Only the mean over all N clients is kept (Algorithm 3 of FedSLR); those that did not arrive
-    keep their gamma_i, so dividing by N is exact under partial participation too. Leaves without a
-    dual (buffers) are averaged.
+    Only the mean over all N clients is kept (Algorithm 3 of FedSLR). Clients whose upload did not
+    arrive keep their gamma_i, so dividing by N is exact under partial participation too. Leaves
+    without a dual (buffers) are averaged.
 
     .. math:: \bar\gamma \leftarrow \bar\gamma + \tfrac{\alpha}{N} \textstyle\sum_{i \in S}
               (w_t - w_i), \qquad v = \tfrac{1}{|S|} \textstyle\sum_{i \in S} w_i

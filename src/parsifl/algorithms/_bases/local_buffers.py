@@ -1,4 +1,4 @@
-"""Keeps the buffers of a model on the clients: `NeuralProblem(..., buffers="local")`."""
+"""Buffers that stay on the clients: `NeuralProblem(..., buffers="local")`."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class LocalBuffers(AdditiveAlgorithm[Problem, Any, Any, Any, Any, Any]):
     """Run an additive algorithm with buffers that never leave the clients.
 
     Each client trains and is evaluated with its own running statistics, which start as the
-    problem's initial ones. There is no global model, since no statistics belong to it. Sent: what
-    the inner algorithm sends, without the buffers. Kept: the inner state and the buffers.
+    problem's initial ones. There is no global model, because it would have no statistics. Sent: the
+    messages of the inner algorithm, without the buffers. Kept: the inner state and the buffers.
     """
 
     inner: Any
@@ -58,7 +58,7 @@ class LocalBuffers(AdditiveAlgorithm[Problem, Any, Any, Any, Any, Any]):
                 )
 
     def init_server(self, problem: Problem, clients: Sequence[ClientInfo], key: Key) -> Any:
-        """Start as the inner algorithm does."""
+        """Initialize the inner algorithm."""
         return self.inner.init_server(problem, clients, key)
 
     def broadcast(self, problem: Problem, server: Any, client: ClientInfo, key: Key) -> Any:
@@ -76,7 +76,7 @@ class LocalBuffers(AdditiveAlgorithm[Problem, Any, Any, Any, Any, Any]):
     def client_update(
         self, problem: Problem, received: Any, state: BufferedState[Any], data: ClientRoundData
     ) -> ClientUpdate[BufferedState[Any], Any]:
-        """Train with the client's own buffers, and keep the moved ones."""
+        """Train with the client's own buffers, and keep the updated ones."""
         whole = {**received, **state.buffers}
         update = self.inner.client_update(problem, whole, state.inner, data)
         upload, buffers = split_buffers(problem, update.upload)
@@ -85,7 +85,7 @@ class LocalBuffers(AdditiveAlgorithm[Problem, Any, Any, Any, Any, Any]):
     def acknowledge(
         self, problem: Problem, state: BufferedState[Any], upload: Any, arrived: Any
     ) -> BufferedState[Any]:
-        """Follow the inner algorithm."""
+        """Delegate to the inner algorithm."""
         return replace(state, inner=self.inner.acknowledge(problem, state.inner, upload, arrived))
 
     def personalize(
@@ -105,7 +105,7 @@ class LocalBuffers(AdditiveAlgorithm[Problem, Any, Any, Any, Any, Any]):
         return self.inner.aggregate(problem, server, total, key)
 
     def weight(self, client: ClientInfo) -> float:
-        """Weigh as the inner algorithm does."""
+        """Weight clients as the inner algorithm does."""
         return float(self.inner.weight(client))
 
     def batches(self, client: ClientInfo, round: int) -> DataRequest:
@@ -119,7 +119,7 @@ class LocalBuffers(AdditiveAlgorithm[Problem, Any, Any, Any, Any, Any]):
         return request
 
     def everyone_trains(self) -> bool:
-        """Let train whom the inner algorithm lets train."""
+        """Return the answer of the inner algorithm."""
         return bool(self.inner.everyone_trains())
 
     def learning_rate(self, round: int) -> float | None:
@@ -128,7 +128,7 @@ class LocalBuffers(AdditiveAlgorithm[Problem, Any, Any, Any, Any, Any]):
         return rate
 
     def profile_fields(self) -> tuple[str, ...]:
-        """Return what the inner algorithm reads of a device profile."""
+        """Return the profile entries that the inner algorithm reads."""
         fields: tuple[str, ...] = self.inner.profile_fields()
         return fields
 

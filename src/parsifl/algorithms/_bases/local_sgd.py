@@ -22,7 +22,7 @@ class LocalSgd:
     lr_decay
         Factor on the learning rate per round: lr * lr_decay^t in round t.
     milestones
-        Rounds from which the learning rate is multiplied by 0.1, once for each.
+        Rounds at which the learning rate is multiplied by 0.1.
     batch_size
         Rows per step.
     local_steps
@@ -62,7 +62,7 @@ class LocalSgd:
         return DataRequest({"train": self.batch_spec(client)})
 
     def profile_fields(self) -> tuple[str, ...]:
-        """Return the entries that set how long a device trains."""
+        """Return the entries that set the number of steps of a device."""
         return ("epochs", "local_steps")
 
     def batch_spec(self, client: ClientInfo, *, epochs: float | None = None) -> BatchSpec:

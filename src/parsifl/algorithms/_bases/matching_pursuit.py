@@ -42,15 +42,15 @@ class MatchingPursuit(
         How approx_tau(b) is found in a dictionary: the "largest" coefficients, or orthogonal
         matching pursuit ("omp", row by row), which can be far better for correlated atoms. Without
         a dictionary, "cost" lets clients remove one by one the coefficients whose removal costs
-        least, b_j^2 / [H^-1]_jj, which is better for correlated columns. Not the paper's.
+        least, b_j^2 / [H^-1]_jj, which is better for correlated columns. Not in the paper.
     refit_from
-        The round (from 0) from which the support stays and is fitted to the rows of all clients:
+        The round (from 0) from which the support is fixed and fitted to the rows of all clients:
         they send gradient and curvature on the support, and the server takes a Newton step. One
         such round gives pooled least squares, which is several times closer to the truth than the
-        pruned mean; other losses take a few. Not the paper's. None: never.
+        pruned mean; other losses take a few. Not in the paper. None: never.
 
     The record of a round contains `underdetermined`, the weighted share of clients with fewer than
-    3 tau rows: their minimizer is not unique, and the one nearest to the iterate is taken.
+    3 tau rows: their minimizer is not unique, and the one nearest to the iterate is used.
     """
 
     requires: ClassVar[tuple[type[Any], ...]] = (SupportSolvable,)
@@ -66,18 +66,18 @@ class MatchingPursuit(
         super().check()
         if self.spare_vectors:
             raise ConfigError(
-                "matching pursuit has no vectors to spare (spare_vectors): exempt coefficients by "
-                "the problem, GLM(keep=...)"
+                "matching pursuit does not support spare_vectors: exempt coefficients with "
+                "GLM(keep=...)"
             )
         if self.scope == "layer":
             raise ConfigError(
-                "matching pursuit has one tensor of coefficients: scope='layer' would be "
-                "scope='all'; give this, or 'row'"
+                "matching pursuit has one tensor of coefficients, so scope='layer' equals "
+                "scope='all': use 'all' or 'row'"
             )
         if self.groups is not None and self.prune == "omp":
-            raise ConfigError("groups need prune='largest': 'omp' takes atoms one by one")
+            raise ConfigError("groups need prune='largest': 'omp' selects single atoms")
         if self.groups is not None and self.refit_from is not None:
-            raise ConfigError("refit_from needs single coefficients; remove it, or groups")
+            raise ConfigError("refit_from does not support groups: remove one of them")
 
     @abstractmethod
     def solve(self, part: Restricted, key: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ class MatchingPursuit(
     def client_update(
         self, problem: SupportSolvable, received: Params, state: None, data: ClientRoundData
     ) -> ClientUpdate[None, Params]:
-        """Run K iterations from the received model, or add up what a refit needs."""
+        """Run K iterations from the received model, or compute the sums for a refit."""
         current = received[problem.name]
         if self._refits(data.round):
             return ClientUpdate(None, self.pursuit().curvature(problem, current, data["all"]))

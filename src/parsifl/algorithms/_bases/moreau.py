@@ -24,18 +24,18 @@ from parsifl.linear.sparsity.constraint import kept_places
 from parsifl.solvers.coupled import Coupled, alternate, density, sparsify
 
 _LEAST_RHO = 1e-30
-"""Of the smoothing: in float32 the inverse of a smaller width may be infinite."""
+"""Smallest width of the smoothing: in float32 the inverse of a smaller one may be infinite."""
 
 
 @dataclass(frozen=True)
 class MoreauEnvelope(
     LocalSgd, Weighted, AdditiveAlgorithm[Problem, Params, None, Params, Params, Mean]
 ):
-    """Abstract base: the clients' local global models are averaged, theta is never sent.
+    """Abstract base: the clients' local global models are averaged; theta is never sent.
 
     Clients keep no state: theta_i starts at the received model in each round. Training all clients
-    instead of the cohort therefore changes no model. The personal model of a client is the theta_i
-    that it trains from the model it receives.
+    instead of the cohort therefore does not change any model. The personal model of a client is the
+    theta_i that it trains from the model it receives.
 
     Parameters
     ----------
@@ -61,9 +61,9 @@ class MoreauEnvelope(
     beta
         Weight of the new mean in the server's model.
     threshold
-        Entries smaller than this are sent as zeros; 0: all are sent.
+        Entries smaller than this are sent as zeros; 0 sends all entries.
     floor
-        The share of a model's largest entries that is always sent.
+        The fraction of a model's entries, the largest ones, that is always sent.
     trains
         "everyone" is the papers' loop; "cohort" gives the same models for less work.
     """
@@ -88,8 +88,8 @@ class MoreauEnvelope(
         product = self.outer_lr * self.lam
         if product >= 2:
             raise ConfigError(
-                f"outer_lr * lam = {product:g} must be below 2: the local global model moves by "
-                "this part of its distance to theta in each step and would diverge; lower outer_lr"
+                f"outer_lr * lam = {product:g} must be below 2, or the local model diverges; "
+                "lower outer_lr"
             )
         if self.rho < _LEAST_RHO:
             raise ConfigError(
@@ -111,13 +111,13 @@ class MoreauEnvelope(
         """Return the coupling of theta and the local global model."""
 
     def init_server(self, problem: Problem, clients: Sequence[ClientInfo], key: Key) -> Params:
-        """Return the initial parameters; warn of steps at which the smoothed norm oscillates."""
+        """Return the initial parameters; warn if the smoothed norm would oscillate."""
         if self.l1 == "smooth":
             self._warn_of_oscillation()
         return problem.init(key)
 
     def _warn_of_oscillation(self) -> None:
-        """Warn where a step is longer than twice the inverse curvature at zero."""
+        """Warn if a step is longer than twice the inverse curvature at zero."""
         decay, found = self.rule().decay, []
         if self.gamma_w:
             product = self.outer_lr * (self.lam + self.gamma_w / self.rho)
@@ -129,7 +129,7 @@ class MoreauEnvelope(
             if product >= 2:
                 warnings.warn(
                     f"{term} = {product:g} should be below 2: entries near zero oscillate and "
-                    f"never become small; lower {remedy}, widen rho, or take l1='proximal'",
+                    f"never become small; lower {remedy}, increase rho, or use l1='proximal'",
                     stacklevel=3,
                 )
 

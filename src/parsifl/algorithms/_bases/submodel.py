@@ -1,4 +1,4 @@
-"""Algorithms whose devices train submodels: narrow slices, some of several networks, some layers.
+"""Algorithms whose devices train submodels: narrow slices, a subset of networks, or some layers.
 
 The server keeps the whole model. A device receives the submodel of its `SubmodelSpec`, trains the
 blocks listed there, and uploads only these. The server averages each entry over the devices that
@@ -56,7 +56,7 @@ class SubmodelSpec:
 class SubmodelServer:
     """The whole model, the distinct masks (sets of blocks), and the mask index of each device.
 
-    `plan` has the numbers of the plan that the masks come from, if there is one.
+    `plan` has the objective values and bounds of the plan behind the masks, if there is one.
     """
 
     params: Params
@@ -101,11 +101,11 @@ class SubmodelAveraging(
         return 0
 
     def freezes_head(self) -> bool:
-        """Return whether the head keeps its initial value, unsent, until the fine-tuning."""
+        """Return whether the head keeps its initial value until fine-tuning and is not sent."""
         return False
 
     def slices(self) -> bool:
-        """Return whether devices have slices of the model."""
+        """Return whether devices train slices of the model."""
         return False
 
     def deploys_full(self) -> bool:
@@ -184,7 +184,7 @@ class SubmodelAveraging(
     def personalize(
         self, problem: Problem, received: Submodel, state: Params, data: ClientRoundData
     ) -> Model:
-        """Evaluate every device on what it received, head included, after fine-tuning."""
+        """Evaluate every device on the received model, including the head, after fine-tuning."""
         spec = SubmodelSpec() if self.deploys_full() else received.spec
         whole = self._whole(problem, spec)
         params = {**received.params, **state}
@@ -194,7 +194,7 @@ class SubmodelAveraging(
 
     # ------------------------------------------------------------------ parts
     def _start(self, problem: Problem, key: Key) -> Params:
-        """Draw the whole model; a narrow network starts as a corner of a full one."""
+        """Initialize the whole model; a narrow network starts as a corner of a full one."""
         count = self.networks()
         if not count:
             return problem.init(key)
@@ -234,7 +234,7 @@ class SubmodelAveraging(
         return {name: part[name].clone() for name in sorted(head)}
 
     def blocks(self, problem: Problem) -> list[LayerGroup]:
-        """Return what masks choose from: the layers of the body, and a head that is trained."""
+        """Return the layers that masks select from: those of the body, and a trained head."""
         one = layered(problem)
         if self.freezes_head():
             return list(one.layer_groups)
@@ -257,7 +257,7 @@ class SubmodelAveraging(
 
 @lru_cache(maxsize=8)
 def _frozen_head(algorithm: SubmodelAveraging, problem: Problem, width: float, seed: int) -> Params:
-    """Draw a head once for all devices: it depends on the seed only and never changes."""
+    """Draw one head for all devices; it depends only on the seed and never changes."""
     return algorithm.drawn_head(problem, width, Key(seed))
 
 
@@ -276,7 +276,7 @@ def width_of(client: ClientInfo) -> float:
 
 
 def corner(params: Params, shapes: Shapes | None) -> Params:
-    """Return the leading slice of every parameter; None: the parameters as they are.
+    """Return the leading slice of every parameter; None returns the parameters unchanged.
 
     >>> corner({"w": torch.arange(6).reshape(2, 3)}, {"w": (1, 2)})["w"]
     tensor([[0, 1]])
@@ -318,7 +318,7 @@ def narrowed(problem: Problem, width: float) -> Scalable:
 def scalable(problem: Problem) -> Scalable:
     """Return the problem if it has widths."""
     if not isinstance(problem, Scalable):
-        raise CapabilityError(f"{type(problem).__name__} is not Scalable: it has one width only")
+        raise CapabilityError(f"{type(problem).__name__} is not Scalable: it has only one width")
     return problem
 
 
@@ -330,10 +330,10 @@ def layered(problem: Problem) -> Layered:
 
 
 def members_for(client: ClientInfo, networks: int, key: Key) -> tuple[int, ...]:
-    """Deal the networks out cyclically, from a deck that is shuffled every round.
+    """Assign the networks cyclically, in an order that is shuffled every round.
 
     A device of width r trains floor(r * networks) of them, at least one. Devices with consecutive
-    ids start at consecutive cards, so that every network is trained if there are enough devices.
+    ids start at consecutive positions, so every network is trained if there are enough devices.
 
     >>> members_for(ClientInfo(3, 10), 4, Key(0))
     (0, 1, 2, 3)

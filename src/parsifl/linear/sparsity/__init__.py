@@ -1,1 +1,1 @@
-"""What "sparse" means: few coordinates, few groups of them, or few atoms of a dictionary."""
+"""Sparsity in coordinates, in groups of coordinates, or in atoms of a dictionary."""

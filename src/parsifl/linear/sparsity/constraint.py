@@ -21,19 +21,19 @@ Select = Callable[[Tensor, int], Tensor]
 
 @dataclass(frozen=True)
 class Sparsity:
-    """How many coefficients may differ from zero.
+    """A limit on the number of non-zero coefficients.
 
     Parameters
     ----------
     tau, density
         The number of coefficients that are kept, or their fraction (used instead if given). A
         number beyond the dimension keeps all of them.
-        Coefficients that the problem always keeps (an intercept) come on top.
+        Coefficients that the problem always keeps (an intercept) do not count.
     scope
-        Over what the largest are taken: "all" parameters at once, each "layer" (parameter
-        tensor), or each "row" of it (for softmax: each class).
+        Where the largest are selected: over "all" parameters, per "layer" (parameter tensor), or
+        per "row" of it (for softmax: per class).
     spare_vectors
-        Leaves parameters with fewer than two axes (biases, norms) dense.
+        Keep parameters with fewer than two axes (biases, norms) dense.
     groups
         Group sparsity: the length of contiguous groups or the group number of each coefficient
         of a row; `tau` then counts groups, compared by their Euclidean norms.
@@ -86,13 +86,13 @@ class Sparsity:
         Parameters
         ----------
         always
-            Positions along the last axis that are kept in any case.
+            Positions along the last axis that are always kept.
         lead
-            How many leading axes are clients, each with a selection of its own.
+            The number of leading client axes; each client has its own selection.
         multiple
-            Marks this multiple of the number of entries that may differ from zero.
+            Mark this multiple of the number of entries that may differ from zero.
         select
-            `largest`, or outside of vmap the faster `largest_now`.
+            `largest`, or the faster `largest_now` outside vmap.
         """
         rows = value if self.scope == "row" or value.ndim == lead + 1 else value.flatten(lead)
         if not always:
@@ -112,7 +112,7 @@ class Sparsity:
 
 def kept_places(problem: Problem) -> Mapping[str, tuple[int, ...]]:
     """Return the coefficients that the problem exempts from sparsity, by parameter."""
-    # isinstance(problem, Selective) would ask the same, a hundred times slower
+    # isinstance(problem, HasUnpenalized) is equivalent but a hundred times slower
     kept: Mapping[str, tuple[int, ...]] = getattr(problem, "unpenalized", {})
     return {name: places for name, places in kept.items() if places}
 

@@ -1,6 +1,6 @@
-"""The largest coordinates: chosen by partial selection, ties going to the lowest position.
+"""Selection of the largest coordinates; ties go to the lowest position.
 
-Everything works along the last axis, and under `torch.func.vmap` unless it says otherwise.
+All functions work along the last axis, and under `torch.func.vmap` unless noted otherwise.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def largest(values: Tensor, count: int) -> Tensor:
 
 
 def largest_now(values: Tensor, count: int) -> Tensor:
-    """Mark what `largest` marks, three times faster, outside of `torch.func.vmap`.
+    """Like `largest`, three times as fast, but not under `torch.func.vmap`.
 
     >>> largest_now(torch.tensor([1.0, -3.0, 3.0, 3.0]), 2).tolist()
     [False, True, True, False]
@@ -39,7 +39,7 @@ def largest_now(values: Tensor, count: int) -> Tensor:
     if not 0 < count < width or values.device.type != "cpu":
         return largest(values, count)
     sizes = values.detach().abs()
-    # np.partition is as fast, but four times slower where many entries are equal
+    # np.partition is as fast, but four times slower if many entries are equal
     threshold = sizes.topk(count, sorted=False).values.amin(-1, keepdim=True).numpy()
     size = sizes.numpy()
     mask = size >= threshold
@@ -55,10 +55,10 @@ def largest_now(values: Tensor, count: int) -> Tensor:
 
 
 def places(mask: Tensor, least: int = 0) -> tuple[Tensor, Tensor]:
-    """Return the positions of the marks of each row, ascending, and which places are used.
+    """Return the marked positions of each row, ascending, and which of them are used.
 
-    There are as many places as the fullest row has marks, or `least`; unused ones hold position 0.
-    Not for `torch.func.vmap`: how many there are is looked at.
+    The width is the largest number of marks in a row, at least `least`; unused entries are 0.
+    Not for `torch.func.vmap`, because the width depends on values.
 
     >>> index, valid = places(torch.tensor([[False, True, True], [True, False, False]]))
     >>> index.tolist(), valid.tolist()
@@ -81,7 +81,7 @@ def places(mask: Tensor, least: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def nonzero_now(values: Tensor) -> Tensor:
-    """Mark what differs from zero, ten times faster than torch, outside of `torch.func.vmap`.
+    """Mark non-zero entries, ten times as fast as torch, but not under `torch.func.vmap`.
 
     >>> nonzero_now(torch.tensor([0.0, -0.0, 2.0])).tolist()
     [False, False, True]
@@ -99,7 +99,7 @@ def hard_threshold(values: Tensor, count: int) -> Tensor:
 
 
 def marked(places: tuple[int, ...], width: int) -> Tensor:
-    """Return a mask [width] with the given places set."""
+    """Return a mask [width] with the given positions set."""
     mask = torch.zeros(width, dtype=torch.bool)
     mask[list(places)] = True
     return mask

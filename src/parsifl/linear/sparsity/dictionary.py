@@ -1,8 +1,8 @@
-r"""Dictionaries: atoms of which few make up the model, :math:`x = \Psi a`.
+r"""Dictionaries: the model is a combination of few atoms, :math:`x = \Psi a`.
 
-Coefficients live in the space of atoms. Candidates are chosen by :math:`|a_j| \|\psi_j\|` (or by
-the correlations :math:`|\psi_j^\top w| / \|\psi_j\|`, that is a gradient in `a` over the lengths);
-what is cut away is projected back by least squares on the atoms that stay.
+Coefficients refer to atoms. Candidates are selected by :math:`|a_j| \|\psi_j\|` (or by the
+correlations :math:`|\psi_j^\top w| / \|\psi_j\|`, that is a gradient in `a` divided by the norms).
+After pruning, the model is projected onto the remaining atoms by least squares.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from parsifl.linear.sparsity.coordinates import places
 _PIVOT = 1e-3
 """Smallest pivot (a sine between atoms) for which the Gram matrix is factored."""
 _RELATIVE = 1e-12
-"""Smallest eigenvalue of a Gram matrix of unit atoms that is believed, in float64."""
+"""Smallest reliable eigenvalue of a Gram matrix of unit atoms, in float64."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def gaussian(features: int, atoms: int, seed: int = 0) -> Tensor:
 
 
 def orthonormal(features: int, atoms: int, seed: int = 0) -> Tensor:
-    """Draw orthonormal atoms; there can be no more than features."""
+    """Draw orthonormal atoms, at most as many as features."""
     if atoms > features:
         raise ConfigError(f"{atoms} atoms in {features} dimensions cannot be orthonormal")
     draw = Key(seed, purpose="dictionary/orthonormal").numpy_generator()
@@ -62,16 +62,17 @@ def unit_columns(matrix: Tensor) -> Tensor:
     """Scale each atom to length 1; a zero atom raises an error."""
     sizes = torch.linalg.vector_norm(matrix, dim=0)
     if not bool((sizes > 0).all()):
-        raise ConfigError("a dictionary has an atom that is zero; leave it out")
+        raise ConfigError("a dictionary has an atom that is zero; remove it")
     scaled: Tensor = matrix / sizes
     return scaled
 
 
 def project(gram: Tensor, coefficients: Tensor, chosen: Tensor) -> Tensor:
-    r"""Return the coefficients of :math:`P_\Lambda(\Psi a)` for the atoms Lambda that are chosen.
+    r"""Return the coefficients of :math:`P_\Lambda(\Psi a)` for the selected atoms Lambda.
 
-    Least squares on the chosen atoms through the Gram matrix :math:`\Psi^\top \Psi`, which is
-    small where features are many. Coefficients are along the last axis. Not for `torch.func.vmap`.
+    Least squares on the selected atoms through the Gram matrix :math:`\Psi^\top \Psi`, which is
+    small if there are many features. Coefficients are along the last axis. Not for
+    `torch.func.vmap`.
     """
     index, used = places(chosen, least=1)
     mask = used.to(gram.dtype)
@@ -79,12 +80,12 @@ def project(gram: Tensor, coefficients: Tensor, chosen: Tensor) -> Tensor:
     system = (
         gram[index[..., :, None], index[..., None, :]] * unit[..., :, None] * unit[..., None, :]
     )
-    system = system + torch.diag_embed(1 - mask)  # an unused place has an equation of its own
+    system = system + torch.diag_embed(1 - mask)  # an unused position has its own equation
     right = (coefficients @ gram).gather(-1, index) * unit
     factor, failed = torch.linalg.cholesky_ex(system)
     found = torch.cholesky_solve(right[..., None], factor)[..., 0]
     alike = (failed != 0) | ~(factor.diagonal(dim1=-2, dim2=-1).amin(-1) > _PIVOT)
-    if bool(alike.any()):  # atoms that nearly repeat: the shortest solution
+    if bool(alike.any()):  # nearly identical atoms: the solution of least norm
         limit = max(_RELATIVE, 10 * len(gram) * torch.finfo(gram.dtype).eps)
         inverse = torch.linalg.pinv(system, rtol=limit, hermitian=True)
         found = torch.where(alike[..., None], (inverse @ right[..., None])[..., 0], found)
@@ -94,8 +95,8 @@ def project(gram: Tensor, coefficients: Tensor, chosen: Tensor) -> Tensor:
 def pursue(gram: Tensor, coefficients: Tensor, count: int, always: tuple[int, ...] = ()) -> Tensor:
     r"""Approximate :math:`\Psi a` by `count` atoms: orthogonal matching pursuit through the Gram.
 
-    Atoms that are alike (frames of a film) may have large coefficients that cancel, so that the
-    largest ones need not be the best to keep; this takes what explains most of what is left.
+    Similar atoms (frames of a film) may have large coefficients that cancel, so the largest ones
+    need not be the best to keep. This selects the atom that explains most of the residual.
 
     >>> gram = torch.tensor([[1.0, 0.99, 0.0], [0.99, 1.0, 0.0], [0.0, 0.0, 1.0]])
     >>> pursue(gram, torch.tensor([5.0, -4.9, 1.0]), 1).round(decimals=2).tolist()
@@ -132,7 +133,7 @@ def omp(dictionary: Tensor, signals: Tensor, sparsity: int) -> Tensor:
         parts = dictionary.mT[chosen].mT
         weights = torch.linalg.lstsq(parts, signals.mT[..., None], driver="gelsd").solution[..., 0]
         found = torch.zeros_like(codes).scatter(0, chosen.mT, weights.mT)
-        # a signal that is represented already takes no more atoms
+        # a signal that is already represented needs no more atoms
         going = residual.norm(dim=0) > 1e-12 * scale
         codes = torch.where(going, found, codes)
         residual = signals - dictionary @ codes
@@ -140,20 +141,20 @@ def omp(dictionary: Tensor, signals: Tensor, sparsity: int) -> Tensor:
 
 
 def ksvd(signals: Tensor, atoms: int, sparsity: int, *, rounds: int = 10, seed: int = 0) -> Tensor:
-    """Learn unit atoms [features, atoms] so that few of them make up each signal [features, n].
+    """Learn unit atoms [features, atoms] so that few of them represent each signal [features, n].
 
-    It starts from random signals. Each round codes all signals by OMP, then moves every atom,
-    with the coefficients that use it, to the best rank-one fit of what the others leave over. An
-    atom that is not used becomes the signal that is represented worst. The error never grows from
-    one update of an atom to the next.
+    It starts from random signals. Each round codes all signals by OMP, then sets every atom and
+    its coefficients to the best rank-one fit of the residual without it. An unused atom is replaced
+    by the signal with the largest residual. The error never increases from one atom update to the
+    next.
     """
     if not 1 <= sparsity <= atoms:
         raise ConfigError(f"sparsity must be between 1 and {atoms} atoms, got {sparsity}")
     draw = Key(seed, purpose="dictionary/k-svd").numpy_generator()
     alive = torch.linalg.vector_norm(signals, dim=0).nonzero()[:, 0].numpy()
     if len(alive) < atoms:
-        raise ConfigError(f"{atoms} atoms need as many signals that are not zero, got {len(alive)}")
-    # In the span of the signals everything is small: features may be 76,800, signals 80.
+        raise ConfigError(f"{atoms} atoms need as many non-zero signals, got {len(alive)}")
+    # Work in the span of the signals, which is small: 80 signals may have 76,800 features.
     basis, core = torch.linalg.qr(signals) if len(signals) > signals.shape[1] else (None, signals)
     dictionary = unit_columns(core[:, torch.from_numpy(draw.permutation(alive)[:atoms].copy())])
     for _ in range(rounds):

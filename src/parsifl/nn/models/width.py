@@ -12,7 +12,7 @@ from parsifl.nn.layer_groups import find_head
 
 
 def scaled(channels: int, width: float) -> int:
-    """Return ceil(width * channels), never less than one.
+    """Return ceil(width * channels), at least one.
 
     >>> scaled(64, 0.5), scaled(10, 0.25), scaled(7, 1.0)
     (32, 3, 7)
@@ -29,9 +29,9 @@ def scaled(channels: int, width: float) -> int:
 class Scaler:
     """A forward hook that divides the output of a layer by the width, in training only.
 
-    A layer with a fraction r of its inputs sums up a fraction r of the terms. Dividing by r in
-    training gives the activations the size that they have in the full network, of which the
-    layer is a corner; at test time nothing is scaled.
+    A layer with a fraction r of its inputs sums a fraction r of the terms. Dividing by r in
+    training restores the scale of the activations in the full network, of which the layer is a
+    corner. At test time nothing is scaled.
     """
 
     def __init__(self, width: float) -> None:
@@ -44,7 +44,7 @@ class Scaler:
 
 
 def add_scalers(module: nn.Module, width: float, head: str | None = None) -> None:
-    """Put a scaler behind every layer with a weight matrix, except the head.
+    """Add a scaler after every layer with a weight matrix, except the head.
 
     >>> net = nn.Sequential(nn.Linear(2, 3, bias=False), nn.Linear(3, 1))
     >>> add_scalers(net, 0.5)
