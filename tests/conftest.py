@@ -6,10 +6,15 @@ import os
 from pathlib import Path
 
 import pytest
-import torch
 
-# tests run in parallel processes, where more threads only compete; `make test-matrix` varies this
-torch.set_num_threads(int(os.environ.get("PARSIFL_TEST_THREADS", "1")))
+# Tests run in parallel processes, where more threads only compete; `make test-matrix` varies this.
+# OpenBLAS reads its number as NumPy is loaded. Its threads spin while they wait.
+THREADS = os.environ.get("PARSIFL_TEST_THREADS", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", THREADS)
+
+import torch  # noqa: E402 - see above
+
+torch.set_num_threads(int(THREADS))
 
 
 @pytest.fixture(scope="session")
