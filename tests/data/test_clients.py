@@ -117,7 +117,7 @@ def test_fields_that_contradict_each_other_are_refused(
     [
         ({"test": "most"}, "test must be a fraction of each client's rows, got 'most'"),
         ({"validation": None}, "validation must be a fraction"),
-        ({"dtype": "float32"}, "dtype must be one of torch, as torch.float32, got 'float32'"),
+        ({"dtype": "float32"}, "dtype must be a torch dtype such as torch.float32, got 'float32'"),
         ({"profiles": [{"flops_per_second": "fast"}, {}]}, "a number above 0, got 'fast'"),
         ({"profiles": [{"flops_per_second": 0}, {}]}, "flops_per_second .* above 0, got 0"),
     ],
@@ -226,16 +226,16 @@ def test_data_pooled_on_disk_are_those_pooled_in_memory(
 def test_pooling_on_disk_names_the_client_that_does_not_fit(tmp_path: Path) -> None:
     good = (np.zeros((4, 2)), np.arange(4) % 2)
     bad = (np.array([[0.0, np.nan]] * 4), np.arange(4) % 2)
-    with pytest.raises(DataError, match="client 1: X holds NaN"):
+    with pytest.raises(DataError, match="client 1: X has NaN"):
         ClientData.of([good, bad], folder=tmp_path)
-    with pytest.raises(DataError, match="leave out the folder"):
+    with pytest.raises(DataError, match="remove the folder"):
         ClientData.of([(csr_matrix(np.eye(4)), np.arange(4))] * 2, folder=tmp_path)
 
 
 @pytest.mark.parametrize("label", [2**40, 2**63 - 1, 10**6])
 def test_numbers_that_are_no_labels_are_rejected_before_a_model_is_built(label: int) -> None:
     x, y = np.zeros((3, 2), np.float32), np.array([0, 1, label])
-    with pytest.raises(DataError, match=r"classes, more than 1000000; convert targets"):
+    with pytest.raises(DataError, match=r"classes, more than 1000000; convert numeric targets"):
         ClientData.of([(x, y), (x, y)])
 
 
@@ -261,7 +261,7 @@ def test_the_labels_of_a_classifier_may_be_minus_and_plus_one() -> None:
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        ((HOLE, Y), "client 1: X holds NaN"),
+        ((HOLE, Y), "client 1: X has NaN"),
         ((csr_matrix(X), Y), "client 1: X must be sparse for all clients or for none"),
         ((X, np.array([0.0, 1.0, 1.0])), "client 1: y is float64 but client 0 has int64"),
         ((X.astype(np.int64), Y), "client 1: X is int64"),
@@ -271,7 +271,7 @@ def test_the_labels_of_a_classifier_may_be_minus_and_plus_one() -> None:
         ((X, np.array([0, -1, 1])), r"labels from 0, or -1 and \+1, got -1"),
         ((np.ones(3), Y), "client 1: X must have rows and columns"),
         ((X, np.int64(3)), "client 1: y must be a dense array"),
-        ((np.array([["a"]]), np.array([0])), "client 1: X must hold numbers"),
+        ((np.array([["a"]]), np.array([0])), "client 1: X must contain numbers"),
         (X, r"client 1: expected a pair \(X, y\)"),
     ],
 )
@@ -282,9 +282,9 @@ def test_the_client_whose_data_do_not_fit_is_named(bad: Any, message: str) -> No
 
 def test_a_hole_in_a_sparse_matrix_or_in_a_target_is_found() -> None:
     sparse = csr_matrix(X)
-    with pytest.raises(DataError, match="client 2: X holds NaN"):
+    with pytest.raises(DataError, match="client 2: X has NaN"):
         pool([(sparse, Y), (csr_matrix((3, 2)), Y), (csr_matrix(HOLE), Y)])
-    with pytest.raises(DataError, match="client 1: y holds NaN"):
+    with pytest.raises(DataError, match="client 1: y has NaN"):
         pool([(X, Y.astype(float)), (X, np.array([0, np.inf, 1]))])
 
 
@@ -292,7 +292,7 @@ def test_values_whose_sum_is_not_finite_are_taken_and_those_that_cancel_are_not(
     large = np.full((3, 2), 3e38, dtype=np.float32)
     assert np.array_equal(pool([(large, Y), (large, Y)]).x, np.concatenate([large, large]))
     both = np.where(np.arange(6).reshape(3, 2) < 3, np.inf, -np.inf)
-    with pytest.raises(DataError, match="client 1: X holds NaN"):
+    with pytest.raises(DataError, match="client 1: X has NaN"):
         pool([GOOD, (both, Y)])
 
 
@@ -307,9 +307,9 @@ def test_no_clients_and_labels_with_two_axes_are_refused() -> None:
     ("client", "text"),
     [
         (([X, np.ones((len(X), 7))], Y), r"client 0: X must be one array, got 2 parts.*np.hstack"),
-        (((X, X), Y), r"client 0: X has 2 rows but y has \d+: a model reads one input"),
-        (({"a": X, "b": X}, Y), "client 0: X must be one array, got a mapping: a model reads one"),
-        ((X, X, Y), r"client 0: expected a pair \(X, y\), got 3 items: a model reads one input"),
+        (((X, X), Y), r"client 0: X has 2 rows but y has \d+: a model takes one input"),
+        (({"a": X, "b": X}, Y), "client 0: X must be one array, got a mapping: a model takes one"),
+        ((X, X, Y), r"client 0: expected a pair \(X, y\), got 3 items: a model takes one input"),
         (([[1.0, 2.0], [3.0]], [0, 1]), "X must be one array, got 2 parts of unequal lengths"),
         ((X, [[0], [0, 1]]), "y must be one array, got 2 parts of unequal lengths"),
     ],

@@ -41,9 +41,9 @@ def test_merging_without_a_test_split_changes_nothing() -> None:
     [
         ({"y": Y[:2]}, "3 rows but y has 2"),
         ({"groups": np.array([0])}, "groups has 1"),
-        ({"x": np.where(X == 3, np.nan, X)}, "x holds NaN"),
-        ({"x": csr_matrix(np.where(X == 3, np.inf, X))}, "x holds NaN"),
-        ({"y": np.array([0.0, np.inf, 1.0]), "classes": None}, "y holds NaN"),
+        ({"x": np.where(X == 3, np.nan, X)}, "x contains NaN"),
+        ({"x": csr_matrix(np.where(X == 3, np.inf, X))}, "x contains NaN"),
+        ({"y": np.array([0.0, np.inf, 1.0]), "classes": None}, "y contains NaN"),
         ({"y": np.array([0, 1, 2])}, "labels must be 0 to 1; got 0 to 2"),
         ({"y": np.array([0.0, 1.0, 1.0])}, "flat array of integers"),
         ({"groups": np.array([0, 1, 2]), "group_names": ("a", "b")}, "groups of 'd'"),

@@ -166,7 +166,7 @@ def test_a_damaged_local_file_is_refused_unless_asked_not_to_verify(home: Path) 
     (home / "toy").mkdir()
     (home / "toy/a.csv").write_bytes(b"damaged")
     remote = Remote("toy/a.csv", ("http://127.0.0.1:9/",), DIGEST)
-    with pytest.raises(DataError, match=r"expected .*remove it to fetch it again"):
+    with pytest.raises(DataError, match=r"expected .*remove it to download it again"):
         files(home, remote).path("toy/a.csv")
     assert files(home, remote, verify=False).path("toy/a.csv").exists()
 

@@ -94,7 +94,7 @@ def test_the_types_of_a_frame_decide(frame: Any) -> None:
     ("values", "reason"),
     [
         (np.array(["2020-01-01"], dtype="datetime64[D]"), "column 'x' holds datetime64"),
-        ([np.inf], "column 'x' holds infinity"),
+        ([np.inf], "column 'x' contains infinity"),
     ],
 )
 def test_columns_that_are_neither_are_errors(values: Any, reason: str) -> None:

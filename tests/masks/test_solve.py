@@ -243,12 +243,12 @@ def test_layer_that_nobody_can_train_is_named() -> None:
         ([], [1], "no layers"),
         ([1, 0], [1], "layer 1 has size 0"),
         ([4, 5], [3, 1], "no device can train any layer"),
-        ([1, 2], 100, "budgets is 100; give one budget per device"),
-        ([1, 2], "100", "budgets is '100'; give one budget"),
-        ([1, 2], {0: 3}, "budgets is .*; give one budget"),
+        ([1, 2], 100, "budgets is 100; expected one budget per device"),
+        ([1, 2], "100", "budgets is '100'; expected one budget"),
+        ([1, 2], {0: 3}, "budgets is .*; expected one budget"),
         ([1, 2], np.zeros((2, 2)), r"device 0 is \[0.0, 0.0\]"),
-        (7, [1], "layers is 7; give one size per layer"),
-        ("17", [1], "layers is '17'; give one size"),
+        (7, [1], "layers is 7; expected one size per layer"),
+        ("17", [1], "layers is '17'; expected one size"),
         ([1, float("inf")], [1], "layer 1 has size inf"),
         ([LayerGroup("a", (), 3), LayerGroup("a", (), 4)], [5], "two layers are called 'a'"),
     ],
@@ -313,7 +313,7 @@ def test_replan_refuses_strangers_and_an_empty_fleet() -> None:
     plan = optimal([1, 2], [3, 3])
     with pytest.raises(ConfigError, match="device 5 cannot leave"):
         replan(plan, [5])
-    with pytest.raises(ConfigError, match="leave is 1; give the numbers"):
+    with pytest.raises(ConfigError, match="leave is 1; expected the numbers"):
         replan(plan, 1)  # type: ignore[arg-type]  # the mistake that is tested
     with pytest.raises(ConfigError, match="all devices have left"):
         replan(plan, [0, 1])

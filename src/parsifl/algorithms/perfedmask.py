@@ -63,7 +63,7 @@ class PerFedMask(SubmodelAveraging):
         "random" takes them in random order.
     objective
         What "optimal" minimizes: J = bias + unused budgets (equation (9)), the bias alone, or V,
-        the variance that layers lose by being averaged over fewer devices (`parsifl.masks`).
+        the increase in variance of layers averaged over fewer devices (`parsifl.masks`).
     plan
         The masks: a `parsifl.masks.MaskPlan`, or for each device the names of the layers that it
         trains. None: planned from the budgets.

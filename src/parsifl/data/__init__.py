@@ -1,7 +1,7 @@
 """Datasets, synthetic generators, partitions, and the client data that every engine consumes.
 
-`prepare("mnist", clients=20, partition="pathological")` does it all; `load`, `partition` and
-`ClientData` are its steps. Importing this package loads neither torch nor scikit-learn.
+`prepare("mnist", clients=20, partition="pathological")` runs all steps: `load`, `partition` and
+`ClientData`. Importing this package imports neither torch nor scikit-learn.
 """
 
 from __future__ import annotations

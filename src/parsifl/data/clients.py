@@ -1,4 +1,4 @@
-"""What every engine consumes: one pooled array and, for each client, the rows that it owns."""
+"""The input of every engine: one pooled array and, for each client, its row numbers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["ClientData", "Ragged"]
 
 _ONE_INPUT = (
-    ": a model reads one input; join several along the columns, np.hstack([X1, X2]), and split "
+    ": a model takes one input; join several along the columns, np.hstack([X1, X2]), and split "
     "them in the module's forward"
 )
 MOST_CLASSES = 10**6
@@ -47,12 +47,12 @@ class Pooled:
 def pool(
     clients: Sequence[tuple[Any, Any]], file: tuple[Path, np.dtype[Any] | None] | None = None
 ) -> Pooled:
-    """Stack one `(X, y)` per client, and name the client whose data do not fit.
+    """Stack one `(X, y)` per client; errors name the client.
 
     With a `file` (and the dtype to store, None: that of the data) the stack stays on disk.
     """
     if len(clients) == 0:
-        raise DataError("there are no clients; give a list with one (X, y) for each")
+        raise DataError("there are no clients; pass a list with one (X, y) per client")
     pairs = [_pair(number, client) for number, client in enumerate(clients)]
     for number, (x, y) in enumerate(pairs):
         _check_like_first(number, x, y, pairs[0])
@@ -76,10 +76,10 @@ def pool(
 
 
 def _on_disk(parts: Sequence[Any], path: Path, dtype: np.dtype[Any] | None) -> Array:
-    """Write the rows of one client after the other; return a map of the file."""
+    """Write the rows of the clients in order; return a memory map of the file."""
     first = parts[0]
     if not isinstance(first, np.ndarray):
-        raise DataError("sparse data are pooled in memory; leave out the folder")
+        raise DataError("sparse data are pooled in memory; remove the folder")
     rows = sum(len(part) for part in parts)
     kept = dtype or np.dtype(np.float64 if first.dtype == np.float64 else np.float32)
     whole = np.lib.format.open_memmap(path, "w+", kept, (rows, *first.shape[1:]))
@@ -105,7 +105,7 @@ def _pair(number: int, client: Any) -> tuple[Any, Array]:
         raise DataError(f"client {number}: y must be a dense array with one entry per row")
     for label, array in (("X", x), ("y", y)):
         if array.dtype.kind not in "biuf":
-            raise DataError(f"client {number}: {label} must hold numbers, not {array.dtype}")
+            raise DataError(f"client {number}: {label} must contain numbers, not {array.dtype}")
     if x.ndim < 2:
         raise DataError(f"client {number}: X must have rows and columns, got shape {x.shape}")
     if x.shape[0] != len(y):
@@ -115,12 +115,12 @@ def _pair(number: int, client: Any) -> tuple[Any, Array]:
             + (_ONE_INPUT if several else "")
         )
     if len(y) == 0:
-        raise DataError(f"client {number} has no rows; leave it out of the list")
+        raise DataError(f"client {number} has no rows; remove it from the list")
     return x, y.astype(np.int64) if y.dtype.kind == "b" else y
 
 
 def _array(number: int, label: str, value: Any) -> Any:
-    """Return a NumPy array, or a CSR matrix where the value is sparse already."""
+    """Return a NumPy array, or a CSR matrix if the value is sparse."""
     if hasattr(value, "tocsr"):
         return value.tocsr()
     if hasattr(value, "detach"):
@@ -133,7 +133,7 @@ def _array(number: int, label: str, value: Any) -> Any:
     except (ValueError, TypeError) as error:
         sizes = [np.shape(part) for part in value if hasattr(part, "shape")][:3]
         shapes = f" of shapes {', '.join(map(str, sizes))}" if sizes else " of unequal lengths"
-        hint = _ONE_INPUT if sizes and label == "X" else "; pad or drop what does not fit"
+        hint = _ONE_INPUT if sizes and label == "X" else "; pad or drop rows of other lengths"
         raise DataError(
             f"client {number}: {label} must be one array, got {len(value)} parts{shapes}{hint}"
         ) from error
@@ -163,12 +163,12 @@ def _check_finite(label: str, values: Array, sizes: Indices, first: int = 0) -> 
     if values.dtype.kind != "f":
         return
     with np.errstate(over="ignore", invalid="ignore"):
-        if np.isfinite(values.sum()):  # one pass that writes nothing; a large sum may overflow
+        if np.isfinite(values.sum()):  # one pass without writes; a large sum may overflow
             return
     wrong = np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))
     if len(wrong):
         client = first + int(np.searchsorted(np.cumsum(sizes), wrong[0], side="right"))
-        raise DataError(f"client {client}: {label} holds NaN or infinite values; fill or drop them")
+        raise DataError(f"client {client}: {label} has NaN or infinite values; fill or drop them")
 
 
 def _classes(y: Array, sizes: Indices) -> int | None:
@@ -177,14 +177,14 @@ def _classes(y: Array, sizes: Indices) -> int | None:
     if y.ndim != 1:
         raise DataError(
             f"integer targets are class labels, one per row, got shape {list(y.shape[1:])} per "
-            "row; turn one-hot targets into labels (y.argmax(1)), and give others as floats"
+            "row; convert one-hot targets to labels (y.argmax(1)), and other targets to floats"
         )
     if y.min() < 0:
         row = int(np.argmin(y))
         client = int(np.searchsorted(np.cumsum(sizes), row, side="right"))
         raise DataError(
             f"client {client}: integer targets are class labels from 0, or -1 and +1, "
-            f"got {y.min()}; recode them, or give a numeric target as floats"
+            f"got {y.min()}; recode them, or convert a numeric target to floats"
         )
     return int(y.max()) + 1
 
@@ -197,22 +197,22 @@ class ClientData:
     Parameters
     ----------
     x
-        All rows of all clients: a tensor, a NumPy array (it may be a memmap: rows are then read
-        from disk when they are drawn) or a CSR matrix.
+        All rows of all clients: a tensor, a NumPy array (with a memmap, rows are read from disk
+        when they are drawn) or a CSR matrix.
     y
         One target per row: int64 labels, or floats (with a second axis for several targets).
     train, validation, test
-        Row numbers of each client; a part may be empty. `Ragged` holds a million of them cheaply.
+        Row numbers of each client; a part may be empty. Use `Ragged` for many clients.
     profiles
-        What is known of each client's device (width, budget, epochs ...): JSON values.
+        Device profile of each client (width, budget, epochs ...): JSON values.
     name
-        Of the dataset, for the record.
+        The name of the dataset, for the record.
     classes
         The number of classes; None for regression and survival targets.
     augment
         The name of an augmentation that the engine draws by key, e.g. "flip-crop"; "" for none.
     source
-        How the data were made: partition, held-out shares, normalization. Part of a run's
+        How the data were prepared: partition, held-out shares, normalization. Part of a run's
         configuration.
     """
 
@@ -238,8 +238,8 @@ class ClientData:
                 )
         if (self.classes or 0) > MOST_CLASSES:  # a model with that many outputs
             raise DataError(
-                f"the labels make {self.classes} classes, more than {MOST_CLASSES}; convert "
-                "targets that are numbers to a floating-point type"
+                f"the labels imply {self.classes} classes, more than {MOST_CLASSES}; convert "
+                "numeric targets to a floating-point type"
             )
         rows, count = int(self.x.shape[0]), len(self.train)
         if len(self.y) != rows:
@@ -254,7 +254,7 @@ class ClientData:
                 raise DataError(
                     f"a profile must be a mapping, as {{'width': 0.5}}, got {kind.__name__}"
                 )
-        if any(self.profiles):  # they are written as JSON, which knows no NumPy
+        if any(self.profiles):  # profiles are written as JSON, which does not support NumPy
             object.__setattr__(self, "profiles", tuple(map(_plain, self.profiles)))
         for name in ("train", "validation", "test"):
             _check_rows(name, getattr(self, name), rows)
@@ -300,11 +300,11 @@ class ClientData:
     ) -> ClientData:
         """Stack one `(X, y)` per client: arrays, tensors or SciPy sparse matrices.
 
-        float64 and float32 stay what they are, integer features become float32 (unless `dtype`
-        says otherwise: torch.int64 for tokens; `parsifl.simulate` infers it from the model), and
-        integer targets become int64 class labels. With a `folder` the features
-        are pooled in a file there (x.npy) and stay on disk: for data that are larger than memory,
-        given as one memmap per client.
+        float64 and float32 are kept, integer features become float32 (unless `dtype` is given,
+        such as torch.int64 for tokens; `parsifl.simulate` infers it from the model), and
+        integer targets become int64 class labels. With a `folder` the features are pooled in a
+        file there (x.npy) and stay on disk: for data larger than memory, given as one memmap
+        per client.
 
         >>> import numpy as np
         >>> data = ClientData.of([(np.zeros((4, 2)), np.array([0, 1, 0, 1]))], test=0.25)
@@ -344,7 +344,7 @@ class ClientData:
         normalize: str = "none",
         dtype: torch.dtype | None = None,
     ) -> ClientData:
-        """Give the rows `parts[i]` of a dataset to client i.
+        """Assign the rows `parts[i]` of a dataset to client i.
 
         Parameters
         ----------
@@ -354,10 +354,10 @@ class ClientData:
         validation
             The fraction of each client's rows that is held out for tuning.
         normalize
-            One of `parsifl.data.normalizations()`; the statistics come from the clients'
-            training rows alone.
+            One of `parsifl.data.normalizations()`; the statistics come only from the clients'
+            training rows.
         dtype
-            Of x and of a regression target; None is float32.
+            The dtype of x and of a regression target; None is float32.
         """
         import torch
 
@@ -413,7 +413,7 @@ def _check_split(test: Any, validation: Any, dtype: Any) -> None:
         if isinstance(share, bool) or not isinstance(share, Real):
             raise ConfigError(f"{what} must be a fraction of each client's rows, got {share!r}")
     if not isinstance(dtype, torch.dtype | None):
-        raise ConfigError(f"dtype must be one of torch, as torch.float32, got {dtype!r}")
+        raise ConfigError(f"dtype must be a torch dtype such as torch.float32, got {dtype!r}")
 
 
 def _number(dtype: torch.dtype | None) -> np.dtype[Any] | None:
@@ -433,11 +433,11 @@ def _features(x: Any, dtype: torch.dtype | None) -> Tensor | csr_matrix:
 
 
 def as_tensor(array: Array) -> Tensor:
-    """Return a tensor over the same memory, read-only memory maps included."""
+    """Return a tensor over the same memory, also of read-only memory maps."""
     import torch
 
     with warnings.catch_warnings():
-        # torch warns that a read-only array could be written to: the pooled data never are
+        # torch warns that a read-only array could be written to, but pooled data never are
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         return torch.from_numpy(array)
 
@@ -469,7 +469,7 @@ def _check_rows(field: str, parts: Sequence[Indices], rows: int) -> None:
 
 def _check_no_empty(sizes: Indices) -> None:
     if len(sizes) == 0:
-        raise DataError("there are no clients; give at least one")
+        raise DataError("there are no clients; pass at least one")
     empty = np.flatnonzero(sizes == 0)
     if len(empty):
         raise DataError(

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Rows, targets, and who they naturally belong to.
+    """Rows, targets, and natural groups.
 
     Parameters
     ----------
     name
-        As registered.
+        The registered name.
     x
-        One row a sample: an array (images are samples x channels x height x width, uint8) or a
+        One row per sample: an array (images are samples x channels x height x width, uint8) or a
         CSR matrix. Always finite.
     y
         Labels 0 .. classes - 1 (int64), or numbers (float64): samples, or samples x targets.
@@ -35,14 +35,13 @@ class Dataset:
     groups
         The natural client of each row (writer, hospital, state ...) as a number 0, 1, ...
     group_names
-        What these numbers stand for.
+        The names of these groups.
     test_x, test_y, test_groups
         The official test split, if there is one.
     feature_names
-        Names of the columns, if they have any.
+        Names of the columns, if there are any.
     truth
-        The coefficients that generated the target, if they are known: features, or
-        groups x features.
+        The coefficients that generated the target, if known: features, or groups x features.
     """
 
     name: str
@@ -78,7 +77,7 @@ class Dataset:
         return tuple(int(side) for side in self.x.shape[1:])
 
     def merged(self) -> Dataset:
-        """Return one pool of rows, the official test rows after the others."""
+        """Return all rows, with the official test rows after the others."""
         if self.test_x is None or self.test_y is None:
             return self
         groups = None
@@ -104,8 +103,8 @@ class Dataset:
         for field, array in (("x", x if isinstance(x, np.ndarray) else x.data), ("y", y)):
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 raise DataError(
-                    f"'{self.name}': {prefix}{field} holds NaN or infinite values; "
-                    "fill them in or drop these rows before loading"
+                    f"'{self.name}': {prefix}{field} contains NaN or infinite values; "
+                    "replace them or drop these rows before loading"
                 )
         if self.classes is not None:
             check_labels(f"'{self.name}'", y, self.classes)

@@ -16,7 +16,7 @@ _SYMBOLS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 @final
 @dataclass(frozen=True)
 class Bar:
-    """One client: how many rows it has, and stretches of (class, width) that fill its bar."""
+    """One client: its number of rows, and the segments (class, width) of its bar."""
 
     client: int
     train: int
@@ -25,7 +25,7 @@ class Bar:
     stretches: tuple[tuple[int, int], ...]
 
     def text(self) -> str:
-        """Return the bar in characters, one symbol a class."""
+        """Return the bar in characters, one symbol per class."""
         return "".join(_SYMBOLS[label % len(_SYMBOLS)] * width for label, width in self.stretches)
 
 

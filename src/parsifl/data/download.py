@@ -1,4 +1,4 @@
-"""Finds the files of a dataset: in local folders first, then at the official address."""
+"""Find the files of a dataset: in local directories first, then at the official address."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from parsifl.data.registry import Entry, Remote
 FOLDER_VARIABLE = "PARSIFL_DATA"
 _TIMEOUT_SECONDS = 30
 _SPARE = 256 << 20
-"""Bytes of a disk that an archive may not fill."""
+"""Bytes that must remain free on a disk when an archive is unpacked."""
 
 
 @final
 @dataclass(frozen=True)
 class Files:
-    """The files of one dataset, wherever they are."""
+    """The files of one dataset, local or remote."""
 
     entry: Entry
     data_dir: str | Path | None = None
@@ -36,7 +36,7 @@ class Files:
         return [Path(folder).expanduser() for folder in given if folder]
 
     def path(self, *alternatives: str) -> Path:
-        """Return the first alternative that exists below a data folder; fetch it if none does."""
+        """Return the first alternative that exists in a data directory; else download it."""
         found = self.local(*alternatives)
         if found is None:
             self._fetch(self._remote(alternatives))
@@ -46,7 +46,7 @@ class Files:
         return found
 
     def local(self, *alternatives: str) -> Path | None:
-        """Return the first alternative that exists below a data folder, or None."""
+        """Return the first alternative that exists in a data directory, or None."""
         for root in self.roots():
             for name in alternatives:
                 if (root / name).exists():
@@ -55,7 +55,7 @@ class Files:
         return None
 
     def everything(self) -> list[Path]:
-        """Fetch whatever is missing; return one path for each file of the dataset."""
+        """Download missing files; return one path for each file of the dataset."""
         paths = []
         for remote in self.entry.about.remotes:
             wanted = [name for name, _ in remote.members] or [remote.path]
@@ -80,7 +80,7 @@ class Files:
         for remote in self.entry.about.remotes:
             known = {remote.path: remote.checksum, **dict(remote.members)}
             for path, checksum in known.items():
-                # a member may lie in another folder than in the archive: its name decides
+                # a member may be in another directory than in the archive: its name decides
                 if PurePosixPath(path).name == PurePosixPath(name).name:
                     return checksum
         return ""
@@ -94,7 +94,7 @@ class Files:
         if actual != expected:
             raise DataError(
                 f"'{self.entry.name}': {path} has {kind} {actual}, expected {expected}; the file "
-                "is damaged or another version: remove it to fetch it again, or load with "
+                "is damaged or another version: remove it to download it again, or load with "
                 "verify=False"
             )
 
@@ -108,7 +108,7 @@ class Files:
     def _download(self, remote: Remote) -> Path:
         import pooch
 
-        # $PARSIFL_DATA may be shared by many and is only read; a folder named in the call is ours
+        # $PARSIFL_DATA may be shared and is only read; a directory named in the call may be written
         target = Path(self.data_dir or _cache()).expanduser() / remote.path
         reasons = []
         for url in remote.urls:
@@ -145,7 +145,7 @@ def _short(error: Exception) -> str:
 
 
 def _unpack(archive: Path, folder: Path) -> None:
-    """Write the regular files of a zip or tar archive below `folder`, and nothing outside it."""
+    """Extract the regular files of a zip or tar archive to `folder`, and nothing outside it."""
     inside = folder.resolve()
     for name, size, stream in _members(archive):
         target = (folder / name).resolve()
@@ -164,7 +164,7 @@ def _unpack(archive: Path, folder: Path) -> None:
 
 
 def _members(archive: Path) -> Iterator[tuple[str, int, IO[bytes]]]:
-    """Yield name, unpacked size and content of every file; a reader stops at that size."""
+    """Yield name, unpacked size and content of every file; reading stops at that size."""
     if zipfile.is_zipfile(archive):
         with zipfile.ZipFile(archive) as packed:
             for item in packed.infolist():

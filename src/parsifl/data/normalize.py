@@ -1,15 +1,15 @@
-"""Scales features with statistics of the clients' training rows.
+"""Scale features with statistics of the clients' training rows.
 
 ======== ==========================================================================
-none     values as they are
+none     values unchanged
 unit     divided by the largest absolute value (255 for images: the range 0 to 1)
 pixel    each feature (x - mean) / (std + 0.001), as pFedMe's generator does
 feature  each feature (x - mean) / std
 channel  each image channel (x - mean) / std
 ======== ==========================================================================
 
-What does not vary in the training rows becomes 0 in all rows: a model cannot have learnt from it,
-and dividing a test row by 0.001 would blow it up.
+A feature that is constant in the training rows becomes 0 in all rows: a model cannot learn from it,
+and dividing a test row by 0.001 would give a huge value.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _CHUNK = 4096
 
 
 def normalizations() -> list[str]:
-    """Return the names that `normalize` knows."""
+    """Return the names that `normalize` accepts."""
     return list(_NAMES)
 
 
 def normalize(name: str, x: Features, rows: Indices) -> Features:
-    """Return x scaled by what is measured on `rows` (sparse matrices are only ever divided).
+    """Return x scaled by statistics of `rows` (sparse matrices are only divided).
 
     >>> normalize("unit", np.array([[0, 51], [255, 0]], dtype=np.uint8), np.array([0, 1])).tolist()
     [[0.0, 0.20000000298023224], [1.0, 0.0]]
@@ -61,7 +61,7 @@ def normalize(name: str, x: Features, rows: Indices) -> Features:
 
 
 def _moments(x: Array, rows: Indices, axes: tuple[int, ...]) -> tuple[Array, Array]:
-    """Return mean and standard deviation, added up in chunks."""
+    """Return mean and standard deviation, computed in chunks."""
     count = len(rows) * int(np.prod([x.shape[axis] for axis in axes if axis]))
 
     def mean_of(power: Callable[[Array], Array]) -> Array:
@@ -74,7 +74,7 @@ def _moments(x: Array, rows: Indices, axes: tuple[int, ...]) -> tuple[Array, Arr
 
     mean = mean_of(lambda part: part)
     if x.dtype == np.uint8:
-        # sums of integers are exact, so the short formula loses nothing
+        # sums of integers are exact, so the simple formula loses no precision
         squares = mean_of(lambda part: np.square(part, dtype=np.uint16))
         return mean, np.sqrt(np.maximum(squares - mean**2, 0))
     return mean, np.sqrt(mean_of(lambda part: np.square(part - mean)))

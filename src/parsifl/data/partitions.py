@@ -1,6 +1,6 @@
 """Ways to divide rows among clients: pure functions of labels, groups or features, and a key.
 
-Names are those of flwr-datasets where it has the same rule.
+Names follow flwr-datasets where it has the same rule.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ATTEMPTS = 10
 @final
 @dataclass(frozen=True)
 class PartitionRule:
-    """A registered partition: the function, and what of a dataset it reads."""
+    """A registered partition: the function, and which part of a dataset it reads."""
 
     name: str
     reads: Reads
@@ -80,7 +80,7 @@ def partition(
     Parameters
     ----------
     clients
-        How many clients; None is every group for natural-id, as many as there are sizes for size,
+        The number of clients; None means all groups for natural-id, the number of sizes for size,
         and 20 otherwise.
 
     Returns
@@ -161,7 +161,7 @@ def exponential(rows: int, clients: int, key: Key) -> Ragged:
 
 @partitioner("size", reads="rows")
 def size(rows: int, clients: int | None, key: Key, *, sizes: tuple[int, ...]) -> Ragged:
-    """Give each client exactly the asked number of random rows (size:sizes=100+200+300)."""
+    """Give each client exactly the requested number of random rows (size:sizes=100+200+300)."""
     if clients is not None and clients != len(sizes):
         raise ConfigError(f"partition 'size' got {len(sizes)} sizes for {clients} clients")
     if not sizes or min(sizes) < 1:
@@ -173,7 +173,7 @@ def size(rows: int, clients: int | None, key: Key, *, sizes: tuple[int, ...]) ->
 
 
 def _proportional(rows: int, weights: Array, key: Key) -> Ragged:
-    """Use every row: one for each client, and the others in proportion (largest remainders)."""
+    """Use every row: one per client, and the others in proportion (largest remainders)."""
     if len(weights) > rows:
         raise DataError(f"{rows} rows are too few for {len(weights)} clients")
     ideal = np.maximum(weights / weights.sum() * rows, 1.0)
@@ -202,15 +202,15 @@ def pathological(
     ----------
     assign
         cyclic: client u holds the labels u, u + 1 ... modulo their number (pFedMe, FedMac).
-        dealt: shuffled decks of all labels are dealt out, one label at a time (PerFedMask).
+        dealt: shuffled lists of all labels are assigned one label at a time (PerFedMask).
         random: each client draws its labels (flwr-datasets).
     sizes
-        unequal: of m clients that share a label, each but the last takes a share uniform in
-        [1/(m + 1), 1/2) of what the ones before it left, the last takes the rest: the rule that
-        pFedMe's generator intends, with every row used and every client served.
+        unequal: of m clients that share a label, each except the last takes a share uniform in
+        [1/(m + 1), 1/2) of the remaining rows, and the last takes the rest: the rule that
+        pFedMe's generator intends, with every row used and no client without rows.
         equal: the clients that hold a label share it evenly.
 
-    Rows whose label no client holds are left out; that only happens with few clients.
+    Rows whose label no client holds are dropped; that happens only with few clients.
     """
     known = np.unique(labels)
     if not 1 <= classes <= len(known):
@@ -278,10 +278,10 @@ def _counts(rows: int, holders: int, sizes: str, draw: np.random.Generator) -> I
 
 @partitioner("shard", reads="labels")
 def shard(labels: Indices, clients: int, key: Key, *, shards: int = 2, size: int = 0) -> Ragged:
-    """Sort by label, cut into equal shards, and deal `shards` random ones to each client.
+    """Sort by label, cut into equal shards, and give `shards` random ones to each client.
 
     With size=0 all rows are used (shards differ by at most one row); otherwise a shard has `size`
-    rows and the rows left over are dropped. McMahan et al. (2017) use shards=2.
+    rows and the remaining rows are dropped. McMahan et al. (2017) use shards=2.
     """
     count = clients * shards
     if shards < 1 or size < 0:
@@ -315,9 +315,9 @@ def dirichlet(
     """Divide each class among the clients by shares drawn from Dir(alpha).
 
     The rule of flwr-datasets (and of Yurochkin et al., 2019): with `balance`, a client that has
-    reached the average number of rows gets nothing of the classes that follow. Up to ten draws are
-    made until every client has `min_size` rows; where flwr-datasets then gives up, the draw with
-    the fewest missing rows is repaired: the largest clients hand random rows to those below.
+    reached the average number of rows gets nothing of the following classes. Up to ten draws are
+    made until every client has `min_size` rows. flwr-datasets then fails; here, the draw with the
+    fewest missing rows is repaired by moving random rows from the largest clients.
     """
     _check_alpha(alpha)
     min_size = max(min_size, 1)
@@ -396,8 +396,8 @@ def inner_dirichlet(
     """Give every client `size` rows by its own label prior, drawn from Dir(alpha).
 
     With size=0 every client gets an equal share of the rows.
-    A class that has run out is taken out of the priors of the clients that follow. With `refill`
-    (FedSLR, FedDyn) it is filled up again instead: priors are kept exactly, some rows belong to
+    An exhausted class is removed from the priors of the following clients. With `refill`
+    (FedSLR, FedDyn) it is refilled instead: priors are met exactly, some rows belong to
     several clients, and some may belong to none.
     """
     _check_alpha(alpha)
@@ -430,7 +430,7 @@ def inner_dirichlet(
 
 
 def _draw_counts(prior: Array, count: int, left: Array, draw: np.random.Generator) -> Indices:
-    """Draw class counts by `prior`; what exceeds the rows left goes to the other classes."""
+    """Draw class counts by `prior`; counts above the remaining rows go to other classes."""
     counts = np.zeros(len(prior), dtype=np.int64)
     while counts.sum() < count:
         room = left - counts
@@ -447,7 +447,7 @@ def natural_id(
 ) -> Ragged:
     """Give each group (writer, hospital, state ...) its own client, in the order of the groups.
 
-    Groups with fewer than `min_size` rows are left out. If a number of clients is given, that many
+    Groups with fewer than `min_size` rows are dropped. If a number of clients is given, that many
     groups are drawn at random. With `split`, the rows of each group are shuffled and divided among
     that many clients (30 devices of 6 domains: split=5).
 
@@ -455,7 +455,7 @@ def natural_id(
     [0, 2]
     """
     if split > 1:
-        # groups of parts: the part of a row is its place in a shuffled order of its group
+        # groups of parts: the part of a row is its position in a shuffled order of its group
         shuffled = (
             key.replace(purpose="natural-id/split").numpy_generator().permutation(len(groups))
         )

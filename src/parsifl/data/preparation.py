@@ -1,4 +1,4 @@
-"""From a name to client data in one call."""
+"""Prepare client data from the name of a dataset in one call."""
 
 from __future__ import annotations
 
@@ -44,20 +44,20 @@ def prepare(
     Parameters
     ----------
     name
-        A dataset, with its own options and any of normalize, dtype and augment behind a colon:
-        "synthetic:alpha=1,beta=1", "mnist:normalize=unit". What is not said is the dataset's
-        default (`describe` shows it).
+        A dataset, with its own options and any of normalize, dtype and augment after a colon:
+        "synthetic:alpha=1,beta=1", "mnist:normalize=unit". Other options take the dataset's
+        defaults (see `describe`).
     clients
-        None is every natural group where the partition is natural-id, and 20 otherwise.
+        None means every natural group for the partition natural-id, and 20 otherwise.
     partition
-        A partition, options behind a colon; None is the dataset's default.
+        A partition, with options after a colon; None is the dataset's default.
     options
         More options of the partition.
     test
         A fraction of each client's rows (the official test split is then merged with the rest,
-        as in pFedMe); or what each client gets of the official test split: "all" of it, its
-        own "groups", or a draw by its label "shares" (FedSLR). "shares:size=500" draws about 500
-        rows per client instead of 100; datasets with many labels need more.
+        as in pFedMe); or the part of the official test split that each client gets: "all" of it,
+        its own "groups", or a draw by its label "shares" (FedSLR). "shares:size=500" draws about
+        500 rows per client instead of 100; datasets with many labels need more.
     validation
         A fraction of each client's rows.
 

@@ -1,4 +1,4 @@
-"""Rows of unequal length in two flat arrays, so that a million clients cost two arrays."""
+"""Index arrays of unequal length, stored in two flat arrays for any number of clients."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Indices: TypeAlias = npt.NDArray[np.int64]
 class Ragged(Sequence[Indices]):
     """A sequence of index arrays: part i is `values[offsets[i]:offsets[i + 1]]`.
 
-    Both arrays may be memory-mapped; an item is a view and copies nothing.
+    Both arrays may be memory-mapped; an item is a view.
 
     >>> parts = Ragged.of([[3, 1], [], [2]])
     >>> len(parts), parts[0].tolist(), parts.sizes.tolist()
@@ -42,7 +42,7 @@ class Ragged(Sequence[Indices]):
 
     @classmethod
     def of(cls, parts: Iterable[npt.ArrayLike]) -> Ragged:
-        """Copy any sequence of index arrays into one ragged pair; a Ragged is returned as it is."""
+        """Copy a sequence of index arrays into a Ragged; a Ragged is returned unchanged."""
         if isinstance(parts, Ragged):
             return parts
         arrays = [np.asarray(part, dtype=np.int64).ravel() for part in parts]
@@ -57,7 +57,7 @@ class Ragged(Sequence[Indices]):
 
     @classmethod
     def empty(cls, count: int) -> Ragged:
-        """Return `count` parts without a single value."""
+        """Return `count` empty parts."""
         return cls(np.zeros(0, dtype=np.int64), np.zeros(count + 1, dtype=np.int64))
 
     @property

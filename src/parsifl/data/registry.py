@@ -1,4 +1,4 @@
-"""The datasets by name: what they are, where they come from, and the function that reads them."""
+"""Datasets by name: description, source, and the function that reads them."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True)
 class Remote:
-    """A file to fetch.
+    """A file to download.
 
     Parameters
     ----------
     path
-        Where it lies below a data folder.
+        Its path below a data directory.
     urls
-        The official address first, then mirrors. One without TLS (http) needs a sha256 checksum.
+        The official address first, then mirrors. An http address needs a sha256 checksum.
     checksum
         "sha256:..." or "md5:..."; "" if none was ever published.
     members
-        For an archive: what is in it, as (path below the data folder, checksum).
+        For an archive: its files, as (path below the data directory, checksum).
     """
 
     path: str
@@ -43,7 +43,7 @@ class Remote:
 @final
 @dataclass(frozen=True)
 class About:
-    """What a user should know of a dataset, and the defaults that `prepare` uses."""
+    """Description of a dataset, and the defaults that `prepare` uses."""
 
     title: str
     size: str
@@ -86,7 +86,7 @@ def names() -> list[str]:
 
 
 def entry(name: str) -> Entry:
-    """Look a dataset up; hyphens, underscores and case do not matter.
+    """Return a dataset by name; hyphens, underscores and case do not matter.
 
     >>> entry("CIFAR10").name
     'cifar-10'
@@ -97,17 +97,17 @@ def entry(name: str) -> Entry:
 def load(
     name: str, data_dir: str | Path | None = None, *, verify: bool = True, **options: Any
 ) -> Dataset:
-    """Read a dataset, from a local folder if it is there, else from its official address.
+    """Read a dataset from a local directory, or download it from its official address.
 
     Parameters
     ----------
     data_dir
-        A folder with one sub-folder per dataset; searched first, then the folder in the
-        environment variable PARSIFL_DATA, then the download cache.
+        A directory with one subdirectory per dataset. It is searched first, then the directory in
+        the environment variable PARSIFL_DATA, then the download cache.
     verify
-        Check the checksum of every file, also of local ones.
+        Check the checksum of every file, including local ones.
     options
-        What the dataset declares; see `describe`.
+        Options of the dataset; see `describe`.
 
     >>> load("digits").shape
     (1, 8, 8)
@@ -122,7 +122,7 @@ def read(
     *,
     verify: bool = True,
 ) -> Dataset:
-    """Read a registered dataset; options may be text, as they come from the command line."""
+    """Read a registered dataset; options may be text from the command line."""
     from parsifl.data.download import Files
 
     bound = bind(f"dataset '{found.name}'", found.loader, options)
@@ -130,7 +130,7 @@ def read(
 
 
 def fetch(name: str, data_dir: str | Path | None = None) -> list[Path]:
-    """Make sure that every file of a dataset is on this machine, and return where they are."""
+    """Download missing files of a dataset, and return the paths of all files."""
     from parsifl.data.download import Files
 
     found = entry(name)
@@ -138,7 +138,7 @@ def fetch(name: str, data_dir: str | Path | None = None) -> list[Path]:
 
 
 def describe(name: str) -> dict[str, Any]:
-    """Return what is known of a dataset, as JSON values."""
+    """Return the description of a dataset as JSON values."""
     found = entry(name)
     about = found.about
     return {

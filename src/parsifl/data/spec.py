@@ -1,4 +1,4 @@
-"""Options of datasets and partitions: declared by signatures, written as `name:key=value`."""
+"""Options of datasets and partitions, declared by signatures and written as `name:key=value`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def declared(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 
 def defaults(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the options with their default values (None where one must be given)."""
+    """Return the options with their default values (None for required ones)."""
     return {
         name: None if p.default is inspect.Parameter.empty else p.default
         for name, p in declared(function).items()
@@ -47,7 +47,7 @@ def defaults(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def bind(what: str, function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Check options against the signature, and turn text into the declared type."""
+    """Check options against the signature, and convert text to the declared type."""
     known = declared(function)
     bound: dict[str, Any] = {}
     for name, value in given.items():
@@ -65,7 +65,7 @@ def bind(what: str, function: Callable[..., Any], given: Mapping[str, Any]) -> d
 
 
 def _converted(what: str, value: Any, annotation: str) -> Any:
-    """Return value as the annotated type; raise ConfigError where that loses something."""
+    """Convert a value to the annotated type; raise ConfigError if that loses information."""
     try:
         if annotation == "bool":
             return _boolean(value)

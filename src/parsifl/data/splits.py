@@ -1,4 +1,4 @@
-"""Train, validation and test rows inside each client, and personal test sets."""
+"""Train, validation and test rows of each client, and personal test sets."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def split_clients(
 ) -> tuple[Ragged, Ragged, Ragged]:
     """Divide the rows of every client into train, validation and test, at random by `key`.
 
-    Of n rows, floor(n * train) but at least one are for training; what is left is shared between
-    validation and test, an odd row going to test. So with any test share a client of two rows has
-    one of them for testing. Rows keep the order in which they were drawn.
+    Of n rows, floor(n * train) but at least one are for training; the rest is divided between
+    validation and test, with an odd row going to test. With any test share, a client with two rows
+    has one of them for testing. Rows keep the order in which they were drawn.
     """
     shares = np.asarray(fractions, dtype=np.float64)
     valid = shares.shape == (3,) and np.all(shares >= -1e-12) and abs(shares.sum() - 1) <= 1e-9
@@ -59,7 +59,7 @@ def split_clients(
 
 
 def _cuts(sizes: Indices, shares: Array) -> tuple[Indices, Indices]:
-    """Return where training ends and where validation ends in each client."""
+    """Return the ends of the training and validation rows of each client."""
     train = np.maximum(np.floor(sizes * shares[0] + 1e-9), np.minimum(sizes, 1)).astype(np.int64)
     held = max(shares[1] + shares[2], 1e-300)
     validation = np.floor((sizes - train) * (shares[1] / held) + 1e-9).astype(np.int64)
@@ -90,13 +90,13 @@ def personal_tests(shares: Array, test_y: Array, key: Key, *, size: int = 100) -
     """Draw for each client a test set with the label shares of its training rows (FedSLR).
 
     For each label, floor(share * size) rows of the official test split without replacement
-    inside the client; different clients may draw the same row. The floors lose a few, so a client
+    inside the client; different clients may draw the same row. Because of rounding down, a client
     has at most `size` rows.
 
     Parameters
     ----------
     shares
-        clients x classes, as `label_shares` gives it.
+        clients x classes, as returned by `label_shares`.
     test_y
         Labels of the official test split.
     """

@@ -1,4 +1,4 @@
-"""Tables at several sites made into one design matrix, agreed on from counts and sums alone."""
+"""Encode the tables of several sites as one design matrix, agreed on from counts and sums."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from parsifl.data.tables import Column, Columns
 
 Array = npt.NDArray[np.float64]
 RARE, ABSENT = "(rare)", "(missing)"
-"""Levels for merged rare levels and for missing values; no value may be equal to them."""
+"""Levels for merged rare levels and for missing values; values must differ from them."""
 MOST_COLUMNS, MOST_LEVELS, LONGEST = 100_000, 1000, 200
 _MOST_ROWS, _MOST_AGREED = 1 << 40, 100_000
 _FAR, _RATIO = 6.0, 4.0
@@ -43,7 +43,7 @@ def observed(column: Column) -> npt.NDArray[np.bool_]:
 class NumberSums:
     """A column of numbers at one site: their count, their sum, and the squares around their mean.
 
-    Squares around zero would cancel where a column lies far from it.
+    Squares around zero would cancel for a column far from zero.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -53,7 +53,7 @@ class NumberSums:
 
     @property
     def rows(self) -> int:
-        """The fewest rows of a table with this column."""
+        """The minimum number of rows of a table with this column."""
         return self.count
 
     @property
@@ -71,7 +71,7 @@ def _no_marker(levels: dict[str, int]) -> dict[str, int]:
 @final
 @dataclass(frozen=True)
 class LevelCounts:
-    """A column of words at one site: the rows of every level, and those without one."""
+    """A column of words at one site: the number of rows per level, and of missing values."""
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
     levels: Annotated[dict[Text, Count], MinLen(1), MaxLen(MOST_LEVELS), AfterValidator(_no_marker)]
@@ -97,7 +97,7 @@ class Summary:
 
     @property
     def size(self) -> int:
-        """The bytes of the summary as JSON, in which it travels."""
+        """The bytes of the summary as JSON, as it is sent."""
         return len(json.dumps(asdict(self)).encode())
 
 
@@ -133,7 +133,7 @@ def summarise_column(column: Column) -> ColumnSummary:
 @final
 @dataclass(frozen=True)
 class TableColumn:
-    """One column of the table: a number, or levels of which each but the first has an indicator.
+    """One column of the table: a number, or levels with an indicator for each except the first.
 
     The first level is the most frequent one. `mean` and `scale` belong to the number, or to each
     indicator.
@@ -154,12 +154,12 @@ class TableColumn:
 @final
 @dataclass(frozen=True)
 class Preprocessing:
-    """How every site turns its table into the same columns.
+    """How every site converts its table to the same columns.
 
-    A missing number takes the mean over all sites. A column of words has an indicator for each
-    level but the most frequent one; a missing word is a level of its own. In a new table a level
-    that no site had counts as `(rare)` where levels were merged, else as the most frequent one,
-    with a warning; so does a missing word where none was missing.
+    A missing number is replaced by the mean over all sites. A column of words has an indicator for
+    each level except the most frequent one; a missing word is its own level. In a new table a level
+    that no site had counts as `(rare)` if levels were merged, else as the most frequent one, with a
+    warning; so does a missing word if none was missing.
 
     Attributes
     ----------
@@ -175,7 +175,7 @@ class Preprocessing:
 
     @classmethod
     def of(cls, summaries: Sequence[Summary], sites: Sequence[str] | None = None) -> Preprocessing:
-        """Agree from the summaries of the sites; columns are in the order of the first one."""
+        """Build the agreement from the sites' summaries, in the column order of the first one."""
         names = [f"client {i}" for i in range(len(summaries))] if sites is None else list(sites)
         first = list(summaries[0].columns)
         for site, summary in zip(names, summaries, strict=True):
@@ -201,7 +201,7 @@ class Preprocessing:
 
     @property
     def size(self) -> int:
-        """The bytes of the preprocessing as JSON, in which it travels."""
+        """The bytes of the preprocessing as JSON, as it is sent."""
         return len(json.dumps(asdict(self)).encode())
 
     @property
@@ -279,8 +279,8 @@ def pooled(parts: Sequence[NumberSums]) -> tuple[int, float, float]:
 def _number(name: str, parts: Sequence[NumberSums], rows: int) -> TableColumn:
     count, mean, squares = pooled(parts)
     if not count:
-        raise DataError(f"the column '{name}' is empty at every site; leave it out")
-    # missing values are replaced by the mean: they add nothing to the variance
+        raise DataError(f"the column '{name}' is empty at every site; remove it")
+    # missing values are replaced by the mean and do not contribute to the variance
     variance = squares / rows
     if not math.isfinite(variance + mean * mean):
         raise DataError(f"the sums of the column '{name}' overflow; a site reports extreme values")
@@ -289,9 +289,9 @@ def _number(name: str, parts: Sequence[NumberSums], rows: int) -> TableColumn:
 
 
 def unit_notes(summaries: Sequence[Summary], sites: Sequence[str]) -> list[str]:
-    """Return a sentence for each column of a site whose unit seems to be another one.
+    """Return a sentence for each column of a site whose unit seems to differ.
 
-    That is a mean further than 6 standard deviations within sites from that of the others, or mean
+    That is a mean more than 6 within-site standard deviations from that of the others, or mean
     and deviation that are both 4 times as large (or as small).
     """
     found = []

@@ -1,4 +1,4 @@
-"""Tables as typed columns, read from CSV files and from frames of pandas or polars.
+"""Tables as typed columns, read from CSV files and from pandas or polars frames.
 
 A column is an array of float64, in which NaN is a missing number, or an array of text, in which an
 empty text is a missing word.
@@ -22,7 +22,7 @@ from parsifl.core.errors import DataError
 Column = npt.NDArray[np.float64] | npt.NDArray[np.str_]
 Columns = Mapping[str, Column]
 MISSING = frozenset({"", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "NULL", "null", "?"})
-"""Texts that stand for a missing value in every table."""
+"""Texts that mark a missing value in every table."""
 _DELIMITERS = ",;\t"
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+(?:[eE][+-]?\d+)?")
 
@@ -35,7 +35,7 @@ class MixedColumnError(DataError):
     name
         The column.
     rows
-        The numbers, from 1, of the rows whose values are not numbers. The text of the error names
+        The numbers, from 1, of the rows whose values are not numbers. The error message contains
         neither rows nor values.
     """
 
@@ -86,7 +86,7 @@ def _checked_names(names: Sequence[str]) -> Sequence[str]:
 
 
 def is_table(x: Any) -> bool:
-    """Return whether `x` is a frame with named columns, as those of pandas and polars are.
+    """Return whether `x` is a frame with named columns, such as those of pandas and polars.
 
     >>> is_table(np.eye(2))
     False
@@ -106,7 +106,7 @@ def as_columns(
     Parameters
     ----------
     missing
-        Texts that stand for a missing value, besides `MISSING`.
+        Texts that mark a missing value, besides `MISSING`.
     words
         Columns that hold words although their values look like numbers.
 
@@ -150,7 +150,7 @@ def _column(
 
 def _finite(name: str, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     if np.isinf(values).any():
-        raise DataError(f"column '{name}' holds infinity")
+        raise DataError(f"column '{name}' contains infinity")
     return values
 
 

@@ -1,4 +1,4 @@
-"""Which layers each device trains: the best masks with a proof, and what they compare with."""
+"""Plans of which layers each device trains: optimal masks with a certificate, and baselines."""
 
 from __future__ import annotations
 

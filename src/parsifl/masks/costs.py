@@ -2,9 +2,9 @@
 
 A frozen layer saves its weight gradient. The gradient with respect to its input is still needed
 if an earlier layer is trained, so the cost of a mask is a sum over its layers plus a tail that
-depends on the earliest of them. Both are measured on the module. The tail is what training all
-layers from the earliest on takes: exact where one layer follows the other, and never too little
-where branches run side by side (then a mask may cost less than its plan says).
+depends on the earliest of them. Both are measured on the module. The tail is the cost of training
+all layers from the earliest on: exact for a chain of layers, and an upper bound for parallel
+branches (a mask may then cost less than planned).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Probe:
         import torch
 
         if not isinstance(sample, torch.Tensor):
-            raise ConfigError(f"the sample is a {type(sample).__name__}; give a batch as a tensor")
+            raise ConfigError(f"the sample is a {type(sample).__name__}; pass a batch as a tensor")
         ghost = copy.deepcopy(module).to("meta").train()
         batch = sample.detach().to("meta")
         turn = _running_order(ghost, batch)
@@ -73,8 +73,8 @@ class Probe:
     def backward_flops(self, trained: Iterable[int], *, to_input: bool = False) -> int:
         """Return the FLOPs of a backward pass that trains these blocks; the head is frozen.
 
-        `to_input` asks for the gradient with respect to the input as well, so that no gradient
-        inside is spared; where the input is made of numbers of tokens, for that of their vectors.
+        `to_input` also computes the gradient of the input, so that no inner gradient is
+        skipped; for token inputs, that of their embeddings.
         """
         from parsifl.nn.flops import OperationCounter
 
@@ -109,7 +109,7 @@ class Probe:
         return np.array([sum(sizes[name] for name in block.parameters) for block in self.blocks])
 
     def all_bytes(self) -> float:
-        """Return the bytes of all parameters, head included."""
+        """Return the bytes of all parameters, including the head."""
         return float(sum(p.numel() * p.element_size() for p in self.module.parameters()))
 
     def _loss(self, trained: Iterable[int], to_input: bool) -> Tensor:
@@ -134,14 +134,14 @@ class Probe:
         output = self.module(sample)
         if not isinstance(output, torch.Tensor):
             raise ConfigError(
-                f"the model returns a {type(output).__name__}; to be measured it must return the "
-                "tensor that the loss is computed from"
+                f"the model returns a {type(output).__name__}, but it must return the tensor that "
+                "the loss is computed from"
             )
         return output.sum()
 
 
 def _open(child: nn.Module, inputs: Any, output: Any) -> None:
-    """Ask for the gradient of what a module makes of whole numbers, such as an embedding."""
+    """Require the gradient of a module's output for integer inputs, such as an embedding."""
     import torch
 
     del child
@@ -154,8 +154,8 @@ def _open(child: nn.Module, inputs: Any, output: Any) -> None:
 def _running_order(module: nn.Module, sample: Tensor) -> dict[str, int]:
     """Return when each parameter's module first runs.
 
-    A module that its parent reads instead of calling (the output projection of torch's attention)
-    runs when the parent does.
+    A module whose parent uses its weights without calling it (the output projection of torch's
+    attention) runs when the parent does.
     """
     import torch
 
@@ -190,7 +190,7 @@ class Costs:
     tail: Floats
 
     def instance(self, budgets: Iterable[float]) -> Instance:
-        """Return the instance for these budgets; its slack counts the parameters within reach."""
+        """Return the instance for these budgets; slack counts parameters that could be trained."""
         limits = read_budgets(budgets)
         sizes = np.array([float(block.size) for block in self.blocks])
         names = tuple(block.name for block in self.blocks)
@@ -206,7 +206,7 @@ def flops_costs(module: nn.Module, sample: Tensor, head: str | None = None) -> C
     """Measure what training each block adds to the backward FLOPs of one batch."""
     probe = Probe.of(module, sample, layer_groups(module, head))
     count = len(probe.blocks)
-    # from the input on, every input gradient is there: what a block adds is its weight gradient
+    # with all input gradients computed, a block adds only its weight gradient
     base = probe.backward_flops([], to_input=True)
     add = np.array([probe.backward_flops([b], to_input=True) - base for b in range(count)], float)
     whole = np.array([probe.backward_flops(range(first, count)) for first in range(count)], float)
@@ -218,7 +218,7 @@ def memory_costs(
 ) -> Costs:
     """Measure peak memory in bytes: parameters, gradients, optimiser slots, kept activations.
 
-    The activations are those of training every block from the earliest on: never too few.
+    The activations are those of training every block from the earliest on: an upper bound.
     `slots` is the optimiser's memory per parameter (0: plain SGD, 1: momentum, 2: Adam).
     """
     if not is_whole(slots, 0):
@@ -242,8 +242,8 @@ def from_flops(
 ) -> MaskPlan:
     """Plan for devices with a limit of backward FLOPs on a batch like `sample`.
 
-    The slack of a device counts parameters: the most it could train within its FLOPs, less what
-    it trains.
+    The slack of a device counts parameters: the maximum it could train within its FLOPs, minus
+    what it trains.
     """
     goal, limits = read_objective(objective), read_budgets(flops_budgets)
     costs = flops_costs(module, sample, head)
@@ -287,7 +287,7 @@ def from_memory(
 
 
 def _falling(tail: Floats) -> Floats:
-    """Raise a tail to those of later layers: cutting a mask must never cost more."""
+    """Raise a tail to those of later layers: reducing a mask must never cost more."""
     highest: Floats = np.maximum.accumulate(np.maximum(tail, 0.0)[::-1])[::-1]
     return highest
 
@@ -304,7 +304,7 @@ def curve(
     """Return parameters and FLOPs against the masking rate 1 - psi / d_w.
 
     FLOPs are forward and backward of one batch like `sample`; the percentages saved are those of
-    Figure 3. A device that knows its FLOPs reads its psi off this table.
+    Figure 3. Use this table to find psi for a given number of FLOPs.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Sets of layers that a budget allows: all maximal ones, the fullest one, and a sample."""
+"""Feasible sets of layers for a budget: all maximal ones, the fullest one, and a sample."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class DeviceGroup:
 
 
 def groups_of(instance: Instance) -> list[DeviceGroup]:
-    """Gather the devices that can train something by equal budgets, weakest first."""
+    """Group the devices that can train something by equal budgets, weakest first."""
     active = np.flatnonzero(instance.active())
     pairs = np.stack([instance.limits[active], instance.reach[active]], axis=1)
     kinds, where = np.unique(pairs, axis=0, return_inverse=True)
@@ -35,7 +35,7 @@ def groups_of(instance: Instance) -> list[DeviceGroup]:
 
 
 class Catalogue:
-    """The sets of layers that fit into a limit, found once per limit."""
+    """The sets of layers that fit into a limit, computed once per limit."""
 
     def __init__(self, instance: Instance) -> None:
         self.instance = instance
@@ -59,7 +59,7 @@ class Catalogue:
         return float(filled[best]), sets[best]
 
     def subsets(self) -> Masks:
-        """Return every set of layers but the empty one (if `exact`)."""
+        """Return every non-empty set of layers (if `exact`)."""
         if self._subsets is None:
             count = len(self.instance.sizes)
             bits = np.arange(1, 2**count)[:, None] >> np.arange(count)

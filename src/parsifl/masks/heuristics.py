@@ -1,4 +1,4 @@
-"""The designs that the exact solver is compared with, and the starting points of its search."""
+"""Simple designs: baselines of the exact solver, and starting points of its search."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SECONDS = 10.0
 
 
 def sequential(instance: Instance) -> Masks:
-    """Each device takes layers 0, 1, 2, ... and stops at the first that does not fit."""
+    """Assign layers 0, 1, 2, ... to each device until the next does not fit."""
     masks = np.zeros((instance.devices, len(instance.sizes)), dtype=bool)
     prefixes = np.tri(len(instance.sizes), dtype=bool)
     for group in groups_of(instance):
@@ -28,7 +28,7 @@ def sequential(instance: Instance) -> Masks:
 
 
 def random(instance: Instance, key: Key) -> Masks:
-    """Each device takes layers in an order of its own, skipping what no longer fits."""
+    """Assign layers to each device in a random order, skipping those that do not fit."""
     generator = key.numpy_generator()
     layers = len(instance.sizes)
     return np.array(
@@ -58,7 +58,7 @@ def random_family(instance: Instance, key: Key, count: int) -> Masks:
 def best_of_random(
     instance: Instance, key: Key, count: int = 1000, objective: Objective = "J"
 ) -> Masks | None:
-    """Return the best feasible one of `count` random designs, or None if none is feasible."""
+    """Return the best feasible of `count` random designs, or None if none is feasible."""
     best, best_value = None, np.inf
     # chunks keep the memory near a few megabytes
     chunk = max(1, 500_000 // (instance.devices * len(instance.sizes)))
@@ -87,7 +87,7 @@ def family_values(instance: Instance, family: Masks, objective: Objective) -> Fl
 
 
 def common(instance: Instance, catalogue: Catalogue) -> Masks:
-    """Devices that cannot train the costliest layer share one mask; the others train all they can.
+    """One mask for devices that cannot train the costliest layer; the others train all they can.
 
     With one budget for the weak devices this is the optimum of the closed form.
     """
@@ -104,7 +104,7 @@ def common(instance: Instance, catalogue: Catalogue) -> Masks:
 
 
 def spread(instance: Instance) -> Masks:
-    """Devices in order of strength take the layers that are least covered so far."""
+    """Assign the least covered layers to devices in order of strength."""
     masks = np.zeros((instance.devices, len(instance.sizes)), dtype=bool)
     coverage = np.zeros(len(instance.sizes))
     for device in np.argsort(instance.limits, kind="stable"):
@@ -115,7 +115,7 @@ def spread(instance: Instance) -> Masks:
 
 
 def repaired(instance: Instance, masks: Masks) -> Masks:
-    """Give idle devices a layer and uncovered layers a device; budgets stay kept."""
+    """Give idle devices a layer and uncovered layers a device, within the budgets."""
     fixed = masks.copy()
     affordable = instance.affordable()
     for layer in np.flatnonzero(instance.trainable() & ~fixed.any(axis=0)):
@@ -127,7 +127,7 @@ def repaired(instance: Instance, masks: Masks) -> Masks:
 
 
 def topped_up(instance: Instance, masks: Masks) -> Masks:
-    """Let devices train more layers where that raises no gamma: it only raises coverages."""
+    """Let devices train more layers if that raises coverages without raising any gamma."""
     full = masks.copy()
     coverage = full.sum(axis=0)
     by_size = np.argsort(-instance.sizes, kind="stable")
@@ -162,12 +162,12 @@ def _cover(instance: Instance, masks: Masks, layer: int, able: np.ndarray) -> No
 
 
 def widest(instance: Instance) -> tuple[Masks, NDArray[np.intp]]:
-    """Return masks that cover the most parameters, and the affordable layers they leave out."""
+    """Return masks that cover the most parameters, and the affordable layers they omit."""
     catalogue = Catalogue(instance)
     masks = np.zeros((instance.devices, len(instance.sizes)), dtype=bool)
     for group in groups_of(instance):
         masks[group.members] = catalogue.fullest(group.limit)[1]
-    # a limit orders the devices: whatever a weak one affords, a strong one affords too
+    # limits order the devices: what a weak one affords, a strong one affords too
     active = np.flatnonzero(instance.active())
     order = active[np.argsort(-instance.limits[active], kind="stable")]
     strongest = order[: len(instance.sizes)]

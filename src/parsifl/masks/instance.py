@@ -1,20 +1,20 @@
-"""What the mask solver is asked: layers, devices, and what each device can afford.
+"""An instance of the mask problem: layers, devices and budgets.
 
-A mask says which layers a device trains. With c_j the number of devices that train layer j, the
-bias of PerFedMask's convergence bound (problem P^mask, equations (9a) to (9d)) is
+A mask selects the layers that a device trains. With c_j the number of devices that train layer j,
+the bias of PerFedMask's convergence bound (problem P^mask, equations (9a) to (9d)) is
 
     bias = d * sum_n gamma_n - sum of |pi_j| over covered layers j,
     gamma_n = 1 / (the least c_j among the layers that n trains),
 
 because the normalised masks of a covered layer add up to one. The paper's objective is
 J = bias + sum_n epsilon_n, where epsilon_n is the part of its budget that device n leaves unused.
-If the server weighs device n by p_n, c_j is the sum of the p_n that train layer j, and
+If the server weights device n by p_n, c_j is the sum of the p_n that train layer j, and
 gamma_n = p_n / (the least such sum).
 
-A third objective is not the paper's: V = sum_j |pi_j| (sum_n k_nj^2 - sum_n p_n^2), with
+A third objective is not in the paper: V = sum_j |pi_j| (sum_n k_nj^2 - sum_n p_n^2), with
 k_nj = p_n / c_j for the devices that train j; for equal weights sum_j |pi_j| (1/c_j - 1/N). It is
-the variance that layers lose by being averaged over fewer devices. It predicts the training loss
-where most devices are weak and can train half of the model; J predicts it where half of the
+the increase in variance of layers that are averaged over fewer devices. It predicts the training
+loss if most devices are weak and can train half of the model; J predicts it if half of the
 devices are strong.
 """
 
@@ -45,7 +45,7 @@ class NamedLayer(Protocol):
 
     @property
     def name(self) -> str:
-        """What the layer is called."""
+        """The name of the layer."""
         ...
 
     @property
@@ -62,9 +62,9 @@ class Instance:
     """Layers and devices; a set S of layers costs `sum(add[S]) + tail[first of S]`.
 
     For a budget of parameters `add` is the size and `tail` is zero. For FLOPs and memory `tail`
-    is what it takes to reach back to the earliest trained layer. `reach` is the number of
+    is the cost of backpropagating to the earliest trained layer. `reach` is the number of
     parameters against which the slack of a device is measured. `weights` are the p_n of the
-    server's mean (None: equal). `asked` is what was asked for, where layers had to be left out.
+    server's mean (None: equal). `asked` is the original instance, if layers had to be dropped.
     """
 
     names: tuple[str, ...]
@@ -87,25 +87,25 @@ class Instance:
         return len(self.limits)
 
     def affordable(self) -> Masks:
-        """Return [N, L]: may device n train layer j, if it trains nothing else."""
+        """Return [N, L]: whether device n can train layer j alone."""
         return self.add + self.tail <= self._roof()[:, None]
 
     def active(self) -> Masks:
-        """Return [N]: can this device train anything at all."""
+        """Return [N]: whether the device can train any layer."""
         return np.asarray(self.affordable().any(axis=1))
 
     def trainable(self) -> Masks:
-        """Return [L]: is there a device that can train this layer."""
+        """Return [L]: whether some device can train the layer."""
         return np.asarray(self.affordable().any(axis=0))
 
     def cost(self, masks: Masks) -> Floats:
-        """Return what each mask costs, in the unit of `limits`."""
+        """Return the cost of each mask, in the unit of `limits`."""
         first = np.where(masks.any(axis=1), self.tail[masks.argmax(axis=1)], 0.0)
         cost: Floats = masks @ self.add + first
         return cost
 
     def fits(self, masks: Masks, limits: Floats) -> Masks:
-        """Return which masks keep their limits (both of the same length, or one limit)."""
+        """Return which masks are within their limits (both of the same length, or one limit)."""
         kept: Masks = self.cost(masks) <= limits + _TOLERANCE * np.maximum(1.0, np.abs(limits))
         return kept
 
@@ -165,12 +165,12 @@ def bias(sizes: Floats, masks: Masks, weights: Floats | None = None) -> float:
     2.666667
     """
     covered = float(sizes[masks.any(axis=0)].sum())
-    # never negative; rounding may leave -1e-9
+    # never negative; rounding may give -1e-9
     return max(0.0, float(sizes.sum()) * float(gammas(masks, weights).sum()) - covered)
 
 
 def floor(total: float, covered: float, trained: float) -> float:
-    """Return what the bias cannot go below if devices train this many parameters on average.
+    """Return a lower bound of the bias if devices train this many parameters on average.
 
     For each covered layer the gammas of those that train it add up to at least 1, and any other
     device has at least its p_n; the mean over the layers, weighted by size, is the floor. With
@@ -194,7 +194,7 @@ def variance(instance: Instance, masks: Masks) -> float:
 
 
 def slack(instance: Instance, masks: Masks) -> float:
-    """Return the sum of the epsilons: parameters that the devices could train and do not."""
+    """Return the sum of the epsilons: parameters that devices could train but do not."""
     return float((instance.reach - masks @ instance.sizes).sum())
 
 
@@ -237,7 +237,7 @@ def read_layers(layers: Layers) -> tuple[tuple[str, ...], Floats]:
         given = listed(layers, "layers", "one size per layer, or masks.layer_groups(module)")
         pairs = [_pair(index, layer) for index, layer in enumerate(given)]
     if not pairs:
-        raise ConfigError("there are no layers to mask; give at least one layer size")
+        raise ConfigError("there are no layers to mask; pass at least one layer size")
     names = [name for name, _ in pairs]
     if twice := [name for name in names if names.count(name) > 1]:
         raise ConfigError(f"two layers are called '{twice[0]}'; layer names must be unique")
@@ -251,7 +251,7 @@ def read_budgets(budgets: Iterable[float]) -> Floats:
     """Return the budgets as an array, naming the device whose budget is not a number."""
     given = listed(budgets, "budgets", "one budget per device, such as [0.5e6, 1e6]")
     if not given:
-        raise ConfigError("there are no devices; give one budget per device")
+        raise ConfigError("there are no devices; pass one budget per device")
     for device, budget in enumerate(given):
         if not is_number(budget):
             raise ConfigError(f"the budget of device {device} is {budget!r}; a budget is a number")
@@ -276,11 +276,11 @@ def _pair(index: int, layer: Any) -> tuple[str, Any]:
 
 
 def listed(things: Any, what: str, wanted: str) -> list[Any]:
-    """Return what an iterable, array or tensor holds; text and mappings only look like lists."""
+    """Return the items of an iterable, array or tensor; text and mappings are rejected."""
     if hasattr(things, "tolist"):
         things = things.tolist()
     if isinstance(things, str | bytes | Mapping) or not isinstance(things, Iterable):
-        raise ConfigError(f"{what} is {things!r:.80}; give {wanted}")
+        raise ConfigError(f"{what} is {things!r:.80}; expected {wanted}")
     return list(things)
 
 

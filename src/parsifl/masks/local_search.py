@@ -1,6 +1,6 @@
-"""Local search while the objective falls: by groups of devices of equal mask, and device by device.
+"""Local search by groups of devices with equal masks, and device by device.
 
-The search device by device is for what the programs cannot express: unequal weights, and V.
+The search by device handles what the programs cannot express: unequal weights, and V.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from parsifl.masks.feasible_sets import Catalogue, DeviceGroup, groups_of
 from parsifl.masks.instance import Floats, Instance, Masks, Objective, floor, shares, value
 
-_CHUNK = 3_000_000  # numbers that are looked at together
+_CHUNK = 3_000_000  # numbers that are processed together
 _LARGEST_POOL = 60  # maximal sets tried per budget
-_WORK = 500_000  # numbers looked at per move: with many different devices fewer sets are tried
+_WORK = 500_000  # numbers processed per move: with many different devices fewer sets are tried
 _MOST_SETS = 256  # tried per device: all that fit if they are few, else maximal and cut ones
-_MOST_WORK = 2_000_000_000  # numbers looked at in one pass over the devices
+_MOST_WORK = 2_000_000_000  # numbers processed in one pass over the devices
 
 
 def improve(
@@ -51,7 +51,7 @@ def _pool(catalogue: Catalogue, group: DeviceGroup) -> Masks:
 
 
 class _Design:
-    """Masks, held once per (group, mask) with the number of devices that use each."""
+    """Masks, stored once per (group, mask) with the number of devices that use each."""
 
     def __init__(
         self, instance: Instance, objective: Objective, groups: Sequence[DeviceGroup], masks: Masks
@@ -65,7 +65,7 @@ class _Design:
         self.count: Floats = np.ones(len(self.sets))
 
     def merge(self) -> None:
-        """Join equal rows and forget unused ones."""
+        """Merge equal rows and drop unused ones."""
         used = self.count > 0
         table = np.concatenate([self.group[used, None], self.sets[used].astype(int)], axis=1)
         rows, where = np.unique(table, axis=0, return_inverse=True)
@@ -95,7 +95,7 @@ class _Design:
         return False
 
     def _targets(self, row: int, pool: Masks, coverage: Floats) -> Masks:
-        """List the pool's sets, cut to the layers above each coverage (which lowers gamma)."""
+        """List the pool's sets, restricted to the layers above each coverage (lowers gamma)."""
         floors = np.unique(coverage)
         cut = (pool[None] & (coverage >= floors[:, None])[:, None]).reshape(-1, pool.shape[1])
         same = self.sets[self.group == self.group[row]]
@@ -207,10 +207,10 @@ def _values(
 
 
 def lower_bound(instance: Instance, objective: Objective, least_slack: float) -> float:
-    """Return what no feasible design can go below.
+    """Return a lower bound over all feasible designs.
 
-    The bias is bounded by the floor of devices that use their whole budgets; V by coverages that
-    share the budgets best if they need not be whole.
+    The bias is bounded by the floor of devices that use their whole budgets; V by the best
+    fractional coverages within the budgets.
     """
     active = instance.active()
     weight = shares(instance, active[:, None])
@@ -227,7 +227,7 @@ def _least_variance(instance: Instance, weight: Floats, reach: Floats, able: Mas
     """Bound V from below.
 
     A layer that c_j devices train has sum_n k_nj^2 >= 1 / c_j (Cauchy and Schwarz), and the c_j
-    share what all devices can train: best is the same number for all layers, where that many can.
+    share what all devices can train: equal numbers are best, as far as that many devices can.
     """
     sizes = instance.sizes
     most = able.sum(axis=0).astype(float)

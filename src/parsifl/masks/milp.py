@@ -21,7 +21,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from parsifl.masks.feasible_sets import Catalogue, DeviceGroup
 from parsifl.masks.instance import Floats, Instance, Masks, Objective
 
-_NEVER_EMPTY_ROWS = 3000  # above this the (optional) rows that forbid empty masks are summed up
+_NEVER_EMPTY_ROWS = 3000  # above this, the (optional) rows that forbid empty masks are combined
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +115,7 @@ class Program:
         reached = np.repeat(self.starts, layers) <= np.tile(self.able, levels)
         upper[columns + labels : -1] = reached
         lower[columns + labels : columns + labels + layers] = (
-            1.0  # whatever is affordable is covered
+            1.0  # every affordable layer is covered
         )
         kinds = np.zeros(len(cost), dtype=np.int64)
         kinds[columns + labels : -1] = 1

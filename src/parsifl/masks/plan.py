@@ -1,4 +1,4 @@
-"""The answer of the mask solver: masks, what they cost, and how good they provably are."""
+"""The result of the mask solver: masks, their value, and a lower bound."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from parsifl.masks.instance import (
     variance,
 )
 
-_PROVEN = 1e-6  # of d_w: HiGHS works with tolerances of this order
-_EXACT = 20_000  # cohorts (counted by masks) that are summed one by one
+_PROVEN = 1e-6  # fraction of d_w: HiGHS works with tolerances of this order
+_EXACT = 20_000  # cohorts (counted by masks) that are summed exactly
 
 
 @dataclass(frozen=True, eq=False)
 class MaskPlan:
-    """Which layers each device trains, with the certificate of how good that is.
+    """Which layers each device trains, with a certificate.
 
-    `objective` names what was minimised, `value` is what was reached, `bound` is what no feasible
-    design can go below, and `proven` says that the two meet. `messages` names devices that can
-    train nothing and layers that no device can train.
+    `objective` names the objective, `value` is its value for these masks, `bound` is a lower bound
+    over all feasible designs, and `proven` means that the two meet. `messages` names devices that
+    cannot train any layer and layers that no device can train.
     """
 
     instance: Instance
@@ -58,12 +58,12 @@ class MaskPlan:
 
     @property
     def V(self) -> float:
-        """Return the variance that layers lose by being averaged over fewer devices."""
+        """Return V, the increase in variance of layers that are averaged over fewer devices."""
         return variance(self.instance, self.masks)
 
     @property
     def floor(self) -> float:
-        """Return what the bias of any design cannot go below that trains as much as this one.
+        """Return a lower bound of the bias of all designs that train as much as this one.
 
         It is d minus the mean number of trained parameters, if every layer is covered.
         """
@@ -83,7 +83,7 @@ class MaskPlan:
 
     @property
     def gap(self) -> float:
-        """Return (value - bound) / value, the part by which a better design could be lower."""
+        """Return (value - bound) / value, the largest possible relative improvement."""
         return 0.0 if self.proven else (self.value - self.bound) / abs(self.value)
 
     @property
@@ -109,7 +109,7 @@ class MaskPlan:
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
-        """Let a plan be the value of a setting."""
+        """Allow a plan as the value of a setting."""
         from pydantic_core import core_schema
 
         del source, handler
@@ -160,7 +160,7 @@ def plan_of(
         objective=objective,
         bias=found,
         slack=left,
-        bound=min(bound, reached),  # rounding in the bound must not claim the impossible
+        bound=min(bound, reached),  # rounding must not put the bound above the value
         method=method,
         seconds=seconds,
         devices=numbers,
@@ -178,7 +178,7 @@ def messages_of(instance: Instance, devices: Sequence[int] | None = None) -> tup
         named = _list([numbers[int(row)] for row in idle])
         found.append(
             f"{named} cannot train any layer: the budget is below the smallest layer, "
-            f"which costs {cheapest:,.0f}; raise the budget or leave the device out"
+            f"which costs {cheapest:,.0f}; raise the budget or remove the device"
         )
     bare = np.flatnonzero(~instance.trainable())
     if len(bare):
@@ -195,7 +195,7 @@ def _list(devices: Sequence[int]) -> str:
 
 @dataclass(frozen=True)
 class ExpectedBias:
-    """The mean over cohorts; `error` is its standard error, zero where all were summed."""
+    """The mean over cohorts; `error` is its standard error, zero if all were summed."""
 
     mean: float
     error: float
@@ -205,8 +205,8 @@ class ExpectedBias:
 def expected_bias(plan: MaskPlan, participation: float, *, draws: int = 4000) -> ExpectedBias:
     """Return E[bias] when max(c N, 1) devices, drawn without replacement, form a round.
 
-    Devices of equal mask are interchangeable, so a cohort is how many of each mask came. These
-    are summed exactly if they are few, else drawn `draws` times with a fixed key.
+    Devices of equal mask are interchangeable, so a cohort is described by the number of devices
+    per mask. Cohorts are summed exactly if they are few, else drawn `draws` times with a fixed key.
 
     >>> from parsifl.masks import optimal
     >>> round(expected_bias(optimal([1, 1], [1, 2]), 0.5).mean, 6)
@@ -248,7 +248,7 @@ def _cohorts(counts: list[int], cohort: int) -> Iterator[tuple[int, ...]]:
 
 
 def _biases(sizes: Floats, kinds: Masks, came: Ints) -> Floats:
-    """Return the bias of each cohort, given how many of each mask came: [cohorts, kinds]."""
+    """Return the bias of each cohort, given its number of devices per mask: [cohorts, kinds]."""
     coverage = came @ kinds.astype(np.int64)
     gamma = np.zeros(len(came))
     for kind, mask in enumerate(kinds):

@@ -22,13 +22,13 @@ from parsifl.masks import heuristics
 from parsifl.masks.feasible_sets import fill
 from parsifl.masks.instance import Floats, Instance, Masks, value
 
-_FIRST_PENALTY = 0.01  # of d_w, per unit of distance to binary masks
+_FIRST_PENALTY = 0.01  # fraction of d_w, per unit of distance to binary masks
 _LAST_PENALTY = 10.0
 
 
 @dataclass(frozen=True, eq=False)
 class SCAResult:
-    """Rounded masks that keep the budgets, and how the iteration went."""
+    """Rounded masks within the budgets, and the course of the iteration."""
 
     masks: Masks
     iterations: int
@@ -41,8 +41,8 @@ def sca(
 ) -> SCAResult:
     """Run Algorithm 3 from the best of a sequential and 999 random designs, and round.
 
-    The relaxed masks are rounded at one half; where that breaks a budget, the layers with the
-    largest values are kept.
+    The relaxed masks are rounded at one half; if that exceeds a budget, the layers with the largest
+    values are kept.
     """
     if instance.tail.any():
         raise ConfigError(
@@ -71,7 +71,7 @@ def sca(
 
 
 def _better(instance: Instance, start: Masks, end: Masks) -> Masks:
-    """Return the end, unless the start was better."""
+    """Return the final masks, unless the initial ones were better."""
     return min((end, start), key=lambda masks: value(instance, masks, "J"))
 
 
@@ -93,9 +93,9 @@ class _Model:
         weights = instance.sizes / instance.total
         limits = np.minimum(instance.limits, instance.total) / instance.total
         ones = np.ones((devices, 1))
-        # shares up to 1 and coverages up to N are both brought to sqrt(N), for the solver's sake
+        # shares up to 1 and coverages up to N are both scaled to sqrt(N), for the solver
         self.scale = float(np.sqrt(devices))
-        # a variable of its own keeps the cones sparse: 100 devices in seconds, not minutes
+        # a separate variable keeps the cones sparse: 100 devices in seconds, not minutes
         cover = cvxpy.Variable((1, layers))
         summed = cvxpy.sum(self.mask, axis=0, keepdims=True) / self.scale
         covers = ones @ cover
@@ -124,7 +124,7 @@ class _Model:
         self.problem = cvxpy.Problem(goal, constraints)
 
     def solve(self, mask: Floats, share: Floats, penalty: float) -> tuple[Floats, Floats] | None:
-        """Solve around this point; None if the solver fails (then the old point stays)."""
+        """Solve around this point; None if the solver fails (the old point is then kept)."""
         cover = mask.sum(axis=0, keepdims=True) / self.scale
         scaled = share * self.scale
         self.mask0.value, self.share0.value, self.cover0.value = mask, scaled, cover
@@ -132,7 +132,7 @@ class _Model:
         self.norm.value = float((mask**2).sum())
         self.penalty.value = penalty
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # an inaccurate step is a step: it is rounded anyway
+            warnings.simplefilter("ignore")  # inaccurate steps suffice: masks are rounded later
             try:
                 self.problem.solve(solver=self.cvxpy.CLARABEL)
             except self.cvxpy.error.SolverError:

@@ -1,4 +1,4 @@
-"""The best masks, with a certificate: closed form, then bucketed programs and local search."""
+"""Find the best masks with a certificate: closed form, bucketed programs, local search."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from parsifl.masks.milp import MilpColumns, Program, knapsack_columns, set_colum
 from parsifl.masks.plan import MaskPlan, messages_of, plan_of
 
 _MOST_GROUPS = 24  # distinct budgets that enter one program; more are rounded
-_SMALL_PROGRAM = 400  # columns up to which many buckets at once pay off
+_SMALL_PROGRAM = 400  # number of columns up to which many buckets at once are worthwhile
 _RANDOM_STARTS = 1000  # as many as the paper's initialisation draws
 _EXCHANGE_STARTS = 12  # random designs that the exchange starts from, besides others
-_PROGRAMS: tuple[Objective, ...] = ("J", "bias")  # what the programs minimize
+_PROGRAMS: tuple[Objective, ...] = ("J", "bias")  # the objectives of the programs
 _REFINEMENTS = 1  # under a limit of nodes: the first program finds the masks, more prove more
 
 
@@ -49,11 +49,11 @@ def optimal(
     seconds: float = 15.0,
     nodes: int | None = None,
 ) -> MaskPlan:
-    """Find which layers each device should train, and prove how good that is.
+    """Find which layers each device should train, with a bound on the optimum.
 
-    Feasible designs keep every budget, train every layer that some device can afford, and leave
-    no device idle that can afford a layer. Without the last two the formula rewards training
-    nothing.
+    Feasible designs respect every budget, train every layer that some device can afford, and leave
+    no device idle that can afford a layer. Without the last two conditions the objective would
+    reward training nothing.
 
     Parameters
     ----------
@@ -62,16 +62,16 @@ def optimal(
     budgets
         psi_n, the number of parameters that device n may train. They may all differ.
     objective
-        "J", the paper's objective (9): bias + sum of slacks; "bias" alone; or "V", the variance
-        that layers lose by being averaged over fewer devices (see `parsifl.masks.instance`).
+        "J", the paper's objective (9): bias + sum of slacks; "bias" alone; or "V", the increase in
+        variance of layers that are averaged over fewer devices (see `parsifl.masks.instance`).
     weights
-        p_n, how much device n counts in the server's mean, such as its number of rows; None:
-        equally. Unequal weights and "V" are searched device by device, with a weaker bound.
+        p_n, the weight of device n in the server's mean, such as its number of rows; None: equal.
+        Unequal weights and "V" are searched device by device, with a weaker bound.
     seconds
-        When to stop looking for better masks or a better bound.
+        Time limit of the search for better masks or a better bound.
     nodes
-        Stop after this many branch-and-bound nodes of each program instead, and never look at the
-        clock: the same input then gives the same plan on every run.
+        Limit of branch-and-bound nodes per program, instead of the time limit: the same input then
+        gives the same plan in every run.
 
     Examples
     --------
@@ -171,7 +171,7 @@ def _check_limits(seconds: float, nodes: int | None) -> None:
 
 
 def replan(plan: MaskPlan, leave: Iterable[int], *, seconds: float = 15.0) -> MaskPlan:
-    """Plan again after devices left; masks that are still as good as the new ones are kept."""
+    """Plan again after devices left; keep old masks that are as good as the new ones."""
     gone = set(listed(leave, "leave", "the numbers of the devices that leave"))
     if unknown := gone - set(plan.devices):
         raise ConfigError(f"device {min(unknown)} cannot leave: it is not in the plan")
@@ -217,7 +217,7 @@ class _Search:
         self.least_slack = 0.0
 
     def done(self) -> bool:
-        """Return whether bound and value have met, or the time is over."""
+        """Return whether bound and value have met, or the time limit is reached."""
         met = self.value - self.bound <= 1e-6 * self.instance.total
         return met or (self.feasible() and time.perf_counter() > self.end)
 
@@ -234,7 +234,7 @@ class _Search:
             self.masks, self.value, self.method = masks, found, method
 
     def closed_form(self) -> None:
-        """Bound by the layer that the fewest can train; attained by one mask for the others.
+        """Bound by the layer that the fewest devices can train; attained by one mask for the rest.
 
         The devices that train that layer have gammas adding up to at least 1, every other device
         at least 1/N, and each device leaves at least the slack of its fullest set.
@@ -279,7 +279,7 @@ class _Search:
             self.polish(0.15)
 
     def polish(self, share: float) -> None:
-        """Run the local search from the best masks for a share of the time."""
+        """Run the local search from the best masks for a fraction of the time."""
         now = time.perf_counter()
         stop = min(self.end, now + share * (self.end - self.begin))
         better = improve(self.instance, self.masks, self.objective, self.catalogue, stop)
@@ -294,7 +294,7 @@ class _Search:
         high = _coarse(self.instance, up=True)
         columns = self._columns(high)
         if not exact and self.objective == "J":
-            # rounding budgets up blurs the slack: bound bias and slack apart
+            # rounding budgets up distorts the slack: bound bias and slack separately
             program = Program(high.instance, columns, (1,), "bias")
             answer = program.solve(0.1 * (self.end - self.begin), self.nodes, integral=False)
             self.bound = max(self.bound, answer.bound + self.least_slack)
@@ -346,7 +346,7 @@ class _Search:
         return sorted({round(1.0 / gamma) for gamma in paid[paid > 0]})
 
     def _finer(self, starts: tuple[int, ...], levels: list[int], width: int) -> tuple[int, ...]:
-        """Split the buckets at the coverages that were paid for; at first also above them."""
+        """Split the buckets at the coverages in use; at first also above them."""
         top = int(self.instance.affordable().sum(axis=0).max())
         best = gammas(self.masks)
         least = [round(1.0 / best.max())]

@@ -1,1 +1,1 @@
-"""Local work as pure functions, written for one client and run for many at once."""
+"""Solvers as pure functions, written for one client and run for many at once."""

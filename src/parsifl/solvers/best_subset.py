@@ -1,9 +1,9 @@
-"""Lossless best-subset search from sums over sites: the server's side, a step at a time.
+"""Lossless best-subset search from sums over sites: the steps of the server.
 
-A step takes the sums of loss, gradient and curvature at the coefficients that were asked for, and
-says what to ask next. Every answer serves three ends: it decides whether a trial is accepted (only
-if the true loss falls), it ranks the columns that are not in the model, and its curvature on the
-candidates makes the quadratic model on which `SubsetModel` exchanges units without any message.
+A step takes the sums of loss, gradient and curvature at the requested coefficients and returns the
+next request. Every answer serves three purposes: it decides whether a trial is accepted (only if
+the true loss decreases), it ranks the columns that are not in the model, and its curvature on the
+candidates defines the quadratic model on which `SubsetModel` exchanges units without messages.
 
 A trial on another support that cannot fall below the best loss is marked and not tried again. On
 the accepted support the steps are Newton's, damped. The search ends when Newton has converged, all
@@ -24,17 +24,17 @@ _ARMIJO = 1e-4
 _SHORTEST = 2.0**-14
 _INNER_STEPS = 4
 _REJECTIONS = 6
-"""Trials in a row that failed before the search ends."""
+"""Consecutive failed trials before the search ends."""
 _FAR = 25.0
-"""Standard deviations of the predictor beyond which a coefficient is taken to run off."""
+"""Standard deviations of the predictor beyond which a coefficient counts as divergent."""
 _POLISHED = 1e-4
 """The Newton decrement, relative to 1 + loss, above which a support is not yet left."""
 _WORTH = 1e-7
-"""The fall of the loss, relative to it, that an exchange must promise."""
+"""The relative decrease of the loss that an exchange must predict."""
 
 
 def advance(search: Search, sums: Sums, rules: Rules) -> Search:
-    """Take the answer to what was asked and return the next state."""
+    """Process the answer to the last request and return the next state."""
     if search.done:
         return search
     sums = penalised(sums, search.asked, rules)
@@ -74,7 +74,7 @@ def _accepted(search: Search, sums: Sums) -> Search:
 
 
 def _material(loss: float, before: float) -> bool:
-    """Return whether the loss fell enough that earlier failed exchanges no longer count."""
+    """Return whether the loss decreased so much that earlier failed exchanges may be retried."""
     return math.isinf(before) or loss < before - _POLISHED * abs(before)
 
 
@@ -132,7 +132,7 @@ def _refuse(search: Search, rules: Rules) -> Search:
 
 
 def _explore(search: Search, rules: Rules) -> Search:
-    """Decide at the accepted point: exchange, take a Newton step, look elsewhere, or end."""
+    """Decide at the accepted point: exchange, Newton step, other candidates, or end."""
     wanted = _wanted(search, rules)
     if not len(search.known) or not np.isin(np.flatnonzero(search.support), search.known).all():
         return _look(search, wanted)
@@ -190,7 +190,7 @@ def _explore(search: Search, rules: Rules) -> Search:
 
 
 def _unpolished(search: Search, rules: Rules, model: SubsetModel, here: Units) -> bool:
-    """Return whether the full support is so far from its minimum that no other compares with it."""
+    """Return whether the full support is too far from its minimum to compare with others."""
     if rules.quadratic or len(here) < rules.count:
         return False
     fit = model.fit(here)
@@ -205,7 +205,7 @@ def _value(model: SubsetModel, search: Search) -> float:
 
 
 def _moved(search: Search, target: Array, support: Mask, loss: float, model: SubsetModel) -> Search:
-    """Accept a point of a quadratic loss whose whole curvature is known: nothing need be asked."""
+    """Accept a point of a quadratic loss with known curvature, without a request."""
     change = model.curvature @ (target - search.coefficients)
     return replace(
         search,
@@ -217,13 +217,13 @@ def _moved(search: Search, target: Array, support: Mask, loss: float, model: Sub
 
 
 def _runs_off(search: Search, decrement: float, rules: Rules, fit: Fit) -> bool:
-    """Return whether the curvature is gone, or the loss flat where the coefficients are far out."""
+    """Return whether the curvature vanished, or the loss is flat at large coefficients."""
     inside = search.support & (search.scale > 0)
     if not inside.any() or (rules.ridge > 0).any():
         return False
     if (search.diagonal[inside] <= 1e-7 * search.scale[inside]).all():
         return True
-    # of what a column adds to the others no curvature is left
+    # the part of a column that is independent of the others has no curvature left
     left = 1 / np.maximum(np.square(fit.root).sum(0), 1e-300)
     if fit.full_rank and (left <= 1e-9 * search.diagonal[search.known[fit.columns]]).any():
         return True

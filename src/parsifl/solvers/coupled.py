@@ -31,7 +31,7 @@ from parsifl.solvers.update_rules import Aux, LinearTerm, Rule, move_towards_, s
 @final
 @dataclass(frozen=True)
 class Coupled(Rule):
-    """The rule of a personal model with an anchor (aux[0]) that moves after every step.
+    """The rule of a personal model with an anchor (aux[0]) that is updated after every step.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ class Coupled(Rule):
     always: tuple[int, ...] = ()
 
     def line(self) -> LinearTerm | None:
-        """Return decay theta - lam w_i, unless a smoothed norm bends it."""
+        """Return decay theta - lam w_i, unless there is a smoothed norm."""
         return None if self._smooth(self.gamma) else LinearTerm(self.decay, (-self.lam,))
 
     def before_(self, w: Tensor, aux: Aux, lr: float) -> None:
@@ -72,12 +72,12 @@ class Coupled(Rule):
             w.sub_(smooth, alpha=lr * self.gamma)
 
     def after_(self, w: Tensor, aux: Aux, lr: float) -> None:
-        """Shrink theta if proximal, then let the anchor follow it."""
+        """Shrink theta if proximal, then update the anchor."""
         self.shrink_(w, lr)
         self.follow_(aux[0], w)
 
     def slope(self, w: Tensor, anchor: Tensor) -> Tensor:
-        """Return what `before_` subtracts, divided by lr."""
+        """Return the term that `before_` subtracts, divided by lr."""
         slope = self.decay * w - self.lam * anchor
         return slope + self.gamma * self._sign(w) if self._smooth(self.gamma) else slope
 
@@ -112,16 +112,16 @@ class Coupled(Rule):
 @final
 @dataclass(frozen=True)
 class FixedAnchor(Rule):
-    """The same steps of theta while the anchor stays where it is."""
+    """The same steps of theta with a fixed anchor."""
 
     coupling: Coupled
 
     def line(self) -> LinearTerm | None:
-        """Return that of the coupling."""
+        """Return the line of the coupling."""
         return self.coupling.line()
 
     def before_(self, w: Tensor, aux: Aux, lr: float) -> None:
-        """Subtract lr times the slope of the coupling."""
+        """Subtract lr times the gradient of the coupling."""
         self.coupling.before_(w, aux, lr)
 
     def after_(self, w: Tensor, aux: Aux, lr: float) -> None:  # noqa: ARG002 - a rule's signature
@@ -133,7 +133,7 @@ def smooth_sign(x: Tensor, rho: float) -> Tensor:
     """Return tanh(x / rho), the derivative of rho log cosh(x / rho).
 
     It is computed as 2 sigmoid(2 x / rho) - 1, which is six times as fast as torch's tanh on CPUs.
-    The error is that of rounding numbers near 1, also where tanh is close to 0; 0 stays 0.
+    The absolute error is that of numbers near 1, even where tanh is close to 0; 0 stays 0.
 
     >>> smooth_sign(torch.tensor([-1.0, 0.0, 1.0]), 0.01)
     tensor([-1.,  0.,  1.])
@@ -200,7 +200,7 @@ class _Nested:
         return sgd(self.problem, theta, repeated, self.config, rule=rule, aux=(anchor,))
 
     def solve(self, theta: Params, anchor: Params, batch: Batch) -> Params:
-        """Take steps until the subproblem is solved: a solved client is masked, not left out."""
+        """Take steps until the subproblem is solved; solved clients are masked."""
         moving = batch.active
         for _ in range(self.inner):
             found = gradient(self.problem, theta, batch)
@@ -211,10 +211,10 @@ class _Nested:
         return theta
 
     def follow(self, anchor: Params, theta: Params, active: Tensor) -> Params:
-        """Move the anchor once."""
+        """Update the anchor once."""
         moved = {}
         for name, w in theta.items():
-            # a fresh tensor: the anchor may still be one that all clients of a batch share
+            # a new tensor: the anchor may still be shared by all clients of a batch
             moved[name] = torch.zeros_like(w).add_(anchor[name])
             self.rule.follow_(moved[name], w)
         return tree.where(active, moved, anchor)
@@ -240,10 +240,10 @@ def sparsify(
     floor: float,
     always: Mapping[str, tuple[int, ...]] | None = None,
 ) -> Params:
-    """Zero every entry below `threshold`, but keep the largest `floor` part of the whole model.
+    """Zero every entry below `threshold`, but keep the largest fraction `floor` of all entries.
 
     Entries in `always` (positions along the last axis, by parameter) are kept and not counted.
-    What is not a number stays, so that a model that diverged is seen to have diverged.
+    NaN values are kept, so that divergence remains visible.
 
     >>> sparsify({"w": torch.tensor([3.0, -0.2, 0.1, 0.0])}, threshold=1.0, floor=0.5)
     {'w': tensor([ 3.0000, -0.2000,  0.0000,  0.0000])}

@@ -7,16 +7,16 @@ from torch import Tensor
 
 from parsifl.core.problem import Restricted
 
-_SINE = 1e-4  # columns closer to the span of the others than this take the slower way
-_LOST = 1e-13  # normal equations lose eps / sine^2: where that is more, they are solved twice
+_SINE = 1e-4  # columns closer to the span of the others than this need the slower method
+_LOST = 1e-13  # the error eps / sine^2 above which normal equations are solved twice
 
 
 def least_squares(part: Restricted) -> Tensor:
     """Return the minimizers [clients, k] of quadratic losses on supports.
 
-    Where one is not unique (fewer rows than coefficients, equal columns), the one nearest to
-    `part.start` is taken: the correction has minimum norm, not the coefficients themselves, which
-    would stall.
+    If it is not unique (fewer rows than coefficients, equal columns), the minimizer nearest to
+    `part.start` is returned: the correction has minimum norm. Coefficients of minimum norm would
+    stall.
     """
     matrix = part.columns
     u = (matrix @ part.start[..., None])[..., 0] if part.u is None else part.u
@@ -44,7 +44,7 @@ def _correction(matrix: Tensor, residual: Tensor) -> Tensor:
 
 
 def _by_normal_equations(matrix: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-    """Solve by Cholesky, refined where needed; also say for whom that is nearly as good as QR."""
+    """Solve by Cholesky, refined if needed; also return where that is nearly as good as QR."""
     factor, sine = _cholesky(matrix.mT @ matrix)
     found = _solved(factor, matrix, residual)
     near = ~(sine**2 * _LOST > torch.finfo(sine.dtype).eps)
@@ -62,10 +62,10 @@ def _solved(factor: Tensor, matrix: Tensor, residual: Tensor) -> Tensor:
 def _cholesky(gram: Tensor) -> tuple[Tensor, Tensor]:
     """Factor Gram matrices (it may change their diagonals).
 
-    Also return the least sine between a column and the span of those before it, or NaN.
+    Also return the smallest sine between a column and the span of those before it, or NaN.
     """
     squares = gram.diagonal(dim1=1, dim2=2)
-    # an unused place (a zero row and column) gets an equation of its own, z = 0
+    # an unused position (a zero row and column) gets the equation z = 0
     squares += squares == 0
     factor, failed = torch.linalg.cholesky_ex(gram)
     if not gram.shape[-1]:
@@ -77,8 +77,8 @@ def _cholesky(gram: Tensor) -> tuple[Tensor, Tensor]:
 def _shortest(matrix: Tensor, residual: Tensor) -> Tensor:
     """Return the solution of minimum norm by SVD.
 
-    QR with pivoting (driver "gelsy") would be faster, but with torch 2.13 the same input gave
-    other bits from call to call.
+    QR with pivoting (driver "gelsy") would be faster, but with torch 2.13 its results differed
+    between calls with the same input.
     """
     limit = matrix.shape[1] * torch.finfo(matrix.dtype).eps
     found = torch.linalg.lstsq(matrix, residual[..., None], rcond=limit, driver="gelsd")
@@ -87,7 +87,7 @@ def _shortest(matrix: Tensor, residual: Tensor) -> Tensor:
 
 
 def solve_symmetric(system: Tensor, right: Tensor) -> Tensor:
-    """Solve positive semidefinite systems [clients, k, k]; where singular, by minimum norm."""
+    """Solve positive semidefinite systems [clients, k, k]; singular ones by minimum norm."""
     factor, sine = _cholesky(system.clone())
     trusted = sine > _SINE
     found = torch.cholesky_solve(right[..., None], factor)[..., 0]

@@ -39,19 +39,19 @@ def slope(problem: Problem, params: Params, batch: Batch, decay: float) -> Param
 
 
 def shifted(params: Params, factor: float, direction: Params) -> Params:
-    """Return params + factor * direction, without a copy in between."""
+    """Return params + factor * direction, without an intermediate copy."""
     return tree.map(lambda w, d: torch.add(w, d, alpha=factor), params, direction)
 
 
 def step_(params: Params, direction: Params, lr: float, batch: Batch, ragged: bool) -> None:
-    """Move in place; a client whose steps are used up stays."""
+    """Update in place, except clients without remaining steps."""
     for name, w in params.items():
         moved = direction[name] * batch.active if ragged else direction[name]
         w.sub_(moved, alpha=lr)
 
 
 def part(batch: Batch, number: int, count: int) -> Batch:
-    """Return one of `count` equal parts of the rows, with a key of its own."""
+    """Return one of `count` equal parts of the rows, with its own key."""
     size = len(batch.y) // count
     rows = slice(number * size, (number + 1) * size)
     key = keys.fold(batch.key, number)

@@ -34,9 +34,9 @@ class Pursuit:
     sparsity, prune
         How many atoms are kept, and how they are chosen in a dictionary.
     solve
-        Minimizes full local losses over supports for a block of clients; a key is given.
+        Minimizes full local losses over supports for a block of clients; receives a key.
     bound
-        Projects the model onto a ball; the number of leading client axes is given.
+        Projects the model onto a ball; receives the number of leading client axes.
     """
 
     sparsity: Sparsity
@@ -78,7 +78,7 @@ class Pursuit:
         return found, short
 
     def _template(self, current: Tensor, batches: Batches, full: Batches) -> Tensor:
-        """Return coefficients without data, after the products whose operations are counted."""
+        """Run only the products whose operations are counted; return coefficients without data."""
         width, merged = current.shape[-1], 3 * self.sparsity.count(current.shape[-1])
         rows = full.index.shape[1]
         for _ in range(len(batches)):
@@ -127,10 +127,10 @@ class Pursuit:
     ) -> tuple[Tensor, Tensor]:
         """Return the next iterate, and its predictions for all rows."""
         always = problem.unpenalized.get(problem.name, ())
-        if problem.gram is not None:  # correlations: the lengths of atoms must not matter
+        if problem.gram is not None:  # correlations: the norms of atoms must not matter
             slope = slope / dictionary.lengths(problem.gram).clamp(min=_tiny(slope))
         merged = self.sparsity.mask(slope, always, lead=1, multiple=2, select=largest_now)
-        # as many places for every client, so that no client depends on the others of its block
+        # the same width for every client, so that no client depends on the others of its block
         width, by_row = current.shape[-1], self._by_row(current)
         room = min(self.sparsity.count(width, 3) + len(always), width) if by_row else 0
         index, valid = places(merged.logical_or_(nonzero_now(current)), room)
@@ -142,14 +142,14 @@ class Pursuit:
             raise CapabilityError(
                 "prune='cost' needs scope='row' and a problem without a dictionary; use 'largest'"
             )
-        if short:  # only merged coefficients can survive: choose among them
+        if short:  # only merged coefficients can be kept: select among them
             count = self.sparsity.count(width)
             if by_cost:
                 exempt = torch.isin(index, torch.tensor(always, device=index.device))
                 found = without_the_cheapest(part, found, valid, exempt, count)
             else:
                 found = torch.where(largest_now(found, count), found, 0.0)
-        # unused places point at coefficient 0, whose own value must survive: add, do not set
+        # unused positions refer to coefficient 0, whose value must be kept: add, do not set
         full = torch.zeros_like(current).scatter_add_(-1, index, found)
         moved = self.bound(problem, full if short else self.pruned(problem, full, lead=1), 1)
         if problem.gram is None:  # its support is within the merged one, whose columns are known
@@ -219,12 +219,12 @@ def _tiny(like: Tensor) -> float:
 def without_the_cheapest(
     part: Restricted, found: Tensor, valid: Tensor, exempt: Tensor, count: int
 ) -> Tensor:
-    """Remove coefficients one by one until `count` a row are left beside the exempt ones.
+    """Remove coefficients one by one until `count` per row are left besides the exempt ones.
 
     On the quadratic model with Hessian H, setting b_j to zero costs b_j^2 / [H^-1]_jj. The cheapest
-    one goes, and the others move to where they are best without it. Of two columns that are nearly
-    multiples of each other both have large coefficients, and one can be removed at no cost; then
-    the other is expensive.
+    one is removed, and the others are re-optimized. Two columns that are nearly multiples of each
+    other both have large coefficients; one of them can be removed at no cost, after which the
+    other is expensive.
     """
     alive = valid.expand_as(found).flatten(1)
     used = alive.to(found.dtype)
@@ -252,13 +252,13 @@ def without_the_cheapest(
 
 
 def _places_of(index: Tensor, rows: Tensor) -> Tensor:
-    """Return where each row number of [clients, steps, b] is among those of its client."""
+    """Return the index of each row number of [clients, steps, b] among those of its client."""
     ordered, order = rows.sort(1)
     return order.gather(1, torch.searchsorted(ordered, index.flatten(1))).reshape(index.shape)
 
 
 def _lengths(weight: Tensor) -> list[int]:
-    """Return how many places of [clients, steps, b] come before the padding, step by step."""
+    """Return how many entries of [clients, steps, b] precede the padding in each step."""
     numbers = torch.arange(1, weight.shape[2] + 1)
     lengths: list[int] = (numbers * (weight != 0).any(0)).amax(1).clamp(min=1).tolist()
     return lengths

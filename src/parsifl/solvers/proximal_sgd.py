@@ -1,7 +1,7 @@
 """Proximal SGD for a component p that is added to a fixed offset w: minimize f(w + p) + R(p).
 
-The walk is done in z = w + p, so the loss is the problem's own and every executor that knows plain
-SGD knows this one too; only the rule sees the offset and p.
+SGD runs on z = w + p, so the loss is the problem's own and every executor that supports plain SGD
+supports this too; only the rule uses the offset and p.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ProximalRule(Rule):
     """w <- prox(w) after each step.
 
     "sparse" is the l1 norm (soft thresholding of every entry), "low-rank" the nuclear norm
-    (of matrices and convolutions; other tensors are left alone).
+    (of matrices and convolutions; other tensors are unchanged).
     """
 
     penalty: Penalty = "sparse"
@@ -48,8 +48,8 @@ class ProximalRule(Rule):
 class ComponentRule(Rule):
     """p <- prox(p + step of z), z <- w + p, with weight decay on p; w = aux[0], p = aux[1].
 
-    p is carried along, not read off as z - w: that would round it to the last digit of w, and
-    where lr * strength is smaller still, nothing would ever shrink.
+    p is stored, not computed as z - w: that would round it to the precision of w, and if lr *
+    strength is smaller than that, nothing would ever shrink.
     """
 
     moves_aux: ClassVar[bool] = True
@@ -58,7 +58,7 @@ class ComponentRule(Rule):
     weight_decay: float = 0.0
 
     def line(self) -> LinearTerm | None:
-        """Return no term at all without decay."""
+        """Return no term if there is no decay."""
         return None if self.weight_decay else LinearTerm()
 
     def before_(self, w: Tensor, aux: Aux, lr: float) -> None:
@@ -67,7 +67,7 @@ class ComponentRule(Rule):
             w.sub_(aux[1], alpha=lr * self.weight_decay)
 
     def after_(self, w: Tensor, aux: Aux, lr: float) -> None:
-        """Move p by the step that z has taken, apply the operator, and set z to w + p."""
+        """Update p by the step of z, apply the operator, and set z to w + p."""
         offset, p = aux
         p.add_(w - (offset + p))
         self.prox.after_(p, (), lr)
@@ -86,8 +86,8 @@ def fit_component(
 ) -> Params:
     """Return the component p after one proximal step of f(offset + p) for each batch.
 
-    Weight decay applies to p, not to the offset. Buffers of the component are those of the sum: the
-    forward pass of f(offset + p) moves them.
+    Weight decay applies to p, not to the offset. Buffers of the component are those of the sum,
+    updated by the forward pass of f(offset + p).
     """
     if len(batches) == 0:
         return component

@@ -1,8 +1,8 @@
-"""Minimizing losses over supports: exactly, or by one of several inner solvers.
+"""Minimize losses over supports, exactly or by one of several inner solvers.
 
-They take a block of clients at once (leading axis), start at the current coefficients, and let a
-client rest once it is within `delta` of its minimizer: by the gradient over the least curvature if
-the loss is quadratic, by the length of the step otherwise.
+Solvers take a block of clients at once (leading axis) and start at the current coefficients. A
+client stops once it is within `delta` of its minimizer, estimated by the gradient over the smallest
+curvature if the loss is quadratic, and by the length of the step otherwise.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from parsifl.solvers.least_squares import least_squares, solve_symmetric
 
 _NEWTON_STEPS = 25
 _HALVINGS = 8
-_ENTRIES = 1 << 17  # of Hessians that are solved at once: more do not stay in the cache
+_ENTRIES = 1 << 17  # Hessians that are solved at once: more would exceed the cache
 
 Move = Callable[[Tensor, int, Tensor], Tensor]
-"""The change of z in a step; that of clients which are not going is not used."""
+"""The change of z in a step; that of stopped clients is not used."""
 
 
 def predictor(part: Restricted, z: Tensor) -> Tensor:
@@ -62,7 +62,7 @@ def hessian(part: Restricted, z: Tensor) -> Tensor:
 
 
 def class_columns(part: Restricted) -> Tensor:
-    """Return the columns of each class, [clients, classes, n, k], zero in unused places."""
+    """Return the columns of each class, [clients, classes, n, k], zero in unused positions."""
     places, padded = part.places, functional.pad(part.columns, (0, 1))
     if places is None:
         return part.columns[:, None]
@@ -71,21 +71,21 @@ def class_columns(part: Restricted) -> Tensor:
 
 
 def minimize(part: Restricted) -> Tensor:
-    """Return the exact minimizers: by least squares, or by Newton until nothing moves."""
+    """Return the exact minimizers: by least squares, or by Newton's method to convergence."""
     return least_squares(part) if part.scale is not None else newton(part)
 
 
 def newton(part: Restricted, delta: float = 0.0, steps: int = _NEWTON_STEPS) -> Tensor:
-    """Take Newton steps, each cut to the best of a few halvings (or to none).
+    """Take Newton steps, each reduced to the best of a few halvings (or to zero).
 
-    Where the loss has no minimizer on the support (separable classes without l2), the steps end
+    If the loss has no minimizer on the support (separable classes without l2), the steps end
     at a finite point of small loss.
     """
     most = max(1, _ENTRIES // max(1, part.start.shape[1:].numel()) ** 2)
 
     def move(z: Tensor, _: int, going: Tensor) -> Tensor:
         change = torch.zeros_like(z)
-        for some in torch.split(going.nonzero()[:, 0], most):  # no costly step in vain
+        for some in torch.split(going.nonzero()[:, 0], most):  # skip stopped clients
             change[some] = _newton_step(_members(part, some), z[some])
         return change
 
@@ -100,7 +100,7 @@ def _newton_step(part: Restricted, z: Tensor) -> Tensor:
 
 
 def _members(part: Restricted, some: Tensor) -> Restricted:
-    """Return the losses of some of the clients, by their places in order."""
+    """Return the losses of some of the clients, by position."""
     if len(some) == len(part.start):
         return part
     return replace(
@@ -117,7 +117,7 @@ def _members(part: Restricted, some: Tensor) -> Restricted:
 
 
 def _longest_good(fractions: Tensor, losses: Tensor) -> Tensor:
-    """Return, for each client, the longest step whose loss is the least, up to rounding."""
+    """Return for each client the longest step with the smallest loss, up to rounding."""
     finite = losses.nan_to_num(nan=torch.inf)
     least = finite.amin(0)
     good = finite <= least + 1e-13 * (1 + least.abs())
@@ -125,7 +125,7 @@ def _longest_good(fractions: Tensor, losses: Tensor) -> Tensor:
 
 
 def gradient_descent(part: Restricted, delta: float = 0.0, steps: int = 50) -> Tensor:
-    """Take gradient steps of length 1 / L, L being the largest curvature on the support.
+    """Take gradient steps of length 1 / L, where L is the largest curvature on the support.
 
     If the loss is quadratic, all steps are taken at once.
     """
@@ -138,8 +138,8 @@ def gradient_descent(part: Restricted, delta: float = 0.0, steps: int = 50) -> T
 def _descend_at_once(part: Restricted, delta: float, steps: int) -> Tensor:
     r"""Take k gradient steps on a quadratic loss: z - H^+ (1 - (1 - H / L)^k) g, by eigenvalues.
 
-    The cost does not depend on k. Supports that are wider than the rows and have no ridge use the
-    Gram matrix of the rows.
+    The cost does not depend on k. Supports with more columns than rows and no ridge use the Gram
+    matrix of the rows.
     """
     largest, least = curvatures(part)
     slope = gradient(part, part.start)
@@ -163,7 +163,7 @@ def _descend_at_once(part: Restricted, delta: float, steps: int) -> Tensor:
 
 
 def _steps_taken(kept: Tensor, along: Tensor, shortest: Tensor, steps: int) -> Tensor:
-    """Return how many steps have a gradient that is longer than `shortest`; they get no longer."""
+    """Return how many steps have a gradient longer than `shortest`; gradients never grow."""
     low = torch.zeros(len(kept), dtype=kept.dtype)
     high = torch.full_like(low, steps)
     for _ in range(steps.bit_length()):
@@ -223,8 +223,8 @@ def _reduced(
 def curvatures(part: Restricted) -> tuple[Tensor, Tensor]:
     """Return each client's largest and least positive curvature (by the smaller Gram matrix).
 
-    Along directions without curvature nothing moves. The largest one bounds that of any loss, the
-    least one holds for quadratic losses.
+    Directions without curvature are ignored. The largest value is a bound for any loss, the
+    smallest one only for quadratic losses.
     """
     root = class_columns(part) * part.weight.sqrt()[:, None, :, None]
     gram = root.mT @ root if root.shape[-2] > root.shape[-1] else root @ root.mT
@@ -259,7 +259,7 @@ def _bound(part: Restricted) -> float:
 
 
 def _sample(part: Restricted, key: Tensor, batch: int, step: int) -> Restricted:
-    """Draw rows with replacement; their weighted sum is right on average."""
+    """Draw rows with replacement; their weighted sum is unbiased."""
     total = part.rows[:, None]
     draws = torch.stack([keys.uniform(each, (batch,), salt=step) for each in key])
     rows = (draws * total).to(torch.long).minimum(total - 1)
@@ -277,7 +277,7 @@ def _spread(values: Tensor, like: Tensor) -> Tensor:
 
 
 def _walk(z: Tensor, move: Move, shortest: float | Tensor, steps: int) -> Tensor:
-    """Take steps until each client's step is not longer than `shortest`."""
+    """Take steps until no client's step is longer than `shortest`."""
     going = torch.ones(len(z), dtype=torch.bool)
     for step in range(steps):
         change = move(z, step, going)

@@ -1,4 +1,4 @@
-"""Optimizers for the server: they move its parameters towards the clients' mean.
+"""Server optimizers, which update the parameters from the clients' mean.
 
 References
 ----------
@@ -18,7 +18,7 @@ from parsifl.core.problem import Params
 
 
 class ServerOptimizer(Protocol):
-    """Moves the server's parameters; the change `mean - previous` is minus a pseudo-gradient."""
+    """Updates the server's parameters; `mean - previous` is the negative pseudo-gradient."""
 
     def init(self, params: Params) -> Any:
         """Return the first state."""
@@ -29,7 +29,7 @@ class ServerOptimizer(Protocol):
         ...
 
     def state_type(self) -> Any:
-        """Return the type of the state, which checkpoints are read by."""
+        """Return the type of the state, for reading checkpoints."""
         ...
 
 
@@ -82,7 +82,7 @@ class Adam:
 
 @dataclass(frozen=True)
 class Sgd:
-    """SGD on the pseudo-gradient; with `lr` = 1 and no momentum it changes nothing.
+    """SGD on the pseudo-gradient; with `lr` = 1 and no momentum it has no effect.
 
     Parameters
     ----------
@@ -97,7 +97,7 @@ class Sgd:
         config.check(self)
 
     def init(self, params: Params) -> Params:
-        """Start at rest."""
+        """Start with zero velocity."""
         return tree.zeros_like(params)
 
     def step(self, previous: Params, mean: Params, state: Params) -> tuple[Params, Params]:

@@ -31,14 +31,14 @@ def sgd(
 ) -> Params:
     """Return the parameters after one SGD step for each batch.
 
-    Gradients move the trainable leaves. The forward pass moves the buffers, if there are any.
+    Gradients update the trainable leaves. The forward pass updates the buffers, if there are any.
 
     Parameters
     ----------
     params
         The parameters that are trained; they are not changed.
     rule, aux
-        What the algorithm adds to each step, with its auxiliary trees (keyed like `params`).
+        The term that the algorithm adds to each step, with auxiliary trees (keyed like `params`).
     frozen
         Parameters that the loss reads but that are not trained: they get no weight gradient.
     """
@@ -55,7 +55,7 @@ def sgd_pair(
     aux: tuple[Params, ...] = (),
     frozen: Params | None = None,
 ) -> tuple[Params, tuple[Params, ...]]:
-    """Run `sgd` and also return the auxiliary trees, which a rule may move."""
+    """Run `sgd` and also return the auxiliary trees, which a rule may change."""
     if len(batches) == 0:
         return dict(params), aux
     network, fixed = fused.network_for(problem, batches), frozen or {}
@@ -79,7 +79,7 @@ def sgd_pair(
 def gradient(
     problem: Problem, params: Params, batch: Batch, frozen: Params | None = None
 ) -> Params:
-    """Return the gradient of the loss, under vmap (fused where that is possible) or outside.
+    """Return the gradient of the loss, under vmap (fused if possible) or outside.
 
     The gradient of a buffer is zero.
     """
@@ -108,8 +108,8 @@ def gradient_and_buffers(
         return grad_once(loss, params)
     if is_transformed():
         return torch.func.grad(loss, has_aux=True)(params)  # type: ignore[no-any-return]  # torch
-    # outside, plain autograd saves a third of the time of small models, and images with the
-    # channels last a sixth of the time of convolutions
+    # outside vmap, plain autograd saves a third of the time of small models, and channels last
+    # saves a sixth of the time of convolutions
     if isinstance(batch.x, Tensor) and batch.x.ndim == 4 and _may_put_channels_last(params, fixed):
         batch = replace(batch, x=batch.x.contiguous(memory_format=torch.channels_last))
     leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
@@ -123,21 +123,21 @@ def gradient_and_buffers(
 def _may_put_channels_last(*trees: Params) -> bool:
     # oneDNN (up to 3.12 at least) writes past its memory in the gradient of a 1 x 1 convolution
     # with a stride, channels last and fewer than 16 of them (uxlfoundation/oneDNN#6035). The
-    # stride is not to be seen here, so those without one lose the layout as well.
+    # stride is unknown here, so convolutions without one lose the layout as well.
     weights = (value for params in trees for value in params.values() if value.ndim == 4)
     return not any(weight.shape[1] < 16 and weight.shape[2:].numel() == 1 for weight in weights)
 
 
 def owned(params: Params, batches: Batches) -> Params:
     """Return a copy that may be changed in place; needs at least one batch."""
-    # Adding a zero that stems from the batch gives each client its own copy under vmap, where a
+    # Adding a zero that depends on the batch gives each client its own copy under vmap, where a
     # leaf shared by all clients could not be updated in place.
     zero = batches.weight[0, 0] * 0
     return {name: value + zero.to(value.dtype) for name, value in params.items()}
 
 
 class _Walk:
-    """The moving parts of one SGD run: parameters, auxiliary trees and momentum."""
+    """The state of one SGD run: parameters, auxiliary trees and momentum."""
 
     def __init__(
         self, rule: Rule, config: SgdConfig, params: Params, aux: tuple[Params, ...]
@@ -152,7 +152,7 @@ class _Walk:
         self._follows = type(rule).after_ is not Rule.after_
 
     def step(self, gradient: Params, batch: Batch, *, ragged: bool) -> None:
-        """Take one step in place; a client whose steps are used up keeps its values."""
+        """Take one step in place; a client without remaining steps keeps its values."""
         before = self._snapshot() if ragged else None
         for name, w in self.params.items():
             aux = tuple(part[name][None] for part in self.aux)
@@ -165,7 +165,7 @@ class _Walk:
         if decay:
             gradient = gradient + decay * w
         if momentum:
-            # The rule's term belongs inside the velocity: read it off a trial application.
+            # The rule's term belongs in the velocity: obtain it from a trial application.
             trial = w.clone()
             self.rule.before_(trial[None], aux, lr)
             velocity = self.velocity[name]

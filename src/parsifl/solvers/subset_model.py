@@ -1,11 +1,11 @@
 """Best subsets of a quadratic model: exchange, splicing and a proof of optimality. No messages.
 
-The model is q(z) = z'Hz / 2 - r'z. A *unit* is what enters or leaves as a whole: one column, or
-the columns of a group. Some columns are always in. With P = [H_AA]^-1 and the minimiser z on the
-columns A, taking column i out costs z_i^2 / (2 P_ii), and putting j in gains
+The model is q(z) = z'Hz / 2 - r'z. A *unit* is added or removed as a whole: one column, or
+the columns of a group. Some columns are always included. With P = [H_AA]^-1 and the minimiser z on
+the columns A, removing column i costs z_i^2 / (2 P_ii), and adding j gains
 res_j^2 / (2 S_jj), where res = r - H z and S is the Schur complement of A: the table of all
-exchanges follows from one product. A large |z_i| says nothing: of two nearly equal columns both
-have one, and taking out either costs nothing.
+exchanges follows from one product. A large |z_i| is no evidence: two nearly equal columns both
+have one, and removing either costs nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _DEPENDENT = 1e-10
 """A column whose Schur complement is smaller, relative to its curvature, adds nothing."""
 _SINGULAR = 1e-12
 _BARRED = 20
-"""How many chosen units are barred in turn, to see what comes out without them."""
+"""How many selected units are excluded in turn, to search without them."""
 _EQUAL = 1e-10
 _PERFECT = 1e-22
 
@@ -56,7 +56,7 @@ class SubsetModel:
     units
         The columns of each unit.
     always
-        Columns that belong to every subset, and to no unit.
+        Columns that belong to every subset and are not part of a unit.
     """
 
     curvature: Array
@@ -74,16 +74,16 @@ class SubsetModel:
 
     @cached_property
     def _unit_columns(self) -> Indices:
-        """The column of every unit, where each has one."""
+        """The column of every unit, if each has one."""
         return np.array([unit[0] for unit in self.units], np.int64)
 
     def columns(self, chosen: Iterable[int]) -> Indices:
-        """Return the columns of some units and those that are always in, ascending."""
+        """Return the columns of some units and those that are always included, ascending."""
         parts = [self.always, *(self.units[unit] for unit in chosen)]
         return np.sort(np.concatenate(parts).astype(np.int64))
 
     def fit(self, chosen: Iterable[int]) -> Fit:
-        """Minimise over some units; of dependent columns the shortest solution is taken."""
+        """Minimise over some units; for dependent columns, return the solution of least norm."""
         columns = self.columns(chosen)
         inner = self.curvature[np.ix_(columns, columns)]
         right = self.target[columns]
@@ -93,7 +93,7 @@ class SubsetModel:
         return Fit(columns, float(z @ (inner @ z) / 2 - right @ z), z, root, full_rank)
 
     def gains(self, fit: Fit) -> Array:
-        """Return by how much each unit would lower the value beside the columns of a fit."""
+        """Return by how much adding each unit to the columns of a fit would lower the value."""
         rows = self.curvature[fit.columns]
         residual = self.target - fit.coefficients @ rows
         through = fit.root @ rows
@@ -112,7 +112,7 @@ class SubsetModel:
         return float(np.square(root @ residual[unit]).sum() / 2)
 
     def costs(self, fit: Fit, chosen: Units) -> Array:
-        """Return by how much the value would rise without each of the chosen units."""
+        """Return by how much removing each of the selected units would raise the value."""
         if not fit.full_rank:
             return np.array([self.fit(_without(chosen, u)).value - fit.value for u in chosen])
         if self._single:
@@ -144,10 +144,10 @@ class SubsetModel:
         start
             Units to begin with.
         forbidden
-            Subsets that are left out.
+            Subsets that are excluded.
         thorough
-            Also begins from forward selection with exchanges at every size, and tries what comes
-            out when each chosen unit is barred.
+            Also starts from forward selection with exchanges at every size, and searches with each
+            selected unit excluded.
         least
             An exchange must lower the value by more than this.
         """
@@ -193,7 +193,7 @@ class SubsetModel:
         return tuple(sorted(chosen))
 
     def backward(self, count: int) -> Units:
-        """Take away the unit that costs least, from the best few of all units."""
+        """Remove the unit that costs least, starting from the best few of all units."""
         size = min(len(self.units), 3 * count + 20)
         chosen = tuple(
             np.sort(np.argsort(-self.gains(self.fit(())), kind="stable")[:size]).tolist()
@@ -211,7 +211,7 @@ class SubsetModel:
         least: float = 0.0,
         splice: bool = True,
     ) -> Units:
-        """Exchange (and splice) until nothing lowers the value any more."""
+        """Exchange (and splice) until the value no longer decreases."""
         fit = self.fit(chosen)
         while not self._minimal(fit):
             enough = fit.value - max(least, _EQUAL * abs(fit.value))
@@ -288,9 +288,9 @@ class SubsetModel:
     def bound(self, incumbent: Units, count: int, nodes: int = 20_000) -> tuple[float, Units, int]:
         """Return a lower bound over all subsets of `count` units, by branch and bound.
 
-        Also the best subset met, and the number of nodes; the search stops at `nodes`. A node is
-        a set of units that may be used and those among them that must be; the model on all that
-        may be used bounds every subset of it.
+        Also return the best subset found, and the number of nodes; the search stops at `nodes`. A
+        node is a set of units that may be used and those among them that must be used; the model
+        on all units that may be used bounds every subset of it.
         """
         best, value = incumbent, self.fit(incumbent).value
         everything = tuple(range(len(self.units)))
@@ -307,13 +307,13 @@ class SubsetModel:
                 best, value = allowed, lowest
                 continue
             fit = self.fit(allowed)
-            # of dependent columns nothing is known but that a removal cannot lower the value
+            # for dependent columns it is only known that a removal cannot lower the value
             costs = self.costs(fit, allowed) if fit.full_rank else np.zeros(len(allowed))
             free = [(c, u) for c, u in zip(costs.tolist(), allowed, strict=True) if u not in forced]
             free.sort(reverse=True)
             must = set(forced)
             for cost, unit in free:  # the most expensive removal first: it is pruned at once
-                if len(must) == count:  # nothing else may be chosen
+                if len(must) == count:  # nothing else may be selected
                     only = tuple(sorted(must))
                     found = self.fit(only).value
                     if found < value - slack:

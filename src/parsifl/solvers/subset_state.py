@@ -1,4 +1,4 @@
-"""The state of a best-subset search between two rounds, and the rules that it follows."""
+"""The state of a best-subset search between two rounds, and its rules."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ALWAYS, NEVER = -1, -2
 
 
 class Phase(IntEnum):
-    """What the coefficients that are asked for are."""
+    """The purpose of the requested coefficients."""
 
     LOOK = 0
     """The accepted ones, with other candidates."""
@@ -25,30 +25,30 @@ class Phase(IntEnum):
     POLISH = 2
     """On another support, a Newton step further."""
     NEWTON = 3
-    """On the accepted support, or one that holds it, a Newton step."""
+    """On the accepted support, or one that contains it, a Newton step."""
     CONVERGED = 4
     STALLED = 5
-    """Rounding, or a flat loss, leaves no further fall."""
+    """Rounding, or a flat loss, prevents a further decrease."""
     SEPARATED = 6
-    """The loss falls for ever: classes, or events, can be separated."""
+    """The loss decreases without bound: classes, or events, are separated."""
 
 
 @dataclass(frozen=True, eq=False)
 class Rules:
-    """What is searched for.
+    """The constraints and settings of a search.
 
     Attributes
     ----------
     width
         The number of coefficients.
     count
-        How many units may be chosen.
+        Maximum number of selected units.
     labels
-        The unit of each coefficient; ALWAYS and NEVER for one that is always, or never, in.
+        The unit of each coefficient; ALWAYS or NEVER for one that is always or never in the model.
     ridge
         The l2 strength of each coefficient, for a loss that is a mean over rows.
     candidates
-        How many columns beside the support are candidates.
+        How many columns besides the support are candidates.
     quadratic
         Whether the curvature is constant.
     precision
@@ -70,11 +70,11 @@ class Rules:
 
     @property
     def slack(self) -> float:
-        """What rounding may do to a comparison of losses, relative to them."""
+        """The relative rounding error of a comparison of losses."""
         return 50 * self.precision
 
     def places(self, positions: Indices) -> tuple[list[Indices], Indices, Indices]:
-        """Return columns by unit, those always in, and the units' labels, within `positions`."""
+        """Return columns by unit, columns always included, and unit labels, within `positions`."""
         labels = self.labels[positions]
         names = np.unique(labels[labels >= 0])
         if len(names) == np.count_nonzero(labels >= 0):
@@ -104,19 +104,19 @@ class Search:
     Attributes
     ----------
     coefficients, support, loss
-        What is accepted; the loss includes the l2 term.
+        The accepted model; the loss includes the l2 term.
     rows
         The sum of weights that the accepted loss is over.
     gradient, diagonal, known, curvature
         The sums at the accepted coefficients: the curvature is on the columns `known`.
     asked, asked_support, candidates
-        What the sites are asked next.
+        The next request to the sites.
     phase
-        What that is.
+        The purpose of this request.
     pivot, direction, pivot_loss, decrement, step
         A line search: `asked` is pivot - step * direction.
     tries, failures
-        Newton steps on the trial support, and trials in a row that failed.
+        Newton steps on the trial support, and consecutive failed trials.
     refused
         Supports that are not tried again, as rows of unit labels.
     scale
@@ -147,14 +147,14 @@ class Search:
 
     @property
     def done(self) -> bool:
-        """Whether there is nothing left to ask."""
+        """Whether there are no further requests."""
         return self.phase >= Phase.CONVERGED
 
 
 def begin(rules: Rules, start: Array) -> Search:
-    """Return the state before the first answer: the model without units is asked for.
+    """Return the state before the first answer, which requests the model without units.
 
-    Of `start` only the coefficients that are always in are read.
+    Only the always-included coefficients of `start` are used.
     """
     always = rules.labels == ALWAYS
     everything = rules.width <= rules.candidates + np.count_nonzero(always)

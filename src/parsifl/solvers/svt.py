@@ -3,9 +3,9 @@ r"""Singular value thresholding: the proximal operator of the nuclear norm.
 .. math:: X = U \operatorname{diag}(\sigma) V^T \;\mapsto\;
           U \operatorname{diag}(\max(\sigma - \tau, 0)) V^T
 
-A full decomposition computes both sets of singular vectors for every singular value. Cheaper ways,
-exact enough for this: the factors of the last round show where the survivors are; else the Gram
-matrix on the thin side gives one set, from which the other follows by a product.
+A full decomposition computes both sets of singular vectors for every singular value. There are
+cheaper methods with sufficient accuracy: start from the factors of the last round; otherwise the
+Gram matrix of the thin side gives one set, from which the other follows by a product.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from parsifl.core.leaves import LowRank, dematricize, factored, matricize
 from parsifl.core.problem import Params
 
 Compact = dict[str, Tensor | LowRank]
-"""Parameters in which a layer may be a pair of factors."""
+"""Parameters, with layers as tensors or pairs of factors."""
 
 Factors = tuple[Tensor, Tensor]
 TRUSTED = 0.01
-"""Share of the largest singular value down to which one Gram matrix is believed, if the threshold
-is far smaller still; twice as much if not, since errors count most near the threshold."""
+"""Fraction of the largest singular value down to which one Gram matrix is accurate, if the
+threshold is far smaller; else twice as much, because errors matter most near the threshold."""
 DIRECT = 100
 """Up to this many rows a direct decomposition is as fast."""
 SWEEPS = 3
-"""Subspace iterations from a guess, before the residual is looked at."""
+"""Subspace iterations from a guess before the residual is checked."""
 TRIALS = 2
-"""How often it is looked at before the guess is given up."""
+"""How often the residual is checked before the guess is abandoned."""
 RESIDUAL = 100
 """Largest residual of a guess, in units of rounding errors of the largest singular value."""
 STRIPS = 4
@@ -50,10 +50,10 @@ def has_rank(shape: tuple[int, ...]) -> bool:
 
 
 def svt(matrix: Tensor, threshold: float, guess: Factors | None = None) -> Factors:
-    """Return factors `left @ right` of the thresholded matrix; their rank is what survived.
+    """Return factors `left @ right` of the thresholded matrix, of its rank.
 
     In float32 the error (spectral norm, relative to the largest singular value) was at most 2e-5
-    on spectra chosen to be hard: fallen over five decades, clustered at tau, few or none small. A
+    on difficult spectra: decaying over five decades, clustered at tau, few or none small. A
     direct decomposition in float32 reaches 2e-5 at clusters and 1e-6 to 3e-6 elsewhere.
 
     Parameters
@@ -61,10 +61,10 @@ def svt(matrix: Tensor, threshold: float, guess: Factors | None = None) -> Facto
     matrix
         X, of shape [d1, d2].
     threshold
-        tau; singular values at or below it vanish.
+        tau; singular values at or below it become zero.
     guess
-        Factors of a matrix near X, say of the last round: they save work, and add an error of at
-        most 100 rounding errors of the largest singular value.
+        Factors of a matrix near X, such as that of the last round. They save work, and add an
+        error of at most 100 rounding errors of the largest singular value.
 
     Examples
     --------
@@ -105,12 +105,12 @@ def _direct(matrix: Tensor, threshold: float) -> Factors:
 
 
 def _warm(matrix: Tensor, threshold: float, start: Tensor) -> Factors | None:
-    """Iterate the subspace of a guess, with room for newcomers; None if it was too small.
+    """Iterate the subspace of a guess, with some extra dimensions; None if it was too small.
 
     With right singular vectors V of the part of X in the subspace B, for all values above tau / 2,
-    the result is exact for X - R, R = (X V - B B^T X V) V^T, if what is left of X outside of B is
-    at most tau / 2 too. Thresholding brings no two matrices further apart: the error is at most
-    the Frobenius norm of R, which must be of the order of rounding errors.
+    the result is exact for X - R, R = (X V - B B^T X V) V^T, if the part of X outside B is at most
+    tau / 2 too. Thresholding is non-expansive: the error is at most the Frobenius norm of R, which
+    must be of the order of rounding errors.
     """
     room = max(16, start.shape[1] // 4)
     draw = Key(0, purpose="svt").torch_generator()
@@ -129,7 +129,7 @@ def _warm(matrix: Tensor, threshold: float, start: Tensor) -> Factors | None:
     else:
         return None
     probe = matrix.T @ fresh[:, :8]
-    for _ in range(SWEEPS):  # the largest singular value of what is outside, from eight vectors
+    for _ in range(SWEEPS):  # the largest singular value of the part outside, from eight vectors
         seen = matrix @ torch.linalg.qr(probe)[0]
         outside = seen - basis @ (basis.T @ seen)
         probe = matrix.T @ outside
@@ -140,13 +140,13 @@ def _warm(matrix: Tensor, threshold: float, start: Tensor) -> Factors | None:
 
 
 def _peeled(matrix: Tensor, threshold: float) -> Factors:
-    r"""Threshold by Gram matrices of what is left, the largest singular values first.
+    r"""Threshold by Gram matrices of the remainder, the largest singular values first.
 
     With the left singular vectors u of X, from its Gram matrix, the result is the sum of
     (1 - tau / sigma) u (u^T X). Squaring halves the digits: an error eps * s^2 in the squares,
-    s being the largest singular value, is one of eps * s^2 / (2 sigma) in sigma. So each pass
-    takes what lies above `TRUSTED` * s and hands the rest, projected and thus with a smaller s,
-    to the next pass: the error is of the order of eps * s / (2 `TRUSTED`) at worst.
+    where s is the largest singular value, is one of eps * s^2 / (2 sigma) in sigma. Each pass
+    therefore takes the values above `TRUSTED` * s and leaves the projected rest, with a smaller
+    s, to the next pass: the error is at most of the order of eps * s / (2 `TRUSTED`).
     """
     basis: Tensor | None = None
     lefts: list[Tensor] = []
@@ -188,7 +188,7 @@ def _lift(basis: Tensor | None, vectors: Tensor) -> Tensor:
 
 
 def next_value(matrix: Tensor, rank: int) -> float:
-    """Return the threshold that leaves this rank: the next singular value, 0 if there is none.
+    """Return the threshold that gives this rank: the next singular value, or 0 if there is none.
 
     >>> next_value(torch.diag(torch.tensor([3.0, 2.0, 1.0])), 2)
     1.0
@@ -199,7 +199,7 @@ def next_value(matrix: Tensor, rank: int) -> float:
 
 
 def factor_numbers(params: Params) -> Tensor:
-    """Return how many numbers the parameters take, layers as factors where these are shorter.
+    """Return how many numbers the parameters take, with layers as factors if these are shorter.
 
     >>> float(factor_numbers({"w": torch.ones(4, 5), "b": torch.ones(4)}))
     13.0
@@ -220,7 +220,7 @@ def factor_numbers(params: Params) -> Tensor:
 def threshold_within(params: Params, numbers: int) -> float:
     """Return the smallest threshold at which the parameters take at most this many numbers.
 
-    Layers count as factors where these are shorter. 0 if the dense parameters fit.
+    Layers count as factors if these are shorter. 0 if the dense parameters fit.
 
     >>> threshold_within({"w": torch.diag(torch.tensor([4.0, 3.0, 2.0, 1.0]))}, 8)
     3.0
@@ -246,11 +246,11 @@ def threshold_within(params: Params, numbers: int) -> float:
 def svt_layers(
     params: Params, threshold: float | Callable[[Tensor], float], near: Compact | None = None
 ) -> Compact:
-    """Threshold every layer that has a rank; a layer is sent as factors where they are shorter.
+    """Threshold every layer that has a rank; a layer is sent as factors if they are shorter.
 
     The threshold may be a function of the layer, as a matrix.
     `near` may hold the layers of the last round, whose factors then serve as guesses.
-    Biases, norms and tensors with another number of axes are left as they are.
+    Biases, norms and tensors with another number of axes are unchanged.
     """
     if threshold == 0.0:
         return dict(params)

@@ -1,4 +1,4 @@
-"""Local SGD with thresholding: the rules, and the short way over CSR designs."""
+"""Local SGD with thresholding: the rules, and the fast path for CSR designs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class HardThresholdRule(Rule):
 @final
 @dataclass(frozen=True)
 class SoftThresholdRule(Rule):
-    """w <- soft(w, lr * strength) after each step, but for coefficients that are always kept."""
+    """w <- soft(w, lr * strength) after each step, except coefficients that are always kept."""
 
     strength: float = 0.0
     always: tuple[int, ...] = ()
@@ -49,7 +49,7 @@ class SoftThresholdRule(Rule):
 
 
 def shrunk(values: Tensor, shrink: float | Tensor, always: tuple[int, ...] = ()) -> Tensor:
-    """Return the soft-thresholded values, leaving out what is always kept.
+    """Return the soft-thresholded values, except coefficients that are always kept.
 
     >>> shrunk(torch.tensor([3.0, -1.0, 0.5]), 1.0, always=(1,)).tolist()
     [2.0, -1.0, 0.0]
@@ -59,7 +59,7 @@ def shrunk(values: Tensor, shrink: float | Tensor, always: tuple[int, ...] = ())
 
 
 def descend(problem: Problem, params: Params, batches: Batches, config: SgdConfig) -> SparseParams:
-    """Run SGD; over a CSR design only on the columns that occur, the result being sparse."""
+    """Run SGD; with a CSR design only on the columns that occur, with a sparse result."""
     found = _on_columns(problem, params, batches, config, None)
     return dict(sgd(problem, params, batches, config)) if found is None else found
 
@@ -76,11 +76,11 @@ def threshold(
         rule = HardThresholdRule(sparsity, next(iter(always.values()), ()))
         return dict(sgd(problem, params, batches, config, rule=rule))
     velocity = tree.zeros_like(params) if config.momentum else None
-    for batch in batches:  # one budget for all layers: they meet after each step
+    for batch in batches:  # all layers share one budget and are thresholded together
         slope = gradient(problem, params, batch)
         if config.weight_decay:
             slope = tree.axpy(config.weight_decay, params, slope)
-        if velocity is not None:  # a client whose steps are used up needs no velocity any more
+        if velocity is not None:  # a client without remaining steps needs no velocity
             slope = velocity = tree.axpy(config.momentum, velocity, slope)
         moved = sparsity.project(problem, tree.axpy(-config.lr, slope, params))
         params = tree.where(batch.active, moved, params) if batches.ragged else moved
@@ -90,7 +90,7 @@ def threshold(
 def _on_columns(
     problem: Problem, params: Params, batches: Batches, config: SgdConfig, sparsity: Sparsity | None
 ) -> SparseParams | None:
-    # isinstance(problem, Compactable) would ask the same, a hundred times slower
+    # isinstance(problem, Compactable) is equivalent but a hundred times slower
     if isinstance(batches.x, Tensor) or not hasattr(problem, "compact") or not len(batches):
         return None
     able = cast(Compactable, problem)
@@ -114,7 +114,7 @@ def _on_columns(
 
 
 def _sparse(z: Tensor, places: Tensor, whole: Tensor) -> Sparse:
-    # NumPy is faster at this; after plain steps every column that occurs is in use
+    # NumPy is faster here; after plain steps every column that occurs is in use
     if z.ndim == 1 and bool(z.numpy().all()):
         return Sparse(places, z, tuple(whole.shape))
     rows, columns = z.reshape(-1, len(places)).nonzero().unbind(1)

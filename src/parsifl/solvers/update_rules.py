@@ -2,8 +2,8 @@
 
 A rule works in place on tensors with a leading client axis. A step is
 w <- after(w - lr (g + e(w, aux))). A rule subtracts lr * e at the old w in `before_`, and shrinks,
-thresholds or moves its auxiliary tensors in `after_`. Rules are elementwise or reduce over the axes
-behind the first; the same rule serves the generic and the fused path. Where e is linear, a rule
+thresholds or updates its auxiliary tensors in `after_`. Rules are elementwise or reduce over the
+axes after the first; the same rule serves the generic and the fused path. If e is linear, a rule
 returns its `line` instead of a `before_`: the fused path then saves a pass over the weights,
 because the product that adds the gradient can also scale them.
 """
@@ -43,17 +43,17 @@ class LinearTerm:
 
 @dataclass(frozen=True)
 class Rule:
-    """The rule of plain SGD: nothing is added. Others derive from it."""
+    """The rule of plain SGD, which adds nothing, and the base of other rules."""
 
     moves_aux: ClassVar[bool] = False
     """Whether `after_` changes the auxiliary tensors (then each client gets its own copy)."""
 
     def line(self) -> LinearTerm | None:
-        """Return e where it is linear; None where only `before_` knows it."""
+        """Return e if it is linear; None if only `before_` computes it."""
         return LinearTerm() if type(self).before_ is Rule.before_ else None
 
     def before_(self, w: Tensor, aux: Aux, lr: float) -> None:
-        """Subtract lr * e(w, aux) from w in place, before the gradient lands."""
+        """Subtract lr * e(w, aux) from w in place, before the gradient is added."""
         line = self.line() or LinearTerm()
         if line.own:
             w.mul_(1 - lr * line.own)
@@ -61,7 +61,7 @@ class Rule:
             w.sub_(part, alpha=lr * factor)
 
     def after_(self, w: Tensor, aux: Aux, lr: float) -> None:
-        """Change w (and, if `moves_aux`, aux) in place after the gradient landed."""
+        """Change w (and, if `moves_aux`, aux) in place after the gradient was added."""
 
 
 @final
@@ -79,7 +79,7 @@ class LinearRule(Rule):
 def soft(values: Tensor, shrink: float | Tensor) -> Tensor:
     """Return the values moved towards zero by `shrink`: the proximal operator of shrink * |.|_1.
 
-    A difference, not a product with the sign: that would leave -0, which is not a zero on the wire.
+    A difference, not a product with the sign, which would give -0, a non-zero in messages.
 
     >>> import torch
     >>> soft(torch.tensor([3.0, -0.5, -2.0]), 1.0).tolist()
@@ -90,7 +90,7 @@ def soft(values: Tensor, shrink: float | Tensor) -> Tensor:
 
 
 def soften_(values: Tensor, shrink: float) -> None:
-    """Do the same in place."""
+    """Soft-threshold in place."""
     values.sub_(values.clamp(-shrink, shrink))
 
 
@@ -103,7 +103,7 @@ def move_towards_(values: Tensor, goal: Tensor, share: float) -> None:
     >>> values.tolist()
     [2.0, 2.0]
     """
-    if is_transformed():  # vmap does not know the other one in place
+    if is_transformed():  # vmap does not support the in-place form of the other one
         values.mul_(1 - share).add_(goal, alpha=share)
     else:
         values.lerp_(goal, share)

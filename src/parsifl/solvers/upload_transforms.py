@@ -1,6 +1,6 @@
-"""Stages that an upload passes on its way: a client encodes it, the server decodes it.
+"""Stages of an upload: the client encodes it, the server decodes it.
 
-Stages see tensors only, because they run under vmap, and they are given what the client received.
+Stages work only on tensors, because they run under vmap. They receive the client's downlink.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class UploadTransform(Protocol):
     """One stage."""
 
     def init(self, received: Any) -> Any:
-        """Return a client's first state of this stage; None if it keeps nothing."""
+        """Return a client's first state of this stage; None if it has no state."""
         ...
 
     def encode(self, upload: Any, received: Any, state: Any, key: Tensor) -> tuple[Any, Any]:
@@ -61,7 +61,7 @@ class Delta:
 
 @dataclass(frozen=True)
 class TopK:
-    """Send the largest entries of every leaf; what is left out is added to the next upload.
+    """Send the largest entries of every leaf; the residual is added to the next upload.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ class TopK:
     def encode(
         self, upload: Params, received: Any, state: Params, key: Tensor
     ) -> tuple[dict[str, Any], Params]:
-        """Split upload plus residual into what is sent and the next residual."""
+        """Split upload plus residual into the message and the next residual."""
         sent: dict[str, Any] = {}
         rest: Params = {}
         for name, value in tree.axpy(1.0, state, upload).items():

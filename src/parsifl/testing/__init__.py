@@ -1,1 +1,1 @@
-"""For authors of new algorithms: conformance checks, hypothesis strategies, slow references."""
+"""Tools for authors of algorithms: conformance checks, hypothesis strategies, references."""

@@ -1,8 +1,8 @@
-"""Fault injection: disks that fail, processes that are killed, messages and clocks that go astray.
+"""Fault injection: failing disks, killed processes, lost messages and clock jumps.
 
-Every fault is drawn from a seed, so a failure that a test prints can be repeated. The tools here
-plant faults; what must come of them is for the test to say. A run under test should end with the
-same bits, or with an error or a note that names the fault: never with other numbers in silence.
+Every fault is drawn from a seed, so a failure that a test prints can be repeated. These tools
+inject faults; tests check the outcome. A run under test should end with bit-identical results, or
+with an error or a note that names the fault, but never with different numbers and no message.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ MESSAGE_FAULTS: tuple[MessageFault, ...] = (
 
 
 class Killed(BaseException):
-    """Stands for SIGKILL: the disk stays as it is, whatever handlers still do."""
+    """Simulates SIGKILL: the disk does not change afterwards, even if handlers run."""
 
 
 # ---------------------------------------------------------------------- disks
 class Disk:
-    """Counts the operations that change what is below a directory, and lets one of them fail.
+    """Counts the operations that change files below a directory, and makes one of them fail.
 
     Parameters
     ----------
     at
         The operation that fails, from 0; None counts only.
     fault
-        "kill": a write is cut off, another operation is done or not, and `Killed` is raised, then
-        and at every later operation. "full": the disk is full from then on. "short": the next write
-        loses its end in silence. "flip": a bit of the next write is flipped in silence.
+        "kill": a write is truncated, another operation is done or not, and `Killed` is raised at
+        this and every later operation. "full": the disk is full from then on. "short": the next
+        write is silently truncated. "flip": a bit of the next write is silently flipped.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class Disk:
         return opened
 
     def write(self, data: Any, write: Callable[[Any], Any], path: Any) -> None:
-        """Write data, or what the fault leaves of it."""
+        """Write data, or the part of it that the fault allows."""
         if self._due("write", path):
             write(data[: self._draw.randrange(len(data) + 1)])
             self._die("write")
@@ -199,7 +199,7 @@ DAMAGES: tuple[Damage, ...] = ("flip", "cut", "zero", "swap", "append", "empty")
 
 
 def damaged(data: Any, damage: Damage, draw: random.Random) -> Any:
-    """Return bytes (or a text) with one kind of damage.
+    """Return bytes (or text) with one kind of damage.
 
     >>> damaged(b"abc", "empty", random.Random(0))
     b''
@@ -226,7 +226,7 @@ def damaged(data: Any, damage: Damage, draw: random.Random) -> Any:
 
 
 def damage_file(folder: Path, seed: int) -> str:
-    """Damage or delete one file below a directory; return what was done to which one."""
+    """Damage or delete one file below a directory; return the damage and the file."""
     draw = random.Random(f"damage/{seed}")
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     path = draw.choice(files)
@@ -240,14 +240,14 @@ def damage_file(folder: Path, seed: int) -> str:
 
 # ---------------------------------------------------------------------- messages
 class FaultyLink:
-    """A network (`flower.message.Link`) whose messages go astray.
+    """A network (`flower.message.Link`) with faulty delivery.
 
     Parameters
     ----------
     rate
-        The share of requests that meet a fault.
+        The fraction of requests with a fault.
     kinds
-        The kinds of requests that do.
+        The kinds of requests that may have one.
     """
 
     def __init__(
@@ -279,7 +279,7 @@ class FaultyLink:
         timeout: float,
         enough: Callable[[Any], bool] | None = None,
     ) -> dict[int, Any]:
-        """Send requests in any order; replies are lost, late, doubled, exchanged or forged."""
+        """Send requests in any order; replies are lost, late, duplicated, swapped or forged."""
         found: dict[int, Any] = {}
         swapped: list[int] = []
         for node in self._draw.sample(sorted(requests), len(requests)):
@@ -305,7 +305,7 @@ class FaultyLink:
         return {node: reply for node, reply in found.items() if reply is not None}
 
     def _forged(self, reply: Any) -> Any:
-        """Return a reply with damaged parts, or of a text that is cut off."""
+        """Return a reply with damaged parts, or with truncated text."""
         if not isinstance(reply, str) and reply.parts and self._draw.random() < 0.7:
             name = self._draw.choice(sorted(reply.parts))
             damage = self._draw.choice(DAMAGES)
@@ -319,9 +319,9 @@ class FaultyLink:
 # ---------------------------------------------------------------------- clocks
 @contextmanager
 def clock_jumps(seed: int, largest: float = 86400.0) -> Iterator[None]:
-    """Let the wall clock jump in both directions, and the monotonic clock leap forward.
+    """Make the wall clock jump in both directions, and the monotonic clock jump forward.
 
-    A clock that is set, or a machine that was suspended, does that.
+    This simulates a clock adjustment or a suspended machine.
     """
     draw = random.Random(f"clock/{seed}")
     wall, monotonic, leapt = time.time, time.monotonic, 0.0

@@ -1,4 +1,4 @@
-"""Small parts for tests: an abstract algorithm with one replaceable piece, a model, clients."""
+"""Building blocks for tests: an algorithm with replaceable methods, a model, clients."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FEATURES, CLASSES = 4, 3
 
 @dataclass(frozen=True)
 class TinyFedAvg(LocalSgd, Averaging[Problem, None]):
-    """Abstract: FedAvg, for tests that replace one method and look at what happens."""
+    """Abstract FedAvg, for tests that replace one method."""
 
     cites: ClassVar[str] = "A toy"
     batch_size: Count = 4

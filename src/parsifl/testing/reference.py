@@ -1,8 +1,8 @@
-"""A slow, obvious federated run in NumPy float64, with gradients written out by hand.
+"""A slow, simple federated run in NumPy float64, with handwritten gradients.
 
-Nothing here comes from the engine, the solvers or the algorithms: only the mini-batches do, by
-their key, so that both sides read the same rows. ``python -m parsifl.testing.reference FOLDER``
-writes the golden trajectories, numbers as hexadecimal floats, that the engine is compared with.
+It uses no code of the engine, the solvers or the algorithms except the keyed mini-batches, so that
+both sides read the same rows. ``python -m parsifl.testing.reference FOLDER`` writes the golden
+trajectories that the engine is compared with, as hexadecimal floats.
 """
 
 from __future__ import annotations
@@ -304,7 +304,7 @@ def _state_json(state: State) -> dict[str, Any]:
 
 
 def to_hex(values: Any) -> Any:
-    """Turn an array into nested lists of hexadecimal floats, which lose nothing."""
+    """Convert an array to nested lists of hexadecimal floats, without loss."""
     return float(values).hex() if np.ndim(values) == 0 else [to_hex(item) for item in values]
 
 
@@ -324,7 +324,7 @@ def _floats(values: Any) -> Any:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the golden files into a folder."""
     parser = argparse.ArgumentParser(prog="python -m parsifl.testing.reference")
-    parser.add_argument("folder", nargs="?", default="tests/golden", help="where the files go")
+    parser.add_argument("folder", nargs="?", default="tests/golden", help="output directory")
     folder = Path(parser.parse_args(arguments).folder)
     folder.mkdir(parents=True, exist_ok=True)
     for algorithm in ROUND:

@@ -1,4 +1,4 @@
-"""Simulated sites for sparse regression: regimes that selection finds easy and hard."""
+"""Simulated sites for sparse regression, in regimes from easy to hard."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Regime:
     shift
         The standard deviation of a site's means; scales differ by exp(0.7 N) too.
     noise
-        The standard deviation of the noise, by site in turn.
+        The standard deviations of the noise, assigned to sites cyclically.
     intercepts
         The standard deviation of the sites' intercepts.
     copies

@@ -1,7 +1,7 @@
 """Hypothesis strategies for trees, parameters, messages and client data.
 
-They need hypothesis, which comes with ``pip install parsifl[dev]``. Sizes are small: what breaks,
-breaks small.
+They need hypothesis, which comes with ``pip install parsifl[dev]``. Sizes are small, which
+suffices to find most errors.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Pair:
 
 
 def shapes(max_axes: int = 3, max_side: int = 4, min_side: int = 0) -> st.SearchStrategy[Any]:
-    """Draw shapes, scalars and empty ones included."""
+    """Draw shapes, including scalars and empty ones."""
     return st.lists(st.integers(min_side, max_side), max_size=max_axes).map(tuple)
 
 
@@ -74,7 +74,7 @@ def params(dtype: torch.dtype = torch.float64, max_leaves: int = 4) -> st.Search
 
 
 def statics() -> st.SearchStrategy[Any]:
-    """Draw what is part of a tree's structure: None, bool, int, float, str."""
+    """Draw static values of a tree: None, bool, int, float, str."""
     return (
         st.none()
         | st.booleans()

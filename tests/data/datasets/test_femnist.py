@@ -58,7 +58,7 @@ def test_pixels_beyond_one_and_empty_files_are_refused(home: Path) -> None:
     with pytest.raises(DataError, match="writer w has pixels outside"):
         load("femnist-digits", home)
     path.write_text(leaf({}))
-    with pytest.raises(DataError, match="not a single writer"):
+    with pytest.raises(DataError, match="contain no writers"):
         load("femnist-digits", home)
 
 

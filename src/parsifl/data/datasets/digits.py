@@ -1,4 +1,4 @@
-"""The digits that ship with scikit-learn: real data with no download."""
+"""The digits that ship with scikit-learn: real data without a download."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from parsifl.data.registry import About, dataset
 )
 def digits(_files: Files) -> Dataset:
     """Gray levels 0 to 16; no official test split."""
-    # scikit-learn takes a second to import, which every message to a client would pay
+    # importing scikit-learn takes a second, which would delay every message to a client
     found = importlib.util.find_spec("sklearn")
     if found is None or not found.submodule_search_locations:
         raise DataError("the digits ship with scikit-learn, which is not installed")

@@ -78,10 +78,10 @@ def read_hdf5(path: Path) -> Iterator[Writer]:
     ),
 )
 def femnist_digits(files: Files) -> Dataset:
-    """Give each image to its writer; ink is dark (0) on paper (255), as distributed.
+    """Assign each image to its writer; ink is dark (0) on paper (255), as distributed.
 
-    LEAF's files are used where the folder femnist holds any: all_data_*.json (no test split), or
-    train/*.json and test/*.json as LEAF's preprocess.sh leaves them. Otherwise TFF's.
+    LEAF's files are used if the folder femnist contains any: all_data_*.json (no test split), or
+    train/*.json and test/*.json, as written by LEAF's preprocess.sh. Otherwise TFF's are used.
     """
     folder = files.local("femnist")
     leaf = {split: sorted(folder.glob(f"{split}/*.json")) for split in _SPLITS} if folder else {}
@@ -111,7 +111,7 @@ def femnist_digits(files: Files) -> Dataset:
 
 def _stacked(writers: list[Writer], names: list[str]) -> tuple[Array, Array, Indices]:
     if not writers:
-        raise DataError("'femnist-digits': there is not a single writer in the files")
+        raise DataError("'femnist-digits': the files contain no writers")
     number = {name: position for position, name in enumerate(names)}
     pixels = [_as_bytes(writer) for writer in writers]
     owners = np.array([number[writer.name] for writer in writers], dtype=np.int64)

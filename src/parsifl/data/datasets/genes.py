@@ -61,5 +61,5 @@ def _read(path: Path) -> dict[str, Any]:
         raise DataError(f"'golub-leukemia' needs {_NEEDS}") from error
     try:
         return dict(rdata.read_rda(path, default_encoding="utf8"))
-    except Exception as error:  # the reader raises whatever a damaged file makes it meet
+    except Exception as error:  # a damaged file may make the reader raise any exception
         raise DataError(f"{path} is not an RData file that can be read: {error}") from error

@@ -1,4 +1,4 @@
-"""Medical data that really lie apart: heart disease by hospital, breast cancer by region."""
+"""Medical data with natural sites: heart disease by hospital, breast cancer by region."""
 
 from __future__ import annotations
 
@@ -69,11 +69,11 @@ def fill_with_median(x: Array) -> Array:
     ),
 )
 def heart_disease(files: Files, *, missing: str = "median") -> Dataset:
-    """Predict any heart disease (target > 0); one client a hospital.
+    """Predict any heart disease (target > 0); one client per hospital.
 
-    Missing entries (`?`): missing=median puts the column's median over all hospitals;
-    missing=indicator adds, after that, one 0/1 column for each column with missing entries;
-    missing=drop leaves out slope, ca and thal (mostly missing outside Cleveland) and then every
+    Missing entries (`?`): missing=median uses the column's median over all hospitals;
+    missing=indicator also adds one 0/1 column for each column with missing entries;
+    missing=drop drops slope, ca and thal (mostly missing outside Cleveland) and then every
     patient with a missing entry.
     """
     names = [f"heart-disease/processed.{hospital}.data" for hospital in _HOSPITALS]

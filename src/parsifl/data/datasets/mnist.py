@@ -160,7 +160,7 @@ def fashion_mnist(files: Files) -> Dataset:
     ),
 )
 def mnist_writers(files: Files) -> Dataset:
-    """Give every image to its NIST writer; no writer is in both official splits.
+    """Assign every image to its NIST writer; no writer is in both official splits.
 
     QMNIST rebuilt the test set to 60,000 images; its first 10,000 are MNIST's, row by row.
     """

@@ -1,4 +1,4 @@
-"""Generated data with a client for each group: Synthetic(alpha, beta), Fed-HT's and FedGradMP's."""
+"""Generated data with one client per group: Synthetic(alpha, beta), Fed-HT's and FedGradMP's."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def fedht_classification(
     spread: str = "std",
     seed: int = 0,
 ) -> Dataset:
-    """Draw as simulation I; label 1 for the tenth of each client's samples with the largest y.
+    """Draw as in simulation I; the tenth of each client's samples with the largest y has label 1.
 
     Features are kept as float32: at full size they take 0.4 GB, and 0.8 GB as float64 for training.
     """
@@ -237,7 +237,7 @@ def fedgradmp(
 @dataset(
     "text-like",
     About(
-        title="Generated text-like data as wide as RCV1 (a stand-in for it)",
+        title="Generated text-like data with the width of RCV1",
         size="20,000 documents, 47,236 features (CSR), 2 classes",
         citation="none: a stand-in, say so where results are shown",
         licence=_LICENCE,
@@ -266,7 +266,7 @@ def text_like(
 @dataset(
     "text-like-e2006",
     About(
-        title="Generated text-like data as wide as E2006-tfidf (a stand-in for it)",
+        title="Generated text-like data with the width of E2006-tfidf",
         size="3,308 documents, 150,360 features (CSR), a number to predict",
         citation="none: a stand-in, say so where results are shown",
         licence=_LICENCE,
@@ -298,7 +298,7 @@ def _generate(
     draw = key.replace(purpose=f"data/{name}").numpy_generator()
     lengths = np.clip(draw.lognormal(np.log(words), 0.5, rows).astype(np.int64), 3, columns)
     groups = draw.integers(topics, size=rows)
-    groups[:topics] = np.arange(topics)  # no topic stays without a document
+    groups[:topics] = np.arange(topics)  # no topic is left without a document
     total = int(lengths.sum())
     # Zipf by inverse transform: rank r with probability about 1 / r
     ranks = np.floor(np.exp(draw.random(total) * np.log(columns))).astype(np.int64) - 1

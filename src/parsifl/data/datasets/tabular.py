@@ -46,11 +46,11 @@ _PARKINSONS_COLUMNS = 22
     ),
 )
 def communities_crime(files: Files) -> Dataset:
-    """Predict violent crimes per head; one client a state.
+    """Predict violent crimes per head; one client per state.
 
     County, community, name and fold are not features. Columns that are missing for more than half
-    of the communities (22 on police) are left out; the one entry still missing gets its column's
-    median.
+    of the communities (22 on police) are dropped; the one remaining missing entry is set to its
+    column's median.
     """
     path = files.path("communities-crime/communities.data")
     with path.open(newline="") as stream:
@@ -90,7 +90,7 @@ def communities_crime(files: Files) -> Dataset:
     ),
 )
 def parkinsons(files: Files, *, target: str = "total") -> Dataset:
-    """Predict the motor or the total UPDRS score (target=motor, total); one client a patient."""
+    """Predict the motor or the total UPDRS score (target=motor, total); one client per patient."""
     targets = {"motor": 4, "total": 5}
     if target not in targets:
         raise ConfigError(f"target must be motor or total, got '{target}'")
@@ -129,7 +129,7 @@ def parkinsons(files: Files, *, target: str = "total") -> Dataset:
     ),
 )
 def school(files: Files) -> Dataset:
-    """Predict the exam score; one client a school."""
+    """Predict the exam score; one client per school."""
     x, y, groups = _tasks(files, "school/school.mat", "X", "Y")
     names = tuple(f"school {number + 1}" for number in range(int(groups.max()) + 1))
     return Dataset("school", x, y.astype(np.float64), groups=groups, group_names=names)
@@ -157,14 +157,14 @@ def school(files: Files) -> Dataset:
     ),
 )
 def landmine(files: Files) -> Dataset:
-    """Classify mines and clutter; one client per field. The authors' own address is gone."""
+    """Classify mines and clutter; one client per field. The authors' page no longer exists."""
     x, y, groups = _tasks(files, "landmine/LandmineData.mat", "feature", "label")
     names = tuple(f"field {number + 1}" for number in range(int(groups.max()) + 1))
     return Dataset("landmine", x, y.astype(np.int64), classes=2, groups=groups, group_names=names)
 
 
 def _tasks(files: Files, name: str, x: str, y: str) -> tuple[Array, Array, Indices]:
-    """Read a MATLAB file with one cell a task: features, targets and the task of each row."""
+    """Read a MATLAB file with one cell per task: features, targets and the task of each row."""
     from scipy.io import loadmat
 
     path = files.path(name)

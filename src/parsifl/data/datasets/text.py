@@ -72,7 +72,7 @@ def read_wabbit(lines: Iterable[str], columns: int) -> tuple[csr_matrix, Array]:
 
 
 def open_text(path: Path) -> list[str]:
-    """Return the lines of a text file, plain or compressed."""
+    """Yield the lines of a text file, plain or compressed."""
     opener = {".bz2": bz2.open, ".gz": gzip.open}.get(path.suffix, open)
     with opener(path, "rt") as stream:
         return list(stream)
@@ -103,7 +103,7 @@ def _remote(folder: str, kind: str, name: str) -> Remote:
     ),
 )
 def rcv1(files: Files, *, test: bool = False) -> Dataset:
-    """Cosine-normalised log tf-idf; labels -1 / +1 become 0 / 1; `test` also reads the big half."""
+    """Cosine-normalised log tf-idf; labels -1 / +1 become 0 / 1; `test` adds the test split."""
     train = _libsvm_path(files, "rcv1/rcv1_train.binary")
     x, y = read_libsvm(train, RCV1_COLUMNS)
     if not test:
@@ -140,8 +140,8 @@ def _libsvm_path(files: Files, name: str) -> Path:
 @dataset(
     "libsvm",
     About(
-        title="Any LIBSVM file of your own",
-        size="what the file holds",
+        title="Your own LIBSVM file",
+        size="depends on the file",
         citation="the file's",
         licence="the file's",
         needs="the option path=FILE",

@@ -1,8 +1,8 @@
-"""Local work for a block of clients by hand, without autograd: the fast path of `solvers.sgd`.
+"""Training steps for a block of clients without autograd: the fast path of `solvers.sgd`.
 
-For a chain of layers the gradient of a weight need not exist: `baddbmm_` adds -lr * g^T h into
+For a chain of layers the gradient of a weight need not be stored: `baddbmm_` adds -lr * g^T h to
 the weights of all clients at once. Rules apply before and after, as in the generic path, which is
-the reference for this one.
+the reference.
 """
 
 from parsifl.solvers.fused.maml import MamlSteps

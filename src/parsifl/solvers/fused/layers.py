@@ -34,10 +34,10 @@ _FUNCTIONS = {
     "tanh": (torch.tanh, torch.tanh_),
     "sigmoid": (torch.sigmoid, torch.sigmoid_),
 }
-_SMALL = 8  # positions of the output from which on a grouped convolution is faster
+_SMALL = 8  # output positions above which a grouped convolution is faster
 
 GradientSink = Callable[[Tensor, Tensor | None], None]
-"""Takes a gradient: left @ right, or left itself. It may change the weight, in place.
+"""Receives a gradient: left @ right, or left itself. It may update the weight in place.
 
 A product has two axes behind that of the clients: the first of the weight, and all others; that of
 a vector is one row.
@@ -45,37 +45,37 @@ a vector is one row.
 
 
 class ParameterStore(Protocol):
-    """The owner of the weights, which takes the gradients."""
+    """The owner of the weights, which receives the gradients."""
 
     def read(self, name: str) -> Tensor:
         """Return a weight of all clients; it changes in place."""
 
     def landing(self, name: str) -> GradientSink | None:
-        """Return where the gradient of a weight goes; None if it is not asked for."""
+        """Return the sink of the gradient of a weight; None if it is not needed."""
 
 
 class FusedLayer(Protocol):
-    """One layer with the weights of a host: what does not change from step to step is made once.
+    """One layer with the weights of a host; constants of all steps are computed once.
 
-    `forward` remembers what `backward` needs. `backward` lands the gradients of its weights and
-    returns that of its input, or anything where it is not needed (`below` is false).
-    It may overwrite the gradient it is given, and must read its weights before it lands on them.
+    `forward` stores what `backward` needs. `backward` passes the gradients of its weights to their
+    sinks and returns that of its input, or anything if it is not needed (`below` is false).
+    It may overwrite the given gradient, and must read its weights before it passes on gradients.
     """
 
     def forward(self, value: Tensor, key: Tensor | None) -> Tensor:
         """Return the output; `key` [clients] is that of the mini-batch, for keyed randomness."""
 
     def backward(self, gradient: Tensor, below: bool) -> Tensor:
-        """Land gradients, and return the gradient of the input."""
+        """Pass on the gradients of weights, and return the gradient of the input."""
 
 
 def read(host: ParameterStore, name: str | None) -> Tensor | None:
-    """Return a weight that a layer may do without."""
+    """Return an optional weight."""
     return None if name is None else host.read(name)
 
 
 def landing(host: ParameterStore, name: str | None) -> GradientSink | None:
-    """Return where the gradient of such a weight goes."""
+    """Return the sink of the gradient of an optional weight."""
     return None if name is None else host.landing(name)
 
 
@@ -87,7 +87,7 @@ def add_product_(
         matrices = _matrices(target)
         if matrices.is_contiguous():
             matrices.baddbmm_(left, right, beta=keep, alpha=factor)
-        else:  # it lies across: torch would copy it to and fro
+        else:  # transposed in memory: torch would copy it back and forth
             matrices.mT.baddbmm_(right.mT, left.mT, beta=keep, alpha=factor)
     elif keep == 1.0:
         target.add_(left, alpha=factor)
@@ -104,7 +104,7 @@ def _matrices(weight: Tensor) -> Tensor:
 def merged(value: Tensor) -> Tensor:
     """Return [clients, rows, channels, ...] as [rows, clients * channels, ...].
 
-    Layers of images leave their output in this order in memory, so that this is a view.
+    Image layers store their output in this order, so this is a view.
     """
     return value.transpose(0, 1).flatten(1, 2)
 
@@ -137,7 +137,7 @@ class LinearStage:
         return output if value.ndim == 3 else output.view(*value.shape[:-1], -1)
 
     def backward(self, gradient: Tensor, below: bool) -> Tensor:
-        """Land g^T x, and return g W."""
+        """Pass on g^T x, and return g W."""
         rows = gradient if gradient.ndim == 3 else gradient.flatten(1, -2)
         found = torch.bmm(rows, self._weight) if below else gradient
         if self._land is not None:
@@ -147,7 +147,7 @@ class LinearStage:
         return found.view(self._shape) if below and gradient.ndim != 3 else found
 
     def _ones(self, rows: Tensor) -> Tensor:
-        """Return what adds up the rows in a product: one call for the sum and its step."""
+        """Return ones that sum the rows in a product: one call for the sum and its step."""
         if self._sum is None or self._sum.shape[2] != rows.shape[1]:
             self._sum = rows.new_ones(len(rows), 1, rows.shape[1])
         return self._sum
@@ -164,14 +164,14 @@ class EmbedStage:
         self._offsets = torch.arange(0, clients * size, size, device=self._table.device)[:, None]
 
     def forward(self, value: Tensor, key: Tensor | None) -> Tensor:
-        """Look the rows up."""
+        """Look up the rows."""
         width = self._table.shape[2]
         self._at = (value.flatten(1) + self._offsets).flatten()
         output = self._table.reshape(-1, width).index_select(0, self._at)
         return output.view(*value.shape, width)
 
     def backward(self, gradient: Tensor, below: bool) -> Tensor:
-        """Add up the gradients of each row of the table; nothing lies below."""
+        """Sum the gradients of each row of the table; there is no layer below."""
         if self._land is not None:
             found = gradient.new_zeros(self._table.shape)
             rows = gradient.flatten(0, -2)
@@ -214,7 +214,7 @@ class ActivateStage:
 
 @final
 class FlattenStage:
-    """One axis behind the rows."""
+    """Flattens all axes after the rows."""
 
     def __init__(self, layer: Flatten, host: ParameterStore) -> None:
         pass
@@ -225,7 +225,7 @@ class FlattenStage:
         return value.flatten(2)
 
     def backward(self, gradient: Tensor, below: bool) -> Tensor:
-        """Part them again."""
+        """Restore the axes."""
         return gradient.reshape(self._shape)
 
 
@@ -260,13 +260,13 @@ class DropoutStage:
 
 @final
 class PoolStage:
-    """Moving windows: the channels of all clients are those of one image."""
+    """Moving windows; the channels of all clients form one image."""
 
     def __init__(self, layer: Pool, host: ParameterStore) -> None:
         self._kind, self._window = layer.kind, (layer.kernel, layer.stride, layer.padding)
 
     def forward(self, value: Tensor, key: Tensor | None) -> Tensor:
-        """Pool, and remember where the maxima were."""
+        """Pool, and store the positions of the maxima."""
         self._images = merged(value)
         if self._kind == "max":
             output, self._where = _aten.max_pool2d_with_indices(self._images, *self._window)
@@ -304,7 +304,7 @@ class AdaptivePoolStage:
 
 @final
 class GroupNormStage:
-    """The groups of all clients are groups of one row."""
+    """The groups of all clients form the groups of one row."""
 
     def __init__(self, layer: GroupNorm, host: ParameterStore) -> None:
         self._groups, self._eps = layer.groups, layer.eps
@@ -312,7 +312,7 @@ class GroupNormStage:
         self._landings = (landing(host, layer.weight), landing(host, layer.bias))
 
     def forward(self, value: Tensor, key: Tensor | None) -> Tensor:
-        """Normalise, and remember means and deviations."""
+        """Normalise, and store means and deviations."""
         clients, rows = len(value), merged(value)
         weight = None if self._weight is None else self._weight.flatten()
         bias = None if self._bias is None else self._bias.flatten()
@@ -346,7 +346,7 @@ class LayerNormStage:
         self._land, self._land_bias = landing(host, layer.weight), landing(host, layer.bias)
 
     def forward(self, value: Tensor, key: Tensor | None) -> Tensor:
-        """Normalise, and remember the normalised values, means and deviations."""
+        """Normalise, and store the normalised values, means and deviations."""
         rows = value.contiguous()
         output, *kept = torch.native_layer_norm(rows, self._shape, None, None, self._eps)
         self._normed, self._kept = output, (rows, self._shape, *kept)
@@ -396,7 +396,7 @@ class ConvStage:
         self._layer, self._host = layer, host
 
     def forward(self, value: Tensor, key: Tensor | None) -> Tensor:
-        """Convolve in the way that suits the images, which have one size in all steps."""
+        """Convolve in the faster way for this image size, which is the same in all steps."""
         if not hasattr(self, "_way"):
             height, width = output_size(self._layer, self._host.read(self._layer.weight), value)
             form = UnfoldedStage if height * width <= _SMALL else GroupedStage
@@ -404,13 +404,13 @@ class ConvStage:
         return self._way.forward(value, key)
 
     def backward(self, gradient: Tensor, below: bool) -> Tensor:
-        """Go back the same way."""
+        """Use the same way backwards."""
         return self._way.backward(gradient, below)
 
 
 @final
 class GroupedStage:
-    """The channels of all clients are those of one image."""
+    """The channels of all clients form one image."""
 
     def __init__(self, layer: Conv, host: ParameterStore) -> None:
         self._form = (layer.stride, layer.padding, layer.dilation)
@@ -418,14 +418,14 @@ class GroupedStage:
         self._land, self._land_bias = host.landing(layer.weight), landing(host, layer.bias)
 
     def forward(self, value: Tensor, key: Tensor | None) -> Tensor:
-        """Convolve, and remember the images with the channels last."""
+        """Convolve, and store the images with channels last."""
         self._images = merged(value).contiguous(memory_format=torch.channels_last)
         bias = None if self._bias is None else self._bias.flatten()
         weight, clients = self._weight.flatten(0, 1), len(value)
         return parted(torch.conv2d(self._images, weight, bias, *self._form, clients), clients)
 
     def backward(self, gradient: Tensor, below: bool) -> Tensor:
-        """Land the gradients of weight and bias, and return that of the images."""
+        """Pass on the gradients of weight and bias, and return that of the images."""
         clients, weight = len(gradient), self._weight
         for_images, for_weight, for_bias = _aten.convolution_backward(
             merged(gradient).contiguous(memory_format=torch.channels_last),
@@ -470,7 +470,7 @@ class UnfoldedStage:
         return output.view(clients, rows, *size, -1).permute(0, 1, 4, 2, 3)
 
     def backward(self, gradient: Tensor, below: bool) -> Tensor:
-        """Land as a linear layer does, and fold the gradient of the columns."""
+        """Proceed as a linear layer, and fold the gradient of the columns."""
         rows = gradient.permute(0, 1, 3, 4, 2).flatten(1, 3)
         found = gradient
         if below:
@@ -506,7 +506,7 @@ def _columns(layer: Conv, weight: Tensor, value: Tensor, size: Pair) -> Tensor:
 
 
 def _folded(layer: Conv, weight: Tensor, value: Tensor, columns: Tensor) -> Tensor:
-    """Add up what every window says about an entry of the images."""
+    """Sum the gradients of all windows that contain an entry of the images."""
     clients, rows, channels, *inner = value.shape
     (tall, wide), (height, width) = layer.padding, inner
     found = value.new_zeros(clients, rows, channels, height + 2 * tall, width + 2 * wide)

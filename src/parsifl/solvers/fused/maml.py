@@ -22,7 +22,7 @@ PARTS = 2
 
 @dataclass(frozen=True)
 class MamlSteps:
-    """Everything about the steps of a block that is not a tensor."""
+    """The settings of a block's steps (everything that is not a tensor)."""
 
     network: Network
     config: SgdConfig
@@ -52,7 +52,7 @@ class MamlBlock:
         return self._schedule.restored([self._params[name] for name in self._steps.trained])
 
     def _ways(self, count: int) -> tuple[Pass, ...]:
-        """Return the way that looks ahead and the way that moves, for the first clients."""
+        """Return the passes of the adaptation and of the update, for the first clients."""
         steps, lr, decay = self._steps, self._steps.config.lr, self._steps.config.weight_decay
         params = {name: w[:count] for name, w in self._params.items()}
         ahead = {name: point[:count] for name, point in self._ahead.items()}
@@ -72,7 +72,7 @@ class MamlBlock:
 @final
 @dataclass(frozen=True)
 class _Side:
-    """The weights at which a gradient is taken, and what becomes of it."""
+    """The weights at which a gradient is computed, and the use of that gradient."""
 
     weights: dict[str, Tensor]
     land: Callable[[str, Tensor, Tensor | None], None]

@@ -57,7 +57,7 @@ class Network:
         return any(isinstance(layer, layer_chain.Dropout) for layer in self.chain)
 
     def opening(self, trained: Collection[str]) -> str | None:
-        """Name the weight of the first layer that learns, if it is linear and this is trained."""
+        """Return the weight of the first trainable layer if it is linear and trained."""
         for layer in self.chain:
             if not set(parameters(layer)).isdisjoint(trained):
                 if isinstance(layer, layer_chain.Linear) and layer.weight in trained:
@@ -66,7 +66,7 @@ class Network:
         return None
 
     def on(self, host: ParameterStore) -> Pass:
-        """Return the way through the layers for one host."""
+        """Return the forward and backward pass for one host."""
         return Pass(self, host)
 
 
@@ -80,14 +80,14 @@ class Pass:
             if isinstance(stage, ActivateStage):
                 stage.overwrites = isinstance(below, LinearStage | ConvStage)
         learning = [_learns(layer, host) for layer in network.chain]
-        # below the first layer that learns no gradient is needed
+        # no gradient is needed below the first trainable layer
         first = learning.index(True) if True in learning else len(stages)
         self._up = [stage.forward for stage in stages]
         self._down = [(stage.backward, at > first) for at, stage in enumerate(stages)][first:][::-1]
         self._slope = _LOSSES[network.loss]
 
     def run(self, step: Step) -> None:
-        """Land the gradients of all weights that the host wants; they may move at once."""
+        """Pass the gradients of requested weights to the host, which may update them at once."""
         value = step.x
         for forward in self._up:
             value = forward(value, step.key)
@@ -102,7 +102,7 @@ def _learns(layer: Layer, host: ParameterStore) -> bool:
 
 def _cross_entropy(output: Tensor, y: Tensor, scale: Tensor) -> Tensor:
     """Return the gradient of sum(scale * l) in the output; `scale` is [clients, rows]."""
-    # along the last axis: along another one the last bit depends on how threads share the rows
+    # along the last axis: along others the last bit depends on how threads divide the rows
     gradient, shares = torch.softmax(output, -1), scale.unsqueeze(2)
     return gradient.mul_(shares).scatter_add_(2, y.unsqueeze(2), -shares)
 

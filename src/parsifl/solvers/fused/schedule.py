@@ -1,4 +1,4 @@
-"""Which clients of a block take which step, and the rows that they read in it."""
+"""The steps of a block of clients, and the rows that they read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from parsifl.core._functorch import Leaf
 class Step(NamedTuple):
     """One step of the first `clients`: their rows, and the share of each row in the loss.
 
-    `key` [clients] is that of the mini-batch; None where no layer asks for it.
+    `key` [clients] is that of the mini-batch; None if no layer needs it.
     """
 
     clients: int
@@ -49,7 +49,7 @@ class Schedule:
 
     def __iter__(self) -> Iterator[Step]:
         x, (_, clients, rows) = self._x, self._index.shape
-        # one buffer for the rows of every step: fresh memory would cost a page fault each 4 kB
+        # one buffer for the rows of all steps: new memory would cost a page fault per 4 kB
         buffer = x.new_empty(clients * rows, *x.shape[1:])
         inputs = buffer.view(clients, rows, *x.shape[1:])
         taken = zip(self._alive, self._index.flatten(1), self._y, self._scale, strict=True)
@@ -82,11 +82,11 @@ class Schedule:
         return tensor[None] if dim is None else self.arranged(tensor.movedim(dim, 0))
 
     def arranged(self, tensor: Tensor) -> Tensor:
-        """Put clients into the order of the schedule."""
+        """Reorder clients to the order of the schedule."""
         return tensor if self._order is None else tensor.index_select(0, self._order)
 
     def restored(self, tensors: list[Tensor]) -> tuple[Tensor, ...]:
-        """Put clients back into the order in which they came."""
+        """Restore the original order of clients."""
         if self._order is None:
             return tuple(tensors)
         back = self._order.argsort()

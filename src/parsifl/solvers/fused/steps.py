@@ -16,15 +16,15 @@ from parsifl.solvers.fused.network import Network
 from parsifl.solvers.fused.schedule import Schedule, Step
 from parsifl.solvers.update_rules import Aux, Rule, SgdConfig
 
-# Entries of weights that a rule moves in one go, so that they stay in the cache from one of its
-# passes to the next: a linear rule has so few that only large weights are worth a call each.
+# Entries of weights that a rule updates at once, so that they stay in the cache between its
+# passes. A linear rule has so few passes that only large weights are worth separate calls.
 _LINEAR, _BENT = 10 << 20, 1 << 18
-_BROAD = 64  # outputs from which on it pays to turn the first weight
+_BROAD = 64  # outputs above which transposing the first weight is worthwhile
 
 
 @dataclass(frozen=True)
 class Steps:
-    """Everything about the steps of a block that is not a tensor."""
+    """The settings of a block's steps (everything that is not a tensor)."""
 
     network: Network
     config: SgdConfig
@@ -36,7 +36,7 @@ class Steps:
 @final
 @dataclass(frozen=True)
 class _Place:
-    """A weight of some clients, and what belongs to it; an auxiliary tensor may be shared."""
+    """A weight of some clients with its auxiliary tensors, which may be shared."""
 
     w: Tensor
     aux: Aux
@@ -74,7 +74,7 @@ class Block:
         self._velocity = {n: torch.zeros_like(v) for n, v in self._params.items() if momentum}
 
     def walk(self) -> tuple[Tensor, ...]:
-        """Take every step; returns the parameters (and moved aux) in the order of the clients."""
+        """Take all steps; return the parameters (and updated aux) in the order of the clients."""
         count, way = 0, None
         for step in self._schedule:
             if way is None or step.clients != count:
@@ -85,7 +85,7 @@ class Block:
         return self._schedule.restored([p[name] for p in trees for name in self._steps.trained])
 
     def _leading(self, count: int) -> _Leading:
-        """Return the first `count` clients, who take the steps that follow."""
+        """Return the first `count` clients, which take the following steps."""
         places = {}
         for name, w in self._params.items():
             aux = tuple(part[name] for part in self._aux)
@@ -98,10 +98,10 @@ class Block:
 
 
 def _lies_across(steps: Steps, trees: Sequence[Mapping[str, Leaf]]) -> str | None:
-    """Name the weight that is kept as [in, out] in memory, which makes its products faster.
+    """Return the weight that is stored as [in, out], which makes its products faster.
 
-    Only a layer that hands no gradient down gains by it, and only what all clients begin with is
-    turned in no time (docs/adr/0003).
+    Only a layer that passes no gradient down benefits, and only weights that all clients share at
+    the start can be transposed cheaply (docs/adr/0003).
     """
     name = steps.network.opening(steps.trained)
     if name is None or any(tree[name][1] is not None for tree in trees):
@@ -116,7 +116,7 @@ def _taken(take: Callable[[Leaf], Tensor], leaf: Leaf, across: bool) -> Tensor:
 
 @final
 class _Leading:
-    """The clients that still have steps to take: the host of their network."""
+    """The clients that still have steps to take, as host of their network."""
 
     def __init__(
         self, steps: Steps, places: Mapping[str, _Place], frozen: Mapping[str, Tensor]
@@ -129,7 +129,7 @@ class _Leading:
         return self._places[name].w if name in self._places else self._frozen[name]
 
     def landing(self, name: str) -> GradientSink | None:
-        """Return the step w <- after(w - lr (g + e)); nothing is frozen that has one."""
+        """Return the step w <- after(w - lr (g + e)) of a trained weight."""
         if name not in self._places:
             return None
         rule, config, place = self._steps.rule, self._steps.config, self._places[name]
@@ -186,14 +186,14 @@ class _Leading:
 
 @final
 class GradientCollector:
-    """Collects gradients; the weights stay as they are."""
+    """Collects gradients without changing the weights."""
 
     def __init__(self, values: Mapping[str, Tensor], wanted: frozenset[str]) -> None:
         self._values, self._wanted = values, wanted
         self._gradients: dict[str, Tensor] = {}
 
     def at(self, network: Network, step: Step) -> dict[str, Tensor]:
-        """Return the gradient of every wanted weight."""
+        """Return the gradient of every requested weight."""
         network.on(self).run(step)
         return self._gradients
 
@@ -202,7 +202,7 @@ class GradientCollector:
         return self._values[name]
 
     def landing(self, name: str) -> GradientSink | None:
-        """Keep the gradient of what is trained."""
+        """Store the gradient of a trained weight."""
         return partial(self._keep, name) if name in self._wanted else None
 
     def _keep(self, name: str, left: Tensor, right: Tensor | None) -> None:

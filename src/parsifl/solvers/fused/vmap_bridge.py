@@ -1,7 +1,7 @@
-"""Leaves vmap for the fused solver, which trains a whole block of clients, and re-enters it.
+"""Leave vmap for the fused solver, which trains a whole block of clients, and re-enter it.
 
 Algorithms are written for one client and run under vmap. Differentiating through fused steps
-raises.
+raises an error.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ENABLED: ContextVar[bool] = ContextVar("parsifl_fused", default=False)
 
 @contextmanager
 def fused_steps() -> Iterator[None]:
-    """Let solvers take the fused path where they can; only meant around vmap over clients."""
+    """Enable the fused path where it is supported; use it only around vmap over clients."""
     token = _ENABLED.set(True)
     try:
         yield
@@ -34,7 +34,7 @@ def fused_steps() -> Iterator[None]:
 
 
 def network_for(problem: Problem, batch: Batch | Batches) -> Network | None:
-    """Return the layers to run by hand, if fused steps are enabled and the problem has them."""
+    """Return the layer chain if fused steps are enabled and the problem declares one."""
     if not _ENABLED.get() or not inside_vmap():
         return None
     chain = layer_chain(problem)
@@ -98,9 +98,9 @@ def gradient(network: Network, params: Params, frozen: Params, batch: Batch) -> 
 def _for_block(
     work: Callable[[int, list[Leaf]], Sequence[Tensor]], tensors: Sequence[Tensor]
 ) -> list[Tensor]:
-    """Give the tensors of all clients and their number to `work`, outside of vmap."""
+    """Call `work` outside vmap with the tensors of all clients and their number."""
     if any(tensor.requires_grad for tensor in tensors):
-        raise RuntimeError("fused steps cannot be differentiated: leave out fused_steps()")
+        raise RuntimeError("fused steps cannot be differentiated: remove fused_steps()")
     return leave_vmap(work, tensors)
 
 

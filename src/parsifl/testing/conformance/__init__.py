@@ -1,11 +1,11 @@
-"""Named checks of what the contract requires of a federated algorithm.
+"""Named checks of the contract of a federated algorithm.
 
 ``python -m parsifl.testing.conformance`` runs all checks over all registered algorithms. Another
 package calls `check_algorithm(algorithm)` for each of its own, or runs single checks
 (`CHECKS`, `harness_for`, `run_check`) as parameters of a pytest function.
 
 A class may declare `conformance = Conformance(settings=..., exempt=...)`: settings to test with
-where the defaults are too large, and checks that it cannot pass. The table shows the reasons.
+if the defaults are too large, and checks that it cannot pass. The table shows the reasons.
 """
 
 from __future__ import annotations

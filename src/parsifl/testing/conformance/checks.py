@@ -1,8 +1,8 @@
-"""The checks: what a class declares, purity, equality of runs, and what travels.
+"""The checks: declarations of the class, purity, equality of runs, and messages.
 
-Purity: nothing that comes in is changed, and nothing but the key decides what comes out. Equality:
-of engines, of orders, of interrupted and whole runs, of idle clients, of dtypes. Messages: uploads
-fit their template, survive the wire, and hold no personal state.
+Purity: arguments are not changed, and results depend only on arguments and keys. Equality: of
+engines, orders, interrupted and uninterrupted runs, idle clients and dtypes. Messages: uploads
+match their template, can be encoded and decoded, and contain no personal state.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def final_and_frozen(harness: Harness) -> None:
 
 @check("documented")
 def documented(harness: Harness) -> None:
-    """Check that the class says what it does in its own docstring, and cites its source."""
+    """Check that the class has its own docstring, and cites its source."""
     kind: Any = type(harness.algorithm)
     text = inspect.cleandoc(vars(kind).get("__doc__") or "")
     generated = text.startswith(f"{kind.__name__}(")  # what @dataclass writes if there is none
@@ -88,7 +88,7 @@ def settings_survive_json(harness: Harness) -> None:
 
 @check("types match the annotations")
 def types_match(harness: Harness) -> None:
-    """Check that states and messages have the types that the hints name."""
+    """Check that states and messages have the annotated types."""
     types, round_state = harness.algorithm.tree_types(), harness.second
     found: list[tuple[str, Any, Any]] = [("server state", round_state.server, types.server)]
     for step in round_state.client_steps:
@@ -125,7 +125,7 @@ def missing_capability_is_named(harness: Harness) -> None:
 
 @check("nothing more is used")
 def nothing_more_is_used(harness: Harness) -> None:
-    """Check that a problem with the required capabilities and nothing else is enough."""
+    """Check that a problem with only the required capabilities is sufficient."""
     problem = restricted(harness.problem, harness.algorithm.requires)
     poorer = Harness(harness.algorithm, problem, harness.data, own_example=False)
     poorer.models(poorer.first)
@@ -148,18 +148,18 @@ def global_generators_untouched(harness: Harness) -> None:
 
 @check("same key, same bits")
 def same_key_same_bits(harness: Harness) -> None:
-    """Check that two runs with one seed agree in every bit, whatever the global generators hold."""
+    """Check that two runs with one seed are bit-identical, whatever the global generators hold."""
     algorithm: Any = harness.algorithm
     fresh = replace(algorithm)
     with global_seed(_ANOTHER_SEED):
         second = snapshot(Harness(fresh, harness.problem, harness.data).simulate())
     same = tree.same(snapshot(harness.sequential), second)
-    expect(same, "a second run with the same seed gave other bits")
+    expect(same, "a second run with the same seed gave different bits")
 
 
 @contextmanager
 def global_seed(seed: int) -> Iterator[None]:
-    """Seed all global generators, and put them back afterwards."""
+    """Seed all global generators, and restore them afterwards."""
     states = generator_states()
     torch.manual_seed(seed)
     np.random.seed(seed)  # noqa: NPY002 - the global generator is what is being tested
@@ -280,21 +280,21 @@ def _unchanged(value: Any, old: Any) -> bool:
 
 
 def tolerance(harness: Harness) -> float:
-    """Return what counts as equal in the dtype of the problem's parameters."""
+    """Return the tolerance for the dtype of the problem's parameters."""
     dtype = next(iter(harness.problem.init(harness.key).values())).dtype
     return TOLERANCES.get(dtype, 1e-2)
 
 
 @check("training moves the models")
 def training_moves_the_models(harness: Harness) -> None:
-    """Check that some model changes: states are used."""
+    """Check that some model changes, so states are used."""
     before, after = harness.models(harness.start), harness.models(harness.second)
     expect(not tree.same(before, after), "no model changed in two rounds of training")
 
 
 @check("batched equals one by one")
 def batched_equals_loop(harness: Harness) -> None:
-    """Check that many clients at once give what one at a time gives, up to rounding."""
+    """Check that batched and sequential execution agree up to rounding."""
     _need_batches(harness)
     wanted = snapshot(harness.sequential)
     for engine, run in harness.batched.items():
@@ -332,7 +332,7 @@ def order_irrelevant(harness: Harness) -> None:
 
 @check("resumed equals uninterrupted")
 def resumed_equals_uninterrupted(harness: Harness) -> None:
-    """Check that a resumed run ends with the same bits as an uninterrupted one."""
+    """Check that a resumed run is bit-identical to an uninterrupted one."""
     whole = harness.simulate(rounds=3, participation=0.6)
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "run"
@@ -348,9 +348,9 @@ def resumed_equals_uninterrupted(harness: Harness) -> None:
 
 @check("zero local steps change nothing")
 def zero_steps(harness: Harness) -> None:
-    """Check that without local steps the first models and every trained client state stay."""
+    """Check that without local steps initial models and trained client states do not change."""
     idle = _idle(harness)
-    # both at round 0: what `personalize` draws follows the round
+    # both at round 0: the random numbers of `personalize` depend on the round
     before, after = idle.models(idle.start), idle.models(dataclasses.replace(idle.first, round=0))
     gap = difference(after, before)
     expect(gap <= tolerance(harness), f"models move by {gap:.1e} in a round without local steps")
@@ -450,7 +450,7 @@ def messages_survive_the_wire(harness: Harness) -> None:
 
 @check("personal state stays at home")
 def personal_state_stays(harness: Harness) -> None:
-    """Check that no tensor that a client keeps is uploaded, unless the server has just sent it.
+    """Check that no tensor of a client's state is uploaded, unless the server has just sent it.
 
     Compares, after training, tensors with more than one entry and more than one value.
     """

@@ -1,4 +1,4 @@
-"""Small problems with data on which any algorithm can be tested, chosen by what it requires."""
+"""Small problems with data for testing any algorithm, selected by its requirements."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Example:
 
 
 Maker = Callable[[torch.dtype], Example | None]
-"""Makes an example in a dtype; None where it cannot be had (a part that is not installed)."""
+"""Creates an example in a dtype; returns None if a dependency is not installed."""
 
 
 def neural(dtype: torch.dtype) -> Example:
@@ -59,12 +59,12 @@ _MAKERS: list[Maker] = [neural, sparse_regression]
 
 
 def register(maker: Maker) -> None:
-    """Add an example for capabilities that these do not have; the last one added is tried first."""
+    """Add an example with further capabilities; the last one added is tried first."""
     _MAKERS.insert(0, maker)
 
 
 def example_for(algorithm: AnyAlgorithm, dtype: torch.dtype = torch.float64) -> Example:
-    """Return the first example whose problem offers everything that the algorithm requires."""
+    """Return the first example whose problem has all capabilities that the algorithm requires."""
     for maker in _MAKERS:
         example = maker(dtype)
         if example is not None and all(isinstance(example.problem, c) for c in algorithm.requires):
@@ -77,7 +77,7 @@ def example_for(algorithm: AnyAlgorithm, dtype: torch.dtype = torch.float64) -> 
 
 
 def restricted(problem: Problem, capabilities: Iterable[type[Any]]) -> Problem:
-    """Return the same problem with the members of these protocols and nothing else."""
+    """Return the same problem with only the members of these protocols."""
     members: set[str] = set()
     protocols: tuple[type[Any], ...] = (Problem, *capabilities)
     for protocol in protocols:
@@ -89,7 +89,7 @@ def restricted(problem: Problem, capabilities: Iterable[type[Any]]) -> Problem:
             if not name.startswith("_")
         }
     present = [name for name in sorted(members) if hasattr(problem, name)]
-    # protocols look members up on the class, so they become properties that pass the call on
+    # protocols look up members on the class, so they become properties that forward the call
     body = {
         name: property(lambda _, name=name: getattr(problem, name))  # type: ignore[misc]  # name= binds the loop variable
         for name in present

@@ -1,4 +1,4 @@
-"""One algorithm on one problem: the runs and the single steps that the checks examine."""
+"""One algorithm on one problem: the runs and single steps that the checks examine."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ConformanceError(ParsiflError):
 
 
 class NotApplicable(Exception):
-    """A check does not apply to this algorithm; the text is the reason."""
+    """A check does not apply to this algorithm; the message is the reason."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,7 +167,7 @@ class Harness:
         return ClientStep(info, down, state, shard, result)
 
     def received(self, round_state: RoundState, client: int) -> tuple[Any, Any]:
-        """Return what a client is sent, and its state."""
+        """Return the message to a client, and its state."""
         key, info = self.key.replace(round=round_state.round), self.infos[client]
         here = key.replace(client=client, purpose="broadcast")
         down = self.algorithm.broadcast(self.problem, round_state.server, info, here)
@@ -206,7 +206,7 @@ def harness_for(
 ) -> Harness:
     """Return a harness for an algorithm, on the given problem and data or on a matching example."""
     if (problem is None) != (data is None):
-        raise ConformanceError("give both problem= and data=, or neither")
+        raise ConformanceError("pass both problem= and data=, or neither")
     if problem is not None and data is not None:
         return Harness(algorithm, problem, data, own_example=False)
     example: Example = example_for(algorithm)
@@ -214,7 +214,7 @@ def harness_for(
 
 
 def small(kind: type[AnyAlgorithm]) -> AnyAlgorithm:
-    """Build an algorithm with few local steps; `conformance` may hold further settings."""
+    """Build an algorithm with few local steps; `conformance` may add settings."""
     known = {item.name for item in fields(kind)}  # type: ignore[arg-type]  # algorithms are dataclasses
     own = dict(kind.conformance.settings)
     algorithm = kind(**own)
@@ -228,7 +228,7 @@ def small(kind: type[AnyAlgorithm]) -> AnyAlgorithm:
 
 
 def snapshot(run: Run) -> dict[str, Any]:
-    """Return everything that a run leaves behind, as one tree."""
+    """Return all results of a run as one tree."""
     personal = {str(i): run.personal(i).params for i in range(len(run.pool.clients))}
     states = {str(client): state for client, state in run.pool.store}
     return {"server": run.server, "clients": states, "personal": personal}

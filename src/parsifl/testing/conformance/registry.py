@@ -1,4 +1,4 @@
-"""The list of checks, and how they are run."""
+"""The list of checks, and functions that run them."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def run_check(name: str, harness: Harness) -> Result:
         status, reason = "not applicable", str(note)
     except ConformanceError as error:
         status, reason = "failed", str(error)
-    except Exception as error:  # an algorithm may raise anything; the table says what
+    except Exception as error:  # an algorithm may raise anything; the table shows it
         status, reason = "failed", f"{type(error).__name__}: {error}"
     return Result(name, status, reason, time.perf_counter() - started)
 
@@ -92,7 +92,7 @@ def check_algorithm(
     algorithm
         A configured algorithm; few local steps and small batches keep the checks fast.
     problem, data
-        What it runs on. Default: an example with the capabilities that it requires.
+        The problem and data to test on. Default: an example with the required capabilities.
 
     Examples
     --------
