@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ THREADS = os.environ.get("PARSIFL_TEST_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", THREADS)
 
 import torch  # noqa: E402 - see above
+from tests.programs import Programs  # noqa: E402 - see above
 
 torch.set_num_threads(int(THREADS))
 
@@ -24,3 +26,10 @@ def data_folder() -> Path:
     if not folder or not Path(folder).is_dir():
         pytest.skip("needs real data: set PARSIFL_DATA to a folder that holds them")
     return Path(folder)
+
+
+@pytest.fixture(scope="session")
+def programs() -> Iterator[Programs]:
+    """Run programs without importing torch for each of them."""
+    with Programs() as found:
+        yield found
