@@ -2,15 +2,19 @@
 
 ``python benchmarks/all.py [DIRECTORY]``; the default is build/bench. Ratios are meaningful only on
 an idle machine: every table ends with the CPU time of other programs.
+Idle threads are configured as by the command line, although the benchmarks import torch first.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+from parsifl.startup import WAITING
 
 HERE = Path(__file__).resolve().parent
 
@@ -26,7 +30,11 @@ def run(path: Path, place: Path) -> list[str]:
     started, figures = time.perf_counter(), place / f"{name}.json"
     figures.unlink(missing_ok=True)
     done = subprocess.run(
-        [sys.executable, path, str(figures)], stdout=subprocess.PIPE, text=True, check=False
+        [sys.executable, path, str(figures)],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+        env={**WAITING, **os.environ},
     )
     (place / f"{name}.txt").write_text(done.stdout)
     seconds = time.perf_counter() - started

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import typer
 from tests.docs_module import docs_module
+from tests.programs import Programs
 from tests.report.browser import browse
 from typer.testing import CliRunner
 
@@ -28,7 +29,6 @@ PAGES = [
 ]
 NEEDS_DATA = "# needs PARSIFL_DATA"
 FRAGMENTS = {"docs/flower.md": "a fragment of a Flower app; tests/flower deploys whole ones"}
-QUIET = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 _FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _FILE = re.compile(r"^<!-- file: (\S+) -->$", re.MULTILINE)  # as in docs/hooks.py
 _LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
@@ -71,9 +71,8 @@ def test_there_is_something_to_run() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("elsewhere")
 @pytest.mark.parametrize("path", with_code("python"), ids=name)
-def test_python_blocks_run(path: Path, tmp_path: Path) -> None:
+def test_python_blocks_run(path: Path, tmp_path: Path, programs: Programs) -> None:
     """The blocks of a page are one program, in a process of its own."""
     if name(path) in FRAGMENTS:
         pytest.skip(FRAGMENTS[name(path)])
@@ -82,8 +81,7 @@ def test_python_blocks_run(path: Path, tmp_path: Path) -> None:
     left_out = [i for i, code in enumerate(found) if code.startswith(NEEDS_DATA) and not known]
     program = tmp_path / f"{path.stem}_page.py"
     program.write_text("\n".join(code for i, code in enumerate(found) if i not in left_out))
-    command = [sys.executable, "-W", "error", str(program)]
-    ended = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=QUIET)
+    ended = programs.run(program, tmp_path)
     assert ended.returncode == 0, ended.stderr[-2000:]
     if left_out:
         pytest.skip(f"blocks {left_out} need real data (PARSIFL_DATA); the others ran")
@@ -111,7 +109,7 @@ def invoked(words: list[str]) -> tuple[int, str]:
 
 def shortened(words: list[str]) -> list[str]:
     """Return a command with at most three rounds."""
-    words = list(words)
+    words = [*words, "--rounds", "3"] if words == ["demo"] else list(words)
     if "--rounds" in words:
         place = words.index("--rounds") + 1
         words[place] = str(min(int(words[place]), 3))
@@ -120,6 +118,7 @@ def shortened(words: list[str]) -> list[str]:
 
 def test_long_commands_are_cut_short() -> None:
     assert shortened(["run", "x", "--rounds", "50"]) == ["run", "x", "--rounds", "3"]
+    assert shortened(["demo"]) == ["demo", "--rounds", "3"]
     assert shortened(["list", "models"]) == ["list", "models"]
 
 

@@ -22,15 +22,22 @@ def timeless(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{name: record[name] for name in record if name != "seconds"} for record in records]
 
 
-@pytest.fixture
-def at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+@pytest.fixture(scope="module")
+def at_once(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Return the records of a federation whose rounds are evaluated in exchanges of their own."""
-    with monkeypatch.context() as patch:
+    folder = tmp_path_factory.mktemp("at-once")
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FlowerPool, "deferred_evaluation", False)
-        link = InProcess(experiment("ditto", **HALF), tmp_path / "state-at-once")
-        records = link.run(tmp_path / "at-once")
+        link = InProcess(experiment("ditto", **HALF), folder / "state")
+        records = link.run(folder / "run")
     assert len(link.exchanges) == 1 + 2 * 4
     return timeless(records)
+
+
+@pytest.fixture(scope="module")
+def in_one_process() -> Any:
+    """Return the server state of the same run in the engine."""
+    return simulated(experiment("ditto", **HALF)).server
 
 
 def test_a_round_is_one_exchange_and_the_records_are_the_same(
@@ -46,7 +53,7 @@ def test_a_round_is_one_exchange_and_the_records_are_the_same(
 
 @pytest.mark.parametrize("message", range(4, 22, 2))
 def test_a_server_that_is_killed_at_any_message_ends_with_the_same_records(
-    message: int, at_once: list[dict[str, Any]], tmp_path: Path
+    message: int, at_once: list[dict[str, Any]], in_one_process: Any, tmp_path: Path
 ) -> None:
     seen = 0
 
@@ -64,7 +71,7 @@ def test_a_server_that_is_killed_at_any_message_ends_with_the_same_records(
         link.run(tmp_path / "run")
     resumed = link.run(tmp_path / "run", resume=True)
     assert timeless(resumed) == at_once
-    assert tree.same(server_state(tmp_path / "run", chosen), simulated(chosen).server)
+    assert tree.same(server_state(tmp_path / "run", chosen), in_one_process)
 
 
 def test_a_lost_reply_is_asked_for_again_with_its_evaluation(

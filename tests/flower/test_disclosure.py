@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.docs_module import docs_module
 from tests.flower.inprocess import Answer, InProcess
-from tests.flower.test_server import experiment
+from tests.flower.test_server import deep
 
 from parsifl import wire
 from parsifl.core import registry, tree
@@ -35,7 +35,7 @@ def test_the_page_is_up_to_date() -> None:
 
 @pytest.mark.parametrize("name", [n for n in registry.algorithms() if n != "fedbestsubset"])
 def test_nothing_leaves_that_is_not_on_the_page(name: str, tmp_path: Path) -> None:
-    chosen = experiment(name, rounds=1, validation=0.1)
+    chosen = deep(name, rounds=1, validation=0.1)
     algorithm = chosen.build_algorithm()
     declared, kind_of_upload = reply_paths(), algorithm.tree_types().uplink
     seen = set[str]()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import fields as settings_of
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -33,13 +35,23 @@ SAME = (
     "metrics",
 )
 MATRIX = ("ditto", "fedavg", "fedgradmp", "fedht", "fedslr", "scaffold")  # in `make test-matrix`
+FEW = {"local_steps": 2, "inner": 2, "tune_epochs": 1.0, "eta_g": 0.1}
 LINEAR = ("distributediht", "fedht", "fediterht", "fedgradmp", "inexactfedgradmp")
 
 
 def experiment(algorithm: str, **changes: object) -> Experiment:
-    model = "glm" if algorithm in LINEAR else "mlp:hidden=8+8"
-    settings = {"algorithm": algorithm, "data": "digits", "clients": 4, "rounds": 3, "model": model}
+    settings = {"algorithm": algorithm, "data": "digits", "clients": 4, "rounds": 3, "model": "glm"}
     return Experiment.read({**settings, **changes})
+
+
+def deep(algorithm: str, **changes: object) -> Experiment:
+    """Return an experiment with a network where the algorithm can train one, and few steps."""
+    if algorithm in LINEAR:
+        return experiment(algorithm, **changes)
+    kind: Any = registry.find(algorithm)
+    known = {item.name for item in settings_of(kind)}
+    few = {name: value for name, value in FEW.items() if name in known}
+    return experiment(algorithm, model="mlp:hidden=8+8", settings=few, **changes)
 
 
 def server_state(path: Path, method: Experiment) -> object:
@@ -59,7 +71,7 @@ def server_state(path: Path, method: Experiment) -> object:
 def test_every_algorithm_gives_the_bits_and_books_of_the_simulation(
     name: str, tmp_path: Path
 ) -> None:
-    chosen = experiment(name, participation=0.5, validation=0.1, rounds=2)
+    chosen = deep(name, participation=0.5, validation=0.1, rounds=2)
     records = InProcess(chosen, tmp_path / "state").run(tmp_path / "run")
     expected = simulated(chosen)
     assert tree.same(server_state(tmp_path / "run", chosen), expected.server)
@@ -75,7 +87,7 @@ def test_every_algorithm_gives_the_bits_and_books_of_the_simulation(
 @pytest.mark.parametrize("name", ["ditto", "fedslr"])
 @pytest.mark.parametrize("precision", ["bfloat16", "int8"])
 def test_short_values_are_the_same_on_both_sides(precision: str, name: str, tmp_path: Path) -> None:
-    chosen = experiment(name, precision=precision, rounds=2)
+    chosen = deep(name, precision=precision, rounds=2)
     InProcess(chosen, tmp_path / "state").run(tmp_path / "run")
     assert tree.same(server_state(tmp_path / "run", chosen), simulated(chosen).server)
 

@@ -170,7 +170,7 @@ class Messages(Scenario):
         self._experiment = Experiment.read(
             {
                 "algorithm": "ditto", "data": "digits", "clients": 3, "rounds": ROUNDS,
-                "model": "mlp:hidden=4", "participation": 0.7,
+                "model": "glm", "participation": 0.7,
                 "settings": {"local_steps": 2},
             }
         )  # fmt: skip

@@ -24,13 +24,13 @@ def scenario(request: pytest.FixtureRequest) -> Scenario:
     return SCENARIOS[request.param]
 
 
-@pytest.mark.parametrize("number", range(20))
+@pytest.mark.parametrize("number", range(10))
 def test_a_killed_run_ends_with_the_same_bits(scenario: Scenario, number: int) -> None:
     fault = scenario.kill(FIRST + number)
     assert not fault, f"seed {FIRST + number}: {fault}"
 
 
-@pytest.mark.parametrize("number", range(20))
+@pytest.mark.parametrize("number", range(10))
 def test_damage_is_never_silent(scenario: Scenario, number: int) -> None:
     outcome, done = scenario.corrupt(FIRST + number)
     assert outcome in RIGHT, f"seed {FIRST + number}: {done}: {outcome}"
@@ -39,7 +39,7 @@ def test_damage_is_never_silent(scenario: Scenario, number: int) -> None:
 def test_every_write_of_a_run_may_be_changed_by_the_disk(tmp_path: Path) -> None:
     """A checksum of what was read back would agree with what the disk made of it."""
     local = SCENARIOS["local"]
-    writes = [at for at in range(local.operations) if at % 3 == FIRST % 3]
+    writes = [at for at in range(local.operations) if at % 6 == FIRST % 6]
     for at in writes:
         folder = tmp_path / str(at)
         with Disk(folder, at, "flip", FIRST):
@@ -51,7 +51,7 @@ def test_every_write_of_a_run_may_be_changed_by_the_disk(tmp_path: Path) -> None
         assert outcome in RIGHT, f"seed {FIRST}, operation {at}: {outcome}"
 
 
-@pytest.mark.parametrize("number", range(10))
+@pytest.mark.parametrize("number", range(6))
 def test_messages_that_go_astray_change_nothing_in_silence(number: int) -> None:
     messages = SCENARIOS["messages"]
     assert isinstance(messages, Messages)
@@ -62,7 +62,7 @@ def test_messages_that_go_astray_change_nothing_in_silence(number: int) -> None:
 def test_every_fault_of_messages_is_planted() -> None:
     messages = SCENARIOS["messages"]
     assert isinstance(messages, Messages)
-    seen = {fault for seed in range(8) for fault, _, _ in messages.mislead(seed)[1]}
+    seen = {fault for seed in range(3) for fault, _, _ in messages.mislead(seed)[1]}
     assert seen == set(MESSAGE_FAULTS)
 
 

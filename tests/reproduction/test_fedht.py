@@ -66,6 +66,9 @@ def test_the_common_step_is_the_largest_that_serves_every_method() -> None:
     results = [curve(s, 0, 1.0, None if s.lr > 0.03 and s.method == "FedIter-HT" else 0.5)
                for s in settings]  # fmt: skip
     assert Race("x", results, settings).common_step() == 0.03
+    worse = [curve(s, 0, 1.0, 0.8 if s.lr > 0.01 and s.method == "Fed-HT" else 0.5)
+             for s in settings]  # fmt: skip
+    assert Race("x", worse, settings, zero=math.log(2)).common_step() == 0.01
 
 
 def test_the_best_step_at_the_end_of_the_grid_is_noted() -> None:

@@ -1,7 +1,11 @@
-"""Mutated messages: whatever comes, `decode` gives a tree or a `WireError`, within its limit."""
+"""Mutated messages: whatever comes, `decode` gives a tree or a `WireError`, within its limit.
+
+PARSIFL_MUTANTS sets how many are tried.
+"""
 
 from __future__ import annotations
 
+import os
 import random
 import tracemalloc
 from collections import Counter
@@ -20,6 +24,7 @@ from parsifl.core.leaves import LowRank, Sparse
 
 Seal = Callable[[bytes], bytes]
 LIMIT = 1 << 16
+MUTANTS = int(os.environ.get("PARSIFL_MUTANTS") or 8_000)
 INTERESTING = [
     b"\x00",
     b"\x01",
@@ -122,10 +127,10 @@ def _attack(count: int, seed: int, seal: Seal) -> Counter[str]:
 
 @pytest.mark.slow
 def test_thousands_of_mutants_are_read_or_refused(sealed: Seal) -> None:
-    outcomes = _attack(30_000, 1, sealed)
-    assert sum(outcomes.values()) == 30_000
+    outcomes = _attack(MUTANTS, 1, sealed)
+    assert sum(outcomes.values()) == MUTANTS
     for stage in ("checksum", "description", "length", "leaf", "accepted"):
-        assert outcomes[stage] > 300, outcomes
+        assert outcomes[stage] > MUTANTS // 100, outcomes
 
 
 def test_mutants_allocate_no_more_than_the_limit_allows(sealed: Seal) -> None:

@@ -17,6 +17,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -266,14 +267,19 @@ def environment() -> dict[str, str | bool]:
         "python": platform.python_version(),
         "machine": platform.machine(),
     }
-    for package in _PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
+    installed = {package: _version(package) for package in _PACKAGES}
+    found.update({package: number for package, number in installed.items() if number is not None})
     if startup.reproducible():
         found["reproducible"] = True
     return found
+
+
+@cache
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def _is_environment(path: Path) -> bool:

@@ -86,7 +86,8 @@ def best_intercept(datafit: Datafit, u: Tensor, y: Tensor, weight: Tensor) -> Te
         low = u.new_tensor(_FURTHEST).neg().exp()
         return (torch.log(torch.maximum(events, low) / level) - shift).clamp(-_FURTHEST, _FURTHEST)
     found = u.new_zeros(())
-    for _ in range(_NEWTON_STEPS):  # a fixed number: many sites may run at once
+    steps = 1 if u.is_meta else _NEWTON_STEPS  # for its shape one suffices
+    for _ in range(steps):  # a fixed number: many sites may run at once
         slope = (weight * datafit.slope(u + found, y)).sum() / total
         bend = (weight * datafit.curvature(u + found)).sum() / total
         step = (slope / bend.clamp(min=1e-12)).clamp(-2.0, 2.0)

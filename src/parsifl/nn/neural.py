@@ -205,7 +205,7 @@ class NeuralProblem:
         """Return the initial parameters for this seed."""
         with torch.random.fork_rng(devices=[]):
             if not isinstance(self._source, nn.Module):
-                torch.manual_seed(Key(key.seed, purpose="init").word() >> 1)
+                _seed(Key(key.seed, purpose="init").word() >> 1)
             module = self._built()
         values = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         return {
@@ -303,6 +303,14 @@ class NeuralProblem:
                 metrics=self._metrics,
             )
         return self._narrow[width, scaled]
+
+
+def _seed(word: int) -> None:
+    """Seed the generators that a factory may draw from."""
+    if torch.accelerator.is_available():
+        torch.manual_seed(word)
+    else:  # `torch.manual_seed` would keep a stack trace for every kind of device that is absent
+        torch.default_generator.manual_seed(word)
 
 
 def _without_statistics(source: Any) -> Any:

@@ -59,6 +59,11 @@ class Real:
         few: dict[str, Any] = {} if context.scale == "full" else {"rows": self._rows(context)}
         return load(self.dataset, seed=seed, **few)
 
+    @property
+    def zero(self) -> float:
+        """The objective of the zero model of a classifier; infinite for regression."""
+        return {"logistic": math.log(2), "softmax": math.log(10)}.get(self.datafit, math.inf)
+
     def _rows(self, context: Context) -> int | None:
         return 200 if context.smoke else self.rows
 
@@ -154,7 +159,7 @@ def _conclude(real: Real, context: Context, results: Sequence[Result]) -> list[C
 
 
 def _claims(real: Real, context: Context, results: Sequence[Result]) -> Iterator[Claim]:
-    race = Race(real.name, results, grid(context))
+    race = Race(real.name, results, grid(context), real.zero)
     step = race.common_step()
     fewer = "significantly fewer rounds (Figure 5, top)"
     for method in METHODS[:2]:

@@ -168,11 +168,15 @@ def rounds_to(values: Curve, target: float) -> int | None:
 
 @dataclass(frozen=True)
 class Race:
-    """The curves of a grid by setting and seed, and what follows from them."""
+    """The curves of a grid by setting and seed, and what follows from them.
+
+    `zero` is the objective of the zero model: a run that ends above it has learned nothing.
+    """
 
     name: str
     results: Sequence[Result]
     settings: Sequence[Setting]
+    zero: float = math.inf
 
     def curves(self, setting: Setting) -> list[Curve]:
         """Return the objectives of each seed by evaluated round."""
@@ -193,12 +197,12 @@ class Race:
         return min(mine, key=self.end)
 
     def common_step(self) -> float | None:
-        """Return the largest step with which every method ends, on every seed, for some K."""
+        """Return the largest step with which every method learns, on every seed, for some K."""
 
         def serves(lr: float) -> bool:
             return all(
                 any(
-                    curves and all(math.isfinite(curve[-1]) for curve in curves)
+                    curves and all(curve[-1] < self.zero for curve in curves)
                     for setting in self.settings
                     if setting.method == method and setting.lr == lr
                     for curves in [self.curves(setting)]
