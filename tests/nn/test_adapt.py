@@ -84,7 +84,7 @@ def test_ties_are_cut_and_the_function_stays() -> None:
     [
         (nn.Sequential(nn.LazyLinear(3)), "parameter '0.weight' is lazy"),
         (nn.Sequential(nn.AlphaDropout(0.1)), "AlphaDropout, which has no keyed form"),
-        (nn.Sequential(nn.MultiheadAttention(4, 2, dropout=0.1)), "MultiheadAttention.*cannot be keyed"),
+        (nn.Sequential(nn.MultiheadAttention(4, 2, dropout=0.1)), "cannot be keyed"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:Lazy modules")

@@ -104,7 +104,7 @@ class FederatedSparsePoisson(RegressorMixin, FederatedSparse):  # type: ignore[m
             offset=True,
         )
         targets = torch.from_numpy(np.stack([y, weight, shift], axis=1))
-        # sites add up their exposures beside the moments
+        # sites also send the sums of their exposures
         start = float(np.log(moments.target / np.average(np.exp(shift), weights=weight)))
         found = self._train(problem, x, targets, parts, moments, start=start, own_intercept=own)
         self._say_if_pooled(groups)

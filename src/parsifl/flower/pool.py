@@ -358,5 +358,5 @@ def _metric_names(problem: Problem, schema: DataSchema) -> frozenset[str]:
     rows = Rows(schema.zeros(), example.y, torch.ones(1, dtype=torch.float64))
     try:
         return frozenset(problem.metrics(problem.init(Key(0)), rows))
-    except Exception:  # a problem with rows of its own kind
+    except Exception:  # a problem with its own kind of rows
         return frozenset()

@@ -85,7 +85,7 @@ def make_keys(
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "parsifl test authority")])
     root = _certificate(name, name, authority, authority, days, hosts=())
     server = ec.generate_private_key(_CURVE)
-    # a common name has at most 64 characters; clients look at the alternative names only
+    # a common name has at most 64 characters; clients check only the alternative names
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0][:64])])
     signed = _certificate(subject, name, server, authority, days, hosts)
     write_synced(folder / "ca.key", _private(authority, serialization.PrivateFormat.PKCS8), 0o600)

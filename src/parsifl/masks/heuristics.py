@@ -199,7 +199,7 @@ def _cover_most(instance: Instance, devices: NDArray[np.intp]) -> Masks:
     ]
     rows = sparse.csr_array(sparse.block_array(blocks))
     upper = np.concatenate([limits, np.ones(count), np.zeros(columns + layers)])
-    # a little reward for training more keeps devices from idling
+    # a small reward for training more keeps devices from idling
     gain = np.tile(instance.sizes, count) * 1e-3 / count
     cost = -np.concatenate([gain, np.zeros(columns), instance.sizes]) / instance.total
     found = milp(

@@ -50,7 +50,7 @@ def gradient(part: Restricted, z: Tensor) -> Tensor:
 
 
 def hessian(part: Restricted, z: Tensor) -> Tensor:
-    """Return the Hessians at z as matrices, the coefficients of classes one after the other."""
+    """Return the Hessians at z as matrices, with the coefficients of classes in sequence."""
     curvature = part.curvature(predictor(part, z))
     if z.ndim == 2:
         inner = part.columns.mT @ (part.columns * (part.weight * curvature)[..., None])
