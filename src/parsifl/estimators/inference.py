@@ -320,9 +320,9 @@ def split_inference(
     fraction
         The fraction of a site's rows used for selection.
     level
-    The level of the intervals.
+        The level of the intervals.
     seed
-    Determines which rows are used for selection.
+        Determines which rows are used for selection.
 
     Examples
     --------

@@ -241,9 +241,9 @@ class RemoteClient:
     root
         The directory for client state.
     make
-    Builds the problem from data of the agreed schema; None: the experiment's model.
+        Builds the problem from data of the agreed schema; None: the experiment's model.
     profile
-    Entries of the device profile, in addition to those of the data.
+        Entries of the device profile, in addition to those of the data.
     """
 
     def __init__(

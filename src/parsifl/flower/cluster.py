@@ -60,9 +60,9 @@ class Cluster:
     folder
         The directory of logs, keys, client state and Flower's own files.
     clients
-    The number of nodes.
+        The number of nodes.
     secure
-    TLS and authenticated nodes; False sends everything unencrypted, over loopback only.
+        TLS and authenticated nodes; False sends everything unencrypted, over loopback only.
     simulation
         Flower's simulation runtime (Ray) instead of nodes.
     workers

@@ -277,7 +277,7 @@ def check_leverage(released: Array, asked: Array, guards: Guards) -> None:
     released
         The weights [requests, rows] of released sums.
     asked
-    The weights [rows] of the requested sum.
+        The weights [rows] of the requested sum.
     """
     if not np.isfinite(asked).all():
         raise Refusal("leverage", "sums at these coefficients are not finite")

@@ -234,7 +234,7 @@ class FailureReply(Message):
     error
         The type of the exception. Its message may contain data and stays in the node's log.
     detail
-    A message without data, for failures that the library itself detects.
+        A message without data, for failures that the library itself detects.
     rule
         The guard that a request broke.
     client

@@ -61,7 +61,7 @@ class FlowerPool:
     make
         Builds the problem from data of the agreed schema.
     left_out
-    Clients that are excluded, with the reason.
+        Clients that are excluded, with the reason.
     """
 
     executor = EXECUTOR

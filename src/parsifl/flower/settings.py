@@ -48,7 +48,7 @@ class Deployment:
     wait
         Seconds for all clients to report at the start.
     timeout
-    Seconds for the clients to answer in a round; the round continues without later ones.
+        Seconds for the clients to answer in a round; the round continues without later ones.
     quorum
         The fraction of the cohort whose uploads must arrive for a round to count.
     retries

@@ -4,13 +4,13 @@ A message is a tree (see `parsifl.core.tree`); its leaves are strided tensors, `
 `LowRank`. The encoder picks the shortest form for each leaf:
 
 - a tensor is sent dense, or as an entropy-coded support with the non-zero values (a bool tensor
-    as packed bits, or as a support alone); zeros are recognized by their bits, so -0.0 is kept;
+  as packed bits, or as a support alone); zeros are recognized by their bits, so -0.0 is kept;
 - a `Sparse` is sent in the same two forms and decoded as a `Sparse`; zeros stored in it keep
-    their position in the support;
-  - a `LowRank` is always sent as its two factors, each in its own shortest form, and decoded as
-    a `LowRank`. Create it with `core.leaves.factored`, which returns the plain tensor if the
-    factors would be longer, r (d1 + d2) >= d1 d2;
-  - a layer that is not sent is a missing key.
+  their position in the support;
+- a `LowRank` is always sent as its two factors, each in its own shortest form, and decoded as
+  a `LowRank`. Create it with `core.leaves.factored`, which returns the plain tensor if the
+  factors would be longer, r (d1 + d2) >= d1 d2;
+- a layer that is not sent is a missing key.
 
 Integers and floats are lossless unless a lower precision is requested. A sender then continues with
 `as_received(message, precision)`, the values that the receiver sees. `wire.frame` has the layout.
