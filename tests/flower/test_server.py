@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import fields as settings_of
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -47,7 +48,8 @@ def deep(algorithm: str, **changes: object) -> Experiment:
     """Return an experiment with a network where the algorithm can train one, and few steps."""
     if algorithm in LINEAR:
         return experiment(algorithm, **changes)
-    known = {item.name for item in settings_of(registry.find(algorithm))}
+    method: Any = registry.find(algorithm)
+    known = {item.name for item in settings_of(method)}
     few = {name: value for name, value in FEW.items() if name in known}
     return experiment(algorithm, model="mlp:hidden=8+8", settings=few, **changes)
 
