@@ -22,35 +22,35 @@ check: setup  ## ruff, mypy --strict, import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: setup  ## the whole test suite, doctests and slow tests included
+test: setup  ## the whole test suite, including doctests and slow tests
 	$(BIN)/pytest -n 2 --dist worksteal --cov --cov-report=term:skip-covered --cov-fail-under=95
 
-test-matrix: setup  ## the tests that assert bits, with one factor of the machine changed at a time
+test-matrix: setup  ## tests that assert bits, with one machine factor changed at a time
 	$(BIN)/python tools/test_matrix.py
 
 deploy: setup  ## deployments that are killed, attacked and resumed on loopback (minutes)
 	PARSIFL_DEPLOY=1 $(BIN)/pytest tests/flower/test_on_demand.py tests/flower/test_namespaces.py
 
-wheel: setup  ## the wheel with its extras in a fresh environment: demo, and a run on Ray
+wheel: setup  ## the wheel with its extras in a new environment: demo, and a run on Ray
 	$(BIN)/python tools/check_wheel.py build/wheel
 
-docs: setup  ## the documentation site in site/, warnings are errors
+docs: setup  ## the documentation site in site/, with warnings as errors
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 notebooks: setup  ## the examples as notebooks, in notebooks/
 	$(BIN)/jupytext --quiet --to ../notebooks//ipynb examples/*.py
 
-bench: setup  ## ratios against plain PyTorch and the hardware; wants a quiet machine
+bench: setup  ## ratios to plain PyTorch and to the hardware bound; needs an idle machine
 	$(BIN)/python benchmarks/all.py build/bench
 
-compare-base: setup  ## compare results with those of the commit REF, bit for bit, on this machine
+compare-base: setup  ## compare results bit for bit with those of the commit REF
 	$(BIN)/python tools/compare_base.py $(REF)
 
-bench-peers: setup  ## the same round in pfl, fluke and Flower's simulation, each in its own environment
+bench-peers: setup  ## the same round in pfl, fluke and Flower's simulation
 	mkdir -p build && $(BIN)/python benchmarks/peers/run.py build/peers.json
 
-demo: setup  ## several methods on the digits data, with a report
+demo: setup  ## six algorithms on the digits data, with a report
 	$(BIN)/parsifl demo --out runs/demo
 
 format: setup  ## apply ruff's fixes and formatting

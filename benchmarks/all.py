@@ -1,8 +1,8 @@
-"""Runs all benchmarks one after the other and keeps tables and figures in a folder.
+"""Run all benchmarks in sequence and save tables and figures in a directory.
 
-``python benchmarks/all.py [FOLDER]``; the folder is build/bench if none is named. Ratios mean
-something only while nothing else runs: every table ends with what other programs used meanwhile.
-Waiting threads are configured as by the command line, although the benchmarks import torch first.
+``python benchmarks/all.py [DIRECTORY]``; the default is build/bench. Ratios are meaningful only on
+an idle machine: every table ends with the CPU time of other programs.
+Idle threads are configured as by the command line, although the benchmarks import torch first.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ HERE = Path(__file__).resolve().parent
 
 
 def run(path: Path, place: Path) -> list[str]:
-    """Run one benchmark; its table is shown when it is done, its progress meanwhile.
+    """Run one benchmark, showing its progress and then its table.
 
-    Returns what it missed, or that it did not come to its end.
+    Returns the missed targets, or a message if it failed.
     """
     name = path.stem.removeprefix("bench_")
     sys.stdout.write(f"== {name}\n")
@@ -40,12 +40,12 @@ def run(path: Path, place: Path) -> list[str]:
     seconds = time.perf_counter() - started
     sys.stdout.write(f"{done.stdout}{name}: {seconds:.0f} s\n\n")
     if not figures.exists():
-        return [f"{name} broke off (exit code {done.returncode})"]
+        return [f"{name} failed (exit code {done.returncode})"]
     return [f"{name}: {text}" for text in json.loads(figures.read_text())["missed"]]
 
 
 def main() -> int:
-    """Run everything; the exit code is 1 if a mark was missed or a benchmark broke off."""
+    """Run everything; the exit code is 1 if a target was missed or a benchmark failed."""
     words = sys.argv[1:]
     if len(words) > 1 or any(word.startswith("-") for word in words):
         sys.exit(__doc__)

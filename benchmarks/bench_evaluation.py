@@ -1,8 +1,8 @@
-"""Judging the personal models of all clients against a plain loop over them.
+"""Evaluation of the personal models of all clients, compared with a plain loop over them.
 
 "100 x 100 rows": 100 clients with a model and 100 rows each. Both run with one thread and with two,
-and are compared with the loop at its better number. The bound is the longer of the products of the
-layers and of reading rows and models, which are used once.
+and are compared with the loop at its better number of threads. The bound is the larger of the time
+of the layers' products and the time of reading rows and models once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ROUND = Key(0, round=0)
 
 @dataclass(frozen=True)
 class Case:
-    """Whose models are judged on how many rows."""
+    """The models and the number of rows to evaluate."""
 
     name: str
     build: Callable[[], nn.Module]
@@ -41,12 +41,8 @@ class Case:
 
 PERCEPTRON, VGG = 2.0 * (784 * 100 + 100 * 10), 8.85e6
 CASES = (
-    Case(
-        "perceptrons, 100 x 100 rows", partial(models.build, "mlp"), (784,), 100, 100, 9, PERCEPTRON
-    ),
-    Case(
-        "perceptrons, 1000 x 15 rows", partial(models.build, "mlp"), (784,), 1000, 15, 7, PERCEPTRON
-    ),
+    Case("MLPs, 100 x 100 rows", partial(models.build, "mlp"), (784,), 100, 100, 9, PERCEPTRON),
+    Case("MLPs, 1000 x 15 rows", partial(models.build, "mlp"), (784,), 1000, 15, 7, PERCEPTRON),
     Case("VGG, 20 x 100 rows", partial(models.build, "vgg"), (3, 32, 32), 20, 100, 5, VGG),
 )
 
@@ -64,7 +60,7 @@ def data_for(case: Case) -> ClientData:
 
 
 def measure(case: Case) -> list[Row]:
-    """Compare both, after one round in which everybody got a model of its own."""
+    """Compare both, after one round in which every client got its own model."""
     data, problem = data_for(case), parsifl.NeuralProblem(case.build)
     method = parsifl.get("ditto", lr=0.01, local_steps=1)
     run = parsifl.simulate(method, problem, data, 1, evaluate_every=0)

@@ -1,8 +1,8 @@
-"""What an exported ResNet18 of about 1.3 M parameters costs, beside the dense one of 11.2 M.
+"""Cost of an exported ResNet18 with about 1.3 M parameters, compared with the dense one of 11.2 M.
 
-Tells milliseconds a batch of 20, parameters and bytes of the file, for the global model (low rank:
-to be at least twice as fast as dense) and for a client's (a sparse part on top: file within 5 % of
-its numbers and positions, latency not above that of the dense model).
+Prints milliseconds per batch of 20, parameters and file size, for the global model (low rank;
+target: at least twice as fast as dense) and for a client's model (with a sparse part; targets: file
+within 5 % of its numbers and positions, latency not above that of the dense model).
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from parsifl.nn.neural import NeuralProblem
 from parsifl.solvers.svt import has_rank
 
 RANK = 0.058
-"""Share of the singular values that is kept: this gives about 1.3 M parameters."""
+"""Fraction of the singular values that are kept, which gives about 1.3 M parameters."""
 OWN = 0.04
-"""Share of the entries that a client changes: 0.45 M, as in the paper."""
+"""Fraction of the entries that a client changes: 0.45 M, as in the paper."""
 BATCH, TURNS = 20, 15
 FASTER, FILE, NOT_SLOWER = 2.0, 1.05, 0.95
 
 
 def low_rank(params: Params) -> Params:
-    """Return the parameters with every layer that has a rank cut down."""
+    """Return the parameters with a reduced rank of every layer that has a rank."""
     found: Params = {}
     for name, value in params.items():
         found[name] = value
@@ -46,7 +46,7 @@ def low_rank(params: Params) -> Params:
 
 
 def changed(params: Params) -> Params:
-    """Return the parameters with some entries moved: a client's sparse part."""
+    """Return the parameters with some entries changed: a client's sparse part."""
     draw = Key(1, purpose="bench").torch_generator()
     return {
         name: value + (torch.rand(value.shape, generator=draw) < OWN) * 0.01

@@ -1,16 +1,16 @@
-"""Methods and models with the engine's own choice against the loop over clients.
+"""Algorithms and models with executor="auto", compared with the loop over clients.
 
-No combination may be slower than 0.95 of the loop: where batching does not pay,
+No combination may reach less than 0.95 of the speed of the loop: if batching does not pay off,
 `engine/executors.py` has to choose another executor. Every registered algorithm runs on the MLP and
-on the regression; other linear models have those that solve them differently. The other models
-train client by client in threads, where an algorithm is the same code as in the loop: one of each
-family runs on the VGG, and two that differ in how much a client keeps run on the rest. The smaller
-the work, the more the choice costs, so models are narrow and clients have few rows and steps. The
-first round of a run also counts operations. That time would hide a run as short as these, and it is
-left out. The bound is the longer of the products of local training and of reading its rows once a
+on the regression; other linear models run those that solve them differently. The other models
+train client by client in threads, with the same code as in the loop: one algorithm of each family
+runs on the VGG, and two that differ in client state run on the rest. Overhead matters most for
+small workloads, so models are narrow and clients have few rows and steps. The first round of a run
+also counts operations; that time would dominate such short runs and is excluded. The bound is the
+larger of the time of the products of local training and the time of reading its rows once per
 round, without the evaluation at the end.
 
-Words on the command line choose models and methods, ``all`` all methods that are registered:
+Arguments select models and algorithms, ``all`` means all registered algorithms:
 ``python benchmarks/bench_methods.py vgg resnet8 all``.
 """
 
@@ -50,8 +50,8 @@ from parsifl.engine.run import Run
 from parsifl.nn import models
 
 ROWS, TURNS, LOWEST = 80, 3, 0.95
-CLOSER = 3  # times as many turns for what seems to be slower than the loop
-LEAST_BATCH = 20  # rows; some methods take all
+CLOSER = 3  # factor on the turns of candidates that seem slower than the loop
+LEAST_BATCH = 20  # rows; some algorithms take all
 FAMILIES = ("fedavg", "scaffold", "ditto", "fedmac", "fedslr", "fedspa", "heterofl", "perfedmask")
 LINEAR = ("fedavg", "ditto", "fedht", "fedgradmp", "inexactfedgradmp")
 FEW = ("fedavg", "ditto")
@@ -59,7 +59,7 @@ FEW = ("fedavg", "ditto")
 
 @dataclass(frozen=True)
 class Subject:
-    """A problem with data that fit it, how long it is trained, and by which methods."""
+    """A problem with matching data, the length of training, and the algorithms to run."""
 
     problem: Callable[[], Problem]
     shape: tuple[int, ...]
@@ -69,7 +69,7 @@ class Subject:
     methods: tuple[str, ...]
     classes: int = 10
     zeros: float = 0.0
-    """The share of zeros; where there are any, rows are sparse."""
+    """The fraction of zeros; above 0, rows are sparse."""
 
 
 def perceptron() -> Problem:
@@ -90,7 +90,7 @@ def pictures(name: str, factor: float, side: int = 32, rounds: int = 1) -> Subje
 def linear(
     datafit: str, methods: tuple[str, ...], *, classes: int = 2, zeros: float = 0
 ) -> Subject:
-    """Return a linear model of 100 features, or of 2000 where most of them are 0."""
+    """Return a linear model of 100 features, or of 2000 if most of them are 0."""
     width = 2000 if zeros else 100
     several = {"classes": classes} if datafit == "softmax" else {}
     problem = partial(parsifl.GLM, width, datafit, **several)
@@ -134,7 +134,7 @@ def row_bytes(x: Any) -> float:
 
 
 def configured(name: str, steps: int) -> AnyAlgorithm:
-    """Return a method with so many steps, if it takes them."""
+    """Return an algorithm with this many steps, if it has that setting."""
     try:
         return registry.get(name, local_steps=steps)
     except ConfigError:
@@ -144,12 +144,12 @@ def configured(name: str, steps: int) -> AnyAlgorithm:
 def trained(
     method: AnyAlgorithm, problem: Problem, data: ClientData, rounds: int, engine: Any
 ) -> Run:
-    """Train a few rounds and judge at the end."""
+    """Train a few rounds and evaluate at the end."""
     return parsifl.simulate(method, problem, data, rounds, executor=engine, evaluate_every=rounds)
 
 
 def compare(title: str, run: Callable[[Any], Run], product: Bound, reading: Bound) -> Row:
-    """Compare the engine's choice with the loop; `product` is the bound of one operation."""
+    """Compare executor="auto" with the loop; `product` is the bound of one operation."""
     operations = sum(record["flops"] or 0 for record in run("auto").metrics)
     candidates = {"auto": lambda: run("auto"), "loop": lambda: run("loop")}
     with mock.patch.object(FlopCounter, "count", return_value=None):
@@ -163,7 +163,7 @@ def compare(title: str, run: Callable[[Any], Run], product: Bound, reading: Boun
 
 
 def measure(label: str, subject: Subject) -> Iterator[Row]:
-    """Compare every method that can use the problem."""
+    """Compare every algorithm that supports the problem."""
     problem = subject.problem()
     data, product = data_for(subject, problem), products(1.0)
     rows = min(len(data.train[0]), LEAST_BATCH * subject.steps)
@@ -176,7 +176,7 @@ def measure(label: str, subject: Subject) -> Iterator[Row]:
 
 
 def asked() -> dict[str, Subject]:
-    """Return the models that the command line names, each with the methods that it names."""
+    """Return the selected models, each with the selected algorithms."""
     words = chosen(SUBJECTS, (*ALL, "all"))
     labels = [word for word in words if word in SUBJECTS] or list(SUBJECTS)
     named = ALL if "all" in words else tuple(word for word in words if word in ALL)

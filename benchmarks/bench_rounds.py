@@ -1,11 +1,11 @@
-"""A training round of the simulator against the same round as a plain PyTorch loop.
+"""A training round of the simulator, compared with the same round as a plain PyTorch loop.
 
-W1: perceptron 784-100-10, batch 20, 20 steps, 10 of 20 clients. W2: the same with 10 steps and 100
-of 1000 clients. W3: the small VGG on 3 x 32 x 32, batch 20, 20 steps, 10 clients. On W1 also
-methods with a loop of their own, a module that is no plain chain of layers (it runs under vmap),
-and the same while another program keeps one core busy. "auto" is FedAvg as the simulator would run
-it, "loop" FedAvg with executor="loop", "plain ..." a loop by hand; each is measured with
-one thread and with two, and compared with its loop at that loop's better number.
+W1: MLP 784-100-10, batch 20, 20 steps, 10 of 20 clients. W2: the same with 10 steps and 100 of 1000
+clients. W3: the small VGG on 3 x 32 x 32, batch 20, 20 steps, 10 clients. W1 also runs other
+algorithms with their own plain loops, a module outside the fused path (under vmap), and FedAvg
+while another program uses one core. "auto" is FedAvg with the default executor, "loop" FedAvg with
+executor="loop", "plain ..." a handwritten loop. Each is measured with one thread and with two, and
+compared with its loop at that loop's better number of threads.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ TIMES = {
     ("W2", "auto"): 5.0,
     ("W3", "auto"): 1.4,
 }
-"""Asked for, at the better number of threads: so many times as fast as the loop."""
+"""Target speedup over the loop, at the better number of threads."""
 SHARES = {("W1", "auto"): 0.4}
-"""Asked for: the share of the bound."""
+"""Target share of the bound."""
 Candidates = Mapping[str, Callable[[], object]]
 
 
 class Generic(nn.Module):
-    """W1's MLP, scaled in a way that no fast path knows."""
+    """W1's MLP with a scaling that no fast path supports."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class Generic(nn.Module):
 def simulated(
     work: Workload, data: ClientData, name: str, engine: Any = "auto", **options: Any
 ) -> Callable[[], None]:
-    """Return one round of the simulator, the drawing of batches and the mean included."""
+    """Return one round of the simulator, including drawing batches and averaging."""
     method = registry.get(name, local_steps=work.steps, **options)
     problem = parsifl.NeuralProblem(work.build)
     executor, block = choose_executor(engine, problem)
@@ -102,13 +102,13 @@ def simulated(
 
 
 def basic(work: Workload) -> Candidates:
-    """Return FedAvg by hand and simulated."""
+    """Return FedAvg as a plain loop and simulated."""
     data = data_for(work)
     return {"plain": averaging(work, data), "auto": simulated(work, data, "fedavg")}
 
 
 def methods(work: Workload) -> Candidates:
-    """Return methods, each with the loop that it is compared with."""
+    """Return algorithms, each with the loop that it is compared with."""
     data = data_for(work)
     mac, me = Coupling(0.05, 3000.0, 1e-4), Coupling(0.09, 0.005, 15.0, decay=15.0, inner=5)
     sparse = Coupling(0.05, 3000.0, 1e-4, gamma=1e-4)
@@ -157,7 +157,7 @@ def measure(part: str, work: Workload, candidates: Candidates) -> list[Row]:
 
 
 def with_marks(lines: list[Row], part: str, name: str) -> list[Row]:
-    """Tell what is asked of a candidate, on the line of its better number of threads."""
+    """Add the targets of a candidate to the line of its better number of threads."""
     fastest = max(range(len(lines)), key=lambda at: lines[at].ratio)
     item, marks = lines[fastest], list[Mark]()
     if (part, name) in SHARES:
@@ -168,7 +168,7 @@ def with_marks(lines: list[Row], part: str, name: str) -> list[Row]:
 
 @contextmanager
 def busy_core() -> Iterator[None]:
-    """Keep one core busy with another process."""
+    """Occupy one core with another process."""
     other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         yield
@@ -178,7 +178,7 @@ def busy_core() -> Iterator[None]:
 
 
 def busy() -> list[Row]:
-    """Measure W1 beside a program that never rests."""
+    """Measure W1 while another program occupies one core."""
     candidates = basic(W1)
     with busy_core():
         return measure("busy", replace(W1, name="W1, one core busy"), candidates)

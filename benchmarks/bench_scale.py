@@ -1,11 +1,11 @@
-"""What a round costs when there are many clients: time, start-up and the peak of memory.
+"""Cost of a round with many clients: time, start-up and peak memory.
 
-Every case runs in a process of its own, so that its peak is its own. Cohorts are of 100 clients
-and keep a state of 318 kB each, of which 64 MB may be in memory. Each is compared with a plain loop
-over the same cohort (measured on some of it where that is large), with the bound (the longer of the
-products of training and of moving rows and states once), and with the round of 1,000 clients.
-Asked for: the same round and the same memory for a million clients (within a quarter), a start
-within 5 s for 100,000, and 500 clients with four layers below 5 GB.
+Every case runs in its own process, so that its peak is its own. Cohorts have 100 clients with a
+state of 318 kB each; 64 MB of states may be in memory. Each case is compared with a plain loop over
+the same cohort (or a part of it, if it is large), with the bound (the larger of the time of the
+products and the time of moving rows and states once), and with the round of 1,000 clients. Targets:
+the same round and the same memory for a million clients (within a quarter), a start within 5 s for
+100,000, and 500 clients with four layers below 5 GB.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ LOOPED, TURNS = 25, 3  # most clients of a plain loop, and how often it runs
 
 @dataclass(frozen=True)
 class Case:
-    """Whose data, which model, how many train in a round."""
+    """Data, model, and the number of clients that train in a round."""
 
     data: Any
     build: Callable[[], Any]
@@ -58,7 +58,7 @@ class Case:
 
 
 def crowd(clients: int) -> Case:
-    """Return many clients that own 10 rows each of a pool."""
+    """Return many clients with 10 rows each of a pool."""
     import torch
 
     from parsifl.data.clients import ClientData, Ragged
@@ -97,7 +97,7 @@ def own_lists() -> Case:
 
 
 def pictures() -> Case:
-    """Return 500 clients, all of whom train in every round."""
+    """Return 500 clients, all of which train in every round."""
     from parsifl.data.clients import ClientData
 
     random = np.random.default_rng(0)
@@ -109,7 +109,7 @@ def pictures() -> Case:
 
 
 def mapped(folder: Path) -> Case:
-    """Read 20 GB from a file (of zeros that take no place) with 2 GB of memory."""
+    """Read 20 GB from a sparse file with 2 GB of memory."""
     from parsifl.data.clients import ClientData, Ragged
 
     path = folder / "x.npy"
@@ -134,14 +134,14 @@ CASES: dict[str, Callable[[Path], Case]] = {
 
 
 def child(name: str) -> dict[str, Any]:
-    """Run one case; return what it took, and what the plain loop and the machine would."""
+    """Run one case; return its cost, that of the plain loop, and the bound."""
     import parsifl
     from parsifl.engine import simulate  # noqa: F401 - imports are not what is measured
 
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()
         case, ends = CASES[name](Path(folder)), list[float]()
-        run = parsifl.simulate(  # Ditto: clients keep a model of their own
+        run = parsifl.simulate(  # Ditto: clients keep their own model
             parsifl.get("ditto", lr=0.01, local_steps=STEPS, batch_size=BATCH),
             parsifl.NeuralProblem(case.build),
             case.data,
@@ -164,7 +164,7 @@ def child(name: str) -> dict[str, Any]:
 
 
 def plain_loop(case: Case) -> float:
-    """Return the seconds of a round by hand, with the better number of threads."""
+    """Return the seconds of a plain round, with the better number of threads."""
     import torch
     from plain import personal
 
@@ -178,14 +178,14 @@ def plain_loop(case: Case) -> float:
 
 
 def bound(case: Case, flops: float) -> Bound:
-    """Return the least time of a round: a state is read and written, an upload read, rows read."""
+    """Return the bound of a round: a state is read and written, an upload and rows are read."""
     model = sum(p.nbytes for p in case.build().parameters())
     rows = 2 * STEPS * BATCH * case.data.x[0].nbytes
     return longer(products(flops), moved(case.cohort * (3 * model + rows)))
 
 
 def measure(name: str) -> tuple[Timing, dict[str, Any]]:
-    """Run one case in a process of its own."""
+    """Run one case in its own process."""
     progress(name)
     done = subprocess.run(
         [sys.executable, __file__, "--case", name], stdout=subprocess.PIPE, text=True, check=True
@@ -197,7 +197,7 @@ def measure(name: str) -> tuple[Timing, dict[str, Any]]:
 
 
 def marks(name: str, round_: float, peak: float, found: dict[str, Any]) -> list[Mark]:
-    """Return what is asked of a case; round and peak are compared with those of 1,000 clients."""
+    """Return the targets of a case; round and peak are compared with those of 1,000 clients."""
     if name == "500 of 500, four layers":
         return [at_most(PEAK, found["peak"], "MB at the peak")]
     start = [at_most(START, found["startup"], "s until the end of the first round")]
@@ -211,7 +211,7 @@ def marks(name: str, round_: float, peak: float, found: dict[str, Any]) -> list[
 
 
 def main() -> int:
-    """Run the cases that are asked for."""
+    """Run the selected cases."""
     rows: list[Row] = []
     first: tuple[float, float] | None = None
     for name in chosen(CASES):

@@ -1,9 +1,9 @@
-"""Sparse learning: FedGradMP against a NumPy loop, and a CSR round against its bare products.
+"""Sparse learning: FedGradMP and a NumPy loop, a CSR round and its bare products.
 
-FedGradMP: recovering 10 of 1000 coefficients, the whole run and its local work alone. CSR: Fed-HT
-with K steps for each of 100 clients; a round may take five times as long as its sparse products (be
-0.2 times as fast). Local work is part of a round, and so is finding the sizes of uploads; encoding
-them is not. The bound is to read every mini-batch once (FedGradMP), or twice (X v and X' r).
+FedGradMP: recovery of 10 of 1000 coefficients, the whole run and local work alone. CSR: Fed-HT
+with K steps for each of 100 clients; a round may take five times as long as its sparse products
+(0.2 times as fast). A round includes local work and measuring uploads, but not encoding them. The
+bound is the time of reading every mini-batch once (FedGradMP), or twice (X v and X' r).
 
 ``python benchmarks/bench_sparse.py [fedgradmp] [csr] [FIGURES.json]``
 """
@@ -28,13 +28,13 @@ from parsifl.engine.executors import Task, choose_executor
 from parsifl.engine.pool import ClientProgram
 from parsifl.engine.threads import single_threaded
 
-FASTER, ERROR = 2.5, 1e-14  # asked of FedGradMP
+FASTER, ERROR = 2.5, 1e-14  # targets of FedGradMP
 PRODUCTS, MEMORY = 5, 2  # at most, of a round on CSR data: times its products, times its data
 CLIENTS, ROWS, WIDTH, TAU, BATCH, STEPS, ROUNDS = 30, 100, 1000, 10, 40, 3, 4
 
 
 def numpy_loop(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Run FedGradMP the straightforward way: one client after the other, with lstsq."""
+    """Run FedGradMP as a plain loop over clients, with lstsq."""
     model, draw = np.zeros(WIDTH), np.random.default_rng(0)
     for _ in range(ROUNDS):
         mean = np.zeros(WIDTH)
@@ -100,8 +100,8 @@ def pursuit(turns: int = 9) -> list[Row]:
 def text(steps: int, turns: int = 3) -> list[Row]:
     """Compare a Fed-HT round on CSR data with the sparse products that it contains.
 
-    Of the round it also tells how long the sizes of the uploads take to find; and beside it, how
-    long the uploads would take to encode where they really travel.
+    Also prints how long measuring the uploads takes, and how long encoding them would take in a
+    deployment.
     """
     dataset: Any = load("text-like-e2006")
     parts = np.array_split(np.arange(len(dataset.y)), 100)
@@ -166,7 +166,7 @@ def text(steps: int, turns: int = 3) -> list[Row]:
 
 
 def main() -> int:
-    """Measure the parts that are asked for."""
+    """Measure the selected parts."""
     rows = []
     for part in chosen(("fedgradmp", "csr")):
         progress(part)

@@ -1,7 +1,7 @@
-"""How long it takes until something happens: importing the package, and asking for help.
+"""Start-up time: importing the package, and printing the help.
 
-Each runs in a process of its own and is compared with an interpreter that does nothing at all. The
-package is imported without torch, which would take a second by itself.
+Each runs in its own process and is compared with an interpreter that does nothing. The package is
+imported without torch, which alone would take a second.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main() -> int:
     found = interleaved({name: partial(start, code) for name, code in CODE.items()}, TURNS)
     bare, rows = found[NOTHING].median, []
     for name, most in LONGEST.items():
-        item = row("start", found[name], bare, NOTHING, note=f"asked: at most {most:g} s")
+        item = row("start", found[name], bare, NOTHING, note=f"target: at most {most:g} s")
         rows.append(marked(item, None, at_most(most, found[name].median, "s")))
     return report(rows, __doc__)
 

@@ -1,9 +1,9 @@
-"""Singular value thresholding over all layers of ResNet18 against `torch.linalg.svd` of each.
+"""Singular value thresholding of all layers of ResNet18, compared with `torch.linalg.svd`.
 
-FedSLR's server step, which is to take at most 0.6 of the time. The bound: the products that form
-the smaller Gram matrix of each layer and apply it, at the peak of dense products. Cases: a model as
-it is initialised (full rank), one of low rank, given its factors of the last round, one whose
-spectrum falls evenly over five decades, and what the server meets in its second round of training.
+This is FedSLR's server step. Target: at most 0.6 of the time. The bound: the products that form
+the smaller Gram matrix of each layer and apply it, at the peak rate of dense products. Cases: an
+initialised model (full rank), one of low rank with its factors of the last round, one whose
+spectrum decays evenly over five decades, and the server state in the second round of training.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def shapes() -> list[tuple[int, ...]]:
 
 
 def initial() -> Params:
-    """Return layers as they are initialised: every singular value is alive."""
+    """Return initialised layers, in which no singular value is zero."""
     generator = Key(0, purpose="bench").torch_generator()
     return {
         str(number): torch.randn(shape, generator=generator) * (2 * shape[0] / _size(shape)) ** 0.5
@@ -56,10 +56,10 @@ def _size(shape: tuple[int, ...]) -> int:
 
 
 def trained(threshold: float) -> tuple[Params, Compact]:
-    """Return layers as FedSLR has them later on, and their factors of the round before.
+    """Return layers as in later rounds of FedSLR, and their factors of the previous round.
 
-    An eighth of the singular values is alive, falling over three decades down to the threshold;
-    the update of a round is noise that moves them a little.
+    An eighth of the singular values is above the threshold, decaying over three decades;
+    the update of a round adds a little noise.
     """
     generator = Key(1, purpose="bench").torch_generator()
     layers: Params = {}
@@ -78,7 +78,7 @@ def trained(threshold: float) -> tuple[Params, Compact]:
 
 
 def decayed() -> Params:
-    """Return layers whose singular values fall evenly over five decades, most of them alive."""
+    """Return layers whose singular values decay evenly over five decades."""
     layers: Params = {}
     for name, value in initial().items():
         left, sizes, right = torch.linalg.svd(matricize(value), full_matrices=False)
@@ -88,9 +88,9 @@ def decayed() -> Params:
 
 
 def second_round(threshold: float) -> tuple[Params, Compact | None]:
-    """Return what the server thresholds in the second round of FedSLR, and the model before it.
+    """Return the input of the server step in the second round of FedSLR, and the previous model.
 
-    Two clients with random pictures take a few steps each with ResNet18; eta_g is the paper's.
+    Two clients with random images take a few steps each with ResNet18; eta_g is the paper's.
     """
     generator = Key(2, purpose="bench").numpy_generator()
     rows = [
@@ -114,7 +114,7 @@ def second_round(threshold: float) -> tuple[Params, Compact | None]:
 
 
 def case(label: str, threshold: float) -> tuple[Params, Compact | None]:
-    """Return the layers of a case and, where there are any, the factors of the last round."""
+    """Return the layers of a case and, if there are any, the factors of the last round."""
     if label == "round 2":
         return second_round(threshold)
     if label == "trained":
@@ -123,7 +123,7 @@ def case(label: str, threshold: float) -> tuple[Params, Compact | None]:
 
 
 def plain(params: Params, threshold: float) -> Params:
-    """Decompose every layer whole."""
+    """Decompose every layer completely."""
     result: Params = {}
     for name, value in params.items():
         if has_rank(tuple(value.shape)):
@@ -145,7 +145,7 @@ def operations(params: Params) -> float:
 
 
 def measure(label: str, threshold: float) -> list[Row]:
-    """Compare both ways, which take turns."""
+    """Compare both methods alternately."""
     params, before = case(label, threshold)
     ours, direct = partial(svt_layers, params, threshold, before), partial(plain, params, threshold)
     gap = _difference(densify(ours()), direct())

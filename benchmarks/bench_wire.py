@@ -1,11 +1,10 @@
-"""Encoding and decoding of messages against `torch.save` and `torch.load` of the dense tensors.
+"""Encoding and decoding of messages, compared with `torch.save` and `torch.load` of dense tensors.
 
-Messages of the size of a perceptron and of 3.7 million numbers: dense, with zeros in 90 % of the
-places, as positions and values of 5 %, and as factors of low rank. "encode" makes the bytes that
-travel, "decode" reads them, "size" only finds how many there are, which is what a simulation does.
-The bound is to read the message once and to write its code once, or the other way round; what is
-small enough stays in the caches and may be faster than that. Each line tells the megabytes of dense
-tensors a second too.
+Messages of the size of an MLP and of 3.7 million numbers: dense, with 90 % zeros, as positions and
+values of 5 %, and as factors of low rank. "encode" produces the bytes, "decode" reads them, "size"
+only computes their number, as a simulation does. The bound is the time of reading the message and
+writing its code once, or vice versa; small messages stay in the caches and may be faster. Each line
+also shows megabytes of dense tensors per second.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from parsifl.core.keys import Key
 from parsifl.core.leaves import LowRank, Sparse
 
 SHAPES = {
-    "a perceptron, 79,510 numbers": ((100, 784), (100,), (10, 100), (10,)),
+    "an MLP, 79,510 numbers": ((100, 784), (100,), (10, 100), (10,)),
     "3.7 million numbers": ((1920, 1920),),
 }
 TURNS = 15
@@ -53,7 +52,7 @@ def as_sparse(value: Tensor) -> Sparse:
 
 
 def as_factors(value: Tensor) -> Any:
-    """Return factors of a twentieth of the full rank for matrices; vectors stay."""
+    """Return factors of a twentieth of the full rank for matrices; vectors are unchanged."""
     if value.ndim < 2:
         return value
     rank = max(1, min(value.shape) // 20)
@@ -74,7 +73,7 @@ def messages(params: dict[str, Tensor]) -> dict[str, tuple[Any, Any]]:
 
 
 def saver(params: dict[str, Tensor]) -> Callable[[], bytes]:
-    """Return what writes dense tensors the plain way."""
+    """Return a function that writes dense tensors with torch."""
 
     def save() -> bytes:
         buffer = io.BytesIO()
@@ -85,7 +84,7 @@ def saver(params: dict[str, Tensor]) -> Callable[[], bytes]:
 
 
 def measure(name: str, shapes: tuple[tuple[int, ...], ...]) -> list[Row]:
-    """Compare every kind of message with the plain way."""
+    """Compare every kind of message with torch."""
     params = dense(shapes)
     size = sum(value.nbytes for value in params.values())
     save = saver(params)

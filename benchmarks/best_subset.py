@@ -1,8 +1,10 @@
-"""Lossless selection across sites against pooled abess: `python benchmarks/best_subset.py`.
+"""Lossless selection across sites, compared with pooled abess.
+
+Usage: `python benchmarks/best_subset.py`.
 
 Prints a table in Markdown. The loss is the sum over the training rows (half the sum of squares,
 or the negative log-likelihood up to a constant); that of abess is taken after a refit of its
-support at the tolerance of our own fits. PARSIFL_DATA names the folder of the real data; without
+support at the tolerance of our own fits. PARSIFL_DATA names the directory of the real data; without
 it only the simulated regimes run.
 """
 
@@ -50,7 +52,7 @@ REAL = [
 
 
 def compare(family: str, x: Any, y: Any, groups: Any, count: int) -> tuple[Any, ...]:
-    """Return both losses, the rounds, bytes up a site, and seconds."""
+    """Return both losses, the rounds, bytes up per site, and seconds."""
     begun = time.perf_counter()
     model = OURS[family](count, solver="exact").fit(x, y, groups=groups)
     seconds = time.perf_counter() - begun
@@ -58,7 +60,7 @@ def compare(family: str, x: Any, y: Any, groups: Any, count: int) -> tuple[Any, 
     pooled = ABESS[family](support_size=count)
     pooled.fit(scaled, y)
     support = np.flatnonzero(pooled.coef_)
-    # a Cox fit has a stratum for each site: abess, which knows none, only chooses the columns
+    # a Cox fit has a stratum for each site; abess does not support strata and only selects columns
     refit = OURS[family](0, keep=support.tolist(), solver="exact").fit(x, y, groups=groups)
     sites = len(np.unique(groups))
     losses = [float(each._exact.losses.sum()) for each in (refit, model)]
@@ -66,7 +68,7 @@ def compare(family: str, x: Any, y: Any, groups: Any, count: int) -> tuple[Any, 
 
 
 def cases(seeds: int) -> Any:
-    """Yield every data set with its name."""
+    """Yield every dataset with its name."""
     for name, regime in REGIMES.items():
         for seed in range(seeds):
             sites = regime.draw(seed)
@@ -91,7 +93,7 @@ def main() -> None:
     _write("|-|-|-|-|-|-|-|-|-|")
     for name, family, x, y, groups, count in cases(seeds):
         theirs, ours, rounds, size, seconds, rows = compare(family, x, y, groups, count)
-        # where classes are separated both losses are rounding: measured against a row's
+        # for separated classes both losses are rounding errors: compare with the loss of a row
         apart = (ours - theirs) / max(abs(theirs), 1e-3 * rows)
         _write(
             f"| {name} | {family} | {count} | {theirs:.3f} | {ours:.3f} | {apart:+.3%} | {rounds} "

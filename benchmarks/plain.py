@@ -1,4 +1,4 @@
-"""Rounds as one would write them by hand: a copy of the model and an optimizer for each client."""
+"""Rounds as plain PyTorch loops: a copy of the model and an optimizer for each client."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BATCH = 20
 
 @dataclass(frozen=True)
 class Workload:
-    """What is trained, by how many clients, how long."""
+    """Model, number of clients, and length of training."""
 
     name: str
     build: Callable[[], nn.Module]
@@ -45,7 +45,7 @@ class Coupling:
 
 
 def data_for(work: Workload) -> ClientData:
-    """Make random rows: only time is measured."""
+    """Create random rows: only time is measured."""
     generator = torch.Generator().manual_seed(0)
     total = work.clients * work.rows
     x = torch.randn(total, *work.shape, generator=generator)
@@ -67,7 +67,7 @@ def averaging(work: Workload, data: ClientData, mu: float = 0.0) -> Callable[[],
 
 
 def coupled(work: Workload, data: ClientData, form: Coupling) -> Callable[[], None]:
-    """Return a round of FedMac or pFedMe: a personal model theta beside the local model w."""
+    """Return a round of FedMac or pFedMe: a personal model theta and the local model w."""
 
     def train(local: nn.Module, batches: Any) -> list[Tensor]:
         optimizer = torch.optim.SGD(local.parameters(), lr=form.lr)
@@ -90,7 +90,7 @@ def coupled(work: Workload, data: ClientData, form: Coupling) -> Callable[[], No
 def personal(
     build: Callable[[], nn.Module], data: ClientData, cohort: int, steps: int, batch: int
 ) -> Callable[[], None]:
-    """Return a round of Ditto: clients keep a second model near the one that they received."""
+    """Return a round of Ditto: clients keep a second model near the received one."""
     model, rate, pull = build(), 0.01, 0.1
     own: dict[int, nn.Module] = {}
 
@@ -110,7 +110,7 @@ def personal(
 def _descend(
     module: nn.Module, batches: Any, rate: float, anchors: Sequence[Tensor] = (), pull: float = 0.0
 ) -> None:
-    """Take SGD steps, drawn towards the anchors if there are any."""
+    """Take SGD steps, with a pull towards the anchors if there are any."""
     optimizer = torch.optim.SGD(module.parameters(), lr=rate)
     for x, y in batches:
         optimizer.zero_grad()
@@ -151,7 +151,7 @@ def _rounds(
 def _batches(
     data: ClientData, client: int, steps: int, batch: int = BATCH
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Go through the rows of a client in random order, again and again."""
+    """Iterate over the rows of a client in random order, repeatedly."""
     own = torch.from_numpy(data.train[client])
     epochs = -(-steps * batch // len(own))
     drawn = torch.cat([own[torch.randperm(len(own))] for _ in range(epochs)])

@@ -1,10 +1,10 @@
-"""Ratios, never bare seconds: candidates take turns in one run, so that noise hits them alike.
+"""Ratios instead of seconds: candidates alternate in one run, so noise affects them equally.
 
-Every line tells how many times faster than the plain way a candidate is, and what share of a bound
-it reaches: the time that its products take at the peak of `sgemm`, or what it must read and write
-takes at the speed of a large copy; both are measured in the same run, at the better number of
-threads. Arguments of every benchmark: a name that ends in ``.json`` is where the figures go; all
-others choose some of its parts. The exit code is 1 where something that is asked for is missed.
+Every line shows the speedup of a candidate over a reference, and the share of a bound that it
+reaches: the time of its products at the peak of `sgemm`, or of its reads and writes at the speed of
+a large copy; both are measured in the same run, at the better number of threads. Arguments of every
+benchmark: a name that ends in ``.json`` is the output file of the figures; all others select parts.
+The exit code is 1 if a target is missed.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ import torch
 import parsifl  # noqa: F401 - first: it tells OpenMP's threads to sleep while they wait
 
 THREADS = (1, 2)
-LEGEND = """times: so many times as fast as what `against` names, by the medians (above 1 is faster)
-asked: the least of these times that is asked for; MISSED says what was not reached
-of the bound: what the machine needs at least, as a share of the median (sgemm: its operations at
-the speed of a large product; memory: what it reads and writes at the speed of a large copy)
+LEGEND = """times: speedup over `against`, by medians (above 1 is faster)
+target: the smallest speedup required; MISSED names what was not reached
+of the bound: the shortest possible time as a share of the median (sgemm: all operations at the
+speed of a large product; memory: all reads and writes at the speed of a large copy)
 """
 MEASURED: dict[str, float] = {}
-"""The best of the machine that was seen in this run: FLOP/s of "sgemm", bytes/s of "memory"."""
+"""Peak rates measured in this run: FLOP/s of "sgemm", bytes/s of "memory"."""
 
 
 @dataclass(frozen=True)
@@ -45,19 +45,19 @@ class Timing:
 
 
 def chosen(known: Iterable[str], besides: Iterable[str] = ()) -> list[str]:
-    """Return the parts that the command line asks for: all of them if it names none.
+    """Return the parts that the command line selects; all of them if it names none.
 
     `besides` may be named too.
     """
     parts, more = list(known), list(besides)
     asked = [word for word in sys.argv[1:] if not word.endswith(".json")]
     if unknown := [word for word in asked if word not in parts + more]:
-        sys.exit(f"there is no part {unknown[0]!r}; there are: {', '.join(parts + more)}")
+        sys.exit(f"unknown part {unknown[0]!r}; known: {', '.join(parts + more)}")
     return asked or parts
 
 
 def progress(text: str) -> None:
-    """Say on standard error what is being measured."""
+    """Print on standard error what is being measured."""
     sys.stderr.write(f"  {text}\n")
     sys.stderr.flush()
 
@@ -65,9 +65,9 @@ def progress(text: str) -> None:
 def interleaved(
     candidates: Mapping[str, Callable[[], object]], turns: int, *, warm: bool = False
 ) -> dict[str, Timing]:
-    """Time every candidate `turns` times, one after the other.
+    """Time every candidate `turns` times, alternately.
 
-    There is one turn more that does not count, unless all of them are `warm` already.
+    An additional first turn does not count, unless all candidates are `warm` already.
     """
     taken: dict[str, list[float]] = {name: [] for name in candidates}
     for candidate in () if warm else candidates.values():
@@ -88,13 +88,13 @@ def timing(name: str, seconds: list[float]) -> Timing:
 
 @dataclass(frozen=True)
 class Bound:
-    """The least seconds that the machine allows, and what limits it."""
+    """The shortest possible time in seconds, and what limits it."""
 
     seconds: float
     by: Literal["sgemm", "memory"]
 
     def times(self, factor: float) -> Bound:
-        """Return the bound of so much more work."""
+        """Return the bound of a multiple of the work."""
         return Bound(self.seconds * factor, self.by)
 
 
@@ -106,7 +106,7 @@ def products(flops: float) -> Bound:
 
 
 def moved(size: float) -> Bound:
-    """Return the time of reading and writing so many bytes as fast as a large copy does."""
+    """Return the time of reading and writing this many bytes at the speed of a large copy."""
     source = torch.randn(1 << 24)
     target = torch.empty_like(source)
     peak = _peak("memory", lambda: target.copy_(source), 2.0 * source.nbytes)
@@ -114,14 +114,14 @@ def moved(size: float) -> Bound:
 
 
 def longer(*bounds: Bound) -> Bound:
-    """Return the bound that says more: whatever has to keep all keeps the longest."""
+    """Return the largest of several bounds."""
     return max(bounds, key=lambda bound: bound.seconds)
 
 
 def _peak(name: str, work: Callable[[], object], amount: float) -> float:
-    """Return the largest amount a second that was seen in this run, at any number of threads."""
+    """Return the highest rate measured in this run, at any number of threads."""
     before, best = torch.get_num_threads(), MEASURED.get(name, 0.0)
-    for threads in THREADS * 3:  # one disturbed moment would make the bound look near
+    for threads in THREADS * 3:  # one disturbed measurement would understate the peak
         torch.set_num_threads(threads)
         best = max(best, amount / interleaved({name: work}, 6)[name].low)
     torch.set_num_threads(before)
@@ -131,25 +131,25 @@ def _peak(name: str, work: Callable[[], object], amount: float) -> float:
 
 @dataclass(frozen=True)
 class Mark:
-    """What is asked for, and whether it was found."""
+    """A target, and whether it was reached."""
 
     text: str
     reached: bool
 
 
 def at_least(asked: float, found: float, what: str) -> Mark:
-    """Return the mark of a figure that is to be large."""
-    return Mark(f"{found:.3g} {what}, asked: at least {asked:g}", bool(found >= asked))
+    """Return the target of a figure that should be large."""
+    return Mark(f"{found:.3g} {what}, target: at least {asked:g}", bool(found >= asked))
 
 
 def at_most(asked: float, found: float, what: str) -> Mark:
-    """Return the mark of a figure that is to be small."""
-    return Mark(f"{found:.3g} {what}, asked: at most {asked:g}", bool(found <= asked))
+    """Return the target of a figure that should be small."""
+    return Mark(f"{found:.3g} {what}, target: at most {asked:g}", bool(found <= asked))
 
 
 @dataclass(frozen=True)
 class Row:
-    """A line: how many times faster than what, the share of which bound, and what else to know."""
+    """A line: the speedup over a reference, the share of a bound, and a note."""
 
     workload: str
     candidate: str
@@ -164,12 +164,12 @@ class Row:
     marks: tuple[Mark, ...] = ()
 
     def missed(self) -> list[str]:
-        """Return the marks that were not reached."""
+        """Return the targets that were not reached."""
         return [mark.text for mark in self.marks if not mark.reached]
 
 
 def marked(item: Row, times: float | None = None, *marks: Mark) -> Row:
-    """Return the line with what is asked for: so many times as fast, and other marks."""
+    """Return the line with a target speedup and other targets."""
     own = () if times is None else (at_least(times, item.ratio, f"times {item.against}"),)
     return replace(item, asked=times, marks=(*own, *marks))
 
@@ -182,7 +182,7 @@ def row(
     bound: Bound | None = None,
     note: str = "",
 ) -> Row:
-    """Return how many times faster than the reference a candidate is, and how near to the bound."""
+    """Return the speedup of a candidate over the reference, and its share of the bound."""
     return Row(
         workload=workload,
         candidate=timing.name,
@@ -197,15 +197,15 @@ def row(
 
 
 def report(rows: list[Row], about: str | None) -> int:
-    """Print what it is about and a table, write JSON where the command line says; return the code.
+    """Print a description and a table, write JSON if requested, and return the exit code.
 
-    The exit code is 1 if a mark was missed.
+    The exit code is 1 if a target was missed.
     """
     out = sys.stdout.write
     out(f"{(about or '').strip()}\n\n")
     out(
         f"{'workload':38s} {'candidate':22s} {'ms':>8s} {'quartiles':>17s} {'times':>6s}  "
-        f"{'against':22s} {'asked':>6s} {'of the bound':>12s}\n"
+        f"{'against':22s} {'target':>6s} {'of the bound':>12s}\n"
     )
     for item in rows:
         out(f"{_line(item).rstrip()}\n")
@@ -237,7 +237,7 @@ def _line(item: Row) -> str:
 
 
 def _digits(value: float) -> str:
-    """Return a time with three digits that count."""
+    """Return a time with three significant digits."""
     whole = len(str(int(value))) if value >= 1 else 0
     return f"{value:.{max(3 - whole, 0)}f}"
 
@@ -252,19 +252,19 @@ def _foot(others: float | None, missed: list[str], asked: int) -> None:
     if others is not None:
         out(f"other programs used {others:.2f} cores meanwhile\n")
     if asked:
-        out(f"marks: {asked - len(missed)} of {asked} reached\n")
+        out(f"targets: {asked - len(missed)} of {asked} reached\n")
     for text in missed:
         out(f"MISSED {text}\n")
 
 
 class _Others:
-    """How much of the processors other programs use: with more than a little, do not trust us."""
+    """CPU use of other programs; figures are unreliable if it is not small."""
 
     def __init__(self) -> None:
         self._started, self._busy, self._own = time.perf_counter(), _busy(), _own()
 
     def cores(self) -> float | None:
-        """Return the mean since the start; None where the system does not tell."""
+        """Return the mean since the start; None if the system does not provide it."""
         busy = _busy()
         if busy is None or self._busy is None:
             return None
@@ -273,7 +273,7 @@ class _Others:
 
 
 def _busy() -> float | None:
-    """Return the seconds that all processors have worked."""
+    """Return the busy seconds of all processors."""
     try:
         with open("/proc/stat") as file:
             user, nice, system, _, _, *interrupts = map(int, file.readline().split()[1:8])

@@ -1,4 +1,4 @@
-"""Pages that mkdocs gets from the code: one per algorithm and one per example."""
+"""Generate pages for mkdocs from the code: one per algorithm and one per example."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _FIELD = re.compile(r"^(\w+(?:, \w+)*)\n((?:    .*\n?|\n)+)", re.MULTILINE)
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Put the algorithms into the navigation, and what is in the folders of pages."""
+    """Add the algorithms and the pages of folders to the navigation."""
     pages = [{find(name).__name__: f"algorithms/{name}.md"} for name in algorithms()]
     navigation = config.nav or []
     titles = [next(iter(entry)) for entry in navigation]
@@ -70,14 +70,14 @@ def example(name: str, notebook: Any) -> str:
 
 
 def on_page_markdown(markdown: str, config: MkDocsConfig, **_: Any) -> str:
-    """Put files into the places that name them."""
+    """Replace file markers by the content of the files."""
     root = Path(config.docs_dir).parent
     return _FILE.sub(lambda found: f"```python\n{(root / found[1]).read_text()}```", markdown)
 
 
 def index() -> str:
     """Return the page that lists the algorithms."""
-    lines = ["# Algorithms", "", "Written from the classes. `parsifl show NAME` prints the same."]
+    lines = ["# Algorithms", "", "Generated from the classes. `parsifl show NAME` prints the same."]
     lines += ["", "| name | | paper |", "|-|-|-|"]
     for name in algorithms():
         found = describe(name)
@@ -107,12 +107,12 @@ def page(name: str) -> str:
 
 
 def _prose(text: str) -> str:
-    """Turn a docstring into Markdown with MathML equations, which need no script to be seen."""
+    """Convert a docstring to Markdown with MathML equations, which need no script."""
 
     def shown(found: re.Match[str]) -> str:
         return f'<div class="equation">{_mathml(found[1], "block")}</div>'
 
-    joined = text.replace("\n:math:", " :math:")  # markup that begins a line would be a block
+    joined = text.replace("\n:math:", " :math:")  # markup at the start of a line would be a block
     return _INLINE.sub(lambda found: _mathml(found[1], "inline"), _BLOCK.sub(shown, joined))
 
 
@@ -121,7 +121,7 @@ def _mathml(latex: str, display: str) -> str:
     markup = convert(known, display=display)
     unread = re.findall(r"\\[a-zA-Z]+", markup)
     if unread:
-        raise PluginError(f"cannot turn {unread} into MathML; write {latex.strip()!r} otherwise")
+        raise PluginError(f"cannot convert {unread} to MathML; rewrite {latex.strip()!r}")
     return markup
 
 
@@ -136,7 +136,7 @@ def _fields(name: str, fields: list[dict[str, Any]]) -> str:
 
 
 def _meanings(kind: type[Any]) -> dict[str, str]:
-    """Read the Parameters sections of a class and of its bases; the class has the last word."""
+    """Read the Parameters sections of a class and its bases; the class takes precedence."""
     meanings: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         section = inspect.cleandoc(vars(base).get("__doc__") or "")
@@ -171,18 +171,18 @@ def _sizes(found: Sizes) -> str:
     item, whole = found.item, found.item * found.parameters
     lines = [
         f"For {found.model} with d = {found.parameters:,} parameters of {item} bytes ({whole:,} in "
-        "all), default settings, one client, the third round on random rows:",
+        "total), default settings, one client, the third round on random rows:",
         "",
         "| | values in the message | bytes if dense | bytes sent |",
         "|-|-|-|-|",
         row("down", found.down),
         row("up", found.up),
         "",
-        f"A tensor of n entries, k of them not zero, takes min({item} n, {item} k + log2 C(n, k) / "
-        f"8) bytes, a low-rank matrix {item} r (d1 + d2), and a message a header of some 50 to 300 "
-        "bytes: "
-        "[the wire format](../reference/wire.md). How sparse a message is depends on the data and "
-        "on the settings; the report of a run shows what it sent.",
+        f"A tensor of n entries, k of them non-zero, takes min({item} n, {item} k + log2 C(n, k) / "
+        f"8) bytes, a low-rank matrix {item} r (d1 + d2), and the header of a message about 50 to "
+        "300 bytes: "
+        "[the wire format](../reference/wire.md). The sparsity of a message depends on the data "
+        "and on the settings; the report of a run shows the bytes that it sent.",
     ]
     return "\n".join(lines)
 
@@ -215,5 +215,5 @@ def _cell(text: str) -> str:
 
 
 def _code(text: str) -> str:
-    """Return code for a table; a bar would end the cell, even in backticks."""
+    """Return code for a table cell; a bar would end the cell, even in backticks."""
     return f"<code>{html.escape(text).replace('|', '&#124;')}</code>"

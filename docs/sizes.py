@@ -1,4 +1,4 @@
-"""What a method sends for a model of reference, measured in a small run."""
+"""Message sizes of an algorithm on a reference model, measured in a small run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OF_GLMS = ("SupportSolvable", "Summable")
 
 @dataclass(frozen=True)
 class Sizes:
-    """One client's messages in the last round: values, bytes if dense, bytes as they were sent."""
+    """One client's messages in the last round: values, dense bytes, and bytes sent."""
 
     model: str
     parameters: int
@@ -36,7 +36,7 @@ class Sizes:
 
 @cache
 def sizes(name: str) -> Sizes:
-    """Run a method with its default settings on random rows, and look at its ledger."""
+    """Run an algorithm with default settings on random rows, and return its message sizes."""
     method = find(name)()
     model, problem, targets = _problem(method)
     start = problem.init(Key(0))

@@ -1,4 +1,4 @@
-"""A new algorithm to copy: local SGD with an l1 penalty, then a mean."""
+"""A template for a new algorithm: local SGD with an l1 penalty, then a mean."""
 
 from __future__ import annotations
 

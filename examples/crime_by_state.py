@@ -2,7 +2,7 @@
 """# Violent crime by state: one sparse model, and a personal level for each state.
 
 All states share few coefficients. The personal part is a level: the mean error of a state on its
-own training rows, shrunk towards zero where a state has few of them. No row leaves a state.
+own training rows, shrunk towards zero if the state has few of them. No row leaves a state.
 The columns are strongly correlated, so more coefficients do not always predict better.
 
     PARSIFL_DATA=folder python examples/crime_by_state.py
@@ -21,9 +21,9 @@ COEFFICIENTS = (2, 4, 16)
 SHRINKAGE = 5.0  # a state with this many communities gets half of its mean error
 
 # %% [markdown]
-# ## Hold rows out
-# A quarter of each state's communities are held out for evaluation. A personal level is all that
-# a state adds to the shared model, and it never leaves the state.
+# ## Hold out rows
+# A quarter of each state's communities are held out for evaluation. A state adds only its personal
+# level to the shared model, and the level never leaves the state.
 
 
 # %%

@@ -1,10 +1,10 @@
 # %% [markdown]
-"""# Four hospitals fit one sparse model of heart disease; who gains by it, and who does not.
+"""# Four hospitals fit one sparse model of heart disease, compared with their own models.
 
-Each hospital could also fit a model by itself. Both kinds are evaluated on patients that were left
-out, of the same hospital and of the others, by the area under the ROC curve (AUC): a model for
-several hospitals should rank patients well, for how many are ill differs from one to the other.
-Only 8 of 123 Swiss patients are healthy, so the Swiss column rests on two or three in each split.
+Each hospital could also fit its own model. Both kinds are evaluated on held-out patients, of the
+same hospital and of the others, by the area under the ROC curve (AUC). AUC measures ranking, which
+is comparable between hospitals although the share of ill patients differs. Only 8 of 123 Swiss
+patients are healthy, so the Swiss column depends on two or three in each split.
 
     PARSIFL_DATA=folder python examples/four_hospitals.py
 """
@@ -27,13 +27,13 @@ SPLITS = 3
 def fit(
     x: np.ndarray, y: np.ndarray, rows: np.ndarray, owner: np.ndarray | None
 ) -> FederatedSparseClassifier:
-    """Fit to some rows; without owners they are those of a single hospital."""
+    """Fit to some rows; without owners they count as one hospital."""
     model = FederatedSparseClassifier(COEFFICIENTS, l2=0.01)
     return model.fit(x[rows], y[rows], groups=None if owner is None else owner[rows])
 
 
 # %% [markdown]
-# ## Fit: each hospital alone, then all of them together
+# ## Fit each hospital alone, then all of them together
 # Rows never leave a hospital; the federated fit sends sums over them.
 
 # %%
@@ -52,7 +52,7 @@ for split, (train, test) in enumerate(splitter.split(x, owner * 2 + y)):
             scores[split, row, site] = roc_auc_score(y[rows], model.decision_function(x[rows]))
 
 # %% [markdown]
-# ## Who gains?
+# ## Compare the models
 
 # %%
 mean = scores.mean(axis=0)

@@ -1,9 +1,9 @@
 # %% [markdown]
-"""# A new algorithm in 35 lines: define it, check it, and compare it with two known ones.
+"""# A new algorithm in 35 lines: define it, check it, and compare it with two others.
 
-Clients train as in FedAvg, but send only the largest entries of what has changed. Nothing here
-speaks of bytes or of batches of clients: the wire leaves zeros out, the engine does the rest.
-Uses the digits that ship with scikit-learn.
+Clients train as in FedAvg, but send only the largest entries of the change. The code handles
+neither bytes nor batches of clients: the codec omits zeros, and the engine does the rest. The
+example uses the digits that ship with scikit-learn.
 
     python examples/new_algorithm.py
 """
@@ -43,7 +43,7 @@ ROUNDS = 20
 
 # %%
 def largest(change: Tensor, share: float) -> Tensor:
-    """Keep the entries of largest magnitude, and put zero in the place of the others."""
+    """Keep the entries of largest magnitude, and set the others to zero."""
     count = max(1, int(share * change.numel()))
     least = change.abs().flatten().topk(count).values[-1]
     return torch.where(change.abs() >= least, change, 0.0)

@@ -1,8 +1,8 @@
 # %% [markdown]
-"""# A plan for phones of three strengths that train MobileNet together.
+"""# A plan for phones of three strengths that train MobileNet.
 
-Ten phones may train a tenth of the parameters, ten of them 40 %, ten everything. Which layers
-should each phone train? Compares the plan with simple designs. Needs no data.
+Ten phones may train a tenth of the parameters, ten 40 %, and ten everything. Which layers should
+each phone train? The example compares the plan with simple designs. It needs no data.
 
     python examples/phones.py
 """
@@ -19,8 +19,8 @@ PHONES, SHARES = 10, (0.1, 0.4, 1.0)
 
 # %% [markdown]
 # ## The plan
-# A budget is the number of parameters that a phone may train. The plan comes with a bound: no plan
-# at all is better than that.
+# A budget is the number of parameters that a phone may train. The plan comes with a bound that no
+# other plan can beat.
 
 # %%
 with torch.device("meta"):  # shapes are enough to plan
@@ -39,7 +39,7 @@ for row in masks.rows_of(plan):
     print(f"phones {row['devices'][0]:>2} to {row['devices'][-1]:>2} train {share:.0%}")
 
 # %% [markdown]
-# ## Against simple designs
+# ## Compare with simple designs
 
 # %%
 print("design                        bias         J")
@@ -47,11 +47,11 @@ for row in masks.compare(plan, draws=200):
     print(f"{row['design']:<22} {row['bias']:>11,.0f} {row['J']:>11,.0f}")
 
 # %% [markdown]
-# ## What a phone saves
-# Frozen layers get no gradient of their weights, but gradients still pass through those that lie
-# above a trained one. So which layers are frozen matters as much as how many parameters they have:
+# ## Savings of a phone
+# Frozen layers need no weight gradients, but gradients still pass through frozen layers above a
+# trained one. Which layers are frozen therefore matters as much as how many parameters they have:
 # the fullest set within the budget, as in the plan, may save fewer operations at a smaller budget,
-# and a run of the last layers saves more than it at each.
+# and training only the last layers saves more at every budget.
 
 # %%
 sample = torch.empty(20, 3, 32, 32, device="meta")

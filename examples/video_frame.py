@@ -1,15 +1,15 @@
 # %% [markdown]
-"""# A video frame recovered from 50 blind sensors, none of which sees the image.
+"""# Recover a video frame from 50 sensors, none of which sees the image.
 
-Each sensor holds 30 numbers: random mixtures of all 25,344 pixels of a frame, with mixtures of its
-own kind. 1,500 numbers in all do not determine a frame, unless it is made of few pieces: K-SVD
-learns 50 pieces from the 80 frames before, and FedGradMP finds which 3 of them, and how much of
-each, while the measurements stay with the sensors.
+Each sensor holds 30 numbers: its own random mixtures of all 25,344 pixels of a frame. 1,500 numbers
+in total do not determine a frame, unless it is a combination of few atoms: K-SVD learns 50 atoms
+from the 80 previous frames, and FedGradMP finds which 3 of them the frame combines, and their
+coefficients, while the measurements stay with the sensors.
 
     PARSIFL_DATA=folder python examples/video_frame.py
 
-The folder needs video/carphone_pristine.mp4, and PyAV decodes it (pip install 'parsifl[video]');
-without them the frames are generated moving shapes, and the output says so.
+The directory needs video/carphone_pristine.mp4, which PyAV decodes (pip install 'parsifl[video]').
+Without them the frames are generated moving shapes, and the output says so.
 """
 
 # %%
@@ -31,7 +31,7 @@ from parsifl_reproduction.recipe import Context
 PIECES, USED, ROUNDS = 50, 3, 40
 
 # %% [markdown]
-# ## Learn the pieces from earlier frames
+# ## Learn atoms from earlier frames
 
 # %%
 pixels, source = frames(Context())
@@ -41,9 +41,9 @@ frame = pixels[:, TARGET]
 print(f"frame {TARGET + 1} of {source}: {len(frame):,} pixels")
 
 # %% [markdown]
-# ## Measure blindly, then recover together
-# The pieces are an orthonormal basis times a small matrix, so that the problem has 50 columns
-# instead of one a pixel.
+# ## Measure, then recover
+# The atoms are an orthonormal basis times a small matrix, so the problem has 50 columns
+# instead of one per pixel.
 
 # %%
 basis, small = torch.linalg.qr(pieces)
@@ -55,7 +55,7 @@ model = run.model
 recovered = (pieces @ model.params["coef"]).numpy()
 
 # %% [markdown]
-# ## How good is it?
+# ## Evaluate the recovery
 # The baseline is orthogonal matching pursuit on the frame itself.
 
 

@@ -1,8 +1,8 @@
 """Time a deployed round: `python tools/bench_deployed_round.py --rounds 10 [--no-workers]`.
 
 A SuperLink and SuperNodes run on this machine with TLS and node keys. Every round is evaluated. The
-seconds per round are those of the records, start and end of the deployment excluded; the seconds
-of computing are those of all processes, start and end included. Wants a quiet machine.
+seconds per round are those of the records, without start and end of the deployment; the CPU seconds
+are those of all processes, including start and end. Run it on an idle machine.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from parsifl.flower.cluster import run_on_flower
 
 
 def computing() -> float:
-    """Return the seconds of computing of this process and of the children that have ended."""
+    """Return the CPU seconds of this process and of finished children."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(each.ru_utime + each.ru_stime for each in used)
 
 
 def measure(chosen: Experiment, *, workers: bool) -> tuple[float, float]:
-    """Deploy once; return the seconds and the seconds of computing per round."""
+    """Deploy once; return the seconds and the CPU seconds per round."""
     before = computing()
     with tempfile.TemporaryDirectory() as folder:
         records = run_on_flower(chosen, folder, workers=workers).records
@@ -45,7 +45,7 @@ def main() -> None:
     chosen = Experiment(given.algorithm, data="digits", clients=given.clients, rounds=given.rounds)
     found = [measure(chosen, workers=not given.no_workers) for _ in range(given.repeat)]
     for wall, cpu in found:
-        print(f"{wall:.2f} s per round, {cpu:.1f} s of computing per round")
+        print(f"{wall:.2f} s per round, {cpu:.1f} s of CPU time per round")
     print(f"median: {median(wall for wall, _ in found):.2f} s per round")
 
 

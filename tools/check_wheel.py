@@ -1,6 +1,6 @@
-"""Build the wheel, install it with its extras into a fresh environment, and use it as a user would.
+"""Build the wheel, install it with its extras into a new environment, and use it.
 
-Usage: python tools/check_wheel.py FOLDER. The folder keeps the wheel, the environment and the runs.
+Usage: python tools/check_wheel.py DIRECTORY. It receives the wheel, the environment and the runs.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ EXTRAS = {
     "sca": "cvxpy",
     "video": "av",
 }
-"""Each extra that the wheel offers to users, with a module that it must bring."""
+"""Each user extra of the wheel, with a module that it must provide."""
 DITTO = ("run", "ditto", "--data", "digits", "--clients", "3", "--rounds", "2")
 
 
 def run(*command: str | Path, cwd: Path | None = None) -> str:
-    """Run a command and return its output; a failure prints both streams and ends the check."""
-    # one thread each: Ray gives its workers one, and bits depend on the number
+    """Run a command and return its output; on failure print both streams and exit."""
+    # one thread each, as in Ray's workers, because bits depend on the number
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     words = [str(word) for word in command]
     ended = subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True)
@@ -47,12 +47,12 @@ def build(folder: Path) -> Path:
     names = zipfile.ZipFile(wheel).namelist()
     foreign = [name for name in names if not name.startswith("parsifl")]
     if foreign or "parsifl/py.typed" not in names:
-        sys.exit(f"the wheel lacks py.typed or holds foreign files: {foreign[:5]}")
+        sys.exit(f"the wheel lacks py.typed or contains foreign files: {foreign[:5]}")
     return wheel
 
 
 def install(wheel: Path, folder: Path) -> Path:
-    """Create an environment with the wheel and every extra; return its folder of commands."""
+    """Create an environment with the wheel and every extra; return its bin directory."""
     run(sys.executable, "-m", "venv", folder / "env")
     commands = folder / "env" / "bin"
     wanted = f"{wheel}[{','.join(EXTRAS)}]"
@@ -65,7 +65,7 @@ def install(wheel: Path, folder: Path) -> Path:
 
 
 def scores(directory: Path) -> list[dict[str, object]]:
-    """Return what a run recorded of models and bytes, without timings."""
+    """Return the recorded scores and bytes of a run, without timings."""
     lines = (directory / "metrics.jsonl").read_text().splitlines()
     wanted = ("round", "bytes_up", "bytes_down", "personal")
     return [{key: json.loads(line).get(key) for key in wanted} for line in lines]

@@ -1,7 +1,7 @@
 """Compare the results of another commit with those of the working tree, bit for bit.
 
-Both run every algorithm on the digits data on this machine, through the command line alone, so
-that interfaces may differ. Compared are the tensors of the final checkpoint (server and client
+Both run every algorithm on the digits data on this machine, only through the command line, so
+that interfaces may differ. It compares the tensors of the final checkpoint (server and client
 states) as a multiset, and `metrics.jsonl` without timings, key by key.
 
     python tools/compare_base.py REF [ALGORITHM ...]
@@ -24,7 +24,7 @@ LINEAR = ("fedht", "fediterht", "distributediht", "fedgradmp", "inexactfedgradmp
 TIMINGS = ("seconds", "simulated_seconds", "executor")
 RENAMED = {"info": "metrics", "fallbacks": "notes", "unjudged": "unevaluated"}
 EXECUTORS = {"loop": "sequential", "auto": "auto"}
-"""Today's executors, and what earlier versions called them (`--engine`)."""
+"""The executors, and their names in earlier versions (`--engine`)."""
 
 # Runs inside either version: arguments are (output directory, algorithm, ...).
 DRIVER = """
@@ -87,7 +87,7 @@ def tensors(run_dir: Path) -> Counter[str]:
 
 
 def records(run_dir: Path) -> list[dict[str, Any]]:
-    """Return the lines of metrics.jsonl without what may differ."""
+    """Return the lines of metrics.jsonl without fields that may differ."""
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     return [
         {
@@ -100,7 +100,7 @@ def records(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def compare(base: Path, ours: Path) -> list[str]:
-    """Return what differs between two run directories."""
+    """Return the differences between two run directories."""
     found = []
     if tensors(base) != tensors(ours):
         found.append("states")

@@ -1,8 +1,8 @@
 """Fuzz the messages between server and clients: `python tools/fuzz_messages.py --count 1000000`.
 
-Every mutant must be accepted or rejected with a reason; a mutant that raises anything else is
-printed with the seed that makes it again. With `--atheris` (after `pip install atheris`) the search
-starts from valid messages, and coverage decides which bytes are tried.
+Every mutant must be accepted or rejected with a reason; a mutant that raises another exception is
+printed with its seed. With `--atheris` (after `pip install atheris`) the search starts from valid
+messages and is guided by coverage.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def attack(targets: Targets, seed: int) -> tuple[str, float]:
 
 
 def run(count: int, first: int) -> int:
-    """Try many mutants; return the number of those that are neither accepted nor rejected."""
+    """Try many mutants; return how many are neither accepted nor rejected."""
     from tests.fuzz.mutants import Targets
 
     logging.getLogger("parsifl").setLevel(logging.CRITICAL)  # every mutant would be logged
@@ -79,7 +79,7 @@ def packed(number: int, envelope: Envelope) -> bytes:
 
 
 def unpacked(data: bytes, corpus: list[Envelope]) -> tuple[int, Envelope]:
-    """Return the message that bytes stand for; all bytes stand for one."""
+    """Return the message that bytes encode; any bytes encode one."""
     from parsifl.flower.message import Envelope
 
     number, rest = (data[0] if data else 0) % len(corpus), data[1:]

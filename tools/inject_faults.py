@@ -1,8 +1,8 @@
 """Kill and damage runs at random: `python tools/inject_faults.py --kills 500 --corruptions 500`.
 
-Half of them are on the local pool and half on the in-process message pool. A killed run must end
-with the bits of one that was left alone. A damaged one may also stop with an error, or note what
-was lost. Anything else is printed with the seed that repeats it (`--seed`), and the exit code is 1.
+Half of them use the local pool and half the in-process message pool. A killed run must end with
+bit-identical results. A damaged one may also stop with an error, or note what was lost. Any other
+outcome is printed with its seed (`--seed` repeats it), and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RIGHT = ("same", "error", "noted")
 
 
 def attack(scenario: Scenario, kills: int, corruptions: int, first: int) -> int:
-    """Attack one kind of run; return how many faults were silent, lost work or raised."""
+    """Inject faults into one kind of run; return how many were silent, lost work or raised."""
     started, bad = time.perf_counter(), 0
     outcomes: Counter[str] = Counter()
     for seed in range(first, first + kills):

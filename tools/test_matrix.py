@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 JOBS = 2
-_AVX512 = ("avx512f", "avx512dq", "avx512bw", "avx512vl")  # what ATen asks for
+_AVX512 = ("avx512f", "avx512dq", "avx512bw", "avx512vl")  # flags that ATen requires
 _VARIED = (
     "MKL_ENABLE_INSTRUCTIONS",
     "MKL_CBWR",
@@ -30,13 +30,13 @@ _VARIED = (
 
 @dataclass(frozen=True)
 class Factor:
-    """Environment variables, and the processor flags without which they mean nothing."""
+    """Environment variables, and the processor flags that they require."""
 
     variables: dict[str, str]
     needs: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """Return the variables as a shell would take them."""
+        """Return the variables in shell syntax."""
         return " ".join(f"{name}={value}" for name, value in self.variables.items()) or "(as is)"
 
 
@@ -62,7 +62,7 @@ FACTORS = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """How the tests ended under one factor."""
+    """The outcome of the tests under one factor."""
 
     factor: Factor
     status: str  # passed, failed or skipped
@@ -71,7 +71,7 @@ class Outcome:
 
 
 def processor_flags() -> frozenset[str]:
-    """Return the instruction sets of this processor, as far as Linux names them."""
+    """Return the instruction sets of this processor, as reported by Linux."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -80,13 +80,13 @@ def processor_flags() -> frozenset[str]:
 
 
 def marked_files() -> list[str]:
-    """Return the test files that have marked tests; collecting all others takes longer."""
+    """Return the test files with marked tests, because collecting all files takes longer."""
     files = sorted((ROOT / "tests").rglob("test_*.py"))
     return [str(file) for file in files if "mark.bits" in file.read_text()]
 
 
 def run(factor: Factor) -> Outcome:
-    """Run the marked tests in a process of their own."""
+    """Run the marked tests in their own process."""
     missing = [flag for flag in factor.needs if flag not in processor_flags()]
     if missing:
         return Outcome(factor, "skipped", f"this processor lacks {', '.join(missing)}")

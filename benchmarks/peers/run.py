@@ -1,9 +1,9 @@
-"""W1 and W3 side by side with other simulators, each in an environment of its own.
+"""W1 and W3 compared with other simulators, each in its own environment.
 
-Environments are made once under build/peers (or the folder that BENCH_PEERS names), with the torch
-of constraints.txt. Everybody takes turns in the same period, with one thread and with two, and the
-better of both counts. Start-up (imports, data, the first round) is shown and not counted. A peer
-that cannot be installed or does not run is reported with the reason.
+Environments are created once under build/peers (or the directory in BENCH_PEERS), with the torch
+of constraints.txt. All simulators alternate, with one thread and with two, and the better of both
+counts. Start-up (imports, data, the first round) is shown but not counted. A peer that cannot be
+installed or does not run is reported with the reason.
 ``python benchmarks/peers/run.py [FILE.json] [PEER ...] [WORKLOAD ...]``
 """
 
@@ -32,7 +32,7 @@ GOALS = {
     "W1": {"plain": 5.0, "pfl": 6.0, "fluke": 6.0, "flower": 25.0},
     "W3": {"plain": 1.4, "pfl": 1.0},
 }
-"""How many times faster we are to be, by workload."""
+"""Target speedup of Parsifl, by workload."""
 THREADS = (1, 2)
 TURNS = int(os.environ.get("BENCH_TURNS", "2"))
 LONGEST = 240.0
@@ -40,7 +40,7 @@ LONGEST = 240.0
 
 @dataclass(frozen=True)
 class Row:
-    """One simulator: its round, what it takes to start, and how many times faster we are."""
+    """One simulator: the time of a round, its start-up time, and the speedup of Parsifl."""
 
     workload: str
     name: str
@@ -54,13 +54,13 @@ class Row:
 
 
 def pinned() -> str:
-    """Return the line of constraints.txt that keeps torch at its small build."""
+    """Return the line of constraints.txt that selects the CPU build of torch."""
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     return next(line for line in lines if line.startswith("torch=="))
 
 
 def install(name: str, package: str) -> Path:
-    """Return the Python of a peer's environment; RuntimeError if it cannot be made."""
+    """Return the Python of a peer's environment; RuntimeError if it cannot be created."""
     place = PLACE / name
     python = place / "bin" / "python"
     done_already = place / "installed"
@@ -115,13 +115,13 @@ def once(workload: str, name: str, python: Path, threads: int) -> dict[str, Any]
 def measure(
     workload: str, pythons: dict[str, Path]
 ) -> tuple[dict[str, dict[int, list[Any]]], dict[str, str]]:
-    """Let everybody take turns; return what was found, and why some did not run."""
+    """Run all simulators alternately; return the results, and why some did not run."""
     found: dict[str, dict[int, list[Any]]] = {name: {} for name in pythons}
     failed: dict[str, str] = {}
     for turn in range(TURNS):
         for threads in THREADS:
             for name, python in pythons.items():
-                # Flower's workers have one thread each, however many the server has
+                # Flower's workers have one thread each, independent of the server
                 if name in failed or (name == "flower" and threads != THREADS[0]):
                     continue
                 try:
@@ -138,7 +138,7 @@ def measure(
 def rows(
     workload: str, found: dict[str, dict[int, list[Any]]], failed: dict[str, str]
 ) -> list[Row]:
-    """Compare everybody, at the better number of threads, with us."""
+    """Compare all simulators, at the better number of threads, with Parsifl."""
     best: dict[str, tuple[int, list[float], float]] = {}
     for name, by_threads in found.items():
         if name not in failed and by_threads:
@@ -165,8 +165,8 @@ def rows(
 def show(table: list[Row]) -> None:
     """Print the table."""
     out = sys.stdout.write
-    out(f"{'':13s} {'ms a round':>10s} {'quartiles':>17s} {'threads':>7s} {'start-up s':>10s} "
-        f"{'we are x faster':>15s} {'goal':>5s}\n")  # fmt: skip
+    out(f"{'':13s} {'ms/round':>10s} {'quartiles':>17s} {'threads':>7s} {'start-up s':>10s} "
+        f"{'our speedup':>15s} {'goal':>5s}\n")  # fmt: skip
     for row in table:
         if row.milliseconds is None or row.quartiles is None:
             out(f"{row.workload} {row.name:10s} not measured: {row.problem}\n")
@@ -185,7 +185,7 @@ def main() -> None:
     workloads = [word for word in words if word in GOALS] or list(GOALS)
     known = {*PEERS, *GOALS}
     if unknown := [word for word in words if word not in known and not word.endswith(".json")]:
-        sys.exit(f"there is no {unknown[0]!r}; there are: {', '.join(sorted(known))}")
+        sys.exit(f"unknown argument {unknown[0]!r}; known: {', '.join(sorted(known))}")
     pythons = {"plain": Path(sys.executable), "parsifl": Path(sys.executable)}
     failed: dict[str, str] = {}
     for name in asked:

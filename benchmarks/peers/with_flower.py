@@ -42,7 +42,7 @@ def train(message: Message, context: Context) -> Message:
 
 
 class Timed(FedAvg):  # type: ignore[misc]  # Flower does not tell its types here
-    """Notes when rounds end."""
+    """Records the end times of rounds."""
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
         """Take the mean."""

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-# fluke imports torchvision, whose compiled operators do not load beside another build of torch;
-# none is used here, but the import asks for these
+# fluke imports torchvision, whose compiled operators do not load with another build of torch;
+# they are not used here, but the import requires them
 _OPERATORS = torch.library.Library("torchvision", "DEF")
 for _name in ("nms", "qnms"):
     _OPERATORS.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
@@ -20,13 +20,13 @@ from fluke.data import DataSplitter, DummyDataContainer, FastDataLoader  # noqa:
 
 
 class Clock:
-    """Notes when rounds end."""
+    """Records the end times of rounds."""
 
     def __init__(self) -> None:
         self.ends: list[float] = []
 
     def end_round(self, **_: Any) -> None:
-        """Note the time."""
+        """Record the time."""
         self.ends.append(time.perf_counter())
 
 

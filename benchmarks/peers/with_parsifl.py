@@ -1,10 +1,10 @@
-"""A workload here: whole rounds with records and counted bytes, without evaluation."""
+"""A workload in Parsifl: whole rounds with records and byte counts, without evaluation."""
 
 from __future__ import annotations
 
 import time
 
-import parsifl  # first: it tells OpenMP's threads to sleep while they wait
+import parsifl  # first: it makes idle OpenMP threads sleep
 
 import workload  # isort: skip
 

@@ -21,7 +21,7 @@ from torch import nn
 
 
 class Classifier(nn.Module):
-    """The model with the loss and the metrics that pfl asks for."""
+    """The model with the loss and the metrics that pfl requires."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,13 +43,13 @@ class Classifier(nn.Module):
 
 
 class Clock(TrainingProcessCallback):  # type: ignore[misc]  # pfl is not here when types are checked
-    """Notes when rounds end."""
+    """Records the end times of rounds."""
 
     def __init__(self) -> None:
         self.ends: list[float] = []
 
     def after_central_iteration(self, *_: Any, **__: Any) -> tuple[bool, Any]:
-        """Note the time."""
+        """Record the time."""
         self.ends.append(time.perf_counter())
         return False, Metrics()
 

@@ -1,4 +1,4 @@
-"""A workload as one would write it by hand."""
+"""A workload as a plain PyTorch loop."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The workload for everybody, by the name in BENCH_WORKLOAD: batches of 20, 20 steps.
+"""The common workload, by the name in BENCH_WORKLOAD: batches of 20, 20 steps.
 
-W1: perceptron 784-100-10, 10 of 20 clients. W3: the small VGG on 3 x 32 x 32, 10 of 10 clients.
-Every client has 400 rows, so that one epoch is 20 steps; nobody evaluates. What is imported here
-must be in every environment: torch and the standard library alone.
+W1: MLP 784-100-10, 10 of 20 clients. W3: the small VGG on 3 x 32 x 32, 10 of 10 clients.
+Every client has 400 rows, so that one epoch is 20 steps; there is no evaluation. This module
+imports only torch and the standard library, which every environment has.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def data() -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def tell(ends: list[float]) -> None:
-    """Print when the first round was over, on the clock of the wall, and all later rounds."""
+    """Print the wall-clock time of the end of the first round, and the times of later rounds."""
     rounds = [after - before for before, after in itertools.pairwise(ends)]
     first = time.time() - (time.perf_counter() - ends[0])
     found = {"first": first, "rounds": rounds, "median": statistics.median(rounds)}

@@ -71,11 +71,11 @@ def test_a_report_is_a_table_and_a_file(
     said = capsys.readouterr().out.splitlines()
     assert said[0] == "What it is about."
     assert " ".join(said[3].split()) == "W1 ours 200 100 - 300 5.00 plain 4 25 % memory a note"
-    assert "marks: 1 of 1 reached" in said
+    assert "targets: 1 of 1 reached" in said
     row = json.loads(path.read_text())["rows"][0]
     assert (row["ratio"], row["bound"], row["bound_by"]) == (5.0, 0.25, "memory")
     assert timing.chosen(["some", "other"]) == timing.chosen(["other"], ["some"]) == ["some"]
-    with pytest.raises(SystemExit, match="no part 'some'"):
+    with pytest.raises(SystemExit, match="unknown part 'some'"):
         timing.chosen(["other"])
 
 
@@ -87,12 +87,12 @@ def test_a_missed_mark_is_told_and_gives_an_exit_code(
     line = timing.row("W1", timing.Timing("ours", 0.2, 0.1, 0.3), 1.0, "plain")
     few, memory = timing.marked(line, 6.0), timing.at_most(2, 1.5, "GB")
     assert timing.report([line, few, timing.marked(line, None, memory)], None) == 1
-    missed = "W1, ours: 5 times plain, asked: at least 6"
+    missed = "W1, ours: 5 times plain, target: at least 6"
     said = capsys.readouterr().out
     assert f"MISSED {missed}\n" in said
-    assert "marks: 1 of 2 reached" in said
+    assert "targets: 1 of 2 reached" in said
     (told,) = [text for text in said.splitlines() if text.startswith("W1") and "MISSED" in text]
-    assert " ".join(told.split()).endswith("plain 6 MISSED 5 times plain, asked: at least 6")
+    assert " ".join(told.split()).endswith("plain 6 MISSED 5 times plain, target: at least 6")
     assert json.loads(path.read_text())["missed"] == [missed]
 
 
@@ -101,7 +101,7 @@ def test_a_missed_mark_is_told_and_gives_an_exit_code(
     [
         ("Path(sys.argv[1]).write_text('{\"missed\": []}')", []),
         ('Path(sys.argv[1]).write_text(\'{"missed": ["far"]}\'); sys.exit(1)', ["x: far"]),
-        ("sys.exit(2)", ["x broke off (exit code 2)"]),
+        ("sys.exit(2)", ["x failed (exit code 2)"]),
     ],
 )
 def test_what_all_benchmarks_missed_is_gathered(

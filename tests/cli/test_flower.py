@@ -67,7 +67,7 @@ def test_up_refuses_a_folder_that_is_no_app(tmp_path: Path) -> None:
     from parsifl.cli.flower import read_config
     from parsifl.core.errors import ConfigError
 
-    with pytest.raises(ConfigError, match="no Flower app"):
+    with pytest.raises(ConfigError, match="does not contain a Flower app"):
         read_config(tmp_path)
 
 
@@ -127,7 +127,7 @@ def test_up_without_an_app_stays_and_plain_connections_must_be_asked_for(
     code, _, err = invoke("up", "--clients", "2", "--insecure")
     assert code == 2
     assert "flwr run APP" in err
-    assert "the SuperLink has ended" in err
+    assert "the SuperLink has exited" in err
     assert pretended[0]["secure"] is False
 
 

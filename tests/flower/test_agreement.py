@@ -42,7 +42,7 @@ def test_classes_are_agreed_and_may_be_absent_at_a_site() -> None:
     assert found.classes == ("no", "yes")
     assert found.target_mean == 0.25
     assert found.targets(as_columns(tables[0]))[:, 0].tolist() == [0.0, 1.0]
-    with pytest.raises(DataError, match="must hold two classes, and holds 1"):
+    with pytest.raises(DataError, match="must have two classes, but it has 1"):
         Agreement.of([summary(tables[1], "y")], spec, 10)
 
 

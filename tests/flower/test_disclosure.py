@@ -80,7 +80,7 @@ def test_mods_that_would_protect_nothing_are_refused() -> None:
 def test_secure_aggregation_needs_a_sum(name: str) -> None:
     method = registry.get(name)
     if isinstance(method, GatherAlgorithm):
-        with pytest.raises(CapabilityError, match="needs every upload"):
+        with pytest.raises(CapabilityError, match="needs every single upload"):
             check_additive(method)
     else:
         check_additive(method)

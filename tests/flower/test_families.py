@@ -153,7 +153,7 @@ def test_the_report_draws_what_the_aggregates_allow(family: str, tmp_path: Path)
     text = report.build([tmp_path / "run"], tmp_path / "report.html").read_text()
     shown = re.findall(r"<figure><figcaption>(.*?)[:.].*?</figcaption><svg", text)
     linear = ["Coefficient path", "Cross-validation over sites"] * (family == "linear")
-    shares = ["observed less predicted"] * (family in ("logistic", "poisson"))
+    shares = ["observed minus predicted"] * (family in ("logistic", "poisson"))
     assert shown[: len(shown) - 4] == linear + shares
     assert {"age", "marker2", "ward=surgery", "ward=heart"} == set(shown[-4:])
     assert "Fit by site" in text

@@ -386,7 +386,7 @@ def test_declared_words_may_look_like_numbers() -> None:
         prepare(table, SPEC, TableSchema(), Guards())
     found = prepare(table, SPEC, TableSchema().joined({"words": "icd|sex"}), Guards()).summary()
     assert found.columns["icd"] == LevelCounts({"250": 20, "401": 10, "E11": 10}, 0)
-    with pytest.raises(Refusal, match="a column that is declared is not in its table"):
+    with pytest.raises(Refusal, match="a declared column is not in its table"):
         prepare(table, SPEC, TableSchema(words=("icd10",)), Guards())
 
 

@@ -158,7 +158,7 @@ def test_a_hostile_hello_is_not_admitted(name: str, tmp_path: Path) -> None:
     link = InProcess(chosen, tmp_path / "state", hostile("hello", HELLOS[name]))
     records = link.run(tmp_path / "run", resume=True)
     assert records[1]["dropped"] == {1: "not connected"}
-    (line,) = {line for line in link.log if "node 101 is not admitted" in line}
+    (line,) = {line for line in link.log if "node 101 is rejected" in line}
     assert is_safe(line)
 
 

@@ -75,7 +75,7 @@ def test_a_fit_continues_without_a_site_that_refuses_at_once(tmp_path: Path) -> 
         "site 1 refuses (rule 'rows'): its columns have unequal lengths, or fewer than 1000 rows"
     )
     assert model.left_out_ == {"1": reason}
-    assert f"site 1 is left out of the fit: {reason}" in sites.log
+    assert f"site 1 is excluded from the fit: {reason}" in sites.log
     assert f"left out: {reason}" in read_metrics(tmp_path / "run")[0]["notes"]
     page = build([tmp_path / "run"], tmp_path / "report.html").read_text()
     assert (
@@ -153,7 +153,7 @@ def test_a_resumed_run_leaves_the_same_sites_out(tmp_path: Path) -> None:
         settings = DeploymentSettings(experiment, 4, plan)
         Regression(settings, sites, sites.log.append, SPECS["linear"]).run()
 
-    with pytest.raises(ParsiflError, match="sent no sums that can be used"):
+    with pytest.raises(ParsiflError, match="sent no usable sums"):
         run()
     sites.silent = False
     run(resume=True)

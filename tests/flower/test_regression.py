@@ -117,7 +117,7 @@ def test_no_answer_is_as_long_as_the_rows(tmp_path: Path) -> None:
 def test_a_run_goes_on_with_the_columns_that_it_began_with(tmp_path: Path) -> None:
     tables = hospitals(tmp_path / "app")
     sites = Sites(tables, tmp_path / "state", refuse=("products",))
-    with pytest.raises(ParsiflError, match="sent no sums that can be used: no reply"):
+    with pytest.raises(ParsiflError, match="sent no usable sums: no reply"):
         study(sites, tmp_path / "run").run()
     sites.refuse, sites.asked = (), []
     study(sites, tmp_path / "run", resume=True).run()
@@ -177,7 +177,9 @@ def test_a_site_cannot_change_its_number_on_the_way(kind: Kind, tmp_path: Path) 
         return changed(reply, client=2) if (asked, client) == (kind, 1) else reply
 
     link._answer = lying
-    with pytest.raises(ParsiflError, match=r"2 of 3|the clients 1 of 3|client 1 sent no sums"):
+    with pytest.raises(
+        ParsiflError, match=r"2 of 3|the clients 1 of 3|client 1 sent no usable sums"
+    ):
         study(sites, tmp_path / "run", wait=0.01).run()
     if kind != "products":
         assert any("node 11" in line for line in sites.log)

@@ -289,7 +289,7 @@ def test_too_few_uploads_stop_the_run_which_can_be_resumed(tmp_path: Path) -> No
 
     chosen = experiment("ditto", evaluate_every=0)
     link = InProcess(chosen, tmp_path / "state", silent)
-    with pytest.raises(ParsiflError, match=r"round 2: 1 uploads arrived and 2 are needed"):
+    with pytest.raises(ParsiflError, match=r"round 2: 1 uploads arrived, but 2 are needed"):
         link.run(tmp_path / "run", retries=1)
     assert link.asked.count(("train", 1)) == 3
     assert len(read_metrics(tmp_path / "run")) == 1
@@ -361,7 +361,7 @@ def test_a_client_that_comes_back_with_other_data_is_not_admitted(tmp_path: Path
     again = InProcess(replace(chosen, rounds=2), tmp_path / "state", other)
     records = again.run(tmp_path / "run", resume=True)
     assert records[1]["dropped"] == {2: "not connected"}
-    assert any("client 2 began this run with" in line for line in again.log)
+    assert any("client 2 started this run with" in line for line in again.log)
 
 
 @pytest.mark.parametrize("rebind", [False, True])
@@ -376,7 +376,9 @@ def test_a_client_belongs_to_the_node_that_reported_first(rebind: bool, tmp_path
 
     link.fault = leave
     records = link.run(tmp_path / "run", rebind=rebind)
-    assert any("it says it is client 1, which is node 101 in this run" in line for line in link.log)
+    assert any(
+        "it claims to be client 1, which is node 101 in this run" in line for line in link.log
+    )
     assert [record["trained"] for record in records] == [4, 4 if rebind else 3]
 
 
@@ -387,7 +389,7 @@ def test_a_claim_is_kept_in_the_checkpoint(tmp_path: Path) -> None:
     again = InProcess(replace(chosen, rounds=2), tmp_path / "state", clients=nodes)
     records = again.run(tmp_path / "run", resume=True)
     assert records[1]["dropped"] == {1: "not connected"}
-    assert any("node 201 is not admitted" in line for line in again.log)
+    assert any("node 201 is rejected" in line for line in again.log)
     assert ("train", 1) not in again.asked
 
 
@@ -417,7 +419,7 @@ def test_a_table_of_nodes_decides_who_is_who(tmp_path: Path) -> None:
     table = {"100": 0, "101": 1, "102": 2, "103": 3}
     (record,) = link.run(tmp_path / "run", nodes=table)
     assert record["trained"] == 4
-    assert any("node 50 is not admitted" in line for line in link.log)
+    assert any("node 50 is rejected" in line for line in link.log)
 
 
 def test_missing_clients_are_named_after_the_wait(tmp_path: Path) -> None:
@@ -449,7 +451,7 @@ def test_clients_whose_data_have_another_form_are_told_so(tmp_path: Path) -> Non
         return changed(reply, data_schema={**fields(reply)["data_schema"], "shape": [9]})
 
     link = InProcess(experiment("fedavg"), tmp_path / "state", wide)
-    with pytest.raises(DataError, match="the data of client 1 have another form"):
+    with pytest.raises(DataError, match="the data of client 1 have another schema"):
         link.run(tmp_path / "run")
 
 

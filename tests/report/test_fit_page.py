@@ -43,7 +43,7 @@ def test_a_classifier_has_every_figure_that_rows_allow(tmp_path: Path) -> None:
         FederatedSparseClassifier(2), x, y, groups, subsamples=4, by="rows", threshold=0.8
     )
     page = build_fit(model, tmp_path / "new" / "fit.html", x, y, groups, stability=stable)
-    assert captions(page)[0] == "observed less predicted"
+    assert captions(page)[0] == "observed minus predicted"
     assert captions(page)[3:] == [
         "Coefficient path",
         "Cross-validation over sites",

@@ -58,7 +58,7 @@ def test_a_repeated_seed_is_left_out_with_a_note(tmp_path: Path) -> None:
     make_run(tmp_path / "b")
     (section,) = sections(read_runs([tmp_path]))
     assert len(section.runs) == 1
-    assert section.notes == ("b repeats the configuration and seed of a and is left out",)
+    assert section.notes == ("b repeats the configuration and seed of a and is skipped",)
 
 
 def test_unequal_seeds_and_environments_are_noted(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The `parsifl` command: its groups and commands, mounted here."""
+"""The `parsifl` command with its groups and subcommands."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _EXAMPLE = re.compile(r"(?<=\n\n)  (?=\S)")
 
 
 def mount_plugins(app: typer.Typer) -> None:
-    """Add every installed command; `reproduce` says how to install it where it is missing."""
+    """Add every installed command; a missing `reproduce` explains how to install it."""
     found = {entry.name: entry for entry in entry_points(group=ENTRY_POINT_GROUP)}
     for name, entry in sorted(found.items()):
         app.command(name)(_loaded(entry))
@@ -38,14 +38,14 @@ def mount_plugins(app: typer.Typer) -> None:
 
 
 def _loaded(entry: EntryPoint) -> Callable[..., None]:
-    """Return the command of another package; one that cannot be imported says so when it runs."""
+    """Return the command of another package; one that cannot be imported fails when it runs."""
     try:
         command: Callable[..., None] = entry.load()
-    except Exception as error:  # another package may fail in any way; the others are there
+    except Exception as error:  # another package may fail in any way; the others remain available
         reason = f"{type(error).__name__}: {error}"
 
         def broken() -> None:
-            """Say what is wrong with a command that cannot be imported."""
+            """Raise the error of a command that cannot be imported."""
             raise ConfigError(
                 f"the command {entry.name!r} of {entry.value} cannot be imported ({reason}); "
                 "repair or uninstall the package that has it"
@@ -59,7 +59,7 @@ def keep_examples(app: typer.Typer) -> None:
     """Print the examples of help texts on one line each, so that they can be copied."""
     for command in app.registered_commands:
         text = inspect.cleandoc(command.help or inspect.getdoc(command.callback) or "")
-        command.help = _EXAMPLE.sub("\b\n  ", text)  # click does not wrap what follows \b
+        command.help = _EXAMPLE.sub("\b\n  ", text)  # click does not wrap text after \b
     for group in app.registered_groups:
         if group.typer_instance is not None:
             keep_examples(group.typer_instance)

@@ -96,4 +96,4 @@ def _draw(about: dict[str, Any], prepared: ClientData, drawn: list[Bar], partiti
         table.add_row(*(str(count) for count in counts), text)
     console.print(table)
     if len(drawn) < len(prepared):
-        console.print(f"... and {len(prepared) - len(drawn)} more (--limit shows them)")
+        console.print(f"... and {len(prepared) - len(drawn)} more (increase --limit)")

@@ -118,7 +118,7 @@ def packages(requirements: Sequence[str]) -> Iterator[CheckResult]:
 
 
 def extras(requirements: Sequence[str]) -> Iterator[CheckResult]:
-    """Name the optional parts that are not installed."""
+    """Report optional dependencies that are not installed."""
     for needed in map(Requirement, requirements):
         extra, name = _extra(needed), needed.name
         if extra is None or extra in _FOR_DEVELOPERS:
@@ -155,7 +155,7 @@ def threads() -> Iterator[CheckResult]:
 
 
 def registered() -> Iterator[CheckResult]:
-    """Load every algorithm, those of other packages included."""
+    """Load every algorithm, including those of other packages."""
     from parsifl.core.registry import algorithms
 
     yield CheckResult("algorithms", "ok", f"{len(algorithms())} registered")
@@ -171,10 +171,10 @@ def messages() -> Iterator[CheckResult]:
     data = wire.encode({"w": sent})
     if torch.equal(wire.decode(data, dict[str, torch.Tensor])["w"], sent):
         yield CheckResult(
-            "wire", "ok", f"a sparse message of 1000 entries came back, {len(data)} bytes"
+            "wire", "ok", f"a sparse message of 1000 entries was decoded, {len(data)} bytes"
         )
     else:
-        yield CheckResult("wire", "problem", "a message came back changed; reinstall parsifl")
+        yield CheckResult("wire", "problem", "a decoded message differs; reinstall parsifl")
 
 
 def data_folders(data_dir: Path | None) -> Iterator[CheckResult]:
@@ -211,7 +211,7 @@ def _complete(found: Entry, roots: Sequence[Path]) -> bool:
 
 
 def _extra(requirement: Requirement) -> str | None:
-    """Return the extra that a requirement belongs to; None: it is always needed."""
+    """Return the extra that a requirement belongs to; None if it is always needed."""
     found = re.search(r"extra == ['\"]([\w-]+)['\"]", str(requirement.marker or ""))
     return found[1] if found else None
 

@@ -1,4 +1,4 @@
-"""Errors and warnings for people: a message, never a traceback or a line of our source."""
+"""Print errors and warnings as messages, without tracebacks or source lines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ core.HAS_RICH = False
 
 
 class _Path(models.TyperPath):
-    """A path that is not empty: an empty one would silently be the current directory."""
+    """A non-empty path: an empty one would silently mean the current directory."""
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         """Return the path."""
@@ -30,7 +30,7 @@ main.TyperPath = _Path  # type: ignore[attr-defined]
 
 
 class FriendlyGroup(core.TyperGroup):
-    """Prints errors that a user can fix, unreadable files included, and exits with code 2."""
+    """Prints errors that a user can fix, including unreadable files, and exits with code 2."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""

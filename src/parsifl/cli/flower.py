@@ -1,4 +1,4 @@
-"""`parsifl flower`: keys, a ready app, and a deployment on this machine for a trial."""
+"""`parsifl flower`: keys, app templates, and trial deployments on this machine."""
 
 from __future__ import annotations
 
@@ -126,38 +126,38 @@ def init(
         "seed": seed,
         "evaluate_every": 0 if regression else evaluate_every,
     }
-    # other algorithms: every iteration of a regression reads all rows, so that nothing is random
+    # other algorithms: every iteration of a regression reads all rows, so nothing is random
     rows = ["batch_size=none"] if regression and algorithm not in (None, "fedbestsubset") else []
     fields = [*rows, "tau=5", *settings] if regression else settings
     given["settings"] = options.assignments(fields)
     chosen = Experiment.read({name: value for name, value in given.items() if value is not None})
-    chosen.build_algorithm()  # a mistake in the settings shows here, not on the nodes
+    chosen.build_algorithm()  # errors in the settings are raised here, not on the nodes
     plan = Deployment(out=str((folder / "run").resolve()))
     written = to_config(chosen, plan)
-    if template != PARTITION:  # the nodes have data of their own
+    if template != PARTITION:  # the nodes have their own data
         del written["data"]
     write_app(folder, template, written, "federation")
-    typer.echo(f"{folder} is ready; {folder / 'README.md'} says how to run it.")
+    typer.echo(f"{folder} is ready; {folder / 'README.md'} explains how to run it.")
 
 
 @app.command()
 def up(
-    clients: int = typer.Option(3, min=1, help="How many nodes."),
+    clients: int = typer.Option(3, min=1, help="Number of nodes."),
     target: Path | None = typer.Option(
-        None, "--app", help="Run this app and stop; without it the nodes stay until Ctrl-C."
+        None, "--app", help="Run this app and stop; without it the nodes run until Ctrl-C."
     ),
     folder: Path = typer.Option(Path("flower-trial"), help="Logs, keys and client state."),
     insecure: bool = typer.Option(
-        False, "--insecure", help="No TLS and no node keys; everything in the clear, on loopback."
+        False, "--insecure", help="No TLS and no node keys: unencrypted, on loopback only."
     ),
     workers: bool = typer.Option(
         True,
         "--workers/--no-workers",
-        help="Nodes with a worker, as `parsifl flower node` starts them; on Linux.",
+        help="Start nodes with a worker, as `parsifl flower node` does (Linux only).",
     ),
     node_config: str = typer.Option(
         "",
-        help="More node configuration; {id} is the node's number, {folder} the current directory.",
+        help="Node configuration; {id} is the node's number, {folder} the current directory.",
     ),
     resume: bool = options.RESUME,
     reproducible: bool = options.REPRODUCIBLE,
@@ -187,7 +187,7 @@ def up(
 def node(context: typer.Context) -> None:
     """Run a SuperNode with a worker: a process that keeps its imports and data between messages.
 
-    Takes the options of `flower-supernode`, and replaces it. The worker is restarted if it ends.
+    Takes the options of `flower-supernode`, and replaces it. The worker is restarted if it exits.
 
     Examples:
 
@@ -219,13 +219,13 @@ def _run(cluster: Cluster, target: Path, *, resume: bool) -> None:
 
 def _stay(cluster: Cluster) -> None:
     typer.echo(f"ready. Start a run:  . {cluster.variables_file}; flwr run APP", err=True)
-    typer.echo("Ctrl-C ends everything.", err=True)
+    typer.echo("Stop everything with Ctrl-C.", err=True)
     try:
         while cluster.alive():
             time.sleep(1.0)
     except KeyboardInterrupt:
         return
-    raise ConfigError(f"the SuperLink has ended:\n{cluster.log_tail('superlink')}")
+    raise ConfigError(f"the SuperLink has exited:\n{cluster.log_tail('superlink')}")
 
 
 def read_config(target: Path) -> dict[str, Any]:
@@ -234,7 +234,7 @@ def read_config(target: Path) -> dict[str, Any]:
         found = tomllib.loads((target / "pyproject.toml").read_text())
         config: dict[str, Any] = found["tool"]["flwr"]["app"]["config"]
     except (OSError, KeyError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{target} holds no Flower app ({error})") from None
+        raise ConfigError(f"{target} does not contain a Flower app ({error})") from None
     if "algorithm" not in config or "out" not in config.get("deployment", {}):
         raise ConfigError(f"{target} is not a Parsifl app; `parsifl flower init` writes one")
     return {"rounds": 50, **config}

@@ -1,4 +1,4 @@
-"""`parsifl list` and `parsifl show`: what there is."""
+"""`parsifl list` and `parsifl show`: list and describe algorithms, datasets and models."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def show(
 
 
 def describe(name: str) -> dict[str, Any]:
-    """Return everything that `show` prints, as plain values."""
+    """Return the content of `show` as plain values."""
     import dataclasses
 
     from parsifl.core import config, registry
@@ -154,7 +154,7 @@ def _descriptions(kind: type) -> dict[str, str]:
 
 
 def _range(hint: Any) -> str:
-    """Return the values that a setting may have, in words.
+    """Return a description of the values that a setting may have.
 
     >>> from parsifl.core.config import Count, Fraction, Positive
     >>> _range(Positive), _range(Fraction), _range(Count | None)
@@ -189,7 +189,7 @@ def _bounded(name: str, bounds: typing.Sequence[Any]) -> str:
 
 
 def _value(default: Any) -> str:
-    """Return a default as `--set` takes it."""
+    """Return a default in the syntax of `--set`."""
     if default is None:
         return "none"
     if isinstance(default, list):

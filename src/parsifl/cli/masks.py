@@ -1,4 +1,4 @@
-"""`parsifl masks`: which layers each device trains, and cost curves."""
+"""`parsifl masks`: plan which layers each device trains, and show cost curves."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def plan(
     sca: Annotated[bool, typer.Option(help="Also run the paper's SCA (needs cvxpy).")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Find the best masks, prove how good they are, and compare them with simple designs."""
+    """Find the best masks, bound the optimum, and compare them with simple designs."""
     if context.invoked_subcommand is not None:
         return
     from parsifl import masks
@@ -148,7 +148,7 @@ def _show_plan(console: Console, best: MaskPlan, model: str, total: int) -> None
         f"by {best.method} in {best.seconds:.2f} s"
     )
     console.print(
-        f"bias {best.bias:,.1f}; no design that trains as much has less than {best.floor:,.1f}"
+        f"bias {best.bias:,.1f}; lower bound for designs that train as much: {best.floor:,.1f}"
     )
     for message in best.messages:
         console.print(f"[yellow]{message}[/yellow]")

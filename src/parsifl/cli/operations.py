@@ -1,4 +1,4 @@
-"""`parsifl flower status`, `check`, `forget`, `backup` and `restore`: for an operations team."""
+"""`parsifl flower status`, `check`, `forget`, `backup` and `restore`, for operators."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def status(
     out: Path = typer.Argument(Path("run"), help="The run directory, on the server's machine."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
-    """Show what a server is doing: round, connected clients, who is late, bytes, last error.
+    """Show the status of a server: round, connected and late clients, bytes, last error.
 
-    The exit code is 0 while the server runs or when it is done, and 1 otherwise.
+    The exit code is 0 while the server is running or after it has finished, and 1 otherwise.
 
     Examples:
 
@@ -87,12 +87,12 @@ def _lines(found: dict[str, Any]) -> list[str]:
 
 def check(
     target: Path = typer.Argument(help="The app, as written by `parsifl flower init`."),
-    federation: str = typer.Option("", help="A federation of Flower's configuration."),
+    federation: str = typer.Option("", help="A federation in Flower's configuration."),
 ) -> None:
     """Check every node before the first round: keys, versions, clock, disk, schema of the data.
 
     It starts the app with `deployment.check=true`. The server lets every client report, prints
-    what it found, and stops. A node with a wrong key or a clock that is off does not report.
+    the results, and stops. A node with a wrong key or a wrong clock does not report.
 
     Examples:
 
@@ -109,7 +109,7 @@ def check(
     done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     typer.echo(done.stdout)
     if "the check found no problem" not in done.stdout:
-        raise ConfigError("the check did not pass; the lines above say why")
+        raise ConfigError("the check failed; see the lines above")
 
 
 def forget(
@@ -157,8 +157,8 @@ def backup(
 ) -> None:
     """Copy a run directory into one file with checksums.
 
-    Client state stays on the nodes. A server that is restored from an old backup asks for old
-    versions of it; `deployment.lost_state` decides what happens where they are gone.
+    Client state stays on the nodes. A server that is restored from an old backup requests old
+    versions of it; `deployment.lost_state` decides what happens if they are missing.
 
     Examples:
 
@@ -173,7 +173,7 @@ def restore(
     file: Path = typer.Argument(help="A file that `parsifl flower backup` wrote."),
     run: Path = typer.Argument(help="A new or empty directory."),
 ) -> None:
-    """Write a backup into a new directory; resume the run there with deployment.resume=true.
+    """Restore a backup to a new directory; resume the run there with deployment.resume=true.
 
     Examples:
 

@@ -27,13 +27,13 @@ DEVICES = typer.Option(
     None, help="Device profiles, assigned to groups of clients, e.g. budget=0.125+1,epochs=2+4."
 )
 ROUNDS = typer.Option(None, help="Number of rounds.")
-SEED = typer.Option(None, help="Random seed; it determines everything random.")
+SEED = typer.Option(None, help="Random seed; it determines all random numbers.")
 PARTICIPATION = typer.Option(None, help="Fraction of clients per round.")
 ENGINE = typer.Option(
     None, help="Where clients live: local (this process), flower or flower-sim (this machine)."
 )
 EXECUTOR = typer.Option(None, help="How clients run: auto, loop, threads, vmap or fused.")
-EVERY = typer.Option(None, "--evaluate-every", help="Evaluate every this many rounds; 0: never.")
+EVERY = typer.Option(None, "--evaluate-every", help="Rounds between evaluations; 0: never.")
 PRECISION = typer.Option(
     None, help="Precision of values in messages: exact, bfloat16, float16 or int8."
 )
@@ -86,7 +86,7 @@ _PLAIN = (
 
 
 def experiment(params: Mapping[str, Any]) -> Experiment:
-    """Return the experiment that a command asks for."""
+    """Return the experiment of a command."""
     from parsifl.engine.experiment import Experiment
 
     return Experiment.read(merged(params))
@@ -108,7 +108,7 @@ def merged(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def finite(value: float | None) -> float | None:
-    """Reject NaN, which is in every range, and infinity."""
+    """Reject NaN, which passes every range check, and infinity."""
     if value is not None and not math.isfinite(value):
         raise typer.BadParameter(f"{value} is not a finite number")
     return value

@@ -1,4 +1,4 @@
-"""Docstrings for a terminal: LaTeX and reST become plain text with Unicode symbols."""
+"""Convert docstrings to plain text for a terminal: LaTeX and reST become Unicode symbols."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def formula(latex: str) -> list[str]:
 
 
 def _tidy(text: str) -> str:
-    """Set spaces, and parentheses around a fraction that multiplies what follows."""
+    """Set spaces, and parentheses around a fraction that is a factor."""
     text = re.sub(rf"{_OPEN}([^{_CLOSE}]*){_CLOSE}(?=\s*[\w‖(⟨])", r"(\1) ", text)
     text = text.replace(_OPEN, "").replace(_CLOSE, "")
     text = re.sub(r"\s+(?=[,)⟩])|(?<=[(⟨Δ])\s+", "", text)
@@ -119,7 +119,7 @@ def prose(text: str) -> str:
     """
     text = re.sub(r":math:`([^`]*)`", lambda found: " ".join(formula(found[1])), text)
     pieces = re.split(r"``?([^`]*)``?", " ".join(text.split()))
-    # odd pieces were in backticks: names of settings, which stay as they are
+    # odd pieces were in backticks: names of settings, which are kept
     plain = [piece if at % 2 else _greek(piece) for at, piece in enumerate(pieces)]
     return "".join(plain).replace("\\|", "|")
 

@@ -77,7 +77,7 @@ def _plain(label: str, rounds: int) -> Show:
 
 
 def score(record: RoundRecord) -> str:
-    """Return the scores of a record in a few words."""
+    """Return the scores of a record as a short text."""
     words = []
     for model in ("global", "personal"):
         for split in ("test", "validation"):

@@ -24,7 +24,7 @@ def report(
     ] = False,
     port: Annotated[
         int,
-        typer.Option(help="With --watch: where to listen; 0 takes a free port.", min=0, max=65535),
+        typer.Option(help="With --watch: the port; 0 selects a free one.", min=0, max=65535),
     ] = 0,
 ) -> None:
     """Compare runs on one HTML page that works offline.
@@ -49,7 +49,7 @@ def report(
 
     console = Console()
     if watch:
-        serve(dirs, lambda url: console.print(f"Watching at {url} (Ctrl-C ends it)"), port)
+        serve(dirs, lambda url: console.print(f"Watching at {url} (stop with Ctrl-C)"), port)
         return
     left_out: list[str] = []
     runs = read_runs(dirs, left_out)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from parsifl.flower.cluster import FlowerRun
 
 LOCAL = "local"
-_STOPPED = 130  # what shells expect of a program that Ctrl-C ended
+_STOPPED = 130  # the conventional exit code after Ctrl-C
 DEMO: dict[str, dict[str, float]] = {
     "local": {"lr": 0.1},
     "fedavg": {"lr": 0.1},
@@ -64,7 +64,7 @@ def run(  # typer reads the options from the signature; `context` holds their va
     select: str | None = options.SELECT,
     settings: list[str] = options.SET,
     config: Path | None = options.CONFIG,
-    out: Path | None = typer.Option(None, help="The run directory. Default: nothing is written."),
+    out: Path | None = typer.Option(None, help="The run directory. Default: none is written."),
     data_dir: Path | None = options.DATA_DIR,
     resume: bool = options.RESUME,
     reproducible: bool = options.REPRODUCIBLE,
@@ -108,7 +108,7 @@ def run(  # typer reads the options from the signature; `context` holds their va
 
 
 def _chosen(params: Mapping[str, Any]) -> tuple[Experiment, str]:
-    """Return the experiment, and the runtime of Flower that it runs on (empty: none)."""
+    """Return the experiment, and Flower's runtime (empty: a local run)."""
     from parsifl.engine.experiment import Experiment
 
     values = options.merged(params)
@@ -120,12 +120,12 @@ def _chosen(params: Mapping[str, Any]) -> tuple[Experiment, str]:
 
 @contextmanager
 def _resumable(out: Path | None) -> Iterator[None]:
-    """Say how to resume a run that is interrupted."""
+    """Print how to resume an interrupted run."""
     try:
         yield
     except KeyboardInterrupt:
         if out is None:
-            text = "stopped; nothing is kept without --out DIR, which also allows --resume"
+            text = "stopped; without --out DIR nothing is saved, so the run cannot be resumed"
         elif (out / "checkpoint" / "LATEST").exists():
             text = f"stopped; resume with the same command and --resume ({out} has the checkpoint)"
         else:
@@ -139,7 +139,7 @@ def _resumable(out: Path | None) -> Iterator[None]:
 
 @contextmanager
 def _run_directory(out: Path | None, *, needed: bool) -> Iterator[Path | None]:
-    """Yield the run directory; a temporary one if there is none but a deployment needs one."""
+    """Yield the run directory, or a temporary one if a deployment needs one."""
     if out is not None or not needed:
         yield out
     else:
@@ -207,7 +207,7 @@ def show(runs: Sequence[RunData]) -> None:
 
 
 def show_profile(records: Sequence[RoundRecord]) -> None:
-    """Print where the time of a run went."""
+    """Print the time of a run by phase."""
     from rich.console import Console
     from rich.table import Table
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from parsifl.engine.study import GridResult
 
 HELD_OUT = 0.1
-"""The fraction of rows that the best is chosen by, unless --validation says otherwise."""
+"""The default fraction of validation rows, which select the best combination."""
 
 
 def sweep(  # typer reads the options from the signature; `context` holds their values
@@ -80,7 +80,7 @@ def sweep(  # typer reads the options from the signature; `context` holds their 
     }
     if out.exists() and any(out.iterdir()) and not resume:
         raise ConfigError(f"{out} is not empty; resume with --resume or choose another --out")
-    # several processes would write over each other's progress
+    # several processes would overwrite each other's progress
     run = partial(execute, resume=True, data_dir=data_dir, quiet=as_json or jobs > 1)
     outcomes = study.sweep(base, values, seeds, run, out, jobs)
     first = out / outcomes[0].point.label / f"seed-{base.seed}"
@@ -95,8 +95,8 @@ def sweep(  # typer reads the options from the signature; `context` holds their 
 
 
 _OPTIMISTIC = (
-    "note: no validation rows are held out, so the best is chosen by the test rows that it is "
-    "evaluated on. Its score is optimistic: hold rows out with --validation 0.1"
+    "note: no validation rows are held out, so the best is selected on the test rows that it is "
+    "evaluated on. Its score is optimistic: hold out rows with --validation 0.1"
 )
 
 
@@ -116,7 +116,7 @@ def _print(outcomes: list[GridResult], winner: GridResult, model: str, split: st
     from rich.console import Console
     from rich.table import Table
 
-    caption = f"best: by the {model} model on {split} rows; the other columns are test rows"
+    caption = f"best: {model} model on {split} rows; the other columns are test scores"
     table = Table("settings", f"{model}, validation", "global", "personal", "seeds", "")
     table.caption, table.caption_justify = caption, "left"
     for outcome in outcomes:

@@ -1,4 +1,4 @@
-"""The same algorithms on Flower: a real, durable, secured deployment (extra `parsifl[flower]`).
+"""Deployment of algorithms on Flower, durable and secured (extra `parsifl[flower]`).
 
 An app needs two lines and a function that reads a client's data::
 
@@ -18,7 +18,7 @@ __all__ = ["client_app", "regression_client_app", "regression_server_app", "serv
 
 
 def __getattr__(name: str) -> Any:
-    # flwr is an extra: it is imported when an app is made, not before
+    # flwr is an extra: it is imported only when an app is created
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

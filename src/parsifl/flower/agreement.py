@@ -1,4 +1,4 @@
-"""What the sites of a regression agree on: the model, and how tables become columns."""
+"""The agreement of the sites of a regression: the model, and the encoding of tables."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Family = Literal["linear", "logistic", "poisson", "cox"]
 @final
 @dataclass(frozen=True)
 class RegressionSpec:
-    """What a regression predicts, by which model.
+    """The target and the model of a regression.
 
     Parameters
     ----------
@@ -47,9 +47,9 @@ class RegressionSpec:
     family
         "linear", "logistic" (two classes, as numbers or words), "poisson" (counts) or "cox".
     event
-        For "cox": the column that says whether the event was seen (1) or the row censored (0).
+        For "cox": the column with 1 if the event was observed and 0 if the row was censored.
     exposure
-        For "poisson": the column to which the expected count is proportional; empty: none.
+        For "poisson": the column that the expected count is proportional to; empty: none.
     keep
         Columns that are always in the model.
     l2
@@ -66,7 +66,7 @@ class RegressionSpec:
 
     def __post_init__(self) -> None:
         if bool(self.event) is not (self.family == "cox"):
-            raise ValueError("event: a column for the family 'cox', and for no other")
+            raise ValueError("event: required for the family 'cox', and not allowed for others")
         if self.exposure and self.family != "poisson":
             raise ValueError("exposure: only the family 'poisson' has one")
 
@@ -76,7 +76,7 @@ class RegressionSpec:
         return tuple(name for name in (self.target, self.event, self.exposure) if name)
 
     def checked(self, columns: Columns) -> str:
-        """Return what is wrong with the columns of the target, in words that hold no value."""
+        """Return what is wrong with the target columns, without any values."""
         absent = [name for name in self.columns if name not in columns]
         if absent:
             return f"its table has no column '{absent[0]}', which is to be predicted"
@@ -99,7 +99,7 @@ class RegressionSpec:
 @final
 @dataclass(frozen=True)
 class Prepared:
-    """A site's table, ready to be summed up: missing and rare values are marked."""
+    """A site's table, ready for aggregation: missing and rare values are marked."""
 
     columns: Columns
     spec: RegressionSpec
@@ -116,7 +116,7 @@ class Prepared:
         return {name: column for name, column in self.columns.items() if name not in mine}
 
     def summary(self) -> Summary:
-        """Return the aggregates of the table; a site without a level has none of it."""
+        """Return the aggregates of the table."""
         return Summary(self.rows, {n: summarise_column(c) for n, c in self.columns.items()})
 
     def numbers(self, name: str) -> Array:
@@ -128,7 +128,7 @@ class Prepared:
 @final
 @dataclass(frozen=True)
 class Agreement:
-    """What all sites use: the model, and the preprocessing of the other columns.
+    """The agreement: the model, and the preprocessing of the other columns.
 
     Attributes
     ----------
@@ -137,7 +137,7 @@ class Agreement:
     target_mean
         The mean of the target: the share of the second class, for "logistic".
     columns
-        How many columns the guards of every site allow in one message.
+        Maximum number of columns in one message that the guards of every site allow.
     sites
         How many sites take part.
     """
@@ -152,7 +152,7 @@ class Agreement:
 
     @classmethod
     def of(cls, summaries: Sequence[Summary], spec: RegressionSpec, columns: int) -> Agreement:
-        """Agree from the summaries of the sites, in the order of their numbers."""
+        """Build the agreement from the summaries of the sites, ordered by client number."""
         absent = [n for n in spec.columns if any(n not in s.columns for s in summaries)]
         if absent:
             raise DataError(f"the column '{absent[0]}' is not in the table of every site")
@@ -187,7 +187,7 @@ class Agreement:
         return tuple(i for i, unit in enumerate(units) if names[unit] in self.spec.keep)
 
     def targets(self, columns: Columns) -> Array:
-        """Return the target columns of the problem, a weight of 1 for each row among them.
+        """Return the target columns of the problem, including a weight of 1 for each row.
 
         The target of a linear regression is centred.
         """
@@ -211,7 +211,7 @@ def _middle(spec: RegressionSpec, parts: Sequence[Any]) -> tuple[tuple[str, ...]
         classes = tuple(sorted({level for part in worded for level in part.levels}))
         if len(worded) < len(parts) or len(classes) != 2:
             raise DataError(
-                f"the column '{spec.target}' must hold two classes, and holds {len(classes)}"
+                f"the column '{spec.target}' must have two classes, but it has {len(classes)}"
             )
         cases = sum(part.levels.get(classes[1], 0) for part in worded)
         return classes, cases / sum(part.rows for part in worded)

@@ -1,4 +1,4 @@
-"""Writes a ready Flower app: pyproject.toml, server, client, README."""
+"""Write a complete Flower app: pyproject.toml, server, client, README."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def write_app(
 ) -> None:
     """Write an app with this configuration.
 
-    A folder that holds an app already is rejected; with `replace`, one that was written here
+    A directory that already contains an app is rejected; with `replace`, an app that Parsifl wrote
     under the same name is replaced file by file.
     """
     if template not in templates():
@@ -59,14 +59,14 @@ def write_app(
 
 
 def _files(template: str) -> list[str]:
-    """Return what is written beside the package."""
+    """Return the files written next to the package."""
     names = (place.name.removesuffix(_SUFFIX) for place in _root().joinpath(template).iterdir())
     own = [name for name in sorted(names) if not name.endswith(".py")]
     return ["pyproject.toml", *own, *(["examples"] if template == REGRESSION else [])]
 
 
 def _is_app(folder: Path, name: str) -> bool:
-    """Return whether a folder holds an app that was written here under this name."""
+    """Return whether a directory contains an app that Parsifl wrote under this name."""
     try:
         found = tomllib.loads((folder / "pyproject.toml").read_text())
         return bool(
@@ -78,7 +78,7 @@ def _is_app(folder: Path, name: str) -> bool:
 
 
 def _write_examples(folder: Path) -> None:
-    """Write made-up tables of three hospitals of unequal size, with words and missing values."""
+    """Write synthetic tables of three hospitals of unequal size, with words and missing values."""
     folder.mkdir()
     for hospital, rows in enumerate((120, 80, 200)):
         draw = Key(0, client=hospital, purpose="flower/example").numpy_generator()
@@ -113,7 +113,7 @@ def _project(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
             "version": "0.1.0",
             "description": "A federation with parsifl",
             "license": "Apache-2.0",
-            # nothing: nodes have parsifl installed, and Flower must not install anything
+            # empty: nodes have parsifl installed, and Flower must not install anything
             "dependencies": [],
         },
         "tool": {

@@ -1,8 +1,8 @@
-"""The client behind a ClientApp: its data, its work on requests, and its state on its own disk.
+"""The client behind a ClientApp: its data, its answers to requests, and its state on disk.
 
-Version n of the state is the one after round n. A server that has accepted a client's work
-acknowledges its round, and every later message names the last acknowledged version: the client
-starts from exactly that one, so a lost reply, a retried round or a resumed server changes nothing.
+Version n of the state is the one after round n. A server that has accepted a client's result
+acknowledges its round, and every later message names the last acknowledged version. The client
+starts from exactly that one, so lost replies, repeated rounds and resumed servers do no harm.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ MakeProblem = Callable[[ClientData], Problem]
 Parts = Mapping[str, bytes]
 STATE_VARIABLE = "PARSIFL_STATE"
 _SLACK, _MODELS = 16 << 20, 64
-"""A message may take this many bytes, and this many models more, when it is decoded."""
+"""Memory limit of a decoded message: these bytes plus this many models."""
 
 
 class LostState(CheckpointError):
@@ -70,7 +70,7 @@ class ClientStates:
     Parameters
     ----------
     root
-        The node's folder for state. It holds personal models, so only the owner may read it.
+        The node's state directory. It holds personal models, so only the owner may read it.
     experiment
         32 hexadecimal digits, drawn by the server.
     kind
@@ -79,7 +79,7 @@ class ClientStates:
 
     def __init__(self, root: Path, experiment: str, client: int, kind: Any) -> None:
         if not _EXPERIMENT.fullmatch(experiment):
-            # it becomes the name of a folder: nothing else may come from the network
+            # it becomes a directory name, so nothing else may come from the network
             raise WireError(f"experiment: {experiment!r:.40} is not 32 hexadecimal digits")
         self._folder = root / experiment / f"client-{client}"
         self._client, self._kind = client, kind
@@ -99,7 +99,7 @@ class ClientStates:
             ) from None
         except (OSError, WireError) as error:
             raise LostState(f"the client state {path} cannot be read ({error})") from error
-        # a copy: memory that is aligned as in a run in one process gives the same bits
+        # a copy: with the memory alignment of a local run, results are bit-identical
         return tree.copy(state)
 
     def save(self, version: int, state: Any) -> None:
@@ -122,10 +122,10 @@ class ClientStates:
         return sorted(int(match[1]) for match in found if match)
 
     def forget(self, accepted: int, oldest: int, newest: int) -> None:
-        """Delete the versions that the server cannot ask for.
+        """Delete the versions that the server cannot request.
 
-        No checkpoint on its disk names a version before `oldest`. Versions between `accepted` and
-        `newest` were sent and never accepted.
+        No checkpoint of the server names a version before `oldest`. Versions between `accepted` and
+        `newest` were sent but never accepted.
         """
         for version in self.versions():
             if version < min(oldest, accepted) or accepted < version < newest:
@@ -136,7 +136,7 @@ class ClientStates:
 
 
 def make_private(folder: Path) -> None:
-    """Create a folder and its missing parents, readable by their owner alone."""
+    """Create a directory and its missing parents, readable only by the owner."""
     missing = [folder, *(parent for parent in folder.parents if not parent.exists())]
     for path in reversed(missing):
         path.mkdir(mode=0o700, exist_ok=True)
@@ -155,20 +155,20 @@ def client_number(node: NodeConfig) -> int:
     number = node.get("partition-id")
     if type(number) is not int or number < 0:
         raise ConfigError(
-            "the node has no number: start it with --node-config 'partition-id=0', each node with "
-            "another one"
+            "the node has no number: start it with --node-config 'partition-id=0', with a "
+            "different number for each node"
         )
     return number
 
 
 def state_root(node: NodeConfig) -> Path:
-    """Return the folder for client state: node config, environment, or the home folder."""
+    """Return the state directory: from the node config, the environment, or the home directory."""
     chosen = node.get("state-dir") or os.environ.get(STATE_VARIABLE)
     return Path(str(chosen)) if chosen else Path.home() / ".parsifl" / "state"
 
 
 def profile_of(node: NodeConfig) -> dict[str, Any]:
-    """Return what a node says of its device: `profile-width=0.5` is the entry `width`.
+    """Return the device profile of a node: `profile-width=0.5` is the entry `width`.
 
     >>> profile_of({"partition-id": 0, "profile-width": 0.5})
     {'width': 0.5}
@@ -183,7 +183,7 @@ def placed(
     experiment: Experiment,
     profile: Mapping[str, Any] | None = None,
 ) -> ClientData:
-    """Return one client's data under its number, so that keys are the same as in one process."""
+    """Return one client's data under its number, so that keys are the same as in a local run."""
     data = arrays
     if not isinstance(data, ClientData):
         share = experiment.test
@@ -209,7 +209,7 @@ def placed(
 
 
 def alone(data: ClientData, client: int) -> ClientData:
-    """Return what one client of a partition owns, and nothing of the others."""
+    """Return the data of one client of a partition."""
     if not 0 <= client < len(data):
         raise ConfigError(f"there are clients 0 to {len(data) - 1}, not {client}")
     parts = [split[client] for split in (data.train, data.validation, data.test)]
@@ -241,9 +241,9 @@ class RemoteClient:
     root
         The directory for client state.
     make
-        Builds the problem from data of the agreed form; None: the experiment's model.
+    Builds the problem from data of the agreed schema; None: the experiment's model.
     profile
-        What is known about the device, besides what the data say.
+    Entries of the device profile, in addition to those of the data.
     """
 
     def __init__(
@@ -273,7 +273,7 @@ class RemoteClient:
         raise WireError(f"a client of this run does not answer requests of kind {kind!r}")
 
     def hello(self) -> Envelope:
-        """Report what the server must know: the number of rows and their form, never a row."""
+        """Report the number of rows and their schema, never a row."""
         info = Infos(self._data)[self._client]
         reply = HelloReply(
             client=self._client,
@@ -344,8 +344,8 @@ class RemoteClient:
         schema, own = request.data_schema, DataSchema.of(self._data)
         fewer = (schema.classes or 0) < (own.classes or 0)
         if fewer or replace(schema, classes=own.classes) != own:
-            raise WireError("data_schema: not the form of this client's rows")
-        # built on the agreed form: this client may lack classes that others have
+            raise WireError("data_schema: does not match this client's rows")
+        # built from the agreed schema: this client may lack classes that others have
         problem = self._make(schema.example())
         self._algorithm.check_capabilities(problem)
         data = replace(self._data, classes=schema.classes)
@@ -372,7 +372,7 @@ class RemoteClient:
 
 @dataclass(frozen=True)
 class _Work:
-    """What a request for work needs: the program, the data, what was received, and the states."""
+    """The inputs of a request for work: the program, the data, the downlink, and the states."""
 
     request: WorkRequest
     client: ClientInfo
@@ -385,7 +385,7 @@ class _Work:
     limit: int
 
     def state(self) -> tuple[Any, bool]:
-        """Return the state that the server has accepted, and whether it was lost and is a new one.
+        """Return the state that the server has accepted, and whether it was lost and reinitialized.
 
         A client whose state was never accepted starts from its first state.
         """
@@ -402,7 +402,7 @@ class _Work:
 
 
 def _unusable(fault: str) -> Envelope:
-    """Return the reply of a client whose result cannot be used; the text names a tensor."""
+    """Return the reply of a client whose result is unusable; it names a tensor."""
     return FailureReply(error="UnusableResult", detail=printable(fault)).envelope()
 
 

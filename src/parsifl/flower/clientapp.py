@@ -1,7 +1,7 @@
 """The Flower ClientApp: a user's `load` function and the client behind it.
 
 Every message starts a process. This module imports torch only in a process that computes: if the
-node has a worker (`parsifl flower node`), the message is handed to it.
+node has a worker (`parsifl flower node`), it passes the message to the worker.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from parsifl.flower.table_site import LoadTable
 
 Make = Callable[[Mapping[str, Any], Mapping[str, Any]], Answering]
-"""Makes a client of the run's and of the node's configuration."""
+"""Creates a client from the configurations of the run and of the node."""
 
 
 class ParsiflClientApp(ClientApp):
-    """A ClientApp that knows how to make its client, here or in the node's worker."""
+    """A ClientApp that creates its client, in this process or in the node's worker."""
 
     def __init__(self, make: Make, kinds: Sequence[Kind], mods: Sequence[Any] = ()) -> None:
         super().__init__(mods=list(mods))
@@ -72,24 +72,26 @@ class ParsiflClientApp(ClientApp):
             if file is not None and names:
                 root = Path(file).parents[module.__name__.count(".")]
                 return AppPlace(str(root), module.__name__, names[0])
-        raise ConfigError("the app is not a variable of a module, where its worker could find it")
+        raise ConfigError(
+            "the app must be a variable of a module, so that its worker can import it"
+        )
 
 
 def client_app(
     load: Load | None = None, problem: MakeProblem | None = None, mods: Sequence[Any] = ()
 ) -> ClientApp:
-    """Make a ClientApp that runs any registered algorithm on data that stay where they are.
+    """Create a ClientApp that runs any registered algorithm on local data.
 
     Parameters
     ----------
     load
         Takes the node's configuration and returns this client's data: a pair `(X, y)`, or a
-        `ClientData` of one client. None is for trials: the dataset that the app's `data` names,
-        divided by its `partition`, of which each node keeps its own part.
+        `ClientData` of one client. None is for trials: each node uses its part of the dataset
+        that the app's `data` names, divided by its `partition`.
     problem
-        Builds the problem from data of the agreed form; else the app's `model` is built.
+        Builds the problem from data of the agreed schema; None builds the app's `model`.
     mods
-        Flower mods that do not look into arrays; others are refused.
+        Flower mods that do not read arrays; others are rejected.
     """
     if mods:
         from parsifl.flower.disclosure import check_mods
@@ -113,17 +115,17 @@ def regression_client_app(
     missing: Sequence[str] = (),
     words: Sequence[str] = (),
 ) -> ClientApp:
-    """Make a ClientApp for a sparse regression over tables (see `regression_server_app`).
+    """Create a ClientApp for a sparse regression over tables (see `regression_server_app`).
 
     Parameters
     ----------
     load
         Takes the node's configuration and returns this client's table: columns of text by name,
-        such as `tables.read_csv` gives, or a frame of pandas or polars.
+        as returned by `tables.read_csv`, or a pandas or polars frame.
     spec
         The model; the same as that of the server.
     missing
-        Codes that stand for a missing value, such as "N/A" or "<0.3"; the entry `missing` of the
+        Codes that mark a missing value, such as "N/A" or "<0.3"; the entry `missing` of the
         node's configuration adds to them ("N/A|.|<0.3").
     words
         Columns that hold words although values look like numbers, such as codes of diagnoses; the
@@ -131,7 +133,8 @@ def regression_client_app(
 
     Notes
     -----
-    Each site checks what leaves it by limits in its node's configuration (see `guards.Guards`).
+    Each site checks what leaves it against limits in its node's configuration (see
+    `guards.Guards`).
     """
 
     def make(run: Mapping[str, Any], node: Mapping[str, Any]) -> Answering:

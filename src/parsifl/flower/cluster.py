@@ -40,10 +40,10 @@ QUIET = {
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
 }
-"""What keeps Flower from calling home and from installing packages; for every process."""
+"""Environment that disables Flower's telemetry and installation of packages."""
 
 POLLING = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}
-"""Seconds between two looks for work; Flower's default, 1, is a part of every exchange."""
+"""Seconds between polls for work; Flower's default of 1 would delay every exchange."""
 
 _FIRST_LINE = "# written by parsifl\n"
 _START_SECONDS = 90.0
@@ -53,22 +53,23 @@ _STATUS_SECONDS = 30.0
 
 
 class Cluster:
-    """SuperLink and SuperNodes for a trial; ends its own children and no other process.
+    """SuperLink and SuperNodes for a trial; it stops only its own child processes.
 
     Parameters
     ----------
     folder
-        Logs, keys, client state and Flower's own files go here.
+        The directory of logs, keys, client state and Flower's own files.
     clients
-        How many nodes.
+    The number of nodes.
     secure
-        TLS and authenticated nodes; False sends everything in the clear, over loopback alone.
+    TLS and authenticated nodes; False sends everything unencrypted, over loopback only.
     simulation
         Flower's simulation runtime (Ray) instead of nodes.
     workers
-        Each node has a process that stays and answers its messages (`flower.node`); on Linux.
+        Whether each node has a long-lived process that answers its messages (`flower.node`);
+        Linux only.
     node_config
-        What every node's configuration has besides its number; {id} stands for that number.
+        Additional entries of every node's configuration; {id} is replaced by its number.
     variables
         Environment variables for every process.
     """
@@ -109,7 +110,7 @@ class Cluster:
             "PYTHONUNBUFFERED": "1",
             "NO_COLOR": "1",
             "COLUMNS": "200",
-            # nodes share this machine: more threads would only fight
+            # nodes share this machine: more threads would only compete
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
             **(variables or {}),
@@ -118,21 +119,21 @@ class Cluster:
 
     @property
     def address(self) -> str:
-        """Where the SuperLink listens."""
+        """The address of the SuperLink."""
         return f"{HOST}:{self._port}"
 
     @property
     def node_address(self) -> str:
-        """Where nodes find the SuperLink."""
+        """The address of the SuperLink for nodes."""
         return self.address
 
     @property
     def variables_file(self) -> Path:
-        """A script that sets what the `flwr` command needs to find this SuperLink, quietly."""
+        """A script with the environment that the `flwr` command needs for this SuperLink."""
         return self.folder / "variables.sh"
 
     def _check_own(self) -> None:
-        """Reject a folder that holds files with our names which an earlier trial has not made."""
+        """Reject a directory that has files with our names that no earlier trial wrote."""
         names = [self._home.name, self._database.name, "keys", "state", self.variables_file.name]
         reject_links(*(self.folder / name for name in names), self._home / "config.toml")
         try:
@@ -159,7 +160,7 @@ class Cluster:
 
     # ------------------------------------------------------------------ processes
     def start(self) -> None:
-        """Start everything; nodes are registered first where they must prove who they are."""
+        """Start everything; authenticated nodes are registered first."""
         self._database.unlink(missing_ok=True)  # of an earlier trial; client state is elsewhere
         self.start_link()
         if self._simulation:
@@ -190,13 +191,13 @@ class Cluster:
         end = time.monotonic() + _START_SECONDS
         while time.monotonic() < end:
             if self._link.poll() is not None:
-                raise ParsiflError(f"the SuperLink ended at once:\n{self.log_tail('superlink')}")
+                raise ParsiflError(f"the SuperLink exited at once:\n{self.log_tail('superlink')}")
             try:
                 with socket.create_connection((HOST, self._port), 0.5):
                     return
             except OSError:
                 time.sleep(0.2)
-        raise ParsiflError(f"the SuperLink does not listen after {_START_SECONDS:g} s")
+        raise ParsiflError(f"the SuperLink is not listening after {_START_SECONDS:g} s")
 
     def register(self, numbers: Sequence[int]) -> None:
         """Register the public keys of nodes with the SuperLink."""
@@ -211,7 +212,7 @@ class Cluster:
                 raise ParsiflError(f"node {number} could not be registered:\n{out[-2000:]}")
 
     def start_node(self, number: int, key: Path | None = None, *, plain: bool = False) -> None:
-        """Start a SuperNode; with another key, or with none, to see that it is refused."""
+        """Start a SuperNode; tests pass a wrong key or none."""
         options = ["--insecure"]
         if self.keys is not None:
             options = ["--root-certificates", str(self.keys.authority)]
@@ -232,19 +233,19 @@ class Cluster:
         )
 
     def kill_node(self, number: int) -> None:
-        """End a SuperNode without warning, and the ClientApp that it runs."""
+        """Kill a SuperNode and the ClientApp that it runs."""
         process = self._nodes.pop(number)
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
     def kill_link(self) -> None:
-        """End the SuperLink without warning; the server that it runs sees that and ends."""
+        """Kill the SuperLink; the server that it runs notices and stops."""
         if self._link is not None:
             self._link.kill()
             self._link.wait()
 
     def node_pid(self, number: int) -> int:
-        """Return the number of a SuperNode's process."""
+        """Return the process id of a SuperNode."""
         return self._nodes[number].pid
 
     def node_exit(self, number: int) -> int | None:
@@ -252,7 +253,7 @@ class Cluster:
         return self._nodes[number].poll()
 
     def alive(self) -> bool:
-        """Return whether the SuperLink runs."""
+        """Return whether the SuperLink is running."""
         return self._link is not None and self._link.poll() is None
 
     def log_tail(self, name: str, characters: int = 3000) -> str:
@@ -261,13 +262,13 @@ class Cluster:
         return path.read_text(errors="replace")[-characters:] if path.exists() else ""
 
     def stop(self) -> None:
-        """End the children, politely and then firmly."""
+        """Terminate the child processes; kill those that do not exit."""
         node.end([*self._nodes.values(), *([self._link] if self._link else [])])
         self._nodes, self._link = {}, None
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            # a polite end of this process ends the children too
+            # a normal exit of this process stops the children too
             self._before = signal.signal(signal.SIGTERM, _leave)
         try:
             self.start()
@@ -353,7 +354,7 @@ def _output(process: subprocess.Popen[str]) -> str:
     try:
         return process.communicate(timeout=_CLI_SECONDS)[0]
     except subprocess.TimeoutExpired:
-        raise ParsiflError(f"the flwr command has not answered in {_CLI_SECONDS:g} s") from None
+        raise ParsiflError(f"the flwr command has not finished in {_CLI_SECONDS:g} s") from None
     finally:
         if process.poll() is None:
             process.kill()
@@ -424,12 +425,12 @@ def run_on_flower(
     simulation
         Flower's simulation runtime (Ray) instead of a SuperLink with SuperNodes.
     workers
-        Each node has a process that stays and answers its messages, so that a round is shorter;
-        on Linux.
+        Whether each node has a long-lived process that answers its messages, for shorter rounds;
+        Linux only.
     deployment
         Quorum and time limits; `out` and `resume` are set here.
     data_dir
-        Where the dataset is, for this process and for the nodes.
+        The directory of the dataset, for this process and for the nodes.
     """
     out = Path(folder).resolve()
     check_free(out, resume=resume)
@@ -441,7 +442,7 @@ def run_on_flower(
         )
     data = experiment.load(data_dir)
     chosen = replace(experiment, clients=len(data))
-    # mistakes show here, before anything is started
+    # errors are raised here, before anything is started
     problem = problem_for(chosen.model, data)
     chosen.build_algorithm().check_capabilities(problem)
     # all nodes are started here, and have new ids after every start
@@ -480,7 +481,7 @@ def follow(
     """
     shown, asked = 0, time.monotonic()
     while True:
-        finished = (out / DONE_FILE).exists()  # looked for first: then all records are there
+        finished = (out / DONE_FILE).exists()  # checked first: if it exists, all records are there
         records = read_records(out)
         if progress is not None:
             for record in records[shown:]:

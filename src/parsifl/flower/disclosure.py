@@ -1,4 +1,4 @@
-"""What leaves a client, for the page of disclosures, and which privacy mods cannot work."""
+"""List the values that leave a client, and reject privacy mods that cannot work."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _values(value: Any, before: str = "") -> Iterator[str]:
 
 
 def _paths(hint: Any, before: str = "") -> Iterator[str]:
-    """Walk over a type: models and dataclasses by field, dicts and sequences by `*`."""
+    """Walk a type: models and dataclasses by field, dicts and sequences by `*`."""
     inner = _inner(hint)
     if inner is None:
         yield before or "(the upload itself)"
@@ -99,11 +99,11 @@ def _inner(hint: Any) -> list[tuple[str, Any]] | None:
 
 
 def check_mods(mods: Sequence[Any]) -> None:
-    """Refuse Flower mods that would have to look into our payload.
+    """Reject Flower mods that would have to read our payload.
 
     Flower's clipping, noise and secure-aggregation mods read dense NumPy arrays; our uploads are
-    entropy-coded bytes, which they cannot read. Ignoring one in silence would promise a privacy
-    that is not there.
+    entropy-coded bytes, which they cannot read. Silently ignoring a mod would suggest protection
+    that does not exist.
     """
     for mod in mods:
         name = getattr(mod, "__name__", type(mod).__name__)
@@ -115,13 +115,12 @@ def check_mods(mods: Sequence[Any]) -> None:
 
 
 def check_additive(method: AnyAlgorithm) -> None:
-    """Raise CapabilityError unless the server needs nothing but a sum over uploads.
+    """Raise CapabilityError unless the server needs only a sum over uploads.
 
-    That is what secure aggregation can give: then `contribute` may run on the client, and the
-    sum alone is revealed.
+    With secure aggregation, `contribute` runs on the client and only the sum is revealed.
     """
     if isinstance(method, GatherAlgorithm):
         raise CapabilityError(
-            f"{type(method).__name__} needs every upload by itself (it compares clients); under "
+            f"{type(method).__name__} needs every single upload (it compares clients); with "
             "secure aggregation the server sees only their sum"
         )

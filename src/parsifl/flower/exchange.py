@@ -1,4 +1,4 @@
-"""Exchanges messages with clients; an upload is held against the template of what was asked for.
+"""Exchange messages with clients, and check each upload against its template.
 
 A reply that cannot be used is dropped and named.
 """
@@ -41,14 +41,14 @@ from parsifl.flower.settings import Deployment
 from parsifl.wire import MessageStats, Precision
 
 _SLACK = 1 << 20
-"""Bytes that a message may have beyond its dense form: names, shapes, small leaves."""
+"""Bytes of a message in addition to its dense form: names, shapes, small leaves."""
 _GROWTH = 16
-"""How many times the downlink an upload of unknown form may take."""
+"""Maximum size of an upload of unknown form, as a multiple of the downlink."""
 _SILENT = "no answer in time"
 NOT_CONNECTED = "not connected"
 LOST_STATE = "LostState"
 RELEASE_SECONDS = 5.0
-"""Between two requests for a reply that a person must release."""
+"""Seconds between two requests for a reply that a person must release."""
 
 
 @final
@@ -56,8 +56,8 @@ RELEASE_SECONDS = 5.0
 class UploadTemplate:
     """The form of one client's upload, and the operations of its work.
 
-    `known` is False where `client_update` cannot run without data: then the type alone is checked,
-    and `limit` bounds the memory that it may take.
+    `known` is False if `client_update` cannot run without data: then only the type is checked, and
+    `limit` bounds its memory.
     """
 
     template: Any
@@ -68,7 +68,7 @@ class UploadTemplate:
 
 
 class UploadTemplates:
-    """Expected uploads, worked out once for every structure."""
+    """Expected uploads, computed once per structure."""
 
     def __init__(self, method: AnyAlgorithm, problem: Problem, schema: DataSchema) -> None:
         self._method, self._problem, self._schema = method, problem, schema
@@ -77,7 +77,7 @@ class UploadTemplates:
         self._known: dict[Any, UploadTemplate] = {}
 
     def of(self, down: Any, info: ClientInfo, key: Key) -> UploadTemplate:
-        """Return what this client must send for this downlink."""
+        """Return the expected upload of this client for this downlink."""
         work = self._method.batches(info, key.round)
         leaves, structure = tree.flatten(down)
         forms = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
@@ -133,7 +133,7 @@ class UploadTemplates:
         return dtype if dtype.is_floating_point else torch.float32
 
     def read(self, data: bytes, expected: UploadTemplate) -> Any:
-        """Decode an upload and hold it against what was expected; raise WireError."""
+        """Decode an upload and check it against the template; raise WireError if it differs."""
         if not expected.known:
             return wire.decode(data, self._upload, limit=expected.limit)
         dense = wire.dense_size(expected.template)
@@ -145,7 +145,7 @@ class UploadTemplates:
 
 
 def _memory(template: Any) -> int:
-    """Return the bytes that a message of this form takes at most: positions count for sparse."""
+    """Return the maximum bytes of a message of this form, with positions of sparse leaves."""
     total = 0
     for leaf in tree.flatten(template, units=UNITS)[0]:
         compact = isinstance(leaf, UNITS)
@@ -157,7 +157,7 @@ def _memory(template: Any) -> int:
 @final
 @dataclass(frozen=True)
 class Request:
-    """A request to a client, and what is needed to understand the reply."""
+    """A request to a client, and what is needed to read the reply."""
 
     client: ClientInfo
     message: WorkRequest
@@ -168,7 +168,7 @@ class Request:
     upload: bool = False
 
     def envelope(self) -> Envelope:
-        """Return the message as it travels."""
+        """Return the message as an envelope."""
         return self.message.envelope(self.parts)
 
 
@@ -198,14 +198,14 @@ class Exchange:
         round: int,
         evaluations: Mapping[int, Request],
     ) -> tuple[dict[int, ClientResult | str], dict[int, EvaluateReply | str]]:
-        """Return each client's result, or the reason why it is left out of this round; and scores.
+        """Return each client's result, or the reason why it is dropped from this round; and scores.
 
-        `failed` has the clients that cannot even be asked.
-        Clients that did not reply are asked again while fewer than the quorum have uploaded: asking
-        twice is harmless, since every message names the state to start from.
-        A request to evaluate travels inside the request to train; clients that do not train get it
-        by itself, once, in the same exchange.
-        A client whose reply a person must release is asked until `deployment.timeout` is over.
+        `failed` has the clients for which no request can be built.
+        Clients that did not reply are asked again while fewer than the quorum have uploaded. That
+        is harmless, because every message names the state to start from.
+        A request to evaluate is part of the request to train; clients that do not train get it
+        separately, once, in the same exchange.
+        A client whose reply a person must release is asked until `deployment.timeout` has passed.
         """
         self._note_untyped(requests)
         needed = max(1, math.ceil(self._deployment.quorum * cohort))
@@ -285,7 +285,7 @@ class Exchange:
     def _accepted(self, request: Request, envelope: Envelope) -> ClientResult | str:
         try:
             return self._result(request, envelope)
-        except Exception as error:  # whatever one client sends, the round continues
+        except Exception as error:  # an invalid reply of one client must not stop the round
             return self._reason(request.client.id, error)
 
     def _reason(self, client: int, error: Exception) -> str:
@@ -353,6 +353,6 @@ def _shortage(
 ) -> str:
     reasons = [f"client {c}: {a}" for c, a in sorted(answers.items()) if isinstance(a, str)]
     return (
-        f"round {round}: {arrived} uploads arrived and {needed} are needed; nothing is lost, "
-        "the run can be resumed (deployment.resume=true)\n  " + "\n  ".join(reasons[:20])
+        f"round {round}: {arrived} uploads arrived, but {needed} are needed; nothing is lost: "
+        "resume the run (deployment.resume=true)\n  " + "\n  ".join(reasons[:20])
     )

@@ -1,4 +1,4 @@
-"""What a site lets out: its limits, and its own record of what left, which later requests meet."""
+"""Guards of a site: its limits, and its record of released values, which later requests meet."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _UNREAD = ("runs", "agreement", "requests")
 
 
 class Refusal(ParsiflError):
-    """A site does not release something; `rule` is the code that travels with the text."""
+    """A site refuses a request; `rule` is the code that is sent with the message."""
 
     def __init__(self, rule: str, text: str) -> None:
         super().__init__(text)
@@ -60,7 +60,7 @@ class Guards:
     Parameters
     ----------
     rows
-        The smallest number of rows, and of values in a column of numbers, that are summed up.
+        The smallest number of rows, and of values in a column of numbers, that may be summed.
     cell
         The smallest number of rows in a level, or in a cell of two levels.
     sites
@@ -73,7 +73,7 @@ class Guards:
         The largest number of runs that are answered about the same rows.
     leverage
         The largest share of a row, or of two rows if `cell` is above 2, in any combination of the
-        sums that have left (1 is these rows alone).
+        released sums (1 means that these rows are isolated).
     release
         "auto", or "manual": a person at the site approves each reply before it leaves.
     """
@@ -101,20 +101,20 @@ class Guards:
         return config.build(cls, given)
 
     def columns(self, rows: int) -> int:
-        """Return how many columns a message of a site with this many rows may have."""
+        """Return the maximum number of columns in a message of a site with this many rows."""
         return int(self.ratio * rows + 1e-9)
 
 
 def rare(counts: Sequence[Mapping[str, int]], cell: int) -> set[str]:
-    """Return the levels to be merged, so that none is left with fewer than `cell` rows.
+    """Return the levels to merge, so that no level has fewer than `cell` rows.
 
-    The merged level must be large enough too: if it is not, the smallest of the others join it.
+    The merged level must be large enough too: if it is not, the smallest others are added to it.
 
     Parameters
     ----------
     counts
-        The rows of each level: in the table, and in those parts of it that matter as well, such as
-        the rows of one class. A level that is absent there is not too small.
+        The number of rows of each level, in the table and in relevant parts of it, such as the
+        rows of one class. A level that is absent there is not too small.
 
     Examples
     --------
@@ -160,7 +160,7 @@ def check_width(columns: int, rows: int, guards: Guards) -> None:
 
 
 def check_agreement(agreement: Agreement, own: Prepared, guards: Guards) -> None:
-    """Hold an agreement that came from the server against the site's own table."""
+    """Check an agreement from the server against the site's own table."""
     if agreement.sites < guards.sites:
         raise Refusal("sites", f"the run has fewer than {guards.sites} sites left")
     if agreement.spec != own.spec:
@@ -182,17 +182,19 @@ def check_agreement(agreement: Agreement, own: Prepared, guards: Guards) -> None
 def _check_column(column: TableColumn, own: Prepared) -> None:
     values = own.columns[column.name]
     if observed(values).any() and bool(column.levels) is not is_words(values):
-        raise Refusal("kinds", f"column '{column.name}': numbers here, words there, or reversed")
+        raise Refusal(
+            "kinds", f"column '{column.name}': numbers here and words there, or vice versa"
+        )
     known = set(column.levels)
     fits = len(column.mean) == len(column.scale) == (len(known) - 1 if known else 1)
     if len(known) != len(column.levels) or not fits:
         raise Refusal("levels", f"column '{column.name}': its levels are malformed")
     worded = known and is_words(values)
     if worded and not named_levels(own.columns, column.name) <= known:
-        raise Refusal("levels", f"column '{column.name}': levels of this site were left out")
+        raise Refusal("levels", f"column '{column.name}': levels of this site are missing")
     means, scales = np.array(column.mean), np.array(column.scale)
-    # far means and extreme scales would turn rounding and overflow into comparisons of values; the
-    # limit follows from the sums that the server has, so that a refusal says nothing new
+    # distant means and extreme scales would turn rounding and overflow into comparisons of values;
+    # the limit follows from sums that the server has, so a refusal reveals nothing new
     reach = 1.0 if known else _FARTHEST * (1 + _size(own.numbers(column.name)))
     plausible = (np.abs(means) <= reach) & (scales >= _SMALLEST) & (scales <= _LARGEST)
     if not plausible.all():
@@ -206,7 +208,7 @@ def _size(values: Array) -> float:
 def check_support(
     support: Sequence[Any], width: int, experiment: Experiment, rows: int, guards: Guards
 ) -> list[int]:
-    """Return the positions of the selected columns, if the run may ask for them."""
+    """Return the positions of the selected columns, if the run may request them."""
     method = experiment.build_algorithm()
     most = method.sparsity.count(width) if isinstance(method, SparsitySettings) else width
     inside = all(type(place) is int and 0 <= place < width for place in support)
@@ -224,7 +226,7 @@ def check_cells(own: Prepared, names: Sequence[str], x: Array, guards: Guards) -
     names
         The column of the table to which each column of `x` belongs.
     x
-        The columns of the design matrix that are multiplied; the targets are looked at as well.
+        The columns of the design matrix that are multiplied; targets are checked as well.
     """
     targets = [own.columns[name] for name in own.spec.columns]
     masks, owner = [], []
@@ -246,14 +248,14 @@ def check_cells(own: Prepared, names: Sequence[str], x: Array, guards: Guards) -
         raise Refusal(
             "cell",
             f"the columns '{first}' and '{second}' share a cell of fewer than {guards.cell} rows; "
-            "merge levels or leave a column out",
+            "merge levels or remove a column",
         )
 
 
 def check_question(
     candidates: Sequence[int], used: Sequence[int], width: int, rows: int, guards: Guards
 ) -> None:
-    """Check what a round asks for: few columns in the matrix, and no coefficient outside it."""
+    """Check the request of a round: few columns in the matrix, and no coefficient outside it."""
     if len(set(candidates)) != len(candidates) or not all(0 <= c < width for c in candidates):
         raise Refusal("support", "the candidates are not different columns of the design matrix")
     if not set(used) <= set(candidates):
@@ -262,20 +264,20 @@ def check_question(
 
 
 def check_leverage(released: Array, asked: Array, guards: Guards) -> None:
-    """Check that neither a row nor a pair can be isolated from sums that left and would leave.
+    """Check that no row or pair can be isolated from released and requested sums.
 
-    A sum over rows is X's with weights s. Whatever linear combinations of sums a server forms,
-    it obtains X't with t in the span of all weights, the equal weights of the first sums included.
-    A row stands out if that span nearly holds its unit vector: if its leverage, the diagonal entry
-    of the projection P onto the span, is nearly 1. Two rows stand out if some t of length 1 has
-    nearly all of its squared length on them: if their part of P has an eigenvalue of nearly 1.
+    A sum over rows is X's with weights s. Any linear combination of sums that a server forms is
+    X't with t in the span of all weights, including the equal weights of the first sums.
+    A row stands out if that span nearly contains its unit vector: if its leverage, the diagonal
+    entry of the projection P onto the span, is nearly 1. Two rows stand out if some t of length 1
+    has nearly all of its squared length on them: if their block of P has an eigenvalue near 1.
 
     Parameters
     ----------
     released
-        The weights [requests, rows] of what has left.
+        The weights [requests, rows] of released sums.
     asked
-        The weights [rows] of what is asked for.
+    The weights [rows] of the requested sum.
     """
     if not np.isfinite(asked).all():
         raise Refusal("leverage", "sums at these coefficients are not finite")
@@ -288,8 +290,8 @@ def check_leverage(released: Array, asked: Array, guards: Guards) -> None:
     single = (basis**2).sum(axis=1)
     shares = [float(single.max())]
     if guards.cell > 2:
-        # an eigenvalue is at most the sum of both leverages, which add up to the dimensions: few
-        # rows need a look at their pairs
+        # an eigenvalue is at most the sum of both leverages, which add up to the dimensions: only
+        # few rows need a check of their pairs
         near = np.flatnonzero(single > guards.leverage / 2)
         mixed, one = basis[near] @ basis.T, single[near, None]
         mixed[np.arange(len(near)), near] = 0.0
@@ -328,13 +330,13 @@ class RiskSetProducts:
 def check_products(
     released: Sequence[RiskSetProducts], asked: RiskSetProducts, guards: Guards
 ) -> None:
-    """Check that neither a row nor a pair can be isolated from sums of products over pairs of rows.
+    """Check that no row or pair can be isolated from sums of products over pairs of rows.
 
     The curvature of a Cox model is X'KX with a matrix K [rows, rows]: the rows at risk are combined
     in each event. The server obtains X'TX with T in the span of all K and of the identity. A row or
     a pair stands out if some T of length 1 has nearly all of its squared length in their entries,
-    whose shares in the projection onto the span are added up. The time it takes is proportional to
-    the rows, and to the square of the number of matrices.
+    whose shares in the projection onto the span are summed. The time is proportional to the rows,
+    and to the square of the number of matrices.
     """
     every, rows = [*released, asked], len(asked.late)
     nothing, one = np.zeros((1, rows)), np.ones((1, rows))
@@ -357,7 +359,7 @@ def check_products(
     worst = float(own.max())
     if guards.cell > 2:
         # the share of a pair is at most that of all entries of both rows, and these add up to
-        # twice the dimensions: few rows need a look at their pairs
+        # twice the dimensions, so only few rows need a check of their pairs
         total = own + _other_shares(early, late, into.T @ into)
         for row in np.flatnonzero(total > guards.leverage / 2 - 1e-6):
             before, after = early[:, :row] * late[:, [row]], early[:, [row]] * late[:, row + 1 :]
@@ -368,7 +370,7 @@ def check_products(
 
 
 def _other_shares(early: Array, late: Array, weight: Array) -> Array:
-    """Return the shares of the entries of each row that are not on the diagonal."""
+    """Return the shares of the off-diagonal entries of each row."""
     found = np.zeros(early.shape[1])
     for i, j in zip(*np.triu_indices(len(weight)), strict=True):
         a, b = early[i] * early[j], late[i] * late[j]
@@ -378,7 +380,7 @@ def _other_shares(early: Array, late: Array, weight: Array) -> Array:
 
 
 def _after(values: Array) -> Array:
-    """Return the sum of what comes after each value.
+    """Return the sum of the values after each value.
 
     >>> _after(np.array([1.0, 2.0, 3.0]))
     array([5., 3., 0.])
@@ -390,20 +392,20 @@ def _refuse_if_exposed(dimensions: int, rows: int, share: float, guards: Guards)
     if dimensions > guards.columns(rows) or share > guards.leverage:
         raise Refusal(
             "leverage",
-            "combined with sums that left before, a row or a pair would stand out in these sums; "
+            "combined with earlier sums, a row or a pair would stand out in these sums; "
             "if columns separate the classes or the events, set l2",
         )
 
 
 def _spot(values: Column) -> Mask | None:
-    """Return where a column has its usual value; None if it has many values, none of them usual."""
+    """Return where a column has its most common value; None if no value is common."""
     found, counts = np.unique(values, return_counts=True)
     usual = values == found[counts.argmax()]
     return usual if len(found) == 2 or 2 * int(usual.sum()) > len(values) else None
 
 
 def few_differ(values: Array, cell: int) -> bool:
-    """Return whether a column is constant but for fewer than `cell` rows.
+    """Return whether a column is constant except in fewer than `cell` rows.
 
     >>> few_differ(np.array([0.0, 0.0, 0.0, 7.0]), 3)
     True
@@ -413,12 +415,12 @@ def few_differ(values: Array, cell: int) -> bool:
 
 
 class Audit:
-    """One line of JSON for every answer: when, to what, of which size; refusals with their rule.
+    """The audit file: one line of JSON per answer, with time, request, and size or rule.
 
     Parameters
     ----------
     folder
-        The folder of one client in the node's folder for state; readable by its owner alone.
+        The directory of one client in the node's state directory; readable only by the owner.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -426,7 +428,7 @@ class Audit:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Let one request at a time be held against the record and be written to it."""
+        """Lock the record while a request is checked against it and written to it."""
         make_private(self._path.parent)
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -436,13 +438,13 @@ class Audit:
             os.close(descriptor)
 
     def entries(self) -> list[dict[str, Any]]:
-        """Return what was written so far, oldest first."""
+        """Return all entries, oldest first."""
         if not self._path.exists():
             return []
         return [json.loads(line) for line in self._path.read_text().splitlines()]
 
     def write(self, entry: Mapping[str, Any]) -> None:
-        """Add an entry; when this returns it survives a crash."""
+        """Add an entry and sync it to disk."""
         stamped = {"time": datetime.now(UTC).isoformat(timespec="seconds"), **entry}
         descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         with os.fdopen(descriptor, "a") as file:
@@ -451,9 +453,9 @@ class Audit:
             os.fsync(file.fileno())
 
     def approved(self, name: str, kind: str, text: str) -> bool:
-        """Return whether a reply was approved by hand: its file was renamed to `approved-...`.
+        """Return whether a reply was approved manually: its file was renamed to `approved-...`.
 
-        A reply that is new here is described in `pending-....json`.
+        A new reply is described in `pending-....json`.
         """
         place = self._path.with_name
         if place(f"approved-{name}.json").exists():
@@ -469,10 +471,10 @@ class Audit:
         guards: Guards,
         products: Callable[[Array], RiskSetProducts] | None = None,
     ) -> None:
-        """Check the row weights [2, rows] of sums against those of earlier sums, and keep them.
+        """Check the row weights [2, rows] of sums against those of earlier sums, and store them.
 
-        They stay in a file of the site, for as long as the table is the same. With `products` the
-        second kind is not weights, but what a matrix over pairs of rows is made from.
+        They stay in a file of the site as long as the table is the same. With `products` the second
+        row does not hold weights, but the values that define a matrix over pairs of rows.
         """
         path = self._path.with_name(f"released-{table}.npy")
         past = np.load(path) if path.exists() else np.zeros((0, *weights.shape))
@@ -490,7 +492,7 @@ class Audit:
 
 
 def digest(*values: Any) -> str:
-    """Return a short name for JSON values and bytes: equal names, equal values."""
+    """Return a digest of JSON values and bytes."""
     state = hashlib.sha256()
     for value in values:
         data = value if isinstance(value, bytes) else json.dumps(value, sort_keys=True).encode()
@@ -501,11 +503,11 @@ def digest(*values: Any) -> str:
 def check_history(
     entries: list[dict[str, Any]], request: Mapping[str, Any], rounds: int, guards: Guards
 ) -> None:
-    """Check that a request adds little to what the server knows already.
+    """Check that a request adds little to what the server already knows.
 
-    A run has one agreement and one request for products; repeating a request is harmless, since
-    the answer is the same. The number of runs about the same rows is bounded as well: the server
-    names the runs, so it may invent new ones.
+    A run has one agreement and one request for products; repeating a request is harmless, because
+    the answer is the same. The number of runs about the same rows is limited as well, because the
+    server names the runs and may invent new ones.
 
     Parameters
     ----------
@@ -517,7 +519,7 @@ def check_history(
     past = [
         entry
         for entry in entries
-        # a request that was refused after this check counts too: its refusal says something
+        # a request that was refused after this check counts too: a refusal reveals something
         if "request" in entry
         and entry["table"] == request["table"]
         and entry.get("rule") not in _UNREAD

@@ -1,4 +1,4 @@
-"""What a client reports when it joins: versions, clock and disk, and the form of its data."""
+"""The report of a client that joins: versions, clock, disk, and data schema."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LEAST_FREE = 256 << 20
 _DTYPES = {"float32": torch.float32, "float64": torch.float64, "int64": torch.int64}
 _MOST_ENTRIES = 1 << 28
 _ODD = 1000
-"""A client may report this many times the median number of classes; more is a mistake or a lie."""
+"""Maximum number of classes of a client, as a multiple of the median."""
 Dtype = Literal["float32", "float64", "int64"]
 Text = Annotated[str, StringConstraints(pattern=r"^[^\p{C}]{0,200}$")]
 
@@ -48,7 +48,7 @@ class Machine(BaseModel):
 
 
 def this_machine(state: Path) -> Machine:
-    """Return what this process reports; `state` need not exist yet."""
+    """Return the report of this process; `state` need not exist yet."""
     from importlib.metadata import version
 
     import parsifl
@@ -64,7 +64,7 @@ def this_machine(state: Path) -> Machine:
 
 
 def mismatch(machine: Machine | None) -> str:
-    """Return why a node cannot take part, or "": server and nodes run the same Parsifl."""
+    """Return why a node cannot take part, or "": server and nodes must run the same version."""
     import parsifl
 
     own = parsifl.__version__
@@ -76,9 +76,9 @@ def mismatch(machine: Machine | None) -> str:
 
 
 def concerns(machine: Machine, delay: float = 0.0) -> list[str]:
-    """Return what an operator should look at: a clock that is off, a full disk.
+    """Return problems for the operator: a wrong clock, a full disk.
 
-    `delay` is how long the report may have been under way.
+    `delay` is the maximum transit time of the report.
     """
     found = []
     ahead = machine.clock - time.time()
@@ -86,7 +86,7 @@ def concerns(machine: Machine, delay: float = 0.0) -> list[str]:
         side = "ahead of" if ahead > 0 else "behind"
         found.append(f"its clock is {abs(ahead):,.0f} s {side} the server's")
     if machine.free < LEAST_FREE:
-        found.append(f"only {machine.free / (1 << 20):,.0f} MiB are free where its state is kept")
+        found.append(f"only {machine.free / (1 << 20):,.0f} MiB are free for its state")
     return found
 
 
@@ -104,7 +104,7 @@ Shape = Annotated[
 @final
 @dataclass(frozen=True)
 class DataSchema:
-    """The form of one client's rows.
+    """The schema of one client's rows.
 
     Attributes
     ----------
@@ -156,7 +156,7 @@ class DataSchema:
         return asdict(self)
 
     def example(self) -> ClientData:
-        """Return data of this form with a single row of zeros: enough to build a problem."""
+        """Return data of this schema with a single row of zeros, to build a problem."""
         x: Any = torch.zeros((1, *self.shape), dtype=_DTYPES[self.dtype])
         if self.sparse:
             from scipy.sparse import csr_matrix  # few clients need it
@@ -171,7 +171,7 @@ class DataSchema:
         return torch.zeros((1, *self.shape), dtype=_DTYPES[self.dtype])
 
     def features(self, rows: int) -> Tensor:
-        """Return features without data; a sparse matrix is stood in for by a dense one."""
+        """Return features without data; a dense matrix replaces a sparse one."""
         return torch.empty((rows, *self.shape), dtype=_DTYPES[self.dtype], device="meta")
 
     def targets(self, rows: int) -> Tensor:
@@ -189,7 +189,7 @@ def _dtype(dtype: Any) -> Dtype:
 
 
 def agree(schemas: Sequence[DataSchema]) -> DataSchema:
-    """Return the common form; a client may lack classes that others have."""
+    """Return the common schema; a client may lack classes that others have."""
     known = [found.classes for found in schemas]
     if (None in known) and any(classes is not None for classes in known):
         raise DataError("some clients have class labels and others real targets; they must agree")
@@ -199,7 +199,7 @@ def agree(schemas: Sequence[DataSchema]) -> DataSchema:
     for client, found in enumerate(schemas):
         if replace(found, classes=classes) != common:
             raise DataError(
-                f"the data of client {client} have another form than those of client 0: "
+                f"the data of client {client} have another schema than those of client 0: "
                 f"{replace(found, classes=classes)} instead of {common}"
             )
     return common
@@ -210,6 +210,6 @@ def _check_classes(known: Sequence[int | None]) -> None:
     if not counts or counts[-1] <= _ODD * counts[(len(counts) - 1) // 2]:
         return
     raise DataError(
-        f"client {known.index(counts[-1])} reports {counts[-1]} classes, and most clients at most "
+        f"client {known.index(counts[-1])} reports {counts[-1]} classes, but most clients at most "
         f"{counts[(len(counts) - 1) // 2]}: correct its labels, or set deployment.classes"
     )

@@ -1,6 +1,6 @@
 """The logs of server and nodes: text, or JSON lines with run, round and client.
 
-The log of a node is the only place for texts that may name rows, paths or values. Set
+Only the log of a node may contain messages that name rows, paths or values. Set
 `PARSIFL_LOG=json` in the environment of a process to get JSON lines on its standard error.
 """
 
@@ -23,7 +23,7 @@ def node_log() -> logging.Logger:
     """Return the logger `parsifl`, enabled.
 
     Flower configures logging when it opens its database, and that disables every logger that
-    already exists in the process. What a node withholds from the network must still be logged.
+    already exists in the process. Details that a node does not send must still be logged.
     """
     logger = logging.getLogger("parsifl")
     logger.disabled = False
@@ -47,7 +47,7 @@ def is_json() -> bool:
 
 
 def note_context(**values: Any) -> None:
-    """Set what the following lines of this thread belong to: run, round, client, node."""
+    """Set the context of the following lines of this thread: run, round, client, node."""
     _context.set({**(_context.get() or {}), **values})
 
 

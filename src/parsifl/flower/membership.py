@@ -1,4 +1,4 @@
-"""Which node is which client: node ids are Flower's, client numbers are ours."""
+"""The mapping of Flower's node ids to client numbers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Membership:
     A client belongs to the node that reported it first, also after a restart of the server: with
     node keys, Flower's node ids are bound to keys. With `deployment.rebind`, another node may take
     over a client whose node is not connected, or has not reported to this server. Clients in
-    `left_out` take no part.
+    `left_out` are excluded.
     """
 
     def __init__(
@@ -60,15 +60,15 @@ class Membership:
         self.machines: dict[int, Machine] = {}
 
     def restore(self, stored: Mapping[str, Any]) -> None:
-        """Take what a checkpoint knows of the clients: they must come back as they were."""
+        """Restore the clients of a checkpoint; they must reconnect unchanged."""
         for entry in stored["clients"]:
             hello = read(HelloReply, Envelope(json.dumps(entry["hello"])))
             self._keep(hello)
-            # may be called twice: nodes that have reported since are not forgotten
+            # may be called twice: keep nodes that have reported since
             self._node_of.setdefault(hello.client, int(entry["node"]))
 
     def to_json(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps."""
+        """Return the state for a checkpoint."""
         return {
             "clients": [
                 {
@@ -93,7 +93,7 @@ class Membership:
         self.schemas[hello.client] = hello.data_schema
 
     def gather(self, enough: Callable[[], bool], wait: float) -> None:
-        """Greet nodes until there are enough of them, or raise after `wait` seconds."""
+        """Ask nodes to report until there are enough of them; raise after `wait` seconds."""
         end = time.monotonic() + wait
         while True:
             self.refresh(max(end - time.monotonic(), _PAUSE))
@@ -106,19 +106,19 @@ class Membership:
                 missing = sorted(self._expected() - set(there))
                 raise ParsiflError(
                     f"after {wait:g} s the clients {_list(missing)} of {self._clients} have not "
-                    f"reported (there are {_list(there) or 'none'}); start their nodes, each "
+                    f"reported (reported: {_list(there) or 'none'}); start their nodes, each "
                     "with its own partition-id, or wait longer (deployment.wait). A node whose "
                     "clock is minutes off counts as offline: compare `date -u` on both machines"
                 )
             self._link.pause(_PAUSE)
 
     def nodes(self) -> list[int]:
-        """Look which nodes are connected."""
+        """Update the list of connected nodes."""
         self._connected = self._link.nodes()
         return self._connected
 
     def refresh(self, timeout: float) -> None:
-        """Look who is connected, and greet newcomers."""
+        """Update the list of connected nodes, and ask new ones to report."""
         self.nodes()
         missing = self._expected() - set(self.online())
         fresh = [
@@ -129,14 +129,14 @@ class Membership:
         if not fresh or not missing:
             return
         requests: Requests = dict.fromkeys(fresh, ("hello", self.greeting.envelope()))
-        # one of them may be dead and not yet missed: do not wait long, nor for more than we need
+        # one of them may be dead but still listed: do not wait long, nor for more than needed
         enough = all_of(missing)
         replies = self._link.ask(requests, min(timeout, _HELLO_SECONDS), enough)
         heard = fresh if not enough(replies) else [node for node in fresh if node in replies]
         for node in heard:
             try:
                 self._admit(node, read_reply(HelloReply, replies.get(node)))
-            except Exception as error:  # whatever one node sends, the others take part
+            except Exception as error:  # an invalid reply of one node must not affect the others
                 self._reject(node, error, missing)
 
     def _reject(self, node: int, error: Exception, missing: set[int]) -> None:
@@ -147,7 +147,7 @@ class Membership:
             self._unreleased.add(node)
             return
         self._failed[node] = self._failed.get(node, 0) + 1
-        self._log(f"node {node} is not admitted: {describe(error)}")
+        self._log(f"node {node} is rejected: {describe(error)}")
         if remote is not None and remote.guard and remote.client in missing:
             self._refused[remote.client] = describe(error)
 
@@ -165,8 +165,8 @@ class Membership:
             now = ClientInfo(client, hello.samples, hello.profile)
             if (known, self.schemas[client]) != (now, hello.data_schema):
                 raise WireError(
-                    f"client {client} began this run with {known.samples} rows and another form "
-                    f"of data or profile than it has now ({hello.samples} rows); start a new run"
+                    f"client {client} started this run with {known.samples} rows and another data "
+                    f"schema or profile than it has now ({hello.samples} rows); start a new run"
                 )
         self.bind(client, node)
         self._keep(hello)
@@ -181,23 +181,23 @@ class Membership:
         return dict(self._node_of)
 
     def bind(self, client: int, node: int) -> None:
-        """Note that a node is a client; raise WireError if that contradicts what is known."""
+        """Bind a node to a client; raise WireError if that contradicts earlier reports."""
         if client >= self._clients:
-            raise WireError(f"it says it is client {client}; there are 0 to {self._clients - 1}")
+            raise WireError(f"it claims to be client {client}; there are 0 to {self._clients - 1}")
         if client in self._left_out:
-            raise WireError(f"it says it is client {client}, which was left out of this run")
+            raise WireError(f"it claims to be client {client}, which was excluded from this run")
         expected = self._deployment.nodes.get(str(node))
         if self._deployment.nodes and expected != client:
-            raise WireError(f"it says it is client {client}, which deployment.nodes contradicts")
+            raise WireError(f"it claims to be client {client}, which deployment.nodes contradicts")
         owner = self._node_of.get(client, node)
-        # a node that was killed counts as connected for a while, but does not report
+        # a killed node counts as connected for a while, but does not report
         present = owner in self._connected and owner in self._reported
         free = self._deployment.rebind and not present
         if owner != node and not free:
-            raise WireError(f"it says it is client {client}, which is node {owner} in this run")
+            raise WireError(f"it claims to be client {client}, which is node {owner} in this run")
         others = [mine for mine, its in self._node_of.items() if its == node and mine != client]
         if others:
-            raise WireError(f"it says it is client {client}, and was client {others[0]} before")
+            raise WireError(f"it claims to be client {client}, but was client {others[0]} before")
         self._node_of[client] = node
 
     def online(self) -> dict[int, int]:

@@ -1,6 +1,6 @@
-"""Messages: the envelope, the link it travels on, Flower's records for it, and how clients answer.
+"""Messages: envelopes, links, their encoding as Flower records, and answers of clients.
 
-Nothing here imports torch or pydantic: a ClientApp that only hands a message over starts quickly.
+This module imports neither torch nor pydantic, so a ClientApp that forwards a message starts fast.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ _META, _PARTS = "parsifl", "parsifl.parts"
 _TEXT, _PART, _CARRIED = "meta", "part/", "carried/"
 _MOST_PARTS = 8
 SMALL = 1 << 18
-"""Parts of up to this many bytes in all travel in the `ConfigRecord`."""
+"""Parts of up to this many bytes in total are sent in the `ConfigRecord`."""
 
 
 @final
 @dataclass(frozen=True)
 class Envelope:
-    """A request or a reply before it is read, or after it was written.
+    """A request or a reply in serialized form.
 
-    `flower.network_schema` turns it into a typed message; nothing else looks inside.
+    Only `flower.network_schema` parses it into a typed message.
 
     Attributes
     ----------
@@ -58,9 +58,9 @@ class Envelope:
 
 
 def printable(text: object) -> str:
-    r"""Return a text in one printable line of at most 500 characters.
+    r"""Return text as one printable line of at most 500 characters.
 
-    Texts of other machines are shown on terminals and written to logs: control characters,
+    Text from other machines is shown on terminals and written to logs, so control characters,
     surrogates and directional marks are replaced.
 
     >>> printable("lost\n\x1b[2Jround 2 is done")
@@ -90,7 +90,7 @@ class Link(Protocol):
         timeout: float,
         enough: Callable[[Replies], bool] | None = None,
     ) -> Replies:
-        """Send requests and wait for the replies: of all nodes, or until there are `enough`.
+        """Send requests and wait for replies of all nodes, or until there are `enough`.
 
         After `timeout` seconds a node that did not reply is missing.
         """
@@ -102,10 +102,10 @@ class Link(Protocol):
 
 
 def pack(envelope: Envelope) -> RecordDict:
-    """Turn a message into records: bytes without pickle.
+    """Convert a message to records: bytes without pickle.
 
-    Flower stores and fetches every object of a message by itself. A small message is therefore one
-    `ConfigRecord`. The parts of a large one are `Array`s with a type of our own, which Flower sends
+    Flower stores and fetches every object of a message separately. A small message is therefore one
+    `ConfigRecord`. The parts of a large one are `Array`s with our own type, which Flower sends
     in chunks.
     """
     from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
@@ -125,7 +125,7 @@ def pack(envelope: Envelope) -> RecordDict:
 
 
 def unpack(records: RecordDict) -> Envelope:
-    """Return a message, unread; raise WireError if the records are not one."""
+    """Return the envelope of a message; raise WireError if the records are not a message."""
     from flwr.app import ArrayRecord, ConfigRecord
 
     config = records.get(_META)
@@ -171,12 +171,12 @@ class Answering(Protocol):
     """A client that answers requests."""
 
     def answer(self, kind: Kind, envelope: Envelope, /) -> Envelope:
-        """Reply to a request of this kind; what it carries is not read."""
+        """Reply to a request of this kind, ignoring a request that it carries."""
         ...
 
 
 def respond(client: Answering, kind: Kind, envelope: Envelope) -> Envelope:
-    """Answer a request and the one that it carries, which comes first: training moves the state."""
+    """Answer the carried request first, because training changes the state, then the request."""
     asked = envelope.carried
     carried = None if asked is None else answered(lambda: client.answer("evaluate", asked))
     reply = answered(lambda: client.answer(kind, envelope))
@@ -184,9 +184,9 @@ def respond(client: Answering, kind: Kind, envelope: Envelope) -> Envelope:
 
 
 def answered(answer: Callable[[], Envelope]) -> Envelope:
-    """Return the reply; a failure becomes a reply with its code, the type of the exception.
+    """Return the reply; a failure becomes a reply with the type of the exception.
 
-    The text of an exception may hold values, paths or names. It stays in the node's log.
+    The message of an exception may contain values, paths or names. It stays in the node's log.
     """
     try:
         return answer()

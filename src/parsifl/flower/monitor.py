@@ -1,7 +1,7 @@
-"""What an operations team sees of a running server: `status.json` and a metrics endpoint.
+"""Monitoring of a running server: `status.json` and a metrics endpoint.
 
-Both hold numbers, client and node ids, and the reasons that the record has too; never a text that
-a client chose.
+Both contain numbers, client and node ids, and the reasons in the record, but never text from a
+client.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Monitor:
     out
         The run directory.
     algorithm, rounds, clients
-        What runs, for how long, with how many clients.
+        The algorithm, the total number of rounds, and the number of clients.
     port
         The port of the metrics endpoint on loopback; 0 for none.
     """
@@ -70,17 +70,17 @@ class Monitor:
             reject_foreign(self._path.parent, [STATUS_FILE], "status")
 
     def watch(self, link: Link) -> Link:
-        """Return the link, watched."""
+        """Return the link wrapped by a monitor."""
         return _WatchedLink(link, self)
 
     def attach(self, members: Membership, run: str) -> None:
-        """Learn which node is which client."""
+        """Set which node is which client."""
         self._members = members
         note_context(run=run)
 
     # ------------------------------------------------------------------ events
     def asked(self, requests: Requests) -> None:
-        """Note that an exchange begins."""
+        """Record the start of an exchange."""
         kinds = {kind for kind, _ in requests.values()}
         kind = "train" if "train" in kinds else min(kinds, default="hello")
         if kind in ("train", "evaluate"):
@@ -94,7 +94,7 @@ class Monitor:
         self._write()
 
     def replied(self, replies: Replies) -> None:
-        """Note which nodes have replied so far."""
+        """Record which nodes have replied so far."""
         exchange, now = self._status["exchange"], time.time()
         for node in replies:
             self._replied.setdefault(node, now)
@@ -103,7 +103,7 @@ class Monitor:
         self._write()
 
     def answered(self, replies: Replies) -> None:
-        """Note that an exchange has ended."""
+        """Record the end of an exchange."""
         now, exchange = time.time(), self._status["exchange"]
         self._replied |= dict.fromkeys(replies, now)
         self._status["exchange"] = None
@@ -112,7 +112,7 @@ class Monitor:
         self._write()
 
     def round(self, record: RoundRecord) -> None:
-        """Note what a round recorded."""
+        """Update the status from the record of a round."""
         status = self._status
         status["round"] = record.round
         status["bytes_up"] += record.bytes_up
@@ -127,7 +127,7 @@ class Monitor:
         self._write(now=True)
 
     def ended(self, state: Literal["done", "checked", "failed"], error: str = "") -> None:
-        """Note that the server ends, with an error or without."""
+        """Record that the server stops, with or without an error."""
         self._status |= {"state": state, "last_error": error}
         self._status["exchange"] = None
         self._write(now=True)
@@ -163,7 +163,7 @@ class Monitor:
 
 
 class _WatchedLink:
-    """A link whose exchanges a monitor sees."""
+    """A link that reports its exchanges to a monitor."""
 
     def __init__(self, link: Link, monitor: Monitor) -> None:
         self._link, self._monitor = link, monitor
@@ -210,8 +210,8 @@ class _Metrics:
         def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Any:
             return prometheus.Counter(f"parsifl_{name}", text, labels, registry=registry)
 
-        self._round = gauge("round", "Rounds that are done.")
-        gauge("rounds", "Rounds that the run is to have.").set(rounds)
+        self._round = gauge("round", "Completed rounds.")
+        gauge("rounds", "Total number of rounds.").set(rounds)
         gauge("clients_expected", "Clients of the federation.").set(clients)
         self._connected = gauge("clients_connected", "Clients that are connected.")
         self._bytes = counter("bytes_total", "Bytes of messages.", ("direction",))
@@ -244,7 +244,7 @@ class _Metrics:
 
 
 def read_status(out: Path) -> dict[str, Any]:
-    """Return the status of a run; raise ConfigError if there is none that can be read."""
+    """Return the status of a run; raise ConfigError if it cannot be read."""
     path = out / STATUS_FILE
     try:
         found = json.loads(path.read_bytes())

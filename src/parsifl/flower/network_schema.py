@@ -1,7 +1,7 @@
-"""Every message between server and clients, with bounds: the only reader of network input.
+"""Schemas of all messages between server and clients: the only reader of network input.
 
 `read` and `read_reply` return a typed message or raise `WireError` with a short printable reason.
-Fields are strict and unknown ones are rejected: server and clients run the same version.
+Fields are strict and unknown ones are rejected, because server and clients run the same version.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ Profile = Annotated[
 class Message(BaseModel):
     """A request or a reply.
 
-    `allowed` names the parts that may come with it, `longest` bounds its text.
+    `allowed` names its optional parts, `longest` bounds its text.
     """
 
     # built on first use: a client reads two kinds of messages
@@ -85,7 +85,7 @@ class Message(BaseModel):
     longest: ClassVar[int] = _SHORT
 
     def envelope(self, parts: Mapping[str, bytes] | None = None) -> Envelope:
-        """Return the message as it travels."""
+        """Return the message as an envelope."""
         return Envelope(self.model_dump_json(), parts or {})
 
 
@@ -117,9 +117,9 @@ class WorkRequest(_Addressed):
     accepted, oldest
         The version of its state to start from, and the oldest one that is still needed.
     data_schema
-        The form of the rows that all clients agree on.
+        The agreed schema of the rows.
     lost_state
-        What to do if that version is missing or damaged.
+        How to handle a missing or damaged version.
     """
 
     longest: ClassVar[int] = _LONG
@@ -132,7 +132,7 @@ class WorkRequest(_Addressed):
 
 @final
 class TrainRequest(WorkRequest):
-    """Asks a client to train one round; `uploads` says whether it sends its upload."""
+    """Asks a client to train one round; `uploads` is whether it sends its upload."""
 
     allowed: ClassVar[frozenset[str]] = frozenset({"down"})
     uploads: bool
@@ -154,7 +154,7 @@ class ProductsRequest(_Addressed):
     support
         The columns; the intercept, if the problem has one, is the last.
     coefficients
-        Where the sums are asked for, one for each of these; all others are 0.
+        The values of these coefficients at which sums are requested; all others are 0.
     """
 
     longest: ClassVar[int] = _LONG
@@ -166,7 +166,7 @@ class ProductsRequest(_Addressed):
 # ---------------------------------------------------------------------- replies
 @final
 class HelloReply(Message):
-    """Which client a node is, its number of training rows, its device and the form of its rows."""
+    """A node's client number, number of training rows, device profile and data schema."""
 
     client: ClientId
     samples: Rows
@@ -177,7 +177,7 @@ class HelloReply(Message):
 
 @final
 class AgreeReply(Message):
-    """The sums over a site's table, declared units, and how many columns a message may have."""
+    """The sums over a site's table, declared units, and the most columns a message may have."""
 
     longest: ClassVar[int] = _LONG
     client: ClientId
@@ -187,7 +187,7 @@ class AgreeReply(Message):
 
 
 class WorkReply(_Addressed):
-    """The reply to a `WorkRequest`; `reinitialized` says that the client had lost its state."""
+    """The reply to a `WorkRequest`; `reinitialized` means that the client had lost its state."""
 
     reinitialized: bool = False
 
@@ -227,14 +227,14 @@ class ProductsReply(_Addressed):
 
 @final
 class FailureReply(Message):
-    """Why a client did not do what it was asked.
+    """The reason why a client could not answer a request.
 
     Attributes
     ----------
     error
-        A code: the type of the exception. Its text may hold data and stays in the node's log.
+        The type of the exception. Its message may contain data and stays in the node's log.
     detail
-        A text that holds no data, for failures that the library itself detects.
+    A message without data, for failures that the library itself detects.
     rule
         The guard that a request broke.
     client
@@ -248,7 +248,7 @@ class FailureReply(Message):
 
     @property
     def reason(self) -> str:
-        """What is recorded."""
+        """The text for the record."""
         text = self.detail or f"{self.error} (details are in the log of the client's node)"
         return printable(text)
 
@@ -257,12 +257,12 @@ _NO_GUARD = ("", "failure", "release", "request")
 
 
 class RemoteFailure(WireError):
-    """A client says that it failed; `code` is the type of its exception.
+    """A client reports a failure; `code` is the type of its exception.
 
     Attributes
     ----------
     guard
-        The rule by which a site refuses for good; empty for a failure.
+        The rule of a permanent refusal; empty for a failure.
     unreleased
         Whether the reply waits until a person at the site releases it.
     client
@@ -277,14 +277,14 @@ class RemoteFailure(WireError):
 
 
 class SitesRefused(ParsiflError):
-    """Sites refuse by their guards.
+    """The guards of sites refuse a request.
 
     Attributes
     ----------
     reasons
-        What each of them says, the rule included.
+        The message of each site, including the rule.
     size
-        The bytes up and down of messages that are in no record.
+        The bytes up and down of messages that are not in a record.
     """
 
     def __init__(
@@ -313,7 +313,7 @@ M = TypeVar("M", bound=Message)
 
 
 def read(model: type[M], envelope: Envelope) -> M:
-    """Read a message; raise WireError if it is not one of this kind."""
+    """Read a message; raise WireError if it is not of this kind."""
     if len(envelope.text) > model.longest:
         raise WireError(f"text: {len(envelope.text)} characters, at most {model.longest} are read")
     surplus = envelope.parts.keys() - model.allowed
@@ -326,7 +326,7 @@ def read(model: type[M], envelope: Envelope) -> M:
 
 
 def read_reply(model: type[M], reply: Envelope | str | None, request: Message | None = None) -> M:
-    """Read a reply; raise WireError if there is none, or none that answers this request.
+    """Read a reply; raise WireError if it is missing or does not answer this request.
 
     A text is the reason why there is no reply.
     """
@@ -347,7 +347,7 @@ def read_reply(model: type[M], reply: Envelope | str | None, request: Message | 
 
 
 def failure_in(reply: Envelope) -> FailureReply | None:
-    """Return what a client says about its failure, or None if it does not report one."""
+    """Return the failure that a client reports, or None."""
     try:
         return read(FailureReply, reply)
     except WireError:
@@ -360,7 +360,7 @@ class _Claim(BaseModel):
 
 
 def claimed_client(reply: Envelope | str) -> int | None:
-    """Return the client that a reply claims to come from, before it is read as a whole."""
+    """Return the client that a reply claims to come from, without validating the reply."""
     try:
         if isinstance(reply, str) or len(reply.text) > _LONG:
             return None
@@ -379,6 +379,6 @@ def describe(error: Exception) -> str:
 
 def _reason(error: ValidationError) -> str:
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    # members of unions are part of the place, and say nothing to a reader
+    # members of unions are part of the location, but mean nothing to a reader
     place = ".".join(str(step) for step in first["loc"] if not str(step).endswith("]"))
     return printable(f"{place}: {first['msg']}" if place else first["msg"])

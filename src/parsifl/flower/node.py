@@ -1,6 +1,6 @@
-"""A node with a worker: a SuperNode, a process that answers its messages and stays, and their ends.
+"""A node with a worker: a SuperNode, and a long-lived process that answers its messages.
 
-Both end with this process. A worker that ends is replaced; requests wait in the socket meanwhile.
+Both stop with this process. A worker that exits is replaced; requests wait in the socket meanwhile.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LONGEST_PAUSE = 30.0
 def start(
     command: Sequence[str], log: Path, environment: Mapping[str, str], folder: Path
 ) -> subprocess.Popen[bytes]:
-    """Start a process that writes to a log; on Linux it ends even if this one is killed."""
+    """Start a process that writes to a log; on Linux it stops even if this one is killed."""
     with log.open("ab") as file:
         return subprocess.Popen(
             command,
@@ -46,13 +46,13 @@ def start(
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=file,
-            start_new_session=True,  # a group of its own: Ctrl-C reaches it through us alone
+            start_new_session=True,  # Ctrl-C reaches it only through this process
             preexec_fn=end_with_parent if _LIBC is not None else None,
         )
 
 
 def end(children: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Terminate processes and their descendants; kill those that do not end in time."""
+    """Terminate processes and their descendants; kill those that do not exit in time."""
     running = [child for child in children if child.poll() is None]
     family: list[psutil.Process] = []
     for child in running:
@@ -67,7 +67,7 @@ def end(children: Sequence[subprocess.Popen[bytes]]) -> None:
         except subprocess.TimeoutExpired:
             os.killpg(child.pid, signal.SIGKILL)
             child.wait(_STOP_SECONDS)
-    # Flower detaches the processes of apps; they look for their parent five times a second
+    # Flower detaches the processes of apps; they check for their parent five times per second
     _, left = psutil.wait_procs(family, _LINGER_SECONDS)
     for process in left:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -76,13 +76,13 @@ def end(children: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def end_with_parent() -> None:
-    """Let the kernel end this process, just forked, with its parent (on Linux)."""
+    """Make the kernel stop this forked process with its parent (on Linux)."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def program(name: str) -> str:
-    """Return the path of a program of Flower in this environment."""
+    """Return the path of a Flower program in this environment."""
     path = Path(sys.executable).parent / name
     if not path.exists():
         raise ConfigError(f"{name} is not installed; install the extra: parsifl[flower]")
@@ -114,7 +114,7 @@ def run_node(arguments: Sequence[str]) -> int:
 
 
 class _Supervised:
-    """The worker; one that ends is replaced, with a growing pause if it does not live long."""
+    """The worker; one that exits is replaced, with increasing delays if it exits early."""
 
     def __init__(self, listener: socket.socket, environment: dict[str, str]) -> None:
         self._listener, self._environment = listener, environment
@@ -129,7 +129,7 @@ class _Supervised:
         self._due: float | None = None
 
     def keep(self) -> None:
-        """Start another worker if this one has ended and the pause is over."""
+        """Start another worker if this one has exited and the delay has passed."""
         code, now = self.process.poll(), time.monotonic()
         if code is None:
             return
@@ -137,14 +137,14 @@ class _Supervised:
             short = code != 0 and now - self._started < _SHORT_LIFE
             self._pause = min(max(2 * self._pause, 0.5), _LONGEST_PAUSE) if short else 0.0
             self._due = now + self._pause
-            node_log().warning("the worker ended (%s); another one is started", code)
+            node_log().warning("the worker exited (%s); another one is started", code)
         if now >= self._due:
             self._replace()
 
 
 @contextlib.contextmanager
 def _listening() -> Iterator[tuple[Path, socket.socket]]:
-    """Return a listening socket in a directory, both for this user alone."""
+    """Return a listening socket in a directory, both accessible only to this user."""
     folder = Path(tempfile.mkdtemp(prefix="parsifl-", dir=os.environ.get("XDG_RUNTIME_DIR")))
     try:
         with socket.socket(socket.AF_UNIX) as listener:

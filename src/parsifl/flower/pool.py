@@ -1,9 +1,9 @@
 """Clients on other machines: the pool behind a Flower deployment.
 
-Clients keep their states themselves, one file per version. A request names two versions: the one to
-start from, which the server has accepted, and the oldest one that a checkpoint on disk still names.
-The client deletes older ones. `save` remembers what a checkpoint names; the next `train` announces
-it, because the loop continues only if that checkpoint was written.
+Clients keep their own states, one file per version. A request names two versions: the one to start
+from, which the server has accepted, and the oldest one that a checkpoint on disk still needs.
+The client deletes older ones. `save` stores what a checkpoint needs; the next `train` sends it,
+because the loop continues only if that checkpoint was written.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class FlowerPool:
     Parameters
     ----------
     make
-        Builds the problem from data of the agreed form.
+        Builds the problem from data of the agreed schema.
     left_out
-        Why some clients take no part.
+    Clients that are excluded, with the reason.
     """
 
     executor = EXECUTOR
@@ -85,24 +85,24 @@ class FlowerPool:
         self.seconds: Mapping[str, float] = {}
         self.experiment = uuid.uuid4().hex
         self._accepted = [0] * clients
-        self._written: list[list[int]] = []  # what the last two checkpoints name
+        self._written: list[list[int]] = []  # the versions that the last two checkpoints need
         self._oldest = [0] * clients
         self._flagged: set[tuple[int, str]] = set()
         self._before: dict[int, tuple[int, int]] = {}
         self._precision = settings.experiment.precision
 
     def use(self, algorithm: AnyAlgorithm) -> None:
-        """Take an algorithm whose settings follow from what the sites agreed on; before `open`."""
+        """Set the algorithm, whose settings depend on the agreement of the sites; before `open`."""
         self._algorithm = algorithm
 
     def book(self, client: int, up: int, down: int) -> None:
-        """Add bytes of messages before the first round to the record of that round."""
+        """Add the bytes of messages before the first round to the record of that round."""
         before = self._before.get(client, (0, 0))
         self._before[client] = before[0] + up, before[1] + down
 
     @property
     def booked(self) -> tuple[int, int]:
-        """The bytes up and down that are in no record yet."""
+        """The bytes up and down that are not in a record yet."""
         up, down = zip(*self._before.values(), strict=True) if self._before else ((), ())
         return sum(up), sum(down)
 
@@ -112,7 +112,7 @@ class FlowerPool:
         return [i for i in range(self._settings.clients) if i not in self.left_out]
 
     def open(self, *, resumed: bool) -> Problem:
-        """Wait for the clients, all of them at first and a quorum on resume; make the problem."""
+        """Wait for all clients, or for a quorum on resume, and build the problem."""
         deployment, clients = self._settings.deployment, self._settings.clients
         present = self.present
         needed = max(1, round(deployment.quorum * len(present))) if resumed else len(present)
@@ -140,7 +140,7 @@ class FlowerPool:
     ) -> Generator[Answer, None, None]:
         """Send requests, collect replies until a quorum has uploaded, and yield by client.
 
-        A pending evaluation travels in the same exchange, and its scores come first.
+        A pending evaluation is part of the same exchange, and its scores come first.
         """
         started = time.perf_counter()
         if self._written:
@@ -153,7 +153,7 @@ class FlowerPool:
             cohort += [client] if request.upload else []
             try:
                 asked[client.id] = self._request(request, encoder)
-            except Exception as error:  # its profile or its message cannot be worked with
+            except Exception as error:  # its profile or its message cannot be used
                 failed[client.id] = describe(error)
         evaluated, unasked = self._evaluation(evaluation)
         exchange = self._exchange()
@@ -181,12 +181,12 @@ class FlowerPool:
         return replace(answer, up=sent, down=received)
 
     def _dominant(self, cohort: Sequence[ClientInfo]) -> list[str]:
-        """Note a client whose declared rows decide the mean."""
+        """Note clients whose declared rows dominate the mean."""
         weights = {client.id: self._algorithm.weight(client) for client in cohort}
         return list(self._flag(weights, "weight of this round").values())
 
     def _flag(self, weights: Mapping[int, float], what: str) -> dict[int, str]:
-        """Return a note for every client with most of the weight; each one once."""
+        """Return a note for every client with most of the weight, once per client."""
         total, most = sum(weights.values()), self._settings.deployment.largest_share
         found = [
             number
@@ -196,7 +196,7 @@ class FlowerPool:
         self._flagged.update((number, what) for number in found)
         return {
             number: f"client {number} has {weights[number] / total:.1%} of the {what} "
-            f"(deployment.largest_share is {most:g}); its number of rows is its own claim"
+            f"(deployment.largest_share is {most:g}); its number of rows is not verified"
             for number in found
         }
 
@@ -209,7 +209,7 @@ class FlowerPool:
         return Request(client, message, parts, received, down, template, request.upload)
 
     def _head(self, request: ClientRequest) -> Json:
-        """Return what every request for work says."""
+        """Return the fields that every request for work has."""
         number = request.client.id
         return {
             "client": number,
@@ -233,7 +233,7 @@ class FlowerPool:
 
     # ------------------------------------------------------------------ evaluation
     def evaluate(self, requests: Iterable[ClientRequest], server: Any) -> Iterator[ClientScores]:
-        """Let the clients evaluate their models on their own rows; only metrics come back."""
+        """Let the clients evaluate their models on their own rows; they return only metrics."""
         asked, failed = self._evaluation(PendingEvaluation(requests, server))
         found = self._exchange().evaluate(asked) if asked else {}
         yield from self._all_scores({**failed, **found})
@@ -241,7 +241,7 @@ class FlowerPool:
     def _evaluation(
         self, evaluation: PendingEvaluation | None
     ) -> tuple[dict[int, Request], dict[int, str]]:
-        """Return the requests to evaluate, and why some clients cannot be asked."""
+        """Return the requests to evaluate, and why some clients cannot be evaluated."""
         asked: dict[int, Request] = {}
         failed: dict[int, str] = {}
         if evaluation is None:
@@ -304,7 +304,7 @@ class FlowerPool:
 
     # ------------------------------------------------------------------ checkpoints
     def save(self, directory: Path) -> Json:
-        """Return what names the clients and the versions of their states."""
+        """Return the clients and the versions of their states."""
         del directory  # clients keep their states themselves
         self._written = [*self._written[-1:], list(self._accepted)]
         return {
@@ -316,7 +316,7 @@ class FlowerPool:
         }
 
     def restore(self, directory: Path, saved: Json) -> None:
-        """Go back to the versions that a checkpoint names."""
+        """Restore the versions that a checkpoint names."""
         if "accepted" not in saved:
             raise CheckpointError(
                 f"{directory.parent} holds a run of another engine; choose another directory"
@@ -332,14 +332,14 @@ class FlowerPool:
 
 
 class _Encoder:
-    """Encodes messages; one object that goes to many is encoded once."""
+    """Encodes messages; an object that is sent to many clients is encoded once."""
 
     def __init__(self, precision: wire.Precision) -> None:
         self._outbox, self._precision = Outbox(precision), precision
         self._last: tuple[Any, bytes | None] = (None, None)
 
     def __call__(self, message: Any) -> tuple[bytes | None, Any, MessageStats]:
-        """Return the bytes, what the receiver sees, and the size; None is not sent at all."""
+        """Return the bytes, the message as received, and the size; None is not sent."""
         received, stats = self._outbox.send(message)
         if message is None:
             return None, None, stats
@@ -353,7 +353,7 @@ def _noted(result: ClientResult, notes: tuple[str, ...]) -> ClientResult:
 
 
 def _metric_names(problem: Problem, schema: DataSchema) -> frozenset[str]:
-    """Return the metrics that this problem has; empty if they cannot be found out."""
+    """Return the metrics of this problem; empty if they cannot be determined."""
     example = schema.example()
     rows = Rows(schema.zeros(), example.y, torch.ones(1, dtype=torch.float64))
     try:

@@ -1,4 +1,4 @@
-"""Sparse regression across sites: one round agrees on columns, the last ends in an estimator."""
+"""Sparse regression across sites: agree on columns, run rounds, and save an estimator."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ _ESTIMATORS: dict[str, type[FederatedSparse]] = {
 }
 _CURE = (
     "correct the table or change the guards of the site and resume the run, or resume it with "
-    'deployment.on_refusal="continue": the fit then leaves the site out'
+    'deployment.on_refusal="continue" to exclude the site'
 )
 _ENDS = {
     Phase.SEPARATED: "the selected columns separate the classes (or the events): the likelihood "
     "has no maximum; set l2 of the RegressionSpec, for example to 0.01",
-    Phase.STALLED: "the search stopped where rounding leaves no further decrease of the loss",
-    Phase.LOOK: "the search did not end within the rounds; the model is the best so far",
+    Phase.STALLED: "the search stopped because rounding prevents a further decrease of the loss",
+    Phase.LOOK: "the search did not converge within the rounds; the model is the best so far",
 }
 
 
@@ -88,7 +88,7 @@ class Regression(Federation):
         elif spec.family != "linear":
             name = settings.experiment.algorithm
             raise ConfigError(
-                f"algorithm={name!r} fits linear regressions here; use 'fedbestsubset' for "
+                f"algorithm={name!r} supports only linear regression; use 'fedbestsubset' for "
                 f"family={spec.family!r}"
             )
         super().__init__(settings, link, log, self._problem)
@@ -122,10 +122,10 @@ class Regression(Federation):
                 self._leave_out(refusal)
 
     def _leave_out(self, refusal: SitesRefused) -> None:
-        """Begin again without these sites: means, scales and sums were those of all sites."""
+        """Start again without these sites, because means, scales and sums included them."""
         left_out = {**self._pool.left_out, **refusal.reasons}
         for client, reason in sorted(refusal.reasons.items()):
-            self._log(f"site {client} is left out of the fit: {reason}")
+            self._log(f"site {client} is excluded from the fit: {reason}")
         if len(left_out) >= self._settings.clients:
             listed = "; ".join(reason for _, reason in sorted(left_out.items()))
             raise ParsiflError(f"no site is left for the fit: {listed}")
@@ -135,7 +135,7 @@ class Regression(Federation):
         down += refusal.size[1] + sum(record.bytes_down for record in records)
         if (path / "config.toml").exists():
             place = self._run_dir.set_aside()
-            self._log(f"what was done with all of them is in {place.name}")
+            self._log(f"the earlier attempt is in {place.name}")
         self._connect(left_out)
         self._pool.book(self._pool.present[0], up, down)
 
@@ -186,12 +186,12 @@ class Regression(Federation):
         found: dict[int, AgreeReply],
         refused: dict[int, str],
     ) -> str:
-        """Keep a summary; return why it cannot be used, or an empty text."""
+        """Store a summary; return why it cannot be used, or an empty text."""
         try:
             message = read_reply(AgreeReply, reply)
             self._pool.members.bind(message.client, node)
             found[message.client] = message
-        except Exception as error:  # whatever one node sends, the others take part
+        except Exception as error:  # an invalid reply of one node must not affect the others
             if isinstance(error, RemoteFailure) and error.guard and error.client is not None:
                 refused[error.client] = describe(error)
             return describe(error)
@@ -200,7 +200,7 @@ class Regression(Federation):
         return ""
 
     def _fitted_algorithm(self, algorithm: FedBestSubset) -> FedBestSubset:
-        """Let factors enter as a whole, and keep the number of candidates within the guards."""
+        """Select factors as a whole, and keep the number of candidates within the guards."""
         agreement = self._agreed()
         found = agreement.preprocessing
         _, labels, sizes = np.unique(found.units, return_inverse=True, return_counts=True)
@@ -220,7 +220,7 @@ class Regression(Federation):
             candidates = max(min(wanted, room), 1)
             self._log(
                 f"the guards of a site allow {agreement.columns} of {width} columns in one "
-                f"message: {candidates} candidates beside the support"
+                f"message: {candidates} candidates besides the support"
             )
         return replace(algorithm, units=factors, candidates=candidates)
 
@@ -228,10 +228,10 @@ class Regression(Federation):
         super()._report(event)
         server = event.server
         if isinstance(server, BestSubsetState) and int(server.phase) >= Phase.CONVERGED:
-            raise StopTraining("the search has ended")
+            raise StopTraining("the search has converged")
 
     def _finish(self, problem: Problem, state: TrainingState) -> None:
-        """Ask for the sums on the support, and save the estimator that follows from them."""
+        """Request the sums on the support, and save the resulting estimator."""
         server = state.server
         agreement, model = self._agreed(), self._algorithm.model(problem, server)
         if model is None:
@@ -243,7 +243,7 @@ class Regression(Federation):
             rules = self._algorithm.rules(problem, server.coefficients)  # type: ignore[arg-type]
             columns = np.flatnonzero(server.support.numpy() | (rules.labels == ALWAYS))
         one_shot = exact and rules.quadratic and len(server.known) == rules.width
-        if one_shot:  # what left in the first round says all, and nothing else need leave
+        if one_shot:  # the sums of the first round suffice; no further values need to leave
             asked, at = np.arange(rules.width), np.zeros(rules.width)
         else:
             asked, at = columns, b[columns] if exact else np.zeros(len(columns))
@@ -387,8 +387,7 @@ class Regression(Federation):
             if isinstance(error, RemoteFailure) and error.guard:
                 raise SitesRefused(str(error), {request.client: describe(error)}) from None
             raise ParsiflError(
-                f"client {request.client} sent no sums that can be used: {describe(error)}; "
-                "resume the run"
+                f"client {request.client} sent no usable sums: {describe(error)}; resume the run"
             ) from None
         return {"size": len(data), **{name: part.numpy().copy() for name, part in message.items()}}
 
@@ -399,7 +398,7 @@ def _unreleased(reply: Envelope | str) -> bool:
 
 
 def _check_units(replies: Mapping[int, AgreeReply]) -> None:
-    """Refuse columns for which sites declare different units."""
+    """Reject columns for which sites declare different units."""
     units: dict[str, tuple[str, int]] = {}
     for client, reply in sorted(replies.items()):
         for name, unit in reply.units.items():

@@ -1,4 +1,4 @@
-"""Client state that is kept or deleted, and copies of a run directory."""
+"""Retention of client state, and backups of a run directory."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def stored_runs(root: Path) -> list[StoredRun]:
 
 
 def forget(runs: Sequence[StoredRun]) -> None:
-    """Delete client state; whatever else lies in these directories stays."""
+    """Delete client state; other files in these directories are kept."""
     for item in runs:
         for folder in _clients(item.path):
             remove_directory(folder, [path.name for path in _states(folder)])

@@ -28,9 +28,8 @@ from parsifl.flower.settings import DeploymentSettings
 class Federation:
     """A deployed run.
 
-    Everything that lasts is in the run directory: the server's state, the records, what is known
-    about the clients, and the version of each client's state that was accepted. A server that is
-    killed resumes from there.
+    All persistent data is in the run directory: the server's state, the records, the clients, and
+    the accepted version of each client's state. A server that is killed resumes from there.
     """
 
     _files: tuple[str, ...] = ()
@@ -49,7 +48,7 @@ class Federation:
         self._connect({})
 
     def _connect(self, left_out: Mapping[int, str]) -> None:
-        """Begin with a new pool, without the clients that are left out."""
+        """Start with a new pool, without excluded clients."""
         self._algorithm = self._experiment.build_algorithm()
         self._pool = FlowerPool(
             self._algorithm, self._settings, self._link, self._log, self._maker, left_out
@@ -62,7 +61,7 @@ class Federation:
             return self._run()
 
     def check(self) -> list[str]:
-        """Let every client report, and return what an operator should look at."""
+        """Let every client report, and return problems for the operator."""
         self._prepare(resumed=False)
         self._pool.open(resumed=False)
         members, found = self._pool.members, []
@@ -102,7 +101,7 @@ class Federation:
             callbacks=[self._report],
             run_dir=self._run_dir,
             configuration=self._configuration(problem),
-            checkpoint_seconds=0.0,  # a round takes seconds: no client's work is lost
+            checkpoint_seconds=0.0,  # every round, so that no client's work is lost
             left_out=frozenset(self._pool.left_out),
         )
         state = training.run(chosen.rounds, resume=resume)
@@ -114,10 +113,10 @@ class Federation:
         self._log(f"round {event.record.round} of {self._experiment.rounds} is done")
 
     def _prepare(self, *, resumed: bool) -> None:
-        """Do what must be settled before the clients report."""
+        """Run steps that precede the clients' reports."""
 
     def _finish(self, problem: Problem, state: TrainingState) -> None:
-        """Do what is left when all rounds are done; repeated on every resume."""
+        """Run the final steps after all rounds; repeated on every resume."""
 
     def _configuration(self, problem: Problem) -> dict[str, Any]:
         experiment = self._experiment
@@ -142,7 +141,7 @@ class Federation:
 
 
 def check_free(folder: Path, *, resume: bool) -> None:
-    """Raise CheckpointError if a directory holds a run that is not to be resumed."""
+    """Raise CheckpointError if a directory contains a run and resume is not set."""
     if (folder / "config.toml").exists() and not resume:
         raise CheckpointError(
             f"{folder} already holds a run; resume it (--resume, deployment.resume=true), or "

@@ -35,12 +35,12 @@ _PULL_SECONDS = 0.1
 
 
 def server_app(problem: MakeProblem | None = None) -> ServerApp:
-    """Make a ServerApp that runs any registered algorithm; `problem` as in `client_app`."""
+    """Create a ServerApp that runs any registered algorithm; `problem` as in `client_app`."""
     return _app(lambda chosen, link: Federation(chosen, link, server_log, problem))
 
 
 def regression_server_app(spec: RegressionSpec) -> ServerApp:
-    """Make a ServerApp for a sparse regression over tables.
+    """Create a ServerApp for a sparse regression over tables.
 
     One round of sums agrees on columns, levels, missing values and scales; then the rounds of
     the algorithm select columns; a last round of sums gives the coefficients and their errors. The
@@ -56,7 +56,7 @@ def _app(make: Callable[[DeploymentSettings, Link], Federation]) -> ServerApp:
     def main(grid: Grid, context: Context) -> None:
         chosen = settings.read(context.run_config)
         out = Path(chosen.deployment.out)
-        with locked(out):  # the marks of a server that is running are not ours
+        with locked(out):  # the markers belong to a server that is still running
             clear(out)
             replace_file(out / PROCESS_FILE, str(os.getpid()).encode())
             try:
@@ -118,7 +118,7 @@ class GridLink:
         pending = set(self._grid.push_messages(messages))
         found: Replies = {}
         end = time.monotonic() + timeout
-        # Flower's own send_and_receive looks every three seconds, and waits for the dead as well
+        # Flower's send_and_receive polls every three seconds, and also waits for dead nodes
         while True:
             for reply in self._grid.pull_messages(pending):
                 pending.discard(reply.metadata.reply_to_message_id)
@@ -139,5 +139,5 @@ def _read(reply: Message) -> Envelope | str:
         if reply.has_error():
             return printable(f"Flower error {reply.error.code}: {reply.error.reason}")
         return unpack(reply.content)
-    except Exception as error:  # whatever one node sends, the others are heard
+    except Exception as error:  # an invalid reply of one node must not affect the others
         return describe(error)

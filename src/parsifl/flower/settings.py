@@ -1,7 +1,7 @@
 """A run on Flower as plain values: those of an `Experiment`, and a table `deployment`.
 
-They stand in the app's pyproject.toml under [tool.flwr.app.config]. Flower flattens tables, so
-that `--run-config "deployment.resume=true settings.lr=0.5"` changes single values.
+They are in the app's pyproject.toml under [tool.flwr.app.config]. Flower flattens tables, so
+`--run-config "deployment.resume=true settings.lr=0.5"` changes single values.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PROCESS_FILE = "server.pid"
 """In the run directory: the number of the server's process."""
 
 NONE = "none"
-"""Stands for None in `settings`: TOML has no word for it."""
+"""Means None in `settings`, because TOML has no null value."""
 
 _TABLE = "deployment"
 
@@ -37,7 +37,7 @@ _TABLE = "deployment"
 @final
 @dataclass(frozen=True)
 class Deployment:
-    """How a run is carried out on Flower.
+    """Settings of a deployment on Flower.
 
     Parameters
     ----------
@@ -46,16 +46,16 @@ class Deployment:
     resume
         Resume the run in `out`.
     wait
-        Seconds for all clients to report at the beginning.
+        Seconds for all clients to report at the start.
     timeout
-        Seconds for the clients to answer in a round; later ones are left out of it.
+    Seconds for the clients to answer in a round; the round continues without later ones.
     quorum
         The fraction of the cohort whose uploads must arrive for a round to count.
     retries
-        How often those who did not answer are asked again while the quorum is not reached.
+        How often clients without an answer are asked again while the quorum is not reached.
     lost_state
-        What becomes of a client whose state is missing or damaged: it starts again from its first
-        state ("reinitialize"), is left out ("drop"), or ends the run ("stop").
+        What happens to a client whose state is missing or damaged: it starts again from its first
+        state ("reinitialize"), is dropped ("drop"), or stops the run ("stop").
     nodes
         Client numbers by node id. A node that is not listed is rejected; empty: any node may
         report as a client, and a client belongs to the node that reported first.
@@ -68,12 +68,12 @@ class Deployment:
     classes
         The largest number of classes that a client may report; None: 1,000,000.
     on_refusal
-        For regressions: what becomes of the fit when a site refuses by its guards. It stops with
-        the site and its rule ("stop"), or starts again without the site ("continue"), as long as
-        the guards of the others allow that few sites.
+        For regressions: what happens when the guards of a site refuse. The fit stops with the site
+        and its rule ("stop"), or starts again without the site ("continue"), as long as the guards
+        of the others allow that few sites.
     check
-        Check versions, clocks, disks and the form of the data on every node, and stop before the
-        first round.
+        Check versions, clocks, disks and data schemas on every node, and stop before the first
+        round.
     metrics_port
         The port of a Prometheus endpoint on the server's loopback address; 0: none.
     """
@@ -108,12 +108,12 @@ class DeploymentSettings:
 
 
 def clear(out: Path) -> None:
-    """Remove what an earlier attempt at a run left for those who wait for its end.
+    """Remove the end markers of an earlier attempt at a run.
 
     Raises
     ------
     CheckpointError
-        If there are files of these names in `out` which no server has written.
+        If `out` has files of these names that no server wrote.
     """
     marks = (DONE_FILE, ERROR_FILE, STATUS_FILE)
     process = out / PROCESS_FILE
@@ -121,13 +121,15 @@ def clear(out: Path) -> None:
     if not process.exists():  # every server writes it before anything else
         reject_foreign(out, marks, PROCESS_FILE)
     elif not process.read_text(errors="replace").isdecimal():
-        raise CheckpointError(f"{process} is not of Parsifl; choose another directory, or move it")
+        raise CheckpointError(
+            f"{process} was not written by Parsifl; move it, or choose another directory"
+        )
     for mark in marks:
         (out / mark).unlink(missing_ok=True)
 
 
 def read(values: Mapping[str, Any]) -> DeploymentSettings:
-    """Read the flat configuration that Flower hands to an app.
+    """Read the flat configuration that Flower passes to an app.
 
     >>> read({"algorithm": "fedavg", "clients": 3, "settings.lr": 0.5}).experiment.settings
     {'lr': 0.5}
@@ -144,12 +146,12 @@ def read(values: Mapping[str, Any]) -> DeploymentSettings:
     tree["settings"] = {name: None if value == NONE else value for name, value in given.items()}
     experiment = Experiment.read(tree)
     if experiment.clients is None:
-        raise ConfigError("clients is not set; say how many clients the federation has")
+        raise ConfigError("clients is not set; set it to the number of clients of the federation")
     return DeploymentSettings(experiment, experiment.clients, deployment)
 
 
 def to_config(experiment: Experiment, deployment: Deployment) -> dict[str, Any]:
-    """Return the tables for [tool.flwr.app.config]; what is None is left out."""
+    """Return the tables for [tool.flwr.app.config] without values that are None."""
     found: dict[str, Any] = {}
     for item in fields(experiment):
         value = getattr(experiment, item.name)

@@ -1,4 +1,4 @@
-"""A site with a table: what it declares of its columns, and how its guards answer requests."""
+"""A site with a table: the schema of its columns, and guarded answers to requests."""
 
 from __future__ import annotations
 
@@ -70,15 +70,15 @@ from parsifl.linear.site_statistics import cox_losses
 
 _SEPARATOR = "|"
 _PASSING = ("experiment", "machine")
-"""What a reply says of the run and of the machine: the same numbers are released once."""
+"""Fields about the run and the machine, ignored when deciding whether a reply is new."""
 LoadTable = Callable[[NodeConfig], Any]
-"""Returns columns of text by name (`read_csv`), or a frame of pandas or polars."""
+"""Returns columns of text by name (`read_csv`), or a pandas or polars frame."""
 
 
 @final
 @dataclass(frozen=True)
 class ColumnSchema:
-    """What a site declares of one column.
+    """A site's declaration of one column.
 
     Parameters
     ----------
@@ -91,7 +91,7 @@ class ColumnSchema:
     levels
         The words that may occur; empty: any.
     missing
-        Codes that stand for a missing value in this column.
+        Codes that mark a missing value in this column.
     """
 
     kind: Literal["number", "words"]
@@ -104,12 +104,12 @@ class ColumnSchema:
 @final
 @dataclass(frozen=True)
 class TableSchema:
-    """What a site declares of its table.
+    """A site's declaration of its table.
 
     Parameters
     ----------
     missing
-        Codes that stand for a missing value, besides those of every table (empty, NA, ?, ...).
+        Codes that mark a missing value, besides the standard ones (empty, NA, ?, ...).
     words
         Columns that hold words although some or all of their values look like numbers.
     columns
@@ -125,7 +125,7 @@ class TableSchema:
     targets: tuple[str, ...] = ()
 
     def joined(self, node: Mapping[str, Any]) -> TableSchema:
-        """Add what the node's configuration declares.
+        """Add the declarations of the node's configuration.
 
         `missing` and `words` are separated by `|`; `schema` names a TOML file with the same
         entries as this class.
@@ -167,8 +167,8 @@ def prepare(table: Any, spec: RegressionSpec, schema: TableSchema, guards: Guard
 
     Levels with too few rows are merged into one level, also if only the rows of one class, or
     those with an event, are too few. A column of numbers with too few values, or with the same
-    value in all but a few rows, is withheld: all its values count as missing. Which row is at fault
-    is in the node's log only.
+    value in all but a few rows, is withheld: all its values count as missing. Only the node's log
+    names the rows at fault.
     """
     columns = _typed(table, spec, schema)
     fault = spec.checked(columns)
@@ -196,7 +196,7 @@ def _typed(table: Any, spec: RegressionSpec, schema: TableSchema) -> dict[str, C
     if schema.targets and spec.target not in schema.targets:
         raise Refusal("target", f"it does not allow '{spec.target}' to be predicted")
     if not set(names) >= {*schema.words, *schema.columns}:
-        raise Refusal("schema", "a column that is declared is not in its table")
+        raise Refusal("schema", "a declared column is not in its table")
     words = {*schema.words, *(n for n, c in schema.columns.items() if c.kind == "words")}
     words |= {spec.target} if spec.family == "logistic" else set()
     found: dict[str, Column] = {}
@@ -220,9 +220,9 @@ def _typed(table: Any, spec: RegressionSpec, schema: TableSchema) -> dict[str, C
 
 
 def _check_declared(name: str, column: Column, declared: ColumnSchema, words: set[str]) -> None:
-    """Refuse a column that is not as declared; the rows at fault are in the node's log only."""
+    """Refuse a column that is not as declared; only the node's log names the rows at fault."""
     if is_words(column) is not (name in words):
-        raise Refusal("schema", f"column '{name}': declared as numbers, and holds words")
+        raise Refusal("schema", f"column '{name}': declared as numbers, but contains words")
     outside = np.zeros(len(column), np.bool_)
     if declared.levels:
         outside = observed(column) & ~np.isin(column, np.array(declared.levels))
@@ -237,7 +237,7 @@ def _check_declared(name: str, column: Column, declared: ColumnSchema, words: se
 
 
 def _strata(columns: Columns, spec: RegressionSpec) -> Column | None:
-    """Return the classes or events, of which no cell with a level may be small."""
+    """Return the classes or events, whose cells with a level must not be small."""
     if spec.family == "logistic":
         return columns[spec.target]
     return columns[spec.event] if spec.event else None
@@ -247,7 +247,7 @@ def _merged(name: str, column: Column, strata: Column | None, guards: Guards) ->
     values = [str(value) for value in column]
     if RARE in values or ABSENT in values:
         raise Refusal(
-            "marker", f"column '{name}': {RARE} and {ABSENT} have a meaning here; rename that level"
+            "marker", f"column '{name}': {RARE} and {ABSENT} are reserved; rename that level"
         )
     counts = [Counter(values)]
     if strata is not None and strata is not column:
@@ -264,14 +264,14 @@ def _withheld(name: str, numbers: Array, guards: Guards) -> Array:
     there = numbers[~np.isnan(numbers)]
     if len(there) and (len(there) < guards.rows or few_differ(there, guards.cell)):
         node_log().warning(
-            "column %r: withheld, since too few rows have a value of their own", name
+            "column %r: withheld, because too few rows differ from the common value", name
         )
         return np.full(len(numbers), np.nan)
     return numbers
 
 
 def problem_of(spec: RegressionSpec, kept: tuple[int, ...] = ()) -> MakeProblem:
-    """Return what builds the problem of a regression; columns are centred, rows have weights."""
+    """Return a function that builds the problem; columns are centred, rows have weights."""
 
     def make(data: ClientData) -> Problem:
         width = int(data.x.shape[1])
@@ -292,19 +292,20 @@ def problem_of(spec: RegressionSpec, kept: tuple[int, ...] = ()) -> MakeProblem:
 
 
 class TableSite:
-    """A site with a table: it sends aggregates, trains on its encoded rows, and sends products.
+    """A site with a table, which sends aggregates, trains on its encoded rows, and sends products.
 
     Parameters
     ----------
     root
-        The folder for client state; the audit file is in its subfolder `client-NUMBER`.
+        The state directory; the audit file is in its subdirectory `client-NUMBER`.
     spec
         The model; a request that names another one is refused.
     schema
-        What the site declares of its columns.
+        The site's declaration of its columns.
     guards
-        The site's limits. Every request is held against them, against the site's own table and
-        against what has left before; what breaks a rule is answered with that rule and no data.
+        The site's limits. Every request is checked against them, against the site's own table and
+        against what was released before; a request that breaks a rule is answered with that rule
+        and no data.
     """
 
     def __init__(
@@ -323,18 +324,20 @@ class TableSite:
         self._audit = Audit(root / f"client-{client}")
 
     def answer(self, kind: Kind, envelope: Envelope) -> Envelope:
-        """Answer a request of this kind; this is the only way out of the site."""
+        """Answer a request of this kind; nothing leaves the site in any other way."""
         entry: dict[str, Any] = {"kind": kind}
         with self._audit.locked():
             try:
                 reply = self._answer(kind, envelope, entry)
             except Refusal as refusal:
                 reply = self._refuse(refusal.rule, str(refusal))
-            except WireError as error:  # its text is about the request, not about the table
+            except WireError as error:  # its message describes the request, not the table
                 reply = self._refuse("request", str(error))
             except Exception:
                 node_log().exception("a request for '%s' could not be answered", kind)
-                reply = self._refuse("failure", "its work failed; the reason is in the node's log")
+                reply = self._refuse(
+                    "failure", "the computation failed; the reason is in the node's log"
+                )
             if self._guards.release == "manual" and failure_in(reply) is None:
                 reply = self._approved(kind, reply)
             size = sum(len(part) for part in reply.parts.values())
@@ -342,7 +345,7 @@ class TableSite:
         return reply
 
     def _approved(self, kind: Kind, reply: Envelope) -> Envelope:
-        """Return a reply that someone at the site has approved; else keep it there, and refuse."""
+        """Return a reply that a person at the site has approved; otherwise store it and refuse."""
         head = json.loads(reply.text)
         said = {name: head[name] for name in head if name not in _PASSING}
         name = digest(said, *map(reply.parts.get, sorted(reply.parts)))
@@ -372,7 +375,7 @@ class TableSite:
             ).envelope()
         agreement = getattr(request, "agreement", None)
         if agreement is None:
-            raise WireError("agreement: none, and a site answers nothing without one")
+            raise WireError("agreement: missing; a site does not answer without one")
         rules.check_agreement(agreement, own, self._guards)
         x, y = agreement.preprocessing.standardised(own.columns), agreement.targets(own.columns)
         data = _data(x, y)
@@ -383,7 +386,7 @@ class TableSite:
         if not isinstance(request, WorkRequest):
             return site.hello()
         if request.data_schema != DataSchema.of(data):
-            raise Refusal("data-schema", "the agreed form of a row is not that of its table")
+            raise Refusal("data-schema", "the agreed schema of a row does not match its table")
         if isinstance(request, EvaluateRequest):
             return _whole(site.evaluate(request, envelope.parts))
         assert isinstance(request, TrainRequest)
@@ -427,7 +430,7 @@ class TableSite:
         columns: Sequence[int],
         entry: dict[str, Any],
     ) -> None:
-        """Hold sums at these coefficients against all that left, and note them as released."""
+        """Check sums at these coefficients against all released sums, and record them."""
         names, units = agreement.preprocessing.names, agreement.preprocessing.units
         inner = [place for place in columns if place < len(names)]
         places = [agreement.preprocessing.columns[units[place]].name for place in inner]
@@ -445,7 +448,7 @@ class TableSite:
         entry: dict[str, Any],
         *what: Any,
     ) -> None:
-        """Hold a request against what has left before."""
+        """Check a request against what was released before."""
         if request.client != self._client:
             raise WireError(f"client: this is {self._client}, not {request.client}")
         agreement = request.agreement
@@ -472,7 +475,7 @@ class TableSite:
         problem: Any,
         entry: dict[str, Any],
     ) -> Envelope:
-        """Return loss, gradient and curvature at the coefficients that are asked about."""
+        """Return loss, gradient and curvature at the requested coefficients."""
         agreement, width = request.agreement, problem.width
         support = rules.check_support(
             request.support, width, self._experiment, own.rows, self._guards
@@ -497,10 +500,10 @@ class TableSite:
 
 
 def row_weights(problem: Any, data: ClientData, at: torch.Tensor) -> Array:
-    """Return the weights [2, rows] by which sums at these coefficients add up rows and products.
+    """Return the weights [2, rows] of rows and products in sums at these coefficients.
 
-    The products of a Cox model follow from the logarithms of the hazard ratios, which stand in the
-    place of the second weights.
+    The products of a Cox model follow from the logarithms of the hazard ratios, which replace the
+    second weights.
     """
     params = {problem.name: at}
     if isinstance(problem, Cox):
@@ -516,11 +519,11 @@ def row_weights(problem: Any, data: ClientData, at: torch.Tensor) -> Array:
 
 
 def _whole(reply: Envelope) -> Envelope:
-    """Return a reply of local work that succeeded; the text of a failure may hold values."""
+    """Return a successful reply; the message of a failure may contain values."""
     failure = failure_in(reply)
     if failure is not None:
         node_log().error("local work failed: %s", failure.reason)
-        raise Refusal("failure", "its work failed; the reason is in the node's log")
+        raise Refusal("failure", "the computation failed; the reason is in the node's log")
     return reply
 
 

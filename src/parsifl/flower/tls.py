@@ -1,7 +1,7 @@
 """A test certificate authority, a server certificate, and keys for nodes.
 
-Enough for a trial and for a closed network. For anything else take certificates from your own
-authority; node keys made here are as good as any (ECDSA on P-384, in OpenSSH's format).
+They are sufficient for a trial and for a closed network. Otherwise use certificates of your own
+authority. Node keys created here are suitable for any deployment (ECDSA on P-384, OpenSSH format).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NAME = re.compile(r"(\*\.)?([A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.)*[A-Z
 @final
 @dataclass(frozen=True)
 class KeyFolder:
-    """Where the files are: `ca.crt` goes to every machine, private keys to one machine each."""
+    """Paths of the files: `ca.crt` goes to every machine, private keys to one machine each."""
 
     path: Path
 
@@ -65,7 +65,7 @@ def make_keys(
     hosts: Sequence[str] = (),
     days: int = 30,
 ) -> KeyFolder:
-    """Write an authority, a server certificate for `hosts` and loopback, and a key pair a node."""
+    """Write an authority, a server certificate for `hosts` and loopback, and node key pairs."""
     for host in hosts:
         _check_host(host)
     if not 1 <= days <= _MOST_DAYS:
@@ -93,7 +93,7 @@ def make_keys(
     write_synced(found.certificate, signed.public_bytes(serialization.Encoding.PEM), 0o644)
     for number in range(nodes):
         add_node(found, number)
-    # last: it says that the folder is complete
+    # last: it marks the directory as complete
     write_synced(found.authority, root.public_bytes(serialization.Encoding.PEM), 0o644)
     return found
 
@@ -120,7 +120,7 @@ def _certificate(
     days: int,
     hosts: Sequence[str],
 ) -> x509.Certificate:
-    """Sign a certificate: for hosts, or for an authority where there are none."""
+    """Sign a certificate for hosts, or for an authority if there are none."""
     now = datetime.datetime.now(datetime.UTC)
     is_authority = not hosts
     builder = (
@@ -161,14 +161,14 @@ def _usage(is_authority: bool) -> x509.KeyUsage:
 
 
 def _check_host(host: str) -> None:
-    """Raise ConfigError for what is neither an address nor a name that a certificate can hold."""
+    """Raise ConfigError unless this is an address or a valid host name."""
     try:
         ipaddress.ip_address(host)
     except ValueError:
         if not _NAME.fullmatch(host) or len(host) > 253:
             raise ConfigError(
-                f"{host!r:.80} is not a host name or address: give it without a port, and with "
-                "letters, digits, hyphens and dots only (an international name in its xn-- form)"
+                f"{host!r:.80} is not a host name or address: omit the port, and use only letters, "
+                "digits, hyphens and dots (write international names in xn-- form)"
             ) from None
 
 

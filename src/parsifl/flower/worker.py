@@ -1,9 +1,9 @@
-"""The worker of a node, a process that stays, and how a ClientApp reaches it over a Unix socket.
+"""The worker of a node, a long-lived process that ClientApps reach over a Unix socket.
 
-`flower.node` starts the worker with a listening socket, and another one when it ends. It serves one
-app: if a request names another one, it ends before it replies, and the ClientApp hands the request
-to its successor. The socket is 0600 in a directory that is 0700, and each side checks that the
-other one is a process of the same user. Only a process that serves imports torch.
+`flower.node` starts the worker with a listening socket, and restarts it when it exits. A worker
+serves one app: if a request names another one, it exits without a reply, and the ClientApp passes
+the request to its successor. The socket is 0600 in a directory that is 0700, and each side checks
+that the other one is a process of the same user. Only the serving process imports torch.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _READ_SECONDS = 60.0
 
 
 class WorkerLost(ParsiflError):
-    """The worker ended several times while it worked on one request."""
+    """The worker exited several times while it worked on one request."""
 
 
 @final
@@ -66,7 +66,7 @@ class WorkerTask:
     envelope: Envelope
 
     def to_bytes(self) -> bytes:
-        """Return the task as it travels."""
+        """Return the task as bytes."""
         head = {
             "kind": self.kind,
             "app": [self.app.root, self.app.module, self.app.name],
@@ -85,7 +85,7 @@ class WorkerTask:
 
 
 def ask(folder: Path, task: WorkerTask) -> Envelope:
-    """Hand a task to the worker; hand it over again if the worker ends before it has replied.
+    """Pass a task to the worker; repeat it if the worker exits before it has replied.
 
     That is harmless: every request names the state to start from.
     """
@@ -99,21 +99,21 @@ def ask(folder: Path, task: WorkerTask) -> Envelope:
                 return _unframe(receive(link))[1]
         except (ConnectionError, EOFError):
             time.sleep(_PAUSE)  # the node starts another one
-    raise WorkerLost(f"the worker ended {_ATTEMPTS} times while it worked on one request")
+    raise WorkerLost(f"the worker exited {_ATTEMPTS} times while it worked on one request")
 
 
 def reply_bytes(envelope: Envelope) -> bytes:
-    """Return a reply as it travels."""
+    """Return a reply as bytes."""
     return _frame({}, envelope)
 
 
 def supports_workers() -> bool:
-    """Return whether sockets identify their peers here, as they do on Linux."""
+    """Return whether sockets identify their peers on this platform, as on Linux."""
     return hasattr(socket, "SO_PEERCRED")
 
 
 def check_peer(link: socket.socket) -> None:
-    """Raise WireError unless the process at the other end is one of this user."""
+    """Raise WireError unless the process at the other end belongs to this user."""
     found = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, user, _ = _CREDENTIALS.unpack(found)
     if user != os.geteuid():
@@ -127,7 +127,7 @@ def send(link: socket.socket, data: bytes) -> None:
 
 
 def receive(link: socket.socket) -> bytes:
-    """Return one message; raise EOFError if the other end is gone."""
+    """Return one message; raise EOFError if the connection is closed."""
     (size,) = _SIZE.unpack(_exactly(link, _SIZE.size))
     if size > _LONGEST:
         raise WireError(f"length: {size} bytes, at most {_LONGEST} are read")
@@ -182,7 +182,7 @@ class Worker:
         self._run: object = None
 
     def serve(self, listener: socket.socket) -> None:
-        """Answer one connection after the other, for ever."""
+        """Answer connections, one at a time, until the process ends."""
         while True:
             link, _ = listener.accept()
             with link:
@@ -197,7 +197,7 @@ class Worker:
                     node_log().exception("a connection to the worker failed")
 
     def answer(self, task: WorkerTask) -> Envelope:
-        """Answer a task; data are read again for another run, and after a failure."""
+        """Answer a task; data are read again for a new run, and after a failure."""
         run = (task.run, dict(task.run_config), dict(task.node_config))
         if self._client is None or self._run != run:
             self._client = None

@@ -1,4 +1,4 @@
-"""Self-contained HTML pages: about one or many run directories, or about one fit."""
+"""Self-contained HTML pages about run directories, or about one fit."""
 
 from parsifl.report.fit_page import build_fit
 from parsifl.report.page import build

@@ -1,4 +1,4 @@
-"""The coefficients of a regression, from what an estimator says of itself (`summary_values`)."""
+"""The coefficients of a regression, from the summary of an estimator (`summary_values`)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def coefficient_sheets(runs: Sequence[RunData], name: str) -> list[Grid]:
     for run in runs:
         try:
             found += summary_sheets(_summary(run), f"{name}{len(found)}", run.path.name)
-        except (OSError, *DAMAGED):  # no regression, or a damaged file: the rest is shown
+        except (OSError, *DAMAGED):  # not a regression, or a damaged file: show the rest
             continue
     return found
 
@@ -65,7 +65,7 @@ def summary_sheets(summary: Mapping[str, Any], name: str, label: str = "") -> li
 
 
 def summary_plots(summary: Mapping[str, Any]) -> str:
-    """Return all figures that the aggregates of a fit allow, as SVG."""
+    """Return all figures that can be drawn from the aggregates of a fit, as SVG."""
     drawn = []
     if "path" in summary:
         drawn.append(_path_plot(summary["path"]))
@@ -73,7 +73,7 @@ def summary_plots(summary: Mapping[str, Any]) -> str:
             drawn.append(_error_plot(summary["path"]))
     fit, sites = summary.get("fit", {}), [str(site) for site in summary["clients"]]
     if "excess" in fit:
-        entry = {"name": "observed less predicted", "all": 0.0, "errors": fit["error"]}
+        entry = {"name": "observed minus predicted", "all": 0.0, "errors": fit["error"]}
         drawn.append(_forest({**entry, "estimates": fit["excess"]}, sites))
     drawn += [_forest(entry, sites) for entry in summary["sites"] if entry["name"] != "(intercept)"]
     return f'<div class="plots">{"".join(drawn)}</div>'
@@ -90,7 +90,7 @@ def coefficient_sheet(summary: Mapping[str, Any], name: str, caption: str) -> Gr
 
 
 def _path_sheet(path: Mapping[str, Any], name: str, caption: str) -> Grid:
-    """Return what each number of terms gives, and which terms it has."""
+    """Return the results and the terms for each number of terms."""
     names = [str(term) for term in path["names"]]
     criteria = ("aic", "bic", "ebic", "gic")
     columns = [Column("terms"), *(Column(title.upper()) for title in criteria)]
@@ -121,16 +121,16 @@ def _shown(value: float) -> str:
 
 def _site_sheet(fit: Mapping[str, Any], sites: Sequence[str], name: str, caption: str) -> Grid:
     titles = {"rows": "rows", "residual SD": "residual SD", "deviance per row": "deviance per row"}
-    titles |= {"excess": "observed less predicted", "error": "its SE"}
+    titles |= {"excess": "observed minus predicted", "error": "its SE"}
     found = [(title, fit[key]) for key, title in titles.items() if key in fit]
     columns = (Column("site", numeric=False), *(Column(title) for title, _ in found))
     rows = []
     for i, site in enumerate(sites):
         values = [float("nan") if part[i] is None else float(part[i]) for _, part in found]
         rows.append((Cell(site), *(Cell(f"{value:.4g}", value) for value in values)))
-    note = "How the common model fits each site, from the last sums."
+    note = "Fit of the common model at each site, from the last sums."
     if "excess" in fit:
-        note += " Observed less predicted is per row, of the second class or of counts."
+        note += " Observed minus predicted is per row, of the second class or of counts."
     return Grid(name, caption, columns, tuple(rows), (note,))
 
 
@@ -152,15 +152,15 @@ def _path_plot(path: Mapping[str, Any]) -> str:
 
 
 def _error_plot(path: Mapping[str, Any]) -> str:
-    """Return the error on sites left out, with the one-standard-error rule."""
+    """Return the error on left-out sites, with the one-standard-error rule."""
     numbers = [float(number) for number in path["numbers"]]
     errors, spread = ([float(v) for v in path[key]] for key in ("error", "standard_error"))
     best = errors.index(min(errors))
     limit = errors[best] + spread[best]
     simple = next(int(n) for n, value in zip(numbers, errors, strict=True) if value <= limit)
     text = (
-        f"Cross-validation over sites: least error with {int(numbers[best])} terms; one standard "
-        f"error allows {simple}. Bars are standard errors, the dotted line is that bound"
+        f"Cross-validation over sites: smallest error with {int(numbers[best])} terms; one "
+        f"standard error allows {simple}. Bars are standard errors, the dotted line is that bound"
     )
     return _chart(text, numbers, {"": errors}, bars=spread, line=limit)
 
@@ -210,7 +210,7 @@ def _chart(
                 f'x1="{across(a)}" x2="{across(a)}" y1="{down(b - bar)}" y2="{down(b + bar)}" '
                 'stroke="currentColor"/>'
             )
-    place = 0.0  # names do not cover each other
+    place = 0.0  # names must not overlap
     for name, values in sorted(series.items(), key=lambda entry: -entry[1][-1]):
         place = max(place + 11, float(down(values[-1])))
         marks.append(_text(float(across(last)) + 6, f"{place:.1f}", name, "start"))

@@ -18,7 +18,7 @@ from parsifl.report.paired_gains import baselines
 from parsifl.report.state_sparsity import read_anatomy
 from parsifl.report.summary import total
 
-MOST_POINTS = 400  # a screen shows no more
+MOST_POINTS = 400  # more would not be visible
 _COSTS: Mapping[str, Callable[[RoundRecord], float]] = {
     "up": lambda r: r.bytes_up,
     "down": lambda r: r.bytes_down,
@@ -64,7 +64,7 @@ def _curves(group: RunGroup) -> dict[str, Any]:
 
 
 def _axes(group: RunGroup, shared: Sequence[int]) -> dict[str, list[float | None]]:
-    """Return what was spent until each round, averaged over seeds."""
+    """Return the cumulative costs up to each round, averaged over seeds."""
     axes: dict[str, list[float | None]] = {}
     for name, cost in _COSTS.items():
         spent = [
@@ -209,5 +209,5 @@ def _thin(numbers: Sequence[int]) -> list[int]:
 
 
 def _tidy(value: float) -> float | None:
-    """Return a number that JSON can hold, with six digits; None if it is not finite."""
+    """Return a number for JSON, with six digits; None if it is not finite."""
     return float(f"{value:.6g}") if math.isfinite(value) else None

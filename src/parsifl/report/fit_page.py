@@ -1,4 +1,4 @@
-"""One HTML page about a fitted estimator: coefficients, and the figures that can be drawn."""
+"""One HTML page about a fitted estimator: coefficients and figures."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ def build_fit(
 ) -> Path:
     """Write the report about a fitted estimator.
 
-    The page has the table of coefficients, which guarantee holds, a methods paragraph, the fit by
-    site and forest plots; a linear regression fitted in one round also has the best subset of each
-    size with its information criteria. Further figures need matplotlib (extra `parsifl[plots]`).
+    The page has the table of coefficients with its guarantee, a methods paragraph, the fit by site
+    and forest plots; a linear regression fitted in one round also has the best subset of each
+    size with its information criteria. Other figures need matplotlib (extra `parsifl[plots]`).
 
     Parameters
     ----------
     model
         An estimator of `parsifl.estimators`. With cross-validation, the page has its curve.
     output
-        The HTML file to write; its folder is made if need be.
+        The HTML file to write; its directory is created if needed.
     X, y, groups
         The rows of the fit, for the coefficient path.
     test
-        Rows (X, y) for calibration, ROC and survival curves; None: the rows of the fit, which the
-        captions then call optimistic. After a deployment these are rows of one site.
+        Rows (X, y) for calibration, ROC and survival curves; None: the rows of the fit, with
+        captions that call them optimistic. After a deployment, use rows of one site.
     path
-        Numbers of terms for the coefficient path, which takes a fit for each; None: those that
-        cross-validation tried, or no path.
+        Numbers of terms for the coefficient path, which takes one fit each; None: those of the
+        cross-validation, or no path.
     stability
-        What `stability_selection` returned.
+        The result of `stability_selection`.
     """
-    from parsifl.estimators import plots  # imports scikit-learn, which a report on runs does not
+    from parsifl.estimators import plots  # imports scikit-learn, which run reports do not need
 
     best, tried = getattr(model, "best_estimator_", model), hasattr(model, "best_estimator_")
     drawn: list[tuple[str, Any]] = []
@@ -61,7 +61,7 @@ def build_fit(
         drawn.append(
             (
                 "Coefficient path. Each line is a term, in standard deviations of its column; each "
-                "number of terms is a fit of its own.",
+                "number of terms is a separate fit.",
                 plots.coefficient_path(best, X, y, groups, path=numbers),
             )
         )
@@ -69,7 +69,7 @@ def build_fit(
         drawn.append(
             (
                 "Cross-validation over sites. Bars are standard errors; the dotted line is the "
-                "least mean error plus one standard error.",
+                "smallest mean error plus one standard error.",
                 plots.cv_curve(model),
             )
         )
@@ -104,7 +104,7 @@ def build_fit(
 
 
 def _on_rows(model: Any, test: tuple[Any, Any] | None, X: Any, y: Any) -> list[tuple[str, Any]]:
-    """Return what only rows can show."""
+    """Return the figures that need rows."""
     from parsifl.estimators import plots
 
     rows = (X, y) if test is None else test
@@ -134,7 +134,7 @@ def _coefficients(model: Any) -> tuple[list[Grid], str]:
     rows = tuple(
         (Cell(str(names[i])), Cell(f"{values[i]:.4g}", float(values[i]))) for i in model.support_
     )
-    note = f"solver={model.solver_!r} does not sum up curvature: there are no standard errors."
+    note = f"solver={model.solver_!r} does not compute curvature: there are no standard errors."
     return [Grid("coefficients", "Coefficients", columns, rows, (note,))], ""
 
 
@@ -144,11 +144,11 @@ def _block(name: str, title: str, inside: str) -> str:
 
 
 def _figure(caption: str, ax: Any, name: str) -> str:
-    """Return a figure of matplotlib as SVG in the colours of the page."""
+    """Return a matplotlib figure as SVG in the colours of the page."""
     import matplotlib as mpl
 
     out = io.StringIO()
-    # text stays text; the salt keeps the ids of several figures apart, and the same every time
+    # keep text as text; a fixed salt makes the ids of figures distinct and reproducible
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
         ax.figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
     svg = _SIZE.sub("", _OURS.sub("", out.getvalue())).strip()

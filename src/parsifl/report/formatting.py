@@ -1,4 +1,4 @@
-"""Numbers for people: bytes, seconds, counts and scores."""
+"""Format numbers for display: bytes, seconds, counts and scores."""
 
 from __future__ import annotations
 

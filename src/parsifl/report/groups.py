@@ -1,4 +1,4 @@
-"""Which runs belong together: sections by data and score, groups of seeds of one configuration."""
+"""Group runs: sections by data and score, groups of seeds of one configuration."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from parsifl.engine.run_dir import RunData
 
-# these follow from the seed, so they do not make another configuration
+# these follow from the seed, so they do not define another configuration
 _SEEDED = frozenset({"run.seed", "problem.checksum", "data.checksum"})
 ABSENT = "not set"
 
@@ -44,7 +44,7 @@ class Section:
 
     @property
     def title(self) -> str:
-        """The data in words; arrays that a user brought have no name of their own."""
+        """A description of the data; a user's own arrays have no name."""
         return "own data" if self.data in ("", "own") else self.data
 
     @property
@@ -69,7 +69,7 @@ def _section(data: str, score: str, maximize: bool, runs: Sequence[RunData]) -> 
         if run.seed in seeds:
             notes.append(
                 f"{run.path.name} repeats the configuration and seed of "
-                f"{seeds[run.seed].path.name} and is left out"
+                f"{seeds[run.seed].path.name} and is skipped"
             )
         else:
             seeds[run.seed] = run
@@ -89,7 +89,7 @@ def _uneven(group: RunGroup) -> list[str]:
         return []
     return [
         f"{group.label}: the seeds have {', '.join(map(str, lengths))} rounds; curves end "
-        f"where the shortest does, totals are means of unequal runs"
+        f"with the shortest run, and totals are means of unequal runs"
     ]
 
 

@@ -68,7 +68,7 @@ def _score_columns(section: Section, found: Sequence[Row]) -> list[tuple[Column,
 
 
 def _protocols(found: Sequence[Row], *, scores: bool) -> tuple[tuple[str, ...], list[str]]:
-    """Return the protocol sentences, and for each row the mark of its own if they differ."""
+    """Return the protocol sentences, and a mark for each row if they differ."""
     own = [
         tuple(found.protocol for found in (row.global_model, row.personal_model) if found)
         for row in found
@@ -78,9 +78,7 @@ def _protocols(found: Sequence[Row], *, scores: bool) -> tuple[tuple[str, ...], 
     for texts in own:
         for text in texts:
             kinds[text.partition(":")[0]].add(text)
-    closing = [
-        "Bytes and time are totals of a run; time is that of its machine, evaluation included."
-    ]
+    closing = ["Bytes and time are totals of a run; time is wall time, including evaluation."]
     if scores:
         closing[0] = (
             "Spread and worst decile are those of the personal models; the worst decile is the "
@@ -97,7 +95,7 @@ def _protocols(found: Sequence[Row], *, scores: bool) -> tuple[tuple[str, ...], 
 
 
 def ledger_sheet(section: Section, name: str) -> Grid:
-    """Return what the runs sent, against dense messages and against the entropy bound."""
+    """Return the bytes of the runs, compared with dense messages and the entropy bound."""
     body = []
     for row, group in zip(rows(section), section.groups, strict=True):
         visits = sum(r.trained for run in group.runs for r in run.records)
@@ -115,17 +113,17 @@ def ledger_sheet(section: Section, name: str) -> Grid:
     titles = (*(f"{way}{part}" for way in ("up", "down") for part in parts), "up per visit")
     headings = (Column("algorithm", numeric=False), *(Column(title) for title in titles))
     notes = (
-        "Bytes of a whole run, averaged over seeds. Dense: the entries of the same messages, all "
-        "sent in full; a share slightly above 100 % is the header of a message. Bound: log2 "
-        "C(d, k) bits for where the k non-zeros of a tensor of d entries are, plus the values (of "
-        "a low-rank matrix its factors, r (d1 + d2) numbers); no lossless code for such supports "
-        "is shorter on average. A visit is one client in one round.",
+        "Bytes of a whole run, averaged over seeds. Dense: the same messages with all entries "
+        "sent; a share slightly above 100 % is due to message headers. Bound: log2 "
+        "C(d, k) bits for the positions of the k non-zeros of a tensor of d entries, plus the "
+        "values (for a low-rank matrix its factors, r (d1 + d2) numbers); no lossless code for "
+        "such supports is shorter on average. A visit is one client in one round.",
     )
     return Grid(name, "Bytes sent", headings, tuple(body), notes)
 
 
 def _against(sent: Number, dense: Number, bound: float | None) -> tuple[Cell, ...]:
-    """Return bytes, the same dense, the share, the bound, and how far above it they are."""
+    """Return bytes, dense bytes, the share, the bound, and the excess over the bound."""
     known = bound is not None and bound > 0
     over = sent.mean / bound - 1 if bound is not None and known else None
     return (
@@ -138,7 +136,7 @@ def _against(sent: Number, dense: Number, bound: float | None) -> tuple[Cell, ..
 
 
 def cost_sheet(section: Section, name: str) -> Grid:
-    """Return what the runs computed, how long each phase took and what went wrong."""
+    """Return operations, time by phase, and failures of the runs."""
     phases = list(
         dict.fromkeys(name for run in section.runs for r in run.records for name in r.seconds)
     )
@@ -212,7 +210,7 @@ def _gain_sheet(section: Section, name: str, found: Sequence[Gain]) -> Grid:
 
 
 def difference_sheet(section: Section, name: str) -> Grid | None:
-    """Return the fields on which the configurations differ; None if they agree on all."""
+    """Return the fields on which the configurations differ; None if there are none."""
     found = differences([group.config for group in section.groups])
     if not found:
         return None
@@ -276,7 +274,7 @@ def _interval(gain: Gain, score: str) -> str:
 
 
 def _rounds(row: Row, runs: Sequence[RunData]) -> Cell:
-    """Return how many rounds are finished, and of how many where some are to come."""
+    """Return the number of finished rounds, and the total if some are missing."""
     wanted = max((run.target or 0 for run in runs), default=0)
     more = f" of {wanted}" if wanted > min(row.rounds) else ""
     return Cell(_range(row.rounds) + more, max(row.rounds))

@@ -1,4 +1,4 @@
-"""Serves the page of a growing run directory to the browser on this machine."""
+"""Serve the page of a growing run directory to the browser on this machine."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class LivePage:
         self.current()
 
     def version(self) -> str:
-        """Return a name for the present state of the folders."""
+        """Return a digest of the current state of the directories."""
         digest = hashlib.sha256()
         for folder in find_runs(self._folders):
             for name in _FILES:
@@ -40,7 +40,7 @@ class LivePage:
         return digest.hexdigest()[:16]
 
     def current(self) -> str:
-        """Return the page of the present state; the last good one if a folder went away."""
+        """Return the current page, or the last good one if a directory was removed."""
         with self._lock:
             version = self.version()
             if version != self._version:
@@ -90,7 +90,7 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = _PATIENCE
 
     def do_GET(self) -> None:  # the name that http.server calls
-        # another site could point its own name at this address; only ours is answered
+        # another site could point its own name at this address; only our names are answered
         host = (self.headers.get("Host") or "").rpartition(":")[0]
         if host not in (_HOST, "localhost"):
             self.send_error(HTTPStatus.FORBIDDEN)
@@ -112,7 +112,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Stay silent: the terminal belongs to the command."""
+        """Log nothing: the terminal belongs to the command."""
 
 
 def serve(
@@ -128,11 +128,11 @@ def serve(
     folders
         Run directories, or directories that contain some.
     announce
-        Called with the address once the page is there.
+        Called with the address once the page is available.
     port
-        Where to listen, on this machine only; 0: any free port.
+        The port to listen on, on this machine only; 0: any free port.
     stop
-        Ends the service when set; None: it ends with Ctrl-C.
+        Stops the service when set; None: it stops with Ctrl-C.
     """
     page = LivePage(folders)
     stop = stop or threading.Event()

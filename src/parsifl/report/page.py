@@ -1,4 +1,4 @@
-"""Puts tables, figures and their program into one HTML file that needs no network."""
+"""Assemble tables, figures and their script into one HTML file that works offline."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def build(folders: Sequence[Path], output: Path) -> Path:
     folders
         Run directories, or directories that contain some.
     output
-        The HTML file to write. Its directory is created if it is missing. A page is replaced; any
-        other file is left alone.
+        The HTML file to write. Its directory is created if it is missing. Only an HTML page is
+        replaced.
 
     Raises
     ------
@@ -59,7 +59,7 @@ def build(folders: Sequence[Path], output: Path) -> Path:
 
 
 def _reject_other(output: Path) -> None:
-    """Raise ConfigError if a file that is not a page would be replaced."""
+    """Raise ConfigError if a file that is not an HTML page would be replaced."""
     if not output.is_file():
         return
     with output.open("rb") as file:
@@ -69,7 +69,7 @@ def _reject_other(output: Path) -> None:
 
 
 def render(runs: Sequence[RunData], version: str = "", left_out: Sequence[str] = ()) -> str:
-    """Return the page; with a `version` it asks its server for a newer one and reloads."""
+    """Return the page; with a `version` it polls its server for a newer one and reloads."""
     found = sections(runs)
     named = {f"s{at}": section for at, section in enumerate(found)}
     sheets = {name: _sheets(section, name) for name, section in named.items()}
@@ -82,7 +82,7 @@ def render(runs: Sequence[RunData], version: str = "", left_out: Sequence[str] =
             for sheet in group.values()
         },
     }
-    level = 2 if len(found) == 1 else 3  # of headings: a single section needs none of its own
+    level = 2 if len(found) == 1 else 3  # heading level: a single section needs no heading
     bodies = [
         _section(section, name, sheets[name], inside=_inside(name, level, drawn[name]), level=level)
         for name, section in named.items()
@@ -106,14 +106,14 @@ def render_page(
     contents: str = "",
     version: str = "",
 ) -> str:
-    """Return a page with these sections (HTML) and the values that its program reads."""
+    """Return a page with these sections (HTML) and the data of its script."""
     script = "\n".join(_asset(name) for name in _SCRIPTS)
     now = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
     return Template(_asset("template.html")).substitute(
         policy=html.escape(_policy(script, watching=bool(version))),
         version=html.escape(version),
         title=html.escape(title),
-        subtitle=html.escape(f"{subtitle} · made {now} with parsifl {parsifl.__version__}"),
+        subtitle=html.escape(f"{subtitle} · created {now} with parsifl {parsifl.__version__}"),
         style=_asset("style.css"),
         contents=contents,
         sections=sections,
@@ -127,7 +127,7 @@ def _asset(name: str) -> str:
 
 
 def _policy(script: str, *, watching: bool) -> str:
-    """Let the browser run this very program, and nothing else, whatever the page contains."""
+    """Return a policy that allows only this script, whatever the page contains."""
     digest = base64.b64encode(hashlib.sha256(f"\n{script}\n".encode()).digest()).decode()
     connect = "'self'" if watching else "'none'"
     return (
@@ -137,7 +137,7 @@ def _policy(script: str, *, watching: bool) -> str:
 
 
 def _embedded(data: Mapping[str, Any]) -> str:
-    """Return JSON that cannot end the script element that holds it."""
+    """Return JSON that cannot close its script element."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
@@ -181,7 +181,7 @@ def _section(
     section: Section, name: str, sheets: Mapping[str, Grid], *, inside: str, level: int
 ) -> str:
     gains = "".join(sheet.to_html() for key, sheet in sheets.items() if key.startswith("gain"))
-    same = "<p>There is one configuration here, apart from seeds.</p>"
+    same = "<p>All runs have the same configuration, apart from seeds.</p>"
     return Template(_asset("section.html")).substitute(
         name=name,
         level=level,
@@ -222,7 +222,7 @@ def _notes(notes: Sequence[str]) -> str:
 
 
 def _details(run: RunData) -> str:
-    """Return the whole configuration and environment of a run, folded."""
+    """Return the configuration and environment of a run in a collapsed element."""
     label = html.escape(f"{run.algorithm}, seed {run.seed}")
     where = html.escape(run.path.name)
     return (

@@ -15,7 +15,7 @@ BASELINES = ("local", "fedavg")
 
 @dataclass(frozen=True)
 class Gain:
-    """How much better one algorithm is than another; positive is better, whatever the score.
+    """How much better one algorithm is than another; positive is better for every score.
 
     Attributes
     ----------
@@ -41,7 +41,7 @@ class Gain:
         count = len(self.by_seed)
         if count < 2:
             return None
-        # SciPy takes a moment to load, and only this line needs it
+        # importing SciPy takes time, and only this line needs it
         from scipy.special import stdtrit
 
         return float(stdtrit(count - 1, 0.975)) * stdev(self.by_seed) / math.sqrt(count)

@@ -1,4 +1,4 @@
-"""What a run's last state looks like inside: density and rank by layer, overlap between clients."""
+"""Structure of a run's last state: density and rank by layer, overlap between clients."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import numpy.typing as npt
 Leaf = npt.NDArray[Any]
 SERVER = "server"
 _LATEST = re.compile(r"round-\d{8,}\b(?![^ ])")
-_MOST_BYTES = 256_000_000  # of a file of states
+_MOST_BYTES = 256_000_000  # maximum bytes of a state file
 _MOST_CLIENTS = 40
 _MOST_LEAVES = 24
-_MOST_ENTRIES = 65_536  # of a matrix whose rank is computed
+_MOST_ENTRIES = 65_536  # maximum entries of a matrix whose rank is computed
 _RANK_TOLERANCE = 1e-3  # singular values below this fraction of the largest count as zero
 _DENSE = 0.995
 
@@ -30,11 +30,11 @@ class Anatomy:
     Attributes
     ----------
     density
-        The fraction of entries that are not zero; None where a holder has no such leaf.
+        The fraction of non-zero entries; None if a holder has no such leaf.
     rank
         The numerical rank over the full rank of a matrix; None for vectors and large matrices.
     overlap
-        The Jaccard index of the supports of each two clients; empty if nothing is sparse.
+        The Jaccard index of the supports of each pair of clients; empty if nothing is sparse.
     masks
         For every device 1 for a block that it trains, 0 for a frozen one; empty without a plan.
     """
@@ -55,7 +55,7 @@ class Anatomy:
 
 
 def read_anatomy(path: Path) -> Anatomy | None:
-    """Look into the latest checkpoint of a run directory; None if it cannot be read."""
+    """Read the latest checkpoint of a run directory; None if it cannot be read."""
     try:
         folder = path / "checkpoint"
         match = _LATEST.match((folder / "LATEST").read_text())
@@ -66,7 +66,7 @@ def read_anatomy(path: Path) -> Anatomy | None:
         holders = _holders(place, state)
         found = _anatomy(int(state["round"]), holders)
         return None if found is None else replace(found, masks=_masks(state["server"]))
-    # a running engine may replace the checkpoint while it is read: then the next look succeeds
+    # a running engine may replace the checkpoint while it is read; a second attempt succeeds
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return None
 
@@ -80,7 +80,7 @@ def _holders(place: Path, state: Mapping[str, Any]) -> dict[str, dict[str, Leaf]
     kept: dict[str, dict[str, Leaf]] = {}
     names = [
         Path(part).name for part, *_ in state["pool"].get("segments", [])
-    ]  # nothing outside of the folder
+    ]  # nothing outside the directory
     files = [place.parent / "clients" / name for name in names]
     if sum(file.stat().st_size for file in files) > _MOST_BYTES:
         raise ValueError(f"the states in {place.parent} are too large to be drawn")
@@ -95,7 +95,7 @@ def _holders(place: Path, state: Mapping[str, Any]) -> dict[str, dict[str, Leaf]
 
 
 def _masks(server: Any) -> tuple[tuple[float, ...], ...]:
-    """Return which blocks each device trains, where the server keeps a plan of that."""
+    """Return which blocks each device trains, if the server has a plan."""
     fields = server.get("f", {}) if isinstance(server, Mapping) else {}
     if not {"masks", "chosen"} <= set(fields):
         return ()
@@ -107,7 +107,7 @@ def _masks(server: Any) -> tuple[tuple[float, ...], ...]:
 
 
 def _tensors(file: Path) -> dict[str, Leaf]:
-    # the reader of tensors takes a moment to load, and most of this package does without
+    # importing the tensor reader takes time, and most of this package does not need it
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 

@@ -128,7 +128,7 @@ def _protocol(run: RunData, model: str, chosen: Iterable[int]) -> str:
     what = (
         f"Personal: each client's own model{tuned}, on its own test rows"
         if model == "personal"
-        else "Global: the one model of the server, on the test rows of each client"
+        else "Global: the server's model, on the test rows of each client"
     )
     weighting = (
         "weighted by test rows"
@@ -223,5 +223,5 @@ def _caption(rows: Sequence[Row], several: bool) -> str:
 
 
 def _plain(text: str) -> str:
-    """Keep rich from reading markup in names."""
+    """Escape rich markup in names."""
     return text.replace("[", r"\[")

@@ -1,4 +1,4 @@
-"""A table that can be shown in HTML and taken away as CSV or LaTeX."""
+"""A table that is shown in HTML and exported as CSV or LaTeX."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _LATEX = {
 
 @dataclass(frozen=True)
 class Cell:
-    """What is shown, and the number behind it; `best` marks the best of its column."""
+    """A displayed text and its number; `best` marks the best of its column."""
 
     text: str
     value: float | None = None
@@ -64,7 +64,7 @@ class Grid:
     notes: tuple[str, ...] = ()
 
     def to_csv(self) -> str:
-        """Return full-precision numbers, spreads in columns of their own."""
+        """Return full-precision numbers, with spreads in separate columns."""
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
         spread = [any(row[at].spread is not None for row in self.rows) for at in self._positions]
@@ -103,7 +103,7 @@ class Grid:
         return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
 
     def to_html(self) -> str:
-        """Return a table with row and column headings, in a region that scrolls by keyboard."""
+        """Return a table with row and column headings, in a keyboard-scrollable region."""
         name = html.escape(self.name)
         head = "".join(_head(column) for column in self.columns)
         body = "".join(self._html_row(at) for at in range(len(self.rows)))
@@ -134,7 +134,7 @@ class Grid:
 
 
 _BUTTONS = (
-    '<div class="buttons" role="group" aria-label="Take this table away">'
+    '<div class="buttons" role="group" aria-label="Export this table">'
     + "".join(
         f'<button type="button" data-export="{kind}-{act}">{text}</button>'
         for kind, act, text in (
@@ -163,13 +163,13 @@ def latex(text: str) -> str:
 
 
 def _harmless(text: str) -> str:
-    # a spreadsheet would run a cell that starts like a formula
+    # a spreadsheet would evaluate a cell that starts like a formula
     return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
 
 
 def mark_best(cells: Sequence[Cell], maximize: bool) -> Iterator[Cell]:
     """Mark the best of a column: only if there is more than one number and they differ."""
-    # values that look equal count as equal: the sixth digit must not decide
+    # values that are displayed as equal count as equal
     shown = {cell.text.split(" ±")[0] for cell in cells if cell.value is not None}
     if len(shown) < 2:
         yield from cells
@@ -182,7 +182,7 @@ def mark_best(cells: Sequence[Cell], maximize: bool) -> Iterator[Cell]:
 
 
 def scored(value: float, spread: float | None, name: str) -> Cell:
-    """Return the cell of a score; an accuracy is in per cent, as its column says."""
+    """Return the cell of a score; an accuracy is in per cent."""
     text = formatting.score(value, name, unit=False)
     if spread is not None:
         text += f" ± {formatting.score(spread, name, unit=False)}"

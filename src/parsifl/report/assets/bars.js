@@ -1,4 +1,4 @@
-/* The ledger: what was sent, inside the outline of dense messages, with a line at the bound. */
+/* Bytes sent, inside the outline of dense messages, with a line at the bound. */
 
 function barSpec(section, state, visible) {
   const rows = visible.map((group) => ({ label: group.label, style: styleOf(group.index), totals: group.totals }));

@@ -1,5 +1,5 @@
 "use strict";
-/* Scales, ticks, number formats and axes: what every figure shares. */
+/* Scales, ticks, number formats and axes, shared by all figures. */
 
 const SVG = "http://www.w3.org/2000/svg";
 const DASHES = ["", "7 3", "2 3", "9 3 2 3"];

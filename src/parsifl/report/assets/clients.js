@@ -1,4 +1,4 @@
-/* How the clients fare: a box or a violin and a point for each client, a row for each algorithm. */
+/* Scores of clients: one row per algorithm with a box or a violin, and one point per client. */
 
 const MOST_DOTS = 600;
 
@@ -81,7 +81,7 @@ function drawClients(spec, width, paper) {
   return { svg, dots, box };
 }
 
-/* Where the keyboard finds a client: left to right by score, up and down by algorithm. */
+/* Keyboard navigation of clients: left and right by score, up and down by algorithm. */
 function dotPlaces(dots) {
   const rows = [...new Set(dots.map((dot) => dot.row))];
   const ordered = (row) => dots.filter((dot) => dot.row === row).sort((a, b) => a.item.value - b.item.value);

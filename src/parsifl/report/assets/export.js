@@ -60,7 +60,7 @@ async function copyText(content) {
     try {
       await navigator.clipboard.writeText(content);
       return;
-    } catch (_) { /* not allowed here: the old way below still works */ }
+    } catch (_) { /* not allowed here: use the fallback below */ }
   }
   const area = element("textarea", { class: "sr" });
   area.value = content;

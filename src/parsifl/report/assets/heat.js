@@ -1,10 +1,10 @@
-/* Inside the models: who holds what, how densely, of what rank, and how alike. */
+/* Structure of the models: density, rank, masks and overlap. */
 
 const INSIDES = {
-  density: ["density", "Fraction of entries that are not zero"],
+  density: ["density", "Fraction of non-zero entries"],
   rank: ["rank", "Numerical rank over full rank (singular values above a thousandth of the largest)"],
   masks: ["masks", "Which blocks each device trains: filled are trained, pale are frozen"],
-  overlap: ["overlap", "Jaccard index of the supports of each two clients: shared entries over entries of either"],
+  overlap: ["overlap", "Jaccard index of the supports of each pair of clients: shared entries over entries of either"],
 };
 
 function mean(values) {
@@ -31,7 +31,7 @@ function insideSpec(section, state) {
   const rows = { masks: masks.map((_, at) => `device ${at}`), overlap: clients }[state.show] || inside.rows.map((row) => (row === "server" ? row : `client ${row}`));
   const columns = { masks: (masks[0] || []).map((_, at) => `block ${at}`), overlap: clients }[state.show] || inside.columns;
   const caption = `${group.label}, seed ${group.seeds[0]}, state after round ${inside.round}. ${INSIDES[state.show][1]}.`
-    + (states ? " A row is the server or a client that keeps a state; a column is a part of the state. Blank: not there, or not defined." : "");
+    + (states ? " A row is the server or a client that keeps a state; a column is a part of the state. Blank: missing or undefined." : "");
   const cells = inside[state.show];
   const known = cells.flat().filter((value) => value !== null);
   const spoken = known.length ? `The mean of all cells is ${FORMATS.percent(mean(known))}.` : "Nothing to show for this algorithm.";

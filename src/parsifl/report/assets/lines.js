@@ -85,7 +85,7 @@ function sortedKeys(lines) {
   return [...all].sort((a, b) => a - b);
 }
 
-/* What lies under a vertical line: the nearest point of every series, best first as drawn. */
+/* The values under a vertical line: the nearest point of every series, best first as drawn. */
 function readAt(drawn, px) {
   const found = [];
   for (const line of drawn.lines) {
@@ -101,7 +101,7 @@ const AXES = {
   up: ["bytes up, all clients together", "bytes"],
   down: ["bytes down, all clients together", "bytes"],
   total: ["bytes up and down, all clients together", "bytes"],
-  seconds: ["seconds on the machine of the run, evaluation included", "seconds"],
+  seconds: ["wall time in seconds, including evaluation", "seconds"],
   simulated: ["simulated seconds on the configured network", "seconds"],
   flops: ["floating-point operations of the clients", "flops"],
 };

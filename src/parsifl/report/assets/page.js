@@ -11,7 +11,7 @@ function recall() {
   try { return JSON.parse(sessionStorage.getItem("parsifl")) || {}; } catch (_) { return {}; }
 }
 
-/* Choices outlive a reload while a run is being watched. */
+/* Choices are kept across reloads while a run is watched. */
 function remember(key, value) {
   if (!VERSION) return;
   REMEMBERED[key] = value;
@@ -128,7 +128,7 @@ function controlNode(control, state, change) {
 }
 
 function pictureButtons(draw, name) {
-  const box = element("div", { class: "buttons", role: "group", "aria-label": "Take this figure away" });
+  const box = element("div", { class: "buttons", role: "group", "aria-label": "Export this figure" });
   for (const kind of ["svg", "png"]) {
     const button = element("button", { type: "button", "data-image": kind }, `Save ${kind.toUpperCase()}`);
     button.addEventListener("click", async () => {
@@ -316,7 +316,7 @@ function setUpTheme() {
     if (at) document.documentElement.dataset.theme = names[at];
     else delete document.documentElement.dataset.theme;
     button.textContent = `Theme: ${names[at]}`;
-    button.setAttribute("aria-label", `Colours: ${names[at] === "auto" ? "as the system asks" : names[at]}`);
+    button.setAttribute("aria-label", `Colours: ${names[at] === "auto" ? "system default" : names[at]}`);
   };
   button.addEventListener("click", () => { at = (at + 1) % names.length; remember("theme", names[at]); apply(); });
   apply();
@@ -330,7 +330,7 @@ function watch() {
     try {
       const answer = await fetch("version", { cache: "no-store" });
       if (answer.ok && (await answer.text()) !== VERSION) window.location.reload();
-    } catch (_) { /* the server has stopped: the page stays as it is */ }
+    } catch (_) { /* the server has stopped: keep the page */ }
   }, 2000);
 }
 
