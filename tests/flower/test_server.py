@@ -48,8 +48,8 @@ def deep(algorithm: str, **changes: object) -> Experiment:
     """Return an experiment with a network where the algorithm can train one, and few steps."""
     if algorithm in LINEAR:
         return experiment(algorithm, **changes)
-    kind: Any = registry.find(algorithm)
-    known = {item.name for item in settings_of(kind)}
+    method: Any = registry.find(algorithm)
+    known = {item.name for item in settings_of(method)}
     few = {name: value for name, value in FEW.items() if name in known}
     return experiment(algorithm, model="mlp:hidden=8+8", settings=few, **changes)
 
@@ -252,7 +252,7 @@ FORGERIES: dict[str, tuple[Callable[[Envelope], Answer], str]] = {
         lambda r: _upload(r, lambda m: {**m, "z": torch.ones(1 << 20)}),
         "but dense it would have",
     ),
-    "bomb": (lambda r: _upload(r, lambda m: {**m, "z": torch.zeros(1 << 24)}), "above the limit"),
+    "bomb": (lambda r: _upload(r, lambda m: {**m, "z": torch.zeros(1 << 24)}), "over the limit"),
     "not a number": (_poisoned, "NaN"),
     "its own failure": (
         lambda _: Envelope('{"error": "DataError"}'),

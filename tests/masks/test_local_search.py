@@ -97,7 +97,7 @@ def test_values_are_those_of_the_definition(objective: Objective) -> None:
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_plans_for_weights_reach_the_optimum_of_small_fleets(objective: Objective) -> None:
     gaps = []
-    for instance in fleets(12):
+    for instance in fleets(25):
         plan = optimal(
             instance.sizes.tolist(), instance.limits, objective, weights=instance.weights, nodes=50
         )

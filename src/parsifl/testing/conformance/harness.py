@@ -33,7 +33,7 @@ from parsifl.testing.conformance.examples import Example, example_for
 
 SEED = 3
 ROUNDS = 3
-SMALL: Mapping[str, Any] = {"local_steps": 3, "batch_size": 4, "tune_epochs": 1.0}
+SMALL: Mapping[str, Any] = {"local_steps": 3, "batch_size": 4}
 
 
 class ConformanceError(ParsiflError):
