@@ -12,7 +12,7 @@ from parsifl.algorithms.fedgradmp import FedGradMP
 from parsifl.algorithms.fediterht import FedIterHT
 from parsifl_reproduction.fedgradmp import baselines as fedgradmp_baselines
 from parsifl_reproduction.fedgradmp.setup import Recovery, final, rounds_until
-from parsifl_reproduction.recipe import Context, Result, find
+from parsifl_reproduction.recipe import Claim, Context, Result, find
 
 NAMES = [f"fedgradmp-figure{number}" for number in (1, 3, 4, 5, 8, 9, 10, 11)]
 
@@ -72,20 +72,21 @@ def test_verdicts_follow_the_numbers() -> None:
     assert verdicts(1e-3, 0.5, 0.5) == {"did not hold", "held"}  # the oracle has the same level
 
 
-def test_rounding_errors_are_no_residual_that_grows() -> None:
+def test_residuals_of_the_size_of_rounding_errors_are_named() -> None:
     recipe, context = find("fedgradmp-figure11"), Context(seeds=3)
 
-    def verdicts(scale: float) -> list[str]:
+    def claims(scale: float) -> list[Claim]:
         results = [
             Result(job.label, job.seed, {"errors": [scale * cohort] * 15, "diverged": False})
             for job in recipe.plan(context)
             for cohort in [int(job.label.partition("cohort=")[2])]
         ]
-        claims = recipe.conclude(context, results)
-        return [claim.verdict for claim in claims if "residual error is larger" in claim.statement]
+        found = recipe.conclude(context, results)
+        return [claim for claim in found if "residual error is larger" in claim.statement]
 
-    assert set(verdicts(1e-3)) == {"held"}
-    assert set(verdicts(1e-17)) == {"did not hold"}
+    assert {claim.verdict for claim in (*claims(1e-3), *claims(1e-17))} == {"held"}
+    assert not any("rounding" in claim.note for claim in claims(1e-3))
+    assert all("rounding" in claim.note for claim in claims(1e-17))
 
 
 def test_the_oracle_is_least_squares_on_the_true_support() -> None:
