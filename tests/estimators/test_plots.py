@@ -59,7 +59,7 @@ def test_stability_and_forest_name_columns_and_sites() -> None:
     place = table.names.index("age")
     assert drawn[-1] == table.estimate[place]
     assert np.array_equal(drawn[:-1], table.site_estimates[:, place])
-    with pytest.raises(ValueError, match="no coefficient 'weight'"):
+    with pytest.raises(ValueError, match="unknown coefficient 'weight'"):
         plots.forest_plot(table, "weight")
 
 

@@ -252,7 +252,7 @@ FORGERIES: dict[str, tuple[Callable[[Envelope], Answer], str]] = {
         lambda r: _upload(r, lambda m: {**m, "z": torch.ones(1 << 20)}),
         "but dense it would have",
     ),
-    "bomb": (lambda r: _upload(r, lambda m: {**m, "z": torch.zeros(1 << 24)}), "over the limit"),
+    "bomb": (lambda r: _upload(r, lambda m: {**m, "z": torch.zeros(1 << 24)}), "above the limit"),
     "not a number": (_poisoned, "NaN"),
     "its own failure": (
         lambda _: Envelope('{"error": "DataError"}'),

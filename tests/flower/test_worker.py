@@ -159,7 +159,7 @@ def test_a_worker_that_ends_at_every_attempt_is_reported(monkeypatch: pytest.Mon
         thread = threading.Thread(target=hang_up)
         thread.start()
         task = WorkerTask("hello", AppPlace("/", "m", "app"), 1, {}, {}, Envelope())
-        with pytest.raises(WorkerLost, match="ended 5 times"):
+        with pytest.raises(WorkerLost, match="exited 5 times"):
             worker.ask(folder, task)
         thread.join()
 
