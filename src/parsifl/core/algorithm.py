@@ -50,8 +50,6 @@ C = TypeVar("C")
 D = TypeVar("D")
 U = TypeVar("U")
 T = TypeVar("T")
-_PENDING = 16
-"""Number of summands that are added at once, leaf by leaf; results do not depend on it."""
 
 
 @dataclass(frozen=True)
@@ -328,7 +326,7 @@ class GatherAlgorithm(FederatedAlgorithm[P, S, C, D, U, Sequence[ClientUpload[U]
 
 
 class SumAccumulator(Generic[U, T]):
-    """A running sum. Adding several summands at a time does not change the result."""
+    """A running sum. It keeps no upload, so that the pool reuses the memory of its blocks."""
 
     mergeable = True
 
@@ -336,27 +334,18 @@ class SumAccumulator(Generic[U, T]):
         self, algorithm: AdditiveAlgorithm[Any, Any, Any, Any, U, T], problem: Any
     ) -> None:
         self._algorithm, self._problem = algorithm, problem
-        self._pending: list[Any] = []
         self._sum: Any = None
 
     def add(self, upload: ClientUpload[U]) -> None:
         """Add the summand of one upload."""
-        part = self._algorithm.contribute(self._problem, upload.value, upload.weight)
-        self._pending.append(part)
-        if len(self._pending) == _PENDING:
-            self._flush()
+        self.merge(self._algorithm.contribute(self._problem, upload.value, upload.weight))
 
     def merge(self, total: T) -> None:
         """Add the total of another accumulator."""
-        self._pending.append(total)
-
-    def _flush(self) -> None:
-        if self._pending:
-            self._sum, self._pending = tree.accumulate(self._sum, *self._pending), []
+        self._sum = tree.accumulate(self._sum, total)
 
     def total(self) -> T:
         """Return the sum."""
-        self._flush()
         return cast(T, canonical(self._sum))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -110,11 +111,15 @@ class LocalPool:
         before = torch.get_rng_state()
         for done in executors.imap(self._jobs(requests), self.executor):
             timer.share(done.seconds)
-            for answer, state in done.answers:
+            answers = done.answers
+            del done  # what is yielded is released, so that the next block reuses its memory
+            while answers:
+                answer, state = answers.popleft()
                 if isinstance(answer, ClientResult):
                     self.store.save(answer.client.id, state)
                     timer.lap("state")
                 yield answer
+                del answer, state
                 timer.lap(_OUTSIDE)
         if not torch.equal(before, torch.get_rng_state()):
             torch.set_rng_state(before)
@@ -299,4 +304,4 @@ class _Done:
     """The answers and new states of a block, and the time it took by phase."""
 
     seconds: dict[str, float]
-    answers: list[tuple[ClientResult | ClientFailure, Any]] = field(default_factory=list)
+    answers: deque[tuple[ClientResult | ClientFailure, Any]] = field(default_factory=deque)

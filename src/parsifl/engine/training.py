@@ -269,6 +269,8 @@ class Training:
                         upload = ClientUpload(client, weight, answer.upload, answer.received)
                         accumulator.add(upload)
                         arrived += 1
+                        del upload
+                del answer  # the pool reuses its memory
                 timer.lap("aggregate")
         timer.lap("pool")
         if arrived:  # without uploads the server state does not change
