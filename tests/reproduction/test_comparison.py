@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from scipy import stats
 
-from parsifl_reproduction.comparison import compare
+from parsifl_reproduction.comparison import agreed, compare
 
 
 @pytest.mark.parametrize(
@@ -69,3 +69,50 @@ def test_five_seeds_decide_by_their_mean_where_they_disagree(above: bool) -> Non
     assert compare("", "", left, [10.0] * 5, above=not above).verdict == "did not hold"
     assert compare("", "", left[-3:], [10.0] * 3, above=above).verdict == "undecided"
     assert compare("", "", left, [10.0] * 5, above=above, least=4.0).verdict == "undecided"
+
+
+def test_twenty_seeds_without_a_difference_are_a_tie_that_states_its_resolution() -> None:
+    gaps = [1.0, -1.0] * 10
+    left, right = [10.0 + gap for gap in gaps], [10.0] * 20
+    assert compare("", "", left[:18], right[:18]).verdict == "undecided"
+    claim = compare("", "", left, right)
+    assert claim.verdict == "tie"
+    error = stats.sem(gaps)
+    shown = (stats.t.ppf(0.975, 19) + stats.t.ppf(0.8, 19)) * error
+    assert claim.note.endswith(f"resolution {shown:.2g}")
+    assert compare("", "", left, right, tie=False).verdict == "undecided"
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "verdict"),
+    [
+        ([70.0, 71.0, 72.0, 73.0], [60.0, 61.0, 62.0, 30.0], "held"),  # three seeds are left
+        ([70.0, 71.0, 72.0], [60.0, 61.0, 30.0], "undecided"),  # two are too few
+        ([60.0, 61.0, 62.0, 30.0], [70.0, 71.0, 72.0, 73.0], "did not hold"),
+        ([70.0, 71.0, 72.0, 30.0], [60.0, 61.0, 62.0, 63.0], "undecided"),  # failing is no win
+        ([30.0, 30.1, 29.9], [30.0, 30.0, 30.0], "undecided"),  # a tie of two that learned nothing
+    ],
+)
+def test_a_verdict_must_be_the_same_without_the_seeds_at_chance(
+    left: list[float], right: list[float], verdict: str
+) -> None:
+    low = {name: [value < 100 / 3 for value in side] for name, side in (("a", left), ("b", right))}
+    claim = compare("a leads b", "", left, right, untrained=low)
+    assert claim.verdict == verdict
+    assert "at or below chance" in claim.note
+
+
+@pytest.mark.parametrize(
+    ("held", "seeds", "verdict"),
+    [(8, 9, "held"), (7, 8, "undecided"), (1, 9, "did not hold"), (2, 3, "undecided")],
+)
+def test_a_sign_test_decides_where_many_seeds_nearly_agree(
+    held: int, seeds: int, verdict: str
+) -> None:
+    assert agreed([True] * held + [False] * (seeds - held)) == verdict
+
+
+def test_a_claim_keeps_both_sides_by_seed() -> None:
+    claim = compare("", "", [1.23456789, 2.0], [1.0, 3.0])
+    assert claim.left == (1.23457, 2.0)
+    assert claim.right == (1.0, 3.0)

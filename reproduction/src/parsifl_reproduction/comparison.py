@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from scipy import stats
 
 from parsifl_reproduction.recipe import Claim, Verdict, spread
 
-FEWEST, ENOUGH = 3, 5
-"""Seeds that can show a tie, and seeds whose mean decides where they disagree."""
-LEVEL, MARGIN = 0.95, 0.01
-"""The level of the interval, and what counts as a tie: a part of the larger mean."""
+FEWEST, ENOUGH, MOST = 3, 5, 20
+"""Seeds that can show a tie, seeds whose mean decides where they disagree, and seeds after which
+a difference that has not shown is called a tie."""
+LEVEL, POWER, MARGIN = 0.95, 0.8, 0.01
+"""The level of the interval, the power at which the resolution is stated, and what counts as a
+tie: a part of the larger mean."""
 
 
 def agreed(held: Sequence[bool]) -> Verdict:
     """Return what the seeds say together; "not run" if there are none.
 
+    Where they disagree, a two-sided sign test decides, which takes at least nine seeds.
+
     >>> agreed([True, False])
     'undecided'
+    >>> agreed([True] * 8 + [False])
+    'held'
     """
     if not held:
         return "not run"
-    return "held" if all(held) else "undecided" if any(held) else "did not hold"
+    if any(held) and not all(held):
+        if stats.binomtest(sum(held), len(held)).pvalue > 1 - LEVEL:
+            return "undecided"
+        return "held" if sum(held) > len(held) / 2 else "did not hold"
+    return "held" if all(held) else "did not hold"
 
 
 def compare(
@@ -35,13 +45,18 @@ def compare(
     least: float = 0.0,
     above: bool = True,
     tie: bool = True,
+    untrained: Mapping[str, Sequence[bool]] | None = None,
 ) -> Claim:
     """Decide, seed by seed, whether `left` leads `right` by `least` (or, not `above`, lies below).
 
     Where every seed agrees, that decides. Where they disagree, the t-interval of the mean
     difference does: with five seeds or more it decides if it excludes `least`; with three or more
-    it shows a tie if it lies within one percent of the larger mean around 0. Without `tie`, or
-    with `least`, no tie is possible. Anything else is undecided. (ADR 14)
+    it shows a tie if it lies within one percent of the larger mean around 0; with twenty or more
+    every interval that includes 0 is a tie. Without `tie`, or with `least`, no tie is possible.
+    Anything else is undecided. (ADR 14)
+
+    `untrained` says for each side by name on which seeds it ended at or below chance. Such a run
+    is no evidence: the verdict must be the same with and without these seeds.
 
     >>> compare("a leads b", "", [3.0, 5.0], [1.0, 2.0]).verdict
     'held'
@@ -52,37 +67,71 @@ def compare(
     """
     if not left or not right:
         return Claim(statement, paper, "", "not run", "a run is missing: no data, or not asked for")
-    gaps = [a - b for a, b in zip(left, right, strict=False)]
+    pairs = list(zip(left, right, strict=False))
+    verdict, note = _decide(pairs, least, above, tie)
+    flags = [any(seed) for seed in zip(*(untrained or {}).values(), strict=False)]
+    if any(flags):
+        rest = [pair for pair, flag in zip(pairs, flags, strict=False) if not flag]
+        without = _decide(rest, least, above, tie)[0] if len(rest) >= FEWEST else "undecided"
+        note = f"{note}; {_at_chance(untrained or {}, verdict, without)}"
+        verdict = verdict if verdict == without else "undecided"
+    gaps = [a - b for a, b in pairs]
     ours = f"{spread(left)} against {spread(right)}, difference {spread(gaps)}"
+    return Claim(statement, paper, ours, verdict, note, left=_rounded(left), right=_rounded(right))
+
+
+def _decide(
+    pairs: Sequence[tuple[float, float]], least: float, above: bool, tie: bool
+) -> tuple[Verdict, str]:
+    """Return the verdict of the seeds and the reason for it."""
     sign = 1 if above else -1
+    gaps = [a - b for a, b in pairs]
     leads = [sign * gap >= least if least else sign * gap > 0 for gap in gaps]
-    verdict = agreed(leads)
     if len(gaps) < 2:
-        note = "one seed only: the spread is not known"
-    elif verdict != "undecided":
-        note = "every seed agrees"
-    elif len(gaps) < FEWEST:
-        note = "the seeds disagree"
-    else:
-        margin = MARGIN * max(abs(fmean(left)), abs(fmean(right))) if tie and not least else 0.0
-        low, high = _interval(gaps)
-        verdict = _by_interval(sign * low, sign * high, len(gaps), least, margin)
-        seeds = f"on {sum(leads)} of {len(leads)} seeds"
-        found = f"mean difference {fmean(gaps):.3g}, 95 % interval {low:.3g} to {high:.3g}"
-        note = f"{seeds}; {found}"
-    return Claim(statement, paper, ours, verdict, note)
+        return agreed(leads), "one seed only: the spread is not known"
+    if len(set(leads)) == 1:
+        return agreed(leads), "every seed agrees"
+    if len(gaps) < FEWEST:
+        return "undecided", "the seeds disagree"
+    largest = max(abs(fmean(side)) for side in zip(*pairs, strict=True))
+    low, high = _interval(gaps)
+    ends = sorted((sign * low, sign * high))
+    note = (
+        f"on {sum(leads)} of {len(leads)} seeds; mean difference {fmean(gaps):.3g}, 95 % interval "
+        f"{low:.3g} to {high:.3g}"
+    )
+    if len(gaps) >= ENOUGH and ends[0] > least:
+        return "held", note
+    if len(gaps) >= ENOUGH and ends[1] < least:
+        return "did not hold", note
+    note += f", resolution {_resolution(gaps):.2g}"
+    close = max(map(abs, ends)) <= MARGIN * largest
+    if tie and not least and (close or len(gaps) >= MOST):
+        return "tie", note
+    return "undecided", note
 
 
 def _interval(gaps: Sequence[float]) -> tuple[float, float]:
     """Return the t-interval of the mean."""
-    half = float(stats.t.ppf((1 + LEVEL) / 2, len(gaps) - 1) * stats.sem(gaps))
+    half = _quantile(gaps, (1 + LEVEL) / 2)
     return fmean(gaps) - half, fmean(gaps) + half
 
 
-def _by_interval(one: float, other: float, seeds: int, least: float, margin: float) -> Verdict:
-    low, high = sorted((one, other))
-    if seeds >= ENOUGH and low > least:
-        return "held"
-    if seeds >= ENOUGH and high < least:
-        return "did not hold"
-    return "tie" if margin and -margin <= low and high <= margin else "undecided"
+def _resolution(gaps: Sequence[float]) -> float:
+    """Return the mean difference that this many seeds would show with probability `POWER`."""
+    return _quantile(gaps, (1 + LEVEL) / 2) + _quantile(gaps, POWER)
+
+
+def _quantile(gaps: Sequence[float], level: float) -> float:
+    return float(stats.t.ppf(level, len(gaps) - 1) * stats.sem(gaps))
+
+
+def _at_chance(untrained: Mapping[str, Sequence[bool]], verdict: Verdict, without: Verdict) -> str:
+    """Say who did not train, and whether that matters."""
+    names = [f"{name} on {sum(flags)}" for name, flags in untrained.items() if any(flags)]
+    same = "is the same" if verdict == without else f"would be '{without}'"
+    return f"at or below chance: {', '.join(names)}; the verdict {same} without these seeds"
+
+
+def _rounded(values: Sequence[float]) -> tuple[float, ...]:
+    return tuple(float(f"{value:.6g}") for value in values)

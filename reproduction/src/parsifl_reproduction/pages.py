@@ -29,7 +29,9 @@ Every table and figure of the five papers, with the recipe that runs it and its 
 *held*, is a *tie*, is *undecided*, *did not hold*, or was *not run*. Claims are compared seed by
 seed. Where the seeds disagree, the 95 % interval of the mean difference is used: with five seeds or
 more, an interval that excludes zero (or the margin that a claim names) decides; with three or more,
-an interval within 1 % of the larger mean around zero is a tie. Otherwise the claim is undecided.
+an interval within 1 % of the larger mean around zero is a tie; with twenty or more, any interval
+that includes zero is. Otherwise the claim is undecided. The resolution is the difference that the
+seeds would have shown with a probability of 80 %.
 Each page shows the paper's number beside ours and lists where a protocol is not the paper's. ± is
 the standard deviation over seeds.
 

@@ -106,6 +106,7 @@ class Claim:
     """One statement of a paper, its number, ours with its spread, and the verdict.
 
     `counted` names the recipe that already counts the same claim; "" if it is counted here.
+    `left` and `right` are the two sides of a comparison, one value per seed.
     """
 
     statement: str
@@ -114,6 +115,8 @@ class Claim:
     verdict: Verdict
     note: str = ""
     counted: str = ""
+    left: tuple[float, ...] = ()
+    right: tuple[float, ...] = ()
 
 
 def _no_deviations(_context: Context) -> Sequence[str]:

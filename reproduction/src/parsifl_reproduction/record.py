@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -17,6 +18,8 @@ from parsifl_reproduction.recipe import SKIPPED, Claim, Context, Recipe, Result
 
 Record = dict[str, Any]
 _MACHINE = ("processor", "cores", "system", "machine", "python", "torch", "numpy", "parsifl")
+_NUMBERS = re.compile(r"\[[-\d.e+,\s]+\]")
+"""A list of numbers as `json.dumps` writes it."""
 
 
 def record(
@@ -81,8 +84,13 @@ def write(folder: Path, found: Record) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     read_all(folder)  # files of others are rejected, not replaced
     file = folder / f"{found['recipe']}.json"
-    replace_file(file, (json.dumps(found, indent=1, ensure_ascii=False) + "\n").encode())
+    text = json.dumps(found, indent=1, ensure_ascii=False)
+    replace_file(file, (_NUMBERS.sub(_on_one_line, text) + "\n").encode())
     return file
+
+
+def _on_one_line(numbers: re.Match[str]) -> str:
+    return " ".join(numbers.group().split()).replace("[ ", "[").replace(" ]", "]")
 
 
 def read_all(folder: Path) -> dict[str, Record]:

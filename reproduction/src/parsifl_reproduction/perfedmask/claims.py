@@ -52,27 +52,13 @@ def validation(values: Values) -> float:
     return float(values["validation"][-1])
 
 
-def trained(claim: Claim, chance: float, sides: Mapping[str, Sequence[float] | None]) -> Claim:
-    """Return the claim, undecided if it was decided by a side at or below chance.
+def untrained(chance: float, sides: Mapping[str, Sequence[float] | None]) -> dict[str, list[bool]]:
+    """Return for each side by name on which seeds it is at or below chance.
 
-    `sides` are the leading method and the other one, by name. A claim that held needs a baseline
-    that trained; one that did not hold needs a leading method that did; a tie needs both.
-
-    >>> held = Claim("a leads b", "", "", "held", "every seed agrees")
-    >>> trained(held, 100 / 3, {"a": [70.0, 71.0], "b": [33.0, 60.0]}).verdict
-    'undecided'
+    >>> untrained(100 / 3, {"a": [70.0, 71.0], "b": [33.0, 60.0]})
+    {'a': [False, False], 'b': [True, False]}
     """
-    first, second = sides.items()
-    needed = {"held": (second,), "did not hold": (first,), "tie": (first, second)}
-    for name, values in needed.get(claim.verdict, ()):
-        low = [value for value in values or () if value <= chance]
-        if low:
-            note = (
-                f"{claim.note}, but {name} is at or below chance ({chance:.1f}) on {len(low)} of "
-                f"{len(values or ())} seeds: it did not train, so this is no evidence"
-            )
-            return replace(claim, verdict="undecided", note=note)
-    return claim
+    return {name: [value <= chance for value in values or ()] for name, values in sides.items()}
 
 
 def spent(grouped: Grouped, *cells: Cell) -> str:

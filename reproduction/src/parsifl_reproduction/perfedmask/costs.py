@@ -23,7 +23,7 @@ from parsifl_reproduction.perfedmask.claims import (
     before,
     column,
     number,
-    trained,
+    untrained,
     verdict,
 )
 from parsifl_reproduction.perfedmask.setup import FEDERATIONS, PAPER, TITLES, Cell, configured, plan
@@ -203,9 +203,11 @@ def _conclude(data: str, context: Context, results: Sequence[Result]) -> list[Cl
             f"{rows[combined].after:g} against {rows[base].after:g}",
             left,
             right,
+            untrained=untrained(
+                FEDERATIONS[cells[base].federation].chance,
+                {TITLES[combined]: left, TITLES[base]: right},
+            ),
         )
-        sides = {TITLES[combined]: left, TITLES[base]: right}
-        found = trained(found, FEDERATIONS[cells[base].federation].chance, sides)
         claims.append(replace(found, counted=counted))
     first, second = cells["perfedmask"], cells["fedbabu"]
     for when, measure in (("before", before), ("after", after)):

@@ -11,7 +11,7 @@ from parsifl_reproduction.perfedmask.claims import (
     COMPARABLE,
     after,
     column,
-    trained,
+    untrained,
     validation,
     worst,
 )
@@ -65,9 +65,9 @@ def _conclude_5(context: Context, results: Sequence[Result]) -> list[Claim]:
                 f"{row.name}: the validation accuracy of PerFedMask ends {where} "
                 f"that of {TITLES[other]}"
             )
-            found = compare(statement, "curves", *pair, least=least)
             sides = dict(zip(("PerFedMask", TITLES[other]), pair, strict=True))
-            claims.append(trained(found, 100 / _CLASSES, sides))
+            flags = untrained(100 / _CLASSES, sides)
+            claims.append(compare(statement, "curves", *pair, least=least, untrained=flags))
     return claims
 
 
@@ -86,12 +86,12 @@ def _conclude_6(context: Context, results: Sequence[Result]) -> list[Claim]:
                 f"{row.name}: the worst tenth of the devices has a higher accuracy under "
                 f"PerFedMask than under {TITLES[other]}"
             )
-            found = compare(statement, "boxes", *pair)
             means = {
                 f"the mean of {TITLES[name]}": column(grouped, row.cell(name), after)
                 for name in ("perfedmask", other)
             }
-            claims.append(trained(found, FEDERATIONS[row.federation].chance, means))
+            flags = untrained(FEDERATIONS[row.federation].chance, means)
+            claims.append(compare(statement, "boxes", *pair, untrained=flags))
     return claims
 
 

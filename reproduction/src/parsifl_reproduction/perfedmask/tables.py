@@ -18,7 +18,7 @@ from parsifl_reproduction.perfedmask.claims import (
     rises,
     spent,
     train_loss,
-    trained,
+    untrained,
     verdict,
 )
 from parsifl_reproduction.perfedmask.costs import PARAMETERS, cost, cost_job, trainable
@@ -100,15 +100,21 @@ def against(grouped: Grouped, row: Row, other: str) -> Claim:
     """Compare PerFedMask with another method after fine-tuning."""
     pair = row.cell("perfedmask"), row.cell(other)
     left, right = (column(grouped, cell, after) for cell in pair)
-    paper = row.numbers("perfedmask", other)
-    if other == "fedbabu":
-        statement = f"{row.name}: PerFedMask is at most {COMPARABLE:g} points below FedBABU"
-        found = compare(statement, paper, left, right, least=-COMPARABLE)
-    else:
-        statement = f"{row.name}: PerFedMask is above {TITLES[other]} after fine-tuning"
-        found = compare(statement, paper, left, right)
+    comparable = other == "fedbabu"
+    where = (
+        f"at most {COMPARABLE:g} points below FedBABU"
+        if comparable
+        else f"above {TITLES[other]} after fine-tuning"
+    )
     chance = FEDERATIONS[row.federation].chance
-    found = trained(found, chance, {"PerFedMask": left, TITLES[other]: right})
+    found = compare(
+        f"{row.name}: PerFedMask is {where}",
+        row.numbers("perfedmask", other),
+        left,
+        right,
+        least=-COMPARABLE if comparable else 0.0,
+        untrained=untrained(chance, {"PerFedMask": left, TITLES[other]: right}),
+    )
     return replace(found, note=found.note + spent(grouped, *pair))
 
 
@@ -368,16 +374,16 @@ def _conclude_9(context: Context, results: Sequence[Result]) -> list[Claim]:
     for cell, (frozen, free) in _cells_9(context).items():
         left = column(grouped, cell, after)
         right = column(grouped, replace(cell, method="perfedmask head"), after)
+        chance = FEDERATIONS[cell.federation].chance
         found = compare(
             f"{cell.federation}, c = {cell.participation:g}: PerFedMask is better with a frozen "
             "head than with a trained one, after fine-tuning",
             f"{frozen:g} against {free:g}",
             left,
             right,
+            untrained=untrained(chance, {"the frozen head": left, "the trained head": right}),
         )
-        chance = FEDERATIONS[cell.federation].chance
-        sides = {"the frozen head": left, "the trained head": right}
-        claims.append(trained(found, chance, sides))
+        claims.append(found)
     return claims
 
 
