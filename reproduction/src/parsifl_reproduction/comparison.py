@@ -53,7 +53,7 @@ def compare(
     difference does: with five seeds or more it decides if it excludes `least`; with three or more
     it shows a tie if it lies within one percent of the larger mean around 0; with twenty or more
     every interval that includes 0 is a tie. Without `tie`, or with `least`, no tie is possible.
-    Anything else is undecided. (ADR 14)
+    Anything else is undecided. (ADR 15)
 
     `untrained` says for each side by name on which seeds it ended at or below chance. Such a run
     is no evidence: the verdict must be the same with and without these seeds.
