@@ -121,6 +121,28 @@ def test_accuracies_decide_at_the_best_step_size(name: str) -> None:
     assert {claim.verdict for claim in ends} == {"undecided"}
 
 
+def test_further_seeds_compare_the_rates_that_the_first_three_chose() -> None:
+    recipe, context = find("fedgradmp-figure6"), Context(seeds=5)
+    keys = [f"{kind}{split}" for kind in ("", "sparse ") for split in SPLITS]
+    first = [
+        Result(job.label, job.seed, dict.fromkeys(keys, 90.0 if "lr=0.3" in job.label else 50.0))
+        for job in recipe.plan(context)
+    ]
+    further = recipe.follow(context, first)
+    names = (digits.OURS, *digits.BASELINES)
+    assert {(job.label, job.seed) for job in further} == {
+        (f"{name} lr=0.3", seed) for name in names for seed in (3, 4)
+    }
+    # the seeds that chose the rates do not decide
+    later = [
+        Result(job.label, job.seed, dict.fromkeys(keys, 50.0 + 9 * (digits.OURS in job.label)))
+        for job in further
+    ]
+    claims = recipe.conclude(context, [*first, *later])
+    assert {claim.verdict for claim in claims} == {"held"}
+    assert {claim.left for claim in claims} == {(59.0, 59.0)}
+
+
 @pytest.mark.skipif(not DATA, reason="PARSIFL_DATA names no folder with MNIST and QMNIST")
 def test_writers_are_those_of_the_protocol() -> None:
     made = digits.digits(Context(), seed=0)

@@ -81,6 +81,26 @@ def test_verdicts_follow_the_curves() -> None:
     assert any("stand-in" in each for each in recipe.deviations(context))
 
 
+@pytest.mark.parametrize("name", ["fedht-figure5-e2006", "fedht-simulation-ii"])
+def test_further_seeds_run_the_settings_that_claims_compare(name: str) -> None:
+    recipe, context = find(name), Context(seeds=4)
+    results = [
+        Result(
+            job.label, job.seed,
+            {"objective": [0.6, 0.1 if "lr=0.3" in job.label else 0.5], "bytes_up_per_round": 1},
+        )
+        for job in recipe.plan(context)
+    ]  # fmt: skip
+    assert {result.seed for result in results} == {0, 1, 2}
+    further = recipe.follow(context, results)
+    assert {job.seed for job in further} == {3}
+    tuned = {job.label for job in further if "lr=0.3" in job.label}
+    assert {label.split()[0] for label in tuned} == {"Fed-HT", "FedIter-HT", "Distributed-IHT"}
+    common = {job.label for job in further} - tuned
+    assert all("lr=10" in label for label in common)  # the largest step that serves everyone
+    assert len(common) == 9
+
+
 @pytest.mark.skipif(not DATA, reason="PARSIFL_DATA names no folder with MNIST")
 def test_mnist_has_a_support_for_each_class() -> None:
     real = replace(REALS[0], rows=2_000)

@@ -57,7 +57,8 @@ def test_recipe_plans_distinct_jobs_for_every_seed(recipe: Recipe) -> None:
         jobs = recipe.plan(Context(scale=scale, seeds=2))
         marks = [(job.label, job.seed) for job in jobs]
         assert len(set(marks)) == len(marks)
-        assert {seed for _, seed in marks} == {0, 1}
+        tuned = recipe.name == "fedmac-table1-tuned"  # one seed chooses, the others follow
+        assert {seed for _, seed in marks} == ({0} if tuned else {0, 1})
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
@@ -107,6 +108,19 @@ def test_every_setting_builds_its_method_with_the_papers_batches(table: Any) -> 
             method: Any = training.algorithm()
             assert (method.batch_size, method.local_steps) == (20, 20)
             assert getattr(method, "weighting", weighting) == weighting
+
+
+def test_further_seeds_run_only_the_settings_that_the_first_one_chose() -> None:
+    recipe, context = BY_NAME["fedmac-table1-tuned"], Context(seeds=3)
+    results = [
+        Result(job.label, 0, {"global": 0.9, "personal": 0.9 + 0.05 * ("own=0.9" in job.label)})
+        for job in recipe.plan(context)
+    ]
+    further = recipe.follow(context, results)
+    assert {job.seed for job in further} == {1, 2}
+    labels = {job.label for job in further}
+    assert "MNIST fedmac" in labels
+    assert [label for label in labels if "own" in label] == ["MNIST heurfedamp-once own=0.9"]
 
 
 def test_every_tuned_setting_builds_its_method() -> None:

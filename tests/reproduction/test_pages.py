@@ -31,7 +31,8 @@ def finished() -> Record:
         Result("MNIST", 0, {"value": 1}, MADE),
         Result("CIFAR", 0, {SKIPPED: "CIFAR-10 is not here"}, MADE),
     ]
-    return record(find("fedmac-figure3"), Context("full", 1), results, CLAIMS)
+    recipe, context = find("fedmac-figure3"), Context("full", 1)
+    return record(recipe, context, recipe.plan(context), results, CLAIMS)
 
 
 def test_every_recipe_of_a_paper_has_its_place_and_every_place_its_recipe() -> None:
@@ -105,3 +106,11 @@ def test_the_pages_of_the_documentation_are_those_of_its_records() -> None:
 def test_records_of_the_documentation_name_no_folder_of_this_machine() -> None:
     for file in DOCS.glob("*"):
         assert not re.search(r"/(?:home|root|tmp|work)/", file.read_text()), file.name
+
+
+def test_a_record_keeps_the_values_of_each_seed_on_one_line(tmp_path: Path) -> None:
+    claim = Claim("a leads b", "", "", "held", left=(1.0, -2.5e-07), right=(3.0, 4.0))
+    recipe, context = find("fedmac-figure3"), Context("full", 1)
+    file = write(tmp_path, record(recipe, context, recipe.plan(context), [], [claim]))
+    assert '"left": [1.0, -2.5e-07],\n' in file.read_text()
+    assert read_all(tmp_path)["fedmac-figure3"]["claims"][0]["right"] == [3.0, 4.0]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -16,9 +17,11 @@ from parsifl_reproduction.recipe import (
     Recipe,
     Result,
     Values,
+    choosing,
+    comparing,
     find,
 )
-from parsifl_reproduction.runner import collect, reproduce
+from parsifl_reproduction.runner import collect, jobs, missing, reproduce
 
 RUNS: list[int] = []
 """The seeds of the jobs that ran, in order."""
@@ -106,6 +109,29 @@ def test_recipes_share_jobs_by_content_whatever_their_label(tmp_path: Path) -> N
     assert (results[0].label, results[0].values) == ("another name", {"value": 0.0})
     reproduce(other, Context("full", seeds=1), tmp_path)  # another scale is other work
     assert RUNS == [0, 0]
+
+
+def test_further_jobs_follow_from_the_results_of_the_plan(tmp_path: Path) -> None:
+    def follow(context: Context, results: Sequence[Result]) -> list[Job]:
+        best = max(results, key=lambda result: result.values["value"]).seed
+        return [Job("further", 10 + best, partial(_work, "toy", 10 + best, context))]
+
+    staged = replace(TOY, follow=follow)
+    context = Context(seeds=3)
+    assert len(jobs(staged, context, tmp_path)) == 3  # nothing is known before the plan has run
+    results, _ = reproduce(staged, context, tmp_path)
+    assert RUNS == [0, 1, 2, 12]
+    assert [result.label for result in results][-1] == "further"
+    assert not missing(staged, context, tmp_path)
+    reproduce(staged, context, tmp_path)
+    assert RUNS == [0, 1, 2, 12]
+
+
+def test_settings_are_compared_on_seeds_that_did_not_choose_them() -> None:
+    results = [Result("a", seed, {}) for seed in range(5)]
+    assert [result.seed for result in choosing(results)] == [0, 1, 2]
+    assert [result.seed for result in comparing(results)] == [3, 4]
+    assert [result.seed for result in comparing(results[:3])] == [0, 1, 2]
 
 
 def test_a_job_that_cannot_be_identified_is_an_error() -> None:

@@ -84,8 +84,7 @@ def reproduce(
             records.write(record, records.not_run(recipe, context, not_run))
     else:
         if not collect:
-            planned = [job for recipe in chosen for job in recipe.plan(context)]
-            runner.run_open_jobs(planned, place, _progress, jobs)
+            runner.run_recipes(chosen, context, place, _progress, jobs)
         _print(
             {recipe.name: _outcome(recipe, context, place, record) for recipe in chosen}, as_json
         )
@@ -102,7 +101,8 @@ def _outcome(recipe: Recipe, context: Context, place: Path, record: Path | None)
     _name_missing(runner.missing(recipe, context, place), place)
     results, claims = runner.collect(recipe, context, place)
     if record is not None:
-        records.write(record, records.record(recipe, context, results, claims))
+        wanted = runner.jobs(recipe, context, place)
+        records.write(record, records.record(recipe, context, wanted, results, claims))
     return claims
 
 

@@ -22,6 +22,10 @@ SKIPPED = "skipped"
 """The key under which a job that could not run (missing data, for example) gives the reason."""
 
 
+TUNING = 3
+"""Seeds that choose the settings of tuned methods; seeds beyond them compare the chosen ones."""
+
+
 OURS = "our own list, beyond the paper"
 """`Claim.counted` of a claim that the paper does not make."""
 
@@ -123,6 +127,10 @@ def _no_deviations(_context: Context) -> Sequence[str]:
     return ()
 
 
+def _nothing(_context: Context, _results: Sequence[Result]) -> Sequence[Job]:
+    return ()
+
+
 @dataclass(frozen=True)
 class Recipe:
     """A table or figure of a paper.
@@ -135,6 +143,8 @@ class Recipe:
         The claims that follow from results.
     deviations
         Where the protocol at a scale is not the paper's, one sentence each.
+    follow
+        Jobs that depend on the results of the plan: further seeds of the settings that it chose.
     """
 
     name: str
@@ -143,6 +153,7 @@ class Recipe:
     plan: Callable[[Context], Sequence[Job]]
     conclude: Callable[[Context, Sequence[Result]], Sequence[Claim]]
     deviations: Callable[[Context], Sequence[str]] = _no_deviations
+    follow: Callable[[Context, Sequence[Result]], Sequence[Job]] = _nothing
 
 
 @cache
@@ -171,6 +182,19 @@ def by_label(results: Sequence[Result]) -> dict[str, list[Values]]:
         if SKIPPED not in result.values:
             grouped.setdefault(result.label, []).append(result.values)
     return grouped
+
+
+def choosing(results: Sequence[Result], seeds: int = TUNING) -> list[Result]:
+    """Return the results of the first seeds, which choose the settings of tuned methods."""
+    return [result for result in results if result.seed < seeds]
+
+
+def comparing(results: Sequence[Result], seeds: int = TUNING) -> list[Result]:
+    """Return the results of the seeds that compare the chosen settings.
+
+    They are the seeds that chose nothing; without any, the same ones, as in the papers.
+    """
+    return [result for result in results if result.seed >= seeds] or list(results)
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:

@@ -14,7 +14,7 @@ from parsifl import __version__
 from parsifl.core.errors import DataError
 from parsifl.engine.safe_files import replace_file
 from parsifl_reproduction.machine import machine
-from parsifl_reproduction.recipe import SKIPPED, Claim, Context, Recipe, Result
+from parsifl_reproduction.recipe import SKIPPED, Claim, Context, Job, Recipe, Result
 
 Record = dict[str, Any]
 _MACHINE = ("processor", "cores", "system", "machine", "python", "torch", "numpy", "parsifl")
@@ -23,7 +23,11 @@ _NUMBERS = re.compile(r"\[[-\d.e+,\s]+\]")
 
 
 def record(
-    recipe: Recipe, context: Context, results: Sequence[Result], claims: Sequence[Claim]
+    recipe: Recipe,
+    context: Context,
+    jobs: Sequence[Job],
+    results: Sequence[Result],
+    claims: Sequence[Claim],
 ) -> Record:
     """Return everything that a reader needs to trust the claims or to try them again."""
     made = [result.made or {} for result in results]
@@ -32,8 +36,8 @@ def record(
     seconds = [each["seconds"] for each in made if "seconds" in each]
     spent = [each["cpu_seconds"] for each in made if "cpu_seconds" in each]
     return {
-        **_head(recipe, context),
-        "jobs": len(recipe.plan(context)),
+        **_head(recipe, context, jobs),
+        "jobs": len(jobs),
         "collected": len(results),
         "finished": sum(SKIPPED not in result.values for result in results),
         "skipped": _skipped(results),
@@ -49,9 +53,10 @@ def record(
 
 def not_run(recipe: Recipe, context: Context, reason: str) -> Record:
     """Return the record of a recipe that was not run, with the reason."""
+    jobs = recipe.plan(context)
     return {
-        **_head(recipe, context),
-        "jobs": len(recipe.plan(context)),
+        **_head(recipe, context, jobs),
+        "jobs": len(jobs),
         "finished": 0,
         "last": datetime.now(UTC).isoformat(),
         "reason": reason,
@@ -59,7 +64,7 @@ def not_run(recipe: Recipe, context: Context, reason: str) -> Record:
     }
 
 
-def _head(recipe: Recipe, context: Context) -> Record:
+def _head(recipe: Recipe, context: Context, jobs: Sequence[Job]) -> Record:
     scale = "" if context.scale == Context().scale else f" --scale {context.scale}"
     return {
         "recipe": recipe.name,
@@ -67,7 +72,7 @@ def _head(recipe: Recipe, context: Context) -> Record:
         "paper": recipe.paper,
         "command": f"parsifl reproduce {recipe.name}{scale} --seeds {context.seeds}",
         "scale": context.scale,
-        "seeds": sorted({job.seed for job in recipe.plan(context)}),
+        "seeds": sorted({job.seed for job in jobs}),
         "version": __version__,
     }
 

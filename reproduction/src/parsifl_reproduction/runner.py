@@ -39,6 +39,19 @@ def run_open_jobs(
             progress(waiting[number], done, len(work))
 
 
+def run_recipes(
+    recipes: Sequence[Recipe],
+    context: Context,
+    folder: Path,
+    progress: Progress | None = None,
+    processes: int = 1,
+) -> None:
+    """Run the open jobs of recipes: first what they plan, then what follows from that."""
+    run_open_jobs([j for r in recipes for j in r.plan(context)], folder, progress, processes)
+    following = [job for recipe in recipes for job in jobs(recipe, context, folder)]
+    run_open_jobs(following, folder, progress, processes)
+
+
 def reproduce(
     recipe: Recipe,
     context: Context,
@@ -47,31 +60,44 @@ def reproduce(
     processes: int = 1,
 ) -> tuple[list[Result], list[Claim]]:
     """Run the open jobs of a recipe; then evaluate its claims."""
-    run_open_jobs(recipe.plan(context), folder, progress, processes)
+    run_recipes([recipe], context, folder, progress, processes)
     return collect(recipe, context, folder)
+
+
+def jobs(recipe: Recipe, context: Context, folder: Path) -> list[Job]:
+    """Return the jobs that a recipe plans and, once these have finished, those that follow."""
+    planned = list(recipe.plan(context))
+    results = _results(planned, folder)
+    if len(results) < len(planned):
+        return planned
+    return [*planned, *recipe.follow(context, results)]
+
+
+def _results(jobs: Sequence[Job], folder: Path) -> list[Result]:
+    found = (_finished(job, folder) for job in jobs)
+    return [result for result in found if result is not None]
 
 
 def collect(recipe: Recipe, context: Context, folder: Path) -> tuple[list[Result], list[Claim]]:
     """Evaluate the claims by the jobs that have results in a folder; nothing runs."""
-    jobs = recipe.plan(context)
-    found = [_finished(job, folder) for job in jobs]
-    results = [result for result in found if result is not None]
+    wanted = jobs(recipe, context, folder)
+    results = _results(wanted, folder)
     if not results:
         raise ConfigError(f"{folder} holds no finished job of {recipe.name} at this scale")
     try:
         return results, _evaluate(recipe, context, results, folder)
     except (LookupError, ValueError, ArithmeticError) as error:
-        if len(results) == len(jobs):
+        if len(results) == len(wanted):
             raise
         raise ConfigError(
-            f"{folder} has {len(results)} of {len(jobs)} jobs of {recipe.name}, too few to "
+            f"{folder} has {len(results)} of {len(wanted)} jobs of {recipe.name}, too few to "
             "evaluate its claims; finish them with `parsifl reproduce`, or ask for fewer --seeds"
         ) from error
 
 
 def missing(recipe: Recipe, context: Context, folder: Path) -> list[Job]:
     """Return the jobs without a result in a folder: not started, or interrupted."""
-    return [job for job in recipe.plan(context) if _finished(job, folder) is None]
+    return [job for job in jobs(recipe, context, folder) if _finished(job, folder) is None]
 
 
 def _evaluate(

@@ -25,7 +25,7 @@ from parsifl.engine.simulate import simulate
 from parsifl.engine.training import RoundEnd, StopTraining
 from parsifl.linear.glm import GLM
 from parsifl_reproduction.comparison import agreed
-from parsifl_reproduction.recipe import Claim, Context, Result, Values
+from parsifl_reproduction.recipe import TUNING, Claim, Context, Result, Values, choosing, comparing
 
 PAPER = "Tong et al., Federated Nonconvex Sparse Learning (Fed-HT and FedIter-HT)"
 FED_HT, FED_ITER_HT, BASELINE = METHODS = ("Fed-HT", "FedIter-HT", "Distributed-IHT")
@@ -38,6 +38,8 @@ DIVERGED = 10.0
 """A run whose objective exceeds this many times that of the zero model is stopped."""
 DELAY, LOCAL_STEP = 0.15, 20e-6
 """Seconds of a round trip and of a local step, as the paper assumes them."""
+CHOOSING = f"The first {TUNING} seeds choose the settings; further seeds compare them."
+"""A deviation of every recipe that tunes over the paper's grid."""
 
 
 @dataclass(frozen=True)
@@ -156,6 +158,19 @@ def _spectral(rows: Any) -> float:
 Curve = list[float]
 
 
+def _curves(results: Sequence[Result], setting: Setting) -> list[Curve]:
+    """Return the objectives of each seed, by evaluated round."""
+    return [
+        [math.inf if v is None else float(v) for v in result.values["objective"]]
+        for result in results
+        if result.label == setting.label
+    ]
+
+
+def _median_end(curves: Sequence[Curve]) -> float:
+    return float(np.median([curve[-1] for curve in curves])) if curves else math.inf
+
+
 def rounds_to(values: Curve, target: float) -> int | None:
     """Return the first evaluated round that is at least as good as the target.
 
@@ -170,6 +185,7 @@ def rounds_to(values: Curve, target: float) -> int | None:
 class Race:
     """The curves of a grid by setting and seed, and what follows from them.
 
+    The first seeds choose settings; further seeds, if there are any, compare the chosen ones.
     `zero` is the objective of the zero model: a run that ends above it has learned nothing.
     """
 
@@ -179,22 +195,27 @@ class Race:
     zero: float = math.inf
 
     def curves(self, setting: Setting) -> list[Curve]:
-        """Return the objectives of each seed by evaluated round."""
-        return [
-            [math.inf if v is None else float(v) for v in result.values["objective"]]
-            for result in self.results
-            if result.label == setting.label
-        ]
+        """Return the objectives of each seed that compares settings, by evaluated round."""
+        return _curves(comparing(self.results), setting)
+
+    def trials(self, setting: Setting) -> list[Curve]:
+        """Return the objectives of each seed that chooses settings, by evaluated round."""
+        return _curves(choosing(self.results), setting)
 
     def end(self, setting: Setting) -> float:
         """Return the median over seeds of the last objective; infinite if it was not run."""
-        ends = [curve[-1] for curve in self.curves(setting)]
-        return float(np.median(ends)) if ends else math.inf
+        return _median_end(self.curves(setting))
 
     def best(self, method: str, lr: float | None = None) -> Setting:
         """Return the setting of a method that ends lowest, perhaps of those with one step."""
         mine = [s for s in self.settings if s.method == method and lr in (None, s.lr)]
-        return min(mine, key=self.end)
+        return min(mine, key=lambda setting: _median_end(self.trials(setting)))
+
+    def compared(self) -> list[Setting]:
+        """Return the settings that claims read: the tuned ones, and all with the common step."""
+        step = self.common_step()
+        chosen = [self.best(method) for method in METHODS]
+        return list(dict.fromkeys([*chosen, *(s for s in self.settings if s.lr == step)]))
 
     def common_step(self) -> float | None:
         """Return the largest step with which every method learns, on every seed, for some K."""
@@ -205,7 +226,7 @@ class Race:
                     curves and all(curve[-1] < self.zero for curve in curves)
                     for setting in self.settings
                     if setting.method == method and setting.lr == lr
-                    for curves in [self.curves(setting)]
+                    for curves in [self.trials(setting)]
                 )
                 for method in METHODS
             )
@@ -298,7 +319,7 @@ class Race:
     def _bytes(self, setting: Setting) -> list[int]:
         return [
             int(result.values["bytes_up_per_round"])
-            for result in self.results
+            for result in comparing(self.results)
             if result.label == setting.label
         ]
 

@@ -18,6 +18,7 @@ from parsifl.data.registry import load
 from parsifl.linear.glm import GLM
 from parsifl_reproduction.fedht.setup import (
     BASELINE,
+    CHOOSING,
     FED_HT,
     FED_ITER_HT,
     METHODS,
@@ -29,7 +30,7 @@ from parsifl_reproduction.fedht.setup import (
     grid,
     objectives,
 )
-from parsifl_reproduction.recipe import Claim, Context, Job, Recipe, Result, Values
+from parsifl_reproduction.recipe import TUNING, Claim, Context, Job, Recipe, Result, Values
 
 TAU, BATCH, L2 = 200, 50, 1e-4
 UNIT_STEP = 0.3
@@ -109,18 +110,36 @@ def _run(
 
 
 def _plan(simulation: Simulation, context: Context) -> list[Job]:
-    jobs = [("", setting) for setting in grid(context)]
+    first = range(min(context.seeds, TUNING))
+    jobs = [_job(simulation, setting, context, s) for setting in grid(context) for s in first]
     if simulation.name == "I":
-        jobs += [("unit rows ", setting) for setting in unit_settings(context)]
+        jobs += [
+            _job(simulation, setting, context, seed, unit=True)
+            for setting in unit_settings(context)
+            for seed in range(context.seeds)
+        ]
+    return jobs
+
+
+def _follow(simulation: Simulation, context: Context, results: Sequence[Result]) -> list[Job]:
+    """Return the further seeds of the settings that are compared."""
     return [
-        Job(
-            f"{variant}{setting.label}",
-            seed,
-            partial(_run, simulation, setting, bool(variant), context, seed),
-        )
-        for variant, setting in jobs
-        for seed in range(context.seeds)
+        _job(simulation, setting, context, seed)
+        for setting in _race(simulation, context, results).compared()
+        for seed in range(TUNING, context.seeds)
     ]
+
+
+def _job(
+    simulation: Simulation, setting: Setting, context: Context, seed: int, *, unit: bool = False
+) -> Job:
+    label = f"unit rows {setting.label}" if unit else setting.label
+    return Job(label, seed, partial(_run, simulation, setting, unit, context, seed))
+
+
+def _race(simulation: Simulation, context: Context, results: Sequence[Result]) -> Race:
+    zero = math.inf if simulation.name == "I" else math.log(2)
+    return Race(f"simulation {simulation.name}", results, grid(context), zero)
 
 
 def _conclude(simulation: Simulation, context: Context, results: Sequence[Result]) -> list[Claim]:
@@ -128,8 +147,7 @@ def _conclude(simulation: Simulation, context: Context, results: Sequence[Result
 
 
 def _claims(simulation: Simulation, context: Context, results: Sequence[Result]) -> Iterator[Claim]:
-    zero = math.inf if simulation.name == "I" else math.log(2)
-    race = Race(f"simulation {simulation.name}", results, grid(context), zero)
+    race = _race(simulation, context, results)
     step = race.common_step()
     for method, paper in simulation.published:
         yield race.fewer_rounds(method, paper)
@@ -158,6 +176,7 @@ def _deviations(simulation: Simulation, context: Context) -> list[str]:
         "tuned over the paper's grid, and with the largest step of the grid that serves all three.",
         "A run whose objective exceeds ten times that of the zero model counts as diverged "
         "and is stopped.",
+        CHOOSING,
     ]
     if simulation.name == "II":
         found.append(
@@ -180,6 +199,7 @@ RECIPES = tuple(
         partial(_plan, simulation),
         partial(_conclude, simulation),
         partial(_deviations, simulation),
+        partial(_follow, simulation),
     )
     for simulation in SIMULATIONS
 )
