@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 from scipy import stats
 
-from parsifl_reproduction.comparison import agreed, compare
+from parsifl_reproduction.comparison import agreed, at_grid_end, compare
+from parsifl_reproduction.recipe import Claim, Verdict
 
 
 @pytest.mark.parametrize(
@@ -116,3 +117,25 @@ def test_a_claim_keeps_both_sides_by_seed() -> None:
     claim = compare("", "", [1.23456789, 2.0], [1.0, 3.0])
     assert claim.left == (1.23457, 2.0)
     assert claim.right == (1.0, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "first", "second", "found"),
+    [
+        ("held", "lr=1", "", "held"),
+        ("held", "", "lr=1", "undecided"),
+        ("held", "lr=1", "lr=1", "undecided"),
+        ("did not hold", "", "lr=1", "did not hold"),
+        ("did not hold", "lr=1", "", "undecided"),
+        ("tie", "lr=1", "", "undecided"),
+        ("held", "", "", "held"),
+    ],
+)
+def test_a_better_setting_beyond_the_grid_must_not_change_the_verdict(
+    verdict: Verdict, first: str, second: str, found: Verdict
+) -> None:
+    claim = at_grid_end(Claim("a leads b", "", "", verdict, "reason"), first, second)
+    assert claim.verdict == found
+    assert claim.note == ("reason; at the end of the grid: " if first or second else "reason") + (
+        ", ".join(filter(None, (first, second)))
+    )

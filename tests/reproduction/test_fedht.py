@@ -8,7 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from parsifl_reproduction.fedht.setup import BASELINE, Race, Setting, grid, objectives
+from parsifl_reproduction.fedht.setup import (
+    BASELINE,
+    RATES,
+    Race,
+    Setting,
+    grid,
+    objectives,
+    widened,
+)
 from parsifl_reproduction.fedht.simulations import SIMULATIONS
 from parsifl_reproduction.recipe import Context, Result, find
 
@@ -71,11 +79,27 @@ def test_the_common_step_is_the_largest_that_serves_every_method() -> None:
     assert Race("x", worse, settings, zero=math.log(2)).common_step() == 0.01
 
 
-def test_the_best_step_at_the_end_of_the_grid_is_noted() -> None:
+def test_a_best_step_at_the_end_of_the_grid_decides_nothing() -> None:
     settings = grid(Context())
-    results = [curve(s, 0, 2.0, 1.0 / s.lr) for s in settings]
+    results = [curve(s, 0, 2.0, 1.0 / s.lr + ("Iter" not in s.method)) for s in settings]
     claim = Race("x", results, settings).lowest("FedIter-HT", "")
-    assert "end of the paper's grid: Fed-HT, FedIter-HT, Distributed-IHT" in claim.note
+    assert "at the end of the grid: FedIter-HT K=3 lr=10, Fed-HT K=3 lr=10" in claim.note
+    assert claim.verdict == "undecided"
+
+
+def test_the_grid_is_widened_until_no_best_step_is_at_its_end() -> None:
+    def results(best: float) -> list[Result]:
+        tried = grid(Context(), (30.0, 100.0, 300.0, 1000.0))
+        return [curve(s, 0, 2.0, abs(math.log(s.lr / best))) for s in tried]
+
+    def beyond(best: float) -> set[float]:
+        return {s.lr for s in widened(Context(), results(best))} - set(RATES)
+
+    assert beyond(1.0) == set()
+    assert beyond(30.0) == {30.0, 100.0}
+    assert beyond(100.0) == {30.0, 100.0, 300.0, 1000.0}
+    assert beyond(0.001) == {3e-4, 1e-4}  # nothing was run there yet
+    assert widened(Context("smoke"), results(30.0)) == grid(Context("smoke"))
 
 
 @pytest.mark.parametrize("name", ["fedht-simulation-i", "fedht-simulation-ii"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from parsifl.data.clients import ClientData
 from parsifl_reproduction.fedht import partition as fedht_partition
 from parsifl_reproduction.fedht.real import REALS, Real
 from parsifl_reproduction.fedht.setup import Setting, objectives, steepest
-from parsifl_reproduction.recipe import Context, Result, find
+from parsifl_reproduction.recipe import Context, Job, Result, find
 
 DATA = os.environ.get("PARSIFL_DATA", "")
 TINY = Real("tiny", "text-like-e2006", 20, "squared", 200, "stand-in: tiny")
@@ -84,21 +85,29 @@ def test_verdicts_follow_the_curves() -> None:
 @pytest.mark.parametrize("name", ["fedht-figure5-e2006", "fedht-simulation-ii"])
 def test_further_seeds_run_the_settings_that_claims_compare(name: str) -> None:
     recipe, context = find(name), Context(seeds=4)
-    results = [
-        Result(
-            job.label, job.seed,
-            {"objective": [0.6, 0.1 if "lr=0.3" in job.label else 0.5], "bytes_up_per_round": 1},
-        )
-        for job in recipe.plan(context)
-    ]  # fmt: skip
-    assert {result.seed for result in results} == {0, 1, 2}
-    further = recipe.follow(context, results)
-    assert {job.seed for job in further} == {3}
+
+    def finished(jobs: Sequence[Job], best: str) -> list[Result]:
+        return [
+            Result(
+                job.label, job.seed,
+                {"objective": [0.6, 0.1 if best in job.label else 0.5], "bytes_up_per_round": 1},
+            )
+            for job in jobs
+        ]  # fmt: skip
+
+    planned = recipe.plan(context)
+    assert {job.seed for job in planned} == {0, 1, 2}
+    further = [job for job in recipe.follow(context, finished(planned, "lr=0.3")) if job.seed == 3]
     tuned = {job.label for job in further if "lr=0.3" in job.label}
     assert {label.split()[0] for label in tuned} == {"Fed-HT", "FedIter-HT", "Distributed-IHT"}
     common = {job.label for job in further} - tuned
     assert all("lr=10" in label for label in common)  # the largest step that serves everyone
     assert len(common) == 9
+    # a best step at the end of the grid calls for steps beyond it
+    wider = recipe.follow(context, finished(planned, "lr=10"))
+    beyond = {job.label.partition("lr=")[2] for job in wider if job.seed < 3}
+    assert beyond >= {"30", "100"}
+    assert not beyond & {"300", "0.0003"}
 
 
 @pytest.mark.skipif(not DATA, reason="PARSIFL_DATA names no folder with MNIST")

@@ -181,10 +181,10 @@ def test_synthetic_clients_are_read_in_two_ways_and_counted_once() -> None:
 def test_one_seed_tunes_and_the_others_compare() -> None:
     results = [
         Result("MNIST fedmac", 0, fake(personal=97.0)),
-        Result("MNIST fedmac lr=0.1", 0, fake(personal=98.5)),
+        Result("MNIST fedmac local_steps=80", 0, fake(personal=98.5)),
         Result("MNIST pfedme", 0, fake(personal=98.0)),
         Result("MNIST fedmac", 1, fake(personal=99.0)),
-        Result("MNIST fedmac lr=0.1", 1, fake(personal=97.5)),
+        Result("MNIST fedmac local_steps=80", 1, fake(personal=97.5)),
         Result("MNIST pfedme", 1, fake(personal=98.0)),
     ]
     claims = BY_NAME["fedmac-table1-tuned"].conclude(Context(), results)

@@ -113,7 +113,7 @@ def test_recipes_share_jobs_by_content_whatever_their_label(tmp_path: Path) -> N
 
 def test_further_jobs_follow_from_the_results_of_the_plan(tmp_path: Path) -> None:
     def follow(context: Context, results: Sequence[Result]) -> list[Job]:
-        best = max(results, key=lambda result: result.values["value"]).seed
+        best = max(choosing(results), key=lambda result: float(result.values["value"])).seed
         return [Job("further", 10 + best, partial(_work, "toy", 10 + best, context))]
 
     staged = replace(TOY, follow=follow)

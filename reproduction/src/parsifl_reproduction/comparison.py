@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
 
 from scipy import stats
@@ -78,6 +79,26 @@ def compare(
     gaps = [a - b for a, b in pairs]
     ours = f"{spread(left)} against {spread(right)}, difference {spread(gaps)}"
     return Claim(statement, paper, ours, verdict, note, left=_rounded(left), right=_rounded(right))
+
+
+def at_grid_end(claim: Claim, first: str = "", second: str = "") -> Claim:
+    """Return the claim, undecided if a setting beyond the end of a grid could change it.
+
+    `first` and `second` name the best setting of a side if it is the last one of its grid. A still
+    better one could only confirm a claim that held if the first side has it, and only refute it if
+    the second side does.
+
+    >>> held = Claim("a leads b", "", "", "held")
+    >>> at_grid_end(held, first="lr=10").verdict, at_grid_end(held, second="lr=10").verdict
+    ('held', 'undecided')
+    """
+    ends = [each for each in (first, second) if each]
+    if not ends or claim.verdict == "not run":
+        return claim
+    sure = {"held": not second, "did not hold": not first}.get(claim.verdict, False)
+    parts = (claim.note, f"at the end of the grid: {', '.join(ends)}")
+    note = "; ".join(part for part in parts if part)
+    return replace(claim, verdict=claim.verdict if sure else "undecided", note=note)
 
 
 def _decide(

@@ -144,7 +144,8 @@ class Recipe:
     deviations
         Where the protocol at a scale is not the paper's, one sentence each.
     follow
-        Jobs that depend on the results of the plan: further seeds of the settings that it chose.
+        Jobs that depend on the results so far, such as further seeds of the settings that these
+        chose. It is asked again when its jobs have finished, until it returns no other ones.
     """
 
     name: str

@@ -47,9 +47,14 @@ def run_recipes(
     processes: int = 1,
 ) -> None:
     """Run the open jobs of recipes: first what they plan, then what follows from that."""
-    run_open_jobs([j for r in recipes for j in r.plan(context)], folder, progress, processes)
-    following = [job for recipe in recipes for job in jobs(recipe, context, folder)]
-    run_open_jobs(following, folder, progress, processes)
+    asked: set[str] = set()
+    while True:
+        known = [job for recipe in recipes for job in jobs(recipe, context, folder)]
+        new = [job for job in known if job.fingerprint not in asked]
+        if not new:
+            break
+        asked.update(job.fingerprint for job in new)
+        run_open_jobs(new, folder, progress, processes)
 
 
 def reproduce(
@@ -65,12 +70,16 @@ def reproduce(
 
 
 def jobs(recipe: Recipe, context: Context, folder: Path) -> list[Job]:
-    """Return the jobs that a recipe plans and, once these have finished, those that follow."""
-    planned = list(recipe.plan(context))
-    results = _results(planned, folder)
-    if len(results) < len(planned):
-        return planned
-    return [*planned, *recipe.follow(context, results)]
+    """Return the jobs that a recipe plans and, as far as these have finished, those that follow."""
+    known = list(recipe.plan(context))
+    while len(results := _results(known, folder)) == len(known):
+        marks = {(job.label, job.seed) for job in known}
+        following = recipe.follow(context, results)
+        new = [job for job in following if (job.label, job.seed) not in marks]
+        if not new:
+            break
+        known += new
+    return known
 
 
 def _results(jobs: Sequence[Job], folder: Path) -> list[Result]:

@@ -27,7 +27,7 @@ from parsifl.data.registry import load
 from parsifl.engine.simulate import simulate
 from parsifl.linear.glm import GLM
 from parsifl.linear.sparsity.dictionary import gaussian
-from parsifl_reproduction.comparison import compare
+from parsifl_reproduction.comparison import at_grid_end, compare
 from parsifl_reproduction.fedgradmp.setup import PAPER
 from parsifl_reproduction.recipe import (
     SKIPPED,
@@ -202,18 +202,12 @@ def _compare(
     )
     if claim.verdict == "not run":
         return claim
-    at_end = [
-        each in (f"{name} lr={rates(name)[0]}", f"{name} lr={rates(name)[-1]}")
+    ends = [
+        each if each in (f"{name} lr={rates(name)[0]}", f"{name} lr={rates(name)[-1]}") else ""
         for name, each in zip(pair, (label, other_label), strict=True)
     ]
-    edges = [each for each, end in zip((label, other_label), at_end, strict=True) if end]
-    at = f"{claim.note}; best rates: {label}, {other_label}"
-    if not edges:
-        return replace(claim, note=at)
-    # a rate beyond the grid could only confirm the lead of the side that is at its end
-    sure = {"held": at_end == [True, False], "did not hold": at_end == [False, True]}
-    verdict = claim.verdict if sure.get(claim.verdict) else "undecided"
-    return replace(claim, verdict=verdict, note=f"{at}; at the end of the grid: {', '.join(edges)}")
+    note = f"{claim.note}; best rates: {label}, {other_label}"
+    return at_grid_end(replace(claim, note=note), *ends)
 
 
 def _conclude6(_context: Context, results: Sequence[Result]) -> list[Claim]:

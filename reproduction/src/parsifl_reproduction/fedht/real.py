@@ -29,6 +29,7 @@ from parsifl_reproduction.fedht.setup import (
     grid,
     objectives,
     steepest,
+    widened,
 )
 from parsifl_reproduction.recipe import (
     TUNING,
@@ -165,13 +166,15 @@ def _plan(real: Real, context: Context) -> list[Job]:
 
 
 def _follow(real: Real, context: Context, results: Sequence[Result]) -> list[Job]:
-    """Return the further seeds of the settings that are compared."""
-    race = Race(real.name, results, grid(context), real.zero)
+    """Return steps beyond the grid, and the further seeds of the settings that are compared."""
     return [
         Job(setting.label, seed, partial(_run, real, setting, context, seed))
-        for setting in race.compared()
-        for seed in range(TUNING, context.seeds)
+        for setting, seed in _race(real, context, results).further(context)
     ]
+
+
+def _race(real: Real, context: Context, results: Sequence[Result]) -> Race:
+    return Race(real.name, results, widened(context, results), real.zero)
 
 
 def _conclude(real: Real, context: Context, results: Sequence[Result]) -> list[Claim]:
@@ -179,7 +182,7 @@ def _conclude(real: Real, context: Context, results: Sequence[Result]) -> list[C
 
 
 def _claims(real: Real, context: Context, results: Sequence[Result]) -> Iterator[Claim]:
-    race = Race(real.name, results, grid(context), real.zero)
+    race = _race(real, context, results)
     step = race.common_step()
     fewer = "significantly fewer rounds (Figure 5, top)"
     for method in METHODS[:2]:

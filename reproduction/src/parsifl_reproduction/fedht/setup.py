@@ -24,13 +24,15 @@ from parsifl.engine.evaluation import Evaluation
 from parsifl.engine.simulate import simulate
 from parsifl.engine.training import RoundEnd, StopTraining
 from parsifl.linear.glm import GLM
-from parsifl_reproduction.comparison import agreed
+from parsifl_reproduction.comparison import agreed, at_grid_end
 from parsifl_reproduction.recipe import TUNING, Claim, Context, Result, Values, choosing, comparing
 
 PAPER = "Tong et al., Federated Nonconvex Sparse Learning (Fed-HT and FedIter-HT)"
 FED_HT, FED_ITER_HT, BASELINE = METHODS = ("Fed-HT", "FedIter-HT", "Distributed-IHT")
 STEPS = (3, 5, 8, 10)
 RATES = (10.0, 1.0, 0.6, 0.3, 0.1, 0.06, 0.03, 0.01, 0.001)
+LARGER, SMALLER = (30.0, 100.0, 300.0, 1000.0), (3e-4, 1e-4, 3e-5, 1e-5)
+"""Steps beyond the paper's grid, tried two at a time where the best step is at its end."""
 EVERY = 2
 GROWTH = 1.1
 """The theory's 1 / omega: how fast batches grow from round to round, if they do."""
@@ -38,7 +40,10 @@ DIVERGED = 10.0
 """A run whose objective exceeds this many times that of the zero model is stopped."""
 DELAY, LOCAL_STEP = 0.15, 20e-6
 """Seconds of a round trip and of a local step, as the paper assumes them."""
-CHOOSING = f"The first {TUNING} seeds choose the settings; further seeds compare them."
+CHOOSING = (
+    f"The first {TUNING} seeds choose the settings; further seeds compare them. Where the best "
+    "step of a method is at an end of the paper's grid, all methods try steps beyond it."
+)
 """A deviation of every recipe that tunes over the paper's grid."""
 
 
@@ -74,12 +79,29 @@ class Setting:
         return kind(local_steps=self.steps, **common)
 
 
-def grid(context: Context) -> list[Setting]:
-    """Return the settings of all methods; Distributed-IHT has one step."""
-    steps, rates = ((3,), (0.01,)) if context.smoke else (STEPS, RATES)
+def grid(context: Context, beyond: Sequence[float] = ()) -> list[Setting]:
+    """Return the settings of all methods; Distributed-IHT has one local step."""
+    steps, rates = ((3,), (0.01,)) if context.smoke else (STEPS, (*RATES, *beyond))
     pairs = [(k, rate) for k in steps for rate in rates]
     local = [Setting(method, k, rate) for method in METHODS[:2] for k, rate in pairs]
     return local + [Setting(BASELINE, 1, rate) for rate in rates]
+
+
+def widened(context: Context, results: Sequence[Result]) -> list[Setting]:
+    """Return the paper's grid, and steps beyond each end at which a method is best."""
+    larger, smaller, beyond = list(LARGER), list(SMALLER), list[float]()
+    while results and not context.smoke:
+        race = Race("", results, grid(context, beyond))
+        best = {race.best(method).lr for method in METHODS}
+        further: list[float] = []
+        if max(*RATES, *beyond) in best:
+            further, larger = further + larger[:2], larger[2:]
+        if min(*RATES, *beyond) in best:
+            further, smaller = further + smaller[:2], smaller[2:]
+        if not further:
+            break
+        beyond += further
+    return grid(context, beyond)
 
 
 def all_training(data: ClientData) -> ClientData:
@@ -231,15 +253,23 @@ class Race:
                 for method in METHODS
             )
 
-        return next((lr for lr in sorted({s.lr for s in self.settings})[::-1] if serves(lr)), None)
+        tried = {s.lr for s in self.settings}
+        return next((lr for lr in RATES if lr in tried and serves(lr)), None)
 
     def tuned_to(self, method: str, lr: float) -> bool:
         """Return whether a method and the baseline are best with one step: no second reading."""
         return self.best(method).lr == self.best(BASELINE).lr == lr
 
+    def further(self, context: Context) -> list[tuple[Setting, int]]:
+        """Return what is left to run: steps beyond the grid, and seeds that compare settings."""
+        first = min(context.seeds, TUNING)
+        tried = [(setting, seed) for setting in self.settings for seed in range(first)]
+        chosen = [(s, seed) for s in self.compared() for seed in range(first, context.seeds)]
+        return tried + chosen
+
     def fewer_rounds(self, method: str, paper: str, lr: float | None = None) -> Claim:
         """Compare the rounds to the baseline's last objective, tuned or with a common step."""
-        how = "each method tuned over the grid" if lr is None else f"common step {lr:g}"
+        how = "each method tuned" if lr is None else f"common step {lr:g}"
         statement = (
             f"{self.name}, {how}: {method} reaches the last objective of Distributed-IHT in fewer "
             "rounds"
@@ -256,7 +286,8 @@ class Race:
             f"{self.end(ours):.4g}, {theirs.label} at {self.end(theirs):.4g}"
         )
         held = [each is not None and each < total for each in reached]
-        return Claim(statement, paper, found, agreed(held), self._edges(ours, theirs))
+        claim = Claim(statement, paper, found, agreed(held))
+        return claim if lr else at_grid_end(claim, self._end(ours), self._end(theirs))
 
     def faster(self, method: str, paper: str, lr: float) -> Claim:
         """Compare the seconds that the paper's delays give, at a common step."""
@@ -293,7 +324,7 @@ class Race:
 
     def lowest(self, method: str, paper: str) -> Claim:
         """Compare the last objectives of the tuned methods."""
-        statement = f"{self.name}: {method} ends lowest of the three, each tuned over the grid"
+        statement = f"{self.name}: {method} ends lowest of the three, each tuned"
         chosen = {name: self.best(name) for name in METHODS}
         ends = {name: [c[-1] for c in self.curves(setting)] for name, setting in chosen.items()}
         if not all(ends.values()):
@@ -302,7 +333,9 @@ class Race:
         place = METHODS.index(method)
         wins = [row[place] < min(v for at, v in enumerate(row) if at != place) for row in rows]
         found = "; ".join(f"{s.label} ends at {self.end(s):.5g}" for s in chosen.values())
-        return Claim(statement, paper, found, agreed(wins), self._edges(*chosen.values()))
+        others = [self._end(setting) for name, setting in chosen.items() if name != method]
+        claim = Claim(statement, paper, found, agreed(wins))
+        return at_grid_end(claim, self._end(chosen[method]), ", ".join(filter(None, others)))
 
     def sparse_uploads(self) -> Claim:
         """Compare the uploaded bytes of Fed-HT and FedIter-HT."""
@@ -323,7 +356,7 @@ class Race:
             if result.label == setting.label
         ]
 
-    def _edges(self, *chosen: Setting) -> str:
+    def _end(self, chosen: Setting) -> str:
+        """Return the label of a setting whose step is the largest or smallest; else ""."""
         rates = {setting.lr for setting in self.settings}
-        at = [s.method for s in chosen if len(rates) > 1 and s.lr in (max(rates), min(rates))]
-        return f"best step at the end of the paper's grid: {', '.join(at)}" if at else ""
+        return chosen.label if len(rates) > 1 and chosen.lr in (max(rates), min(rates)) else ""

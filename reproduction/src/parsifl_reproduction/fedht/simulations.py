@@ -29,6 +29,7 @@ from parsifl_reproduction.fedht.setup import (
     all_training,
     grid,
     objectives,
+    widened,
 )
 from parsifl_reproduction.recipe import TUNING, Claim, Context, Job, Recipe, Result, Values
 
@@ -122,11 +123,10 @@ def _plan(simulation: Simulation, context: Context) -> list[Job]:
 
 
 def _follow(simulation: Simulation, context: Context, results: Sequence[Result]) -> list[Job]:
-    """Return the further seeds of the settings that are compared."""
+    """Return steps beyond the grid, and the further seeds of the settings that are compared."""
     return [
         _job(simulation, setting, context, seed)
-        for setting in _race(simulation, context, results).compared()
-        for seed in range(TUNING, context.seeds)
+        for setting, seed in _race(simulation, context, results).further(context)
     ]
 
 
@@ -139,7 +139,7 @@ def _job(
 
 def _race(simulation: Simulation, context: Context, results: Sequence[Result]) -> Race:
     zero = math.inf if simulation.name == "I" else math.log(2)
-    return Race(f"simulation {simulation.name}", results, grid(context), zero)
+    return Race(f"simulation {simulation.name}", results, widened(context, results), zero)
 
 
 def _conclude(simulation: Simulation, context: Context, results: Sequence[Result]) -> list[Claim]:

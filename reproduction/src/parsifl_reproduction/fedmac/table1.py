@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from parsifl_reproduction.comparison import compare
+from parsifl_reproduction.comparison import at_grid_end, compare
 from parsifl_reproduction.fedmac.setup import (
     DEVIATIONS,
     ONCE,
@@ -258,13 +258,14 @@ def _conclude_tuned(_context: Context, results: Sequence[Result]) -> list[Claim]
                 column(grouped, chosen[other], model),
             )
             note = f"{claim.note}; chosen: {chosen['fedmac']} and {chosen[other]}"
-            claim = replace(claim, note=note)
-            if claim.verdict == "held" and at_end(
-                ONCE if other == "heurfedamp" else other, chosen[other]
-            ):
-                note += ", which is at the end of the grid"
-                claim = replace(claim, verdict="undecided", note=note)
-            claims.append(claim)
+            ends = [
+                label if at_end(method, label) else ""
+                for method, label in (
+                    ("fedmac", chosen["fedmac"]),
+                    (ONCE if other == "heurfedamp" else other, chosen[other]),
+                )
+            ]
+            claims.append(at_grid_end(replace(claim, note=note), *ends))
     return claims
 
 

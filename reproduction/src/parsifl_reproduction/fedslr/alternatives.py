@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 
-from parsifl_reproduction.comparison import compare
+from parsifl_reproduction.comparison import at_grid_end, compare
 from parsifl_reproduction.fedslr.setup import (
     PAPER,
     Cell,
@@ -110,7 +109,6 @@ def _conclude_penalties(context: Context, results: Sequence[Result]) -> list[Cla
     def training(label: str) -> list[float]:
         return [float(run["seconds"]["local"]) for run in grouped.get(label, ())]
 
-    edge = best in (dense[0], dense[-1])
     claims = [
         compare(
             f"the mixed model of LR+S is ahead of that of {name}",
@@ -120,9 +118,7 @@ def _conclude_penalties(context: Context, results: Sequence[Result]) -> list[Cla
         )
         for name, label in others.items()
     ]
-    if edge and claims[0].verdict == "held":
-        note = f"the best lam of S+S is at the edge of its grid: {best}"
-        claims[0] = replace(claims[0], verdict="undecided", note=note)
+    claims[0] = at_grid_end(claims[0], second=best if best in (dense[0], dense[-1]) else "")
     claims.append(
         compare(
             "the mixed model of LR+S is smaller than that of the best S+S (thousands)",
