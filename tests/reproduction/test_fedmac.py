@@ -190,7 +190,7 @@ def test_one_seed_tunes_and_the_others_compare() -> None:
     claims = BY_NAME["fedmac-table1-tuned"].conclude(Context(), results)
     found = claim(claims, "personal", "pFedMe")
     assert found.verdict == "did not hold"
-    assert "fedmac lr=0.1" in found.note
+    assert "fedmac local_steps=80" in found.note
 
 
 def test_sparse_claims_follow_density_and_bytes() -> None:
