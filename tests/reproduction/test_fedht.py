@@ -10,6 +10,7 @@ import pytest
 
 from parsifl_reproduction.fedht.setup import (
     BASELINE,
+    LARGER,
     RATES,
     Race,
     Setting,
@@ -89,16 +90,16 @@ def test_a_best_step_at_the_end_of_the_grid_decides_nothing() -> None:
 
 def test_the_grid_is_widened_until_no_best_step_is_at_its_end() -> None:
     def results(best: float) -> list[Result]:
-        tried = grid(Context(), (30.0, 100.0, 300.0, 1000.0))
+        tried = grid(Context(), LARGER)
         return [curve(s, 0, 2.0, abs(math.log(s.lr / best))) for s in tried]
 
-    def beyond(best: float) -> set[float]:
+    def further(best: float) -> set[float]:
         return {s.lr for s in widened(Context(), results(best))} - set(RATES)
 
-    assert beyond(1.0) == set()
-    assert beyond(30.0) == {30.0, 100.0}
-    assert beyond(100.0) == {30.0, 100.0, 300.0, 1000.0}
-    assert beyond(0.001) == {3e-4, 1e-4}  # nothing was run there yet
+    assert further(1.0) == set()
+    assert further(5.0) == {3.0, 30.0}
+    assert further(30.0) == {3.0, 30.0, 100.0, 300.0}
+    assert further(0.001) == {3e-4, 3e-3}  # nothing was run there yet
     assert widened(Context("smoke"), results(30.0)) == grid(Context("smoke"))
 
 

@@ -106,8 +106,8 @@ def test_further_seeds_run_the_settings_that_claims_compare(name: str) -> None:
     # a best step at the end of the grid calls for steps beyond it
     wider = recipe.follow(context, finished(planned, "lr=10"))
     beyond = {job.label.partition("lr=")[2] for job in wider if job.seed < 3}
-    assert beyond >= {"30", "100"}
-    assert not beyond & {"300", "0.0003"}
+    assert beyond >= {"30", "3"}
+    assert not beyond & {"100", "0.0003"}
 
 
 @pytest.mark.skipif(not DATA, reason="PARSIFL_DATA names no folder with MNIST")

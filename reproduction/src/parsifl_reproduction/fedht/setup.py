@@ -31,8 +31,9 @@ PAPER = "Tong et al., Federated Nonconvex Sparse Learning (Fed-HT and FedIter-HT
 FED_HT, FED_ITER_HT, BASELINE = METHODS = ("Fed-HT", "FedIter-HT", "Distributed-IHT")
 STEPS = (3, 5, 8, 10)
 RATES = (10.0, 1.0, 0.6, 0.3, 0.1, 0.06, 0.03, 0.01, 0.001)
-LARGER, SMALLER = (30.0, 100.0, 300.0, 1000.0), (3e-4, 1e-4, 3e-5, 1e-5)
-"""Steps beyond the paper's grid, tried two at a time where the best step is at its end."""
+LARGER, SMALLER = (30.0, 3.0, 100.0, 300.0), (3e-4, 3e-3, 1e-4, 3e-5)
+"""Further steps, tried two at a time where the best one is at an end of the paper's grid; its last
+gaps are a factor of ten wide, so one of them lies inside."""
 EVERY = 2
 GROWTH = 1.1
 """The theory's 1 / omega: how fast batches grow from round to round, if they do."""
@@ -42,7 +43,7 @@ DELAY, LOCAL_STEP = 0.15, 20e-6
 """Seconds of a round trip and of a local step, as the paper assumes them."""
 CHOOSING = (
     f"The first {TUNING} seeds choose the settings; further seeds compare them. Where the best "
-    "step of a method is at an end of the paper's grid, all methods try steps beyond it."
+    "step of a method is at an end of the paper's grid, all methods try steps on both sides of it."
 )
 """A deviation of every recipe that tunes over the paper's grid."""
 
@@ -88,7 +89,7 @@ def grid(context: Context, beyond: Sequence[float] = ()) -> list[Setting]:
 
 
 def widened(context: Context, results: Sequence[Result]) -> list[Setting]:
-    """Return the paper's grid, and steps beyond each end at which a method is best."""
+    """Return the paper's grid, and further steps around each end at which a method is best."""
     larger, smaller, beyond = list(LARGER), list(SMALLER), list[float]()
     while results and not context.smoke:
         race = Race("", results, grid(context, beyond))
