@@ -168,6 +168,15 @@ def test_entries_whose_squares_overflow_keep_their_rank(side: int) -> None:
     assert float(error) < 1e-4 * 1e20
 
 
+@pytest.mark.parametrize("side", [90, 150])
+@pytest.mark.parametrize("entry", [float("inf"), float("nan")])
+def test_a_matrix_that_is_not_finite_does_not_become_zero(side: int, entry: float) -> None:
+    matrix = torch.ones(side, side)
+    matrix[0, 0] = entry
+    left, right = svt(matrix, 1e-3)
+    assert bool((left @ right).isnan().all())
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["single", "double"])
 @pytest.mark.parametrize("known", [0, 30])
 def test_a_newcomer_just_above_the_threshold_is_found_as_without_a_guess(

@@ -76,11 +76,12 @@ def svt(matrix: Tensor, threshold: float, guess: Factors | None = None) -> Facto
     size = float(matrix.norm())
     if size <= threshold:  # no singular value exceeds the Frobenius norm
         return matrix.new_zeros(rows, 0), matrix.new_zeros(0, columns)
-    if size > math.sqrt(torch.finfo(matrix.dtype).max) / 100:  # its square would overflow
+    if not size <= math.sqrt(torch.finfo(matrix.dtype).max) / 100:  # its square would overflow
         scale = float(matrix.abs().max())
-        if math.isfinite(scale):
-            left, right = svt(matrix / scale, threshold / scale, guess)
-            return left * scale, right
+        if not math.isfinite(scale):  # as NaN, the caller's checks find it
+            return matrix.new_full((rows, 1), math.nan), matrix.new_full((1, columns), math.nan)
+        left, right = svt(matrix / scale, threshold / scale, guess)
+        return left * scale, right
     if rows > columns:
         left, right = _wide(matrix.T, threshold, None if guess is None else guess[1].T)
         return right.T, left.T
