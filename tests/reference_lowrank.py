@@ -85,6 +85,8 @@ class Slr:
     solver: Literal["dual", "local", "global"] = "dual"
     global_penalty: str = "low-rank"
     personal_penalty: str = "sparse"
+    wire: Callable[[Array], Array] = np.asarray
+    """What a tensor becomes on its way; lossy with "dual" and dense messages only."""
 
     def rounds(self, start: Weights, p0: Weights, cohorts: list[list[int]], clients: int,
                draws: Draws) -> SlrState:  # fmt: skip
@@ -92,15 +94,17 @@ class Slr:
         state = SlrState(start, [zeros(start) for _ in range(clients)], [p0] * clients)
         for t, cohort in enumerate(cohorts):
             lr = self.lr * self.lr_decay**t
-            models = []
+            models, sent = [], combine(self.wire, state.w)
             for i in cohort:
-                w = self._phase_one(state.w, state.gamma[i], draws(t, i, "shared"), lr)
-                models.append(w)
+                w = self._phase_one(sent, state.gamma[i], draws(t, i, "shared"), lr)
                 if self.solver == "dual":
+                    change = combine(lambda a, b: self.wire(a - b), w, sent)
+                    w = combine(np.add, state.w, change)
                     state.gamma[i] = combine(
-                        lambda g, a, b: g + (a - b) / self.eta_g, state.gamma[i], state.w, w
+                        lambda g, c: g - c / self.eta_g, state.gamma[i], change
                     )
-                state.p[i] = self._phase_two(state.w, state.p[i], draws(t, i, "personal"), lr)
+                models.append(w)
+                state.p[i] = self._phase_two(sent, state.p[i], draws(t, i, "personal"), lr)
             state.w = self._server(models, state.gamma, lr)
         return state
 

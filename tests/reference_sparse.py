@@ -91,22 +91,60 @@ def fed_dual_avg(
     return prox(dual, elapsed)
 
 
-def fed_grad_mp(clients: Sequence[Client], draws: Draws, tau: int) -> Array:
-    """Algorithm 1 of FedGradMP, with Lambda reset to the server's support."""
-    x = np.zeros(clients[0][0].shape[1])
+def fed_grad_mp(
+    clients: Sequence[Client],
+    draws: Draws,
+    tau: int,
+    *,
+    atoms: Array | None = None,
+    radius: float = np.inf,
+    wire: Callable[[Array], Array] = np.asarray,
+) -> Array:
+    """Algorithms 1 and 2 of FedGradMP with exact solves, with Lambda reset to the server's support.
+
+    Parameters
+    ----------
+    atoms
+        The dictionary, as columns; None: coordinates. The result is in its coefficients.
+    radius
+        The ball that holds x.
+    wire
+        What a message becomes on its way.
+    """
+    psi = np.eye(clients[0][0].shape[1]) if atoms is None else atoms
+    lengths = np.linalg.norm(psi, axis=0)
+
+    def nearest(a: Array) -> Array:
+        """P_Lambda for the tau largest parts a_j psi_j, then the ball."""
+        kept = np.flatnonzero(hard(a * lengths, tau))
+        out = np.zeros_like(a)
+        out[kept] = np.linalg.lstsq(psi[:, kept], psi @ a, rcond=None)[0]
+        return np.asarray(out * min(1.0, radius / max(float(np.linalg.norm(psi @ out)), 1e-300)))
+
+    x = np.zeros(psi.shape[1])
     for round_draws in draws:
         total = np.zeros_like(x)
         for p, (z, y), batches in zip(weights(clients), clients, round_draws, strict=True):
-            mine = x.copy()
+            seen, mine = z @ psi, wire(x)
             for batch in batches:
-                proxy = gradient(mine, z[batch], y[batch])
+                proxy = gradient(mine, seen[batch], y[batch]) / lengths
                 merged = np.union1d(np.flatnonzero(hard(proxy, 2 * tau)), np.flatnonzero(mine))
                 b = np.zeros_like(x)
-                b[merged] = np.linalg.lstsq(z[:, merged], y, rcond=None)[0]
-                mine = hard(b, tau)
-            total += p * mine
-        x = hard(total, tau)
+                b[merged] = np.linalg.lstsq(seen[:, merged], y, rcond=None)[0]
+                mine = nearest(b)
+            total += p * wire(mine)
+        x = nearest(total)
     return x
+
+
+def int8(values: Array) -> Array:
+    """What a message becomes with 127 levels on each side of zero."""
+    step = np.abs(values).max() / 127
+    return np.asarray(np.round(values / step) * step if step else values)
+
+
+def float16(values: Array) -> Array:
+    return values.astype(np.float16).astype(np.float64)
 
 
 def cosamp(z: Array, y: Array, tau: int, iterations: int) -> list[Array]:

@@ -19,6 +19,7 @@ from parsifl.engine.batch_sampler import BatchSampler, Infos
 from parsifl.engine.run import Run
 from parsifl.engine.simulate import simulate
 from parsifl.nn.neural import NeuralProblem
+from parsifl.wire.quantization import Precision
 
 SIZES = (11, 16, 7, 24, 13)
 FEATURES, HIDDEN, CLASSES = 6, 5, 3
@@ -54,10 +55,11 @@ def run(
     *,
     rounds: int = ROUNDS,
     participation: float = PARTICIPATION,
+    precision: Precision = "exact",
 ) -> Run:
     done = simulate(
         method, PROBLEM, DATA, rounds, seed=SEED, participation=participation, executor=engine,
-        evaluate_every=0,
+        evaluate_every=0, precision=precision,
     )  # fmt: skip
     assert not any(record["notes"] or record["dropped"] for record in done.metrics)
     return done
@@ -97,7 +99,7 @@ def arrays(params: Mapping[str, Any]) -> Weights:
     return {name: value.double().numpy().copy() for name, value in densify(dict(params)).items()}
 
 
-def assert_same(found: Mapping[str, Any], expected: Weights, tolerance: float = 1e-9) -> None:
+def assert_same(found: Mapping[str, Any], expected: Weights, tolerance: float = 1e-12) -> None:
     ours = arrays(found)
     assert ours.keys() == expected.keys()
     for name, value in expected.items():

@@ -33,11 +33,11 @@ def test_rounds_match_the_papers_equations(settings: dict[str, Any], engine: Any
         from_cloud=method.start == "cloud",
     )
     done = personal.run(method, engine)
-    np.testing.assert_allclose(personal.array(done.server.models), models, rtol=1e-10)
-    np.testing.assert_allclose(personal.array(done.server.clouds), clouds, rtol=1e-10)
+    np.testing.assert_allclose(personal.array(done.server.models), models, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(personal.array(done.server.clouds), clouds, rtol=1e-12, atol=1e-12)
     for client in {i for cohort in personal.cohorts() for i in cohort}:
         found = personal.array(done.personal(client).params)
-        np.testing.assert_allclose(found, models[client], rtol=1e-10)
+        np.testing.assert_allclose(found, models[client], rtol=1e-12, atol=1e-12)
 
 
 def test_each_client_is_sent_its_own_mixture() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
@@ -10,7 +11,7 @@ import pytest
 import scipy.sparse as sp
 import torch
 from tests.algorithms import sparse
-from tests.reference_sparse import cosamp, fed_grad_mp
+from tests.reference_sparse import Array, cosamp, fed_grad_mp, float16, int8
 
 from parsifl.algorithms.fedgradmp import FedGradMP
 from parsifl.algorithms.inexactfedgradmp import InexactFedGradMP
@@ -36,6 +37,37 @@ def test_it_follows_the_paper() -> None:
     expected = fed_grad_mp(sparse.rows_of(pooled), drawn, tau=2)
     found = sparse.trained(method, pooled, 3)
     np.testing.assert_allclose(found, expected, atol=1e-12)
+
+
+WIRES: dict[Any, Callable[[Array], Array]] = {
+    "exact": np.asarray,
+    "float16": float16,
+    "int8": int8,
+}
+
+
+@pytest.mark.parametrize("precision", WIRES)
+@pytest.mark.parametrize("radius", [None, 0.5], ids=["free", "ball"])
+@pytest.mark.parametrize("lengths", [None, "unit", "raw"])
+def test_dictionaries_balls_and_lossy_wires_follow_the_paper(
+    lengths: str | None, radius: float | None, precision: Any
+) -> None:
+    pooled = sparse.data(sparse.clients(noise=0.3))
+    atoms = None if lengths is None else dictionary.gaussian(sparse.WIDTH, 20, seed=4).numpy()
+    if atoms is not None and lengths == "raw":
+        atoms = atoms * np.geomspace(0.1, 10, 20)
+    problem = GLM(sparse.WIDTH, "squared", dictionary=atoms)
+    method = InexactFedGradMP(
+        tau=2, local_steps=2, batch_size=5, solver="least-squares", radius=radius
+    )
+    drawn = sparse.draws(method, problem, pooled, 3, "select")
+    expected = fed_grad_mp(
+        sparse.rows_of(pooled), drawn, 2, atoms=atoms, radius=radius or np.inf,
+        wire=WIRES[precision],
+    )  # fmt: skip
+    done = simulate(method, problem, pooled, 3, evaluate_every=0, precision=precision)
+    np.testing.assert_allclose(done.server["coef"], expected, rtol=1e-12, atol=1e-12)
+    assert expected.any()
 
 
 def test_one_client_with_full_batches_is_cosamp_step_by_step() -> None:

@@ -10,6 +10,7 @@ import torch
 from tests.algorithms import lowrank
 from tests.algorithms.lowrank import Engine
 from tests.reference_lowrank import Array, Slr, gradient, zeros
+from tests.reference_sparse import float16, int8
 from torch import nn
 
 from parsifl import wire
@@ -59,6 +60,26 @@ def test_one_mean_dual_gives_the_iterates_of_one_dual_a_client(
         lowrank.assert_same(done.personal(client).params, mixed)
         if method.solver == "dual":
             lowrank.assert_same(state.dual, expected.gamma[client])
+
+
+@pytest.mark.parametrize("engine", lowrank.ENGINES)
+@pytest.mark.parametrize(("precision", "rounded"), [("float16", float16), ("int8", int8)])
+def test_over_a_lossy_wire_it_follows_the_same_equations(
+    precision: Any, rounded: Any, engine: Engine
+) -> None:
+    """Both sides use what was transmitted. With a small lam, layers are sent dense."""
+    settings = {**BASE, "lam": 1e-3}
+    method = FedSLR(**settings, batch_size=4, local_steps=5, personal_epochs=1.0)
+    w0 = lowrank.start()
+    expected = Slr(**settings, wire=rounded).rounds(
+        w0, zeros(w0), lowrank.cohorts(), len(lowrank.SIZES), lowrank.draws(method)
+    )
+    done = lowrank.run(method, engine, precision=precision)
+    assert not any(isinstance(value, LowRank) for value in done.server.params.values())
+    lowrank.assert_same(done.server.params, expected.w)
+    for client, state in done.pool.store:
+        lowrank.assert_same(state.personal, expected.p[client])
+        lowrank.assert_same(state.dual, expected.gamma[client])
 
 
 def test_a_copied_personal_start_follows_the_same_equations() -> None:

@@ -38,8 +38,8 @@ def test_rounds_match_the_papers_equations(settings: dict[str, Any], engine: Any
         from_cloud=method.start == "cloud",
     )
     done = personal.run(method, engine)
-    np.testing.assert_allclose(personal.array(done.server.models), models, rtol=1e-10)
-    np.testing.assert_allclose(personal.array(done.server.clouds), clouds, rtol=1e-10)
+    np.testing.assert_allclose(personal.array(done.server.models), models, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(personal.array(done.server.clouds), clouds, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("engine", personal.ENGINES)
@@ -56,10 +56,10 @@ def test_one_iteration_per_mini_batch_matches_a_reference(engine: Any) -> None:
         personal.draws(method),
     )
     done = personal.run(method, engine)
-    np.testing.assert_allclose(personal.array(done.server.clouds), clouds, rtol=1e-10)
+    np.testing.assert_allclose(personal.array(done.server.clouds), clouds, rtol=1e-12, atol=1e-12)
     for client, theta in enumerate(thetas):
         found = personal.array(done.personal(client).params)
-        np.testing.assert_allclose(found, theta, rtol=1e-10)
+        np.testing.assert_allclose(found, theta, rtol=1e-12, atol=1e-12)
 
 
 @given(st.integers(2, 6), st.floats(0.0, 1.0), st.floats(0.1, 500.0))

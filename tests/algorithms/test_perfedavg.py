@@ -35,7 +35,7 @@ def test_rounds_match_the_papers_equations(settings: dict[str, Any], engine: Any
         reference(method), personal.start(), personal.cohorts(), personal.draws(method), weights
     )
     found = personal.array(personal.run(method, engine).server)
-    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_hessian_free_step_approaches_the_true_meta_gradient() -> None:
@@ -75,7 +75,7 @@ def test_personal_model_is_adapted_to_training_rows() -> None:
     for rows in personal.tuning(method, 3, "adapt"):
         assert {tuple(row) for row in rows.x.tolist()} <= training
         w = w - method.adapt_lr * gradient(w, rows)
-    np.testing.assert_allclose(personal.array(done.personal(3).params), w, rtol=1e-10)
+    np.testing.assert_allclose(personal.array(done.personal(3).params), w, rtol=1e-12, atol=1e-12)
 
 
 def test_no_steps_leave_the_model_where_it_was() -> None:

@@ -112,7 +112,7 @@ def arrays(params: Mapping[str, Any]) -> Weights:
     return {name: value.numpy().copy() for name, value in params.items()}
 
 
-def assert_same(found: Mapping[str, Any], expected: Weights, tolerance: float = 1e-10) -> None:
+def assert_same(found: Mapping[str, Any], expected: Weights, tolerance: float = 1e-12) -> None:
     ours = arrays(found)
     assert ours.keys() == expected.keys()
     for name, value in expected.items():
