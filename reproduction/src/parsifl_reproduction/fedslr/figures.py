@@ -135,6 +135,11 @@ def _conclude_figure5(context: Context, results: Sequence[Result]) -> list[Claim
 
     down = partial(per_round, key="down_by_round", scale=1e-6)
     seconds = partial(per_round, key="network_seconds")
+
+    def steady(name: str) -> list[float]:
+        ends = zip(seconds(name, end=last), seconds(name, end=first), strict=False)
+        return [a / b for a, b in ends]
+
     ratio = [
         a / b
         for a, b in zip(seconds("scaffold", end=last), seconds("fedavg", end=last), strict=False)
@@ -146,6 +151,12 @@ def _conclude_figure5(context: Context, results: Sequence[Result]) -> list[Claim
                 seconds("fedslr", end=first), seconds("fedslr", end=last)),
         compare("in the end FedSLR takes fewer seconds per round than FedAvg", _NO_NUMBERS,
                 seconds("fedavg", end=last), seconds("fedslr", end=last)),
+        *(
+            compare(f"{title}'s seconds of communication do not change during training (ratio of "
+                    "the last to the first rounds, at least 0.99)", "the same scale throughout",
+                    steady(name), [0.99] * len(steady(name)))
+            for name, title in (("fedavg", "FedAvg"), ("scaffold", "SCAFFOLD"))
+        ),
         compare("SCAFFOLD takes at least 1.9 times the seconds of FedAvg", "twice",
                 ratio, [1.9] * len(ratio)),
     ]  # fmt: skip
