@@ -141,29 +141,52 @@ def _tune(case: Recovery, tau: int, rate: float, seed: int, _folder: Path | None
     return case.errors(method, 60, seed)
 
 
+def _tune_dual(case: Recovery, tau: int, rate: float, seed: int, _folder: Path | None) -> Values:
+    method = FedDualAvg(
+        prox="hard", tau=tau, lr=rate, local_steps=3, batch_size=BATCH, last_batch="redraw"
+    )
+    return case.errors(method, 60, seed)
+
+
 def _plan_rates(context: Context) -> list[Job]:
     case = context_case(context, Recovery(1.0, clients=30))
     return [
-        Job(f"lr={rate}", seed, partial(_tune, case, min(OTHER_TAU, case.dimension), rate, seed))
+        Job(
+            f"{label}lr={rate}",
+            seed,
+            partial(run, case, min(OTHER_TAU, case.dimension), rate, seed),
+        )
+        for label, run in (("", _tune), ("FedDualAvg ", _tune_dual))
         for rate in (FIGURE_8[:1] if context.smoke else FIGURE_8)
         for seed in range(context.seeds)
     ]
 
 
 def _conclude_rates(_context: Context, results: Sequence[Result]) -> list[Claim]:
-    errors = {rate: final(results, f"lr={rate}") for rate in FIGURE_8}
+    others = "the same phenomenon for other baseline algorithms (V-C)"
+    return [
+        *_rate_claims("FedIterHT", "", results, "they quickly diverge (Figure 8, top)",
+                      "a highly suboptimal local solution (Figure 8, bottom)"),
+        *_rate_claims("FedDualAvg", "FedDualAvg ", results, others, others),
+    ]  # fmt: skip
+
+
+def _rate_claims(
+    name: str, label: str, results: Sequence[Result], diverges: str, stays: str
+) -> list[Claim]:
+    errors = {rate: final(results, f"{label}lr={rate}") for rate in FIGURE_8}
     small = [error for rate in FIGURE_8[:4] for error in errors[rate]]
     large = [error for rate in FIGURE_8[4:] for error in errors[rate]]
     return [
         Claim(
-            "FedIterHT diverges at learning rates 0.004 and above",
-            "they quickly diverge (Figure 8, top)",
+            f"{name} diverges at learning rates 0.004 and above",
+            diverges,
             scientific(large),
             agreed([error > 1.0 for error in large]),
         ),
         Claim(
-            "at smaller ones its error is still above 0.01 after 60 rounds",
-            "a highly suboptimal local solution (Figure 8, bottom)",
+            f"{name}: at smaller ones its error is still above 0.01 after 60 rounds",
+            stays,
             scientific(small),
             agreed([error > 0.01 for error in small]),
         ),
@@ -184,12 +207,12 @@ RECIPES = (
     ),
     Recipe(
         "fedgradmp-figure8",
-        "The learning rate of FedIterHT",
+        "The learning rates of FedIterHT and FedDualAvg",
         PAPER,
         _plan_rates,
         _conclude_rates,
         lambda _context: [
-            f"The paper gives no tau for FedIterHT: {OTHER_TAU} is that of FedIterHT's own paper, "
+            f"The paper gives no tau: {OTHER_TAU} is that of FedIterHT's own paper, "
             "whose data it refers to."
         ],
     ),
