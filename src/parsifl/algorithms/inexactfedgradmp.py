@@ -45,7 +45,8 @@ class InexactFedGradMP(MatchingPursuit):
         distance is bounded by the gradient over the least curvature on the support if the loss is
         quadratic, and by the length of the last step otherwise. "sgd" takes all its steps.
     radius
-        R, the radius of the ball around zero that holds the model x; None: no ball.
+        R, the radius of the ball around zero that holds the model x; None: no ball. With the
+        logistic loss it is twice the paper's R, whose loss is log(1 + exp(-2 y u)).
     """
 
     cites: ClassVar[str] = (
