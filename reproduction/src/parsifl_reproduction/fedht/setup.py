@@ -7,6 +7,7 @@ Hessians may be far steeper than their mean, and then Distributed-IHT alone can 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,7 +19,7 @@ from parsifl.algorithms.distributediht import DistributedIHT
 from parsifl.algorithms.fedht import FedHT
 from parsifl.algorithms.fediterht import FedIterHT
 from parsifl.core.algorithm import AnyAlgorithm
-from parsifl.core.errors import ClientError
+from parsifl.core.errors import ClientError, DivergenceWarning
 from parsifl.data.clients import ClientData
 from parsifl.engine.evaluation import Evaluation
 from parsifl.engine.simulate import simulate
@@ -108,7 +109,9 @@ def objectives(
 
     sent = 0
     try:
-        with np.errstate(over="ignore", invalid="ignore"):  # a diverging run overflows
+        # the grid has steps that diverge
+        with np.errstate(over="ignore", invalid="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore", DivergenceWarning)
             run = simulate(
                 setting.build(tau, batch),
                 problem,
