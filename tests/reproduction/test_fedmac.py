@@ -10,6 +10,7 @@ import torch
 from scipy.optimize import linprog
 from torch import nn
 
+from parsifl.algorithms.fedmac import FedMac
 from parsifl.core.errors import DataError
 from parsifl.core.keys import Key
 from parsifl.data import ClientData, prepare
@@ -317,6 +318,12 @@ def test_mnist_federation_is_that_of_the_paper(data_folder: Path) -> None:
     assert len(set(rows)) > 10
     shares = [len(part) / total for part, total in zip(data.test, rows, strict=True)]
     assert shares == pytest.approx([0.25] * 20, abs=0.002)
+
+
+def test_the_preset_of_figure_4_is_that_of_the_recipe() -> None:
+    preset = FedMac.presets["paper:figure4"].settings
+    used = {**fedmac_sparse.SPARSE["fedmac"], "local_steps": 20, "batch_size": 20}
+    assert {**preset, "floor": FedMac().floor} == used
 
 
 def test_sparse_runs_have_equal_products_and_stable_steps() -> None:
