@@ -209,6 +209,12 @@ def test_a_larger_beta_is_compared_at_the_best_and_at_later_rounds() -> None:
     assert claim(claims, "weakens", "at round 400").verdict == "held"
 
 
+def test_figure_6_measures_speed_at_the_floor_and_says_so() -> None:
+    deviations = " ".join(BY_NAME["fedmac-figure6"].deviations(Context()))
+    assert "75 %" not in deviations
+    assert "floor of 50 %" in deviations
+
+
 def test_gamma_w_is_evaluated_by_speed_and_by_both_models() -> None:
     late, early = [1.0] * 99 + [0.5] * 151, [1.0] * 49 + [0.5] * 201
     weaker = {"global_curve": [[250, 80.0]], "personal_curve": [[250, 97.8]]}
