@@ -59,6 +59,10 @@ def test_races_are_compared_seed_by_seed() -> None:
     assert "never" in none.fewer_rounds("Fed-HT", "").ours
     assert both.faster("Fed-HT", "", 0.1).verdict == "held"  # 2 of 6 rounds
     assert math.isinf(none.end(ours))
+    more = both.more_iterations("Fed-HT")
+    assert more is not None
+    assert (more.verdict, more.ours) == ("did not hold", "6, 6 against 6 (by seed)")
+    assert none.more_iterations("Fed-HT") is None  # nothing to compare
 
 
 def test_the_common_step_is_the_largest_that_serves_every_method() -> None:
@@ -76,6 +80,20 @@ def test_the_best_step_at_the_end_of_the_grid_is_noted() -> None:
     results = [curve(s, 0, 2.0, 1.0 / s.lr) for s in settings]
     claim = Race("x", results, settings).lowest("FedIter-HT", "")
     assert "end of the paper's grid: Fed-HT, FedIter-HT, Distributed-IHT" in claim.note
+
+
+def test_rows_of_unit_length_are_compared_by_time_and_iterations_too() -> None:
+    recipe, context = find("fedht-simulation-i"), Context(seeds=1)
+    results = [
+        Result(job.label, 0, {"objective": [3.0, 2.0, 1.0] if BASELINE in job.label else [2.0, 1.0,
+               0.5], "bytes_up_per_round": 1})
+        for job in recipe.plan(context)
+    ]  # fmt: skip
+    unit = [
+        claim for claim in recipe.conclude(context, results) if "unit length" in claim.statement
+    ]
+    assert sum("1.6 times as fast" in claim.statement for claim in unit) == 2
+    assert sum("more local iterations" in claim.statement for claim in unit) == 2
 
 
 @pytest.mark.parametrize("name", ["fedht-simulation-i", "fedht-simulation-ii"])

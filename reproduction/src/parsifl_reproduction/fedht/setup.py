@@ -259,6 +259,24 @@ class Race:
             statement, paper, f"{words} times (by seed)", agreed([f >= 1.6 for f in factors])
         )
 
+    def more_iterations(self, method: str, lr: float | None = None) -> Claim | None:
+        """Compare local iterations to the baseline's last objective; None if it is not reached."""
+        how = "each method tuned over the grid" if lr is None else f"common step {lr:g}"
+        ours, theirs = self.best(method, lr), self.best(BASELINE, lr)
+        pairs = list(zip(self.curves(ours), self.curves(theirs), strict=False))
+        reached = [rounds_to(mine, base[-1]) for mine, base in pairs]
+        spent = [ours.steps * each for each in reached if each is not None]
+        if not spent or len(spent) < len(reached):
+            return None
+        total = EVERY * len(pairs[0][1])
+        return Claim(
+            f"{self.name}, {how}: {method} takes more local iterations than Distributed-IHT to "
+            "reach its last objective",
+            "more internal iterations (Figure 4, b and d; Figure 5, bottom)",
+            f"{', '.join(map(str, spent))} against {total} (by seed)",
+            agreed([each > total for each in spent]),
+        )
+
     def more_steps(self, method: str, lr: float) -> Claim:
         """Compare the largest K that ends with the smallest one, at a common step."""
         statement = f"{self.name}, common step {lr:g}: {method} ends lower with a larger K"

@@ -150,6 +150,10 @@ def _claims(simulation: Simulation, context: Context, results: Sequence[Result])
         unit = Race("simulation I with rows of unit length", renamed, unit_settings(context))
         for method, paper in simulation.published:
             yield unit.fewer_rounds(method, paper, UNIT_STEP)
+            yield unit.faster(method, "at least 1.6 times (Figure 4)", UNIT_STEP)
+            more = unit.more_iterations(method, UNIT_STEP)
+            if more is not None:
+                yield more
 
 
 def _deviations(simulation: Simulation, context: Context) -> list[str]:
