@@ -96,6 +96,23 @@ def test_rows_of_unit_length_are_compared_by_time_and_iterations_too() -> None:
     assert sum("more local iterations" in claim.statement for claim in unit) == 2
 
 
+def test_simulation_ii_is_compared_with_the_smallest_common_step_too() -> None:
+    """The largest one that serves every method is not the one that favours the paper's methods."""
+    recipe, context = find("fedht-simulation-ii"), Context(seeds=1)
+
+    def last(label: str) -> float | None:
+        if not label.endswith(("=0.01", "=0.001")):
+            return None  # diverged
+        return 0.4 if ("FedIter" in label) == label.endswith("=0.001") else 0.5
+
+    results = [
+        Result(job.label, 0, {"objective": [0.6, last(job.label)], "bytes_up_per_round": 1})
+        for job in recipe.plan(context)
+    ]
+    said = [c.statement for c in recipe.conclude(context, results) if "fewer rounds" in c.statement]
+    assert [f"common step {lr}:" in " ".join(said) for lr in ("0.01", "0.001")] == [True, True]
+
+
 @pytest.mark.parametrize("name", ["fedht-simulation-i", "fedht-simulation-ii"])
 def test_recipes_conclude_without_results_and_name_deviations(name: str) -> None:
     recipe = find(name)
