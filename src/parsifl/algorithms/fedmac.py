@@ -60,7 +60,9 @@ class FedMac(MoreauEnvelope):
                 "lr": 0.05, "outer_lr": 3000.0, "lam": 1e-4, "gamma": 1e-3, "gamma_w": 1e-6,
                 "l1": "proximal", "local_steps": 20, "batch_size": 20,
             },
-            "not from the paper: proximal steps produce exact zeros in the messages",
+            "not from the paper: proximal steps produce exact zeros in the messages. The personal "
+            "models lose some accuracy (digits, 40 rounds: 95 instead of 99 %), the global one far "
+            "more (50 instead of 91 %); lower gamma_w to lose less",
         ),
     }  # fmt: skip
 
