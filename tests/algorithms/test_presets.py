@@ -34,6 +34,14 @@ def test_every_paper_has_one() -> None:
     assert named >= {"fedslr", "fedmac", "fedht", "fediterht", "fedgradmp", "perfedmask"}
 
 
+def test_hard_thresholding_has_steps_of_the_papers_grid() -> None:
+    for name in ("fedht", "fediterht", "distributediht"):
+        for preset in ("paper:simulations", "paper:mnist"):
+            method: Any = registry.get(name, preset=preset)
+            assert method.lr in (10.0, 1.0, 0.6, 0.3, 0.1, 0.06, 0.03, 0.01, 0.001)
+            assert method.local_steps in ((1,) if name == "distributediht" else (3, 5, 8, 10))
+
+
 def test_an_unknown_preset_is_rejected_with_the_known_ones() -> None:
     with pytest.raises(ConfigError, match="did you mean 'paper:cifar10'"):
         registry.get("fedslr", preset="paper:cifr10")

@@ -9,8 +9,9 @@ import pytest
 from torch import nn
 
 from parsifl.algorithms.fedavg import FedAvg
+from parsifl.algorithms.fedmac import FedMac
 from parsifl.core.algorithm import ClientUpdate
-from parsifl.core.errors import ClientError, ConfigError, ParsiflWarning
+from parsifl.core.errors import ClientError, ConfigError, DivergenceWarning, ParsiflWarning
 from parsifl.engine.simulate import simulate
 from parsifl.linear.glm import GLM
 from parsifl.nn.neural import NeuralProblem
@@ -106,3 +107,13 @@ def test_a_run_in_which_every_client_diverges_says_to_lower_the_rate() -> None:
 def test_huge_scores_are_recorded_without_warnings_of_numpy() -> None:
     run = simulate(FedAvg(lr=1e30, local_steps=3), classifier(), clients((6, 9)), 1)
     assert run.records[0].scores["global"]["test"]["loss"]["mean"] > 1e100
+
+
+def test_a_model_that_grows_without_bound_is_warned_of() -> None:
+    """lam above the strong convexity of the losses: the values stay finite for a long time."""
+    draw = np.random.default_rng(0)
+    own = [(x, (x[:, 0] > 0).astype(int)) for x in (draw.normal(size=(20, 5)) for _ in range(3))]
+    method = FedMac(lam=3.0, outer_lr=0.3, lr=0.05)
+    with pytest.warns(DivergenceWarning, match=r"up to .*e\+.*Lower `lr` \(now 0.05\)"):
+        run = simulate(method, GLM(5, "logistic"), own, 30, evaluate_every=0)
+    assert float(run.server["coef"].abs().max()) > 1e9

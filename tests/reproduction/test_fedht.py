@@ -68,6 +68,10 @@ def test_races_are_compared_seed_by_seed() -> None:
     assert "never" in none.fewer_rounds("Fed-HT", "").ours
     assert both.faster("Fed-HT", "", 0.1).verdict == "held"  # 2 of 6 rounds
     assert math.isinf(none.end(ours))
+    more = both.more_iterations("Fed-HT")
+    assert more is not None
+    assert (more.verdict, more.ours) == ("did not hold", "6, 6 against 6 (by seed)")
+    assert none.more_iterations("Fed-HT") is None  # nothing to compare
 
 
 def test_the_common_step_is_the_largest_that_serves_every_method() -> None:
@@ -101,6 +105,37 @@ def test_the_grid_is_widened_until_no_best_step_is_at_its_end() -> None:
     assert further(30.0) == {3.0, 30.0, 100.0, 300.0}
     assert further(0.001) == {3e-4, 3e-3}  # nothing was run there yet
     assert widened(Context("smoke"), results(30.0)) == grid(Context("smoke"))
+
+
+def test_rows_of_unit_length_are_compared_by_time_and_iterations_too() -> None:
+    recipe, context = find("fedht-simulation-i"), Context(seeds=1)
+    results = [
+        Result(job.label, 0, {"objective": [3.0, 2.0, 1.0] if BASELINE in job.label else [2.0, 1.0,
+               0.5], "bytes_up_per_round": 1})
+        for job in recipe.plan(context)
+    ]  # fmt: skip
+    unit = [
+        claim for claim in recipe.conclude(context, results) if "unit length" in claim.statement
+    ]
+    assert sum("1.6 times as fast" in claim.statement for claim in unit) == 2
+    assert sum("more local iterations" in claim.statement for claim in unit) == 2
+
+
+def test_simulation_ii_is_compared_with_the_smallest_common_step_too() -> None:
+    """The largest one that serves every method is not the one that favours the paper's methods."""
+    recipe, context = find("fedht-simulation-ii"), Context(seeds=1)
+
+    def last(label: str) -> float | None:
+        if not label.endswith(("=0.01", "=0.001")):
+            return None  # diverged
+        return 0.4 if ("FedIter" in label) == label.endswith("=0.001") else 0.5
+
+    results = [
+        Result(job.label, 0, {"objective": [0.6, last(job.label)], "bytes_up_per_round": 1})
+        for job in recipe.plan(context)
+    ]
+    said = [c.statement for c in recipe.conclude(context, results) if "fewer rounds" in c.statement]
+    assert [f"common step {lr}:" in " ".join(said) for lr in ("0.01", "0.001")] == [True, True]
 
 
 @pytest.mark.parametrize("name", ["fedht-simulation-i", "fedht-simulation-ii"])

@@ -75,9 +75,14 @@ def test_verdicts_follow_the_curves() -> None:
         ]
 
     good = recipe.conclude(context, results([1.0, 0.6, 0.5]))
-    assert [claim.verdict for claim in good] == ["held"] * 4
+    iterations = [claim for claim in good if "more local iterations" in claim.statement]
+    assert [claim.ours for claim in iterations] == [
+        "12 against 6 (by seed)",
+        "6 against 6 (by seed)",
+    ]
+    assert [claim.verdict for claim in good if claim not in iterations] == ["held"] * 4
     bad = recipe.conclude(context, results([3.0, 3.0, 3.0]))
-    verdicts = ["held", "did not hold", "did not hold", "held"]
+    verdicts = ["held", "did not hold", "held", "did not hold", "held"]  # one line of iterations
     assert [claim.verdict for claim in bad] == verdicts
     assert any("stand-in" in each for each in recipe.deviations(context))
 

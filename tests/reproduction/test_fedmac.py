@@ -10,6 +10,7 @@ import torch
 from scipy.optimize import linprog
 from torch import nn
 
+from parsifl.algorithms.fedmac import FedMac
 from parsifl.core.errors import DataError
 from parsifl.core.keys import Key
 from parsifl.data import ClientData, prepare
@@ -222,6 +223,12 @@ def test_a_larger_beta_is_compared_at_the_best_and_at_later_rounds() -> None:
     assert claim(claims, "weakens", "at round 400").verdict == "held"
 
 
+def test_figure_6_measures_speed_at_the_floor_and_says_so() -> None:
+    deviations = " ".join(BY_NAME["fedmac-figure6"].deviations(Context()))
+    assert "75 %" not in deviations
+    assert "floor of 50 %" in deviations
+
+
 def test_gamma_w_is_evaluated_by_speed_and_by_both_models() -> None:
     late, early = [1.0] * 99 + [0.5] * 151, [1.0] * 49 + [0.5] * 201
     weaker = {"global_curve": [[250, 80.0]], "personal_curve": [[250, 97.8]]}
@@ -331,6 +338,12 @@ def test_mnist_federation_is_that_of_the_paper(data_folder: Path) -> None:
     assert len(set(rows)) > 10
     shares = [len(part) / total for part, total in zip(data.test, rows, strict=True)]
     assert shares == pytest.approx([0.25] * 20, abs=0.002)
+
+
+def test_the_preset_of_figure_4_is_that_of_the_recipe() -> None:
+    preset = FedMac.presets["paper:figure4"].settings
+    used = {**fedmac_sparse.SPARSE["fedmac"], "local_steps": 20, "batch_size": 20}
+    assert {**preset, "floor": FedMac().floor} == used
 
 
 def test_sparse_runs_have_equal_products_and_stable_steps() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, final
 
 from annotated_types import Ge, Le
 
-from parsifl.algorithms._bases.hard_threshold import HardThreshold
-from parsifl.core.algorithm import ClientInfo, ClientUpdate
+from parsifl.algorithms._bases.hard_threshold import HardThreshold, paper_presets
+from parsifl.core.algorithm import ClientInfo, ClientUpdate, Preset
 from parsifl.core.batching import BatchSpec, ClientRoundData
 from parsifl.core.errors import ConfigError
 from parsifl.core.problem import Params, Problem
@@ -29,6 +30,10 @@ class DistributedIHT(HardThreshold):
     cites: ClassVar[str] = (
         "Algorithm 3 of Tong et al., Federated Nonconvex Sparse Learning, 2020; after Patterson, "
         "Eldar and Keidar, Distributed Compressed Sensing, 2014"
+    )
+
+    presets: ClassVar[Mapping[str, Preset]] = paper_presets(
+        simulations={"lr": 0.03}, mnist={"lr": 1.0}
     )
 
     local_steps: Annotated[int, Ge(0), Le(1)] = 1

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from parsifl.algorithms._bases.hard_threshold import HardThreshold
-from parsifl.core.algorithm import ClientUpdate
+from parsifl.algorithms._bases.hard_threshold import HardThreshold, paper_presets
+from parsifl.core.algorithm import ClientUpdate, Preset
 from parsifl.core.batching import ClientRoundData
 from parsifl.core.problem import Params, Problem
 from parsifl.solvers.thresholding import SparseParams, threshold
@@ -27,6 +28,10 @@ class FedIterHT(HardThreshold):
     cites: ClassVar[str] = (
         "Tong et al., Federated Nonconvex Sparse Learning (Fed-HT and FedIter-HT), "
         "arXiv:2101.00052, 2020"
+    )
+
+    presets: ClassVar[Mapping[str, Preset]] = paper_presets(
+        simulations={"lr": 0.001, "local_steps": 10}, mnist={"lr": 1.0, "local_steps": 10}
     )
 
     def client_update(

@@ -27,8 +27,9 @@ class FedMac(MoreauEnvelope):
     their own names. Both models start at the received one in each round. Sent: the model, both
     ways, its small entries as zeros if `threshold` is set. Kept: nothing.
 
-    The defaults of `lr`, `outer_lr` and `lam` are those of the paper's Table 2. Only the product
-    outer_lr * lam = 0.3 matters: the rate at which w_i follows theta_i.
+    The defaults of `lr`, `outer_lr` and `lam` are those of the paper's Table 2. With so small a
+    `lam`, the correlation hardly moves theta_i. What matters is the product outer_lr * lam = 0.3,
+    the rate at which w_i follows theta_i.
     """
 
     cites: ClassVar[str] = (
@@ -49,9 +50,9 @@ class FedMac(MoreauEnvelope):
         "paper:figure4": Preset(
             {
                 "lr": 0.08, "outer_lr": 2000.0, "lam": 1e-4, "gamma": 1e-3, "rho": 1e-2,
-                "threshold": 1e-3, "local_steps": 20, "batch_size": 20,
+                "threshold": 2e-4, "local_steps": 20, "batch_size": 20,
             },
-            "Figures 4 and 6; the paper gives neither rho nor a threshold",
+            "Figures 4 and 6; the paper gives neither rho nor a threshold: 2e-4 fits Figure 5",
             "20 clients with 2 labels each, participation 0.5, 800 rounds, mlp",
         ),
         "few-bytes": Preset(
@@ -59,7 +60,9 @@ class FedMac(MoreauEnvelope):
                 "lr": 0.05, "outer_lr": 3000.0, "lam": 1e-4, "gamma": 1e-3, "gamma_w": 1e-6,
                 "l1": "proximal", "local_steps": 20, "batch_size": 20,
             },
-            "not from the paper: proximal steps produce exact zeros in the messages",
+            "not from the paper: proximal steps produce exact zeros in the messages. The personal "
+            "models lose some accuracy (digits, 40 rounds: 95 instead of 99 %), the global one far "
+            "more (50 instead of 91 %); lower gamma_w to lose less",
         ),
     }  # fmt: skip
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 Show = Callable[["RoundRecord"], None]
 _PLAIN_SECONDS = 5.0
+_LARGE = 1e6
+"""From this score on, an exponent is shorter."""
 
 
 @contextmanager
@@ -84,6 +86,8 @@ def score(record: RoundRecord) -> str:
             metrics = record.scores.get(model, {}).get(split)
             if metrics:
                 name, values = next(iter(metrics.items()))
-                words.append(f"{model} {name} {values['mean']:.4f}")
+                mean = values["mean"]
+                number = f"{mean:.4f}" if abs(mean) < _LARGE else f"{mean:.4g}"
+                words.append(f"{model} {name} {number}")
                 break
     return ", ".join(words)

@@ -10,7 +10,8 @@ A message says what was wrong, what was expected, and what to do::
     +-- CheckpointError    a run directory that cannot be read, or that belongs to another run
     +-- ClientError        work that failed on one client (names stage, client and round)
 
-Warnings are `ParsiflWarning`; `DroppedClientWarning` names a client that was left out of a round.
+Warnings are `ParsiflWarning`; `DroppedClientWarning` names a client that was left out of a round,
+and `DivergenceWarning` reports a model that has grown without bound.
 """
 
 from __future__ import annotations
@@ -30,6 +31,10 @@ class ParsiflWarning(UserWarning):
 
 class DroppedClientWarning(ParsiflWarning):
     """A client was left out of a round."""
+
+
+class DivergenceWarning(ParsiflWarning):
+    """A model is finite, but so large that training must have diverged."""
 
 
 class ConfigError(ParsiflError):

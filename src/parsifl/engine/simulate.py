@@ -13,7 +13,7 @@ from parsifl import startup
 from parsifl.algorithms._bases.local_buffers import with_buffer_policy
 from parsifl.core import config
 from parsifl.core.algorithm import AnyAlgorithm
-from parsifl.core.errors import ConfigError, DroppedClientWarning
+from parsifl.core.errors import ConfigError, DivergenceWarning, DroppedClientWarning
 from parsifl.core.problem import Problem
 from parsifl.data.clients import ClientData
 from parsifl.engine import checks
@@ -21,13 +21,20 @@ from parsifl.engine.costs import NetworkModel
 from parsifl.engine.evaluation import Evaluation
 from parsifl.engine.executors import BLOCK, CPU, check_device, choose_executor
 from parsifl.engine.fingerprint import identity
-from parsifl.engine.finite import has_diverged, lower_rate
+from parsifl.engine.finite import has_diverged, is_ordinary, lower_rate
 from parsifl.engine.local_pool import WINDOW, LocalPool
 from parsifl.engine.pool import ClientProgram
 from parsifl.engine.run import Run
 from parsifl.engine.run_dir import RunDir
 from parsifl.engine.state_store import LIMIT, StateStore
-from parsifl.engine.training import CHECKPOINT_SECONDS, PATIENCE, Callback, RoundEnd, Training
+from parsifl.engine.training import (
+    CHECKPOINT_SECONDS,
+    PATIENCE,
+    Callback,
+    RoundEnd,
+    Training,
+    TrainingState,
+)
 from parsifl.wire import Precision
 
 Clients = ClientData | Sequence[tuple[Any, Any]]
@@ -107,6 +114,8 @@ def simulate(  # noqa: PLR0913 - all arguments but four have a default
     -----
     DroppedClientWarning
         If a client is dropped from a round, once per client.
+    DivergenceWarning
+        If the global model is finite at the end, but so large that the run must have diverged.
     """
     startup.reproducible()  # raises if it was requested too late
     checks.check_parts(algorithm, problem, clients)
@@ -187,6 +196,7 @@ def simulate(  # noqa: PLR0913 - all arguments but four have a default
         # torch asks users to report layers that vmap runs one by one
         warnings.filterwarnings("ignore", message="There is a performance drop because we have not")
         state = training.run(int(rounds), resume=resume)
+    _warn_of_divergence(algorithm, problem, state)
     return Run(
         algorithm=algorithm,
         problem=problem,
@@ -221,6 +231,21 @@ class _DroppedClients:
             more = " Further clients are not named." if len(self._named) == self._MOST else ""
             text = f"Client {client} {what}{hint}{more}"
             warnings.warn(text, DroppedClientWarning, stacklevel=2)
+
+
+def _warn_of_divergence(algorithm: AnyAlgorithm, problem: Problem, state: TrainingState) -> None:
+    model = algorithm.model(problem, state.server)
+    large = [leaf for leaf in model.params.values() if not is_ordinary(leaf)] if model else []
+    if large:
+        size = max(float(leaf.abs().max()) for leaf in large)
+        rate = algorithm.learning_rate(max(0, len(state.records) - 1))
+        hint = "Check" if rate is None else f"Lower `lr` (now {rate:g}), or check"
+        warnings.warn(
+            f"The run diverged: the global model holds values up to {size:.3g}. {hint} the other "
+            f"settings of {type(algorithm).__name__}.",
+            DivergenceWarning,
+            stacklevel=3,
+        )
 
 
 def _check_validation_rows(evaluation: Evaluation, data: ClientData) -> None:

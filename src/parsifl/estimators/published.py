@@ -17,7 +17,7 @@ from parsifl.algorithms.fedbestsubset import FedBestSubset
 from parsifl.core import registry
 from parsifl.core.algorithm import AnyAlgorithm
 from parsifl.core.batching import Batch
-from parsifl.core.errors import ConfigError
+from parsifl.core.errors import ConfigError, DivergenceWarning
 from parsifl.core.keys import Key
 from parsifl.core.problem import Params
 from parsifl.data.clients import ClientData
@@ -88,16 +88,18 @@ class PublishedSolvers(EstimatorSettings):
             if self._steady() and _settled(self.history_, 1e-6):
                 raise StopTraining("the loss has converged")
 
-        simulate(
-            algorithm,
-            problem,
-            data,
-            self._rounds(_ROUNDS if self.solver_ in PURSUIT else _GRADIENT_ROUNDS),
-            seed=seed,
-            participation=self.participation,
-            evaluate_every=0,
-            callbacks=[watch],
-        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DivergenceWarning)  # `_say_if_unsettled` knows more
+            simulate(
+                algorithm,
+                problem,
+                data,
+                self._rounds(_ROUNDS if self.solver_ in PURSUIT else _GRADIENT_ROUNDS),
+                seed=seed,
+                participation=self.participation,
+                evaluate_every=0,
+                callbacks=[watch],
+            )
         self.n_iter_ = len(self.history_)
         losses = np.array([record["loss"] for record in self.history_])
         best = int(np.where(np.isfinite(losses), losses, np.inf).argmin())

@@ -187,6 +187,10 @@ def _claims(real: Real, context: Context, results: Sequence[Result]) -> Iterator
     fewer = "significantly fewer rounds (Figure 5, top)"
     for method in METHODS[:2]:
         yield race.fewer_rounds(method, fewer)
+    for method in METHODS[:2]:
+        more = race.more_iterations(method)
+        if more is not None:
+            yield more
     if step is not None:
         for method in METHODS[:2]:
             if not race.tuned_to(method, step):

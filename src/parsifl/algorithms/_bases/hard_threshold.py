@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from parsifl.algorithms._bases.averaging import Mean, Weighted
 from parsifl.algorithms._bases.local_sgd import LocalSgd
@@ -21,6 +20,26 @@ from parsifl.solvers.thresholding import SparseParams
 
 _MOST = 1e12
 """Largest factor by which a batch grows."""
+
+
+def paper_presets(
+    simulations: Mapping[str, float], mnist: Mapping[str, float]
+) -> dict[str, Preset]:
+    """Return the settings of the paper with steps of its grid, chosen from our runs."""
+    common = {"weighting": "uniform", "last_batch": "redraw"}
+    source = "Section V; lr and K are points of its grid, chosen from our runs"
+    return {
+        "paper:simulations": Preset(
+            {"tau": 200, **common, **simulations},
+            source,
+            "100 clients, participation 1, 100 rounds (simulation II: 200), glm",
+        ),
+        "paper:mnist": Preset(
+            {"tau": 500, "scope": "row", **common, **mnist},
+            source,
+            "100 clients, participation 1, glm:datafit=softmax",
+        ),
+    }
 
 
 @dataclass(frozen=True)
@@ -39,19 +58,6 @@ class HardThreshold(
     batch_growth
         Factor by which the batch grows per round (1 / omega in the theory), up to all rows.
     """
-
-    presets: ClassVar[Mapping[str, Preset]] = {
-        "paper:simulations": Preset(
-            {"tau": 200, "weighting": "uniform"},
-            "Section V; lr and K are searched over a grid there",
-            "100 clients, participation 1, 100 rounds (simulation II: 200), glm",
-        ),
-        "paper:mnist": Preset(
-            {"tau": 500, "scope": "row", "weighting": "uniform"},
-            "Section V; lr and K are searched over a grid there",
-            "100 clients, participation 1, glm:datafit=softmax",
-        ),
-    }
 
     full_batch: bool = False
     batch_growth: Positive = 1.0

@@ -44,7 +44,8 @@ class MoreauEnvelope(
     outer_lr
         eta, the step size of the local global model w_i.
     lam
-        lambda, the strength of the coupling.
+        lambda, the strength of the coupling. FedMac needs a lam below the strong convexity of the
+        losses (Proposition 1); otherwise its global model may grow without bound.
     gamma
         Weight of the l1 norm of theta_i.
     gamma_w
