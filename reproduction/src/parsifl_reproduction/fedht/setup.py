@@ -237,11 +237,10 @@ class Race:
         mine = [s for s in self.settings if s.method == method and lr in (None, s.lr)]
         return min(mine, key=lambda setting: _median_end(self.trials(setting)))
 
-    def compared(self) -> list[Setting]:
-        """Return the settings that claims read: the tuned ones, and all with the common step."""
-        step = self.common_step()
+    def compared(self, *steps: float | None) -> list[Setting]:
+        """Return the settings that claims read: the tuned ones, and all with one of these steps."""
         chosen = [self.best(method) for method in METHODS]
-        return list(dict.fromkeys([*chosen, *(s for s in self.settings if s.lr == step)]))
+        return list(dict.fromkeys([*chosen, *(s for s in self.settings if s.lr in steps)]))
 
     def common_step(self) -> float | None:
         """Return the largest step with which every method learns, on every seed, for some K."""
@@ -264,12 +263,15 @@ class Race:
         """Return whether a method and the baseline are best with one step: no second reading."""
         return self.best(method).lr == self.best(BASELINE).lr == lr
 
-    def further(self, context: Context) -> list[tuple[Setting, int]]:
-        """Return what is left to run: steps beyond the grid, and seeds that compare settings."""
+    def further(self, context: Context, *steps: float) -> list[tuple[Setting, int]]:
+        """Return what is left to run: a wider grid, and seeds that compare settings.
+
+        These are the tuned settings, and all with the common step or one of `steps`.
+        """
         first = min(context.seeds, TUNING)
         tried = [(setting, seed) for setting in self.settings for seed in range(first)]
-        chosen = [(s, seed) for s in self.compared() for seed in range(first, context.seeds)]
-        return tried + chosen
+        compared = self.compared(self.common_step(), *steps)
+        return tried + [(s, seed) for s in compared for seed in range(first, context.seeds)]
 
     def fewer_rounds(self, method: str, paper: str, lr: float | None = None) -> Claim:
         """Compare the rounds to the baseline's last objective, tuned or with a common step."""
@@ -314,7 +316,7 @@ class Race:
 
     def more_iterations(self, method: str, lr: float | None = None) -> Claim | None:
         """Compare local iterations to the baseline's last objective; None if it is not reached."""
-        how = "each method tuned over the grid" if lr is None else f"common step {lr:g}"
+        how = "each method tuned" if lr is None else f"common step {lr:g}"
         ours, theirs = self.best(method, lr), self.best(BASELINE, lr)
         pairs = list(zip(self.curves(ours), self.curves(theirs), strict=False))
         reached = [rounds_to(mine, base[-1]) for mine, base in pairs]
