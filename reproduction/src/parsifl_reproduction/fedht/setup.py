@@ -32,7 +32,8 @@ PAPER = "Tong et al., Federated Nonconvex Sparse Learning (Fed-HT and FedIter-HT
 FED_HT, FED_ITER_HT, BASELINE = METHODS = ("Fed-HT", "FedIter-HT", "Distributed-IHT")
 STEPS = (3, 5, 8, 10)
 RATES = (10.0, 1.0, 0.6, 0.3, 0.1, 0.06, 0.03, 0.01, 0.001)
-LARGER, SMALLER = (30.0, 3.0, 100.0, 300.0), (3e-4, 3e-3, 1e-4, 3e-5)
+LARGER = (30.0, 3.0, 100.0, 300.0, 1000.0, 3000.0)
+SMALLER = (3e-4, 3e-3, 1e-4, 3e-5)
 """Further steps, tried two at a time where the best one is at an end of the paper's grid; its last
 gaps are a factor of ten wide, so one of them lies inside."""
 EVERY = 2
