@@ -29,6 +29,13 @@ def test_settings_override_the_preset() -> None:
     assert (method.lam, method.eta_g, method.epochs) == (0.5, 10.0, 2.0)
 
 
+def test_local_steps_replace_the_epochs_of_a_preset() -> None:
+    method: Any = registry.get("perfedmask", preset="paper:cifar10", local_steps=3)
+    assert (method.local_steps, method.epochs) == (3, None)
+    method = registry.get("perfedmask", preset="paper:cifar10", epochs=1.0)
+    assert method.epochs == 1.0
+
+
 def test_every_paper_has_one() -> None:
     named = {name for name, preset in PRESETS if preset.startswith("paper:")}
     assert named >= {"fedslr", "fedmac", "fedht", "fediterht", "fedgradmp", "perfedmask"}

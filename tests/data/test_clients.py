@@ -92,6 +92,8 @@ def test_sparse_clients_stay_sparse() -> None:
 def test_profiles_are_carried() -> None:
     data = ClientData.of([PAIR, OTHER], profiles=[{"width": 0.5}, {"width": 1.0}])
     assert data.profiles[0] == {"width": 0.5}
+    data = ClientData.of([PAIR, OTHER], profiles=[{"mask": np.array([True, False])}, {}])
+    assert data.profiles[0] == {"mask": [True, False]}
 
 
 @pytest.mark.parametrize(

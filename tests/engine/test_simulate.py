@@ -11,7 +11,13 @@ from torch import nn
 from parsifl.algorithms.fedavg import FedAvg
 from parsifl.algorithms.fedmac import FedMac
 from parsifl.core.algorithm import ClientUpdate
-from parsifl.core.errors import ClientError, ConfigError, DivergenceWarning, ParsiflWarning
+from parsifl.core.errors import (
+    ClientError,
+    ConfigError,
+    DataError,
+    DivergenceWarning,
+    ParsiflWarning,
+)
 from parsifl.engine.simulate import simulate
 from parsifl.linear.glm import GLM
 from parsifl.nn.neural import NeuralProblem
@@ -117,3 +123,22 @@ def test_a_model_that_grows_without_bound_is_warned_of() -> None:
     with pytest.warns(DivergenceWarning, match=r"up to .*e\+.*Lower `lr` \(now 0.05\)"):
         run = simulate(method, GLM(5, "logistic"), own, 30, evaluate_every=0)
     assert float(run.server["coef"].abs().max()) > 1e9
+
+
+def test_profiles_describe_the_devices_of_plain_clients() -> None:
+    generator = np.random.default_rng(0)
+    own = [(generator.normal(size=(8, 4)), np.arange(8) % 3) for _ in range(3)]
+    profiles = [{"local_steps": 2}, {}, {"local_steps": 0}]
+    run = simulate(FedAvg(), classifier(), own, 1, profiles=profiles)
+    assert [client.profile for client in run.pool.clients] == profiles
+    data = clients((6, 9))
+    run = simulate(FedAvg(), classifier(), data, 1, profiles=[{"epochs": 1}, {}])
+    assert run.pool.clients[0].profile == {"epochs": 1}
+    with pytest.raises(DataError, match="profiles has 1 clients but train has 2"):
+        simulate(FedAvg(), classifier(), data, 1, profiles=[{}])
+
+
+@pytest.mark.parametrize("entry", ["epoch", "Epochs", "flops_per_secnd"])
+def test_a_misspelt_entry_of_a_profile_is_rejected_by_every_algorithm(entry: str) -> None:
+    with pytest.raises(ConfigError, match=f"client 1 has '{entry}'; did you mean"):
+        simulate(FedAvg(), classifier(), clients((6, 9)), 1, profiles=[{}, {entry: 1}])

@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import multiprocessing
 import os
+import time
+from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -49,3 +53,24 @@ def test_jobs_run_in_other_processes_and_keep_their_numbers() -> None:
 def test_a_number_of_processes_that_is_none_is_rejected() -> None:
     with pytest.raises(ConfigError, match="jobs must be at least 1, got 0"):
         list(study.run_jobs([], 0))
+
+
+def test_jobs_end_with_the_loop_that_reads_them() -> None:
+    jobs: list[Any] = [partial(pow, 2, 2), *[partial(time.sleep, 5)] * 4]
+    results: Iterator[tuple[int, Any]] = study.run_jobs(jobs, 2)
+    assert next(results) == (0, 4)
+    results.close()  # type: ignore[attr-defined]  # an iterator to the caller
+    assert not multiprocessing.active_children()
+
+
+def test_an_error_ends_the_jobs_that_wait(tmp_path: Path) -> None:
+    jobs: list[Any] = [partial(int, "x"), *(partial(_slow, tmp_path / str(n)) for n in range(20))]
+    with pytest.raises(ValueError, match="invalid literal"):
+        dict(study.run_jobs(jobs, 2))
+    assert not multiprocessing.active_children()
+    assert len(list(tmp_path.iterdir())) < 20
+
+
+def _slow(folder: Path) -> None:
+    time.sleep(0.5)
+    folder.mkdir()

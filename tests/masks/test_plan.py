@@ -11,10 +11,13 @@ from parsifl.masks import expected_bias, optimal
 from parsifl.masks.instance import bias
 
 
-def by_enumeration(sizes: list[int], masks: np.ndarray, cohort: int) -> float:
+def by_enumeration(
+    sizes: list[int], masks: np.ndarray, cohort: int, weights: np.ndarray | None = None
+) -> float:
     total = np.array(sizes, dtype=float)
     found = [
-        bias(total, masks[list(some)]) for some in itertools.combinations(range(len(masks)), cohort)
+        bias(total, masks[list(some)], None if weights is None else weights[list(some)])
+        for some in itertools.combinations(range(len(masks)), cohort)
     ]
     return float(np.mean(found))
 
@@ -32,6 +35,14 @@ def test_equals_the_mean_over_all_cohorts(cohort: int) -> None:
 def test_everyone_gives_the_bias_of_the_plan() -> None:
     plan = optimal([5, 3, 2], [10, 7, 5, 3])
     assert expected_bias(plan, 1.0).mean == pytest.approx(plan.bias)
+
+
+@pytest.mark.parametrize("cohort", [1, 2, 4, 5])
+def test_devices_count_by_their_weights(cohort: int) -> None:
+    sizes, weights = [5, 3, 2], [30, 10, 10, 2, 2]
+    plan = optimal(sizes, [10, 7, 7, 3, 3], weights=weights)
+    mean = by_enumeration(sizes, plan.masks, cohort, np.array(weights, dtype=float))
+    assert expected_bias(plan, cohort / 5).mean == pytest.approx(mean)
 
 
 def test_draws_agree_with_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:

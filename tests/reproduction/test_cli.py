@@ -102,3 +102,48 @@ def test_a_reason_not_to_run_is_recorded(tmp_path: Path) -> None:
     assert "--record DIR" in err
     assert invoke("perfedmask-table7", *why, "--record", str(tmp_path))[0] == 0
     assert "Not run here: DomainNet is not here." in (tmp_path / "perfedmask.md").read_text()
+
+
+def test_a_record_directory_is_checked_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object) -> None:
+        pytest.fail("jobs ran")
+
+    monkeypatch.setattr("parsifl_reproduction.runner.run_recipes", never)
+    for name, text in (("notes.json", "{}"), ("index.md", "# Mine")):
+        kept = tmp_path / name.replace(".", "-")
+        kept.mkdir()
+        (kept / name).write_text(text)
+        words = ["perfedmask-table6", "--out", str(tmp_path / "out"), "--record", str(kept)]
+        code, _, err = invoke(*words)
+        assert code == 2
+        assert name in err
+    words[-1] = str(tmp_path / "index-md" / "index.md")
+    code, _, err = invoke(*words)
+    assert code == 2
+    assert "is not a directory" in err
+
+
+def test_pages_need_a_directory_and_a_missing_run_needs_a_reason(tmp_path: Path) -> None:
+    code, _, err = invoke("--record", str(tmp_path / "none"))
+    assert code == 2
+    assert "does not exist" in err
+    words = ["perfedmask-table6", "--record", str(tmp_path / "none")]
+    code, _, err = invoke(*words, "--not-run", " ")
+    assert code == 2
+    assert "needs a reason" in err
+    assert not (tmp_path / "none").exists()
+
+
+def test_an_interrupted_reproduction_says_how_to_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("parsifl_reproduction.runner.run_recipes", stop)
+    code, _, err = invoke("perfedmask-table6", "--out", str(tmp_path))
+    assert code == 130
+    assert "the same command resumes" in err
+    assert str(tmp_path) in err

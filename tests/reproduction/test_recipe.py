@@ -149,9 +149,10 @@ def test_a_smoke_run_gives_no_verdict(tmp_path: Path) -> None:
 def test_a_damaged_result_is_named(tmp_path: Path) -> None:
     reproduce(TOY, Context(seeds=1), tmp_path)
     file = next(tmp_path.rglob("result.json"))
-    file.write_text("{")
-    with pytest.raises(CheckpointError, match=r"result\.json is damaged"):
-        reproduce(TOY, Context(seeds=1), tmp_path)
+    for text in ("{", "[]", '{"values": null, "made": {}}'):
+        file.write_text(text)
+        with pytest.raises(CheckpointError, match=r"result\.json is damaged"):
+            reproduce(TOY, Context(seeds=1), tmp_path)
 
 
 def test_processes_share_the_jobs_of_a_recipe(tmp_path: Path) -> None:

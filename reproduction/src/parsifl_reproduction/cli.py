@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +13,13 @@ from parsifl.cli import options
 from parsifl.core.errors import ConfigError, unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from parsifl_reproduction.recipe import Claim, Context, Job, Recipe
 
 SHOWN = 10
 """Most jobs without a result that are named."""
+_STOPPED = 130  # the conventional exit code after Ctrl-C
 
 
 def reproduce(
@@ -66,6 +68,11 @@ def reproduce(
     from parsifl_reproduction.pages import write_pages
 
     if name is None and record is not None and not list_all:
+        if not record.exists():
+            raise ConfigError(
+                f"{record} does not exist; record a recipe first: parsifl reproduce NAME --record "
+                f"{record}"
+            )
         for page in write_pages(record):
             typer.echo(f"Wrote {page}")
         return
@@ -73,10 +80,7 @@ def reproduce(
         _list(as_json)
         return
     context = _context(scale, seeds, data_dir)
-    if record is not None and context.smoke:
-        raise ConfigError("scale 'smoke' gives no verdicts to record: use --scale faithful")
-    if not_run is not None and record is None:
-        raise ConfigError("--not-run needs the directory that keeps the reason: --record DIR")
+    _check_record(record, context, not_run)
     chosen = _chosen(name)
     place = out or Path("runs") / "reproduction"
     if not_run is not None and record is not None:
@@ -84,13 +88,24 @@ def reproduce(
             records.write(record, records.not_run(recipe, context, not_run))
     else:
         if not collect:
-            runner.run_recipes(chosen, context, place, _progress, jobs)
+            with _resumable(place):
+                runner.run_recipes(chosen, context, place, _progress, jobs)
         _print(
             {recipe.name: _outcome(recipe, context, place, record) for recipe in chosen}, as_json
         )
     if record is not None:
         write_pages(record)
         typer.echo(f"Wrote the records of {name} and the pages in {record}", err=True)
+
+
+@contextmanager
+def _resumable(place: Path) -> Iterator[None]:
+    """Print how to resume interrupted jobs."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo(f"\nstopped; the same command resumes ({place} has the finished jobs)", err=True)
+        raise typer.Exit(_STOPPED) from None
 
 
 def _outcome(recipe: Recipe, context: Context, place: Path, record: Path | None) -> list[Claim]:
@@ -113,6 +128,21 @@ def _context(scale: str, seeds: int, data_dir: Path | None) -> Context:
         if scale == known:
             return Context(known, seeds, None if data_dir is None else str(data_dir))
     raise ConfigError(unknown("scale", scale, SCALES))
+
+
+def _check_record(record: Path | None, context: Context, not_run: str | None) -> None:
+    """Raise an error, before hours of work, if the outcome could not be recorded."""
+    from parsifl_reproduction.pages import check_folder
+
+    if not_run is not None and record is None:
+        raise ConfigError("--not-run needs the directory that keeps the reason: --record DIR")
+    if not_run is not None and not not_run.strip():
+        raise ConfigError('--not-run needs a reason, as --not-run "no DomainNet here"')
+    if record is None:
+        return
+    if context.smoke:
+        raise ConfigError("scale 'smoke' gives no verdicts to record: use --scale faithful")
+    check_folder(record)
 
 
 def _chosen(name: str) -> Sequence[Recipe]:

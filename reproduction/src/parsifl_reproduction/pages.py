@@ -59,14 +59,21 @@ def write_pages(folder: Path) -> list[Path]:
     DataError
         If the folder holds a page of one of these names which was not written here.
     """
+    check_folder(folder)
     written = []
-    texts = pages(read_all(folder))
-    for name in texts:
-        _check_own(folder / name)
-    for name, text in texts.items():
+    for name, text in pages(read_all(folder)).items():
         replace_file(folder / name, text.encode())
         written.append(folder / name)
     return written
+
+
+def check_folder(folder: Path) -> None:
+    """Raise DataError if records and pages cannot be written to a folder without loss."""
+    if folder.exists() and not folder.is_dir():
+        raise DataError(f"{folder} is not a directory; records need one")
+    read_all(folder)
+    for name in pages({}):
+        _check_own(folder / name)
 
 
 def _check_own(page: Path) -> None:

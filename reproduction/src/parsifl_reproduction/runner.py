@@ -142,7 +142,7 @@ def _finished(job: Job, folder: Path) -> Result | None:
         return None
     try:
         saved = json.loads(done.read_text())
-        return Result(job.label, job.seed, saved["values"], saved["made"])
+        return Result(job.label, job.seed, {**saved["values"]}, {**saved["made"]})
     except (ValueError, LookupError, TypeError) as error:
         raise CheckpointError(
             f"{done} is damaged: {error}; delete it to run the job again"

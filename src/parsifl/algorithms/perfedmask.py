@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import warnings
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,7 @@ from parsifl.algorithms._bases.submodel import (
     narrowed,
     width_of,
 )
-from parsifl.core.algorithm import ClientInfo, Preset
+from parsifl.core.algorithm import ClientInfo, Preset, check_profile
 from parsifl.core.config import Count, NonNegative
 from parsifl.core.errors import ConfigError
 from parsifl.core.keys import Key
@@ -145,7 +144,7 @@ class PerFedMask(SubmodelAveraging):
     ) -> SubmodelServer:
         """Draw the model and plan the masks."""
         for client in clients:
-            check_profile(client, self.profile_fields())
+            check_profile(client.id, client.profile, self.profile_fields())
         designed, plan = self._masks(problem, clients, key)
         masks, chosen = compressed(designed)
         return SubmodelServer(self._start(problem, key), masks, chosen, plan)
@@ -259,16 +258,6 @@ def mask_of(client: ClientInfo, layers: int) -> list[bool]:
             f"{layers} layers"
         )
     return [bool(on) for on in mask]
-
-
-def check_profile(client: ClientInfo, fields: Sequence[str]) -> None:
-    """Reject misspelt entries; unrelated ones may be for other algorithms."""
-    for name in client.profile:
-        near = difflib.get_close_matches(name.lower(), fields, n=1, cutoff=0.8)
-        if near and name not in fields:
-            raise ConfigError(
-                f"the profile of client {client.id} has '{name}'; did you mean '{near[0]}'?"
-            )
 
 
 def design_masks(

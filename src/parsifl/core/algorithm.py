@@ -30,6 +30,7 @@ Example: clients report the mean of their targets, and the server keeps the weig
 
 from __future__ import annotations
 
+import difflib
 import typing
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -72,6 +73,16 @@ class ClientInfo:
     samples: int
     profile: Mapping[str, Any] = field(default_factory=dict)
     takes_part: bool = True
+
+
+def check_profile(client: int, profile: Mapping[str, Any], fields: Sequence[str]) -> None:
+    """Reject misspelt entries of a device profile; unrelated ones may be for other algorithms."""
+    for name in profile:
+        near = difflib.get_close_matches(name.lower(), fields, n=1, cutoff=0.8)
+        if near and name not in fields:
+            raise ConfigError(
+                f"the profile of client {client} has '{name}'; did you mean '{near[0]}'?"
+            )
 
 
 def participants(clients: Sequence[ClientInfo]) -> int:

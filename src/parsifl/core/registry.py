@@ -122,6 +122,8 @@ def find(name: str) -> type[AnyAlgorithm]:
 def get(name: str, *, preset: str | None = None, **settings: Any) -> AnyAlgorithm:
     """Build an algorithm by name; `settings` override those of the preset.
 
+    `local_steps` also replaces the `epochs` of a preset, which would otherwise take precedence.
+
     >>> get("fedavg", lr=0.5).lr
     0.5
     >>> get("fedslr", preset="paper:cifar10", lam=1e-3).lr_decay
@@ -134,7 +136,10 @@ def get(name: str, *, preset: str | None = None, **settings: Any) -> AnyAlgorith
         if not kind.presets:
             raise ConfigError(f"{kind.__name__} has no presets; remove preset={preset!r}")
         raise ConfigError(unknown(f"preset of {kind.__name__}", str(preset), kind.presets))
-    return config.build(kind, {**kind.presets[preset].settings, **settings})
+    chosen = dict(kind.presets[preset].settings)
+    if "local_steps" in settings:
+        chosen.pop("epochs", None)
+    return config.build(kind, {**chosen, **settings})
 
 
 def load_object(text: str) -> Any:

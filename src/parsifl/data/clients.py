@@ -455,7 +455,8 @@ def _plain(profile: Mapping[str, Any]) -> dict[str, Any]:
     speed: Any = profile.get("flops_per_second", 1.0)
     if isinstance(speed, bool) or not isinstance(speed, Real) or not 0 < float(speed) < math.inf:
         raise ConfigError(f"flops_per_second of a device must be a number above 0, got {speed!r}")
-    return {k: v.item() if isinstance(v, np.generic) else v for k, v in profile.items()}
+    numpy = np.generic | np.ndarray
+    return {k: v.tolist() if isinstance(v, numpy) else v for k, v in profile.items()}
 
 
 def _check_rows(field: str, parts: Sequence[Indices], rows: int) -> None:

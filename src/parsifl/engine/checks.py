@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from parsifl.core.algorithm import FederatedAlgorithm, lacking
+from parsifl.core.algorithm import AnyAlgorithm, FederatedAlgorithm, check_profile, lacking
 from parsifl.core.errors import ConfigError, DataError, RowError
 from parsifl.core.keys import Key
 from parsifl.core.problem import FEW, Params, Problem, try_predict
@@ -104,6 +104,14 @@ def _kind(value: Any) -> str:
     if value is None:
         return "None"
     return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
+
+
+def check_profiles(algorithm: AnyAlgorithm, data: ClientData) -> None:
+    """Reject misspelt entries of the device profiles, which would be ignored."""
+    fields = ("flops_per_second", *algorithm.profile_fields())
+    for client, profile in enumerate(data.profiles):
+        if profile:
+            check_profile(client, profile, fields)
 
 
 def stack_clients(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -48,6 +49,7 @@ def simulate(  # noqa: PLR0913 - all arguments but four have a default
     rounds: int,
     *,
     test: float | None = None,
+    profiles: Sequence[Mapping[str, Any]] | None = None,
     seed: int = 0,
     participation: float = 1.0,
     executor: Literal["auto", "loop", "threads", "vmap", "fused"] = "auto",
@@ -80,6 +82,9 @@ def simulate(  # noqa: PLR0913 - all arguments but four have a default
     test
         The share of each client's rows that is held out for testing if `clients` is a list.
         Default: 0.25. A `ClientData` has its own split.
+    profiles
+        The device profile of each client, such as ``{"budget": 0.5}``; entries that the algorithm
+        reads are described in its documentation. None: those of a `ClientData`, or none.
     seed
         Determines all random numbers.
     participation
@@ -150,6 +155,9 @@ def simulate(  # noqa: PLR0913 - all arguments but four have a default
         if isinstance(clients, ClientData)
         else checks.stack_clients(problem, clients, test=share)
     )
+    if profiles is not None:
+        data = replace(data, profiles=tuple(profiles))
+    checks.check_profiles(algorithm, data)
     _check_validation_rows(evaluation, data)
     algorithm = with_buffer_policy(algorithm, problem)
     algorithm.check_capabilities(problem)

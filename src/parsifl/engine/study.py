@@ -32,7 +32,8 @@ def run_jobs(jobs: Sequence[Callable[[], T]], processes: int = 1) -> Iterator[tu
     """Run jobs in this process, or in several; yield the index and the result of each.
 
     Results are yielded as they complete. Jobs that run in other processes must be picklable. The
-    cores are divided among the processes.
+    cores are divided among the processes. If the caller is interrupted or closes the iterator,
+    running jobs are terminated; after an error in a job, waiting jobs are cancelled.
     """
     if processes < 1:
         raise ConfigError(f"jobs must be at least 1, got {processes}")
@@ -42,15 +43,21 @@ def run_jobs(jobs: Sequence[Callable[[], T]], processes: int = 1) -> Iterator[tu
         return
     cores = max(1, (os.cpu_count() or 1) // processes)
     context = multiprocessing.get_context("spawn")  # forked processes of torch may hang
-    with ProcessPoolExecutor(
+    others = set(multiprocessing.active_children())
+    pool = ProcessPoolExecutor(
         min(processes, len(jobs)), mp_context=context, initializer=_use_cores, initargs=(cores,)
-    ) as pool:
+    )
+    try:
         waiting = {pool.submit(job): number for number, job in enumerate(jobs)}
-        try:
-            for done in as_completed(waiting):
-                yield waiting[done], done.result()
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+        for done in as_completed(waiting):
+            yield waiting[done], done.result()
+    except (KeyboardInterrupt, GeneratorExit):
+        # the pool has already handed out some of the waiting jobs, which would still start
+        for process in set(multiprocessing.active_children()) - others:
+            process.terminate()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _use_cores(count: int) -> None:

@@ -205,8 +205,9 @@ class ExpectedBias:
 def expected_bias(plan: MaskPlan, participation: float, *, draws: int = 4000) -> ExpectedBias:
     """Return E[bias] when max(c N, 1) devices, drawn without replacement, form a round.
 
-    Devices of equal mask are interchangeable, so a cohort is described by the number of devices
-    per mask. Cohorts are summed exactly if they are few, else drawn `draws` times with a fixed key.
+    Devices of equal mask and weight are interchangeable, so a cohort is described by the number of
+    devices of each kind. Cohorts are summed exactly if they are few, else drawn `draws` times with
+    a fixed key.
 
     >>> from parsifl.masks import optimal
     >>> round(expected_bias(optimal([1, 1], [1, 2]), 0.5).mean, 6)
@@ -216,7 +217,9 @@ def expected_bias(plan: MaskPlan, participation: float, *, draws: int = 4000) ->
         raise ConfigError(f"participation must be above 0 and at most 1, got {participation!r}")
     if not is_whole(draws, 2):
         raise ConfigError(f"draws must be at least 2, got {draws!r}")
-    kinds, counts = np.unique(plan.masks, axis=0, return_counts=True)
+    shared = plan.instance.weights
+    weights = np.ones(len(plan.masks)) if shared is None else shared
+    kinds, counts = np.unique(np.column_stack([plan.masks, weights]), axis=0, return_counts=True)
     cohort = max(1, round(participation * len(plan.masks)))  # as a round draws it
     if math.prod(int(count) + 1 for count in counts) <= _EXACT:
         return _summed(plan, kinds, counts, cohort)
@@ -226,7 +229,7 @@ def expected_bias(plan: MaskPlan, participation: float, *, draws: int = 4000) ->
     return ExpectedBias(float(found.mean()), float(found.std(ddof=1) / math.sqrt(draws)), cohort)
 
 
-def _summed(plan: MaskPlan, kinds: Masks, counts: Ints, cohort: int) -> ExpectedBias:
+def _summed(plan: MaskPlan, kinds: Floats, counts: Ints, cohort: int) -> ExpectedBias:
     listed = np.array(list(_cohorts([int(count) for count in counts], cohort)))
     ways = [
         sum(math.log(math.comb(int(n), int(k))) for n, k in zip(counts, came, strict=True))
@@ -247,13 +250,18 @@ def _cohorts(counts: list[int], cohort: int) -> Iterator[tuple[int, ...]]:
             yield (came, *rest)
 
 
-def _biases(sizes: Floats, kinds: Masks, came: Ints) -> Floats:
-    """Return the bias of each cohort, given its number of devices per mask: [cohorts, kinds]."""
-    coverage = came @ kinds.astype(np.int64)
+def _biases(sizes: Floats, kinds: Floats, came: Ints) -> Floats:
+    """Return the bias of each cohort, given its number of devices of each kind: [cohorts, kinds].
+
+    A kind is a mask followed by a weight.
+    """
+    masks, weights = kinds[:, :-1] > 0, kinds[:, -1]
+    coverage = came @ (masks * weights[:, None])
     gamma = np.zeros(len(came))
-    for kind, mask in enumerate(kinds):
+    for kind, mask in enumerate(masks):
         if mask.any():
             least = coverage[:, mask].min(axis=1)
-            gamma += np.where(came[:, kind] > 0, came[:, kind] / np.maximum(least, 1), 0.0)
-    biases: Floats = sizes.sum() * gamma - (coverage > 0) @ sizes
+            here = came[:, kind] > 0
+            gamma[here] += (came[:, kind] * weights[kind])[here] / least[here]
+    biases: Floats = sizes.sum() * gamma - (came @ masks.astype(np.int64) > 0) @ sizes
     return biases

@@ -42,7 +42,7 @@ def sca(
     """Run Algorithm 3 from the best of a sequential and 999 random designs, and round.
 
     The relaxed masks are rounded at one half; if that exceeds a budget, the layers with the largest
-    values are kept.
+    values are kept. The best masks of the start and all iterates are returned.
     """
     if instance.tail.any():
         raise ConfigError(
@@ -55,24 +55,19 @@ def sca(
     share = mask / np.maximum(mask.sum(axis=0), 1.0)
     growth = (_LAST_PENALTY / _FIRST_PENALTY) ** (1.0 / max(1, iterations - 1))
     model = _Model(cvxpy, instance)
-    done = 0
+    done, found = 0, start
     for step in range(iterations):
         moved = model.solve(mask, share, _FIRST_PENALTY * growth**step)
         if moved is None:
             break
         change = float(np.linalg.norm(moved[0] - mask))
         mask, share = moved
+        found = min(found, _rounded(instance, mask), key=lambda masks: value(instance, masks, "J"))
         done = step + 1
         if change <= tolerance:
             break
     distance = float((mask - mask**2).sum())
-    found = _better(instance, start, _rounded(instance, mask))
     return SCAResult(found, done, distance, time.perf_counter() - begin)
-
-
-def _better(instance: Instance, start: Masks, end: Masks) -> Masks:
-    """Return the final masks, unless the initial ones were better."""
-    return min((end, start), key=lambda masks: value(instance, masks, "J"))
 
 
 class _Model:
