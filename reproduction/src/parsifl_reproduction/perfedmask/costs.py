@@ -39,10 +39,8 @@ _METHODS = (
 )
 
 
-_NOTE = (
-    "counted by formula for one step; the paper reads a processor's counters, and does not give "
-    "the budgets of its combinations"
-)
+_NOTE = "counted by formula for one step; the paper reads a processor's counters"
+_NO_BUDGETS = "not comparable: the paper does not give the budgets of its combinations"
 
 
 @dataclass(frozen=True)
@@ -226,18 +224,20 @@ def _numbers(grouped: Grouped, data: str) -> list[Claim]:
     claims = []
     whole = cost(grouped, data, "fedbabu", "backward")
     for method, row in zip(_METHODS, TABLES[data], strict=True):
-        claims.append(replace(trainable(grouped, data, method, row.trainable), note=_NOTE))
-        if method == "fedbabu":
-            continue
-        spent = cost(grouped, data, method, "backward")
-        claims.append(
-            number(
-                f"{data}, {TITLES[method]}: backward operations, relative to FedBABU",
-                row.backward / TABLES[data][-1].backward,
-                None if spent is None or whole is None else spent / whole,
-                note=_NOTE,
+        found = [trainable(grouped, data, method, row.trainable)]
+        if method != "fedbabu":
+            spent = cost(grouped, data, method, "backward")
+            found.append(
+                number(
+                    f"{data}, {TITLES[method]}: backward operations, relative to FedBABU",
+                    row.backward / TABLES[data][-1].backward,
+                    None if spent is None or whole is None else spent / whole,
+                    note=_NOTE,
+                )
             )
-        )
+        if "+" in method and all(claim.ours for claim in found):
+            found = [replace(claim, verdict="none", note=_NO_BUDGETS) for claim in found]
+        claims += found
     return [*claims, *(_saves(grouped, data, base) for base in ("heterofl", "splitmix"))]
 
 
