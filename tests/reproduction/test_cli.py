@@ -147,3 +147,17 @@ def test_an_interrupted_reproduction_says_how_to_resume(
     assert code == 130
     assert "the same command resumes" in err
     assert str(tmp_path) in err
+
+
+def test_a_record_with_more_seeds_is_not_replaced(tmp_path: Path) -> None:
+    place, kept = str(tmp_path / "run"), tmp_path / "kept"
+    words = ["perfedmask-table6", "--out", place, "--record", str(kept)]
+    assert invoke(*words, "--seeds", "1")[0] == 0
+    file = kept / "perfedmask-table6.json"
+    saved = json.loads(file.read_text())
+    file.write_text(json.dumps({**saved, "seeds": [0, 1, 2]}))
+    for more in (["--seeds", "2"], ["--seeds", "3", "--not-run", "no time"]):
+        code, _, err = invoke(*words, *more)
+        assert code == 2
+        assert "claims from 3 seeds, which would be lost" in " ".join(err.split())
+    assert json.loads(file.read_text())["seeds"] == [0, 1, 2]

@@ -80,8 +80,8 @@ def reproduce(
         _list(as_json)
         return
     context = _context(scale, seeds, data_dir)
-    _check_record(record, context, not_run)
     chosen = _chosen(name)
+    _check_record(record, context, not_run, chosen)
     place = out or Path("runs") / "reproduction"
     if not_run is not None and record is not None:
         for recipe in chosen:
@@ -130,9 +130,12 @@ def _context(scale: str, seeds: int, data_dir: Path | None) -> Context:
     raise ConfigError(unknown("scale", scale, SCALES))
 
 
-def _check_record(record: Path | None, context: Context, not_run: str | None) -> None:
+def _check_record(
+    record: Path | None, context: Context, not_run: str | None, chosen: Sequence[Recipe]
+) -> None:
     """Raise an error, before hours of work, if the outcome could not be recorded."""
     from parsifl_reproduction.pages import check_folder
+    from parsifl_reproduction.record import read_all
 
     if not_run is not None and record is None:
         raise ConfigError("--not-run needs the directory that keeps the reason: --record DIR")
@@ -143,6 +146,14 @@ def _check_record(record: Path | None, context: Context, not_run: str | None) ->
     if context.smoke:
         raise ConfigError("scale 'smoke' gives no verdicts to record: use --scale faithful")
     check_folder(record)
+    known = read_all(record)
+    for recipe in chosen:
+        found = known.get(recipe.name, {})
+        if found.get("claims") and (not_run is not None or len(found["seeds"]) > context.seeds):
+            raise ConfigError(
+                f"{record / recipe.name}.json has claims from {len(found['seeds'])} seeds, which "
+                "would be lost; ask for at least as many --seeds, or delete the file to replace it"
+            )
 
 
 def _chosen(name: str) -> Sequence[Recipe]:

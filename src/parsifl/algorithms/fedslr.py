@@ -148,9 +148,9 @@ class FedSLR(LocalSgd, AdditiveAlgorithm[Problem, SlrServer, SlrClient, Compact,
     presets: ClassVar[Mapping[str, Preset]] = {
         **{f"paper:{data}": _PAPER for data in ("cifar10", "cifar100")},
         "paper:tinyimagenet": replace(_PAPER, run=f"{_PAPER.run}_tiny, test=shares:size=500"),
-        "paper:fashion-mnist": Preset(
+        "fashion-mnist": Preset(
             {**_PAPER.settings, "lam": 1e-3},
-            "Section 6.1 with ten times its lam for a tenth of the rounds: the faithful recipes",
+            "not from the paper: Section 6.1 with ten times its lam for a tenth of the rounds",
             "100 clients x 500 rows (inner-dirichlet:alpha=0.1,size=500,refill=true), "
             "participation 0.1, 100 rounds, mlp",
         ),
