@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 
@@ -155,3 +158,103 @@ def test_theorem_1_is_not_violated_on_quadratics_although_its_proof_is_broken() 
         unequal = bias(np.ones(size), masks)
         bound = 2 / (eta * steps * rounds) * first + 2 * psi * unequal + drift
         assert np.mean(norms) <= bound
+
+
+@dataclass
+class Quadratics:
+    """Devices with f_n(w) = sum_l c_nl (w_l - o_nl)^2 / 2, and masked local gradient descent."""
+
+    curvature: np.ndarray
+    optima: np.ndarray
+    masks: np.ndarray
+
+    @classmethod
+    def drawn(cls, draw: np.random.Generator, *, full: bool = False) -> Quadratics:
+        devices, size = 4, 5
+        masks = draw.random((devices, size)) < (1.0 if full else draw.uniform(0.3, 0.9))
+        masks[0] = True
+        masks[~masks.any(axis=1), 0] = True
+        curvature = draw.uniform(0.5, 2.0, (devices, size))
+        return cls(curvature, draw.normal(size=(devices, size)), masks)
+
+    @property
+    def best(self) -> np.ndarray:
+        return np.asarray((self.curvature * self.optima).mean(0) / self.curvature.mean(0))
+
+    def losses(self, w: np.ndarray) -> np.ndarray:
+        return np.asarray((self.curvature * (w - self.optima) ** 2).sum(1) / 2)
+
+    def run(self, w: np.ndarray, rates: Sequence[float], steps: int) -> Trace:
+        """Return the models, and the constants Omega, Upsilon and G^2 of this trajectory."""
+        models, omega, upsilon, largest = [w], 0.0, 0.0, 0.0
+        for eta in rates:
+            gap = self.losses(w) - self.losses(self.best)
+            upsilon = max(upsilon, abs(float(gap.min())))
+            local = np.tile(w, (len(self.masks), 1))
+            for _ in range(steps):
+                own = self.curvature * (local - self.optima)
+                omega = max(omega, float(np.abs(((self.best - local) * own).min(1)).max()))
+                largest = max(largest, float(((self.masks * own) ** 2).sum(1).max()))
+                local = local - eta * self.masks * own
+            w = (self.masks / self.masks.sum(0) * local).sum(0)
+            models.append(w)
+        return Trace(models, omega, upsilon, largest)
+
+    def lemma_2(self, trace: Trace, steps: int) -> tuple[float, float, float]:
+        """Return q_0, q_1 and q_2 of (12) to (14), without noise."""
+        devices, size = self.masks.shape
+        gamma = gammas(self.masks)
+        total, mu, smooth = float(gamma.sum()), self.curvature.min(), self.curvature.max()
+        unequal = bias(np.ones(size), self.masks)
+        q1 = 2 * steps * (trace.upsilon * (total - 1) + trace.omega * unequal)
+        drift = trace.largest * steps * (steps - 1) * (2 * steps - 1) / 6 * (2 + mu) * total
+        spread = gamma * (2 + devices * steps * gamma) * self.losses(self.best)  # f_n* = 0
+        return mu * steps * total / 2, q1, drift + 2 * smooth * steps * float(spread.sum())
+
+
+@dataclass
+class Trace:
+    models: list[np.ndarray]
+    omega: float
+    upsilon: float
+    largest: float
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_lemma_2_is_not_violated_on_quadratics_although_it_rests_on_lemma_3(steps: int) -> None:
+    draw = np.random.default_rng(4)
+    for _ in range(100):
+        fleet = Quadratics.drawn(draw)
+        eta = 1 / (fleet.curvature.max() * (len(fleet.masks) * steps + 1))  # the largest allowed
+        trace = fleet.run(draw.normal(scale=3.0, size=5), [eta] * 20, steps)
+        q0, q1, q2 = fleet.lemma_2(trace, steps)
+        delta = np.array([((w - fleet.best) ** 2).sum() for w in trace.models])
+        assert (delta[1:] <= (1 - q0 * eta) * delta[:-1] + q1 * eta + q2 * eta**2).all()
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["masks", "no masks"])
+def test_theorem_2_is_not_violated_and_without_masks_reaches_the_optimum(full: bool) -> None:
+    """Remark 3: with full masks q_1 = 0. Remark 2: with masks the limit is not the optimum."""
+    draw = np.random.default_rng(5)
+    steps, rounds, smooth = 2, 2000, 2.0
+    for _ in range(5):
+        fleet = Quadratics.drawn(draw, full=full)
+        devices = len(fleet.masks)
+        q0 = fleet.curvature.min() * steps * float(gammas(fleet.masks).sum()) / 2
+        kappa = 2 * smooth / q0 * (devices * steps + 1)
+        start = draw.normal(scale=3.0, size=5)
+        rates = [2 / (q0 * (t + kappa)) for t in range(1, rounds + 1)]
+        trace = fleet.run(start, rates, steps)
+        _, q1, q2 = fleet.lemma_2(trace, steps)
+        least = float(fleet.losses(fleet.best).mean())
+        gap = np.array([fleet.losses(w).mean() - least for w in trace.models])
+        first = float(((start - fleet.best) ** 2).sum())
+        past = np.arange(len(gap)) + 1 + kappa
+        bound = smooth * q1 / q0 + smooth / (2 * past) * (4 * q2 / q0**2 + (kappa + 1) * first)
+        assert (gap <= bound).all()
+        if full:
+            assert q1 == pytest.approx(0.0, abs=1e-12)
+            assert gap[-1] < 1e-3 * gap[0]
+            assert gap[-1] * past[-1] < 2 * gap[len(gap) // 2] * past[len(gap) // 2]  # O(1/T)
+        else:
+            assert gap[-1] > 1e-3
