@@ -54,7 +54,8 @@ def attempt(name):
             method, classifier(), data, 25, participation=0.5, executor=engine, seed=4,
             run_dir=folder / name, resume=True, checkpoint_seconds=every, evaluate_every=5,
         )
-        (folder / f"{name}.txt").write_text(digest(run))
+        (folder / f"{name}.tmp").write_text(digest(run))
+        os.replace(folder / f"{name}.tmp", folder / f"{name}.txt")  # a kill leaves no half
     finally:
         os._exit(0)
 
