@@ -103,6 +103,18 @@ def test_a_verdict_must_be_the_same_without_the_seeds_at_chance(
     assert "at or below chance" in claim.note
 
 
+def test_twenty_seeds_that_trained_decide_alone() -> None:
+    left, right = [50.0, 52.0] * 10, [51.0] * 20
+    failed = [30.0] * 15
+    low = {"b": [value < 100 / 3 for value in right + failed]}
+    claim = compare("a leads b", "", left + [51.0] * 15, right + failed, untrained=low)
+    assert claim.verdict == "tie"
+    assert "where both trained; with all seeds 'held'" in claim.note
+    fewer = {"b": low["b"][1:]}
+    shorter = compare("", "", (left + [51.0] * 15)[1:], (right + failed)[1:], untrained=fewer)
+    assert shorter.verdict == "undecided"
+
+
 @pytest.mark.parametrize(
     ("held", "seeds", "verdict"),
     [(8, 9, "held"), (7, 8, "undecided"), (1, 9, "did not hold"), (2, 3, "undecided")],

@@ -211,6 +211,29 @@ def test_a_baseline_that_did_not_train_is_no_evidence() -> None:
     assert "at or below chance: FedAvg on 1" in found.note
 
 
+@pytest.mark.parametrize(("low", "asked"), [((), 0), ((1,), 1), ((0, 1, 2), 3)])
+def test_seeds_at_chance_are_replaced_where_they_leave_a_claim_undecided(
+    low: tuple[int, ...], asked: int
+) -> None:
+    context, ours, theirs = Context(seeds=3), Cell("MLP", "perfedmask"), Cell("MLP", "fedavg")
+    means = (60.0, 70.0, 80.0)
+    results = [result(ours, mean, seed) for seed, mean in enumerate(means)]
+    results += [result(theirs, 30 if s in low else 75, s) for s in range(3)]
+    jobs = find("perfedmask-table1").follow(context, results)
+    seeds = range(3, 3 + asked)
+    assert [(job.label, job.seed) for job in jobs] == [
+        (cell.label, seed) for seed in seeds for cell in (ours, theirs)
+    ]
+    untrained = [result(cell, 30, seed) for cell in (ours, theirs) for seed in range(6)]
+    follow = find("perfedmask-table1").follow(context, untrained)
+    assert {job.seed for job in follow} == {3, 4, 5}  # at most as many again
+
+
+def test_convolutions_are_a_second_reading() -> None:
+    claims = find("perfedmask-table1-cnn").conclude(FAITHFUL, [])
+    assert {c.counted for c in claims} == {"perfedmask-table1", "perfedmask-figure4"}
+
+
 def test_trainable_parameters_of_table_1_are_counted_once() -> None:
     claims = find("perfedmask-table1").conclude(FAITHFUL, [])
     named = [c for c in claims if "trainable parameters per device" in c.statement]

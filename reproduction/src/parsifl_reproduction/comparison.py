@@ -57,7 +57,8 @@ def compare(
     Anything else is undecided. (ADR 15)
 
     `untrained` says for each side by name on which seeds it ended at or below chance. Such a run
-    is no evidence: the verdict must be the same with and without these seeds.
+    is no evidence: twenty seeds or more without one decide alone; with fewer, the verdict must be
+    the same with and without the seeds at chance.
 
     >>> compare("a leads b", "", [3.0, 5.0], [1.0, 2.0]).verdict
     'held'
@@ -73,9 +74,10 @@ def compare(
     flags = [any(seed) for seed in zip(*(untrained or {}).values(), strict=False)]
     if any(flags):
         rest = [pair for pair, flag in zip(pairs, flags, strict=False) if not flag]
-        without = _decide(rest, least, above, tie)[0] if len(rest) >= FEWEST else "undecided"
-        note = f"{note}; {_at_chance(untrained or {}, verdict, without)}"
-        verdict = verdict if verdict == without else "undecided"
+        verdict, note = _trained(rest, (verdict, note), least, above, tie)
+        names = [f"{name} on {sum(low)}" for name, low in (untrained or {}).items() if any(low)]
+        note = f"{note}; at or below chance: {', '.join(names)} of {len(pairs)} seeds"
+    left, right = (list(side) for side in zip(*pairs, strict=True))
     gaps = [a - b for a, b in pairs]
     ours = f"{spread(left)} against {spread(right)}, difference {spread(gaps)}"
     return Claim(statement, paper, ours, verdict, note, left=_rounded(left), right=_rounded(right))
@@ -147,11 +149,23 @@ def _quantile(gaps: Sequence[float], level: float) -> float:
     return float(stats.t.ppf(level, len(gaps) - 1) * stats.sem(gaps))
 
 
-def _at_chance(untrained: Mapping[str, Sequence[bool]], verdict: Verdict, without: Verdict) -> str:
-    """Say who did not train, and whether that matters."""
-    names = [f"{name} on {sum(flags)}" for name, flags in untrained.items() if any(flags)]
-    same = "is the same" if verdict == without else f"would be '{without}'"
-    return f"at or below chance: {', '.join(names)}; the verdict {same} without these seeds"
+def _trained(
+    rest: Sequence[tuple[float, float]],
+    everyone: tuple[Verdict, str],
+    least: float,
+    above: bool,
+    tie: bool,
+) -> tuple[Verdict, str]:
+    """Return the verdict and the reason where some seeds ended at chance and the rest did not."""
+    verdict, note = everyone
+    without, reason = (
+        _decide(rest, least, above, tie) if len(rest) >= FEWEST else ("undecided", "too few seeds")
+    )
+    if len(rest) >= MOST:
+        return without, f"{reason}, where both trained; with all seeds '{verdict}'"
+    if verdict == without:
+        return verdict, f"{note}; the same without the seeds at chance"
+    return "undecided", f"{note}; '{without}' without the seeds at chance"
 
 
 def _rounded(values: Sequence[float]) -> tuple[float, ...]:

@@ -7,8 +7,17 @@ from dataclasses import replace
 from statistics import fmean
 
 from parsifl_reproduction.comparison import compare
-from parsifl_reproduction.perfedmask.setup import TUNED, Cell
-from parsifl_reproduction.recipe import Claim, Values, Verdict, spread
+from parsifl_reproduction.perfedmask.setup import TUNED, Cell, job
+from parsifl_reproduction.recipe import (
+    SKIPPED,
+    Claim,
+    Context,
+    Job,
+    Result,
+    Values,
+    Verdict,
+    spread,
+)
 
 Grouped = Mapping[str, list[Values]]
 Measure = Callable[[Values], float]
@@ -59,6 +68,29 @@ def untrained(chance: float, sides: Mapping[str, Sequence[float] | None]) -> dic
     {'a': [False, False], 'b': [True, False]}
     """
     return {name: [value <= chance for value in values or ()] for name, values in sides.items()}
+
+
+def replaced(
+    pair: tuple[Cell, Cell],
+    measure: Measure,
+    chance: float,
+    context: Context,
+    results: Sequence[Result],
+) -> list[Job]:
+    """Return further seeds of a comparison in place of those on which a side did not train.
+
+    There are as many as it takes to have the seeds that were asked for, at most as many again.
+    """
+    trained = [
+        {found.seed for found in results
+         if found.label == cell.label and SKIPPED not in found.values
+         and measure(found.values) > chance}
+        for cell in pair
+    ]  # fmt: skip
+    missing = context.seeds - len(trained[0] & trained[1])
+    tried = max((found.seed + 1 for found in results if found.label == pair[1].label), default=0)
+    last = min(tried + missing, 2 * context.seeds) if missing and tried else 0
+    return [job(cell, seed, context) for seed in range(context.seeds, last) for cell in pair]
 
 
 def spent(grouped: Grouped, *cells: Cell) -> str:
