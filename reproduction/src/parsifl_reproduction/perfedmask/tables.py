@@ -150,7 +150,7 @@ def _plan_cnn(context: Context) -> list[Job]:
 
 
 def _conclude_cnn(context: Context, results: Sequence[Result]) -> list[Claim]:
-    """Judge claims of Table 1 and Figure 4 a second time, with convolutions, at any scale."""
+    """Evaluate claims of Table 1 and Figure 4 a second time, with convolutions, at any scale."""
     del context
     grouped = by_label(results)
     claims = [
