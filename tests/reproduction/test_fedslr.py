@@ -188,9 +188,9 @@ def test_missing_data_are_said_and_not_fatal(
 
 
 def _no_data(*_: object, **__: object) -> None:
-    from parsifl.core.errors import DataError
+    from parsifl.core.errors import MissingDataError
 
-    raise DataError("the dataset is not here")
+    raise MissingDataError("the dataset is not here")
 
 
 @pytest.fixture(scope="module")

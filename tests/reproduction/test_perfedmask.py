@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from parsifl.core.algorithm import ClientInfo
-from parsifl.core.errors import CheckpointError, DataError
+from parsifl.core.errors import CheckpointError, ConfigError, DataError, MissingDataError
 from parsifl.core.keys import Key
 from parsifl.data import ClientData, preparation
 from parsifl.data.dataset import Dataset
@@ -373,11 +373,25 @@ def test_a_lost_checkpoint_of_the_best_round_is_named(tmp_path: Path) -> None:
 
 def test_missing_data_are_skipped_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> ClientData:
-        raise DataError("not on this machine\nmore")
+        raise MissingDataError("not on this machine\nmore")
 
     monkeypatch.setattr(perfedmask_setup.Federation, "prepare", refuse)
     found = perfedmask_setup.job(Cell("CIFAR-10", "fedavg"), 0, FULL).run(None)
     assert found == {"skipped": "not on this machine"}
+
+
+@pytest.mark.parametrize(
+    "error", [DataError("a damaged file"), ConfigError("6 groups for 30 clients")], ids=str
+)
+def test_only_missing_data_are_skipped(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A partition that refused DomainNet was once recorded as missing data."""
+
+    def refuse(*_: Any) -> ClientData:
+        raise error
+
+    monkeypatch.setattr(perfedmask_setup.Federation, "prepare", refuse)
+    with pytest.raises(type(error), match=str(error)):
+        perfedmask_setup.job(Cell("DomainNet", "fedavg"), 0, FULL).run(None)
 
 
 def test_domainnet_is_not_among_the_data_and_says_so() -> None:

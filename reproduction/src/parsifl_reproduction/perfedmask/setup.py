@@ -13,7 +13,7 @@ from torch import nn
 from parsifl.algorithms.perfedmask import PerFedMask
 from parsifl.core import registry
 from parsifl.core.algorithm import AnyAlgorithm
-from parsifl.core.errors import ParsiflError
+from parsifl.core.errors import MissingDataError
 from parsifl.core.keys import Key
 from parsifl.data import ClientData
 from parsifl.engine.simulate import simulate
@@ -264,7 +264,7 @@ def plan(cells: Sequence[Cell], context: Context) -> list[Job]:
 def _run(cell: Cell, here: Federation, seed: int, context: Context, folder: Path | None) -> Values:
     try:
         data = here.prepare(seed, context.data_dir)
-    except ParsiflError as error:
+    except MissingDataError as error:
         return {SKIPPED: str(error).splitlines()[0]}
     problem = NeuralProblem(here.module)
     method, strong, weak = configured(cell.method, here, cell.psi)
