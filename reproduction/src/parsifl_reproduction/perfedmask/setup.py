@@ -152,12 +152,9 @@ FEDERATIONS: Mapping[str, Federation] = {
     ),
 }
 _SMOKE: Mapping[str, Federation] = {
-    name: replace(
-        federation, clients=4, rounds=2, strong=1, weak=1, batch_size=150, steps=2,
-        tuned=(0, 2, TUNED, 10),
-    )
+    name: replace(federation, clients=4, rounds=2, strong=1, weak=1, batch_size=150, steps=2)
     for name, federation in FEDERATIONS.items()
-}  # fmt: skip
+}
 
 
 def federation(name: str, context: Context) -> Federation:
