@@ -50,7 +50,7 @@ def _losses(grouped: Grouped, row: Row) -> Claim:
     if len(known) < len(found):
         return Claim(statement, _CURVES, "", "not run")
     ours = ", ".join(f"{name} {spread(values)}" for name, values in known.items())
-    return Claim(statement, _CURVES, ours, "none", "not judged")
+    return Claim(statement, _CURVES, ours, "none", "not evaluated")
 
 
 # ---------------------------------------------------------------------- Figures 5 and 6
