@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from parsifl.core.errors import DataError
+from parsifl.core.errors import DataError, MissingDataError
 from parsifl.data.dataset import Dataset
 from parsifl.data.download import Files
 from parsifl.data.registry import About, Entry, Remote
@@ -144,7 +144,7 @@ def test_an_archive_without_the_promised_file_is_named(home: Path) -> None:
 
 def test_without_a_network_the_error_says_what_from_where_and_whither(home: Path) -> None:
     remote = Remote("toy/a.csv", ("http://127.0.0.1:9/a.csv",), DIGEST)
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(MissingDataError) as caught:
         files(home, remote).path("toy/a.csv")
     text = str(caught.value)
     assert "http://127.0.0.1:9/a.csv" in text
@@ -166,12 +166,13 @@ def test_a_damaged_local_file_is_refused_unless_asked_not_to_verify(home: Path) 
     (home / "toy").mkdir()
     (home / "toy/a.csv").write_bytes(b"damaged")
     remote = Remote("toy/a.csv", ("http://127.0.0.1:9/",), DIGEST)
-    with pytest.raises(DataError, match=r"expected .*remove it to download it again"):
+    with pytest.raises(DataError, match=r"expected .*remove it to download it again") as caught:
         files(home, remote).path("toy/a.csv")
+    assert not isinstance(caught.value, MissingDataError)
     assert files(home, remote, verify=False).path("toy/a.csv").exists()
 
 
 def test_a_file_that_nobody_provides_says_where_to_put_it(home: Path) -> None:
     remote = Remote("toy/a.csv", ("http://127.0.0.1:9/",), DIGEST)
-    with pytest.raises(DataError, match=r"other/b\.csv was not found; put it into"):
+    with pytest.raises(MissingDataError, match=r"other/b\.csv was not found; put it into"):
         files(home, remote).path("other/b.csv")

@@ -11,7 +11,7 @@ from scipy.optimize import linprog
 from torch import nn
 
 from parsifl.algorithms.fedmac import FedMac
-from parsifl.core.errors import DataError
+from parsifl.core.errors import MissingDataError
 from parsifl.core.keys import Key
 from parsifl.data import ClientData, prepare
 from parsifl_reproduction.fedmac import figures as fedmac_figures
@@ -269,7 +269,7 @@ def _flat_linear() -> nn.Module:
 
 def test_missing_data_are_skipped_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> ClientData:
-        raise DataError("not on this machine\nmore")
+        raise MissingDataError("not on this machine\nmore")
 
     monkeypatch.setattr(fedmac_setup.Federation, "prepare", refuse)
     training = fedmac_setup.Training("CIFAR", "fedmac", {}, 1, 1)

@@ -250,3 +250,25 @@ def test_the_limit_of_gpgd_is_not_stationary() -> None:
     *_, (ours, _) = walk(1 / (2 * L), 600)
     assert mapping(w) > 0.05
     assert mapping(ours) < 1e-8
+
+
+def test_duals_become_the_gradients_and_updates_of_many_steps_do_not() -> None:
+    """A.6.1: what a server could read off gamma_i, with ten local steps that solve (4) roughly."""
+    eta, steps, rate = 1 / (2 * L), 10, 0.2 / L
+    w, gamma = np.zeros(WIDTH), [np.zeros(WIDTH) for _ in range(CLIENTS)]
+    for _ in range(600):
+        local = []
+        for i in range(CLIENTS):
+            mine = w
+            for _ in range(steps):
+                mine = mine - rate * (slope(i, mine) - gamma[i] + (mine - w) / eta)
+            local.append(mine)
+            gamma[i] = gamma[i] + (w - mine) / eta
+        w = shrink(np.mean(local, 0) - eta * np.mean(gamma, 0), LAM * eta)
+    for i in range(CLIENTS):
+        exact, mine = slope(i, w), w
+        np.testing.assert_allclose(gamma[i], exact, atol=1e-6)
+        for _ in range(steps):
+            mine = mine - rate * slope(i, mine)
+        update = (w - mine) / (rate * steps)  # what FedAvg would send, as a gradient
+        assert np.linalg.norm(update - exact) > 0.2 * np.linalg.norm(exact)

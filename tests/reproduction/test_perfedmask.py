@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,12 @@ import torch
 from torch import nn
 
 from parsifl.core.algorithm import ClientInfo
-from parsifl.core.errors import CheckpointError, DataError
+from parsifl.core.errors import CheckpointError, ConfigError, DataError, MissingDataError
 from parsifl.core.keys import Key
 from parsifl.data import ClientData, preparation
 from parsifl.data.dataset import Dataset
 from parsifl.data.registry import read
-from parsifl.masks.instance import bias
+from parsifl.masks.instance import bias, gammas
 from parsifl.nn.neural import NeuralProblem
 from parsifl_reproduction.perfedmask import costs as perfedmask_costs
 from parsifl_reproduction.perfedmask import datasets as perfedmask_datasets
@@ -27,6 +28,7 @@ from parsifl_reproduction.perfedmask import setup as perfedmask_setup
 from parsifl_reproduction.perfedmask.evaluation import BestServer
 from parsifl_reproduction.perfedmask.networks import SmallCnn, SmallMlp
 from parsifl_reproduction.perfedmask.setup import FEDERATIONS, SEVEN, TITLES, Cell, configured
+from parsifl_reproduction.recipe import OURS as EXTRA
 from parsifl_reproduction.recipe import Claim, Context, Recipe, Result, find, recipes
 
 OURS = [recipe for name, recipe in recipes().items() if name.startswith("perfedmask-")]
@@ -34,8 +36,9 @@ FAITHFUL, FULL, SMOKE = Context(seeds=1), Context("full", 1), Context("smoke", 1
 
 
 def values(mean: float, **more: Any) -> dict[str, Any]:
-    tuned = {str(n): {"mean": mean, "std": 1.0, "worst": mean - 9} for n in (0, 2, 5, 10)}
-    return {"before": mean / 2, "tuned": tuned, "forward": 2e9, "backward": 3e9, **more}
+    tuned = {str(n): {"mean": mean, "std": 1.0, "worst": mean - 9} for n in (0, 2, 4, 5, 6, 8, 10)}
+    work = {"forward": 2e9, "backward": 3e9, "trainable": 1e4, "sent": 1e4}
+    return {"before": mean / 2, "tuned": tuned, **work, **more}
 
 
 def result(cell: Cell, mean: float, seed: int = 0, **more: Any) -> Result:
@@ -50,7 +53,8 @@ def claim(claims: Sequence[Claim], *words: str) -> Claim:
 def test_every_table_and_figure_is_there() -> None:
     tables = {f"perfedmask-table{number}" for number in range(1, 10)}
     figures = {f"perfedmask-figure{number}" for number in range(3, 7)}
-    assert {recipe.name for recipe in OURS} == tables | figures | {"perfedmask-table1-cnn"}
+    more = {"perfedmask-table1-cnn", "perfedmask-table1-participation", "perfedmask-sca"}
+    assert {recipe.name for recipe in OURS} == tables | figures | more
 
 
 @pytest.mark.parametrize("recipe", OURS, ids=lambda recipe: str(recipe.name))
@@ -74,13 +78,16 @@ def test_recipes_share_runs() -> None:
     runs = trained("table1")
     for name in ("table3", "figure5", "figure6"):
         assert trained(name) <= runs
+    assert trained("figure4") <= runs | trained("table7")
+    assert len(trained("table1-participation") & runs) == 7
     assert len(trained("table8") & trained("table2")) == 6
 
 
 def test_a_faithful_recipe_that_trains_lists_its_deviations() -> None:
     for recipe in OURS:
         trains = any("c=" in job.label for job in recipe.plan(FAITHFUL))
-        assert bool(recipe.deviations(FAITHFUL)) == (trains or recipe.name.endswith("figure3"))
+        differs = trains or recipe.name.endswith(("figure3", "sca"))
+        assert bool(recipe.deviations(FAITHFUL)) == differs
 
 
 def test_full_table_1_has_all_methods_data_and_participations() -> None:
@@ -160,17 +167,79 @@ def test_table_6_is_reproduced_exactly() -> None:
     assert [c.verdict for c in claims] == ["held"] * 7
 
 
-def test_biases_of_table_6_follow_from_its_masks() -> None:
-    """Selections 1 of Figures 2 (a) and 2 (d), typed in from the paper."""
-    selections: dict[Fraction, list[str]] = {
-        Fraction(8, 3): ["1000", "1000", "1111"],
-        Fraction(4): ["1000", "0100", "1111"],
-        Fraction(10, 3): ["1000", "1100", "1111"],
-        Fraction(2): ["1100", "0011", "1111"],
-    }
-    for value, rows in selections.items():
-        masks = np.array([[digit == "1" for digit in row] for row in rows])
-        assert bias(np.ones(4), masks) == pytest.approx(float(value))
+TABLE_6 = (
+    # budgets of devices 1 and 2; their masks; gamma_1 to gamma_3 in sixths; the bias in thirds
+    ((1, 1), ("1000", "1000"), (2, 2, 6), 8),
+    ((1, 1), ("1000", "0100"), (3, 3, 6), 12),
+    ((1, 2), ("1000", "1100"), (2, 3, 6), 10),
+    ((1, 2), ("1000", "0110"), (3, 3, 6), 12),
+    ((1, 3), ("1000", "1110"), (2, 3, 6), 10),
+    ((1, 3), ("1000", "0111"), (3, 3, 3), 6),
+    ((2, 2), ("1100", "1100"), (2, 2, 6), 8),
+    ((2, 2), ("1100", "0110"), (3, 3, 6), 12),
+    ((2, 2), ("1100", "0011"), (3, 3, 3), 6),
+    ((2, 3), ("1100", "1110"), (2, 3, 6), 10),
+    ((2, 3), ("1100", "0111"), (3, 3, 3), 6),
+    ((3, 3), ("1110", "1110"), (2, 2, 6), 8),
+    ((3, 3), ("1110", "0111"), (3, 3, 3), 6),
+    ((4, 4), ("1111", "1111"), (2, 2, 2), 0),
+)
+"""Every selection of Figure 2, typed in from the paper; device 3 trains all four parameters."""
+
+
+def by_hand(rows: Sequence[str]) -> tuple[list[list[Fraction]], list[Fraction], Fraction]:
+    """Return k_n, gamma_n and the bias of these masks in exact arithmetic, from (3) and (8)."""
+    masks = [[int(digit) for digit in row] for row in rows]
+    cover = [sum(column) for column in zip(*masks, strict=True)]
+    k = [
+        [Fraction(m, c) if c else Fraction(0) for m, c in zip(mask, cover, strict=True)]
+        for mask in masks
+    ]
+    gamma = [max(row) for row in k]
+    return k, gamma, sum((4 * g - sum(row) for g, row in zip(gamma, k, strict=True)), Fraction(0))
+
+
+@pytest.mark.parametrize(("budgets", "chosen", "sixths", "thirds"), TABLE_6, ids=str)
+def test_k_gamma_and_bias_of_table_6_follow_from_its_masks(
+    budgets: tuple[int, int], chosen: tuple[str, str], sixths: tuple[int, ...], thirds: int
+) -> None:
+    rows = (*chosen, "1111")
+    assert tuple(row.count("1") for row in chosen) == budgets
+    k, gamma, unequal = by_hand(rows)
+    assert all(sum(column) == 1 for column in zip(*k, strict=True))
+    assert gamma == [Fraction(sixth, 6) for sixth in sixths]
+    assert unequal == Fraction(thirds, 3)
+    masks = np.array([[digit == "1" for digit in row] for row in rows])
+    assert gammas(masks) == pytest.approx([float(each) for each in gamma])
+    assert bias(np.ones(4), masks) == pytest.approx(float(unequal))
+
+
+def test_k_of_table_6_has_the_printed_entries() -> None:
+    """Figures 2 (b) and 2 (e), selections 2: thirds where all train, halves where two do."""
+    third, half, none, one = Fraction(1, 3), Fraction(1, 2), Fraction(0), Fraction(1)
+    assert by_hand(("1000", "0110", "1111"))[0] == [
+        [half, none, none, none], [none, half, half, none], [half, half, half, one],
+    ]  # fmt: skip
+    assert by_hand(("1100", "0111", "1111"))[0] == [
+        [half, third, none, none], [none, third, half, half], [half, third, half, half],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("budgets", list(perfedmask_masks.TABLE_6)[:-1], ids=str)
+def test_appendix_f_says_when_weak_devices_should_freeze_the_same(budgets: tuple[int, int]) -> None:
+    """All masks that use their budgets, by brute force."""
+    choices = [
+        [row for row in map("".join, product("01", repeat=4)) if row.count("1") == budget]
+        for budget in budgets
+    ]
+    found = {pair: by_hand((*pair, "1111"))[2] for pair in product(*choices)}
+    least = min(found.values())
+    assert least == perfedmask_masks.TABLE_6[budgets]
+    for (first, second), unequal in found.items():
+        shared = sum(a == b == "1" for a, b in zip(first, second, strict=True))
+        same, covered = shared == min(budgets), "0" not in map(max, first, second)
+        best = covered if sum(budgets) >= 4 else same
+        assert (unequal == least) == best
 
 
 @pytest.mark.slow
@@ -272,8 +341,112 @@ def test_fine_tuning_and_strength_are_compared() -> None:
     claims = find("perfedmask-table4").conclude(FAITHFUL, rising)
     slope = claim(claims, "slope")
     assert slope.verdict == "held"
+    steps = claim(claims, "from each nu to the next")
+    assert (steps.verdict, steps.counted) == ("held", "the line with the slope")
+    falling = [result(replace(cell, nu=0.4), 41.0, 0), *rising[:2], *rising[3:]]
+    claims = find("perfedmask-table4").conclude(FAITHFUL, falling)
+    assert claim(claims, "slope").verdict == "held"
+    assert claim(claims, "from each nu to the next").verdict == "undecided"
     assert slope.ours.endswith("; slope 5.00 ± 0.00")
     assert claim(claims, "after fine-tuning").verdict == "did not hold"
+
+
+def test_each_number_of_fine_tuning_epochs_is_compared() -> None:
+    results = []
+    for name, last in (("perfedmask", 80.0), ("fedbabu", 83.0)):
+        found = values(last)
+        found["tuned"]["4"]["mean"] = last - 1.5
+        results.append(Result(Cell("MLP", name).label, 0, found))
+    claims = find("perfedmask-table3").conclude(FAITHFUL, results)
+    for epochs, outcome in ((2, "held"), (4, "did not hold"), (6, "held"), (8, "held")):
+        who = f"MLP, PerFedMask: {epochs} epochs are at most 1 point"
+        assert claim(claims, who).verdict == outcome
+    again = [c for c in claims if "points below FedBABU" in c.statement]
+    assert len(again) == 5
+    assert {(c.verdict, c.counted) for c in again} == {("did not hold", "perfedmask-table1")}
+    full = find("perfedmask-table3").conclude(FULL, [])
+    assert claim(full, "CIFAR-100, FedBABU: 8 epochs").paper == "68.83 against 68.81"
+
+
+def test_observations_2_and_4_and_what_devices_send_are_compared() -> None:
+    wide = "MLP, 40 devices"
+    results = [
+        *(
+            result(Cell(wide, "fedavg", c), 60 + 10 * c, seed)
+            for c in (0.1, 1.0)
+            for seed in (0, 1)
+        ),
+        *(result(Cell("MLP", name), 70.0) for name in SEVEN[:-1]),
+        result(Cell("MLP", "fedavg"), 71.0, trainable=2e4),
+    ]
+    more = find("perfedmask-table1-participation").conclude(FAITHFUL, results)
+    found = claim(more, "FedAvg is better at c = 1")
+    assert (found.verdict, found.paper) == (
+        "held", "observation (2): 84.99 against 71.19 on CIFAR-10",
+    )  # fmt: skip
+    claims = find("perfedmask-table1").conclude(FAITHFUL, results)
+    assert claim(claims, "MLP, c = 1", "leads FedAvg").verdict == "did not hold"
+    assert claim(claims, "MLP, c = 1", "leads FedAvg").counted == EXTRA
+    assert claim(claims, "devices send as many").verdict == "did not hold"
+    same = [*results[:-1], result(Cell("MLP", "fedavg"), 71.0)]
+    claims = find("perfedmask-table1").conclude(FAITHFUL, same)
+    assert claim(claims, "devices send as many").verdict == "held"
+
+
+def test_every_column_of_table_2_is_compared() -> None:
+    methods = ("perfedmask+splitmix", "perfedmask+heterofl", "perfedmask", "splitmix", "heterofl")
+    costs = {name: 1.0 + number for number, name in enumerate((*methods, "fedbabu"))}
+    results = [
+        Result(
+            f"CIFAR-10 {name} cost", 0, {"forward": 2.0, "backward": work, "trainable": work * 1e6}
+        )
+        for name, work in costs.items()
+    ]
+    results += [result(Cell("MLP", name), 60 + number) for number, name in enumerate(costs)]
+    claims = find("perfedmask-table2").conclude(FAITHFUL, results)
+    ahead = claim(claims, "CIFAR-10, PerFedMask: forward operations")
+    assert (ahead.paper, ahead.ours, ahead.verdict) == ("1.000", "1.000", "held")
+    assert claim(claims, "CIFAR-10, PerFedMask + HeteroFL: forward").verdict == "did not hold"
+    assert claim(claims, "CIFAR-10, PerFedMask + HeteroFL: backward").verdict == "none"
+    assert claim(claims, "backward pass of every method").verdict == "did not hold"
+    assert claim(claims, "operations, than FedBABU").verdict == "held"
+    assert claim(claims, "PerFedMask + HeteroFL trains fewer", "than PerFedMask").verdict == "held"
+    for when in ("before", "after"):
+        for other, outcome in (("PerFedMask + HeteroFL", "held"), ("HeteroFL", "did not hold")):
+            found = claim(claims, f"MLP: PerFedMask is above {other} {when}")
+            assert found.verdict == outcome
+    assert found.counted == "perfedmask-table1"
+    assert claim(claims, "PerFedMask is above HeteroFL before").counted == ""
+
+
+def test_the_order_of_table_7_is_compared() -> None:
+    results = [
+        result(Cell("looks", name), 50.0 + number) for number, name in enumerate(reversed(SEVEN))
+    ]
+    claims = find("perfedmask-table7").conclude(FAITHFUL, results)
+    for other in ("FedBABU", "FedProx", "FedNova", "FedAvg"):
+        found = claim(claims, f"{other} is above PerFedMask")
+        assert found.verdict == "did not hold"
+        assert found.paper.endswith("against 70.68 on DomainNet; not said in the text")
+
+
+def test_algorithm_3_is_compared_with_the_optimum(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cvxpy", reason="the extra parsifl[sca] is not installed")
+    monkeypatch.setattr(perfedmask_masks, "_FLEET", 6)
+    recipe = find("perfedmask-sca")
+    (job,) = recipe.plan(FAITHFUL)
+    claims = recipe.conclude(FAITHFUL, [Result(job.label, 0, job.run(None))])
+    toys, *fleets = claims
+    assert (toys.verdict, toys.note) == ("held", "proven optimal")
+    assert toys.ours.count("against") == 7
+    assert len(fleets) == 2
+    near = {"start": 2e6, "J": 1.04e6, "optimum": 1e6, "proven": True}
+    far = {**near, "J": 1.06e6}
+    claims = recipe.conclude(
+        FAITHFUL, [Result(job.label, 0, {"preresnet18": near, "mobilenet": far})]
+    )
+    assert claim(claims, "preresnet18").verdict == "held"
+    assert claim(claims, "mobilenet").verdict == "did not hold"
 
 
 def test_objectives_of_masks_are_compared_at_three_budgets() -> None:
@@ -284,8 +457,12 @@ def test_objectives_of_masks_are_compared_at_three_budgets() -> None:
         for draw, cell in enumerate(cells)
     ]
     claims = find("perfedmask-table5").conclude(FAITHFUL, results)
-    assert claim(claims, "psi = 0.5 d", "lower training loss", "random").verdict == "held"
-    assert claim(claims, "psi = 0.5 d", "lower training loss", "seq").verdict == "did not hold"
+    here = "psi = 0.5 d", "lower training loss"
+    assert claim(claims, *here, "optimised", "than random").verdict == "held"
+    assert claim(claims, *here, "optimised", "than seq").verdict == "did not hold"
+    assert claim(claims, *here, "random masks", "than seq").verdict == "did not hold"
+    accuracy = claim(claims, "psi = 0.5 d", "training accuracy", "random masks", "than seq")
+    assert (accuracy.verdict, accuracy.paper) == ("did not hold", "64.4 against 50.11")
     assert claim(claims, "psi = 0.5 d", "training loss of masks by objective").verdict == "none"
 
 
@@ -297,7 +474,17 @@ def test_curves_and_boxes_are_compared() -> None:
         for cell in (Cell("MLP", name), Cell("MLP, 40 devices", name, 0.1))
     ]
     loss = find("perfedmask-figure4").conclude(FAITHFUL, results)
-    assert claim(loss, "MLP").verdict == "did not hold"
+    assert claim(loss, "MLP", "ends above").verdict == "did not hold"
+    assert claim(loss, "MLP", "every method").verdict == "not run"
+    others = [
+        result(Cell("MLP", name), 40.0, train_loss=[3.0, 1.5])
+        for name in ("fedprox", "fednova", "heterofl")
+    ]
+    listed = claim(
+        find("perfedmask-figure4").conclude(FAITHFUL, [*results, *others]), "MLP", "every method"
+    )
+    assert listed.verdict == "none"  # the text states no order
+    assert "FedBABU 65.00, FedProx 1.50" in listed.ours
     curves = find("perfedmask-figure5").conclude(FAITHFUL, results)
     assert claim(curves, "MLP", "FedAvg").verdict == "held"
     assert claim(curves, "MLP", "Split-Mix").verdict == "undecided"
@@ -396,11 +583,25 @@ def test_a_lost_checkpoint_of_the_best_round_is_named(tmp_path: Path) -> None:
 
 def test_missing_data_are_skipped_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> ClientData:
-        raise DataError("not on this machine\nmore")
+        raise MissingDataError("not on this machine\nmore")
 
     monkeypatch.setattr(perfedmask_setup.Federation, "prepare", refuse)
     found = perfedmask_setup.job(Cell("CIFAR-10", "fedavg"), 0, FULL).run(None)
     assert found == {"skipped": "not on this machine"}
+
+
+@pytest.mark.parametrize(
+    "error", [DataError("a damaged file"), ConfigError("6 groups for 30 clients")], ids=str
+)
+def test_only_missing_data_are_skipped(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A partition that refused DomainNet was once recorded as missing data."""
+
+    def refuse(*_: Any) -> ClientData:
+        raise error
+
+    monkeypatch.setattr(perfedmask_setup.Federation, "prepare", refuse)
+    with pytest.raises(type(error), match=str(error)):
+        perfedmask_setup.job(Cell("DomainNet", "fedavg"), 0, FULL).run(None)
 
 
 def test_domainnet_is_not_among_the_data_and_says_so() -> None:

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
 
+from parsifl.algorithms.fedavg import FedAvg
+from parsifl.algorithms.fednova import FedNova
+from parsifl.core.algorithm import AnyAlgorithm
+from parsifl.engine.simulate import simulate
+from parsifl.linear.glm import GLM
 from parsifl.masks.instance import bias, gammas
 
 
@@ -111,6 +117,56 @@ def test_the_variance_predicts_the_residual_of_quadratics_and_the_bias_does_not(
     ranks = [column.argsort().argsort() for column in (v, b, true)]
     assert np.corrcoef(ranks[0], ranks[2])[0, 1] > 0.97
     assert np.corrcoef(ranks[1], ranks[2])[0, 1] < 0.9
+
+
+def test_gamma_lies_between_1_over_n_and_1_and_is_one_over_the_least_coverage() -> None:
+    """Section 4: the larger gamma_n, the fewer devices train a parameter of device n."""
+    draw = np.random.default_rng(5)
+    for _ in range(500):
+        masks = draw.random((6, 5)) < draw.uniform(0.2, 0.9)
+        masks[~masks.any(axis=1), 0] = True
+        cover = masks.sum(axis=0)
+        least = [int(cover[mask].min()) for mask in masks]
+        assert gammas(masks) == pytest.approx([1 / number for number in least])
+        assert all(1 <= number <= 6 for number in least)
+
+
+def test_the_constraints_of_appendix_h_are_those_of_the_problem_for_binary_masks() -> None:
+    """(31b) is (32), (33) is (34), and (35) holds for binary masks alone."""
+    draw = np.random.default_rng(6)
+    binary = (draw.random((200, 4)) < 0.5).astype(float)
+    assert (binary == binary**2).all()  # so the numerators of (31b) and (32) agree
+    k, cover = draw.random(200), draw.uniform(0, 4, 200)
+    np.testing.assert_allclose(((k + cover) ** 2 - k**2 - cover**2) / 2, k * cover)
+    relaxed = draw.uniform(0.01, 0.99, (200, 4))
+    assert (binary.sum(1) - (binary**2).sum(1) <= 0).all()
+    assert (relaxed.sum(1) - (relaxed**2).sum(1) > 0).all()
+
+
+def test_unequal_steps_move_the_limit_of_fedavg_and_not_that_of_fednova() -> None:
+    """Observation (4): two clients whose optima are 0 and 4; the objective has its optimum at 2."""
+    clients = [(np.ones((4, 1)), np.full(4, optimum)) for optimum in (0.0, 4.0)]
+    problem = GLM(1, "squared")
+
+    def limit(algorithm: AnyAlgorithm, steps: Sequence[int]) -> float:
+        profiles = [{"local_steps": count} for count in steps]
+        run = simulate(algorithm, problem, clients, 400, profiles=profiles, test=0.0, seed=0)
+        return float(next(iter(run.model.params.values())))
+
+    settings: dict[str, Any] = {"lr": 0.02, "batch_size": 4, "weighting": "uniform"}
+    assert limit(FedAvg(**settings), (4, 4)) == pytest.approx(2.0, abs=0.01)
+    assert limit(FedAvg(**settings), (2, 4)) > 2.6
+    assert limit(FedNova(**settings), (2, 4)) == pytest.approx(2.0, abs=0.05)
+
+
+def test_masks_with_equal_steps_have_an_inconsistency_of_their_own() -> None:
+    """A parameter that a device freezes has its optimum among the other devices alone."""
+    optima = np.array([[0.0, 0.0], [4.0, 4.0]])
+    masks = np.array([[True, False], [True, True]])
+    fleet = Quadratics(np.ones((2, 2)), optima, masks)
+    last = fleet.run(np.zeros(2), [0.02] * 400, steps=4).models[-1]
+    np.testing.assert_allclose(fleet.best, [2.0, 2.0])
+    np.testing.assert_allclose(last, [2.0, 4.0], atol=0.01)
 
 
 def test_lemma_1_holds() -> None:

@@ -112,11 +112,15 @@ PAPERS = (
         "perfedmask",
         perfedmask.PAPER,
         (
-            Item("Table 1", ("perfedmask-table1", "perfedmask-table1-cnn")),
+            Item(
+                "Table 1",
+                ("perfedmask-table1", "perfedmask-table1-cnn", "perfedmask-table1-participation"),
+            ),
             *(Item(f"Table {n}", (f"perfedmask-table{n}",)) for n in range(2, 10)),
             Item("Figure 1", note=_DRAWING),
             Item("Figure 2", ("perfedmask-table6",), "the devices that Table 6 speaks of"),
             *(Item(f"Figure {n}", (f"perfedmask-figure{n}",)) for n in range(3, 7)),
+            Item("Appendix H", ("perfedmask-sca",)),
         ),
     ),
     Paper(

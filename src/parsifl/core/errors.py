@@ -45,6 +45,10 @@ class DataError(ParsiflError):
     """Data are missing, malformed, not finite, or too few."""
 
 
+class MissingDataError(DataError):
+    """Files of a dataset are not on this machine and could not be downloaded."""
+
+
 class RowError(DataError):
     """Some rows are invalid. The caller adds the client to the message.
 

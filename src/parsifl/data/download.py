@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, final
 
-from parsifl.core.errors import DataError
+from parsifl.core.errors import DataError, MissingDataError
 from parsifl.data.registry import Entry, Remote
 
 FOLDER_VARIABLE = "PARSIFL_DATA"
@@ -62,9 +62,9 @@ class Files:
             paths += [self.path(name) for name in wanted]
         return paths
 
-    def missing(self, what: str, where: str) -> DataError:
+    def missing(self, what: str, where: str) -> MissingDataError:
         """Return the error for a file that cannot be fetched automatically."""
-        return DataError(f"'{self.entry.name}': {what}; put it into {self._home()}/{where}")
+        return MissingDataError(f"'{self.entry.name}': {what}; put it into {self._home()}/{where}")
 
     def _home(self) -> Path:
         return self.roots()[0]
@@ -124,7 +124,7 @@ class Files:
                 reasons.append(f"{url}: {_short(error)}")
             else:
                 return target
-        raise DataError(
+        raise MissingDataError(
             f"dataset '{self.entry.name}' is not on this machine and could not be downloaded.\n"
             + "\n".join(f"  tried {reason}" for reason in reasons)
             + f"\nDownload {remote.urls[0]} ({remote.checksum or 'no published checksum'}) on a "

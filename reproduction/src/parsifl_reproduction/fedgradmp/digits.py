@@ -18,7 +18,7 @@ from parsifl.algorithms.feddualavg import FedDualAvg
 from parsifl.algorithms.fediterht import FedIterHT
 from parsifl.algorithms.inexactfedgradmp import InexactFedGradMP
 from parsifl.core.algorithm import AnyAlgorithm
-from parsifl.core.errors import DataError
+from parsifl.core.errors import MissingDataError
 from parsifl.core.keys import Key
 from parsifl.core.problem import Params
 from parsifl.data.clients import ClientData
@@ -111,7 +111,7 @@ def _run(name: str, rate: float, context: Context, seed: int, _folder: Path | No
     problem = GLM(PIXELS, "softmax", classes=CLASSES, dictionary=atoms)
     try:
         data = digits(context, seed)
-    except DataError as error:
+    except MissingDataError as error:
         return {SKIPPED: str(error).splitlines()[0]}
     run = simulate(
         method(name, rate),

@@ -15,7 +15,7 @@ from torch import nn
 
 from parsifl.core import registry
 from parsifl.core.algorithm import AnyAlgorithm
-from parsifl.core.errors import DataError
+from parsifl.core.errors import MissingDataError
 from parsifl.data import ClientData, prepare
 from parsifl.engine.evaluation import Evaluation
 from parsifl.engine.record import MODELS
@@ -167,7 +167,7 @@ def _train(training: Training, seed: int, context: Context, folder: Path | None)
     federation = FEDERATIONS[training.row]
     try:
         data = federation.prepare(seed, context.data_dir)
-    except DataError as error:
+    except MissingDataError as error:
         return {SKIPPED: str(error).splitlines()[0]}
     with TemporaryDirectory() as unnamed:
         run_dir = (Path(unnamed) if folder is None else folder) / "run"

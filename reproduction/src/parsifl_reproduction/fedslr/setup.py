@@ -12,7 +12,7 @@ from typing import Any
 
 from parsifl.algorithms.fedslr import FedSLR
 from parsifl.core import registry, tree
-from parsifl.core.errors import DataError
+from parsifl.core.errors import MissingDataError
 from parsifl.data import ClientData, prepare
 from parsifl.engine.batch_sampler import BatchSampler
 from parsifl.engine.costs import NetworkModel
@@ -209,7 +209,7 @@ def train(
     """Train one method in one federation, and return its curves, sizes and bytes."""
     try:
         data = federation.prepare(split, seed, context.data_dir)
-    except DataError as error:
+    except MissingDataError as error:
         return {SKIPPED: str(error).splitlines()[0]}
     with warnings.catch_warnings():
         if options.get("lam") == HUGE:  # nothing shall be left

@@ -6,7 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+import torch
+
+from parsifl.algorithms.apfl import APFL
+from parsifl.core import tree
+from parsifl.core.algorithm import ClientInfo
+from parsifl.core.keys import Key
 from parsifl.nn import models
+from parsifl.nn.neural import NeuralProblem
 from parsifl_reproduction.comparison import compare
 from parsifl_reproduction.fedslr.setup import (
     METHODS,
@@ -37,6 +44,8 @@ GLOBAL = ("scaffold", "feddyn", "fedavg")
 PERSONAL = ("perfedavg", "lgfedavg", "fedrep", "ditto", "apfl", "local", "fedspa")
 TABLE_2 = ("fedavg", "scaffold", "fedslr", "apfl", "fedspa", "lgfedavg", "fedrep")
 EXCHANGES = 10 * 1000  # clients a round, rounds
+NETWORKS = (("resnet18", 10), ("resnet18", 100), ("resnet18_tiny", 200))
+"""The networks of the three datasets, with their numbers of classes."""
 
 PUBLISHED: dict[str, dict[str, tuple[float, ...]]] = {
     "Non-IID": {
@@ -203,6 +212,58 @@ def dense_total() -> float:
     return gigabytes(parameters, parameters, EXCHANGES)
 
 
+def _by_formula(total: float) -> list[Claim]:
+    """Compare the columns of Table 2 that follow from the sizes of the layers."""
+    heads = [_head_share(*network) for network in NETWORKS]
+    columns = {
+        "SCAFFOLD": ((1787.83,) * 3, [2 * total] * 3, "two models each way"),
+        "FedSpa": ((446.96,) * 3, [total / 2] * 3, "half of the parameters"),
+        "LG-FedAvg": ((0.41, 4.08, 8.13), [total * head for head in heads], "the head"),
+        "FedRep": ((893.51, 889.84, 885.78), [total * (1 - head) for head in heads], "the rest"),
+    }
+    claims = []
+    for title, (paper, found, what) in columns.items():
+        ours = [f"{value:.2f}" for value in found]
+        printed = [f"{value:.2f}" for value in paper]
+        claims.append(
+            Claim(
+                f"{title} takes the printed bytes on the three datasets (GB)",
+                ", ".join(printed),
+                ", ".join(ours),
+                "held" if ours == printed else "did not hold",
+                f"{what}, as a share of {total:.2f} GB; no training is needed",
+                counted="the line with real bytes",
+            )
+        )
+    kept = apfl_parameters() / 1e6
+    twice = Claim(
+        "a client of APFL has twice the parameters of a dense model (millions)",
+        "22.35 against 11.17",
+        f"{kept:.2f} against {total / gigabytes(1e6, 1e6, EXCHANGES):.2f}",
+        "held" if f"{kept:.2f}" == "22.35" else "did not hold",
+        "its own model and the global one; no training is needed",
+    )
+    return [*claims, twice]
+
+
+def _head_share(name: str, classes: int) -> float:
+    """Return the share of the parameters of a network that its last layer has."""
+    with torch.device("meta"):
+        module = models.build(name, classes=classes)
+    sizes = {leaf: value.numel() for leaf, value in module.named_parameters()}
+    head = sum(size for leaf, size in sizes.items() if leaf.startswith("classifier."))
+    return head / sum(sizes.values())
+
+
+def apfl_parameters() -> int:
+    """Return the numbers from which APFL composes the model of a client, for ResNet18."""
+    problem, method = NeuralProblem(lambda: models.build("resnet18")), APFL()
+    info = ClientInfo(0, 1, {})
+    received = method.init_server(problem, [info], Key(0))
+    own = method.init_client(problem, info, received, Key(0)).own
+    return sum(leaf.numel() for model in (received, own) for leaf in tree.leaves(model))
+
+
 def _conclude_table2(context: Context, results: Sequence[Result]) -> list[Claim]:
     grouped = by_label(results)
     total = dense_total()
@@ -213,7 +274,8 @@ def _conclude_table2(context: Context, results: Sequence[Result]) -> list[Claim]
             f"{total:.2f}",
             "held" if round(total, 2) == 893.92 else "did not hold",
             "4 bytes x 2 directions x 10 clients x 1000 rounds; no training is needed",
-        )
+        ),
+        *_by_formula(total),
     ]
     for row in federations(context):
         sent = {
@@ -226,6 +288,7 @@ def _conclude_table2(context: Context, results: Sequence[Result]) -> list[Claim]
         claims += [
             compare(f"{row}: FedSLR sends less than FedAvg, in real bytes (GB)",
                   "893.92 against 626.89", sent["fedavg"], sent["fedslr"]),
+            *_directions(row, grouped),
             compare(f"{row}: FedSLR sends less than FedAvg, by the paper's count (GB)",
                   "893.92 against 626.89",
                   column(grouped, f"{row} Non-IID fedavg", "paper_gigabytes"),
@@ -243,10 +306,42 @@ def _conclude_table2(context: Context, results: Sequence[Result]) -> list[Claim]
     return claims
 
 
+def _directions(row: str, grouped: dict[str, list[Values]]) -> list[Claim]:
+    """Compare the downlink and the uplink of FedSLR with those of FedAvg."""
+
+    def total(name: str, key: str) -> list[float]:
+        return [value / 1e9 for value in column(grouped, f"{row} Non-IID {name}", key)]
+
+    up = zip(total("fedslr", "bytes_up"), total("fedavg", "bytes_up"), strict=False)
+    share = [ours / theirs for ours, theirs in up]
+    down = compare(
+        f"{row}: FedSLR's downlink is smaller than FedAvg's, in real bytes (GB)",
+        "introduction: 38.34 % fewer",
+        total("fedavg", "bytes_down"),
+        total("fedslr", "bytes_down"),
+    )
+    return [
+        replace(down, counted="the line with both directions"),
+        compare(
+            f"{row}: FedSLR does not reduce the uplink (share of FedAvg's bytes, at least 0.99)",
+            "footnote 2: uploads are not low-rank",
+            share,
+            [0.99] * len(share),
+        ),
+    ]
+
+
 def _sizes(row: str, grouped: dict[str, list[Values]], context: Context) -> list[Claim]:
     """Compare the sizes of both models, with the paper's mu and with its shrinkage of p."""
     usual, sparser = f"{row} Non-IID fedslr", _table2_cell(row, context).label
-    claims = []
+    claims = [
+        compare(
+            f"{row}: the global model has fewer parameters than a dense one (thousands)",
+            "3.51, 5.54, 5.34 of 11.17 M",
+            _thousands(grouped, usual, "dense_parameters"),
+            _thousands(grouped, usual, "parameters"),
+        )
+    ]
     for label in dict.fromkeys((usual, sparser)):
         counted = "" if label == sparser else "the line with the paper's shrinkage"
         runs = grouped.get(label, [])

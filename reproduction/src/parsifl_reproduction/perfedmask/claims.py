@@ -61,6 +61,16 @@ def validation(values: Values) -> float:
     return float(values["validation"][-1])
 
 
+def sent(values: Values) -> float:
+    """Return the parameters that a device sends per round."""
+    return float(values["sent"])
+
+
+def trained(values: Values) -> float:
+    """Return the parameters that a device trains."""
+    return float(values["trainable"])
+
+
 def untrained(chance: float, sides: Mapping[str, Sequence[float] | None]) -> dict[str, list[bool]]:
     """Return for each side by name on which seeds it is at or below chance.
 

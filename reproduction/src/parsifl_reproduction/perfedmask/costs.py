@@ -39,6 +39,25 @@ _METHODS = (
 )
 
 
+_LEADS = (
+    ("perfedmask+heterofl", "heterofl", "after"),
+    ("perfedmask+splitmix", "splitmix", "after"),
+    *(
+        ("perfedmask", other, when)
+        for other in _METHODS
+        if other != "perfedmask"
+        for when in ("before", "after")
+    ),
+)
+"""Who is above whom, before or after fine-tuning, by the text on Table 2."""
+_IN_TABLE_1 = {("perfedmask", other, "after") for other in ("heterofl", "splitmix")}
+_MEASURES = {"before": before, "after": after}
+_SAVINGS = (
+    ("perfedmask", "fedbabu"),
+    *((f"perfedmask+{base}", base) for base in ("heterofl", "splitmix")),
+    *((f"perfedmask+{base}", "perfedmask") for base in ("heterofl", "splitmix")),
+)
+"""Who trains fewer parameters, with fewer backward operations, than whom."""
 _NOTE = "counted by formula for one step; the paper reads a processor's counters"
 _NO_BUDGETS = "not comparable: the paper does not give the budgets of its combinations"
 
@@ -192,58 +211,66 @@ def _conclude(data: str, context: Context, results: Sequence[Result]) -> list[Cl
     counted = "perfedmask-table2" if data == "CIFAR-100" and context.scale != "full" else ""
     rows = dict(zip(_METHODS, TABLES[data], strict=True))
     cells = {cell.method: cell for cell in _cells(data, context)}
-    for base in ("heterofl", "splitmix"):
-        combined = f"perfedmask+{base}"
-        left, right = (column(grouped, cells[name], after) for name in (combined, base))
+    for first, second, when in _LEADS:
+        left, right = (column(grouped, cells[name], _MEASURES[when]) for name in (first, second))
+        place = cells[first].federation
+        # before fine-tuning a device's model guesses among all classes: no chance level is set
+        chance = FEDERATIONS[place].chance if when == "after" else 0.0
         found = compare(
-            f"{cells[base].federation}: {TITLES[combined]} is above {TITLES[base]} after "
-            "fine-tuning",
-            f"{rows[combined].after:g} against {rows[base].after:g}",
+            f"{place}: {TITLES[first]} is above {TITLES[second]} {when} fine-tuning",
+            f"{getattr(rows[first], when):g} against {getattr(rows[second], when):g}",
             left,
             right,
-            untrained=untrained(
-                FEDERATIONS[cells[base].federation].chance,
-                {TITLES[combined]: left, TITLES[base]: right},
-            ),
+            untrained=untrained(chance, {TITLES[first]: left, TITLES[second]: right}),
         )
-        claims.append(replace(found, counted=counted))
-    first, second = cells["perfedmask"], cells["fedbabu"]
-    for when, measure in (("before", before), ("after", after)):
-        found = compare(
-            f"{first.federation}: PerFedMask is above FedBABU {when} fine-tuning",
-            f"{getattr(rows['perfedmask'], when):g} against {getattr(rows['fedbabu'], when):g}",
-            column(grouped, first, measure),
-            column(grouped, second, measure),
-        )
-        claims.append(replace(found, counted=counted))
+        again = "perfedmask-table1" if (first, second, when) in _IN_TABLE_1 else counted
+        claims.append(replace(found, counted=again))
     return claims
 
 
 def _numbers(grouped: Grouped, data: str) -> list[Claim]:
     """Compare parameters and operations with the paper's."""
     claims = []
-    whole = cost(grouped, data, "fedbabu", "backward")
     for method, row in zip(_METHODS, TABLES[data], strict=True):
         found = [trainable(grouped, data, method, row.trainable)]
         if method != "fedbabu":
-            spent = cost(grouped, data, method, "backward")
-            found.append(
-                number(
-                    f"{data}, {TITLES[method]}: backward operations, relative to FedBABU",
-                    row.backward / TABLES[data][-1].backward,
-                    None if spent is None or whole is None else spent / whole,
-                    note=_NOTE,
-                )
-            )
+            found.append(_relative(grouped, data, method, row, "backward"))
         if "+" in method and all(claim.ours for claim in found):
             found = [replace(claim, verdict="none", note=_NO_BUDGETS) for claim in found]
+        if method != "fedbabu":
+            found.append(_relative(grouped, data, method, row, "forward"))
         claims += found
-    return [*claims, *(_saves(grouped, data, base) for base in ("heterofl", "splitmix"))]
+    claims += [_saves(grouped, data, first, second) for first, second in _SAVINGS]
+    return [*claims, _dominates(grouped, data)]
 
 
-def _saves(grouped: Grouped, data: str, base: str) -> Claim:
-    """Say whether the combination needs fewer parameters and backward operations."""
-    combined = f"perfedmask+{base}"
+def _relative(grouped: Grouped, data: str, method: str, row: Row, way: str) -> Claim:
+    """Compare the operations of a pass with those of FedBABU."""
+    spent, whole = (cost(grouped, data, name, way) for name in (method, "fedbabu"))
+    return number(
+        f"{data}, {TITLES[method]}: {way} operations, relative to FedBABU",
+        getattr(row, way) / getattr(TABLES[data][-1], way),
+        None if spent is None or whole is None else spent / whole,
+        note=_NOTE,
+    )
+
+
+def _dominates(grouped: Grouped, data: str) -> Claim:
+    """Say whether the backward pass takes more operations than the forward pass."""
+    statement = f"{data}: the backward pass of every method takes more operations than the forward"
+    paper = "6.2: in general, backpropagation dominates"
+    ratios = []
+    for method in _METHODS:
+        forth, back = (cost(grouped, data, method, way) for way in ("forward", "backward"))
+        if forth is None or back is None:
+            return Claim(statement, paper, "", "not run")
+        ratios.append(back / forth)
+    ours = f"{min(ratios):.2f} to {max(ratios):.2f} times as many"
+    return Claim(statement, paper, ours, verdict(min(ratios) > 1))
+
+
+def _saves(grouped: Grouped, data: str, combined: str, base: str) -> Claim:
+    """Say whether a method needs fewer parameters and backward operations than another."""
     pairs = [
         (cost(grouped, data, combined, key), cost(grouped, data, base, key))
         for key in ("trainable", "backward")

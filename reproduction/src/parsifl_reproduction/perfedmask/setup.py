@@ -13,7 +13,7 @@ from torch import nn
 from parsifl.algorithms.perfedmask import PerFedMask
 from parsifl.core import registry
 from parsifl.core.algorithm import AnyAlgorithm
-from parsifl.core.errors import ParsiflError
+from parsifl.core.errors import MissingDataError
 from parsifl.core.keys import Key
 from parsifl.data import ClientData
 from parsifl.engine.simulate import simulate
@@ -152,12 +152,9 @@ FEDERATIONS: Mapping[str, Federation] = {
     ),
 }
 _SMOKE: Mapping[str, Federation] = {
-    name: replace(
-        federation, clients=4, rounds=2, strong=1, weak=1, batch_size=150, steps=2,
-        tuned=(0, 2, TUNED, 10),
-    )
+    name: replace(federation, clients=4, rounds=2, strong=1, weak=1, batch_size=150, steps=2)
     for name, federation in FEDERATIONS.items()
-}  # fmt: skip
+}
 
 
 def federation(name: str, context: Context) -> Federation:
@@ -264,7 +261,7 @@ def plan(cells: Sequence[Cell], context: Context) -> list[Job]:
 def _run(cell: Cell, here: Federation, seed: int, context: Context, folder: Path | None) -> Values:
     try:
         data = here.prepare(seed, context.data_dir)
-    except ParsiflError as error:
+    except MissingDataError as error:
         return {SKIPPED: str(error).splitlines()[0]}
     problem = NeuralProblem(here.module)
     method, strong, weak = configured(cell.method, here, cell.psi)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 
-from parsifl_reproduction.comparison import compare
+from parsifl_reproduction.comparison import agreed, compare
 from parsifl_reproduction.perfedmask import deviations
 from parsifl_reproduction.perfedmask.claims import (
     COMPARABLE,
@@ -17,8 +18,10 @@ from parsifl_reproduction.perfedmask.claims import (
     number,
     replaced,
     rises,
+    sent,
     spent,
     train_loss,
+    trained,
     untrained,
     verdict,
 )
@@ -31,7 +34,16 @@ from parsifl_reproduction.perfedmask.setup import (
     Cell,
     plan,
 )
-from parsifl_reproduction.recipe import Claim, Context, Job, Recipe, Result, by_label
+from parsifl_reproduction.recipe import (
+    OURS,
+    Claim,
+    Context,
+    Job,
+    Recipe,
+    Result,
+    by_label,
+    spread,
+)
 
 FOUR = ("perfedmask", "fedbabu", "heterofl", "fedavg")
 
@@ -122,7 +134,6 @@ def against(grouped: Grouped, row: Row, other: str) -> Claim:
 # ---------------------------------------------------------------------- Table 1
 def _plan_1(context: Context) -> list[Job]:
     cells = [cell for row in rows_1(context) for cell in row.cells]
-    cells += [cell for pair in _participation(context) for cell in pair]
     costs = [cost_job(data, name) for data in ("CIFAR-10", "CIFAR-100") for name in SEVEN]
     return [*costs, *plan(cells, context)]
 
@@ -170,29 +181,73 @@ def more_loss(grouped: Grouped, row: Row) -> Claim:
 
 def _participation(context: Context) -> list[tuple[Cell, Cell]]:
     """Return pairs of runs that differ in c alone."""
-    if context.scale == "full":
-        names = [(data, method) for data in ("CIFAR-10", "CIFAR-100") for method in SEVEN]
-    else:
-        names = [("MLP, 40 devices", "perfedmask")]
+    places = ("CIFAR-10", "CIFAR-100") if context.scale == "full" else ("MLP, 40 devices",)
+    names = [(place, method) for place in places for method in SEVEN]
     return [(Cell(*name, 1.0), Cell(*name, 0.1)) for name in names]
+
+
+def _plan_participation(context: Context) -> list[Job]:
+    return plan([cell for pair in _participation(context) for cell in pair], context)
+
+
+def _conclude_participation(context: Context, results: Sequence[Result]) -> list[Claim]:
+    """Compare every method with itself at the two participations of Table 1."""
+    grouped = by_label(results)
+    claims = []
+    for many, few in _participation(context):
+        left, right = (column(grouped, cell, after) for cell in (many, few))
+        one, tenth = _published(many), _published(few)
+        numbers = f"{one.published[many.method]:g} against {tenth.published[few.method]:g}"
+        claims.append(
+            compare(
+                f"{many.federation}: {TITLES[many.method]} is better at c = 1 than at c = 0.1 "
+                "after fine-tuning",
+                f"observation (2): {numbers} on {one.source}",
+                left,
+                right,
+                untrained=untrained(
+                    FEDERATIONS[many.federation].chance, {"c = 1": left, "c = 0.1": right}
+                ),
+            )
+        )
+    return claims
 
 
 def _conclude_1(context: Context, results: Sequence[Result]) -> list[Claim]:
     grouped = by_label(results)
-    claims = [against(grouped, row, other) for row in rows_1(context) for other in row.methods[1:]]
-    for many, few in _participation(context):
-        statement = (
-            f"{many.federation}: {TITLES[many.method]} is better at c = 1 than at c = 0.1 after "
-            "fine-tuning"
-        )
-        one, tenth = _published(many), _published(few)
-        paper = f"{one.published[many.method]:g} against {tenth.published[few.method]:g}"
-        claims.append(
-            compare(statement, paper, column(grouped, many, after), column(grouped, few, after))
-        )
+    rows = rows_1(context)
+    claims = [against(grouped, row, other) for row in rows for other in row.methods[1:]]
+    claims += [_inconsistency(grouped, row) for row in rows]
+    claims += [_sent(grouped, row) for row in rows if row.participation == 1.0]
     for data in ("CIFAR-10", "CIFAR-100"):
         claims += _parameters(grouped, data)
     return claims
+
+
+def _inconsistency(grouped: Grouped, row: Row) -> Claim:
+    """Compare FedNova, which corrects unequal numbers of local steps, with FedAvg."""
+    left, right = (column(grouped, row.cell(name), after) for name in ("fednova", "fedavg"))
+    found = compare(
+        f"{row.name}: FedNova, which corrects unequal numbers of local steps, leads FedAvg",
+        f"observation (4): inconsistent objectives may degrade FedAvg; "
+        f"{row.numbers('fednova', 'fedavg')}",
+        left,
+        right,
+        untrained=untrained(FEDERATIONS[row.federation].chance, {"FedNova": left, "FedAvg": right}),
+    )
+    return replace(found, counted=OURS)
+
+
+def _sent(grouped: Grouped, row: Row) -> Claim:
+    """Compare what devices send with what they train, for every method."""
+    statement = f"{row.name}: devices send as many parameters as they train (seven methods)"
+    paper = "6.1: the trainable parameters are those transmitted"
+    pairs = [(column(grouped, cell, sent), column(grouped, cell, trained)) for cell in row.cells]
+    known = [(a, b) for up, own in pairs if up and own for a, b in zip(up, own, strict=True)]
+    if not all(up and own for up, own in pairs):
+        return Claim(statement, paper, "", "not run")
+    worst = max(abs(a / b - 1) for a, b in known)
+    return Claim(statement, paper, f"they differ by at most {worst:.3%}", verdict(worst < 1e-3))
 
 
 def _published(cell: Cell) -> Row:
@@ -228,49 +283,76 @@ def _parameters(grouped: Grouped, data: str) -> list[Claim]:
 
 # ---------------------------------------------------------------------- Table 3
 _STEPS = (0, 2, 4, 6, 8, 10)
-_TABLE_3 = {
-    "perfedmask": (70.14, 88.78, 88.69, 88.35, 88.25, 88.30),
-    "fedbabu": (69.27, 88.63, 88.38, 88.43, 88.12, 87.92),
+_PAPER_3 = {
+    Cell("CIFAR-10", "perfedmask"): (70.14, 88.78, 88.69, 88.35, 88.25, 88.30),
+    Cell("CIFAR-10", "fedbabu"): (69.27, 88.63, 88.38, 88.43, 88.12, 87.92),
+    Cell("CIFAR-100", "perfedmask"): (32.04, 72.62, 72.84, 72.48, 72.11, 72.40),
+    Cell("CIFAR-100", "fedbabu"): (29.70, 69.03, 69.15, 68.86, 68.83, 68.81),
 }
-"""CIFAR-10."""
+_STAND_INS_3 = {
+    replace(cell, federation="MLP"): row
+    for cell, row in _PAPER_3.items()
+    if cell.federation == "CIFAR-10"
+}
 
 
-def _cells_3(context: Context) -> list[Cell]:
-    name = "CIFAR-10" if context.scale == "full" else "MLP"
-    return [Cell(name, method) for method in _TABLE_3]
+def _cells_3(context: Context) -> Mapping[Cell, tuple[float, ...]]:
+    return _PAPER_3 if context.scale == "full" else _STAND_INS_3
 
 
 def _plan_3(context: Context) -> list[Job]:
-    return plan(_cells_3(context), context)
+    return plan(list(_cells_3(context)), context)
 
 
 def _conclude_3(context: Context, results: Sequence[Result]) -> list[Claim]:
-    """Two epochs of fine-tuning are worth nearly as much as ten."""
-    grouped = by_label(results)
+    """Say whether few epochs of fine-tuning are worth nearly as much as ten."""
+    grouped, published = by_label(results), _cells_3(context)
+    columns = {
+        cell: [column(grouped, cell, partial(after, epochs=epochs)) for epochs in _STEPS]
+        for cell in published
+    }
     claims = []
-    for cell in _cells_3(context):
-        none, two, ten = (
-            column(grouped, cell, partial(after, epochs=epochs)) for epochs in (0, 2, 10)
-        )
-        start, few, *_, many = _TABLE_3[cell.method]
+    for cell, row in published.items():
+        none, two, *_, ten = columns[cell]
         who = f"{cell.federation}, {TITLES[cell.method]}"
         gained = None if not none or not two else [b - a for a, b in zip(none, two, strict=True)]
         later = None if not two or not ten else [abs(b - a) for a, b in zip(two, ten, strict=True)]
-        claims += [
+        claims.append(
             compare(
                 f"{who}: 2 epochs of fine-tuning change more than the next 8",
-                f"{few - start:.2f} against {abs(many - few):.2f}",
+                f"{row[1] - row[0]:.2f} against {abs(row[-1] - row[1]):.2f}",
                 gained,
                 later,
-            ),
+            )
+        )
+        claims += [
             compare(
-                f"{who}: 2 epochs are at most 1 point below 10",
-                f"{few:g} against {many:g}",
-                two,
+                f"{who}: {epochs} epochs are at most 1 point below 10",
+                f"{printed:g} against {row[-1]:g}",
+                found,
                 ten,
                 least=-1.0,
-            ),
+            )
+            for epochs, printed, found in list(zip(_STEPS, row, columns[cell], strict=True))[1:-1]
         ]
+    for cell in published:
+        if cell.method == "perfedmask":
+            other = replace(cell, method="fedbabu")
+            claims += [
+                replace(
+                    compare(
+                        f"{cell.federation}: after {epochs} epochs PerFedMask is at most "
+                        f"{COMPARABLE:g} points below FedBABU",
+                        f"{published[cell][at]:g} against {published[other][at]:g}",
+                        columns[cell][at],
+                        columns[other][at],
+                        least=-COMPARABLE,
+                    ),
+                    counted="perfedmask-table1",
+                )
+                for at, epochs in enumerate(_STEPS)
+                if epochs
+            ]
     return claims
 
 
@@ -283,6 +365,8 @@ _TABLE_4 = {
     1.0: (34.73, 73.76, 3.207, 863.0),
 }
 """By nu: accuracy before and after fine-tuning; parameters and backward FLOPs in millions."""
+_WORK = ("trainable", "backward")
+_SLOPE = "the line with the slope"
 
 
 def _cells_4(context: Context) -> list[Cell]:
@@ -308,6 +392,9 @@ def _conclude_4(context: Context, results: Sequence[Result]) -> list[Claim]:
             list(_TABLE_4),
             early,
         ),
+        _every_step(
+            "before fine-tuning the accuracy rises from each nu to the next", listed, early
+        ),
         compare(
             "before fine-tuning nu = 1 is above nu = 0.2",
             f"{published[0][-1]:g} against {published[0][0]:g}",
@@ -321,6 +408,7 @@ def _conclude_4(context: Context, results: Sequence[Result]) -> list[Claim]:
             late[-1],
             least=-COMPARABLE,
         ),
+        _more_work(grouped),
     ]
     full = cost(grouped, "CIFAR-100", "perfedmask", "strong_backward")
     for nu, (_, _, millions, flops) in _TABLE_4.items():
@@ -344,6 +432,31 @@ def _conclude_4(context: Context, results: Sequence[Result]) -> list[Claim]:
     return claims
 
 
+def _every_step(statement: str, paper: str, rows: Sequence[Sequence[float] | None]) -> Claim:
+    """Say whether the values of each seed rise at every step; the slope is what counts."""
+    present = [row for row in rows if row]
+    if len(present) < len(rows):
+        return Claim(statement, paper, "", "not run", counted=_SLOPE)
+    risen = [all(a < b for a, b in pairwise(seed)) for seed in zip(*present, strict=True)]
+    ours = ", ".join(spread(row) for row in present)
+    note = f"on {sum(risen)} of {len(risen)} seeds"
+    return Claim(statement, paper, ours, agreed(risen), note, counted=_SLOPE)
+
+
+def _more_work(grouped: Grouped) -> Claim:
+    """Say whether strong devices train more, with more operations, than weak ones."""
+    statement = "MobileNet: trainable parameters and backward operations rise with nu"
+    paper = "an increase in both: 0.941 to 3.207 M, 0.617 to 0.863 G"
+    ends = [(_mixed(grouped, 0.2, key), _mixed(grouped, 1.0, key)) for key in _WORK]
+    known = [(low, high) for low, high in ends if low is not None and high is not None]
+    if len(known) < len(ends):
+        return Claim(statement, paper, "", "not run")
+    (few, many), (less, more) = known
+    ours = f"{few / 1e6:.3f} to {many / 1e6:.3f} M, {less / 1e9:.2f} to {more / 1e9:.2f} G"
+    note = "both are linear in nu: means over strong and weak devices"
+    return Claim(statement, paper, ours, verdict(few < many and less < more), note)
+
+
 def _mixed(grouped: Grouped, nu: float, key: str) -> float | None:
     """Return the mean over strong and weak devices."""
     strong, weak = (
@@ -353,6 +466,9 @@ def _mixed(grouped: Grouped, nu: float, key: str) -> float | None:
 
 
 # ---------------------------------------------------------------------- Table 7
+_AHEAD = ("fedbabu", "fedprox", "fednova", "fedavg")
+
+
 def _plan_7(context: Context) -> list[Job]:
     cells = [cell for row in rows_7(context) for cell in row.cells]
     return [*(cost_job("DomainNet", name) for name in SEVEN), *plan(cells, context)]
@@ -360,12 +476,26 @@ def _plan_7(context: Context) -> list[Job]:
 
 def _conclude_7(context: Context, results: Sequence[Result]) -> list[Claim]:
     grouped = by_label(results)
-    claims = [
-        against(grouped, row, other)
-        for row in rows_7(context)
-        for other in ("heterofl", "splitmix")
-    ]
+    claims = []
+    for row in rows_7(context):
+        claims += [against(grouped, row, other) for other in ("heterofl", "splitmix")]
+        claims += [_behind(grouped, row, other) for other in _AHEAD]
     return [*claims, *_parameters(grouped, "DomainNet")]
+
+
+def _behind(grouped: Grouped, row: Row, other: str) -> Claim:
+    """Compare PerFedMask with a method that the table has ahead of it."""
+    pair = row.cell(other), row.cell("perfedmask")
+    left, right = (column(grouped, cell, after) for cell in pair)
+    chance = FEDERATIONS[row.federation].chance
+    found = compare(
+        f"{row.name}: {TITLES[other]} is above PerFedMask after fine-tuning",
+        f"{row.numbers(other, 'perfedmask')}; not said in the text",
+        left,
+        right,
+        untrained=untrained(chance, {TITLES[other]: left, "PerFedMask": right}),
+    )
+    return replace(found, note=found.note + spent(grouped, *pair))
 
 
 # ---------------------------------------------------------------------- Table 9
@@ -410,20 +540,21 @@ def _conclude_9(context: Context, results: Sequence[Result]) -> list[Claim]:
     return claims
 
 
-_MORE = (
-    "more participation is tested for PerFedMask alone, with the same 40 devices and 80 rounds at "
-    "both c"
-)
+_SAME = "the same 40 devices and 80 rounds at both c"
 RECIPES = (
     Recipe(
         "perfedmask-table1", "Seven methods on CIFAR-10 and CIFAR-100, unequal devices", PAPER,
         _plan_1, _conclude_1,
-        deviations.of("MLP", more=(deviations.NO_CIFAR_100, deviations.FEDPROX, _MORE)),
-        _follow_1,
+        deviations.of("MLP", more=(deviations.NO_CIFAR_100, deviations.FEDPROX)), _follow_1,
     ),
     Recipe(
         "perfedmask-table1-cnn", "Four methods with a convolutional network", PAPER, _plan_cnn,
         _conclude_cnn, deviations.of("CNN", more=(deviations.LOSS,)),
+    ),
+    Recipe(
+        "perfedmask-table1-participation", "Every method with a tenth and with all devices", PAPER,
+        _plan_participation, _conclude_participation,
+        deviations.of("MLP", more=(deviations.NO_CIFAR_100, deviations.FEDPROX, _SAME)),
     ),
     Recipe(
         "perfedmask-table3", "Fine-tuning steps", PAPER, _plan_3, _conclude_3,
