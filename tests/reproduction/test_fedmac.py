@@ -58,7 +58,7 @@ def test_recipe_plans_distinct_jobs_for_every_seed(recipe: Recipe) -> None:
         jobs = recipe.plan(Context(scale=scale, seeds=2))
         marks = [(job.label, job.seed) for job in jobs]
         assert len(set(marks)) == len(marks)
-        tuned = recipe.name == "fedmac-table1-tuned"  # one seed chooses, the others follow
+        tuned = recipe.name.startswith("fedmac-table1-tuned")  # one seed chooses, the others follow
         assert {seed for _, seed in marks} == ({0} if tuned else {0, 1})
 
 
@@ -122,6 +122,20 @@ def test_further_seeds_run_only_the_settings_that_the_first_one_chose() -> None:
     labels = {job.label for job in further}
     assert "MNIST fedmac" in labels
     assert [label for label in labels if "own" in label] == ["MNIST heurfedamp-once own=0.9"]
+
+
+def test_tuned_rows_try_the_same_settings_on_their_own_data() -> None:
+    names = [f"fedmac-table1-tuned{row}" for row in ("", "-fmnist", "-cifar", "-synthetic")]
+    settings = [[job.label.partition(" ")[2] for job in plan(name, seeds=3)] for name in names]
+    assert all(each == settings[0] for each in settings)
+    fingerprints = [job.fingerprint for name in names for job in plan(name, seeds=3)]
+    assert len(set(fingerprints)) == len(fingerprints)
+    results = [Result("Synthetic fedmac", seed, fake(personal=89.0)) for seed in range(2)] + [
+        Result("Synthetic pfedme", seed, fake(personal=87.0)) for seed in range(2)
+    ]
+    claims = BY_NAME["fedmac-table1-tuned-synthetic"].conclude(Context(), results)
+    found = claim(claims, "personal", "pFedMe")
+    assert (found.verdict, found.paper) == ("held", "89.06 against 87.50")
 
 
 def test_every_tuned_setting_builds_its_method() -> None:
