@@ -105,7 +105,7 @@ def test_baselines_are_compared_by_rounds_and_by_time() -> None:
             return {"errors": [0.5] * 40, "seconds": 4.0, "diverged": False}
 
         results = [Result(job.label, 0, values(job.label)) for job in recipe.plan(context)]
-        return [claim.verdict for claim in recipe.conclude(context, results)][:6]
+        return [claim.verdict for claim in recipe.conclude(context, results)[:6]]
 
     assert verdicts(1e-15, 10.0) == ["held", "held"] * 3
     assert verdicts(1e-15, 100.0) == ["held", "did not hold"] * 3
