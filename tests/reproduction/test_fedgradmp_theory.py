@@ -266,3 +266,36 @@ def test_theorem_13_never_gives_a_rate() -> None:
     )
     assert least > 2 * np.sqrt(6)
     assert 4 * (4 * least) > 78
+
+
+def test_remark_4_more_local_iterations_may_help_and_then_hurt() -> None:
+    """One client in a hundred beyond 1: kappa falls with K at first, and then exceeds 1."""
+    weights, mu = np.array([0.99, 0.01]), np.array([0.1, 1.5])
+    kappa = {k: 4 * float(weights @ mu**k) for k in (1, 2, 10)}
+    assert kappa[2] < kappa[1] < 1 < kappa[10]
+
+
+def test_remark_2_heterogeneity_may_vanish_at_the_solution_and_be_unbounded_elsewhere() -> None:
+    """f_i = h_i x^2 / 2 share the minimizer 0; with unequal h_i no constant zeta bounds (5)."""
+    h = np.array([1.0, 3.0])
+
+    def spread(x: float) -> float:
+        return float(np.var(h * x))
+
+    assert float(np.mean((h * 0.0) ** 2)) == 0.0  # zeta_* of Assumption 3
+    assert spread(1e3) == pytest.approx(1e6 * spread(1.0))
+    assert float(np.var(np.full(2, 2.0) * 1e3)) == 0.0  # equal Hessians
+
+
+def test_messages_of_fedgradmp_have_tau_coefficients_both_ways() -> None:
+    draw, tau = np.random.default_rng(3), 3
+    truth = np.where(np.arange(200) < tau, 1.0, 0.0)
+    rows = [(z, z @ truth) for z in draw.normal(size=(4, 60, 200))]
+    method = FedGradMP(tau=tau, local_steps=2, batch_size=None)
+    done = simulate(method, GLM(200, "squared-half"), rows, 3, test=0.0, evaluate_every=0)
+    for way in ("up", "down"):
+        sent, dense = (
+            sum(record[f"{kind}_{way}"] for record in done.metrics) for kind in ("bytes", "dense")
+        )
+        assert sent < dense / 10
+    assert int((done.server["coef"] != 0).sum()) <= tau

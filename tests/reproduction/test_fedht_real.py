@@ -14,9 +14,9 @@ import torch
 
 from parsifl.data.clients import ClientData
 from parsifl_reproduction.fedht import partition as fedht_partition
-from parsifl_reproduction.fedht.real import REALS, Real
+from parsifl_reproduction.fedht.real import REALS, Real, shuffled
 from parsifl_reproduction.fedht.setup import Setting, objectives, steepest
-from parsifl_reproduction.recipe import Context, Job, Result, find
+from parsifl_reproduction.recipe import Claim, Context, Job, Result, find
 
 DATA = os.environ.get("PARSIFL_DATA", "")
 TINY = Real("tiny", "text-like-e2006", 20, "squared", 200, "stand-in: tiny")
@@ -74,14 +74,18 @@ def test_verdicts_follow_the_curves() -> None:
             for job in recipe.plan(context)
         ]
 
-    good = recipe.conclude(context, results([1.0, 0.6, 0.5]))
+    def concluded(iterated: list[float]) -> list[Claim]:
+        claims = recipe.conclude(context, results(iterated))
+        return [claim for claim in claims if "rises" not in claim.statement]
+
+    good = concluded([1.0, 0.6, 0.5])
     iterations = [claim for claim in good if "more local iterations" in claim.statement]
     assert [claim.ours for claim in iterations] == [
         "12 against 6 (by seed)",
         "6 against 6 (by seed)",
     ]
     assert [claim.verdict for claim in good if claim not in iterations] == ["held"] * 4
-    bad = recipe.conclude(context, results([3.0, 3.0, 3.0]))
+    bad = concluded([3.0, 3.0, 3.0])
     verdicts = ["held", "did not hold", "held", "did not hold", "held"]  # one line of iterations
     assert [claim.verdict for claim in bad] == verdicts
     assert any("stand-in" in each for each in recipe.deviations(context))
@@ -115,6 +119,69 @@ def test_further_seeds_run_the_settings_that_claims_compare(name: str) -> None:
     assert not beyond & {"100", "0.0003"}
 
 
+def test_randomness_is_how_often_the_objective_rises_near_the_end() -> None:
+    recipe, context = find("fedht-figure5-e2006"), Context(seeds=1)
+    curves = {"Distributed-IHT": [4.0, 3.0, 2.0, 1.0], "FedIter-HT": [1.0, 2.0, 0.9, 0.8]}
+    results = [
+        Result(
+            job.label,
+            0,
+            {
+                "objective": curves.get(job.label.split()[0], [2.0, 1.0, 0.9, 1.1]),
+                "bytes_up_per_round": 1,
+            },
+        )
+        for job in recipe.plan(context)
+    ]
+    claims = recipe.conclude(context, results)
+    found = {c.statement.split()[4]: c.verdict for c in claims if "rises" in c.statement}
+    assert found == {"Fed-HT": "held", "FedIter-HT": "did not hold"}  # its rise is an early one
+
+
+@pytest.mark.parametrize(
+    ("end", "verdict"), [(0.4, "did not hold"), (0.6, "undecided")], ids=["lower", "higher"]
+)
+def test_mnist_is_compared_with_shuffled_rows(end: float, verdict: str) -> None:
+    """A step that is tuned for one side only cannot show that this side is better."""
+    recipe, context = find("fedht-figure5-mnist"), Context(seeds=2)
+
+    def finished(jobs: Sequence[Job], last: float) -> list[Result]:
+        ends = {"Distributed-IHT": 1.0, "FedIter-HT": 0.498}
+        return [
+            Result(
+                job.label,
+                job.seed,
+                {
+                    "objective": [2.0, ends.get(job.label.split()[0], last)
+                                  + ("lr=1" not in job.label)],
+                    "bytes_up_per_round": 1,
+                },
+            )
+            for job in jobs
+        ]  # fmt: skip
+
+    planned = finished(recipe.plan(context), 0.5)
+    further = [j for j in recipe.follow(context, planned) if j.label.startswith("shuffled rows: ")]
+    assert {job.label.removeprefix("shuffled rows: ").split()[0] for job in further} == {
+        "Fed-HT",
+        "FedIter-HT",
+    }
+    claims = recipe.conclude(context, [*planned, *finished(further, end)])
+    assert {c.verdict for c in claims if "on shuffled rows" in c.statement} == {verdict}
+    ends = [claim for claim in claims if "last objectives of the three" in claim.statement]
+    assert [claim.verdict for claim in ends] == ["did not hold"]  # 0.5 and 0.498
+
+
+def test_shuffled_clients_keep_their_sizes_and_rows() -> None:
+    data = REALS[2].data(Context("smoke"), 0)
+    dealt = shuffled(data, 0)
+    parts = [[np.asarray(part) for part in each.train] for each in (data, dealt)]
+    assert [len(part) for part in parts[0]] == [len(part) for part in parts[1]]
+    before, after = (np.concatenate(each) for each in parts)
+    assert sorted(before) == sorted(after)
+    assert before.tolist() != after.tolist()
+
+
 @pytest.mark.skipif(not DATA, reason="PARSIFL_DATA names no folder with MNIST")
 def test_mnist_has_a_support_for_each_class() -> None:
     real = replace(REALS[0], rows=2_000)
@@ -141,3 +208,6 @@ def test_table_and_figures_can_fail() -> None:
         mixed = Result("t-SNE", 0, {"agreement": 0.1, "chance": 0.1})
         assert conclude(context, [clear])[0].verdict == "held"
         assert conclude(context, [mixed])[0].verdict == "did not hold"
+    equal = [Result(name, 0, {**value, "std": value["mean"]}) for name, value in values.items()]
+    balance = [c.verdict for c in table.conclude(context, equal) if "less equal" in c.statement]
+    assert balance == ["did not hold"] * 2

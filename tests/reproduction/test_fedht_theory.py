@@ -230,6 +230,75 @@ def test_the_error_grows_with_heterogeneity() -> None:
     assert errors == sorted(errors)
 
 
+def truncated(matrix: np.ndarray, rank: int) -> np.ndarray:
+    """Return the nearest matrix of a rank."""
+    u, s, v = np.linalg.svd(matrix, full_matrices=False)
+    found: np.ndarray = (u[:, :rank] * s[:rank]) @ v[:rank]
+    return found
+
+
+def test_lemma_2_1_holds_for_a_rank_constraint_too() -> None:
+    """Section III: the result is applicable to a constraint on the rank of a matrix."""
+    draw, size = np.random.default_rng(0), 8
+    for true in (1, 2):
+        for rank in range(true + 1, size):
+            alpha = 2 * np.sqrt(true) / np.sqrt(rank - true)
+            for scale in (0.05, 0.3, 1.0):
+                best = draw.normal(size=(size, true)) @ draw.normal(size=(true, size))
+                x = best + scale * draw.normal(size=(size, size))
+                orthogonal = np.diag(np.r_[np.zeros(true), np.ones(size - true)])
+                for start, target in ((x, best), (orthogonal, np.eye(size) - orthogonal)):
+                    left = np.sum((truncated(start, rank) - target) ** 2)
+                    assert left <= (1 + alpha) * np.sum((start - target) ** 2)
+
+
+@pytest.mark.parametrize("iterated", [False, True], ids=["Fed-HT", "FedIter-HT"])
+def test_a_rank_constraint_converges_linearly_under_interpolation(iterated: bool) -> None:
+    """Both algorithms with the truncated singular value decomposition for H_tau."""
+    draw, size, count, steps = np.random.default_rng(1), 8, 200, 5
+    best = np.outer(draw.normal(size=size), draw.normal(size=size))
+    designs = draw.normal(size=(5, count, size * size))
+    lr = 1 / (6 * max(float(np.linalg.norm(z, 2) ** 2) / count for z in designs))
+    w, errors = np.zeros((size, size)), []
+    for _ in range(30):
+        moved = []
+        for z in designs:
+            x = w
+            for _ in range(steps):
+                x = x - lr * (z.T @ (z @ (x - best).ravel()) / count).reshape(size, size)
+                x = truncated(x, 2) if iterated else x
+            moved.append(x)
+        w = truncated(np.mean(moved, axis=0), 2)
+        errors.append(float(np.linalg.norm(w - best)))
+    first, second, third = errors[9::10]
+    assert third < 0.1 * second
+    assert second / first == pytest.approx(third / second, rel=0.2)
+
+
+def test_fediterht_has_the_smaller_statistical_bias() -> None:
+    """Conclusion, and Section IV: g_3 can be much smaller than g_1. With noisy measurements."""
+    errors = {
+        kind: float(
+            np.mean(
+                [
+                    np.sum((limit(kind, rows, 5, 8, lr, 60) - truth) ** 2)
+                    for rows, truth, lr in (interpolated(120, 0.5, seed) for seed in range(3))
+                ]
+            )
+        )
+        for kind in (FedHT, FedIterHT)
+    }
+    assert errors[FedIterHT] < 0.9 * errors[FedHT]
+
+
+def test_stochastic_gradients_are_dense_at_a_sparse_model() -> None:
+    """Section I: so plain SGD would send every coordinate."""
+    rows, truth, _ = interpolated(noise=0.1)
+    z, y = rows[0]
+    assert np.all(z[:5].T @ (z[:5] @ truth - y[:5]) != 0)
+    assert np.count_nonzero(truth) == 4
+
+
 def test_simulation_i_as_printed_favours_distributed_iht() -> None:
     """Local Hessians are nearly of rank one, with means of length |v_i|^2 ~ 1000.
 

@@ -38,6 +38,7 @@ def fake(**values: Any) -> dict[str, Any]:
     base: dict[str, Any] = {
         "rounds": 250, "global": 90.0, "personal": 98.0, "parameters": 79510,
         "global_curve": [[250, 90.0]], "personal_curve": [[250, 98.0]],
+        "global_loss_curve": [[250, 0.3]], "personal_loss_curve": [[250, 0.1]],
         "density_by_round": [0.5] * 250, "bytes_by_round": [531] * 250,
         "dense_by_round": [1000] * 250,
     }  # fmt: skip
@@ -58,7 +59,7 @@ def test_recipe_plans_distinct_jobs_for_every_seed(recipe: Recipe) -> None:
         jobs = recipe.plan(Context(scale=scale, seeds=2))
         marks = [(job.label, job.seed) for job in jobs]
         assert len(set(marks)) == len(marks)
-        tuned = recipe.name == "fedmac-table1-tuned"  # one seed chooses, the others follow
+        tuned = recipe.name.startswith("fedmac-table1-tuned")  # one seed chooses, the others follow
         assert {seed for _, seed in marks} == ({0} if tuned else {0, 1})
 
 
@@ -122,6 +123,20 @@ def test_further_seeds_run_only_the_settings_that_the_first_one_chose() -> None:
     labels = {job.label for job in further}
     assert "MNIST fedmac" in labels
     assert [label for label in labels if "own" in label] == ["MNIST heurfedamp-once own=0.9"]
+
+
+def test_tuned_rows_try_the_same_settings_on_their_own_data() -> None:
+    names = [f"fedmac-table1-tuned{row}" for row in ("", "-fmnist", "-cifar", "-synthetic")]
+    settings = [[job.label.partition(" ")[2] for job in plan(name, seeds=3)] for name in names]
+    assert all(each == settings[0] for each in settings)
+    fingerprints = [job.fingerprint for name in names for job in plan(name, seeds=3)]
+    assert len(set(fingerprints)) == len(fingerprints)
+    results = [Result("Synthetic fedmac", seed, fake(personal=89.0)) for seed in range(2)] + [
+        Result("Synthetic pfedme", seed, fake(personal=87.0)) for seed in range(2)
+    ]
+    claims = BY_NAME["fedmac-table1-tuned-synthetic"].conclude(Context(), results)
+    found = claim(claims, "personal", "pFedMe")
+    assert (found.verdict, found.paper) == ("held", "89.06 against 87.50")
 
 
 def test_every_tuned_setting_builds_its_method() -> None:
@@ -194,6 +209,48 @@ def test_one_seed_tunes_and_the_others_compare() -> None:
     assert "fedmac local_steps=80" in found.note
 
 
+@pytest.mark.parametrize(("losses", "verdict"), [(1, "held"), (3, "did not hold")])
+def test_most_settings_are_most_pairs_of_the_first_seed(losses: int, verdict: str) -> None:
+    ours = [f"MNIST fedmac local_steps={steps}" for steps in (10, 20, 40, 80)]
+    scores = {label: 96.0 if at < losses else 99.0 for at, label in enumerate(ours)}
+    scores |= {f"MNIST {method}": 98.0 for method in ("pfedme", "perfedavg", fedmac_setup.ONCE)}
+    results = [
+        *(Result(label, 0, fake(personal=score)) for label, score in scores.items()),
+        *(Result(label, 1, fake(personal=0.0)) for label in ours),  # compares, and chooses nothing
+    ]
+    claims = BY_NAME["fedmac-table1-tuned"].conclude(Context(), results)
+    found = claim(claims, "personal model", "most pairs")
+    assert found.verdict == verdict
+    assert f"{100 * (4 - losses) / 4:.0f} against pFedMe" in found.ours
+
+
+def test_the_personal_model_is_compared_with_the_best_global_one() -> None:
+    methods = {"fedmac": 98.0, "fedavg": 97.0, "fedprox": 98.5, "pfedme": 96.0}
+    results = [
+        Result(f"MNIST {method}", seed, fake(**{"personal": 98.2, "global": best}))
+        for seed in range(3)
+        for method, best in methods.items()
+    ]
+    claims = BY_NAME["fedmac-table1-tuned"].conclude(Context(), results)
+    assert claim(claims, "every tuned global model").ours.startswith("98.20 ± 0.00 against 98.50")
+
+
+def test_the_squared_distance_must_need_as_many_rows_as_no_prior() -> None:
+    recipe = BY_NAME["fedmac-theorem3"]
+
+    def verdict(squared: float) -> str:
+        results = [
+            Result(job.label, job.seed, {"half": half, "predicted": half})
+            for job in recipe.plan(Context(seeds=2))
+            for half in [squared if ": l2" in job.label else 33.0]
+        ]
+        claims = recipe.conclude(Context(), results)
+        return claim(claims, "as many samples", row=fedmac_recovery.CASES[0].title).verdict
+
+    assert verdict(31.0) == "held"
+    assert verdict(25.0) == "did not hold"
+
+
 def test_sparse_claims_follow_density_and_bytes() -> None:
     dense_then_sparse = [0.9] * 10 + [0.5] * 240
     ours = fake(density_by_round=dense_then_sparse, personal_curve=[[5, 99.0], [250, 98.0]])
@@ -205,6 +262,11 @@ def test_sparse_claims_follow_density_and_bytes() -> None:
     assert "98.00 against 96.20" in better.ours  # not the 99.00 of a round with 90 % non-zeros
     assert claim(claims, "sparser").ours.startswith("86.00 against 50.00")
     assert claim(claims, "real bytes").verdict == "held"
+    assert claim(claims, "multiplications").ours.startswith("100.00 against 50.00")
+    assert claim(claims, "sparseness costs").verdict == "held"
+    weaker = fake(personal=99.0)  # a point above its last round
+    again = BY_NAME["fedmac-figure4"].conclude(Context(), [Result("fedmac", 0, weaker)])
+    assert claim(again, "sparseness costs").verdict == "did not hold"
     assert claim(claims, "fewer rounds").ours.startswith("250.00 against 11.00")
     costly = fake(bytes_by_round=[600] * 250)
     again = BY_NAME["fedmac-figure4"].conclude(Context(), [Result("fedmac", 0, costly)])
@@ -214,13 +276,26 @@ def test_sparse_claims_follow_density_and_bytes() -> None:
 def test_a_larger_beta_is_compared_at_the_best_and_at_later_rounds() -> None:
     curves = {1.0: [[100, 98.0], [400, 98.5]], 4.0: [[100, 98.2], [400, 97.0]]}
     results = [
-        Result(f"beta={beta:g}", 0, fake(personal=curve[0][1], personal_curve=curve))
+        Result(
+            f"beta={beta:g}",
+            0,
+            fake(
+                personal=curve[0][1],
+                personal_curve=curve,
+                global_loss_curve=[[400, 1 / beta]],
+                personal_loss_curve=[[400, 1 / beta]],
+            ),
+        )
         for beta, curve in curves.items()
     ]
     claims = BY_NAME["fedmac-figure2"].conclude(Context(), results)
     assert claim(claims, "weakens", "best round").verdict == "did not hold"
     assert claim(claims, "weakens", "at round 100").verdict == "did not hold"
     assert claim(claims, "weakens", "at round 400").verdict == "held"
+    assert claim(claims, "beta", "training loss", "global").verdict == "held"
+    assert claim(claims, "beta", "training loss", "personal").verdict == "did not hold"
+    runs: list[Any] = [job.run for job in plan("fedmac-figure2", seeds=1)]
+    assert all(run.args[0].train for run in runs)
 
 
 def test_figure_6_measures_speed_at_the_floor_and_says_so() -> None:

@@ -160,6 +160,76 @@ def test_theorem_1_holds_but_its_bound_exceeds_the_first_error() -> None:
     assert left <= right
 
 
+def rounds_of(cohorts: list[list[int]], steps: int, rate: float) -> np.ndarray:
+    """Return the global model after one round per cohort, from w*."""
+    w = BEST
+    for cohort in cohorts:
+        w = np.mean([drifted(i, w, rate, steps)[0] for i in cohort], axis=0)
+    return w
+
+
+def test_remark_3_sampling_and_drift_each_keep_the_model_away() -> None:
+    """With every client and one exact step per round, w* is a fixed point.
+
+    The second term of the theorem, "caused by client drift", does not vanish for one step.
+    """
+    everyone, draw = [list(range(8))] * 40, np.random.default_rng(1)
+    some = [draw.permutation(8)[:2].tolist() for _ in everyone]
+    away = {
+        (cohorts is some, steps): float(np.sum((rounds_of(cohorts, steps, 0.1) - BEST) ** 2))
+        for cohorts in (everyone, some)
+        for steps in (1, 10)
+    }
+    assert away[False, 1] < 1e-12
+    assert away[False, 10] > 1e-6  # drift
+    assert away[True, 1] > 1e-3  # sampling
+    assert SIGMA / MU_F > 1.0
+
+
+def test_remark_3_inexact_personal_models_leave_a_neighbourhood() -> None:
+    """Personal models that are off by delta: the gap is at most lambda^2 delta^2 / (2 mu_F)."""
+    off = np.random.default_rng(2).normal(size=12)
+    for delta in (0.1, 0.3):
+        shift, w = LAM * delta * off / np.linalg.norm(off), np.zeros(12)
+        for _ in range(300):
+            mean = np.mean([slope(i, w) for i in range(8)], axis=0)
+            w = w - (mean - shift) / (LAM + GAMMA_W / RHO)
+        assert 0 < gap(w) <= LAM**2 * delta**2 / (2 * MU_F)
+
+
+@pytest.mark.parametrize("count", [0, 3, 12])
+def test_remark_3_a_less_sparse_model_needs_a_larger_lambda(count: int) -> None:
+    """Equal Hessians: mean |theta_i - w*|^2 = variance of clients + gamma_w^2 d_s / lambda^2.
+
+    So lambda strengthens the connection only as far as gamma_w weakened it, and d_s suffices for
+    the printed d_s^2.
+    """
+    draw, gamma_w = np.random.default_rng(3), 0.01
+    centre = np.where(np.arange(12) < count, 3.0, 0.0)
+    noise = draw.normal(size=(8, 12))
+    optima = centre + noise - noise.mean(0)
+    for lam in (0.1, 0.5):
+        w = np.maximum(centre - gamma_w / lam, 0.0) / (1 - lam)
+        theta = optima + lam * w
+        rest = lam * (w - theta.mean(0)) + gamma_w * np.sign(w)
+        assert float(np.abs(rest).max()) < 1e-12  # w is the minimizer
+        found = float(((theta - w) ** 2).sum(1).mean())
+        variance = float(((optima - centre) ** 2).sum(1).mean())
+        assert found == pytest.approx(variance + gamma_w**2 * count / lam**2)
+
+
+def test_without_the_penalty_on_w_the_global_model_grows_without_bound() -> None:
+    """Section 3.1: the correlation alone has the slope -lambda theta(w), which never vanishes."""
+    free, kept = np.ones(1), np.ones(1)
+    for _ in range(200):
+        free = free + 0.5 * LAM * (
+            1.0 + LAM * free
+        )  # theta(w) = 1 + lambda w for l = (theta-1)^2/2
+        kept = kept - 0.5 * LAM * (kept - (1.0 + LAM * kept))
+    assert float(free[0]) > 1e6
+    assert float(kept[0]) == pytest.approx(1 / (1 - LAM))
+
+
 def test_step_22_of_theorem_1_is_false() -> None:
     """It bounds the last distance by the mean of the gaps before it.
 

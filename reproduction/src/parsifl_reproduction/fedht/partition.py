@@ -13,6 +13,7 @@ import numpy.typing as npt
 from parsifl.core.keys import Key
 from parsifl.data.partitions import kmeans
 from parsifl.data.registry import load
+from parsifl_reproduction.comparison import compare
 from parsifl_reproduction.fedht.real import CLIENTS
 from parsifl_reproduction.fedht.setup import PAPER
 from parsifl_reproduction.recipe import Claim, Context, Job, Recipe, Result, Values, spread
@@ -74,7 +75,21 @@ def _conclude_table(_context: Context, results: Sequence[Result]) -> list[Claim]
                 NOTES[dataset],
             )
         )
-    return claims
+    return [*claims, *(_unbalanced(name, results) for name in TABLE if name != "MNIST")]
+
+
+def _unbalanced(name: str, results: Sequence[Result]) -> Claim:
+    """Compare the relative spread of the rows per client with that of MNIST."""
+    spreads = [
+        [100 * r.values["std"] / r.values["mean"] for r in results if r.label == each]
+        for each in (name, "MNIST")
+    ]
+    return compare(
+        f"{name}: clients have less equal numbers of rows than those of MNIST (standard deviation "
+        "in percent of the mean)",
+        "MNIST is balanced, the other two are unbalanced (Section V-B)",
+        *spreads,
+    )
 
 
 def _embed(figure: str, context: Context, seed: int, folder: Path | None) -> Values:

@@ -10,6 +10,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations, pairwise
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from parsifl.engine.evaluation import Evaluation
 from parsifl.engine.simulate import simulate
 from parsifl.engine.training import RoundEnd, StopTraining
 from parsifl.linear.glm import GLM
-from parsifl_reproduction.comparison import agreed, at_grid_end
+from parsifl_reproduction.comparison import agreed, at_grid_end, compare
 from parsifl_reproduction.recipe import TUNING, Claim, Context, Result, Values, choosing, comparing
 
 PAPER = "Tong et al., Federated Nonconvex Sparse Learning (Fed-HT and FedIter-HT)"
@@ -208,6 +209,16 @@ def rounds_to(values: Curve, target: float) -> int | None:
     return below[0] if below else None
 
 
+def rises(values: Curve) -> float:
+    """Return how often the objective rises between evaluations in the second half of a run.
+
+    >>> rises([9.0, 8.0, 3.0, 4.0, 2.0, 5.0])
+    2.0
+    """
+    late = values[len(values) // 2 - 1 :]
+    return float(sum(after > before for before, after in pairwise(late)))
+
+
 @dataclass(frozen=True)
 class Race:
     """The curves of a grid by setting and seed, and what follows from them.
@@ -361,6 +372,29 @@ class Race:
         others = [self._end(setting) for name, setting in chosen.items() if name != method]
         claim = Claim(statement, paper, found, agreed(wins))
         return at_grid_end(claim, self._end(chosen[method]), ", ".join(filter(None, others)))
+
+    def more_random(self, method: str) -> Claim:
+        """Compare how often the objectives of the tuned methods rise near their end."""
+        return compare(
+            f"{self.name}: the objective of {method} rises more often than that of Distributed-IHT "
+            "in the second half of the rounds, each tuned",
+            "displays more randomness when approaching the solution (Figure 5, a and c)",
+            *([rises(c) for c in self.curves(self.best(name))] for name in (method, BASELINE)),
+        )
+
+    def different_ends(self, least: float = 0.01) -> Claim:
+        """Evaluate whether each two of the tuned methods end at different objectives."""
+        statement = (
+            f"{self.name}: the last objectives of the three, each tuned, differ by {least:.0%} or "
+            "more"
+        )
+        paper = "the three reach the neighborhood of different solutions (Figure 5, c)"
+        ends = [[c[-1] for c in self.curves(self.best(name))] for name in METHODS]
+        seeds = list(zip(*ends, strict=False))
+        closest = [min(abs(a - b) / max(a, b) for a, b in combinations(seed, 2)) for seed in seeds]
+        shown = ", ".join(f"{each:.2%}" for each in closest)
+        found = f"the nearest two differ by {shown} (by seed)" if closest else ""
+        return Claim(statement, paper, found, agreed([each >= least for each in closest]))
 
     def sparse_uploads(self) -> Claim:
         """Compare the uploaded bytes of Fed-HT and FedIter-HT."""

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from parsifl.core.keys import Key
-from parsifl_reproduction.comparison import compare
+from parsifl_reproduction.comparison import agreed, compare
 from parsifl_reproduction.fedmac.setup import PAPER
 from parsifl_reproduction.recipe import (
     OURS,
@@ -229,9 +229,22 @@ def _case_claims(case: Case, grouped: dict[str, list[Values]]) -> list[Claim]:
                 "(rows)", "Theorem 3: v_1 < v_2", half["l2"], ours),
         compare(f"{case.title}: the correlation needs fewer samples than no prior (rows)",
                 "Section 2.2", half["none"], ours),
+        _no_help(case, half["none"], half["l2"]),
         replace(sign, counted=OURS),
         *(_prediction(case, kind, runs) for kind, runs in best.items()),
     ]  # fmt: skip
+
+
+def _no_help(case: Case, none: Sequence[float], squared: Sequence[float]) -> Claim:
+    """Evaluate whether the squared distance and no prior need as many rows, to one grid step."""
+    step = ROWS[1] - ROWS[0]
+    return Claim(
+        f"{case.title}: the squared distance needs as many samples as no prior, to within {step} "
+        "rows",
+        "it cannot help to train a better sparse model with few data (Section 2.2)",
+        f"{spread(squared, 1)} against {spread(none, 1)} rows" if none else "",
+        agreed([abs(a - b) <= step for a, b in zip(squared, none, strict=True)]),
+    )
 
 
 def _prediction(case: Case, kind: Prior, runs: Sequence[Values]) -> Claim:
