@@ -66,7 +66,8 @@ def test_verdicts_follow_the_numbers() -> None:
             Result(job.label, job.seed, {"errors": values(job.label), "diverged": False})
             for job in recipe.plan(context)
         ]
-        return {claim.verdict for claim in recipe.conclude(context, results)}
+        claims = recipe.conclude(context, results)
+        return {claim.verdict for claim in claims if "(I-B)" not in claim.paper}
 
     assert verdicts(1e-15, 1e-3, 1.5) == {"held"}
     assert verdicts(1e-3, 0.5, 0.5) == {"did not hold", "held"}  # the oracle has the same level
@@ -167,6 +168,28 @@ def test_figure_4_compares_the_baselines_with_themselves_in_figure_3() -> None:
     worse, same = verdicts(0.1, 3), verdicts(0.015, 2)
     assert list(worse.values()) == ["held"] * 5
     assert list(same.values()) == ["held"] + ["did not hold"] * 4
+
+
+@pytest.mark.parametrize(
+    ("mild", "strong", "verdicts"),
+    [
+        (1.1e-3, 1.5e-3, ["held", "held"]),
+        (1.1e-3, 0.8e-3, ["did not hold", "did not hold"]),
+        (0.5e-3, 0.8e-3, ["did not hold", "held"]),
+    ],
+)
+def test_drift_is_compared_with_one_iteration_and_with_milder_data(
+    mild: float, strong: float, verdicts: list[str]
+) -> None:
+    ends = {"noisy alpha=0.2": mild, "noisy alpha=2.5": strong}
+    ends |= {f"noisy K=1 alpha={alpha}": 1e-3 for alpha in (0.2, 2.5)}
+    results = [
+        Result(label, seed, {"errors": [end] * 8, "diverged": False})
+        for label, end in ends.items()
+        for seed in range(3)
+    ]
+    claims = find("fedgradmp-figure1").conclude(Context(), results)
+    assert [claim.verdict for claim in claims if "(I-B)" in claim.paper] == verdicts
 
 
 def test_both_sentences_on_more_local_iterations_have_a_claim() -> None:

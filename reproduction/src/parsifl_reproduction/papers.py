@@ -57,7 +57,6 @@ PAPERS = (
                     "fedmac-table1-synthetic",
                     "fedmac-table1-tuned",
                     "fedmac-table1-tuned-fmnist",
-                    "fedmac-table1-tuned-cifar",
                     "fedmac-table1-tuned-synthetic",
                 ),
             ),

@@ -367,10 +367,11 @@ class Race:
             return Claim(statement, paper, "", "not run")
         rows = list(zip(*ends.values(), strict=False))
         place = METHODS.index(method)
-        wins = [row[place] < min(v for at, v in enumerate(row) if at != place) for row in rows]
+        rivals = [min(v for at, v in enumerate(row) if at != place) for row in rows]
         found = "; ".join(f"{s.label} ends at {self.end(s):.5g}" for s in chosen.values())
         others = [self._end(setting) for name, setting in chosen.items() if name != method]
-        claim = Claim(statement, paper, found, agreed(wins))
+        claim = compare(statement, paper, ends[method], rivals, above=False)
+        claim = replace(claim, ours=found)
         return at_grid_end(claim, self._end(chosen[method]), ", ".join(filter(None, others)))
 
     def more_random(self, method: str) -> Claim:
