@@ -26,6 +26,7 @@ from parsifl.engine.batch_sampler import BatchSampler, Infos
 from parsifl.engine.simulate import simulate
 from parsifl.linear.glm import GLM
 from parsifl.nn.neural import NeuralProblem
+from parsifl.solvers.svt import Compact
 
 BASE: dict[str, Any] = {
     "eta_g": 2.0, "lam": 0.03, "mu": 0.1, "lr": 0.2, "lr_decay": 0.9, "weight_decay": 0.01,
@@ -439,13 +440,25 @@ def test_a_refit_fits_the_component_to_the_final_model(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("engine", lowrank.ENGINES)
-def test_the_rank_of_local_models_is_recorded_where_each_step_is_proximal(engine: Engine) -> None:
-    numbers = {}
-    for lam in (0.0, 0.2):
-        method = FedSLR(**{**BASE, "lam": lam}, solver="local", batch_size=4, local_steps=5)
-        done = lowrank.run(method, engine)
-        numbers[lam] = done.metrics[-1]["metrics"]["upload_parameters"]
-    dense = sum(value.size for value in lowrank.start().values())
-    assert numbers[0.2] < numbers[0.0] <= dense
-    plain = lowrank.run(FedSLR(**BASE, batch_size=4, local_steps=5), engine)
-    assert "upload_parameters" not in plain.metrics[-1]["metrics"]
+@pytest.mark.parametrize("lam", [0.0, 0.7])
+def test_lpgd_uploads_the_factors_of_each_local_model(lam: float, engine: Engine) -> None:
+    method = FedSLR(**{**BASE, "lam": lam}, solver="local", batch_size=4, local_steps=5)
+    done = lowrank.run(method, engine, rounds=1)
+    expected = 0
+    start: Compact = {**lowrank.PROBLEM.init(Key(lowrank.SEED))}
+    for client in lowrank.cohorts(rounds=1)[0]:
+        wanted = method.batches(lowrank.INFOS[client], 0)
+        data = BatchSampler(lowrank.DATA, lowrank.PROBLEM).draw(client, wanted, Key(lowrank.SEED))
+        state = method.init_client(lowrank.PROBLEM, lowrank.INFOS[client], start, Key(0))
+        trained = method.client_update(lowrank.PROBLEM, start, state, data).upload
+        for value in lowrank.arrays(trained).values():
+            factors = np.linalg.matrix_rank(value) * sum(value.shape) if value.ndim > 1 else np.inf
+            expected += int(min(factors, value.size))
+    assert done.records[0].parameters_up == expected
+    shorter = done.records[0].entropy_up < done.records[0].dense_up
+    assert shorter == (lam > 0)
+
+
+def test_uploads_with_a_dual_stay_dense() -> None:
+    done = lowrank.run(FedSLR(**{**BASE, "lam": 0.2}, batch_size=4, local_steps=5), rounds=1)
+    assert done.records[0].entropy_up == done.records[0].dense_up

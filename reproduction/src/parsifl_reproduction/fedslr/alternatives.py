@@ -162,7 +162,7 @@ RECIPES = (
         PAPER,
         _plan_solvers,
         _conclude_solvers,
-        partial(deviations, more=(_SHORT, "LPGD's low-rank uploads are sent dense")),
+        partial(deviations, more=(_SHORT,)),
     ),
     Recipe(
         "fedslr-penalties",
