@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -265,7 +266,7 @@ def test_the_limit_is_that_of_centralised_proximal_gradient() -> None:
 # ---------------------------------------------------------------- bad input
 @pytest.mark.parametrize("solver", ["dual", "local", "global"])
 def test_a_penalty_that_kills_every_layer_is_said_once_and_goes_on(solver: Any) -> None:
-    method = FedSLR(lam=1000.0, eta_g=1.0, batch_size=4, local_steps=3, solver=solver)
+    method = FedSLR(lam=1000.0, eta_g=0.5, batch_size=4, local_steps=3, solver=solver)
     with pytest.warns(UserWarning, match="lam=1000 left no singular value in any layer") as said:
         done = lowrank.run(method, rounds=3)
     assert len(said) == 1
@@ -286,11 +287,11 @@ def test_a_model_that_starts_at_zero_and_never_leaves_it_is_said_too() -> None:
 
 def test_the_penalty_that_is_named_as_the_limit_is_the_limit() -> None:
     with pytest.warns(UserWarning, match="no singular value") as said:
-        lowrank.run(FedSLR(lam=100.0, eta_g=1.0, batch_size=4, local_steps=3), rounds=1)
+        lowrank.run(FedSLR(lam=100.0, eta_g=0.5, batch_size=4, local_steps=3), rounds=1)
     limit = float(str(said[0].message).partition("(below ")[2].partition(" ")[0])
     with pytest.warns(UserWarning, match="no singular value"):
-        lowrank.run(FedSLR(lam=1.1 * limit, eta_g=1.0, batch_size=4, local_steps=3), rounds=1)
-    below = FedSLR(lam=0.9 * limit, eta_g=1.0, batch_size=4, local_steps=3)
+        lowrank.run(FedSLR(lam=1.1 * limit, eta_g=0.5, batch_size=4, local_steps=3), rounds=1)
+    below = FedSLR(lam=0.9 * limit, eta_g=0.5, batch_size=4, local_steps=3)
     done = lowrank.run(below, rounds=1)  # no warning
     assert any(weights.any() for weights in lowrank.arrays(done.server.params).values())
 
@@ -415,10 +416,19 @@ def test_eta_g_may_be_a_ratio_of_the_local_steps() -> None:
         FedSLR(eta_g_ratio=0.5, epochs=2.0)
 
 
-def test_a_step_far_from_the_papers_ratio_is_warned_of() -> None:
-    method = FedSLR(eta_g=1e3, lr=0.1, local_steps=10)
-    with pytest.warns(UserWarning, match=r"eta_g = 0\.001 is far .* Try eta_g=2"):
+@pytest.mark.parametrize("eta_g", [1e3, 10.1, 0.4, 1e-3])
+def test_a_step_far_from_the_papers_ratio_is_warned_of(eta_g: float) -> None:
+    method = FedSLR(eta_g=eta_g, lr=0.1, local_steps=10)
+    ratio = re.escape(f"eta_g = {1 / eta_g:.2g}")
+    with pytest.warns(UserWarning, match=f"{ratio} is far .* Try eta_g=2"):
         method.init_server(lowrank.PROBLEM, lowrank.INFOS, Key(0))
+
+
+@pytest.mark.parametrize("eta_g", [10.0, 2.0, 0.41])
+@pytest.mark.filterwarnings("error")
+def test_a_step_near_the_papers_ratio_is_not_warned_of(eta_g: float) -> None:
+    method = FedSLR(eta_g=eta_g, lr=0.1, local_steps=10)
+    method.init_server(lowrank.PROBLEM, lowrank.INFOS, Key(0))
 
 
 @pytest.mark.parametrize("engine", lowrank.ENGINES)
