@@ -81,7 +81,8 @@ UPLOADS = {
     "fedper": "the parameters below the head after training",
     "fedprox": "the parameters after training",
     "fedrep": "the parameters below the head after training",
-    "fedslr": "the change of the parameters; the sparse component stays on the client",
+    "fedslr": 'the change of the parameters (other than `solver="dual"`: the parameters after '
+    "training); the sparse component stays on the client",
     "fedspa": "the change of the parameters inside the client's mask, and the mask",
     "heterofl": "the parameters of the client's submodel after training",
     "heurfedamp": "the personal parameters: **the server sees every personal model**",

@@ -18,6 +18,7 @@ from parsifl.core import registry, tree
 from parsifl.core.algorithm import AnyAlgorithm, ClientInfo, ClientUpload
 from parsifl.core.errors import CapabilityError, ConfigError
 from parsifl.core.keys import Key
+from parsifl.core.leaves import densify
 from parsifl.engine.simulate import simulate
 from parsifl.solvers.server_optimizers import Adam, Sgd
 from parsifl.solvers.upload_transforms import Delta, TopK
@@ -161,6 +162,19 @@ def test_it_keeps_the_promises_of_an_algorithm(algorithm: AnyAlgorithm) -> None:
     example = example_for(algorithm)
     for result in run_checks(composed, example.problem, example.data, checks=checks):
         assert result.status != "failed", f"{result.check}: {result.reason}"
+
+
+@pytest.mark.parametrize("changes", [{"uploads": (TopK(1.0),)}, {"aggregation": CoordinateMedian}])
+def test_changes_read_low_rank_uploads_as_tensors(changes: dict[str, Any]) -> None:
+    algorithm = FedSLR(**SETTINGS, solver="local", lam=4.0)
+    problem, data = classifier(), clients()
+    plain = simulate(algorithm, problem, data, 1)
+    assert plain.records[0].parameters_up < plain.records[0].parameters_down
+    found = simulate(Composed(algorithm, **changes), problem, data, 1)
+    assert not any(record.notes or record.dropped for record in found.records)
+    if "uploads" in changes:
+        for name, value in densify(plain.server.params).items():
+            assert torch.allclose(densify(found.server.params)[name], value, atol=1e-12)
 
 
 def test_what_does_not_fit_is_rejected() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -26,6 +27,7 @@ from parsifl.engine.batch_sampler import BatchSampler, Infos
 from parsifl.engine.simulate import simulate
 from parsifl.linear.glm import GLM
 from parsifl.nn.neural import NeuralProblem
+from parsifl.solvers.svt import Compact
 
 BASE: dict[str, Any] = {
     "eta_g": 2.0, "lam": 0.03, "mu": 0.1, "lr": 0.2, "lr_decay": 0.9, "weight_decay": 0.01,
@@ -264,7 +266,7 @@ def test_the_limit_is_that_of_centralised_proximal_gradient() -> None:
 # ---------------------------------------------------------------- bad input
 @pytest.mark.parametrize("solver", ["dual", "local", "global"])
 def test_a_penalty_that_kills_every_layer_is_said_once_and_goes_on(solver: Any) -> None:
-    method = FedSLR(lam=1000.0, eta_g=1.0, batch_size=4, local_steps=3, solver=solver)
+    method = FedSLR(lam=1000.0, eta_g=0.5, batch_size=4, local_steps=3, solver=solver)
     with pytest.warns(UserWarning, match="lam=1000 left no singular value in any layer") as said:
         done = lowrank.run(method, rounds=3)
     assert len(said) == 1
@@ -285,11 +287,11 @@ def test_a_model_that_starts_at_zero_and_never_leaves_it_is_said_too() -> None:
 
 def test_the_penalty_that_is_named_as_the_limit_is_the_limit() -> None:
     with pytest.warns(UserWarning, match="no singular value") as said:
-        lowrank.run(FedSLR(lam=100.0, eta_g=1.0, batch_size=4, local_steps=3), rounds=1)
+        lowrank.run(FedSLR(lam=100.0, eta_g=0.5, batch_size=4, local_steps=3), rounds=1)
     limit = float(str(said[0].message).partition("(below ")[2].partition(" ")[0])
     with pytest.warns(UserWarning, match="no singular value"):
-        lowrank.run(FedSLR(lam=1.1 * limit, eta_g=1.0, batch_size=4, local_steps=3), rounds=1)
-    below = FedSLR(lam=0.9 * limit, eta_g=1.0, batch_size=4, local_steps=3)
+        lowrank.run(FedSLR(lam=1.1 * limit, eta_g=0.5, batch_size=4, local_steps=3), rounds=1)
+    below = FedSLR(lam=0.9 * limit, eta_g=0.5, batch_size=4, local_steps=3)
     done = lowrank.run(below, rounds=1)  # no warning
     assert any(weights.any() for weights in lowrank.arrays(done.server.params).values())
 
@@ -414,10 +416,19 @@ def test_eta_g_may_be_a_ratio_of_the_local_steps() -> None:
         FedSLR(eta_g_ratio=0.5, epochs=2.0)
 
 
-def test_a_step_far_from_the_papers_ratio_is_warned_of() -> None:
-    method = FedSLR(eta_g=1e3, lr=0.1, local_steps=10)
-    with pytest.warns(UserWarning, match=r"eta_g = 0\.001 is far .* Try eta_g=2"):
+@pytest.mark.parametrize("eta_g", [1e3, 10.1, 0.4, 1e-3])
+def test_a_step_far_from_the_papers_ratio_is_warned_of(eta_g: float) -> None:
+    method = FedSLR(eta_g=eta_g, lr=0.1, local_steps=10)
+    ratio = re.escape(f"eta_g = {1 / eta_g:.2g}")
+    with pytest.warns(UserWarning, match=f"{ratio} is far .* Try eta_g=2"):
         method.init_server(lowrank.PROBLEM, lowrank.INFOS, Key(0))
+
+
+@pytest.mark.parametrize("eta_g", [10.0, 2.0, 0.41])
+@pytest.mark.filterwarnings("error")
+def test_a_step_near_the_papers_ratio_is_not_warned_of(eta_g: float) -> None:
+    method = FedSLR(eta_g=eta_g, lr=0.1, local_steps=10)
+    method.init_server(lowrank.PROBLEM, lowrank.INFOS, Key(0))
 
 
 @pytest.mark.parametrize("engine", lowrank.ENGINES)
@@ -439,13 +450,25 @@ def test_a_refit_fits_the_component_to_the_final_model(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("engine", lowrank.ENGINES)
-def test_the_rank_of_local_models_is_recorded_where_each_step_is_proximal(engine: Engine) -> None:
-    numbers = {}
-    for lam in (0.0, 0.2):
-        method = FedSLR(**{**BASE, "lam": lam}, solver="local", batch_size=4, local_steps=5)
-        done = lowrank.run(method, engine)
-        numbers[lam] = done.metrics[-1]["metrics"]["upload_parameters"]
-    dense = sum(value.size for value in lowrank.start().values())
-    assert numbers[0.2] < numbers[0.0] <= dense
-    plain = lowrank.run(FedSLR(**BASE, batch_size=4, local_steps=5), engine)
-    assert "upload_parameters" not in plain.metrics[-1]["metrics"]
+@pytest.mark.parametrize("lam", [0.0, 0.7])
+def test_lpgd_uploads_the_factors_of_each_local_model(lam: float, engine: Engine) -> None:
+    method = FedSLR(**{**BASE, "lam": lam}, solver="local", batch_size=4, local_steps=5)
+    done = lowrank.run(method, engine, rounds=1)
+    expected = 0
+    start: Compact = {**lowrank.PROBLEM.init(Key(lowrank.SEED))}
+    for client in lowrank.cohorts(rounds=1)[0]:
+        wanted = method.batches(lowrank.INFOS[client], 0)
+        data = BatchSampler(lowrank.DATA, lowrank.PROBLEM).draw(client, wanted, Key(lowrank.SEED))
+        state = method.init_client(lowrank.PROBLEM, lowrank.INFOS[client], start, Key(0))
+        trained = method.client_update(lowrank.PROBLEM, start, state, data).upload
+        for value in lowrank.arrays(trained).values():
+            factors = np.linalg.matrix_rank(value) * sum(value.shape) if value.ndim > 1 else np.inf
+            expected += int(min(factors, value.size))
+    assert done.records[0].parameters_up == expected
+    shorter = done.records[0].entropy_up < done.records[0].dense_up
+    assert shorter == (lam > 0)
+
+
+def test_uploads_with_a_dual_stay_dense() -> None:
+    done = lowrank.run(FedSLR(**{**BASE, "lam": 0.2}, batch_size=4, local_steps=5), rounds=1)
+    assert done.records[0].entropy_up == done.records[0].dense_up

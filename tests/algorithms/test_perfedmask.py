@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -358,7 +359,18 @@ def test_the_numbers_of_the_plan_are_in_the_record() -> None:
     assert not any("plan_bias" in record["metrics"] for record in done.metrics[1:])
 
 
-def test_masks_that_were_handed_over_have_no_plan_in_the_record() -> None:
-    profiles = [{"mask": [1, 1]}] * len(BUDGETS)
-    done = unequal.run(PerFedMask(**SETTINGS), profiles, "loop")
-    assert "plan_bias" not in done.metrics[0]["metrics"]
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+@pytest.mark.parametrize("form", ["plan", "profiles"])
+def test_the_numbers_of_given_masks_are_in_the_record(form: str, weighting: Any) -> None:
+    """J is not: it adds unused budgets, and there are none."""
+    budgets = [FIRST, SECOND, FIRST + SECOND, SECOND, FIRST]
+    weights = [float(size) for size in unequal.sizes()] if weighting == "samples" else None
+    plan = optimal(PROBLEM.layer_groups, budgets, weights=weights)
+    method = PerFedMask(**{**SETTINGS, "weighting": weighting})
+    profiles: list[dict[str, Any]] | None = [{"mask": row.tolist()} for row in plan.masks]
+    if form == "plan":
+        method, profiles = replace(method, plan=plan), None
+    recorded = unequal.run(method, profiles, "loop").metrics[0]["metrics"]
+    for name in ("bias", "V", "floor"):
+        assert recorded[f"plan_{name}"] == pytest.approx(getattr(plan, name))
+    assert not recorded.keys() & {"plan_J", "plan_bound", "plan_proven"}

@@ -38,6 +38,14 @@ def test_run_prints_a_table_and_keeps_the_folder(tmp_path: Path) -> None:
     assert "round 2 of 2" in err
 
 
+def test_scores_on_training_rows_are_recorded_if_asked_for(tmp_path: Path) -> None:
+    for name, words in (("with", ["--train-scores"]), ("without", [])):
+        code, _, err = invoke("run", "fedavg", *QUICK, *words, "--out", str(tmp_path / name))
+        assert code == 0, err
+        line = json.loads((tmp_path / name / "metrics.jsonl").read_text().splitlines()[-1])
+        assert ("train" in line["global"]) == bool(words)
+
+
 def test_json_holds_the_headline_and_nothing_else() -> None:
     code, out, err = invoke("run", "local", *QUICK, "--json")
     assert code == 0

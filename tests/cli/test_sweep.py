@@ -29,12 +29,13 @@ def test_a_sweep_runs_the_grid_and_names_the_best(tmp_path: Path) -> None:
 
 
 def test_a_sweep_takes_the_options_of_a_run(tmp_path: Path) -> None:
-    words = ["--test", "0.5", "--precision", "float16", "--executor", "loop"]
+    words = ["--test", "0.5", "--precision", "float16", "--executor", "loop", "--train-scores"]
     code, _, err = invoke("fedavg", *BASE, *words, "--grid", "lr=0.1", "--out", str(tmp_path))
     assert code == 0, err
     config = (tmp_path / "lr=0.1" / "seed-0" / "config.toml").read_text()
     assert 'precision = "float16"' in config
     assert 'executor = "loop"' in config
+    assert "train = true" in config
     assert "test = 0.5" in config or 'test = "0.5"' in config
 
 
@@ -91,3 +92,11 @@ def test_choosing_by_test_rows_must_be_asked_for_and_is_said(tmp_path: Path) -> 
     assert code == 0, err
     assert "Its score is optimistic" in err
     assert "on test rows" in out
+
+
+def test_an_output_directory_that_is_a_file_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    code, _, err = invoke("fedavg", *BASE, "--grid", "lr=0.1", "--out", str(file))
+    assert code == 2
+    assert f"--out {file} is a file; choose a directory" in err

@@ -419,3 +419,15 @@ def test_features_that_cannot_be_squared_are_refused(form: Any) -> None:
     x, y, _ = _separable()
     with pytest.raises(ValueError, match="cannot be squared; rescale"):
         FederatedSparseRegressor(2).fit(form(x * 1e160), y.astype(float))
+
+
+def test_the_step_size_refers_to_half_of_the_squared_error() -> None:
+    """One gradient step from zero on one site: lr times the mean of x y, without a factor of 2."""
+    draw = np.random.default_rng(0)
+    x, y = draw.normal(size=(50, 3)), draw.normal(size=50)
+    model = FederatedSparseRegressor(
+        3, solver="fedht", rounds=1, local_steps=1, batch_size=None, lr=0.1,
+        standardize=False, fit_intercept=False, refit=False,
+    ).fit(x, y, groups=np.zeros(50))  # fmt: skip
+    np.testing.assert_allclose(model.coef_, 0.1 * x.T @ y / 50, rtol=1e-9)
+    assert "(u - y)^2 / 2" in str(FederatedSparseRegressor.__doc__)

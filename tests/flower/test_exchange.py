@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from parsifl import wire
 from parsifl.core.algorithm import ClientInfo
 from parsifl.core.errors import WireError
 from parsifl.core.keys import Key
+from parsifl.core.leaves import LowRank
 from parsifl.data.clients import ClientData
 from parsifl.engine.experiment import Experiment, problem_for
 from parsifl.flower.exchange import UploadTemplates
@@ -52,3 +54,20 @@ def test_an_upload_is_held_against_its_form() -> None:
         found.read(wire.encode({k: v.float() for k, v in down.items()}), form)
     with pytest.raises(WireError, match="dense it would have"):
         found.read(wire.encode({"coef": torch.ones(1 << 18, dtype=torch.float64)}), form)
+
+
+def test_factors_replace_a_tensor_where_the_upload_may_be_compact() -> None:
+    rows = np.random.default_rng(0).standard_normal((40, 6))
+    data = ClientData.of([(rows, np.arange(40) % 3)])
+    found, form, down = expected(data, "fedslr", solver="local")
+    shape = tuple(down["coef"].shape)
+    factors = LowRank(torch.ones(shape[0], 1).double(), torch.ones(1, shape[1]).double(), shape)
+    assert isinstance(found.read(wire.encode({**down, "coef": factors}), form)["coef"], LowRank)
+    with pytest.raises(WireError, match="coef"):
+        found.read(wire.encode({**down, "coef": replace(factors, shape=shape[::-1])}), form)
+    wrong = LowRank(torch.ones(7, 1).double(), torch.ones(1, shape[1]).double(), (7, shape[1]))
+    with pytest.raises(WireError, match="coef"):
+        found.read(wire.encode({**down, "coef": wrong}), form)
+    found, form, down = expected(data, "fedavg")
+    with pytest.raises(WireError, match="coef"):
+        found.read(wire.encode({**down, "coef": factors}), form)

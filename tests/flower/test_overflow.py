@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,11 @@ from tests.flower.inprocess import Answer, InProcess, fields, simulated
 
 from parsifl import wire
 from parsifl.core import tree
+from parsifl.core.leaves import LowRank, densify
 from parsifl.engine import checkpoint
 from parsifl.engine.experiment import Experiment
 from parsifl.flower.message import Envelope, Kind
+from parsifl.solvers.svt import Compact
 
 
 def experiment(algorithm: str, rounds: int = 3) -> Experiment:
@@ -41,6 +44,30 @@ def test_a_finite_upload_cannot_destroy_the_run(algorithm: str, tmp_path: Path) 
     found = checkpoint.load(tmp_path / "run" / "checkpoint", chosen.build_algorithm().tree_types())
     assert found is not None
     assert tree.is_finite(found.server)
+
+
+def large_factors(
+    kind: Kind, client: int, request: Envelope, answer: Callable[[], Envelope]
+) -> Answer:
+    """Client 1 sends factors of ordinary values with a huge product, in round 2."""
+    reply = answer()
+    if kind == "train" and client == 1 and fields(request)["round"] == 1:
+        whole = wire.decode(reply.parts["upload"], Compact)
+        spoilt: Compact = {}
+        for name, value in densify(whole).items():
+            spoilt[name] = value
+            if value.ndim == 2:
+                left, right = torch.full((len(value), 1), 1e15), torch.full((1, len(value.T)), 1e15)
+                spoilt[name] = LowRank(left, right, tuple(value.shape))
+        return Envelope(reply.text, {"upload": wire.encode(spoilt)})
+    return reply
+
+
+def test_the_product_of_factors_is_checked(tmp_path: Path) -> None:
+    chosen = replace(experiment("fedslr"), settings={"solver": "local", "lam": 1.0})
+    records = InProcess(chosen, tmp_path / "state", large_factors).run(tmp_path / "run")
+    assert [list(record["dropped"]) for record in records] == [[], [1], []]
+    assert "too large" in records[1]["dropped"][1]
 
 
 @pytest.mark.parametrize("algorithm", ["ditto", "scaffold"])

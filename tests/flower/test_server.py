@@ -84,6 +84,21 @@ def test_every_algorithm_gives_the_bits_and_books_of_the_simulation(
         assert ours["notes"] == theirs["notes"] == []
 
 
+@pytest.mark.parametrize("precision", ["exact", "float16", "int8"])
+def test_low_rank_uploads_are_factors_on_both_sides(precision: str, tmp_path: Path) -> None:
+    settings = {"solver": "local", "lam": 10.0, "local_steps": 2}
+    chosen = experiment(
+        "fedslr", model="mlp:hidden=8+8", settings=settings, precision=precision, rounds=2
+    )
+    records = InProcess(chosen, tmp_path / "state").run(tmp_path / "run")
+    expected = simulated(chosen)
+    assert tree.same(server_state(tmp_path / "run", chosen), expected.server)
+    for ours, theirs in zip(records, expected.metrics, strict=True):
+        assert {k: ours[k] for k in SAME} == {k: theirs[k] for k in SAME}
+        assert not ours["dropped"]
+    assert records[-1]["bytes_up"] < 0.2 * records[-1]["dense_up"]
+
+
 @pytest.mark.parametrize("name", ["ditto", "fedslr"])
 @pytest.mark.parametrize("precision", ["bfloat16", "int8"])
 def test_short_values_are_the_same_on_both_sides(precision: str, name: str, tmp_path: Path) -> None:

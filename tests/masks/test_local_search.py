@@ -11,7 +11,7 @@ import pytest
 
 from parsifl.core.errors import ConfigError
 from parsifl.core.keys import Key
-from parsifl.masks import MaskPlan, heuristics, optimal, replan
+from parsifl.masks import MaskPlan, heuristics, local_search, optimal, replan
 from parsifl.masks.feasible_sets import Catalogue
 from parsifl.masks.instance import Instance, Objective, instance_of, value
 from parsifl.masks.local_search import improve
@@ -95,18 +95,51 @@ def test_values_are_those_of_the_definition(objective: Objective) -> None:
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_plans_for_weights_reach_the_optimum_of_small_fleets(objective: Objective) -> None:
+def test_plans_for_weights_are_the_proven_optimum_of_small_fleets(objective: Objective) -> None:
+    for instance in fleets(25):
+        plan = optimal(
+            instance.sizes.tolist(), instance.limits, objective, weights=instance.weights, nodes=50
+        )
+        assert plan.instance.broken(plan.masks) is None
+        assert plan.value == pytest.approx(brute_force(instance, objective), abs=1e-9)
+        assert plan.proven
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_an_exchange_finds_the_optimum_of_most_small_fleets(
+    objective: Objective, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_search, "_MOST_DESIGNS", 0)
     gaps = []
     for instance in fleets(25):
         plan = optimal(
             instance.sizes.tolist(), instance.limits, objective, weights=instance.weights, nodes=50
         )
         best = brute_force(instance, objective)
+        assert plan.method == "exchange"
         assert plan.bound <= best + 1e-9
         assert plan.instance.broken(plan.masks) is None
         gaps.append(plan.value - best)
     assert min(gaps) > -1e-9
     assert np.mean(np.array(gaps) < 1e-9) >= 0.9
+
+
+def test_idle_devices_and_unaffordable_layers_are_left_out_of_the_enumeration() -> None:
+    plan = optimal([3, 5, 9], [2, 3, 8, 8], weights=[4, 1, 2, 3])
+    expected = brute_force(instance_of([3, 5, 9], [2, 3, 8, 8], [4, 1, 2, 3]), "J")
+    assert plan.proven
+    assert plan.value == pytest.approx(expected)
+    assert not plan.masks[0].any()
+    assert not plan.masks[:, 2].any()
+
+
+def test_a_plan_for_weights_that_is_not_proven_says_so() -> None:
+    sizes, budgets = [3, 5, 7, 9, 11, 13], [8, 9, 12, 14, 20, 48]
+    plan = optimal(sizes, budgets, weights=[1, 2, 3, 4, 5, 6], nodes=50)
+    assert plan.method == "exchange"
+    assert not plan.proven
+    assert not plan.to_dict()["proven"]
+    assert plan.gap > 0
 
 
 def test_equal_weights_are_no_weights() -> None:

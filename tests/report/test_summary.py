@@ -32,7 +32,9 @@ def test_the_headline_agrees_with_the_engine(tmp_path: Path) -> None:
         assert judged.worst_decile == Number(expected[model]["worst_decile"])
         assert f"best on test rows ({expected[f'{model}_round']})" in judged.protocol
         assert "all 4 clients" in judged.protocol
-        assert "unweighted" in judged.protocol
+        assert "mean over clients unweighted (in training weighted by training rows)." in (
+            judged.protocol
+        )
     assert row.bytes_up.mean == run.bytes_up
     assert row.bytes_down.mean == run.bytes_down
     assert row.seconds.mean == pytest.approx(expected["seconds"])

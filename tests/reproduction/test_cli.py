@@ -27,6 +27,7 @@ def test_the_recipes_are_listed_for_people_and_machines() -> None:
     assert set(json.loads(out)) == {*recipes(), *(paper.key for paper in PAPERS)}
     text = invoke()[1]
     assert all(name in text for name in recipes())
+    assert all(text.count(paper.title) == 1 for paper in PAPERS)
 
 
 def test_a_recipe_prints_claims_and_keeps_its_results(tmp_path: Path) -> None:
@@ -161,3 +162,11 @@ def test_a_record_with_more_seeds_is_not_replaced(tmp_path: Path) -> None:
         assert code == 2
         assert "claims from 3 seeds, which would be lost" in " ".join(err.split())
     assert json.loads(file.read_text())["seeds"] == [0, 1, 2]
+
+
+def test_an_output_directory_that_is_a_file_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    code, _, err = invoke("perfedmask-table6", "--seeds", "1", "--out", str(file))
+    assert code == 2
+    assert f"--out {file} is a file; choose a directory" in err

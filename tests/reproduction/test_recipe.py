@@ -149,7 +149,8 @@ def test_a_smoke_run_gives_no_verdict(tmp_path: Path) -> None:
 def test_a_damaged_result_is_named(tmp_path: Path) -> None:
     reproduce(TOY, Context(seeds=1), tmp_path)
     file = next(tmp_path.rglob("result.json"))
-    for text in ("{", "[]", '{"values": null, "made": {}}'):
+    empty = '{"values": {}, "made": {}}'
+    for text in ("{", "[]", '{"values": null, "made": {}}', '{"values": {}}', empty):
         file.write_text(text)
         with pytest.raises(CheckpointError, match=r"result\.json is damaged"):
             reproduce(TOY, Context(seeds=1), tmp_path)

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parsifl.core.leaves import LowRank, densify, matricize
-from parsifl.solvers.svt import TRUSTED, svt, svt_layers, svt_stack
+from parsifl.core.leaves import LowRank, dematricize, densify, matricize, matrix_shape
+from parsifl.solvers.svt import TRUSTED, factor_layers, svt, svt_layers, svt_stack
 
 
 def reference(matrix: torch.Tensor, threshold: float) -> np.ndarray:
@@ -192,3 +192,22 @@ def test_a_newcomer_just_above_the_threshold_is_found_as_without_a_guess(
     error = np.linalg.norm((found[0] @ found[1]).double().numpy() - reference(matrix, tau), 2)
     assert error < 10 * (2e-5 if dtype == torch.float32 else 1e-13 / TRUSTED)
     assert found[0].shape[1] == 32
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["single", "double"])
+@pytest.mark.parametrize("shape", [(12, 30), (30, 12), (8, 4, 3, 5)])
+@pytest.mark.parametrize("rank", [0, 1, 4, 12])
+def test_factors_of_layers_are_exact_and_used_where_they_are_shorter(
+    rank: int, shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    rows, columns = matrix_shape(shape)
+    matrix = with_spectrum(rows, columns, torch.logspace(2, -1, 12)[:rank]).to(dtype)
+    layer = dematricize(matrix, shape)
+    found = factor_layers({"w": layer, "b": torch.ones(3)})
+    shorter = rank * (rows + columns) < rows * columns
+    assert isinstance(found["w"], LowRank) == shorter
+    if isinstance(found["w"], LowRank):
+        assert found["w"].left.shape == (rows, rank)
+    error = float((densify(found)["w"] - layer).abs().max())
+    assert error <= 100 * 10 * torch.finfo(dtype).eps
+    assert found["b"].shape == (3,)

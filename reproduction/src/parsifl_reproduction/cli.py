@@ -83,6 +83,7 @@ def reproduce(
     chosen = _chosen(name)
     _check_record(record, context, not_run, chosen)
     place = out or Path("runs") / "reproduction"
+    options.check_directory(place)
     if not_run is not None and record is not None:
         for recipe in chosen:
             records.write(record, records.not_run(recipe, context, not_run))
@@ -188,13 +189,17 @@ def _list(as_json: bool) -> None:
     from parsifl_reproduction.papers import PAPERS
     from parsifl_reproduction.recipe import recipes
 
-    rows = {paper.key: f"All recipes of: {paper.title}" for paper in PAPERS}
-    rows |= {key: f"{recipe.title} ({recipe.paper})" for key, recipe in recipes().items()}
+    known = {key: recipe.title for key, recipe in recipes().items()}
     if as_json:
-        typer.echo(json.dumps(rows))
+        typer.echo(json.dumps({**{paper.key: paper.title for paper in PAPERS}, **known}))
         return
-    for key, title in rows.items():
-        typer.echo(f"{key:32s} {title}")
+    groups = {f"{paper.key}: {paper.title}": paper.recipes for paper in PAPERS}
+    listed = {key for own in groups.values() for key in own}
+    groups["Recipes of no paper:"] = [key for key in known if key not in listed]
+    for title, own in groups.items():
+        typer.echo(title)
+        for key in own:
+            typer.echo(f"  {key:32s} {known[key]}")
 
 
 def _print(outcome: dict[str, list[Claim]], as_json: bool) -> None:

@@ -142,6 +142,8 @@ def _finished(job: Job, folder: Path) -> Result | None:
         return None
     try:
         saved = json.loads(done.read_text())
+        if not saved["values"] or not saved["made"]:
+            raise ValueError("values or their origin are missing")
         return Result(job.label, job.seed, {**saved["values"]}, {**saved["made"]})
     except (ValueError, LookupError, TypeError) as error:
         raise CheckpointError(

@@ -24,14 +24,16 @@ from parsifl.core.algorithm import (
 from parsifl.core.batching import ClientRoundData, DataRequest
 from parsifl.core.errors import CapabilityError, ConfigError
 from parsifl.core.keys import Key
+from parsifl.core.leaves import densify
 from parsifl.core.problem import Model, Params
 from parsifl.solvers.server_optimizers import ServerOptimizer
+from parsifl.solvers.svt import Compact
 from parsifl.solvers.upload_transforms import UploadTransform
 
 C = TypeVar("C")
 G = TypeVar("G")
 S = TypeVar("S")
-Aggregation = Callable[[], Accumulator[Params, Mean]]
+Aggregation = Callable[[], Accumulator[Any, Mean]]
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ class Composed(FederatedAlgorithm[Any, Any, Any, Any, Any, Any]):
                 f"a server optimizer needs an algorithm whose server state is parameters; "
                 f"{name} keeps {types.server}"
             )
-        if (self.uploads or self.aggregation is not None) and types.uplink != Params:
+        if (self.uploads or self.aggregation is not None) and types.uplink not in (Params, Compact):
             raise ConfigError(
                 f"upload transforms and robust aggregation need an algorithm that uploads "
                 f"parameters; {name} uploads {types.uplink}"
@@ -152,11 +154,15 @@ class Composed(FederatedAlgorithm[Any, Any, Any, Any, Any, Any]):
         if not self.uploads:
             return self.algorithm.client_update(problem, received, state, data)
         update = self.algorithm.client_update(problem, received, state.inner, data)
-        upload, stages = update.upload, []
+        upload, stages = densify(update.upload), []
         for number, (stage, own) in enumerate(zip(self.uploads, state.stages, strict=True)):
             upload, following = stage.encode(upload, received, own, keys.fold(data.key, number))
             stages.append(following)
         return replace(update, state=TransformState(update.state, tuple(stages)), upload=upload)
+
+    def compact(self, problem: Any, upload: Any) -> Any:
+        """Delegate to the algorithm, unless stages change the upload."""
+        return upload if self.uploads else self.algorithm.compact(problem, upload)
 
     def acknowledge(self, problem: Any, state: Any, upload: Any, arrived: Any) -> Any:
         """Delegate to the algorithm, unless stages change the upload."""
@@ -264,9 +270,9 @@ class CoordinateMedian:
     def __init__(self) -> None:
         self._uploads: list[Params] = []
 
-    def add(self, upload: ClientUpload[Params]) -> None:
+    def add(self, upload: ClientUpload[Any]) -> None:
         """Keep an upload."""
-        self._uploads.append(upload.value)
+        self._uploads.append(densify(upload.value))
 
     def merge(self, total: Mean) -> None:
         """Raise an error: a median cannot be computed from partial totals."""

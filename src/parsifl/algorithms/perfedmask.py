@@ -150,7 +150,10 @@ class PerFedMask(SubmodelAveraging):
         return SubmodelServer(self._start(problem, key), masks, chosen, plan)
 
     def start_metrics(self, server: SubmodelServer) -> Mapping[str, float]:
-        """Return the values and bounds of the plan: J, bias, V, floor, bound, proven (0 or 1)."""
+        """Return the values and bounds of the plan: J, bias, V, floor, bound, proven (0 or 1).
+
+        Given masks have no budgets, hence no J, and no bound.
+        """
         return {f"plan_{name}": value for name, value in server.plan.items()}
 
     def submodel(self, server: SubmodelServer, client: ClientInfo, key: Key) -> SubmodelSpec:
@@ -165,19 +168,19 @@ class PerFedMask(SubmodelAveraging):
     ) -> tuple[Masks, dict[str, float]]:
         """Plan the masks for each width separately, because block sizes depend on it.
 
-        Masks in the profiles are used unchanged. The values of the plan are returned with the masks
-        if there is one plan for all devices.
+        Given masks are used unchanged. The values of the plan are returned with the masks if all
+        devices have the same width.
         """
         names = [block.name for block in self.blocks(problem)]
-        if self.plan is not None:
-            masks = np.array(planned(self.plan, clients, names))
-            warn_of_gaps(masks, clients, names)
-            return masks, {}
-        if any("mask" in client.profile for client in clients):
-            masks = np.array([mask_of(client, len(names)) for client in clients])
-            warn_of_gaps(masks, clients, names)
-            return masks, {}
         widths = np.array([self._width(client) for client in clients])
+        if self.plan is not None or any("mask" in client.profile for client in clients):
+            masks = given_masks(self.plan, clients, names)
+            warn_of_gaps(masks, clients, names)
+            if len(set(widths)) > 1:
+                return masks, {}
+            one = problem if widths[0] == 1.0 else narrowed(problem, float(widths[0]))
+            weights = [self.weight(client) for client in clients]
+            return masks, _given_numbers(self.blocks(one), clients, weights, masks)
         parts = []
         for width in np.unique(widths):
             one = problem if width == 1.0 else narrowed(problem, float(width))
@@ -220,6 +223,13 @@ def budget_of(client: ClientInfo, total: int) -> float:
             "(0 to 1) or a number of parameters (above 1)"
         )
     return float(budget * total if budget <= 1 else min(budget, total))
+
+
+def given_masks(plan: Any, clients: Sequence[ClientInfo], names: Sequence[str]) -> Masks:
+    """Return the masks of a plan of names, or those in the profiles."""
+    if plan is not None:
+        return np.array(planned(plan, clients, names))
+    return np.array([mask_of(client, len(names)) for client in clients])
 
 
 def planned(plan: Any, clients: Sequence[ClientInfo], names: Sequence[str]) -> list[list[bool]]:
@@ -304,6 +314,22 @@ def _numbers(plan: MaskPlan | None) -> dict[str, float]:
     if math.isfinite(plan.bound):
         found |= {"bound": plan.bound, "proven": float(plan.proven)}
     return found
+
+
+def _given_numbers(
+    blocks: Sequence[LayerGroup],
+    clients: Sequence[ClientInfo],
+    weights: Sequence[float],
+    masks: Masks,
+) -> dict[str, float]:
+    """Return the values of given masks. Without budgets there is no slack, hence no J."""
+    able = np.array([client.takes_part for client in clients])
+    if not masks[able].any():
+        return {}
+    part = [weight for weight, on in zip(weights, able, strict=True) if on]
+    budgets = [sum(block.size for block in blocks)] * len(part)
+    plan = plan_of(instance_of(blocks, budgets, part), masks[able], "bias", method="given")
+    return {name: value for name, value in _numbers(plan).items() if name != "J"}
 
 
 def warn_of_gaps(masks: Masks, clients: Sequence[ClientInfo], names: Sequence[str]) -> None:

@@ -46,6 +46,9 @@ FINE_TUNE = typer.Option(
     "--fine-tune-steps",
     help="Fine-tune personal models for this many SGD steps before evaluation.",
 )
+TRAIN = typer.Option(
+    None, "--train-scores", help="Also evaluate on training rows; metrics.jsonl has the scores."
+)
 SELECT = typer.Option(None, help="Which round to report: last, best-validation, best-test.")
 SET = typer.Option(
     [], "--set", help="A setting of the algorithm, e.g. lr=0.1, batch_size=none, milestones=10+20."
@@ -78,7 +81,7 @@ REPRODUCIBLE = typer.Option(
 JSON = typer.Option(False, "--json", help="Print JSON.")
 
 
-_EVALUATION = ("fine_tune_steps", "select")
+_EVALUATION = ("fine_tune_steps", "select", "train")
 _PLAIN = (
     "algorithm", "data", "clients", "partition", "model", "devices", "rounds", "seed",
     "participation", "engine", "executor", "evaluate_every", "precision", "validation", "test",
@@ -105,6 +108,12 @@ def merged(params: Mapping[str, Any]) -> dict[str, Any]:
         values["evaluation"] = {**values.get("evaluation", {}), **evaluation}
     values["settings"] = {**values.get("settings", {}), **assignments(given["settings"])}
     return values
+
+
+def check_directory(out: Path) -> None:
+    """Reject an output directory that is a file."""
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"--out {out} is a file; choose a directory")
 
 
 def finite(value: float | None) -> float | None:

@@ -62,6 +62,7 @@ def run(  # typer reads the options from the signature; `context` holds their va
     test: str | None = options.TEST,
     fine_tune_steps: int | None = options.FINE_TUNE,
     select: str | None = options.SELECT,
+    train: bool | None = options.TRAIN,
     settings: list[str] = options.SET,
     config: Path | None = options.CONFIG,
     out: Path | None = typer.Option(None, help="The run directory. Default: none is written."),

@@ -46,6 +46,7 @@ def sweep(  # typer reads the options from the signature; `context` holds their 
     test: str | None = options.TEST,
     fine_tune_steps: int | None = options.FINE_TUNE,
     select: str | None = options.SELECT,
+    train: bool | None = options.TRAIN,
     settings: list[str] = options.SET,
     config: Path | None = options.CONFIG,
     out: Path = typer.Option(Path("runs/sweep"), help="The directory of all runs."),
@@ -78,6 +79,7 @@ def sweep(  # typer reads the options from the signature; `context` holds their 
         name: list(dict.fromkeys(text.split(",")))
         for name, text in options.assignments(grid).items()
     }
+    options.check_directory(out)
     if out.exists() and any(out.iterdir()) and not resume:
         raise ConfigError(f"{out} is not empty; resume with --resume or choose another --out")
     # several processes would overwrite each other's progress

@@ -241,6 +241,13 @@ class FederatedAlgorithm(ABC, Generic[P, S, C, D, U, T]):
         """Return a client's first state. Algorithms without client state inherit this."""
         return cast(C, None)
 
+    def compact(self, problem: P, upload: U) -> U:
+        """Return an equal upload that is shorter to send, such as with leaves as factors.
+
+        Called for one client at a time, outside vmap: shapes may depend on values.
+        """
+        return upload
+
     def acknowledge(self, problem: P, state: C, upload: U, arrived: U) -> C:
         """Return the client's next state if a lossy wire rounded its upload to `arrived`.
 

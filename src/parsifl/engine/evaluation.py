@@ -42,7 +42,9 @@ class Evaluation:
     unseen
         The fraction of clients that is held out of training, for clients="unseen".
     weighting
-        Whether the mean over clients is weighted by the rows of the split or uniform.
+        Whether the mean over clients is weighted by the rows of the split or uniform. It does not
+        follow the algorithm's own `weighting`, which is about training; the report names both if
+        they differ.
     train
         Whether models are also evaluated on the training rows, which takes extra time.
     """

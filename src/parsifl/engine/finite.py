@@ -14,6 +14,7 @@ from torch import Tensor
 
 from parsifl.core import tree
 from parsifl.core.algorithm import AnyAlgorithm, ClientUpdate
+from parsifl.core.leaves import LowRank
 
 ORDINARY = 1e9
 """Tensors with a smaller norm need no further check; larger ones are traced to their client."""
@@ -81,9 +82,10 @@ def limit(dtype: torch.dtype) -> float:
 
 
 def _inspect(what: str, part: Any, *, bounded: bool) -> Inspection:
-    leaves, structure = tree.flatten(part)
+    leaves, structure = tree.flatten(part, units=(LowRank,))
     largest = 0.0
-    for place, leaf in enumerate(leaves):
+    for place, found in enumerate(leaves):
+        leaf = found.dense() if isinstance(found, LowRank) else found
         if not isinstance(leaf, Tensor) or is_ordinary(leaf):
             continue
         name = f"{what} {tree.names(structure)[place]}"

@@ -215,7 +215,7 @@ class LocalPool:
         if not item.request.upload:
             return None, MessageStats()
         try:
-            return Outbox(self._precision).send(update.upload)
+            return Outbox(self._precision).send(self.program.compact(update.upload))
         except WireError as error:  # values beyond the range of this precision
             return f"upload {error}"
 

@@ -169,6 +169,11 @@ class ClientProgram:
         with self.scope():
             return self.algorithm.client_update(self.problem, received, state, data)
 
+    def compact(self, upload: Any) -> Any:
+        """Return a client's upload as it is sent."""
+        with self.scope():
+            return self.algorithm.compact(self.problem, upload)
+
     def acknowledge(self, state: Any, upload: Any, arrived: Any) -> Any:
         """Return a client's next state after a lossy wire changed its upload."""
         with self.scope():

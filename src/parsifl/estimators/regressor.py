@@ -43,7 +43,9 @@ class FederatedSparseRegressor(RegressorMixin, FederatedSparse):  # type: ignore
         Local iterations per round, and rows per mini-batch (None: all). Not for "exact".
     lr
         Step size of the gradient methods; None is 1 / L, "theory" the 1 / (6 L) of Fed-HT's
-        theorems.
+        theorems. It refers to the mean over rows of the loss, in standardised units. The squared
+        loss is (u - y)^2 / 2: a step size for (u - y)^2, the loss of Fed-HT's paper and of
+        `GLM("squared")`, has to be doubled.
     l2
         Ridge strength, in standardised units; None is 0.
     fit_intercept, standardize

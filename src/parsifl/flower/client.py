@@ -296,9 +296,10 @@ class RemoteClient:
         sent, state, precision = {}, update.state, self._experiment.precision
         try:
             if request.uploads and update.upload is not None:
-                sent["upload"] = wire.encode(update.upload, precision)
+                upload = work.program.compact(update.upload)
+                sent["upload"] = wire.encode(upload, precision)
                 if precision != "exact":
-                    arrived = wire.as_received(update.upload, precision)
+                    arrived = wire.as_received(upload, precision)
                     state = work.program.acknowledge(state, update.upload, arrived)
         except WireError as error:  # values beyond the range of this precision
             return _unusable(f"upload {error}")

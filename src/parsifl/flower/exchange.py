@@ -20,7 +20,7 @@ from parsifl.core.algorithm import AnyAlgorithm, ClientInfo
 from parsifl.core.batching import Batches, BatchSpec, ClientRoundData, DataRequest, Rows
 from parsifl.core.errors import ParsiflError, WireError
 from parsifl.core.keys import Key
-from parsifl.core.leaves import UNITS
+from parsifl.core.leaves import UNITS, LowRank
 from parsifl.core.problem import Problem
 from parsifl.engine.costs import FlopCounter
 from parsifl.engine.finite import inspect_upload
@@ -140,8 +140,18 @@ class UploadTemplates:
         if len(data) > dense + _SLACK:
             raise WireError(f"length: {len(data)} bytes, but dense it would have {dense}")
         message = wire.decode(data, self._upload, limit=expected.limit)
-        wire.check(message, expected.template)
+        wire.check(_form(message), _form(expected.template))
         return message
+
+
+def _form(message: Any) -> Any:
+    """Return a message with factors replaced by a tensor without values."""
+    leaves, structure = tree.flatten(message, units=UNITS)
+    forms = [
+        leaf.left.new_empty(leaf.shape, device="meta") if isinstance(leaf, LowRank) else leaf
+        for leaf in leaves
+    ]
+    return tree.unflatten(forms, structure)
 
 
 def _memory(template: Any) -> int:

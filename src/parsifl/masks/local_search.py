@@ -5,6 +5,8 @@ The search by device handles what the programs cannot express: unequal weights, 
 
 from __future__ import annotations
 
+import itertools
+import math
 import time
 from collections.abc import Sequence
 
@@ -18,6 +20,7 @@ _CHUNK = 3_000_000  # numbers that are processed together
 _LARGEST_POOL = 60  # maximal sets tried per budget
 _WORK = 500_000  # numbers processed per move: with many different devices fewer sets are tried
 _MOST_SETS = 256  # tried per device: all that fit if they are few, else maximal and cut ones
+_MOST_DESIGNS = 100_000  # that are compared one by one
 _MOST_WORK = 2_000_000_000  # numbers processed in one pass over the devices
 
 
@@ -164,6 +167,35 @@ def exchange(
                 if values[choice] < best - 1e-9 * instance.total:
                     found[device], best, improved = sets[choice], float(values[choice]), True
     return found
+
+
+def enumerated(
+    instance: Instance, objective: Objective, catalogue: Catalogue, deadline: float
+) -> Masks | None:
+    """Return the best of all feasible designs; None if there are too many, or time is up."""
+    if not catalogue.exact:
+        return None
+    sets = catalogue.subsets()
+    fitting = [sets[instance.fits(sets, np.full(1, limit))] for limit in instance.limits]
+    # the device with the most sets comes last: its designs are compared at once
+    devices = sorted(np.flatnonzero(instance.active()), key=lambda device: len(fitting[device]))
+    if math.prod(len(fitting[device]) for device in devices) > _MOST_DESIGNS:
+        return None
+    *others, last = devices
+    masks = np.zeros((instance.devices, sets.shape[1]), dtype=bool)
+    best, least = masks, math.inf
+    for design in itertools.product(*(fitting[device] for device in others)):
+        if time.perf_counter() > deadline:
+            return None
+        for device, chosen in zip(others, design, strict=True):
+            masks[device] = chosen
+        masks[last] = fitting[last][0]
+        values = _values(instance, masks, int(last), fitting[last], objective)
+        choice = int(values.argmin())
+        if values[choice] < least:
+            best, least = masks.copy(), float(values[choice])
+            best[last] = fitting[last][choice]
+    return best if math.isfinite(least) else None
 
 
 def _candidates(

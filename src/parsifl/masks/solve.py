@@ -28,7 +28,7 @@ from parsifl.masks.instance import (
     read_objective,
     value,
 )
-from parsifl.masks.local_search import exchange, improve, lower_bound
+from parsifl.masks.local_search import enumerated, exchange, improve, lower_bound
 from parsifl.masks.milp import MilpColumns, Program, knapsack_columns, set_columns
 from parsifl.masks.plan import MaskPlan, messages_of, plan_of
 
@@ -66,7 +66,8 @@ def optimal(
         variance of layers that are averaged over fewer devices (see `parsifl.masks.instance`).
     weights
         p_n, the weight of device n in the server's mean, such as its number of rows; None: equal.
-        Unequal weights and "V" are searched device by device, with a weaker bound.
+        For unequal weights and "V" all designs are compared if there are at most 100,000, which
+        proves the plan. More are searched device by device, and the bound rarely proves the plan.
     seconds
         Time limit of the search for better masks or a better bound.
     nodes
@@ -133,18 +134,32 @@ def solve(
 def _exchanged(
     instance: Instance, objective: Objective, seconds: float, nodes: int | None
 ) -> MaskPlan:
-    """Search device by device, from the best plans for equal weights and from simple designs."""
+    """Compare all designs if they are few.
+
+    Otherwise search device by device, from the best plans for equal weights and simple designs.
+    """
     begin = time.perf_counter()
     plain = replace(instance, weights=None)
     plans = [solve(plain, goal, seconds=seconds / 4, nodes=nodes) for goal in _PROGRAMS]
     if plans[0].instance.asked is not None:  # layers had to be left out
         instance = replace(plans[0].instance, weights=instance.weights, asked=instance)
     catalogue = Catalogue(instance)
+    end = begin + seconds if nodes is None else math.inf
+    best = enumerated(instance, objective, catalogue, end)
+    if best is not None:
+        return plan_of(
+            instance,
+            best,
+            objective,
+            bound=value(instance, best, objective),
+            method="enumeration",
+            seconds=time.perf_counter() - begin,
+            messages=messages_of(instance),
+        )
     drawn = heuristics.random_family(instance, Key(0, purpose="masks"), _EXCHANGE_STARTS)
     simple = [heuristics.spread(instance), heuristics.sequential(instance), *drawn]
     starts = [heuristics.repaired(instance, masks) for masks in simple]
     starts = [*(plan.masks for plan in plans), *starts]
-    end = begin + seconds if nodes is None else math.inf
     found = [
         exchange(instance, masks, objective, catalogue, end)
         for masks in starts

@@ -130,15 +130,17 @@ def _protocol(run: RunData, model: str, chosen: Iterable[int]) -> str:
         if model == "personal"
         else "Global: the server's model, on the test rows of each client"
     )
-    weighting = (
-        "weighted by test rows"
-        if run.evaluation.get("weighting", "samples") == "samples"
-        else "unweighted"
-    )
+    weighting = run.evaluation.get("weighting", "samples")
+    training = run.config.get("algorithm", {}).get("weighting", weighting)
+    other = "" if training == weighting else f" (in training {_weighted(training, 'training')})"
     return (
         f"{what}; {evaluated_clients(run, model)}; {_rule(run, model, chosen)}; "
-        f"mean over clients {weighting}."
+        f"mean over clients {_weighted(weighting, 'test')}{other}."
     )
+
+
+def _weighted(weighting: str, rows: str) -> str:
+    return f"weighted by {rows} rows" if weighting == "samples" else "unweighted"
 
 
 def evaluated_clients(run: RunData, model: str) -> str:

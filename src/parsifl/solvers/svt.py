@@ -199,23 +199,26 @@ def next_value(matrix: Tensor, rank: int) -> float:
     return float(torch.linalg.svdvals(matrix)[rank])
 
 
-def factor_numbers(params: Params) -> Tensor:
-    """Return how many numbers the parameters take, with layers as factors if these are shorter.
+def factor_layers(params: Params) -> Compact:
+    """Return the same parameters, with layers as factors where these are shorter.
 
-    >>> float(factor_numbers({"w": torch.ones(4, 5), "b": torch.ones(4)}))
-    13.0
+    Singular values at the level of rounding errors count as zero.
+
+    >>> {name: type(v).__name__ for name, v in factor_layers({"w": torch.ones(4, 5)}).items()}
+    {'w': 'LowRank'}
     """
-    total = torch.zeros((), dtype=torch.float64)
-    for value in params.values():
-        if not has_rank(tuple(value.shape)):
-            total = total + value.numel()
-            continue
-        layer = matricize(value)
-        values = torch.linalg.svdvals(layer)
-        noise = max(layer.shape) * torch.finfo(layer.dtype).eps * values.amax()
-        factors = (values > noise).sum() * sum(layer.shape)
-        total = total + factors.clamp(max=layer.numel())
-    return total
+    compact: Compact = {}
+    for name, value in params.items():
+        compact[name] = value
+        if has_rank(tuple(value.shape)) and value.numel():
+            matrix = matricize(value)
+            left, values, right = torch.linalg.svd(matrix, full_matrices=False)
+            noise = 2 * math.sqrt(max(matrix.shape)) * torch.finfo(value.dtype).eps * values[0]
+            rank = int((values > noise).sum())
+            if rank * sum(matrix.shape) < matrix.numel():
+                scaled = left[:, :rank] * values[:rank]
+                compact[name] = LowRank(scaled, right[:rank].contiguous(), tuple(value.shape))
+    return compact
 
 
 def threshold_within(params: Params, numbers: int) -> float:

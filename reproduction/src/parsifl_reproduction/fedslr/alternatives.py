@@ -193,7 +193,7 @@ RECIPES = (
         PAPER,
         _plan_solvers,
         _conclude_solvers,
-        partial(deviations, more=("LPGD's low-rank uploads are sent dense")),
+        deviations,
     ),
     Recipe(
         "fedslr-penalties",

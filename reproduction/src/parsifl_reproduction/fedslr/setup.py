@@ -252,7 +252,8 @@ def values(run: Run, data: ClientData) -> Values:
         found["parameters"] = global_parameters(run, run.algorithm)
         found["mixed_parameters"] = found["parameters"] + personal_parameters(run)
         found["figure4"] = visible(run, data)
-        found["upload_parameters"] = run.metrics[-1]["metrics"].get("upload_parameters", dense)
+        last = run.records[-1]
+        found["upload_parameters"] = last.parameters_up / last.trained
     for model in ("global", "personal"):
         if head[model] is not None:
             found[model] = 100 * head[model]["mean"]

@@ -82,6 +82,10 @@ class LocalBuffers(AdditiveAlgorithm[Problem, Any, Any, Any, Any, Any]):
         upload, buffers = split_buffers(problem, update.upload)
         return replace(update, state=BufferedState(update.state, buffers), upload=upload)
 
+    def compact(self, problem: Problem, upload: Any) -> Any:
+        """Delegate to the inner algorithm."""
+        return self.inner.compact(problem, upload)
+
     def acknowledge(
         self, problem: Problem, state: BufferedState[Any], upload: Any, arrived: Any
     ) -> BufferedState[Any]:
