@@ -19,6 +19,7 @@ from parsifl_reproduction.fedmac.setup import (
 )
 from parsifl_reproduction.fedmac.table1 import BY_CLIENT, FULL_ROUNDS, MNIST
 from parsifl_reproduction.recipe import (
+    OURS,
     Claim,
     Context,
     Job,
@@ -125,13 +126,16 @@ def _conclude_figure_2(_context: Context, results: Sequence[Result]) -> list[Cla
         compare("a larger beta weakens the personal model (best round)",
                 f"Figure 2: {small} against {large}", column(grouped, small, "personal"),
                 column(grouped, large, "personal")),
+    ]  # fmt: skip
+    losses = (
         compare(f"a larger beta has a smaller training loss after {BETA_ROUNDS} rounds, global "
                 "model", f"Figure 2, bottom, without numbers: {small} against {large}",
                 last(small, "global_loss_curve"), last(large, "global_loss_curve")),
         compare(f"a larger beta has a larger training loss after {BETA_ROUNDS} rounds, personal "
                 "model", f"Figure 2, bottom, without numbers: {large} against {small}",
                 last(large, "personal_loss_curve"), last(small, "personal_loss_curve")),
-    ]  # fmt: skip
+    )  # fmt: skip
+    claims += [replace(claim, counted=OURS) for claim in losses]
     for round in LATER:
         claim = compare(
             f"a larger beta weakens the personal model (at round {round})",

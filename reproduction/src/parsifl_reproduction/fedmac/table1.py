@@ -192,7 +192,7 @@ GRID: dict[str, tuple[Values, ...]] = {
         {"sigma": 10.0},
     ),
     "perfedavg": (*_STEPS, *_LR[1:], {"lr": 0.5}, {"adapt_lr": 0.02}, {"adapt_lr": 0.1}),
-    "pfedme": (*_STEPS, {"outer_lr": 0.01}, {"lr": 0.09}, {"lam": 5.0}),
+    "pfedme": (*_STEPS, {"outer_lr": 0.01}, {"lr": 0.09}, {"lr": 0.12}, {"lam": 5.0}),
     "fedmac": (*_STEPS, {"outer_lr": 1000.0}, {"lr": 0.02}, {"lr": 0.1}, {"gamma": 1e-5}),
 }
 """What is changed from Table 2, one setting at a time; the paper does not give its grid."""
