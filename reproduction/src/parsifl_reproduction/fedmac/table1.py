@@ -193,9 +193,18 @@ GRID: dict[str, tuple[Values, ...]] = {
     ),
     "perfedavg": (*_STEPS, *_LR[1:], {"lr": 0.5}, {"adapt_lr": 0.02}, {"adapt_lr": 0.1}),
     "pfedme": (*_STEPS, {"outer_lr": 0.01}, {"lr": 0.09}, {"lr": 0.12}, {"lam": 5.0}),
-    "fedmac": (*_STEPS, {"outer_lr": 1000.0}, {"lr": 0.02}, {"lr": 0.1}, {"gamma": 1e-5}),
+    "fedmac": (
+        *_STEPS,
+        {"outer_lr": 1000.0},
+        {"lr": 0.02},
+        {"lr": 0.1},
+        {"lr": 0.2},
+        {"gamma": 1e-5},
+    ),
 }
 """What is changed from Table 2, one setting at a time; the paper does not give its grid."""
+LIMITS = (("own", "1"), ("lr", "0.12"))
+"""Values beyond which a method cannot go: a weight of 1, and pFedMe's step below 2 / lam = 0.133."""
 TUNING_SEEDS = 1
 
 
@@ -349,14 +358,14 @@ TUNED = (TunedRow("MNIST"), TunedRow("FMNIST"), TunedRow("Synthetic"))
 def at_end(method: str, label: str) -> bool:
     """Return whether the setting that a label changes has its smallest or largest value.
 
-    Local steps are a budget, the same for both methods, and have no end. A weight of 1 of the own
-    model is the largest possible one.
+    Local steps are a budget, the same for both methods, and have no end. A limit of the method is
+    no end of the grid.
 
     >>> at_end("fedavg", "MNIST fedavg lr=0.2"), at_end("fedavg", "MNIST fedavg lr=0.1")
     (True, False)
     """
     name, _, value = label.rpartition(" ")[2].partition("=")
-    if name == "local_steps" or (name, value) == ("own", "1"):
+    if name == "local_steps" or (name, value) in LIMITS:
         return False
     tried = [c[name] for c in (TABLE_2[method], *GRID[method]) if name in c]
     return bool(value) and not min(tried) < float(value) < max(tried)
