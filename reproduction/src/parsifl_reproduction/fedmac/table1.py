@@ -204,7 +204,7 @@ GRID: dict[str, tuple[Values, ...]] = {
 }
 """What is changed from Table 2, one setting at a time; the paper does not give its grid."""
 LIMITS = (("own", "1"), ("lr", "0.12"))
-"""Values beyond which a method cannot go: a weight of 1, and pFedMe's step below 2 / lam = 0.133."""
+"""Beyond these a method cannot go: a weight of 1, and the step of pFedMe below 2 / lam = 0.133."""
 TUNING_SEEDS = 1
 
 
