@@ -277,8 +277,8 @@ def _deviations(real: Real, context: Context) -> list[str]:
         CHOOSING,
         *(
             [
-                "Shuffled rows are ours, with the settings that the clients of Table II chose. That "
-                "solutions differ from 1 % on was decided when three seeds were known."
+                "Shuffled rows are ours, with the settings that the clients of Table II chose. The "
+                "1 % from which on solutions differ was chosen when three seeds were known."
             ]
             if real.name == DIFFERENT
             else []
