@@ -175,7 +175,7 @@ ROWS = (
 )
 
 _STEPS = ({"local_steps": 40}, {"local_steps": 80})
-_LR = ({"lr": 0.01}, {"lr": 0.05}, {"lr": 0.1}, {"lr": 0.2})
+_LR = ({"lr": 0.01}, {"lr": 0.05}, {"lr": 0.1}, {"lr": 0.2}, {"lr": 0.5})
 GRID: dict[str, tuple[Values, ...]] = {
     "fedavg": ({"local_steps": 10}, *_STEPS, *_LR),
     "fedprox": ({"local_steps": 10}, *_STEPS, *_LR),
@@ -191,7 +191,7 @@ GRID: dict[str, tuple[Values, ...]] = {
         {"lam": 1.0},
         {"sigma": 10.0},
     ),
-    "perfedavg": (*_STEPS, *_LR[1:], {"lr": 0.5}, {"adapt_lr": 0.02}, {"adapt_lr": 0.1}),
+    "perfedavg": (*_STEPS, *_LR[1:], {"adapt_lr": 0.02}, {"adapt_lr": 0.1}),
     "pfedme": (*_STEPS, {"outer_lr": 0.01}, {"lr": 0.09}, {"lr": 0.12}, {"lam": 5.0}),
     "fedmac": (
         *_STEPS,
@@ -361,7 +361,7 @@ def at_end(method: str, label: str) -> bool:
     Local steps are a budget, the same for both methods, and have no end. A limit of the method is
     no end of the grid.
 
-    >>> at_end("fedavg", "MNIST fedavg lr=0.2"), at_end("fedavg", "MNIST fedavg lr=0.1")
+    >>> at_end("fedavg", "MNIST fedavg lr=0.5"), at_end("fedavg", "MNIST fedavg lr=0.1")
     (True, False)
     """
     name, _, value = label.rpartition(" ")[2].partition("=")
