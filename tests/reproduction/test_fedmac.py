@@ -11,7 +11,7 @@ from scipy.optimize import linprog
 from torch import nn
 
 from parsifl.algorithms.fedmac import FedMac
-from parsifl.core.errors import MissingDataError
+from parsifl.core.errors import ClientError, MissingDataError
 from parsifl.core.keys import Key
 from parsifl.data import ClientData, prepare
 from parsifl_reproduction.fedmac import figures as fedmac_figures
@@ -137,6 +137,24 @@ def test_tuned_rows_try_the_same_settings_on_their_own_data() -> None:
     claims = BY_NAME["fedmac-table1-tuned-synthetic"].conclude(Context(), results)
     found = claim(claims, "personal", "pFedMe")
     assert (found.verdict, found.paper) == ("held", "89.06 against 87.50")
+
+
+def test_settings_with_which_every_client_diverges_are_never_chosen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def diverge(*_args: Any, **_options: Any) -> None:
+        raise ClientError("training", 0, 3, "every client diverged")
+
+    monkeypatch.setattr(fedmac_setup, "simulate", diverge)
+    values = plan("fedmac-table1-tuned-synthetic", seeds=1)[0].run(None)
+    assert list(values) == ["diverged"]
+    results = [
+        Result("Synthetic pfedme lr=0.12", 0, values),
+        *(Result("Synthetic pfedme", seed, fake(personal=87.0)) for seed in range(2)),
+        *(Result("Synthetic fedmac", seed, fake(personal=89.0)) for seed in range(2)),
+    ]
+    claims = BY_NAME["fedmac-table1-tuned-synthetic"].conclude(Context(), results)
+    assert claim(claims, "personal", "pFedMe").verdict == "held"
 
 
 def test_every_tuned_setting_builds_its_method() -> None:

@@ -15,7 +15,7 @@ from torch import nn
 
 from parsifl.core import registry
 from parsifl.core.algorithm import AnyAlgorithm
-from parsifl.core.errors import MissingDataError
+from parsifl.core.errors import ClientError, MissingDataError
 from parsifl.data import ClientData, prepare
 from parsifl.engine.evaluation import Evaluation
 from parsifl.engine.record import MODELS
@@ -171,19 +171,24 @@ def _train(training: Training, seed: int, context: Context, folder: Path | None)
         return {SKIPPED: str(error).splitlines()[0]}
     with TemporaryDirectory() as unnamed:
         run_dir = (Path(unnamed) if folder is None else folder) / "run"
-        done = simulate(
-            training.algorithm(),
-            NeuralProblem(federation.module),
-            data,
-            training.rounds,
-            seed=seed,
-            participation=federation.cohort / federation.clients,
-            evaluate_every=training.every,
-            evaluation=Evaluation(select="best-test", weighting="uniform", train=training.train),
-            callbacks=[RowMeans(run_dir)],
-            run_dir=run_dir,
-            resume=True,
-        )
+        try:
+            done = simulate(
+                training.algorithm(),
+                NeuralProblem(federation.module),
+                data,
+                training.rounds,
+                seed=seed,
+                participation=federation.cohort / federation.clients,
+                evaluate_every=training.every,
+                evaluation=Evaluation(
+                    select="best-test", weighting="uniform", train=training.train
+                ),
+                callbacks=[RowMeans(run_dir)],
+                run_dir=run_dir,
+                resume=True,
+            )
+        except ClientError as error:  # every client diverged: such settings are never chosen
+            return {"diverged": str(error)}
         return values(done)
 
 
