@@ -81,26 +81,40 @@ def untrained(chance: float, sides: Mapping[str, Sequence[float] | None]) -> dic
 
 
 def replaced(
-    pair: tuple[Cell, Cell],
+    claims: Mapping[tuple[Cell, Cell], Claim],
     measure: Measure,
     chance: float,
     context: Context,
     results: Sequence[Result],
 ) -> list[Job]:
-    """Return further seeds of a comparison in place of those on which a side did not train.
+    """Return further seeds of undecided comparisons in place of those at chance.
 
     There are as many as it takes to have the seeds that were asked for, at most as many again.
     """
-    trained = [
-        {found.seed for found in results
-         if found.label == cell.label and SKIPPED not in found.values
-         and measure(found.values) > chance}
+    return [
+        job(cell, seed, context)
+        for pair, claim in claims.items()
+        if claim.verdict == "undecided" and not context.smoke
+        for seed in _further(pair, measure, chance, context, results)
         for cell in pair
-    ]  # fmt: skip
-    missing = context.seeds - len(trained[0] & trained[1])
-    tried = max((found.seed + 1 for found in results if found.label == pair[1].label), default=0)
-    last = min(tried + missing, 2 * context.seeds) if missing and tried else 0
-    return [job(cell, seed, context) for seed in range(context.seeds, last) for cell in pair]
+    ]
+
+
+def _further(
+    pair: tuple[Cell, Cell],
+    measure: Measure,
+    chance: float,
+    context: Context,
+    results: Sequence[Result],
+) -> range:
+    """Return the seeds after those of the context that a comparison needs so far."""
+    ran = [r for r in results if SKIPPED not in r.values]
+    left, right = ({r.seed: r.values for r in ran if r.label == cell.label} for cell in pair)
+    both = left.keys() & right.keys()
+    trained = [s for s in both if min(measure(left[s]), measure(right[s])) > chance]
+    missing = context.seeds - len(trained)
+    last = min(max(both, default=-1) + 1 + missing, 2 * context.seeds) if both and missing else 0
+    return range(context.seeds, last)
 
 
 def spent(grouped: Grouped, *cells: Cell) -> str:

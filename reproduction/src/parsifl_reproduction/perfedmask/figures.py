@@ -74,10 +74,12 @@ def _follow_5(context: Context, results: Sequence[Result]) -> list[Job]:
     return [
         job
         for row in _rows(context, _FIGURE_5)
-        for other in row.methods[1:]
-        if not context.smoke and _ends(grouped, row, other).verdict == "undecided"
         for job in replaced(
-            (row.cell("perfedmask"), row.cell(other)), validation, _CHANCE, context, results
+            {row.pair(other): _ends(grouped, row, other) for other in row.methods[1:]},
+            validation,
+            _CHANCE,
+            context,
+            results,
         )
     ]
 

@@ -67,6 +67,10 @@ class Row:
         """Return the run of a method."""
         return Cell(self.federation, method, self.participation)
 
+    def pair(self, other: str) -> tuple[Cell, Cell]:
+        """Return the runs of PerFedMask and of another method."""
+        return self.cell("perfedmask"), self.cell(other)
+
     def numbers(self, first: str, second: str) -> str:
         """Return the paper's two numbers."""
         return f"{self.published[first]:g} against {self.published[second]:g} on {self.source}"
@@ -111,7 +115,7 @@ def rows_7(context: Context) -> tuple[Row, ...]:
 
 def against(grouped: Grouped, row: Row, other: str) -> Claim:
     """Compare PerFedMask with another method after fine-tuning."""
-    pair = row.cell("perfedmask"), row.cell(other)
+    pair = row.pair(other)
     left, right = (column(grouped, cell, after) for cell in pair)
     comparable = other == "fedbabu"
     where = (
@@ -144,10 +148,8 @@ def _follow_1(context: Context, results: Sequence[Result]) -> list[Job]:
     return [
         job
         for row in rows_1(context)
-        for other in row.methods[1:]
-        if not context.smoke and against(grouped, row, other).verdict == "undecided"
         for job in replaced(
-            (row.cell("perfedmask"), row.cell(other)),
+            {row.pair(other): against(grouped, row, other) for other in row.methods[1:]},
             after,
             FEDERATIONS[row.federation].chance,
             context,
