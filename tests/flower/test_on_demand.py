@@ -136,7 +136,7 @@ def test_a_killed_superlink_comes_back_and_the_run_is_resumed_with_the_same_bits
         until(lambda: asked_to_train(cluster, 0, 2), "round 2")
         server = Path("/proc") / (out / PROCESS_FILE).read_text()
         cluster.kill_link()
-        until(lambda: not server.exists(), "the server ends with its SuperLink", 120)
+        until(lambda: not server.exists(), "the server ends with its SuperLink")
         cluster.start_link()  # with its database, as a supervisor would
         assert len(read_metrics(out)) == 1
         follow(cluster, cluster.submit(app, **RESUME), out)

@@ -25,15 +25,15 @@ def test_the_headline_agrees_with_the_engine(tmp_path: Path) -> None:
     run = simulate(algorithm, problem, clients, 4, run_dir=tmp_path, evaluation=evaluation)
     (row,) = headline([open_run(tmp_path)])
     expected = run.summary()
-    for model, judged in (("global", row.global_model), ("personal", row.personal_model)):
-        assert judged is not None
-        assert judged.mean == Number(expected[model]["mean"])
-        assert judged.std == Number(expected[model]["std"])
-        assert judged.worst_decile == Number(expected[model]["worst_decile"])
-        assert f"best on test rows ({expected[f'{model}_round']})" in judged.protocol
-        assert "all 4 clients" in judged.protocol
+    for model, evaluated in (("global", row.global_model), ("personal", row.personal_model)):
+        assert evaluated is not None
+        assert evaluated.mean == Number(expected[model]["mean"])
+        assert evaluated.std == Number(expected[model]["std"])
+        assert evaluated.worst_decile == Number(expected[model]["worst_decile"])
+        assert f"best on test rows ({expected[f'{model}_round']})" in evaluated.protocol
+        assert "all 4 clients" in evaluated.protocol
         assert "mean over clients unweighted (in training weighted by training rows)." in (
-            judged.protocol
+            evaluated.protocol
         )
     assert row.bytes_up.mean == run.bytes_up
     assert row.bytes_down.mean == run.bytes_down
