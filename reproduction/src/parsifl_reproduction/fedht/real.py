@@ -47,7 +47,7 @@ from parsifl_reproduction.recipe import (
 
 BATCH, L2, CLIENTS = 50, 1e-4, 100
 RANDOM, DIFFERENT = ("e2006", "mnist"), "mnist"
-"""The panels of Figure 5 of which the text says more: (a) and (c), and (c) alone."""
+"""Panels of Figure 5 that the text describes further: (a) and (c), and (c) alone."""
 SHUFFLED = "shuffled rows: "
 """How the runs on clients without heterogeneity are labelled."""
 FEW_CLIENTS, FEW_ROUNDS = 20, 40
@@ -277,8 +277,9 @@ def _deviations(real: Real, context: Context) -> list[str]:
         CHOOSING,
         *(
             [
-                "Shuffled rows are ours, with the settings that the clients of Table II chose. The "
-                "1 % from which on solutions differ was chosen when three seeds were known."
+                "Shuffled rows are ours, with the settings that the clients of Table II chose. "
+                "Last objectives that differ by 1 % or more count as different solutions; we chose "
+                "this limit after three seeds.",
             ]
             if real.name == DIFFERENT
             else []
