@@ -135,8 +135,8 @@ def _check_record(
     record: Path | None, context: Context, not_run: str | None, chosen: Sequence[Recipe]
 ) -> None:
     """Raise an error, before hours of work, if the outcome could not be recorded."""
+    from parsifl_reproduction import record as records
     from parsifl_reproduction.pages import check_folder
-    from parsifl_reproduction.record import read_all
 
     if not_run is not None and record is None:
         raise ConfigError("--not-run needs the directory that keeps the reason: --record DIR")
@@ -147,12 +147,13 @@ def _check_record(
     if context.smoke:
         raise ConfigError("scale 'smoke' gives no verdicts to record: use --scale faithful")
     check_folder(record)
-    known = read_all(record)
+    known = records.read_all(record)
     for recipe in chosen:
         found = known.get(recipe.name, {})
-        if found.get("claims") and (not_run is not None or len(found["seeds"]) > context.seeds):
+        asked = records.asked(found)
+        if found.get("claims") and (not_run is not None or asked > context.seeds):
             raise ConfigError(
-                f"{record / recipe.name}.json has claims from {len(found['seeds'])} seeds, which "
+                f"{record / recipe.name}.json has claims from {asked} seeds, which "
                 "would be lost; ask for at least as many --seeds, or delete the file to replace it"
             )
 

@@ -64,6 +64,12 @@ def not_run(recipe: Recipe, context: Context, reason: str) -> Record:
     }
 
 
+def asked(record: Record) -> int:
+    """Return how many seeds a record was asked for; replacements of seeds at chance add more."""
+    found = re.search(r"--seeds (\d+)", record.get("command", ""))
+    return int(found[1]) if found else 0
+
+
 def _head(recipe: Recipe, context: Context, jobs: Sequence[Job]) -> Record:
     scale = "" if context.scale == Context().scale else f" --scale {context.scale}"
     return {
