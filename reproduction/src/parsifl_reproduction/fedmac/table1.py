@@ -199,6 +199,7 @@ GRID: dict[str, tuple[Values, ...]] = {
         {"lr": 0.02},
         {"lr": 0.1},
         {"lr": 0.2},
+        {"lr": 0.5},
         {"gamma": 1e-5},
     ),
 }
