@@ -52,6 +52,9 @@ def test_mistakes_are_named() -> None:
     code, _, err = invoke("perfedmask-table6", "--scale", "huge")
     assert code == 2
     assert "smoke" in err
+    code, _, err = invoke("perfedmask-table6", "--seeds", "10", "--max-seeds", "3")
+    assert code == 2
+    assert "got --max-seeds 3 and --seeds 10" in err
     code, _, err = invoke("perfedmask-table6", "--scale", "smoke", "--record", "x")
     assert code == 2
     assert "gives no verdicts to record" in err
@@ -166,6 +169,10 @@ def test_a_record_with_more_seeds_is_not_replaced(tmp_path: Path) -> None:
         assert code == 2
         assert "claims from 3 seeds, which would be lost" in " ".join(err.split())
     assert json.loads(file.read_text())["command"] == command
+    file.write_text(json.dumps({**saved, "command": f"{saved['command']} --max-seeds 20"}))
+    assert invoke(*words, "--seeds", "3")[0] == 2
+    assert invoke(*words, "--seeds", "1", "--max-seeds", "20")[0] == 0
+    assert json.loads(file.read_text())["command"].endswith("--seeds 1 --max-seeds 20")
 
 
 def test_an_output_directory_that_is_a_file_is_named(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 from scipy import stats
 
@@ -22,7 +24,7 @@ def test_a_lead_must_be_there_in_every_seed(
 ) -> None:
     claim = compare("a leads b", "", left, right, least=least)
     assert claim.verdict == verdict
-    assert claim.note == ("the seeds disagree" if verdict == "undecided" else "every seed agrees")
+    assert claim.note == ("the seeds disagree" if verdict == "undecided" else "all 2 seeds agree")
 
 
 def test_a_claim_may_be_that_the_first_lies_below() -> None:
@@ -123,6 +125,19 @@ def test_a_sign_test_decides_where_many_seeds_nearly_agree(
     held: int, seeds: int, verdict: str
 ) -> None:
     assert agreed([True] * held + [False] * (seeds - held)) == verdict
+
+
+def test_a_seed_on_which_a_side_diverged_does_not_count() -> None:
+    claim = compare("", "", [3.0, math.nan, 5.0, 4.0], [1.0, 9.0, 2.0, 2.0])
+    assert claim.verdict == "held"
+    assert claim.note == "all 3 seeds agree; a side diverged on 1 of 4 seeds"
+    assert compare("", "", [math.nan], [1.0]).verdict == "not run"
+
+
+def test_an_infinite_value_decides_by_the_sign_test() -> None:
+    right = [math.inf, math.inf, 1.0]
+    assert compare("", "", [1.0, 1.0, 2.0], right, above=False).verdict == "undecided"
+    assert compare("", "", [1.0] * 9, [math.inf] * 8 + [0.5], above=False).verdict == "held"
 
 
 def test_a_claim_keeps_both_sides_by_seed() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from parsifl.core.errors import CheckpointError, ConfigError
+from parsifl_reproduction.comparison import at_grid_end, compare
 from parsifl_reproduction.recipe import (
     SKIPPED,
     Claim,
@@ -17,6 +18,7 @@ from parsifl_reproduction.recipe import (
     Recipe,
     Result,
     Values,
+    by_label,
     choosing,
     comparing,
     find,
@@ -125,6 +127,83 @@ def test_further_jobs_follow_from_the_results_of_the_plan(tmp_path: Path) -> Non
     assert not missing(staged, context, tmp_path)
     reproduce(staged, context, tmp_path)
     assert RUNS == [0, 1, 2, 12]
+
+
+LEADS: dict[str, list[float]] = {}
+"""How far the second run of `RACE` leads the first one, by seed; the last one repeats."""
+
+
+def _score(name: str, seed: int, _context: Context, _folder: Path | None) -> Values:
+    RUNS.append(seed)
+    leads = LEADS.get(name, [0.0])
+    return {"value": 10.0 + leads[min(seed, len(leads) - 1)]}
+
+
+def _plan_race(context: Context) -> list[Job]:
+    return [
+        Job(name, seed, partial(_score, name, seed, context))
+        for seed in range(context.seeds)
+        for name in ("base", "fast", "slow")
+    ]
+
+
+def _conclude_race(_context: Context, results: Sequence[Result]) -> list[Claim]:
+    grouped = by_label(results)
+    base, fast, slow = ([r["value"] for r in grouped[name]] for name in ("base", "fast", "slow"))
+    return [
+        compare("fast is ahead", "", fast, base, runs=("base", "fast")),
+        compare("slow is behind", "", base, slow, runs=("base", "slow")),
+    ]
+
+
+RACE = Recipe("race", "A race", "none", _plan_race, _conclude_race)
+
+
+@pytest.mark.parametrize(
+    ("leads", "seeds", "verdict"),
+    [
+        ([5.0, 4.0, -0.1, 5.0, 5.1, 4.9], 10, "held"),
+        ([5.0, -5.0, 4.0, -4.0, 3.0, -3.0, 5.0, -4.0, 2.0, -4.0, 1.0, -1.0], 20, "tie"),
+        ([5.0, 4.0, 5.0], 3, "held"),
+    ],
+)
+def test_an_undecided_comparison_gets_seeds_until_it_is_decided(
+    leads: list[float], seeds: int, verdict: str, tmp_path: Path
+) -> None:
+    LEADS.update(fast=leads, slow=[-1.0])
+    _, claims = reproduce(RACE, Context(seeds=3, max_seeds=20), tmp_path)
+    assert [claim.verdict for claim in claims] == [verdict, "held"]
+    assert [len(claim.left) for claim in claims] == [seeds, 3]
+    assert len(RUNS) == 3 + 2 * seeds  # "slow" is decided by its first seeds
+    assert collect(RACE, Context(seeds=3, max_seeds=20), tmp_path)[1] == claims
+
+
+def test_further_seeds_stop_at_the_number_that_was_asked_for(tmp_path: Path) -> None:
+    LEADS.update(fast=[5.0, -5.0, 4.0, -4.0, 3.0], slow=[-1.0])
+    _, claims = reproduce(RACE, Context(seeds=3, max_seeds=5), tmp_path)
+    assert claims[0].verdict == "undecided"
+    assert len(claims[0].left) == 5
+    assert len(reproduce(RACE, Context(seeds=3), tmp_path)[1][0].left) == 3
+
+
+def test_further_seeds_are_not_run_where_they_cannot_decide(tmp_path: Path) -> None:
+    def at_end(context: Context, results: Sequence[Result]) -> list[Claim]:
+        return [at_grid_end(_conclude_race(context, results)[0], second="lr=1")]
+
+    LEADS.update(fast=[5.0], slow=[-1.0])
+    recipe = replace(RACE, conclude=at_end)
+    _, claims = reproduce(recipe, Context(seeds=3, max_seeds=20), tmp_path)
+    assert claims[0].verdict == "undecided"
+    assert len(RUNS) == 9
+
+
+def test_a_claim_without_named_runs_repeats_the_whole_recipe(tmp_path: Path) -> None:
+    def unnamed(context: Context, results: Sequence[Result]) -> list[Claim]:
+        return [replace(claim, runs=None) for claim in _conclude_race(context, results)]
+
+    LEADS.update(fast=[5.0, 4.0, -0.1, 5.0, 5.1, 4.9], slow=[-1.0])
+    reproduce(replace(RACE, conclude=unnamed), Context(seeds=3, max_seeds=20), tmp_path)
+    assert len(RUNS) == 30
 
 
 def test_settings_are_compared_on_seeds_that_did_not_choose_them() -> None:

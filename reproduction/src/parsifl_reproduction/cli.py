@@ -32,6 +32,10 @@ def reproduce(
         "on a CPU (up to hours); full: the paper's own size.",
     ),
     seeds: int = typer.Option(3, min=1, help="Repetitions, for the spread."),
+    max_seeds: int | None = typer.Option(
+        None,
+        help="Give undecided comparisons further seeds, up to this number, in steps to 10 and 20.",
+    ),
     out: Path | None = typer.Option(None, help="Where results are kept; else runs/reproduction."),
     data_dir: Path | None = typer.Option(None, help="Directory with datasets, searched first."),
     list_all: bool = typer.Option(False, "--list", help="List the papers and their recipes."),
@@ -59,7 +63,7 @@ def reproduce(
 
       parsifl reproduce fedmac-table1 --seeds 3 --jobs 2
 
-      parsifl reproduce fedmac-theorem3 --seeds 3 --record docs/reproduction
+      parsifl reproduce fedmac-theorem3 --seeds 3 --max-seeds 20 --record docs/reproduction
 
       parsifl reproduce perfedmask-table7 --record docs/reproduction --not-run "no DomainNet here"
     """
@@ -79,7 +83,7 @@ def reproduce(
     if list_all or name is None:
         _list(as_json)
         return
-    context = _context(scale, seeds, data_dir)
+    context = _context(scale, seeds, max_seeds, data_dir)
     chosen = _chosen(name)
     _check_record(record, context, not_run, chosen)
     place = out or Path("runs") / "reproduction"
@@ -122,12 +126,16 @@ def _outcome(recipe: Recipe, context: Context, place: Path, record: Path | None)
     return claims
 
 
-def _context(scale: str, seeds: int, data_dir: Path | None) -> Context:
+def _context(scale: str, seeds: int, max_seeds: int | None, data_dir: Path | None) -> Context:
     from parsifl_reproduction.recipe import SCALES, Context
 
+    if max_seeds is not None and max_seeds < seeds:
+        raise ConfigError(
+            f"--max-seeds is at least --seeds: got --max-seeds {max_seeds} and --seeds {seeds}"
+        )
     for known in SCALES:
         if scale == known:
-            return Context(known, seeds, None if data_dir is None else str(data_dir))
+            return Context(known, seeds, None if data_dir is None else str(data_dir), max_seeds)
     raise ConfigError(unknown("scale", scale, SCALES))
 
 
@@ -151,10 +159,11 @@ def _check_record(
     for recipe in chosen:
         found = known.get(recipe.name, {})
         asked = records.asked(found)
-        if found.get("claims") and (not_run is not None or asked > context.seeds):
+        most = context.max_seeds or context.seeds
+        if found.get("claims") and (not_run is not None or asked > most):
             raise ConfigError(
-                f"{record / recipe.name}.json has claims from {asked} seeds, which "
-                "would be lost; ask for at least as many --seeds, or delete the file to replace it"
+                f"{record / recipe.name}.json has claims from {asked} seeds, which would be lost; "
+                "ask for at least as many --seeds or --max-seeds, or delete the file to replace it"
             )
 
 

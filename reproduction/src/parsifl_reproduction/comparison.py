@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
@@ -47,6 +48,7 @@ def compare(
     above: bool = True,
     tie: bool = True,
     untrained: Mapping[str, Sequence[bool]] | None = None,
+    runs: tuple[str, ...] | None = None,
 ) -> Claim:
     """Decide, seed by seed, whether `left` leads `right` by `least` (or, not `above`, lies below).
 
@@ -58,7 +60,8 @@ def compare(
 
     `untrained` says for each side by name on which seeds it ended at or below chance. Such a run
     is no evidence: twenty seeds or more without one decide alone; with fewer, the verdict must be
-    the same with and without the seeds at chance.
+    the same with and without the seeds at chance. A value of nan is a run that diverged; its seed
+    does not count. `runs` names the jobs on both sides (`Claim.runs`).
 
     >>> compare("a leads b", "", [3.0, 5.0], [1.0, 2.0]).verdict
     'held'
@@ -69,8 +72,13 @@ def compare(
     """
     if not left or not right:
         return Claim(statement, paper, "", "not run", "a run is missing: no data, or not asked for")
-    pairs = list(zip(left, right, strict=False))
+    every = list(zip(left, right, strict=False))
+    pairs = [pair for pair in every if not any(map(math.isnan, pair))]
+    if not pairs:
+        return Claim(statement, paper, "", "not run", "every run diverged")
     verdict, note = _decide(pairs, least, above, tie)
+    if len(pairs) < len(every):
+        note += f"; a side diverged on {len(every) - len(pairs)} of {len(every)} seeds"
     flags = [any(seed) for seed in zip(*(untrained or {}).values(), strict=False)]
     if any(flags):
         rest = [pair for pair, flag in zip(pairs, flags, strict=False) if not flag]
@@ -80,7 +88,8 @@ def compare(
     left, right = (list(side) for side in zip(*pairs, strict=True))
     gaps = [a - b for a, b in pairs]
     ours = f"{spread(left)} against {spread(right)}, difference {spread(gaps)}"
-    return Claim(statement, paper, ours, verdict, note, left=_rounded(left), right=_rounded(right))
+    sides = _rounded(left), _rounded(right)
+    return Claim(statement, paper, ours, verdict, note, "", *sides, runs)
 
 
 def at_grid_end(claim: Claim, first: str = "", second: str = "") -> Claim:
@@ -100,7 +109,9 @@ def at_grid_end(claim: Claim, first: str = "", second: str = "") -> Claim:
     sure = {"held": not second, "did not hold": not first}.get(claim.verdict, False)
     parts = (claim.note, f"at the end of the grid: {', '.join(ends)}")
     note = "; ".join(part for part in parts if part)
-    return replace(claim, verdict=claim.verdict if sure else "undecided", note=note)
+    if sure:
+        return replace(claim, note=note)
+    return replace(claim, verdict="undecided", note=note, runs=())  # further seeds cannot decide it
 
 
 def _decide(
@@ -113,7 +124,9 @@ def _decide(
     if len(gaps) < 2:
         return agreed(leads), "one seed only: the spread is not known"
     if len(set(leads)) == 1:
-        return agreed(leads), "every seed agrees"
+        return agreed(leads), f"all {len(gaps)} seeds agree"
+    if not all(map(math.isfinite, gaps)):
+        return agreed(leads), f"on {sum(leads)} of {len(leads)} seeds; some runs diverged"
     if len(gaps) < FEWEST:
         return "undecided", "the seeds disagree"
     largest = max(abs(fmean(side)) for side in zip(*pairs, strict=True))

@@ -46,6 +46,7 @@ These pages are written from the files `*.json` beside them:
 ```sh
 parsifl reproduce fedslr --scale smoke                            # every recipe of a paper
 parsifl reproduce NAME --seeds 3 --record docs/reproduction       # one recipe, with its record
+parsifl reproduce NAME --seeds 3 --max-seeds 20 --record docs/reproduction   # until decided
 parsifl reproduce NAME --seeds 3 --record docs/reproduction --collect   # from finished jobs only
 ```
 """

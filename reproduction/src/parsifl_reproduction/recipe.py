@@ -44,11 +44,14 @@ class Context:
         Number of repetitions.
     data_dir
         Directory with datasets, searched first; None: the default places.
+    max_seeds
+        Undecided comparisons get further seeds up to this number; None: they stay undecided.
     """
 
     scale: Scale = "faithful"
     seeds: int = 3
     data_dir: str | None = None
+    max_seeds: int | None = None
 
     @property
     def smoke(self) -> bool:
@@ -110,7 +113,8 @@ class Claim:
     """One statement of a paper, its number, ours with its spread, and the verdict.
 
     `counted` names the recipe that already counts the same claim; "" if it is counted here.
-    `left` and `right` are the two sides of a comparison, one value per seed.
+    `left` and `right` are the two sides of a comparison, one value per seed. `runs` are the labels
+    of the jobs that could decide the claim by further seeds; None: all jobs of the recipe.
     """
 
     statement: str
@@ -121,6 +125,7 @@ class Claim:
     counted: str = ""
     left: tuple[float, ...] = ()
     right: tuple[float, ...] = ()
+    runs: tuple[str, ...] | None = None
 
 
 def _no_deviations(_context: Context) -> Sequence[str]:

@@ -66,17 +66,17 @@ def not_run(recipe: Recipe, context: Context, reason: str) -> Record:
 
 def asked(record: Record) -> int:
     """Return how many seeds a record was asked for; replacements of seeds at chance add more."""
-    found = re.search(r"--seeds (\d+)", record.get("command", ""))
-    return int(found[1]) if found else 0
+    return max(map(int, re.findall(r"seeds (\d+)", record.get("command", ""))), default=0)
 
 
 def _head(recipe: Recipe, context: Context, jobs: Sequence[Job]) -> Record:
     scale = "" if context.scale == Context().scale else f" --scale {context.scale}"
+    more = "" if context.max_seeds is None else f" --max-seeds {context.max_seeds}"
     return {
         "recipe": recipe.name,
         "title": recipe.title,
         "paper": recipe.paper,
-        "command": f"parsifl reproduce {recipe.name}{scale} --seeds {context.seeds}",
+        "command": f"parsifl reproduce {recipe.name}{scale} --seeds {context.seeds}{more}",
         "scale": context.scale,
         "seeds": sorted({job.seed for job in jobs}),
         "version": __version__,

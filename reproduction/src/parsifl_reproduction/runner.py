@@ -18,9 +18,11 @@ from parsifl.core.errors import CheckpointError, ConfigError
 from parsifl.engine.safe_files import replace_file
 from parsifl.engine.study import run_jobs
 from parsifl_reproduction.machine import machine
-from parsifl_reproduction.recipe import SKIPPED, Claim, Context, Job, Recipe, Result
+from parsifl_reproduction.recipe import OURS, SKIPPED, Claim, Context, Job, Recipe, Result
 
 Progress = Callable[[Job, int, int], None]
+SEEDS = (3, 10, 20)
+"""The steps in which an undecided comparison gets seeds (ADR 15)."""
 
 
 def run_open_jobs(
@@ -70,16 +72,45 @@ def reproduce(
 
 
 def jobs(recipe: Recipe, context: Context, folder: Path) -> list[Job]:
-    """Return the jobs that a recipe plans and, as far as these have finished, those that follow."""
+    """Return the jobs that a recipe plans and, as far as these have finished, those that follow.
+
+    Last come further seeds of undecided comparisons, if the context allows them.
+    """
     known = list(recipe.plan(context))
     while len(results := _results(known, folder)) == len(known):
-        marks = {(job.label, job.seed) for job in known}
-        following = recipe.follow(context, results)
-        new = [job for job in following if (job.label, job.seed) not in marks]
+        marks = {_mark(job) for job in known}
+        following = [each for each in recipe.follow(context, results) if _mark(each) not in marks]
+        new = following or _further_seeds(recipe, context, results, marks)
         if not new:
             break
         known += new
     return known
+
+
+def _further_seeds(
+    recipe: Recipe, context: Context, results: Sequence[Result], marks: set[tuple[str, int]]
+) -> list[Job]:
+    """Return the next step of seeds for the runs of undecided claims, up to `max_seeds`."""
+    if context.max_seeds is None or context.smoke:
+        return []
+    claims = recipe.conclude(context, results)
+    undecided = [c for c in claims if c.verdict == "undecided" and c.counted in ("", OURS)]
+    labels = {label for claim in undecided for label in claim.runs or ()}
+    anything = any(claim.runs is None for claim in undecided)
+    for seeds in sorted({*(s for s in SEEDS if s < context.max_seeds), context.max_seeds}):
+        wider = replace(context, seeds=max(seeds, context.seeds))
+        further = {
+            _mark(job): job
+            for job in (*recipe.plan(wider), *recipe.follow(wider, results))
+            if (anything or job.label in labels) and _mark(job) not in marks
+        }
+        if further:
+            return list(further.values())
+    return []
+
+
+def _mark(job: Job) -> tuple[str, int]:
+    return job.label, job.seed
 
 
 def _results(jobs: Sequence[Job], folder: Path) -> list[Result]:

@@ -351,12 +351,15 @@ class Race:
             (s for s in self.settings if s.method == method and s.lr == lr), key=lambda s: s.steps
         )
         few, many = mine[0], mine[-1]
-        pairs = list(zip(self.curves(few), self.curves(many), strict=False))
-        paper = "converges faster with a larger K (Theorems 3.1 and 4.1; Figure 3)"
-        if not pairs:
-            return Claim(statement, paper, "", "not run")
-        found = "; ".join(f"{s.label} ends at {self.end(s):.4g}" for s in mine)
-        return Claim(statement, paper, found, agreed([b[-1] < a[-1] for a, b in pairs]))
+        claim = compare(
+            statement,
+            "converges faster with a larger K (Theorems 3.1 and 4.1; Figure 3)",
+            *([curve[-1] for curve in self.curves(setting)] for setting in (many, few)),
+            above=False,
+            runs=(few.label, many.label) if self._tested() else None,
+        )
+        ends = "; ".join(f"{s.label} ends at {self.end(s):.4g}" for s in mine)
+        return claim if claim.verdict == "not run" else replace(claim, ours=ends)
 
     def lowest(self, method: str, paper: str) -> Claim:
         """Compare the last objectives of the tuned methods."""
@@ -415,6 +418,10 @@ class Race:
             for result in comparing(self.results)
             if result.label == setting.label
         ]
+
+    def _tested(self) -> bool:
+        """Return whether seeds compare settings that other seeds have chosen."""
+        return any(result.seed >= TUNING for result in self.results)
 
     def _end(self, chosen: Setting) -> str:
         """Return the label of a setting whose step is the largest or smallest; else ""."""

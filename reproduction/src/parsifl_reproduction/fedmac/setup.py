@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -187,7 +188,7 @@ def _train(training: Training, seed: int, context: Context, folder: Path | None)
                 run_dir=run_dir,
                 resume=True,
             )
-        except ClientError as error:  # every client diverged: such settings are never chosen
+        except ClientError as error:  # every client diverged
             return {"diverged": str(error)}
         return values(done)
 
@@ -244,6 +245,10 @@ def paper_ratio(result: Values, after: int = 0) -> float:
 
 
 def column(grouped: Mapping[str, list[Values]], label: str, key: str) -> list[Any] | None:
-    """Return one value of every seed of a label; None if it did not run."""
-    found = [values[key] for values in grouped.get(label, ()) if key in values]
-    return found or None
+    """Return one value of every seed of a label, nan if it diverged; None if it did not run."""
+    found = [values.get(key, math.nan) for values in grouped.get(label, ())]
+    return None if all(map(_missing, found)) else found
+
+
+def _missing(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)

@@ -139,6 +139,7 @@ class Row:
                 f"{published['fedmac']:.2f} against {number:.2f}",
                 ours,
                 column(grouped, self.label(other, reading), key),
+                runs=(self.label("fedmac", reading), self.label(other, reading)),
             )
             counted = "the first reading" if reading is not self.readings[0] else ""
             if other == "heurfedamp" and not counted:
@@ -279,6 +280,7 @@ class TunedRow:
                     f"{published['fedmac']:.2f} against {number:.2f}",
                     column(grouped, chosen["fedmac"], model),
                     column(grouped, chosen[other], model),
+                    runs=(chosen["fedmac"], chosen[other]),
                 )
                 note = f"{claim.note}; chosen: {chosen['fedmac']} and {chosen[other]}"
                 ends = [

@@ -109,15 +109,17 @@ def _conclude_table1(context: Context, results: Sequence[Result]) -> list[Claim]
 def _split_claims(
     row: str, split: str, grouped: dict[str, list[Values]], context: Context
 ) -> list[Claim]:
-    mixed = column(grouped, f"{row} {split} fedslr", "personal")
-    gkr = column(grouped, f"{row} {split} fedslr", "global")
+    place = f"{row} {split}"
+    ours = f"{place} fedslr"
+    mixed, gkr = (column(grouped, ours, model) for model in ("personal", "global"))
     faster = _faster(row, split, context).label
     claims = [
         compare(
             f"{row}, {split}: FedSLR's mixed model is ahead of {TITLES[name]}",
             _numbers(split, "mixed", name),
             mixed,
-            column(grouped, f"{row} {split} {name}", "personal"),
+            column(grouped, f"{place} {name}", "personal"),
+            runs=(ours, f"{place} {name}"),
         )
         for name in PERSONAL
     ]
@@ -130,6 +132,7 @@ def _split_claims(
                 _numbers(split, "mixed", "perfedavg"),
                 mixed,
                 column(grouped, faster, "personal"),
+                runs=(ours, faster),
             )
         )
     claims += [
@@ -137,7 +140,8 @@ def _split_claims(
             f"{row}, {split}: FedSLR's global model is ahead of {title}'s",
             _numbers(split, "gkr", name),
             gkr,
-            column(grouped, f"{row} {split} {name}", "global"),
+            column(grouped, f"{place} {name}", "global"),
+            runs=(ours, f"{place} {name}"),
         )
         for name, title in (("fedavg", "FedAvg"), ("scaffold", "SCAFFOLD"))
     ]
@@ -145,8 +149,9 @@ def _split_claims(
         compare(
             f"{row}, {split}: FedDyn's global model is ahead of FedSLR's",
             _numbers(split, "feddyn", "gkr"),
-            column(grouped, f"{row} {split} feddyn", "global"),
+            column(grouped, f"{place} feddyn", "global"),
             gkr,
+            runs=(ours, f"{place} feddyn"),
         )
     )
     if split == "Non-IID":
@@ -157,6 +162,7 @@ def _split_claims(
                 _numbers(split, "mixed", "gkr"),
                 mixed,
                 gkr,
+                runs=(ours,),
             ),
         ]
     claims.append(
@@ -165,6 +171,7 @@ def _split_claims(
             _numbers("IID", "gkr", "mixed"),
             gkr,
             mixed,
+            runs=(ours,),
         )
     )
     return [*claims, *_below_feddyn(row, grouped, context)]
@@ -182,6 +189,7 @@ def _below_feddyn(row: str, grouped: dict[str, list[Values]], context: Context) 
             _numbers("IID", "feddyn", "mixed" if name == "fedslr" else name),
             feddyn,
             column(grouped, label, "personal"),
+            runs=(f"{row} IID feddyn", label),
         )
         for name, label in labels.items()
     ]
