@@ -46,6 +46,15 @@ def test_scores_on_training_rows_are_recorded_if_asked_for(tmp_path: Path) -> No
         assert ("train" in line["global"]) == bool(words)
 
 
+def test_the_distance_to_known_coefficients_is_printed() -> None:
+    dataset = "fedgradmp:clients=4,samples=30,dimension=20,sparsity=3"
+    words = ["--data", dataset, "--rounds", "6", "--set", "tau=3", "--test", "0"]
+    code, out, err = invoke("run", "fedgradmp", *words)
+    assert code == 0, err
+    assert float(out.rpartition("last round: ")[2]) < 1e-6
+    assert "true coefficients" not in invoke("run", "fedavg", *QUICK)[1]
+
+
 def test_json_holds_the_headline_and_nothing_else() -> None:
     code, out, err = invoke("run", "local", *QUICK, "--json")
     assert code == 0

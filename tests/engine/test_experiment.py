@@ -169,3 +169,31 @@ def test_a_model_depends_on_the_form_of_the_rows_alone() -> None:
     for name in ("auto", "mlp:hidden=7", "glm"):
         made = [problem_for(name, given).init(Key(0)) for given in (digits, schema)]
         assert tree.same(*made)
+
+
+def test_known_coefficients_are_compared_with_the_global_model() -> None:
+    recovery = Experiment(
+        "fedgradmp", {"tau": 3}, "fedgradmp:clients=4,samples=30,dimension=20,sparsity=3", rounds=6
+    )
+    run = recovery.run()
+    truth = data.prepare(recovery.data, seed=0).truth
+    assert truth is not None
+    gap = run.server["coef"].numpy() - truth
+    assert run.records[-1].metrics["distance"] == pytest.approx(np.linalg.norm(gap), abs=1e-14)
+    assert run.records[0].metrics["distance"] > 1e-8 > run.records[-1].metrics["distance"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"algorithm": "local", "settings": {}},  # without a global model
+        {"model": "glm:intercept=true"},  # the intercept is not known
+        {"data": "fedht-regression:clients=4,samples=20"},  # every client has its own coefficients
+        {"data": "fedgradmp:clients=4,samples=30,dimension=20,sparsity=3,normalize=feature"},
+    ],
+)
+def test_coefficients_that_are_not_comparable_are_not_compared(changes: dict[str, Any]) -> None:
+    recovery = Experiment(
+        "fedgradmp", {"tau": 3}, "fedgradmp:clients=4,samples=30,dimension=20,sparsity=3", rounds=1
+    )
+    assert "distance" not in replace(recovery, **changes).run().records[0].metrics

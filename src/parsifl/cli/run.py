@@ -104,6 +104,7 @@ def run(  # typer reads the options from the signature; `context` holds their va
             typer.echo(json.dumps(row))
         else:
             show([finished.recorded()])
+            _show_distance(finished.records)
             if profile:
                 show_profile(finished.records)
 
@@ -205,6 +206,13 @@ def show(runs: Sequence[RunData]) -> None:
     from parsifl.report.summary import headline, render
 
     Console().print(render(headline(runs)))
+
+
+def _show_distance(records: Sequence[RoundRecord]) -> None:
+    """Print how far the global model is from the coefficients of a simulated dataset."""
+    found = records[-1].metrics.get("distance") if records else None
+    if found is not None:
+        typer.echo(f"Relative distance to the true coefficients, last round: {found:.3g}")
 
 
 def show_profile(records: Sequence[RoundRecord]) -> None:

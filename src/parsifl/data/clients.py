@@ -214,6 +214,9 @@ class ClientData:
     source
         How the data were prepared: partition, held-out shares, normalization. Part of a run's
         configuration.
+    truth
+        The coefficients that generated a real target, if they are known and the same for all
+        clients.
     """
 
     x: Tensor | csr_matrix
@@ -226,6 +229,7 @@ class ClientData:
     classes: int | None = None
     augment: str = ""
     source: Mapping[str, Any] = field(default_factory=dict)
+    truth: Array | None = None
 
     def __post_init__(self) -> None:
         for name in ("x", "y"):
@@ -372,6 +376,7 @@ class ClientData:
             tested = Ragged.of(test)
             dataset, tested = dataset.merged(), Ragged(tested.values + len(dataset), tested.offsets)
         x = apply(normalize, dataset.x, np.unique(train.values))
+        known = dataset.truth if normalize == "none" and dataset.classes is None else None
         features = _features(x, torch.float32 if dtype is None else dtype)
         return cls(
             x=features,
@@ -382,6 +387,7 @@ class ClientData:
             profiles=({},) * len(owned),
             name=dataset.name,
             classes=dataset.classes,
+            truth=None if known is None or known.ndim > 1 else known,
         )
 
     def shares(self) -> Array:

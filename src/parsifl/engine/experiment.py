@@ -17,15 +17,18 @@ from parsifl.core import config, registry
 from parsifl.core.algorithm import AnyAlgorithm
 from parsifl.core.config import Count, Fraction, Positive, Size
 from parsifl.core.errors import ConfigError, DataError, unknown
+from parsifl.core.keys import Key
 from parsifl.core.problem import Problem, flatten_inputs
 from parsifl.data.clients import ClientData
 from parsifl.data.spec import parse
+from parsifl.engine.callbacks import DistanceToTruth
 from parsifl.engine.costs import NetworkModel
 from parsifl.engine.evaluation import Evaluation
 from parsifl.engine.run import Run
 from parsifl.engine.simulate import simulate
-from parsifl.engine.training import Callback
+from parsifl.engine.training import Callback, RoundEnd
 from parsifl.linear.glm import GLM
+from parsifl.linear.glm import NAME as COEFFICIENTS
 from parsifl.nn import models
 from parsifl.nn.neural import NeuralProblem
 from parsifl.wire import Precision
@@ -136,8 +139,25 @@ class Experiment:
             network=self.network,
             precision=self.precision,
             resume=resume,
-            callbacks=callbacks,
+            callbacks=[*_distances(problem, clients), *callbacks],
         )
+
+
+def _distances(problem: Problem, clients: ClientData) -> list[Callback]:
+    """Return the callback that records the distance to the coefficients, if these are known."""
+    if clients.truth is None:
+        return []
+    truth = torch.as_tensor(clients.truth)
+    start = problem.init(Key(0))
+    if set(start) != {COEFFICIENTS} or start[COEFFICIENTS].shape != truth.shape:
+        return []  # a network, an intercept or the atoms of a dictionary
+    known = DistanceToTruth({COEFFICIENTS: truth})
+
+    def distance(event: RoundEnd) -> Mapping[str, float] | None:
+        has_model = event.algorithm.model(event.problem, event.server) is not None
+        return known(event) if has_model else None
+
+    return [distance]
 
 
 def profiles(devices: str, count: int) -> tuple[dict[str, Any], ...]:
