@@ -18,7 +18,7 @@ from parsifl.core import registry, tree
 from parsifl.core.algorithm import AnyAlgorithm, ClientInfo, ClientUpload
 from parsifl.core.errors import CapabilityError, ConfigError
 from parsifl.core.keys import Key
-from parsifl.core.leaves import densify
+from parsifl.core.leaves import LowRank, densify
 from parsifl.engine.simulate import simulate
 from parsifl.solvers.server_optimizers import Adam, Sgd
 from parsifl.solvers.upload_transforms import Delta, TopK
@@ -134,6 +134,18 @@ def test_a_median_is_not_moved_by_a_minority() -> None:
     assert accumulator.total().value()["w"].tolist() == [2.5, 5.0]
     with pytest.raises(CapabilityError, match="partial totals"):
         accumulator.merge(accumulator.total())
+
+
+def test_a_median_of_factored_uploads_is_that_of_their_products() -> None:
+    accumulator, rng = CoordinateMedian(), np.random.default_rng(0)
+    products = []
+    for client in range(4):
+        left, right = rng.normal(size=(5, 2)), rng.normal(size=(2, 3))
+        products.append(left @ right)
+        factors = LowRank(torch.from_numpy(left), torch.from_numpy(right), (5, 3))
+        accumulator.add(ClientUpload(ClientInfo(client, 1), 1.0, {"w": factors}))
+    found = accumulator.total().value()["w"]
+    np.testing.assert_allclose(found.numpy(), np.median(products, axis=0), rtol=1e-12)
 
 
 @pytest.mark.parametrize("changes", [
