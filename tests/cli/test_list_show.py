@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -116,3 +117,13 @@ def test_the_command_starts_without_torch() -> None:
 )
 def test_every_command_has_help(command: str) -> None:
     assert "--help" in invoke(command, "--help")
+
+
+def test_a_reader_that_has_enough_is_no_error() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)  # as `| head` does
+    words = [sys.executable, "-c", "from parsifl.cli.app import app; app()", "--version"]
+    done = subprocess.run(words, stdout=writer, stderr=subprocess.PIPE, check=False, text=True)
+    os.close(writer)
+    assert done.returncode == 1
+    assert done.stderr == ""

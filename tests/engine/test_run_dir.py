@@ -98,7 +98,8 @@ def test_a_folder_of_another_configuration_is_refused_with_the_difference(
     run(tmp_path)
     before = (tmp_path / "metrics.jsonl").read_bytes()
     with pytest.raises(
-        CheckpointError, match=f"holds a run of another configuration:\n(.*\n)*.*{shown}"
+        CheckpointError,
+        match=f"holds a run of another configuration:\n(.*\n)*.*{shown}(.*\n)*Resume",
     ):
         run(tmp_path, resume=True, rounds=3, **change)
     assert (tmp_path / "metrics.jsonl").read_bytes() == before

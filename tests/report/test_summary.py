@@ -112,6 +112,22 @@ def test_the_terminal_table_shows_every_row(tmp_path: Path) -> None:
     assert "mse" in text
 
 
+def test_a_narrow_terminal_cuts_no_number_off(tmp_path: Path) -> None:
+    for seed in range(3):
+        make_run(tmp_path / str(seed), "fedavg", seed=seed)
+    table = render(headline(read_runs([tmp_path])))
+
+    def words(width: int) -> list[str]:
+        console = Console(width=width)
+        with console.capture() as capture:
+            console.print(table)
+        return sorted(capture.get().split())
+
+    assert "…" not in "".join(words(80))
+    wide = [word for word in words(200) if word[0].isdigit() or word == "±"]
+    assert wide == [word for word in words(80) if word[0].isdigit() or word == "±"]
+
+
 def test_no_rows_make_an_empty_table() -> None:
     assert headline([]) == []
     assert render([]).row_count == 0

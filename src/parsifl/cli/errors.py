@@ -38,6 +38,8 @@ class FriendlyGroup(core.TyperGroup):
             with warnings.catch_warnings():
                 warnings.showwarning = _warn
                 return super().invoke(ctx)
+        except BrokenPipeError:  # the reader, such as `head`, has enough; click ends quietly
+            raise
         except (ParsiflError, OSError, UnicodeDecodeError) as error:
             typer.echo(f"error: {error}", err=True)
             raise typer.Exit(EXIT_MISTAKE) from None

@@ -160,7 +160,10 @@ class RunDir:
                 "bit-identical. Resume with the same --executor and the version in "
                 f"environment.json, or choose a new directory:{listed}"
             )
-        raise CheckpointError(f"{self.path} holds a run of another configuration:{listed}")
+        raise CheckpointError(
+            f"{self.path} holds a run of another configuration:{listed}\n"
+            "Resume it with its own options, or choose another directory"
+        )
 
     def set_target(self, rounds: int) -> None:
         """Record the total number of rounds; a later call may increase it."""

@@ -178,7 +178,8 @@ def render(rows: Sequence[Row]) -> Table:
     table.add_column("algorithm", no_wrap=True)
     columns = ["global", "personal", "std", "worst 10th", "up", "down", "seconds"]
     for column in [*(["seeds"] if several else []), *(["score"] * (len(scores) > 1)), *columns]:
-        table.add_column(column, justify="right", no_wrap=True)
+        # a narrow terminal wraps numbers and cuts none off
+        table.add_column(column, justify="right", overflow="fold")
     for row in rows:
         seeds = [str(len(row.seeds))] if several else []
         which = [row.score] * (len(scores) > 1)
