@@ -80,14 +80,14 @@ def test_rare_levels_come_last_and_stand_for_unknown_ones() -> None:
 def test_a_value_that_no_site_had_counts_as_the_most_frequent_one(ward: str) -> None:
     found = agreed({"age": ["1", "2", "3"], "ward": ["b", "a", "b"]})
     new = as_columns({"age": [""], "ward": [ward]}, words=("ward",))
-    with pytest.warns(ParsiflWarning, match="column 'ward': 1 values that no site had.*as 'b'"):
+    with pytest.warns(ParsiflWarning, match="column 'ward': 1 level that no site had.*as 'b'"):
         assert found.design(new).tolist() == [[2.0, 0.0]]
 
 
 def test_other_columns_are_not_read_and_missing_ones_are_named() -> None:
     extra = as_columns({**TWO, "note": ["p", "q"]})
     assert agreed().design(extra).shape == (2, 4)
-    with pytest.raises(DataError, match="lacks 1 columns, such as ward"):
+    with pytest.raises(DataError, match="lacks 1 column: ward"):
         agreed().design(as_columns({"age": ["1"]}))
     with pytest.raises(DataError, match="'age' must hold numbers"):
         agreed().design(as_columns({"age": ["old"], "ward": ["a"]}))

@@ -91,7 +91,7 @@ def test_a_kept_column_of_sites_vanishes_when_clients_are_centred() -> None:
 def test_more_folds_than_clients_are_said_aloud() -> None:
     x, y, clients = _data()
     model = FederatedSparseRegressorCV([1, 2], cv=5, estimator=FederatedSparseRegressor(rounds=2))
-    with pytest.warns(UserWarning, match="cv=5, but there are 4 clients"):
+    with pytest.warns(UserWarning, match="cv=5, but there are 4 sites"):
         model.fit(x, y, groups=clients)
     assert model.error_path_.shape == (2, 4)
     with pytest.raises(ValueError, match="estimator must be a FederatedSparseRegressor"):

@@ -18,6 +18,7 @@ from parsifl.data.table_encoding import RARE, Preprocessing, summarise
 from parsifl.data.tables import as_columns
 from parsifl.estimators import (
     FederatedSparseClassifier,
+    FederatedSparseClassifierCV,
     FederatedSparseCox,
     FederatedSparsePoisson,
     FederatedSparseRegressor,
@@ -101,13 +102,13 @@ def test_new_rows_may_have_other_orders_levels_and_missing_values(case: int) -> 
     assert np.array_equal(model.predict(frame()), model.predict(frame().iloc[:, ::-1]))
     assert np.array_equal(model.predict(frame()), model.predict(as_polars(frame())))
     new = frame().head(3).assign(ward=["isolation", None, "ICU"], sex=["m", None, "f"], note="x")
-    with pytest.warns(ParsiflWarning, match="values that no site had") as caught:
+    with pytest.warns(ParsiflWarning, match="level.* that no site had") as caught:
         found = model.predict(new)
     assert len(caught) == 2
     usual = model.preprocessing_.columns[2].levels[0]
     known = new.assign(ward=["general", None, "ICU"], sex=["m", usual, "f"])
     assert np.array_equal(found, model.predict(known))
-    with pytest.raises(DataError, match="lacks 1 columns, such as age"):
+    with pytest.raises(DataError, match="lacks 1 column: age"):
         model.predict(frame().drop(columns="age"))
     with pytest.raises(ValueError, match="fitted to a table with words"):
         model.predict(np.zeros((2, 5)))
@@ -302,6 +303,52 @@ def test_awkward_tables_are_taken(change: str) -> None:
 def test_impossible_tables_are_named(table: pd.DataFrame, reason: str) -> None:
     with pytest.raises((ValueError, DataError), match=reason):
         FederatedSparseRegressor(1).fit(table, risk(frame())[: len(table)])
+
+
+LABELS = ["yes", "no"] * 12
+MISSING_TARGETS = {
+    "None": np.array([*LABELS[:-1], None], dtype=object),
+    "NaN among text": np.array([*LABELS[:-1], np.nan], dtype=object),
+    "list": [*LABELS[:-1], None],
+    "string": pd.Series([*LABELS[:-1], None], dtype="string"),
+    "category": pd.Series([*LABELS[:-1], None], dtype="category"),
+    "boolean": pd.Series([True, False] * 11 + [True, None], dtype="boolean"),
+    "Int64": pd.Series([1, 0] * 11 + [1, None], dtype="Int64"),
+    "float": np.array([1.0, 0.0] * 11 + [1.0, np.nan]),
+}
+
+
+@pytest.mark.parametrize("y", MISSING_TARGETS.values(), ids=MISSING_TARGETS)
+def test_missing_labels_are_counted(y: Any) -> None:
+    table, sites = frame().head(24), np.arange(24) % 2
+    path = FederatedSparseClassifierCV([1], cv=2)
+    for model in (FederatedSparseClassifier(1), path, FederatedSparseRegressor(1)):
+        with pytest.raises(ValueError, match=r"y is missing in 1 of 24 rows .* row 23\)"):
+            model.fit(table, y, groups=sites)
+
+
+def test_text_is_no_target_of_a_regression() -> None:
+    table, sites = frame().head(24), np.arange(24) % 2
+    for kind in (FederatedSparseRegressor, FederatedSparsePoisson, FederatedSparseCox):
+        with pytest.raises(ValueError, match="y must hold numbers, but has 'yes' in row 0"):
+            kind(1).fit(table, LABELS, groups=sites)
+
+
+@pytest.mark.parametrize(
+    ("y", "message"),
+    [
+        (np.ones((24, 3)), r"y needs two columns.* got shape \(24, 3\)"),
+        (np.array([[1.0, 1.0], [2.0, 2.0]] * 12), "must be 0 or 1, got 2"),
+    ],
+)
+def test_a_survival_target_of_another_form_is_described(y: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        FederatedSparseCox(1).fit(frame().head(24), y, groups=np.arange(24) % 2)
+
+
+def test_a_column_name_is_no_groups() -> None:
+    with pytest.raises(ValueError, match="got 'ward'; pass the values of a column"):
+        FederatedSparseRegressor(1).fit(frame(), risk(frame()), groups="ward")
 
 
 def test_more_coefficients_than_rows_are_said_aloud() -> None:

@@ -45,7 +45,7 @@ def test_it_runs_in_a_pipeline_on_columns_in_any_order() -> None:
     pipeline = make_pipeline(FederatedPreprocessor(), LinearRegression())
     pipeline.fit(frame(), risk(frame()))
     assert np.allclose(pipeline.predict(frame()), pipeline.predict(frame().iloc[:, ::-1]))
-    with pytest.raises(DataError, match="lacks 1 columns, such as age"):
+    with pytest.raises(DataError, match="lacks 1 column: age"):
         pipeline.predict(frame().drop(columns="age"))
 
 

@@ -219,8 +219,8 @@ class Preprocessing:
         absent = [column.name for column in self.columns if column.name not in table]
         if absent:
             raise DataError(
-                f"the table lacks {len(absent)} columns, such as "
-                f"{', '.join(name[:40] for name in absent[:5])}"
+                f"the table lacks {_counted(absent, 'column')}: "
+                f"{', '.join(name[:40] for name in absent[:5])}{', ...' * (len(absent) > 5)}"
             )
         parts = [_encoded(column, table[column.name]) for column in self.columns]
         return np.ascontiguousarray(np.concatenate(parts, axis=1))
@@ -334,13 +334,17 @@ def _encoded(column: TableColumn, values: Column) -> Array:
     new = sorted({level for level in found if level not in place})
     if new and RARE not in place:
         warnings.warn(
-            f"column '{column.name}': {len(new)} values that no site had, such as {new[0][:40]!r}, "
-            f"count as {column.levels[0]!r}",
+            f"column '{column.name}': {_counted(new, 'level')} that no site had, such as "
+            f"{new[0][:40]!r}, treated as {column.levels[0]!r}",
             ParsiflWarning,
             stacklevel=4,
         )
     codes = [place.get(level, place.get(RARE, 0)) for level in found]
     return np.asarray(np.eye(len(column.levels))[codes][:, 1:])
+
+
+def _counted(found: Sequence[str], what: str) -> str:
+    return f"{len(found)} {what}{'s' * (len(found) != 1)}"
 
 
 def named_levels(columns: Mapping[str, Column], name: str) -> set[str]:

@@ -142,6 +142,13 @@ def checked_times(y: Any) -> tuple[Array, Array]:
     y = np.asarray(y, dtype=np.float64)
     if y.ndim == 1 or y.shape[1] == 1:
         return y.ravel(), np.ones(len(y))
-    if y.ndim != 2 or y.shape[1] != 2 or not np.isin(y[:, 1], (0.0, 1.0)).all():
-        raise ValueError("y needs two columns: the time, and whether the event occurred (0 or 1)")
+    if y.ndim != 2 or y.shape[1] != 2:
+        raise ValueError(
+            "y needs two columns, the time and whether the event occurred (0 or 1), got shape "
+            f"{y.shape}"
+        )
+    if (other := y[~np.isin(y[:, 1], (0.0, 1.0)), 1]).size:
+        raise ValueError(
+            f"the second column of y, whether the event occurred, must be 0 or 1, got {other[0]:g}"
+        )
     return y[:, 0], y[:, 1]

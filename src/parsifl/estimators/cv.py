@@ -33,6 +33,7 @@ from parsifl.estimators.moments import Array, Indices
 from parsifl.estimators.poisson import FederatedSparsePoisson
 from parsifl.estimators.preprocessor import owners
 from parsifl.estimators.regressor import FederatedSparseRegressor
+from parsifl.estimators.settings import check_target
 from parsifl.linear.glm import GLM
 from parsifl.solvers import best_subset, subset_state
 from parsifl.solvers.subset_state import Sums
@@ -133,9 +134,11 @@ class FederatedSparseCV(FederatedSparse):
         return self
 
     def _data(self, x: Any, y: Any) -> tuple[Any, Any]:
+        own = self._checks()
+        check_target(y, as_numbers="y_numeric" in own or "multi_output" in own)
         if is_table(x):
             return x, np.asarray(y)
-        checks = {"dtype": np.float64, "ensure_min_samples": 2, **self._checks()}
+        checks = {"dtype": np.float64, "ensure_min_samples": 2, **own}
         return validate_data(self, x, y, **checks)  # type: ignore[no-any-return]
 
     def _checks(self) -> dict[str, Any]:
@@ -168,7 +171,7 @@ class FederatedSparseCV(FederatedSparse):
         rows = np.zeros((len(y), 1))
         if not isinstance(self.cv, int | np.integer):
             return list(check_cv(self.cv).split(rows, groups=groups))
-        most, kind = (sites, "clients") if sites > 1 else (len(y), "rows")
+        most, kind = (sites, "sites") if sites > 1 else (len(y), "rows")
         if self.cv > most:
             warnings.warn(
                 f"cv={self.cv}, but there are {most} {kind}: each of {most} folds leaves out one",

@@ -121,10 +121,11 @@ def owners(groups: Any, rows: int) -> tuple[np.ndarray[Any, Any], Indices]:
     ids = np.asarray(groups)
     if ids.shape != (rows,):
         raise ValueError(
-            f"groups must name the client of each of the {rows} rows, got shape {ids.shape}"
+            f"groups must name the site of each of the {rows} rows, got "
+            + (f"shape {ids.shape}" if ids.ndim else f"{groups!r}; pass the values of a column")
         )
     if any(name is None or name != name for name in ids.tolist()):
-        raise ValueError("groups has missing values; every row needs a client")
+        raise ValueError("groups has missing values; every row needs a site")
     try:
         names, owner = np.unique(ids, return_inverse=True)
     except TypeError:

@@ -94,6 +94,7 @@ class EstimatorSettings(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         Sites agree on the encoding from counts and sums, each row with a weight counting once.
         """
         self._agreement_bytes = 0, 0
+        check_target(y, as_numbers="y_numeric" in checks or "multi_output" in checks)
         if not is_table(X):
             self.preprocessing_ = None
             return validate_data(self, X, y, dtype=np.float64, **checks)  # type: ignore[no-any-return]
@@ -192,7 +193,8 @@ class EstimatorSettings(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         if not whole(given) or not least <= int(given) <= width:
             kind = "features" if self._setting("dictionary", None) is None else "atoms"
             raise ValueError(
-                f"n_nonzero_coefs must be a number between 1 and {width} {kind}, got {given!r}"
+                f"n_nonzero_coefs must be a number between {least} and {width} {kind}, got "
+                f"{given!r}"
             )
         return int(given)
 
@@ -322,6 +324,37 @@ class EstimatorSettings(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
 def whole(value: Any) -> bool:
     """Return whether a value is a whole number."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def check_target(y: Any, *, as_numbers: bool) -> None:
+    """Reject missing values, and text where numbers are needed; scikit-learn checks the rest."""
+    values = np.asarray(y)
+    if values.ndim == 0 or not values.size or values.dtype.kind not in "fOU":
+        return
+    rows = values.reshape(len(values), -1)
+    if values.dtype.kind == "f":
+        absent = np.isnan(rows).any(axis=1)
+    else:
+        absent = np.array([any(map(_is_missing, row)) for row in rows.tolist()])
+    if absent.any():
+        raise ValueError(
+            f"y is missing in {absent.sum()} of {len(rows)} rows (the first is row "
+            f"{absent.argmax()}); remove these rows: only X may have missing values"
+        )
+    if not as_numbers or values.dtype.kind == "f":
+        return
+    for number, row in enumerate(rows.tolist()):
+        if words := [value for value in row if isinstance(value, str) and not _is_number(value)]:
+            raise ValueError(
+                f"y must hold numbers, but has {words[0]!r} in row {number}; for classes use "
+                "FederatedSparseClassifier"
+            )
+
+
+def _is_missing(value: Any) -> bool:
+    if value is None or type(value).__name__ == "NAType":  # pandas.NA has no truth value
+        return True
+    return isinstance(value, float) and value != value
 
 
 def _say_if_mostly_numbers(columns: Columns) -> None:
