@@ -351,7 +351,27 @@ def test_a_column_name_is_no_groups() -> None:
         FederatedSparseRegressor(1).fit(frame(), risk(frame()), groups="ward")
 
 
+def test_the_methods_text_names_fixed_terms_only_if_there_are_any() -> None:
+    x = np.random.default_rng(0).normal(size=(40, 5))
+    free = FederatedSparseRegressor(1).fit(x, x[:, 0], np.arange(40) % 2)
+    assert "allowed 1 of 5 terms; the terms" in free.methods_text()
+    some = FederatedSparseRegressor(1, keep=[2]).fit(x, x[:, 0], np.arange(40) % 2)
+    assert "allowed 1 of 4 terms, on top of those that were fixed; the" in some.methods_text()
+
+
 def test_more_coefficients_than_rows_are_said_aloud() -> None:
     x = np.random.default_rng(0).normal(size=(12, 40))
-    with pytest.warns(UserWarning, match="gives 20 coefficients to 12 rows"):
+    with pytest.warns(UserWarning, match=r"gives 21 coefficients \(including intercepts\) to 12"):
         FederatedSparseRegressor(20).fit(x, x[:, 0], np.arange(12) % 3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "count"), [({}, 4), ({"center": "client"}, 5), ({"fit_intercept": False}, 3)]
+)
+def test_intercepts_count_towards_an_interpolating_fit(
+    settings: dict[str, Any], count: int
+) -> None:
+    draw = np.random.default_rng(0)
+    x, y, sites = draw.normal(size=(count, 6)), draw.normal(size=count), np.arange(count) % 2
+    with pytest.warns(UserWarning, match=f"gives {count} coefficients .* to {count} rows"):
+        FederatedSparseRegressor(3, **settings).fit(x, y, sites)

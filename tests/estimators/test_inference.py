@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from parsifl.core.errors import ParsiflWarning
 from parsifl.estimators import (
     FederatedSparseClassifier,
     FederatedSparseCox,
@@ -99,6 +100,28 @@ def test_cox_without_ties_equals_lifelines() -> None:
     seen = np.array([(bool(e), t) for t, e in y], dtype=[("event", bool), ("time", float)])
     again = FederatedSparseCox(0, keep=KEEP).fit(sites.x, seen, groups=sites.groups)
     np.testing.assert_array_equal(again.summary().estimate, found.estimate)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("offset", [0.0, 32.0])
+def test_columns_that_depend_on_each_other_have_no_standard_errors(
+    family: str, offset: float
+) -> None:
+    kind: Any
+    kind, _ = FAMILIES[family]
+    sites = _sites(family)
+    sites.x[:, 2] = 1.8 * sites.x[:, 1] + offset  # one measurement in two units
+    with pytest.warns(ParsiflWarning, match="columns x1, x2 of the model depend linearly"):
+        model = kind(0, keep=[1, 2, 4]).fit(sites.x, sites.y, groups=sites.groups)
+    found = model.summary()
+    known = ["x4"] if offset else ["(intercept)", "x4"]
+    given = [name for name, error in zip(found.names, found.se, strict=True) if error == error]
+    assert given == known
+    alone = kind(0, keep=[1, 4]).fit(sites.x, sites.y, groups=sites.groups).summary()
+    np.testing.assert_allclose(found.se[3], alone.se[2], rtol=1e-2)
+    assert "The rows do not determine" in found.guarantee
+    ridge = kind(0, keep=[1, 2, 4], l2=0.1).fit(sites.x, sites.y, groups=sites.groups).summary()
+    assert np.isfinite(ridge.se).all()
 
 
 def test_own_intercepts_take_degrees_of_freedom() -> None:

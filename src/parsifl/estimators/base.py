@@ -26,6 +26,7 @@ from parsifl.estimators.inference import (
     Inference,
     information_criteria,
     table,
+    undetermined,
     was_selected,
 )
 from parsifl.estimators.moments import Array, Indices, Moments
@@ -176,15 +177,26 @@ class FederatedSparse(PublishedSolvers):
         self._book_dictionary(len(parts))
         self._say_how_it_ended(fit)
         rows = sum(len(part) for part in parts)
-        if tau and len(fit.columns) >= rows:
+        count = len(fit.columns) + self._further_intercepts(problem, len(parts))
+        if tau and count >= rows:
             warnings.warn(
-                f"n_nonzero_coefs={self.n_nonzero_coefs} gives {len(fit.columns)} coefficients to "
-                f"{rows} rows: the fit interpolates them and does not generalize; "
-                "use fewer coefficients, or set l2",
+                f"n_nonzero_coefs={self.n_nonzero_coefs} gives {count} coefficients "
+                f"(including intercepts) to {rows} rows: the fit interpolates them and does not "
+                "generalize; use fewer coefficients, or set l2",
                 UserWarning,
                 stacklevel=5,
             )
+        else:
+            self._say_if_dependent(fit)
         return np.array(fit.search.coefficients)
+
+    def _further_intercepts(self, problem: Any, sites: int) -> int:
+        """Return the number of intercepts that are not among the columns of the fit."""
+        if self._family() == "cox" or not self.fit_intercept:
+            return 0
+        if self._setting("center", "global") == "client":
+            return sites
+        return 0 if problem.intercept else 1
 
     def _say_if_pooled(self, groups: Any) -> None:
         """Warn that all rows count as one site if the result depends on sites."""
@@ -231,6 +243,22 @@ class FederatedSparse(PublishedSolvers):
                 stacklevel=6,
             )
 
+    def _say_if_dependent(self, fit: ExactFit) -> None:
+        """Warn about columns of the model whose coefficients the rows do not determine."""
+        if self._setting("dictionary", None) is not None or fit.search.phase == Phase.SEPARATED:
+            return
+        used = np.diagonal(fit.information.sum(0)) > 0  # other columns have a warning of their own
+        places = fit.columns[undetermined(fit).any(axis=1) & used]
+        names = [name for place, name in enumerate(self._names()) if place in places]
+        if len(names) > 1:
+            warnings.warn(
+                f"the columns {', '.join(names)} of the model depend linearly on each other, so "
+                "the rows do not determine their coefficients: those of least norm are returned, "
+                "without standard errors. Remove one of the columns, or set l2",
+                ParsiflWarning,
+                stacklevel=6,
+            )
+
     # ------------------------------------------------------------------ what can be said
     def _fitted_exactly(self, what: str) -> ExactFit:
         check_is_fitted(self)
@@ -269,9 +297,10 @@ class FederatedSparse(PublishedSolvers):
         kind = _MODELS[self._family()]
         names = self.get_feature_names_out()[self.support_]
         chosen = ", ".join(str(name) for name in names) or "none"
+        fixed = ", on top of those that were fixed" if np.size(self.keep) else ""
         selection = (
             f"Best-subset selection allowed {fit.rules.count} of {int(fit.rules.labels.max()) + 1} "
-            "terms, on top of those that were fixed"
+            f"terms{fixed}"
             if was_selected(fit)
             else "The terms of the model were fixed in advance"
         )

@@ -43,6 +43,7 @@ DOUBLE = (
     "Post-double-selection: the controls were chosen once for the target and once for the "
     "exposure; the interval holds for the exposure's coefficient alone, if both models are sparse."
 )
+_DEPENDENT, _DUST = 1e-12, 1e-6
 
 
 @dataclass(frozen=True)
@@ -155,6 +156,20 @@ def covariance(fit: ExactFit, family: str) -> Array:
     return np.asarray(dispersion(fit, family) * bread @ bend @ bread)
 
 
+def undetermined(fit: ExactFit) -> Array:
+    """Return a basis [coefficients, directions] of what the rows do not determine.
+
+    It is empty unless columns of the model depend linearly on each other. Directions are exactly 0
+    in the coefficients that are determined.
+    """
+    bend = fit.information.sum(0) + np.diag(fit.rules.ridge[fit.columns] * fit.rows.sum())
+    size = np.sqrt(np.diag(bend))
+    size = np.where(size > 0, size, 1.0)
+    values, vectors = np.linalg.eigh(bend / np.outer(size, size))
+    free = vectors[:, values <= _DEPENDENT]
+    return np.asarray(np.where(np.abs(free) > _DUST, free, 0.0) / size[:, None])
+
+
 def table(
     fit: ExactFit, columns: Columns, family: str, *, selected: bool, level: float = 0.95
 ) -> Inference:
@@ -162,13 +177,14 @@ def table(
     if not 0 < level < 1:
         raise ValueError(f"level must lie between 0 and 1, got {level!r}")
     to_units, names = _to_units(fit, columns)
-    common = covariance(fit, family)
+    common, free_directions = covariance(fit, family), undetermined(fit)
     b = fit.search.coefficients[fit.columns]
     sites, spread = _site_estimates(fit, family)
     shift = 0.0
     if columns.implied_intercept:  # orthogonal to the centred columns
         noise = dispersion(fit, family) / float(fit.rows.sum())
         common = _bordered(common, noise)
+        free_directions = np.pad(free_directions, ((0, 1), (0, 0)))
         b, shift = np.append(b, 0.0), columns.target
         sites = np.concatenate([sites, np.zeros((len(sites), 1))], axis=1)
         spread = np.stack([_bordered(part, 0.0) for part in spread])
@@ -180,8 +196,11 @@ def table(
     if columns.implied_intercept:  # there is one for all sites, and none was estimated by site
         own[:, 0] = np.nan
     q, q_pvalue, i2 = _heterogeneity(own, errors)
-    if selected:
-        se = np.full_like(se, np.nan)
+    moved = np.abs(to_units @ free_directions) > _DUST * (
+        np.abs(to_units) @ np.abs(free_directions)
+    )
+    dependent: npt.NDArray[np.bool_] = np.asarray(moved.any(axis=1))
+    se = np.where(selected | dependent, np.nan, se)
     free = float(fit.rows.sum()) - degrees_of_freedom(fit, family)
     law: Any = stats.t(max(free, 1)) if family == "gaussian" else stats.norm()
     wide = law.ppf(0.5 + level / 2)
@@ -201,8 +220,18 @@ def table(
         q=q,
         q_pvalue=q_pvalue,
         i2=i2,
-        guarantee=SELECTED if selected else FIXED,
+        guarantee=SELECTED if selected else FIXED + _without_errors(names, dependent),
         level=level,
+    )
+
+
+def _without_errors(names: list[str], dependent: npt.NDArray[np.bool_]) -> str:
+    found = [name for name, depends in zip(names, dependent, strict=True) if depends]
+    if not found:
+        return ""
+    return (
+        f" The rows do not determine {', '.join(found)}: columns of the model depend linearly on "
+        "each other, the estimates are those of least norm, and no standard errors are given."
     )
 
 
