@@ -7,7 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parsifl.core.leaves import LowRank, dematricize, densify, matricize, matrix_shape
-from parsifl.solvers.svt import TRUSTED, factor_layers, svt, svt_layers, svt_stack
+from parsifl.solvers.svt import (
+    TRUSTED,
+    factor_layers,
+    next_value,
+    svt,
+    svt_layers,
+    svt_stack,
+    threshold_within,
+)
 
 
 def reference(matrix: torch.Tensor, threshold: float) -> np.ndarray:
@@ -211,3 +219,25 @@ def test_factors_of_layers_are_exact_and_used_where_they_are_shorter(
     error = float((densify(found)["w"] - layer).abs().max())
     assert error <= 100 * 10 * torch.finfo(dtype).eps
     assert found["b"].shape == (3,)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(10, 20), (60, 40), (130, 130)])
+def test_the_threshold_of_a_rank_is_not_exceeded_by_rounding(
+    shape: tuple[int, int], dtype: torch.dtype
+) -> None:
+    for seed in range(6):
+        draw = torch.Generator().manual_seed(seed)
+        matrix = torch.randn(shape, generator=draw, dtype=dtype)
+        for rank in (1, 3, 7):
+            assert svt(matrix, next_value(matrix, rank))[0].shape[1] == rank
+
+
+def test_thresholded_layers_take_no_more_numbers_than_asked_for() -> None:
+    for seed in range(30):
+        draw = torch.Generator().manual_seed(seed)
+        sizes = {"a": (128, 200), "b": (64, 128), "c": (64,)}
+        params = {name: torch.randn(size, generator=draw) for name, size in sizes.items()}
+        found = svt_layers(params, threshold_within(params, 15000)).values()
+        factors = [(v.left, v.right) if isinstance(v, LowRank) else (v,) for v in found]
+        assert sum(leaf.numel() for pair in factors for leaf in pair) <= 15000

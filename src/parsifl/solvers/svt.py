@@ -191,12 +191,24 @@ def _lift(basis: Tensor | None, vectors: Tensor) -> Tensor:
 def next_value(matrix: Tensor, rank: int) -> float:
     """Return the threshold that gives this rank: the next singular value, or 0 if there is none.
 
-    >>> next_value(torch.diag(torch.tensor([3.0, 2.0, 1.0])), 2)
+    >>> round(next_value(torch.diag(torch.tensor([3.0, 2.0, 1.0])), 2), 4)
     1.0
     """
     if rank >= min(matrix.shape):
         return 0.0
-    return float(torch.linalg.svdvals(matrix)[rank])
+    return float(_spectrum(matrix)[rank])
+
+
+def _spectrum(matrix: Tensor) -> Tensor:
+    """Return the singular values plus rounding errors, so that none exceeds itself in `svt`."""
+    values = torch.linalg.svdvals(matrix)
+    raised: Tensor = values + _noise(matrix, values)
+    return raised
+
+
+def _noise(matrix: Tensor, values: Tensor) -> Tensor:
+    """Return the size of the rounding errors of singular values, from the values."""
+    return 2 * math.sqrt(max(matrix.shape)) * torch.finfo(values.dtype).eps * values[0]
 
 
 def factor_layers(params: Params) -> Compact:
@@ -213,8 +225,7 @@ def factor_layers(params: Params) -> Compact:
         if has_rank(tuple(value.shape)) and value.numel():
             matrix = matricize(value)
             left, values, right = torch.linalg.svd(matrix, full_matrices=False)
-            noise = 2 * math.sqrt(max(matrix.shape)) * torch.finfo(value.dtype).eps * values[0]
-            rank = int((values > noise).sum())
+            rank = int((values > _noise(matrix, values)).sum())
             if rank * sum(matrix.shape) < matrix.numel():
                 scaled = left[:, :rank] * values[:rank]
                 compact[name] = LowRank(scaled, right[:rank].contiguous(), tuple(value.shape))
@@ -226,14 +237,14 @@ def threshold_within(params: Params, numbers: int) -> float:
 
     Layers count as factors if these are shorter. 0 if the dense parameters fit.
 
-    >>> threshold_within({"w": torch.diag(torch.tensor([4.0, 3.0, 2.0, 1.0]))}, 8)
+    >>> round(threshold_within({"w": torch.diag(torch.tensor([4.0, 3.0, 2.0, 1.0]))}, 8), 4)
     3.0
     """
     layers = {name: matricize(v) for name, v in params.items() if has_rank(tuple(v.shape))}
     vectors = sum(value.numel() for name, value in params.items() if name not in layers)
     if vectors + sum(layer.numel() for layer in layers.values()) <= numbers:
         return 0.0
-    spectra = [(layer.shape, torch.linalg.svdvals(layer)) for layer in layers.values()]
+    spectra = [(layer.shape, _spectrum(layer)) for layer in layers.values()]
 
     def taken(threshold: Tensor) -> int:
         ranks = [(shape, int((values > threshold).sum())) for shape, values in spectra]
