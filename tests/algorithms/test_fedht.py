@@ -62,6 +62,37 @@ def test_csr_is_dense(method: FedHT | FedIterHT, kind: str) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.parametrize("kind", ["squared", "softmax"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"density": 0.2},
+        {"density": 0.2, "scope": "row"},
+        {"groups": 4, "tau": 3, "scope": "row"},
+        {"groups": 4, "density": 0.3, "scope": "layer"},
+        {"tau": 2, "spare_vectors": True},
+    ],
+    ids=str,
+)
+def test_every_limit_is_the_same_over_csr_and_dense_rows(
+    settings: dict[str, Any], kind: str
+) -> None:
+    draw = np.random.default_rng(0)
+    made = []
+    for fraction in (0.2, 0.1, 0.0):  # the last client's rows are zero
+        z = draw.standard_normal((10, 40)) * (draw.random((10, 40)) < fraction)
+        made.append((z, z[:, 0] if kind == "squared" else draw.integers(0, 3, 10)))
+    classes = 3 if kind == "softmax" else None
+    start = draw.standard_normal((3, 40) if classes else 40)  # from zero, classes would tie
+    problem = GLM(40, kind, classes=classes, keep=(5,), start=start)
+    method = FedIterHT(lr=0.1, local_steps=3, batch_size=4, **settings)
+    dense = ClientData.of(made, test=0.0)
+    csr = ClientData.of([(sp.csr_matrix(z), y) for z, y in made], test=0.0)
+    expected = sparse.trained(method, dense, 4, problem=problem)
+    found = sparse.trained(method, csr, 4, problem=problem)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)
+
+
 def test_csr_uploads_only_columns_that_occur() -> None:
     z = sp.csr_matrix(([1.0] * 8, (range(8), [3, 3, 9, 9, 9, 2, 2, 2])), shape=(8, 100_000))
     pooled = ClientData.of([(z, np.arange(8.0))], test=0.0)

@@ -101,6 +101,9 @@ def _on_columns(
     places = small.positions
     kept = able.unpenalized.get(able.name, ())
     always = tuple(torch.isin(places, torch.tensor(kept)).nonzero()[:, 0].tolist()) if kept else ()
+    if sparsity is not None:
+        dense = not len(places) or (sparsity.spare_vectors and whole.ndim < 2)
+        sparsity = None if dense else sparsity.on_columns(places, tuple(whole.shape), kept)
     z, velocity = whole.index_select(-1, places), whole.new_zeros(())
     for step in range(len(batches)):
         gradient = small.gradient(z, step)

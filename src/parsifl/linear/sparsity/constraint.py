@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -44,6 +44,24 @@ class Sparsity:
     scope: Scope = "all"
     spare_vectors: bool = False
     groups: Groups | None = None
+
+    def on_columns(
+        self, places: Tensor, shape: tuple[int, ...], always: tuple[int, ...] = ()
+    ) -> Sparsity:
+        """Return the same limit for the columns at `places` of a parameter that is zero elsewhere.
+
+        `shape` and `always` are those of the whole parameter.
+        """
+        if self.density is None and self.groups is None:
+            return self
+        lead = 1 if self.scope == "row" else math.prod(shape[:-1])
+        width = lead * shape[-1]
+        if self.groups is None:
+            return replace(self, tau=self.count(width - lead * len(always)), density=None)
+        number = labels(self.groups, width)
+        here = number.reshape(lead, -1)[:, places].flatten()
+        tau = self.count(int(number.max()) + 1)
+        return replace(self, tau=tau, density=None, groups=tuple(here.tolist()))
 
     def count(self, size: int, multiple: int = 1) -> int:
         """Return how many of `size` entries are kept, times `multiple`."""
