@@ -146,6 +146,21 @@ def test_a_refused_support_is_not_tried_again_and_the_loss_never_rises() -> None
     assert len(set(refused)) == len(refused)
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_rounding_does_not_decide_between_columns_that_cost_nothing(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    x = np.repeat(draw.normal(size=(9, 26)), 3, axis=0)  # fewer rows than columns
+    y = np.repeat(draw.normal(size=9), 3)
+    units, none = [np.array([i]) for i in range(26)], np.zeros(0, np.int64)
+    model = SubsetModel(x.T @ x, x.T @ y, units, none)
+    noise = 1 + 1e-15 * np.triu(draw.normal(size=(26, 26)))
+    nearly = SubsetModel(
+        model.curvature * (np.triu(noise) + np.triu(noise, 1).T) / 3, model.target / 3, units, none
+    )
+    assert model.backward(3) == nearly.backward(3)
+    assert model.search(3, thorough=True) == nearly.search(3, thorough=True)
+
+
 def test_a_perfect_fit_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
     x = np.random.default_rng(0).normal(size=(10, 20))
     model = SubsetModel(

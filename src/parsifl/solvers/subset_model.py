@@ -195,11 +195,14 @@ class SubsetModel:
     def backward(self, count: int) -> Units:
         """Remove the unit that costs least, starting from the best few of all units."""
         size = min(len(self.units), 3 * count + 20)
-        chosen = tuple(
-            np.sort(np.argsort(-self.gains(self.fit(())), kind="stable")[:size]).tolist()
-        )
+        alone = self.gains(self.fit(()))
+        chosen = tuple(np.sort(np.argsort(-alone, kind="stable")[:size]).tolist())
         while len(chosen) > count:
-            costs = self.costs(self.fit(chosen), chosen)
+            fit = self.fit(chosen)
+            costs = self.costs(fit, chosen)
+            free = costs <= _EQUAL * abs(fit.value)
+            if free.any():  # with more columns than rows, rounding would decide between these
+                costs = np.where(free, alone[list(chosen)], np.inf)
             chosen = _without(chosen, chosen[int(costs.argmin())])
         return chosen
 
