@@ -7,14 +7,18 @@ from typing import ClassVar, final
 
 from torch import Tensor
 
-from parsifl.algorithms._bases.averaging import Averaging
-from parsifl.algorithms._bases.local_sgd import LocalSgd
-from parsifl.core.algorithm import ClientUpdate
-from parsifl.core.batching import ClientRoundData
-from parsifl.core.config import NonNegative
-from parsifl.core.problem import Params, Problem
-from parsifl.solvers.sgd import sgd
-from parsifl.solvers.update_rules import Aux, Rule
+from parsifl.base import (
+    Aux,
+    Averaging,
+    ClientRoundData,
+    ClientUpdate,
+    LocalSgd,
+    NonNegative,
+    Params,
+    Problem,
+    Rule,
+    sgd,
+)
 
 
 @final

@@ -12,6 +12,7 @@ from parsifl import startup
 
 if TYPE_CHECKING:
     from parsifl import algorithms as algorithms
+    from parsifl import base as base
     from parsifl import data as data
     from parsifl import estimators as estimators
     from parsifl import masks as masks
@@ -45,6 +46,7 @@ _HOMES = {
 
 PACKAGES = {
     "algorithms": "parsifl.algorithms",
+    "base": "parsifl.base",
     "data": "parsifl.data",
     "errors": "parsifl.core.errors",
     "estimators": "parsifl.estimators",
