@@ -339,6 +339,7 @@ def test_text_is_no_target_of_a_regression() -> None:
     [
         (np.ones((24, 3)), r"y needs two columns.* got shape \(24, 3\)"),
         (np.array([[1.0, 1.0], [2.0, 2.0]] * 12), "must be 0 or 1, got 2"),
+        (np.array([[1.0, 1.0], [-2.0, 0.0]] * 12), "got -2; times must not be negative"),
     ],
 )
 def test_a_survival_target_of_another_form_is_described(y: Any, message: str) -> None:

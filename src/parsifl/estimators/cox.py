@@ -151,4 +151,9 @@ def checked_times(y: Any) -> tuple[Array, Array]:
         raise ValueError(
             f"the second column of y, whether the event occurred, must be 0 or 1, got {other[0]:g}"
         )
+    if (y[:, 0] < 0).any():
+        raise ValueError(
+            f"the first column of y is the time until the event, got {y[:, 0].min():g}; times must "
+            "not be negative"
+        )
     return y[:, 0], y[:, 1]
