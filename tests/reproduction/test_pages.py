@@ -85,6 +85,9 @@ def test_pages_list_deviations_and_count_a_claim_once() -> None:
     assert "Deviations from the paper:\n\n- 100 rounds instead of 800\n" in texts["fedmac.md"]
     assert "| held | counted in fedmac-table1 |" in texts["fedmac.md"]
     assert "(fedmac.md#fedmac-figure3) | 1 did not hold |" in texts["index.md"]
+    found["claims"] = found["claims"][:1]
+    index = pages({"fedmac-figure3": found})["index.md"]
+    assert "(fedmac.md#fedmac-figure3) | counted in fedmac-table1 |" in index
 
 
 def test_pages_are_written_beside_the_records(tmp_path: Path) -> None:

@@ -136,6 +136,9 @@ def _row(paper: Paper, item: Item, records: Records) -> str:
     links = ", ".join(f"[{name}]({paper.key}.md#{name})" for name in item.recipes) or "none"
     counts = _counts(item.recipes, records)
     said = [f"{counts[verdict]} {verdict}" for verdict in _VERDICTS if counts[verdict]]
+    if not said:
+        claims = [c for name in item.recipes for c in records.get(name, {}).get("claims", ())]
+        said = [f"counted in {place}" for place in dict.fromkeys(c["counted"] for c in claims)]
     idle = dict.fromkeys(
         _reason(records.get(name))
         for name in item.recipes
