@@ -183,7 +183,7 @@ def test_a_budget_that_is_none_is_refused_with_its_client(budget: Any) -> None:
 
 def test_a_device_below_the_smallest_layer_is_told_and_left_alone() -> None:
     profiles: list[Any] = [{"budget": 0.1}] + [{}] * 4
-    with pytest.warns(UserWarning, match="client 0 cannot train any layer"):
+    with pytest.warns(UserWarning, match="client 0 trains no layer"):
         done = unequal.run(PerFedMask(**SETTINGS), profiles, participation=1.0)
     row = next(row for row in done.metrics[0]["devices"] if row["trainable"] == 0)
     assert (row["clients"], row["forward"], row["sent"]) == (1, 0, 0)
@@ -202,7 +202,7 @@ def test_a_layer_that_nobody_can_train_is_named_and_keeps_its_value() -> None:
 def test_idle_devices_of_one_width_do_not_stop_the_others() -> None:
     profiles: list[Any] = [{"width": 0.5, "budget": 0.1}] * 2 + [{}] * 3
     method = PerFedMask(**SETTINGS, base="heterofl")
-    with pytest.warns(UserWarning, match="client 0, 1 cannot train any layer"):
+    with pytest.warns(UserWarning, match="client 0, 1 trains no layer"):
         unequal.run(method, profiles)
 
 

@@ -118,8 +118,9 @@ class FedSLR(LocalSgd, AdditiveAlgorithm[Problem, SlrServer, SlrClient, Compact,
         next singular value. Not in the paper. None: `lam` is used.
     target_bytes
         The bytes that the values of the model sent to each client may take, instead of `lam`: all
-        layers are thresholded at the smallest common value that meets it. Encoding adds about
-        25 bytes per tensor. Not in the paper. None: `lam` is used.
+        layers are thresholded at the smallest common value that meets it. Values count with the
+        width of the parameters, also if the messages are rounded to fewer bytes (`precision`).
+        Encoding adds about 25 bytes per tensor. Not in the paper. None: `lam` is used.
     mu
         Penalty of the personal components.
     personal_epochs

@@ -341,8 +341,9 @@ def warn_of_gaps(masks: Masks, clients: Sequence[ClientInfo], names: Sequence[st
     idle = [str(clients[int(row)].id) for row in np.flatnonzero(~masks.any(axis=1))]
     if idle:
         warnings.warn(
-            f"client {', '.join(idle[:10])}{' and others' if len(idle) > 10 else ''} cannot train "
-            "any layer: the budget is below the smallest layer. Raise it, or it only fine-tunes",
+            f"client {', '.join(idle[:10])}{' and others' if len(idle) > 10 else ''} trains no "
+            "layer and only fine-tunes: the budget is below the smallest layer, or the given plan "
+            "has none for it",
             stacklevel=2,
         )
     bare = [names[int(column)] for column in np.flatnonzero(~masks.any(axis=0))]
