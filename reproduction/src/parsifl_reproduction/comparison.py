@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import compress
 from statistics import fmean
 
 from scipy import stats
@@ -73,13 +74,15 @@ def compare(
     if not left or not right:
         return Claim(statement, paper, "", "not run", "a run is missing: no data, or not asked for")
     every = list(zip(left, right, strict=False))
-    pairs = [pair for pair in every if not any(map(math.isnan, pair))]
+    known = [not any(map(math.isnan, pair)) for pair in every]
+    pairs = list(compress(every, known))
     if not pairs:
         return Claim(statement, paper, "", "not run", "every run diverged")
     verdict, note = _decide(pairs, least, above, tie)
     if len(pairs) < len(every):
         note += f"; a side diverged on {len(every) - len(pairs)} of {len(every)} seeds"
-    flags = [any(seed) for seed in zip(*(untrained or {}).values(), strict=False)]
+    at_chance = [any(seed) for seed in zip(*(untrained or {}).values(), strict=False)]
+    flags = list(compress(at_chance, known))
     if any(flags):
         rest = [pair for pair, flag in zip(pairs, flags, strict=False) if not flag]
         verdict, note = _trained(rest, (verdict, note), least, above, tie)

@@ -114,7 +114,7 @@ class Claim:
 
     `counted` names the recipe that already counts the same claim; "" if it is counted here.
     `left` and `right` are the two sides of a comparison, one value per seed. `runs` are the labels
-    of the jobs that could decide the claim by further seeds; None: all jobs of the recipe.
+    of the jobs whose further seeds could decide the claim; None: all jobs of the recipe.
     """
 
     statement: str
