@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -339,6 +340,14 @@ def test_solvers_are_timed_by_the_cpu_and_not_by_the_clock() -> None:
     assert (found["LPGD"].verdict, found["LPGD"].left) == ("held", (10.0, 10.0))
     assert (found["GPGD"].verdict, found["GPGD"].left) == ("held", (1.1, 1.1))
     assert found["the server's step"].left == (0.05, 0.05)
+    resumed = [
+        replace(each, made={"cpu_seconds": 0.1, "resumed": True})
+        if each.label.endswith("fedslr") and each.seed == 1
+        else each
+        for each in results
+    ]
+    claims = find("fedslr-solvers").conclude(Context(seeds=2), resumed)
+    assert [c.left for c in claims if c.statement.startswith("LPGD takes")] == [(10.0,)]
 
 
 def test_solvers_and_penalties_have_all_rounds() -> None:

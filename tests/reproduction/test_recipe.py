@@ -77,6 +77,17 @@ def test_results_say_when_and_on_what_they_were_made(tmp_path: Path) -> None:
     made = results[0].made
     assert made is not None
     assert {"finished", "seconds", "processor", "cores", "torch"} <= set(made)
+    assert made["resumed"] is False
+
+
+def test_a_job_that_resumes_an_interrupted_one_says_so(tmp_path: Path) -> None:
+    """Its seconds are not those of the whole work."""
+    place = tmp_path / "jobs" / _plan(Context(seeds=1))[0].fingerprint
+    place.mkdir(parents=True)
+    (place / "checkpoint").write_text("")
+    results, _ = reproduce(TOY, Context(seeds=1), tmp_path)
+    assert results[0].made is not None
+    assert results[0].made["resumed"] is True
 
 
 def test_collecting_runs_nothing(tmp_path: Path) -> None:

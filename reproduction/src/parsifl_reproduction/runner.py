@@ -185,6 +185,7 @@ def _finished(job: Job, folder: Path) -> Result | None:
 def _run_job(job: Job, folder: Path) -> None:
     place = folder / "jobs" / job.fingerprint
     place.mkdir(parents=True, exist_ok=True)
+    resumed = any(place.iterdir())
     start, spent = time.monotonic(), time.process_time()
     values = job.run(place)
     made = {
@@ -192,6 +193,7 @@ def _run_job(job: Job, folder: Path) -> None:
         "finished": datetime.now(UTC).isoformat(),
         "seconds": round(time.monotonic() - start, 3),
         "cpu_seconds": round(time.process_time() - spent, 3),
+        "resumed": resumed,  # an earlier attempt spent further seconds
         **machine(),
     }
     # the result comes last: it says that the job has finished

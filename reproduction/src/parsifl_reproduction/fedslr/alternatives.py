@@ -101,12 +101,15 @@ def _conclude_solvers(context: Context, results: Sequence[Result]) -> list[Claim
 def _longer(results: Sequence[Result], label: str, usual: str) -> list[float]:
     """Return, seed by seed, how many times the CPU seconds of `usual` a job takes.
 
-    Unlike the time on the clock, they do not depend on what else the machine does.
+    They depend less than the time on the clock on what else the machine does. A job that resumed
+    an interrupted one does not count.
     """
     spent = {
         (result.label, result.seed): float(result.made["cpu_seconds"])
         for result in results
-        if result.made is not None and SKIPPED not in result.values
+        if result.made is not None
+        and SKIPPED not in result.values
+        and not result.made.get("resumed", False)
     }
     seeds = sorted(seed for name, seed in spent if name == label and (usual, seed) in spent)
     return [spent[label, seed] / spent[usual, seed] for seed in seeds]
