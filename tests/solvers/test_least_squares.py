@@ -107,3 +107,13 @@ def test_single_precision_is_as_exact_as_it_can_be_where_columns_are_alike() -> 
     found = least_squares(_part(matrix[None], (matrix @ truth)[None], torch.zeros(1, 2)))
     exact = torch.linalg.lstsq(matrix.double(), (matrix @ truth).double()[:, None]).solution[:, 0]
     assert (found[0].double() - exact).abs().max() < 5e-6  # eps / 0.1^2 alone would be 1.2e-5
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_single_precision_sees_that_rows_are_too_few(seed: int) -> None:
+    """A client with fewer rows than columns, padded to the rows of its block."""
+    columns, targets = _random(1, 9, 6, seed=seed).float(), _random(1, 9, seed=seed + 1).float()
+    columns[:, 5:], targets[:, 5:] = 0.0, 0.0
+    found = least_squares(_part(columns, targets, torch.zeros(1, 6)))
+    shortest = np.linalg.pinv(columns[0, :5].double().numpy()) @ targets[0, :5].double().numpy()
+    np.testing.assert_allclose(found[0].numpy(), shortest, rtol=1e-3, atol=1e-4)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from parsifl.core.problem import Restricted
 
 _SINE = 1e-4  # columns closer to the span of the others than this need the slower method
+_RELATIVE = 1e-12  # smallest reliable eigenvalue of a system, in float64
 _LOST = 1e-13  # the error eps / sine^2 above which normal equations are solved twice
 
 
@@ -52,7 +55,12 @@ def _by_normal_equations(matrix: Tensor, residual: Tensor) -> tuple[Tensor, Tens
         some, first = matrix[near], found[near]
         left = residual[near] - (some @ first[..., None])[..., 0]
         found[near] = first + _solved(factor[near], some, left)
-    return found, sine > _SINE
+    return found, _trusted(sine)
+
+
+def _trusted(sine: Tensor) -> Tensor:
+    """Return where a factor is reliable: rounding turns a sine of 0 into one of sqrt(eps)."""
+    return sine > max(_SINE, 10 * math.sqrt(torch.finfo(sine.dtype).eps))
 
 
 def _solved(factor: Tensor, matrix: Tensor, residual: Tensor) -> Tensor:
@@ -89,10 +97,11 @@ def _shortest(matrix: Tensor, residual: Tensor) -> Tensor:
 def solve_symmetric(system: Tensor, right: Tensor) -> Tensor:
     """Solve positive semidefinite systems [clients, k, k]; singular ones by minimum norm."""
     factor, sine = _cholesky(system.clone())
-    trusted = sine > _SINE
+    trusted = _trusted(sine)
     found = torch.cholesky_solve(right[..., None], factor)[..., 0]
     if not bool(trusted.all()):
         doubtful = ~trusted
-        inverse = torch.linalg.pinv(system[doubtful], rtol=1e-12, hermitian=True)
+        limit = max(_RELATIVE, 10 * len(system[0]) * torch.finfo(system.dtype).eps)
+        inverse = torch.linalg.pinv(system[doubtful], rtol=limit, hermitian=True)
         found[doubtful] = (inverse @ right[doubtful][..., None])[..., 0]
     return found
