@@ -150,7 +150,7 @@ def _distances(problem: Problem, clients: ClientData) -> list[Callback]:
     truth = torch.as_tensor(clients.truth)
     start = problem.init(Key(0))
     if set(start) != {COEFFICIENTS} or start[COEFFICIENTS].shape != truth.shape:
-        return []  # a network, an intercept or the atoms of a dictionary
+        return []  # a network, or an intercept that the truth does not have
     known = DistanceToTruth({COEFFICIENTS: truth})
 
     def distance(event: RoundEnd) -> Mapping[str, float] | None:
