@@ -167,12 +167,35 @@ def test_a_record_with_more_seeds_is_not_replaced(tmp_path: Path) -> None:
     for more in (["--seeds", "2"], ["--seeds", "3", "--not-run", "no time"]):
         code, _, err = invoke(*words, *more)
         assert code == 2
-        assert "claims from 3 seeds, which would be lost" in " ".join(err.split())
+        assert "claims from --seeds 3, which would be lost" in " ".join(err.split())
     assert json.loads(file.read_text())["command"] == command
-    file.write_text(json.dumps({**saved, "command": f"{saved['command']} --max-seeds 20"}))
-    assert invoke(*words, "--seeds", "3")[0] == 2
-    assert invoke(*words, "--seeds", "1", "--max-seeds", "20")[0] == 0
-    assert json.loads(file.read_text())["command"].endswith("--seeds 1 --max-seeds 20")
+
+
+def test_a_record_with_further_seeds_is_not_replaced_by_one_with_fewer(tmp_path: Path) -> None:
+    place, kept = str(tmp_path / "run"), tmp_path / "kept"
+    words = ["perfedmask-table6", "--out", place, "--record", str(kept)]
+    assert invoke(*words, "--seeds", "2", "--max-seeds", "10")[0] == 0
+    for fewer in (["--seeds", "3"], ["--seeds", "2", "--max-seeds", "9"]):
+        code, _, err = invoke(*words, *fewer)
+        assert code == 2
+        assert "claims from --seeds 2 --max-seeds 10" in " ".join(err.split())
+    # every claim has 10 seeds now, and 3 would be fewer, however many may follow
+    assert invoke(*words, "--seeds", "10")[0] == 0
+    assert invoke(*words, "--seeds", "3", "--max-seeds", "20")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--seeds", "1", "--max-seeds", "20"], "--seeds 2 or more"),
+        (["--seeds", "5", "--max-seeds", "3"], "must be at least --seeds"),
+        (["--scale", "smoke", "--max-seeds", "20"], "gives none"),
+    ],
+)
+def test_max_seeds_that_cannot_be_used_is_an_error(words: list[str], message: str) -> None:
+    code, _, err = invoke("perfedmask-table6", *words)
+    assert code == 2
+    assert message in " ".join(err.split())
 
 
 def test_an_output_directory_that_is_a_file_is_named(tmp_path: Path) -> None:

@@ -60,6 +60,8 @@ def test_a_lead_by_a_margin_or_over_a_bound_is_never_a_tie() -> None:
     left, right = [80.1, 79.9, 80.0], [80.0, 80.0, 80.1]
     assert compare("", "", left, right, least=0.05).verdict == "undecided"
     assert compare("", "", left, right, tie=False).verdict == "undecided"
+    assert compare("", "", left, [80.0] * 3).verdict == "tie"
+    assert compare("", "", left, 80.0).verdict == "undecided"
 
 
 @pytest.mark.parametrize("above", [True, False])
@@ -130,14 +132,24 @@ def test_a_sign_test_decides_where_many_seeds_nearly_agree(
 def test_a_seed_on_which_a_side_diverged_does_not_count() -> None:
     claim = compare("", "", [3.0, math.nan, 5.0, 4.0], [1.0, 9.0, 2.0, 2.0])
     assert claim.verdict == "held"
-    assert claim.note == "all 3 seeds agree; a side diverged on 1 of 4 seeds"
+    assert claim.note == "all 3 seeds agree; 1 of 4 seeds diverged and do not count"
     assert compare("", "", [math.nan], [1.0]).verdict == "not run"
+    assert compare("", "", [math.inf] * 3, [math.inf] * 3, above=False).verdict == "not run"
+
+
+def test_a_seed_at_chance_that_diverged_is_counted_once() -> None:
+    low = {"a": [True, False, False, False], "b": [False, True, False, False]}
+    claim = compare("", "", [math.nan, 5.0, 5.0, 5.0], [1.0, 1.0, 2.0, 3.0], untrained=low)
+    assert claim.note.endswith("at or below chance: b on 1 of 3 seeds")
 
 
 def test_an_infinite_value_decides_by_the_sign_test() -> None:
     right = [math.inf, math.inf, 1.0]
     assert compare("", "", [1.0, 1.0, 2.0], right, above=False).verdict == "undecided"
-    assert compare("", "", [1.0] * 9, [math.inf] * 8 + [0.5], above=False).verdict == "held"
+    claim = compare("", "", [1.0] * 9, [math.inf] * 8 + [0.5], above=False)
+    assert (claim.verdict, claim.ours) == ("held", "1.00 against 0.50, difference 0.50")
+    claim = compare("", "", [1.0, 2.0], [math.inf] * 2, above=False)
+    assert (claim.verdict, claim.ours) == ("held", "one side diverged on every seed")
 
 
 def test_a_claim_keeps_both_sides_by_seed() -> None:

@@ -70,6 +70,8 @@ def test_a_job_that_lacked_its_data_is_tried_again(tmp_path: Path) -> None:
     MISSING.clear()
     results, _ = reproduce(TOY, Context(seeds=1), tmp_path)
     assert results[0].values == {"value": 0.0}
+    assert results[0].made is not None
+    assert results[0].made["resumed"] is False
 
 
 def test_results_say_when_and_on_what_they_were_made(tmp_path: Path) -> None:
@@ -206,6 +208,18 @@ def test_further_seeds_are_not_run_where_they_cannot_decide(tmp_path: Path) -> N
     _, claims = reproduce(recipe, Context(seeds=3, max_seeds=20), tmp_path)
     assert claims[0].verdict == "undecided"
     assert len(RUNS) == 9
+
+
+def test_further_seeds_are_run_where_they_can_confirm_at_the_end_of_a_grid(
+    tmp_path: Path,
+) -> None:
+    def at_end(context: Context, results: Sequence[Result]) -> list[Claim]:
+        return [at_grid_end(_conclude_race(context, results)[0], first="lr=1")]
+
+    LEADS.update(fast=[5.0, 4.0, -0.1, 5.0, 5.1, 4.9], slow=[-1.0])
+    recipe = replace(RACE, conclude=at_end)
+    _, claims = reproduce(recipe, Context(seeds=3, max_seeds=20), tmp_path)
+    assert (claims[0].verdict, len(claims[0].left)) == ("held", 10)
 
 
 def test_a_claim_without_named_runs_repeats_the_whole_recipe(tmp_path: Path) -> None:

@@ -34,7 +34,8 @@ def reproduce(
     seeds: int = typer.Option(3, min=1, help="Repetitions, for the spread."),
     max_seeds: int | None = typer.Option(
         None,
-        help="Give undecided comparisons further seeds, up to this number, in steps to 10 and 20.",
+        help="Add seeds to undecided comparisons, in steps (3, 10, 20), up to this number. Seeds "
+        "that choose settings count; replacements of seeds at chance come on top.",
     ),
     out: Path | None = typer.Option(None, help="Where results are kept; else runs/reproduction."),
     data_dir: Path | None = typer.Option(None, help="Directory with datasets, searched first."),
@@ -131,8 +132,12 @@ def _context(scale: str, seeds: int, max_seeds: int | None, data_dir: Path | Non
 
     if max_seeds is not None and max_seeds < seeds:
         raise ConfigError(
-            f"--max-seeds is at least --seeds: got --max-seeds {max_seeds} and --seeds {seeds}"
+            f"--max-seeds must be at least --seeds: got --max-seeds {max_seeds} and --seeds {seeds}"
         )
+    if max_seeds is not None and seeds < 2:
+        raise ConfigError("--max-seeds needs --seeds 2 or more: one seed leaves nothing undecided")
+    if max_seeds is not None and scale == "smoke":
+        raise ConfigError("--max-seeds needs verdicts; scale 'smoke' gives none: omit one of them")
     for known in SCALES:
         if scale == known:
             return Context(known, seeds, None if data_dir is None else str(data_dir), max_seeds)
@@ -158,12 +163,13 @@ def _check_record(
     known = records.read_all(record)
     for recipe in chosen:
         found = known.get(recipe.name, {})
-        asked = records.asked(found)
-        most = context.max_seeds or context.seeds
-        if found.get("claims") and (not_run is not None or asked > most):
+        seeds, most = records.asked(found)
+        fewer = context.seeds < seeds or (context.max_seeds or context.seeds) < most
+        if found.get("claims") and (not_run is not None or fewer):
+            options = f"--seeds {seeds}" + (f" --max-seeds {most}" if most > seeds else "")
             raise ConfigError(
-                f"{record / recipe.name}.json has claims from {asked} seeds, which would be lost; "
-                "ask for at least as many --seeds or --max-seeds, or delete the file to replace it"
+                f"{record / recipe.name}.json has claims from {options}, which would be lost; ask "
+                "for at least as many seeds, or delete the file to replace it"
             )
 
 

@@ -43,7 +43,7 @@ def compare(
     statement: str,
     paper: str,
     left: Sequence[float] | None,
-    right: Sequence[float] | None,
+    right: Sequence[float] | float | None,
     *,
     least: float = 0.0,
     above: bool = True,
@@ -56,13 +56,14 @@ def compare(
     Where every seed agrees, that decides. Where they disagree, the t-interval of the mean
     difference does: with five seeds or more it decides if it excludes `least`; with three or more
     it shows a tie if it lies within one percent of the larger mean around 0; with twenty or more
-    every interval that includes 0 is a tie. Without `tie`, or with `least`, no tie is possible.
-    Anything else is undecided. (ADR 15)
+    every interval that includes 0 is a tie. Without `tie`, with `least`, or if `right` is a number,
+    a fixed bound, no tie is possible. Anything else is undecided. (ADR 15)
 
-    `untrained` says for each side by name on which seeds it ended at or below chance. Such a run
-    is no evidence: twenty seeds or more without one decide alone; with fewer, the verdict must be
-    the same with and without the seeds at chance. A value of nan is a run that diverged; its seed
-    does not count. `runs` names the jobs on both sides (`Claim.runs`).
+    `untrained` says for each side by name on which seeds it ended at or below chance. Such runs do
+    not count as evidence: twenty seeds or more without one decide alone; with fewer, the verdict
+    must be the same with and without the seeds at chance. A run that diverged has the worst value,
+    inf or -inf; a seed on which both sides diverged, or with a value of nan, does not count.
+    `runs` names the jobs on both sides (`Claim.runs`).
 
     >>> compare("a leads b", "", [3.0, 5.0], [1.0, 2.0]).verdict
     'held'
@@ -71,28 +72,27 @@ def compare(
     >>> compare("a leads b", "", [80.1, 79.9, 80.0], [80.0, 80.0, 80.1]).verdict
     'tie'
     """
+    if isinstance(right, int | float):
+        right, tie = [right] * len(left or ()), False
     if not left or not right:
         return Claim(statement, paper, "", "not run", "a run is missing: no data, or not asked for")
     every = list(zip(left, right, strict=False))
-    known = [not any(map(math.isnan, pair)) for pair in every]
+    known = [not math.isnan(a - b) for a, b in every]
     pairs = list(compress(every, known))
     if not pairs:
         return Claim(statement, paper, "", "not run", "every run diverged")
     verdict, note = _decide(pairs, least, above, tie)
     if len(pairs) < len(every):
-        note += f"; a side diverged on {len(every) - len(pairs)} of {len(every)} seeds"
-    at_chance = [any(seed) for seed in zip(*(untrained or {}).values(), strict=False)]
-    flags = list(compress(at_chance, known))
-    if any(flags):
-        rest = [pair for pair, flag in zip(pairs, flags, strict=False) if not flag]
+        note += f"; {len(every) - len(pairs)} of {len(every)} seeds diverged and do not count"
+    low = {name: list(compress(flags, known)) for name, flags in (untrained or {}).items()}
+    at_chance = [any(seed) for seed in zip(*low.values(), strict=False)]
+    if any(at_chance):
+        rest = [pair for pair, flag in zip(pairs, at_chance, strict=False) if not flag]
         verdict, note = _trained(rest, (verdict, note), least, above, tie)
-        names = [f"{name} on {sum(low)}" for name, low in (untrained or {}).items() if any(low)]
+        names = [f"{name} on {sum(flags)}" for name, flags in low.items() if any(flags)]
         note = f"{note}; at or below chance: {', '.join(names)} of {len(pairs)} seeds"
-    left, right = (list(side) for side in zip(*pairs, strict=True))
-    gaps = [a - b for a, b in pairs]
-    ours = f"{spread(left)} against {spread(right)}, difference {spread(gaps)}"
-    sides = _rounded(left), _rounded(right)
-    return Claim(statement, paper, ours, verdict, note, "", *sides, runs)
+    ours, theirs = (_rounded(side) for side in zip(*pairs, strict=True))
+    return Claim(statement, paper, _shown(pairs), verdict, note, "", ours, theirs, runs)
 
 
 def at_grid_end(claim: Claim, first: str = "", second: str = "") -> Claim:
@@ -112,7 +112,7 @@ def at_grid_end(claim: Claim, first: str = "", second: str = "") -> Claim:
     sure = {"held": not second, "did not hold": not first}.get(claim.verdict, False)
     parts = (claim.note, f"at the end of the grid: {', '.join(ends)}")
     note = "; ".join(part for part in parts if part)
-    if sure:
+    if sure or claim.verdict == "undecided":
         return replace(claim, note=note)
     return replace(claim, verdict="undecided", note=note, runs=())  # further seeds cannot decide it
 
@@ -182,6 +182,16 @@ def _trained(
     if verdict == without:
         return verdict, f"{note}; the same without the seeds at chance"
     return "undecided", f"{note}; '{without}' without the seeds at chance"
+
+
+def _shown(pairs: Sequence[tuple[float, float]]) -> str:
+    """Return both sides and their difference, over the seeds on which both sides converged."""
+    finite = [pair for pair in pairs if math.isfinite(pair[0] - pair[1])]
+    if not finite:
+        return "one side diverged on every seed"
+    left, right = zip(*finite, strict=True)
+    gap = spread([a - b for a, b in finite])
+    return f"{spread(left)} against {spread(right)}, difference {gap}"
 
 
 def _rounded(values: Sequence[float]) -> tuple[float, ...]:

@@ -64,9 +64,10 @@ def not_run(recipe: Recipe, context: Context, reason: str) -> Record:
     }
 
 
-def asked(record: Record) -> int:
-    """Return how many seeds a record was asked for; replacements of seeds at chance add more."""
-    return max(map(int, re.findall(r"seeds (\d+)", record.get("command", ""))), default=0)
+def asked(record: Record) -> tuple[int, int]:
+    """Return how many seeds were asked for: of every run, and at most."""
+    found = [int(number) for number in re.findall(r"seeds (\d+)", record.get("command", ""))]
+    return (found[0], found[-1]) if found else (0, 0)
 
 
 def _head(recipe: Recipe, context: Context, jobs: Sequence[Job]) -> Record:

@@ -185,7 +185,7 @@ def _finished(job: Job, folder: Path) -> Result | None:
 def _run_job(job: Job, folder: Path) -> None:
     place = folder / "jobs" / job.fingerprint
     place.mkdir(parents=True, exist_ok=True)
-    resumed = any(place.iterdir())
+    resumed = any(file.name != "result.json" for file in place.iterdir())
     start, spent = time.monotonic(), time.process_time()
     values = job.run(place)
     made = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -15,6 +16,7 @@ from parsifl_reproduction.fedmac.setup import (
     TITLES,
     Training,
     column,
+    final,
     job,
 )
 from parsifl_reproduction.fedmac.table1 import BY_CLIENT, FULL_ROUNDS, MNIST
@@ -27,7 +29,6 @@ from parsifl_reproduction.recipe import (
     Result,
     Values,
     by_label,
-    spread,
 )
 
 LOCAL_STEPS = (5, 20, 40)
@@ -105,21 +106,25 @@ def at_round(round: int, curve: Sequence[Sequence[float]]) -> float:
 def _conclude_figure_2(_context: Context, results: Sequence[Result]) -> list[Claim]:
     grouped = by_label(results)
 
-    def last(label: str, key: str) -> list[float]:
-        return [run[key][-1][1] for run in grouped.get(label, ())]
+    def loss(label: str, model: str) -> list[float]:
+        return column(grouped, label, final(model, "_loss"), diverged=math.inf)
+
+    def needed(label: str) -> list[float]:
+        return column(
+            grouped, label, lambda run: rounds_to(GLOBAL_GOAL, run["global_curve"]), math.inf
+        )
+
+    def early(label: str, round: int) -> list[float]:
+        return column(grouped, label, lambda run: at_round(round, run["personal_curve"]))
 
     few, many = _steps(LOCAL_STEPS[0]), _steps(LOCAL_STEPS[-1])
-    needed = {
-        label: [rounds_to(GLOBAL_GOAL, run["global_curve"]) for run in grouped.get(label, ())]
-        for label in (few, many)
-    }
     small, large = _beta(BETAS[0]), _beta(BETAS[-1])
     claims = [
         compare(f"a larger R needs fewer rounds (to {GLOBAL_GOAL:g} % of the global model)",
-                f"Figure 2: {few} against {many}", needed[few], needed[many]),
+                f"Figure 2: {few} against {many}", needed(few), needed(many)),
         compare(f"a larger R has a smaller training loss after {R_ROUNDS} rounds, global model",
-                f"Figure 2: {few} against {many}", last(few, "global_loss_curve"),
-                last(many, "global_loss_curve")),
+                f"Figure 2: {few} against {many}", loss(few, "global"),
+                loss(many, "global")),
         compare("a larger beta improves the global model (best round)",
                 f"Figure 2: {large} against {small}", column(grouped, large, "global"),
                 column(grouped, small, "global")),
@@ -130,18 +135,18 @@ def _conclude_figure_2(_context: Context, results: Sequence[Result]) -> list[Cla
     losses = (
         compare(f"a larger beta has a smaller training loss after {BETA_ROUNDS} rounds, global "
                 "model", f"Figure 2, bottom, without numbers: {small} against {large}",
-                last(small, "global_loss_curve"), last(large, "global_loss_curve")),
+                loss(small, "global"), loss(large, "global")),
         compare(f"a larger beta has a larger training loss after {BETA_ROUNDS} rounds, personal "
                 "model", f"Figure 2, bottom, without numbers: {large} against {small}",
-                last(large, "personal_loss_curve"), last(small, "personal_loss_curve")),
+                loss(large, "personal"), loss(small, "personal")),
     )  # fmt: skip
     claims += [replace(claim, counted=OURS) for claim in losses]
     for round in LATER:
         claim = compare(
             f"a larger beta weakens the personal model (at round {round})",
             f"Figure 2: {small} against {large}",
-            [at_round(round, run["personal_curve"]) for run in grouped.get(small, ())],
-            [at_round(round, run["personal_curve"]) for run in grouped.get(large, ())],
+            early(small, round),
+            early(large, round),
         )
         claims.append(replace(claim, counted="the line of the best round"))
     return claims
@@ -183,15 +188,8 @@ def _conclude_figure_3(_context: Context, results: Sequence[Result]) -> list[Cla
     gaps = [
         _gap_claim(method, model, gap, ours, grouped) for (method, model), gap in FIGURE_3.items()
     ]
-    final = {
-        (method, model): [
-            run[f"{model}_loss_curve"][-1][1]
-            for run in grouped.get(_loss(method), ())
-            if f"{model}_loss_curve" in run
-        ]
-        for method, model in FIGURE_3
-    }
-    mine = [run["personal_loss_curve"][-1][1] for run in grouped.get(_loss("fedmac"), ())]
+    final = {(method, model): _final_losses(grouped, method, model) for method, model in FIGURE_3}
+    mine = _final_losses(grouped, "fedmac", "personal")
     losses = [
         compare(
             f"the training loss of FedMac's personal model is smaller than that of the {model} one "
@@ -205,11 +203,15 @@ def _conclude_figure_3(_context: Context, results: Sequence[Result]) -> list[Cla
     return [*gaps, *losses]
 
 
+def _final_losses(grouped: dict[str, list[Values]], method: str, model: str) -> list[float]:
+    return column(grouped, _loss(method), final(model, "_loss"), diverged=math.inf)
+
+
 def _gap_claim(
     method: str,
     model: str,
     gap: float,
-    ours: list[float] | None,
+    ours: list[float],
     grouped: dict[str, list[Values]],
 ) -> Claim:
     theirs = column(grouped, MNIST.label(method, BY_CLIENT), model)
@@ -220,10 +222,7 @@ def _gap_claim(
         theirs,
     )
     counted = "fedmac-table1" if model == "personal" else ""
-    if not ours or not theirs:
-        return replace(claim, counted=counted)
-    gaps = [a - b for a, b in zip(ours, theirs, strict=False)]
-    note = f"{claim.note}; the paper's gap is {gap:.2f}, ours {spread(gaps)}"
+    note = f"{claim.note}; the paper's gap is {gap:.2f}" if claim.left else claim.note
     return replace(claim, note=note, counted=counted)
 
 

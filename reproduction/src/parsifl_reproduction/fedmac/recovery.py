@@ -30,7 +30,6 @@ from parsifl_reproduction.recipe import (
     Recipe,
     Result,
     Values,
-    Verdict,
     by_label,
     spread,
 )
@@ -258,9 +257,8 @@ def _prediction(case: Case, kind: Prior, runs: Sequence[Values]) -> Claim:
     needed, bound = [run["half"] for run in runs], [run["predicted"] for run in runs]
     slack = 2 * (ROWS[1] - ROWS[0])
     near = [abs(a - b) <= slack for a, b in zip(needed, bound, strict=True)]
-    verdict: Verdict = "held" if all(near) else "undecided" if any(near) else "did not hold"
     ours = f"{spread(needed, 1)} rows, predicted {spread(bound, 1)}"
-    return Claim(statement, "Lemmas 7 to 9", ours, verdict, f"to within {slack} rows", counted)
+    return Claim(statement, "Lemmas 7 to 9", ours, agreed(near), f"to within {slack} rows", counted)
 
 
 def _deviations(_context: Context) -> list[str]:

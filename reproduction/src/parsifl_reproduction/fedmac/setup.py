@@ -7,9 +7,9 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
 from torch import nn
@@ -29,6 +29,8 @@ from parsifl_reproduction.recipe import SKIPPED, Context, Job, Values
 
 PAPER = "Sparse Personalized Federated Learning via Maximizing Correlation (FedMac)"
 SMOKE_ROUNDS = 3
+DIVERGED = "diverged"
+"""The only value of a run in which every client diverged: the reason."""
 
 
 @dataclass(frozen=True)
@@ -189,7 +191,7 @@ def _train(training: Training, seed: int, context: Context, folder: Path | None)
                 resume=True,
             )
         except ClientError as error:  # every client diverged
-            return {"diverged": str(error)}
+            return {DIVERGED: str(error)}
         return values(done)
 
 
@@ -244,11 +246,20 @@ def paper_ratio(result: Values, after: int = 0) -> float:
     return spent / (paper_bits(1.0, count) * len(densities))
 
 
-def column(grouped: Mapping[str, list[Values]], label: str, key: str) -> list[Any] | None:
-    """Return one value of every seed of a label, nan if it diverged; None if it did not run."""
-    found = [values.get(key, math.nan) for values in grouped.get(label, ())]
-    return None if all(map(_missing, found)) else found
+def final(model: str, kind: str = "") -> Callable[[Values], float]:
+    """Return what reads the score of a model in the last round, or of another `kind` of curve."""
+    return lambda run: float(run[f"{model}{kind}_curve"][-1][1])
 
 
-def _missing(value: Any) -> bool:
-    return isinstance(value, float) and math.isnan(value)
+def column(
+    grouped: Mapping[str, list[Values]],
+    label: str,
+    read: str | Callable[[Values], float],
+    diverged: float = -math.inf,
+) -> list[float]:
+    """Return one value of every seed of a label; empty if it did not run.
+
+    `diverged` stands for the value of a run that diverged, by default the worst score.
+    """
+    get = itemgetter(read) if isinstance(read, str) else read
+    return [diverged if DIVERGED in run else float(get(run)) for run in grouped.get(label, ())]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from parsifl_reproduction.comparison import compare
@@ -10,6 +11,8 @@ from parsifl_reproduction.fedmac.setup import (
     DEVIATIONS,
     PAPER,
     Training,
+    column,
+    final,
     job,
     paper_ratio,
 )
@@ -41,6 +44,7 @@ FLOOR = 1.01 * 0.5
 LAST, HALVED = 10, 0.55
 """How many rounds count as the end of training, and what counts as almost half of the bytes."""
 ROUNDS, FULL_ROUNDS, EVERY = 250, 800, 10
+Grouped = Mapping[str, list[Values]]
 
 
 def _training(context: Context, method: str, gamma_w: float = 0.0) -> Training:
@@ -85,50 +89,57 @@ def rounds_to(run: Values, share: float) -> float:
 
 
 def _below(statement: str, paper: str, found: Sequence[float], bound: float) -> Claim:
-    """Evaluate, seed by seed, whether values are at most a bound."""
-    runs = ("fedmac",)
-    claim = compare(statement, paper, [bound] * len(found), found, tie=False, runs=runs)
+    """Evaluate, seed by seed, whether values are below a bound."""
+    claim = compare(statement, paper, found, bound, above=False, runs=("fedmac",))
     return replace(claim, ours=f"{spread(found, 3)}, bound {bound:g}") if found else claim
 
 
 def _conclude_figure_4(_context: Context, results: Sequence[Result]) -> list[Claim]:
     grouped = by_label(results)
-    ours, theirs = grouped.get("fedmac", []), grouped.get("pfedme", [])
     limit = f"{ENTROPY_LIMIT:.3f} is the entropy limit"
+
+    def ratio(read: Callable[[Values], float]) -> list[float]:
+        return column(grouped, "fedmac", read, math.nan)
+
     return [
-        _better(ours, theirs, "personal", least=0.0),
-        _better(ours, theirs, "personal", least=1.5),
-        _better(ours, theirs, "global", least=0.0),
+        _better(grouped, "personal", least=0.0),
+        _better(grouped, "personal", least=1.5),
+        _better(grouped, "global", least=0.0),
         compare("FedMac is sparser than sparse pFedMe at the end (percent of non-zeros)",
-                "50 against 86", _density(theirs), _density(ours)),
+                "50 against 86", _density(grouped, "pfedme"), _density(grouped, "fedmac")),
         compare("the uploaded models need fewer multiplications than dense ones at the end "
                 "(percent of non-zeros)",
                 "computational loads are reduced compared with non-sparse FL (abstract)",
-                [100.0] * len(ours), _density(ours)),
+                _density(grouped, "fedmac"), 100.0, above=False),
         compare("sparseness costs the personal model at most 0.5 points: last against best round",
                 "50 % is the lower bound that preserves performance (Figure 5)",
-                _final(ours, "personal"), [run["personal"] for run in ours], least=-0.5),
+                column(grouped, "fedmac", final("personal")),
+                column(grouped, "fedmac", "personal"), least=-0.5),
         compare("FedMac becomes sparse in fewer rounds: to 75 % non-zeros", "Figure 4, right",
-                [rounds_to(run, 0.75) for run in theirs], [rounds_to(run, 0.75) for run in ours]),
+                _rounds(grouped, "pfedme", 0.75), _rounds(grouped, "fedmac", 0.75)),
         _below("real bytes are almost halved at the end, both ways", limit,
-               [final_ratio(run) for run in ours], HALVED),
+               ratio(final_ratio), HALVED),
         _below("bits by the paper's formula are almost halved at the end",
-               "0.516 at 50 % non-zeros", [paper_ratio(run, -LAST) for run in ours], HALVED),
+               "0.516 at 50 % non-zeros", ratio(lambda run: paper_ratio(run, -LAST)), HALVED),
     ]  # fmt: skip
 
 
-def _density(runs: Sequence[Values]) -> list[float]:
-    return [100 * float(run["density_by_round"][-1]) for run in runs]
+def _density(grouped: Grouped, label: str) -> list[float]:
+    return column(grouped, label, lambda run: 100 * float(run["density_by_round"][-1]), math.nan)
 
 
-def _better(ours: Sequence[Values], theirs: Sequence[Values], model: str, least: float) -> Claim:
+def _rounds(grouped: Grouped, label: str, share: float) -> list[float]:
+    return column(grouped, label, lambda run: rounds_to(run, share), math.inf)
+
+
+def _better(grouped: Grouped, model: str, least: float) -> Claim:
     """Compare FedMac in its last round, its sparsest, with the best round of pFedMe."""
     by = f" by {least:g} points or more" if least else ""
     return compare(
         f"the {model} model of FedMac at the end is better than the best one of sparse pFedMe{by}",
         "about 2 points (50 % against 86 % non-zeros)",
-        _final(ours, model),
-        [run[model] for run in theirs],
+        column(grouped, "fedmac", final(model)),
+        column(grouped, "pfedme", model),
         least=least,
     )
 
@@ -139,29 +150,22 @@ def _conclude_figure_6(_context: Context, results: Sequence[Result]) -> list[Cla
     claims = []
     for gamma_w in GAMMA_W[1:]:
         label = _label(gamma_w)
-        speed = {
-            name: [rounds_to(run, FLOOR) for run in grouped.get(name, ())]
-            for name in (without, label)
-        }
         claims.append(
             compare(f"gamma_w = {gamma_w:g} makes the model sparse in fewer rounds than 0",
-                    "Figure 6, right", speed[without], speed[label])
+                    "Figure 6, right", _rounds(grouped, without, FLOOR),
+                    _rounds(grouped, label, FLOOR))
         )  # fmt: skip
         claims += [
             compare(
                 f"gamma_w = {gamma_w:g} costs the {model} model at most 0.5 points at the end",
                 "Figure 6, left: the final accuracy is not affected",
-                _final(grouped.get(label, []), model),
-                _final(grouped.get(without, []), model),
+                column(grouped, label, final(model)),
+                column(grouped, without, final(model)),
                 least=-0.5,
             )
             for model in ("personal", "global")
         ]
     return claims
-
-
-def _final(runs: Sequence[Values], model: str) -> list[float]:
-    return [run[f"{model}_curve"][-1][1] for run in runs]
 
 
 def _deviations(context: Context) -> list[str]:

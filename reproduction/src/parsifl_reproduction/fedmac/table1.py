@@ -299,7 +299,7 @@ class TunedRow:
     ) -> Claim:
         """Compare FedMac's personal model with the best global one of each seed."""
         best = self._chosen(results, "global").values()
-        others = [column(grouped, label, "global") or [] for label in best]
+        others = [column(grouped, label, "global") for label in best]
         return compare(
             f"{self.name}: the personal model of tuned FedMac is better than every tuned global "
             "model",
@@ -323,8 +323,7 @@ class TunedRow:
             "those of any other method (percent of pairs)",
             "better under most hyperparameter settings (Section 5.4)",
             [min(shares.values())] if shares else None,
-            [50.0],
-            tie=False,
+            50.0,
         )
         shown = ", ".join(f"{share:.0f} against {TITLES[name]}" for name, share in shares.items())
         return replace(claim, ours=shown)

@@ -76,16 +76,16 @@ def _conclude_solvers(context: Context, results: Sequence[Result]) -> list[Claim
     return [
         *(replace(claim, counted=OURS) for claim in ahead),
         compare("LPGD takes at least five times as long as FedSLR (ratio of the CPU seconds, "
-                "against 5)", "computationally prohibitive", longer, [5.0] * len(longer)),
+                "against 5)", "computationally prohibitive", longer, 5.0),
         compare("GPGD takes at most twice as long as FedSLR (ratio of the CPU seconds, below 2)",
                 "the same computation efficiency",
-                alike, [2.0] * len(alike), above=False),
+                alike, 2.0, above=False),
         compare("the server's step takes at most a tenth of the clients' seconds of training "
                 "(ratio, below 0.1)", "section 1: minor extra computation on the server",
-                server, [0.1] * len(server), above=False),
+                server, 0.1, above=False),
         compare("LPGD's global model has no low rank: its downlink stays dense (share of dense "
                 "bytes, at least 0.95)", "it cannot be compressed by factorization",
-                share, [0.95] * len(share)),
+                share, 0.95),
         compare("LPGD's local models have a low rank: as factors, the last uploads take "
                 "fewer numbers than dense ones (thousands)",
                 "it might ensure a reduced uplink communication",
@@ -166,7 +166,7 @@ def _conclude_penalties(context: Context, results: Sequence[Result]) -> list[Cla
             f"{name} takes at least twice as long as LR+S (ratio of the CPU seconds, against 2)",
             "extremely inefficient: a decomposition in every personal step",
             longer[name],
-            [2.0] * len(longer[name]),
+            2.0,
         )
         for name in ("LR+LR", "S+LR")
     ]
@@ -175,7 +175,7 @@ def _conclude_penalties(context: Context, results: Sequence[Result]) -> list[Cla
             "S+S takes at most twice as long as LR+S (ratio of the CPU seconds, below 2)",
             "also computationally efficient",
             longer["S+S"],
-            [2.0] * len(longer["S+S"]),
+            2.0,
             above=False,
         )
     )

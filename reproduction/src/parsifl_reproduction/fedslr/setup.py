@@ -20,8 +20,9 @@ from parsifl.engine.evaluation import Evaluation
 from parsifl.engine.experiment import problem_for
 from parsifl.engine.run import Run
 from parsifl.engine.simulate import simulate
+from parsifl_reproduction.comparison import agreed
 from parsifl_reproduction.fedslr.representations import visible
-from parsifl_reproduction.recipe import SKIPPED, Claim, Context, Job, Values, Verdict, spread
+from parsifl_reproduction.recipe import SKIPPED, Claim, Context, Job, Values, spread
 
 PAPER = "Fusion of Global and Local Knowledge for Personalized Federated Learning (FedSLR)"
 EVALUATIONS = 20
@@ -332,6 +333,5 @@ def falling(statement: str, paper: str, steps: Mapping[str, Sequence[float]]) ->
         all(later < earlier for earlier, later in pairwise(seed))
         for seed in zip(*steps.values(), strict=False)
     ]
-    verdict: Verdict = "held" if all(falls) else "undecided" if any(falls) else "did not hold"
     ours = "; ".join(f"{name}: {spread(found)}" for name, found in steps.items())
-    return Claim(statement, paper, ours, verdict, f"on {sum(falls)} of {len(falls)} seeds")
+    return Claim(statement, paper, ours, agreed(falls), f"on {sum(falls)} of {len(falls)} seeds")

@@ -334,7 +334,7 @@ def _directions(row: str, grouped: dict[str, list[Values]]) -> list[Claim]:
             f"{row}: FedSLR does not reduce the uplink (share of FedAvg's bytes, at least 0.99)",
             "footnote 2: uploads are not low-rank",
             share,
-            [0.99] * len(share),
+            0.99,
         ),
     ]
 
@@ -358,8 +358,9 @@ def _sizes(row: str, grouped: dict[str, list[Values]], context: Context) -> list
             f"{row}: personal components add at most half of the global parameters (percent, "
             f"{_mu(label)})",
             "13, 21, 42 % (Table 2; the text says 29 %)",
-            [50.0] * len(added),
             added,
+            50.0,
+            above=False,
         )
         if added:
             modicum = replace(modicum, ours=f"{spread(added, 0)} %")

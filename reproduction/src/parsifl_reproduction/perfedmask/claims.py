@@ -152,7 +152,7 @@ def rises(
         return Claim(statement, paper, "", "not run", "a run is missing")
     found = slopes(x, present)
     values = ", ".join(spread(row) for row in present)
-    claim = compare(statement, paper, found, [0.0] * len(found))
+    claim = compare(statement, paper, found, 0.0)
     return replace(claim, ours=f"{values}; slope {spread(found)}")
 
 
