@@ -257,6 +257,17 @@ def test_most_settings_are_most_pairs_of_the_first_seed(losses: int, verdict: st
     assert f"{100 * (4 - losses) / 4:.0f} against pFedMe" in found.ours
 
 
+def test_a_setting_that_diverged_loses_its_pairs() -> None:
+    results = [
+        Result("MNIST fedmac", 0, fake(personal=99.0)),
+        Result("MNIST fedmac lr=0.5", 0, {"diverged": "every client"}),
+        Result("MNIST pfedme", 0, fake(personal=98.0)),
+        Result("MNIST pfedme lr=0.12", 0, {"diverged": "every client"}),
+    ]
+    claims = BY_NAME["fedmac-table1-tuned"].conclude(Context(), results)
+    assert claim(claims, "personal model", "most pairs").ours == "50 against pFedMe"
+
+
 def test_the_personal_model_is_compared_with_the_best_global_one() -> None:
     methods = {"fedmac": 98.0, "fedavg": 97.0, "fedprox": 98.5, "pfedme": 96.0}
     results = [

@@ -258,11 +258,11 @@ class TunedRow:
     def _scores(self, results: Sequence[Result], method: str, model: str) -> dict[str, float]:
         """Return the accuracy of every setting of a method on that seed."""
         prefix = f"{self.name} {method}"
+        grouped = by_label(choosing(results, TUNING_SEEDS))
         return {
-            found.label: found.values[model]
-            for found in choosing(results, TUNING_SEEDS)
-            if (found.label == prefix or found.label.startswith(f"{prefix} "))
-            and model in found.values
+            label: column(grouped, label, model)[0]
+            for label in grouped
+            if label == prefix or label.startswith(f"{prefix} ")
         }
 
     def conclude(self, _context: Context, results: Sequence[Result]) -> list[Claim]:
