@@ -20,6 +20,14 @@ def invoke(*words: str) -> str:
     return result.stdout
 
 
+@pytest.mark.parametrize(("words", "name"), [(["reprot"], "report"), (["flower", "ini"], "init")])
+def test_a_misspelt_command_is_suggested_once(words: list[str], name: str) -> None:
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 2
+    assert result.stderr.lower().count("did you mean") == 1
+    assert f"'{name}'" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("command", "text"),
     [("list", "What to list."), ("run", "An algorithm,"), ("report", "Run directories,")],

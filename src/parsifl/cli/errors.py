@@ -32,6 +32,10 @@ main.TyperPath = _Path  # type: ignore[attr-defined]
 class FriendlyGroup(core.TyperGroup):
     """Prints errors that a user can fix, including unreadable files, and exits with code 2."""
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find a command. Click suggests similar names; typer would suggest them once more."""
+        return super(core.TyperGroup, self).resolve_command(ctx, args)
+
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
         try:
