@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -7,10 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.algorithms import lowrank
 from tests.reference_lowrank import Slr, zeros
+from torch import nn
 
 from parsifl.algorithms.fedslr import FedSLR
+from parsifl.core.batching import BatchSpec, DataRequest
 from parsifl.core.keys import Key
+from parsifl.data.clients import ClientData
 from parsifl.engine.batch_sampler import BatchSampler
+from parsifl.nn.neural import NeuralProblem
+from parsifl.solvers import fused
 from parsifl.solvers.proximal_sgd import ComponentRule, ProximalRule, fit_component
 from parsifl.solvers.sgd import SgdConfig
 from parsifl.solvers.update_rules import soft
@@ -28,7 +35,7 @@ def test_soft_thresholding_minimises_its_objective(value: float, threshold: floa
 def test_what_the_operator_kills_is_the_offset_bit_for_bit() -> None:
     offset = torch.tensor([[0.1, 0.7, -0.3]])
     p = torch.zeros_like(offset)
-    z = offset + torch.tensor([[1e-3, 0.5, -1e-3]])
+    z = torch.tensor([[1e-3, 0.5, -1e-3]])
     ComponentRule(ProximalRule("sparse", 0.1)).after_(z, (offset, p), 0.1)
     assert p[0, [0, 2]].tolist() == [0.0, 0.0]
     assert (z - offset)[0, 0] == 0
@@ -44,12 +51,41 @@ def test_without_an_offset_the_rule_acts_on_the_weights_themselves() -> None:
 
 def test_a_component_shrinks_by_less_than_the_last_digit_of_its_offset() -> None:
     offset, p = torch.full((1, 3), 1000.0), torch.tensor([[5e-3, -2e-3, 0.0]])
-    z = offset + p
+    z = torch.zeros_like(p)
     rule = ComponentRule(ProximalRule("sparse", 1e-3))
     for _ in range(600):
-        rule.after_(z, (offset, p), 0.01)
+        rule.after_(z.zero_(), (offset, p), 0.01)
     assert p.tolist() == [[0.0, 0.0, 0.0]]
     assert torch.equal(z, offset)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+@pytest.mark.parametrize("path", ["fused", "generic"])
+def test_steps_below_the_last_digit_of_the_offset_count(
+    path: str, momentum: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if path == "generic":
+        monkeypatch.setattr(fused, "network_for", lambda *_: None)
+    # the slope is 2 h (p - target), and momentum scales it but not the operator
+    offset, target, h, mu, lr = 1000.0, 0.06, 0.05, 1e-3, 0.02
+    expected = torch.tensor([target - mu * (1 - momentum) / (2 * h), 0.0], dtype=torch.float64)
+    found = {}
+    for dtype in (torch.float32, torch.float64):
+        problem = NeuralProblem(lambda: nn.Linear(2, 1, bias=False), loss="mse", dtype=dtype)
+        x = math.sqrt(2 * h) * torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
+        y = x @ torch.tensor([[offset + target], [offset]], dtype=torch.float64)
+        data = ClientData.of([(x.to(dtype), y.to(dtype))], test=0.0)
+        request = DataRequest({"train": BatchSpec(2, steps=3000)})
+        batches = BatchSampler(data, problem).draw(0, request, Key(0))["train"]
+        fixed = {name: torch.full_like(v, offset) for name, v in problem.init(Key(0)).items()}
+        start = {name: torch.zeros_like(v) for name, v in fixed.items()}
+        config = SgdConfig(lr, momentum)
+        fitted = fit_component(
+            problem, fixed, start, batches, config, penalty="sparse", strength=mu
+        )
+        found[dtype] = next(iter(fitted.values())).flatten().double()
+    torch.testing.assert_close(found[torch.float64], expected, atol=2e-4, rtol=0)
+    torch.testing.assert_close(found[torch.float32], expected, atol=2e-3, rtol=0)
 
 
 @pytest.mark.parametrize("penalty", ["sparse", "low-rank"])

@@ -46,13 +46,14 @@ class ProximalRule(Rule):
 @final
 @dataclass(frozen=True)
 class ComponentRule(Rule):
-    """p <- prox(p + step of z), z <- w + p, with weight decay on p; w = aux[0], p = aux[1].
+    """p <- prox(p + step), z <- w + p, with weight decay on p; w = aux[0], p = aux[1].
 
-    p is stored, not computed as z - w: that would round it to the precision of w, and if lr *
-    strength is smaller than that, nothing would ever shrink.
+    p is stored, and takes the step itself. Computed as z - w, both p and the step would be rounded
+    to the precision of w.
     """
 
     moves_aux: ClassVar[bool] = True
+    takes_step: ClassVar[bool] = True
 
     prox: ProximalRule
     weight_decay: float = 0.0
@@ -67,9 +68,9 @@ class ComponentRule(Rule):
             w.sub_(aux[1], alpha=lr * self.weight_decay)
 
     def after_(self, w: Tensor, aux: Aux, lr: float) -> None:
-        """Update p by the step of z, apply the operator, and set z to w + p."""
+        """Add the step to p, apply the operator, and set z to w + p."""
         offset, p = aux
-        p.add_(w - (offset + p))
+        p.add_(w)
         self.prox.after_(p, (), lr)
         w.copy_(offset + p)
 

@@ -170,8 +170,12 @@ class _Walk:
             self.rule.before_(trial[None], aux, lr)
             velocity = self.velocity[name]
             velocity.mul_(momentum).add_(gradient).add_((w - trial) / lr)
+            if self.rule.takes_step:
+                w.zero_()
             w.sub_(velocity, alpha=lr)
         else:
+            if self.rule.takes_step:
+                w.zero_()
             if self._adds:
                 self.rule.before_(w[None], aux, lr)
             w.sub_(gradient, alpha=lr)

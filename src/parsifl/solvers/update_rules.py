@@ -47,6 +47,8 @@ class Rule:
 
     moves_aux: ClassVar[bool] = False
     """Whether `after_` changes the auxiliary tensors (then each client gets its own copy)."""
+    takes_step: ClassVar[bool] = False
+    """Whether `after_` receives the step -lr (g + e) in w; e must not depend on w then."""
 
     def line(self) -> LinearTerm | None:
         """Return e if it is linear; None if only `before_` computes it."""
@@ -61,7 +63,10 @@ class Rule:
             w.sub_(part, alpha=lr * factor)
 
     def after_(self, w: Tensor, aux: Aux, lr: float) -> None:
-        """Change w (and, if `moves_aux`, aux) in place after the gradient was added."""
+        """Change w (and, if `moves_aux`, aux) in place after the gradient was added.
+
+        With `takes_step`, w holds the step instead, and the rule sets w to its new value.
+        """
 
 
 @final

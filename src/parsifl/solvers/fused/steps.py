@@ -154,15 +154,20 @@ class _Leading:
         if place.velocity is not None:
             add_product_(place.velocity, left, right, 1.0, config.momentum)
             self._add_slope(place.velocity, w, aux)
+            if rule.takes_step:
+                w.zero_()
             w.sub_(place.velocity, alpha=config.lr)
         elif self._line is None:
             old = w.clone() if config.weight_decay else w
+            if rule.takes_step:
+                w.zero_()
             rule.before_(w, aux, config.lr)
             if config.weight_decay:
                 w.sub_(old, alpha=config.lr * config.weight_decay)
             add_product_(w, left, right, -config.lr)
         else:
-            keep = 1 - config.lr * (self._line.own + config.weight_decay)
+            own = self._line.own + config.weight_decay
+            keep = -config.lr * own if rule.takes_step else 1 - config.lr * own
             add_product_(w, left, right, -config.lr, keep)
             for leaf, factor in zip(aux, self._line.others, strict=False):
                 w.sub_(leaf, alpha=config.lr * factor)
