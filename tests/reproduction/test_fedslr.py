@@ -10,7 +10,7 @@ import torch
 from parsifl.algorithms.fedslr import FedSLR
 from parsifl.core import tree
 from parsifl.core.keys import Key
-from parsifl.data import personal_tests
+from parsifl.data import Dataset, preparation
 from parsifl.engine.simulate import simulate
 from parsifl.nn.models import build
 from parsifl.nn.neural import NeuralProblem
@@ -213,18 +213,25 @@ def test_every_recipe_runs_end_to_end(name: str, data_folder: Path, runs: Path) 
     assert [r.values for r in again] == [r.values for r in results]
 
 
+@pytest.mark.parametrize(("split", "fewest", "most"), [("Non-IID", 60, 100), ("IID", 430, 500)])
 def test_tiny_imagenet_has_the_test_rows_of_the_authors_code(
-    monkeypatch: pytest.MonkeyPatch,
+    split: str, fewest: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With 200 classes, floors of shares of 100 rows would leave six rows per client."""
-    monkeypatch.setattr(setup, "prepare", lambda *_, test, **__: test)
+    """With 200 classes, floors of shares of 100 rows would leave six rows per IID client."""
+    labels = np.arange(200)
+    like = Dataset(
+        "tiny-imagenet",
+        np.zeros((100_000, 3, 1, 1), np.float32),
+        np.repeat(labels, 500),
+        classes=200,
+        test_x=np.zeros((10_000, 3, 1, 1), np.float32),
+        test_y=np.repeat(labels, 50),
+    )
+    monkeypatch.setattr(preparation, "read", lambda *_, **__: like)
     setup._prepared.cache_clear()
-    asked = setup.FULL["Tiny ImageNet"].prepare("IID", 0, None)
+    clients = setup.FULL["Tiny ImageNet"].prepare(split, 0, None)
     setup._prepared.cache_clear()
-    assert str(asked) == "shares:size=500"
-    shares = np.random.default_rng(0).multinomial(1000, np.full(200, 1 / 200), size=20) / 1000
-    parts = personal_tests(shares, np.repeat(np.arange(200), 50), Key(0), size=500)
-    assert all(430 < len(part) <= 500 for part in parts)
+    assert all(fewest < len(rows) <= most for rows in clients.test)
 
 
 def test_the_size_of_personal_components_is_a_mean_over_all_clients() -> None:

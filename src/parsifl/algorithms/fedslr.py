@@ -150,7 +150,9 @@ class FedSLR(LocalSgd, AdditiveAlgorithm[Problem, SlrServer, SlrClient, Compact,
     supports_buffers: ClassVar[bool] = True
     presets: ClassVar[Mapping[str, Preset]] = {
         **{f"paper:{data}": _PAPER for data in ("cifar10", "cifar100")},
-        "paper:tinyimagenet": replace(_PAPER, run=f"{_PAPER.run}_tiny, test=shares:size=500"),
+        "paper:tinyimagenet": replace(
+            _PAPER, run=f"{_PAPER.run}_tiny, test=shares:size=500 for iid"
+        ),
         "fashion-mnist": Preset(
             {**_PAPER.settings, "lam": 1e-3},
             "not from the paper: Section 6.1 with ten times its lam for a tenth of the rounds",
