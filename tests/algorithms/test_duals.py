@@ -17,6 +17,7 @@ from parsifl.core import tree
 from parsifl.engine.evaluation import Evaluation
 from parsifl.engine.simulate import simulate
 from parsifl.nn.neural import NeuralProblem
+from parsifl.solvers.upload_transforms import TopK
 
 SETTINGS: dict[str, Any] = {"lr": 0.2, "batch_size": 4, "local_steps": 5}
 METHODS = [
@@ -61,6 +62,26 @@ def test_both_sides_use_what_a_lossy_wire_transmitted(
 ) -> None:
     options = {"precision": precision, "executor": executor}
     assert gap(*means(method, len(lowrank.SIZES), **options)) < 1e-13
+
+
+@pytest.mark.parametrize("precision", ["exact", "bfloat16", "int8"])
+@pytest.mark.parametrize(
+    "method", [m for m in METHODS if isinstance(m, FedSLR | FedDyn)], ids=lambda m: type(m).__name__
+)
+def test_with_few_entries_the_means_differ_by_what_waits_on_the_clients(
+    method: Any, precision: Any
+) -> None:
+    done = simulate(
+        Composed(method, uploads=(TopK(0.5),)), lowrank.PROBLEM, lowrank.DATA, 8,
+        seed=lowrank.SEED, participation=lowrank.PARTICIPATION, precision=precision,
+        evaluate_every=0,
+    )  # fmt: skip
+    alpha = method.alpha if isinstance(method, FedDyn) else 1 / method.eta_g
+    total = tree.scale(float(len(lowrank.SIZES)), done.server.dual)
+    for _, state in done.pool.store:
+        dual = state.inner.dual if isinstance(method, FedSLR) else state.inner
+        total = tree.axpy(-1.0, tree.axpy(alpha, state.stages[0], dual), total)
+    assert max(float(leaf.abs().max()) for leaf in tree.leaves(total)) < 1e-13
 
 
 def test_a_lossy_wire_moves_the_limit_by_no_more_than_its_rounding() -> None:

@@ -165,10 +165,12 @@ class Composed(FederatedAlgorithm[Any, Any, Any, Any, Any, Any]):
         return upload if self.uploads else self.algorithm.compact(problem, upload)
 
     def acknowledge(self, problem: Any, state: Any, upload: Any, arrived: Any) -> Any:
-        """Delegate to the algorithm, unless stages change the upload."""
-        if self.uploads:
-            return state
-        return self.algorithm.acknowledge(problem, state, upload, arrived)
+        """Let the algorithm correct its state by the rounding errors of the encoded upload."""
+        if not self.uploads:
+            return self.algorithm.acknowledge(problem, state, upload, arrived)
+        encoded, received = densify(upload), densify(arrived)
+        inner = self.algorithm.acknowledge(problem, state.inner, encoded, received)
+        return replace(state, inner=inner)
 
     def personalize(self, problem: Any, received: Any, state: Any, data: ClientRoundData) -> Model:
         """Return the algorithm's personal model."""
