@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from parsifl.algorithms.fedgradmp import FedGradMP
 from parsifl.algorithms.fediterht import FedIterHT
+from parsifl.engine.simulate import simulate
 from parsifl_reproduction.fedgradmp import baselines as fedgradmp_baselines
+from parsifl_reproduction.fedgradmp import setup
 from parsifl_reproduction.fedgradmp.setup import Recovery, final, rounds_until
 from parsifl_reproduction.recipe import Claim, Context, Result, find
 
@@ -111,6 +114,34 @@ def test_baselines_are_compared_by_rounds_and_by_time() -> None:
     assert verdicts(1e-15, 10.0) == ["held", "held"] * 3
     assert verdicts(1e-15, 100.0) == ["held", "did not hold"] * 3
     assert verdicts(0.9, 1.0) == ["did not hold", "did not hold"] * 3
+
+
+def test_the_number_of_gradient_steps_is_chosen_by_the_last_error() -> None:
+    recipe, context = find("fedgradmp-figure5"), Context(seeds=2)
+    ends = {"inner=10": 0.6, "inner=50": 0.5, "inner=100": 0.55}
+
+    def values(label: str) -> dict[str, object]:
+        end = next((end for name, end in ends.items() if label.endswith(name)), 0.9)
+        return {"errors": [end] * 48, "seconds": 1.0, "diverged": False}
+
+    results = [Result(job.label, job.seed, values(job.label)) for job in recipe.plan(context)]
+    nearer = recipe.conclude(context, results)[0]
+    assert nearer.verdict == "held"
+    assert nearer.ours.startswith("5.0e-01")
+    assert nearer.note.endswith("; 50 gradient steps")
+
+
+def test_times_leave_out_the_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[Any] = []
+
+    def kept(*args: Any, **options: Any) -> Any:
+        runs.append(simulate(*args, **options))
+        return runs[-1]
+
+    monkeypatch.setattr(setup, "simulate", kept)
+    case = Recovery(0.2, clients=3, dimension=50, sparsity=4)
+    assert case.seconds(FedGradMP(tau=4), 2, 0) > 0
+    assert [record.get("global") for record in runs[0].metrics] == [None, None]
 
 
 def test_the_same_method_is_counted_once() -> None:
