@@ -36,7 +36,7 @@ SPARSE: dict[str, Values] = {
     # the paper makes outer_lr * lam equal
     "pfedme": {**COMMON, "outer_lr": 0.2 / 15, "lam": 15.0, "inner": 1},
 }
-GAMMA_W = (0.0, 1e-7, 1e-6)
+GAMMA_W = (0.0, 1e-8, 1e-7, 1e-6)
 """From 9e-6 on the step oscillates: outer_lr * (lam + gamma_w / rho) must stay below 2."""
 ENTROPY_LIMIT = 0.5 + 1 / 32  # half of the 32-bit values, and one bit an entry for the support
 FLOOR = 1.01 * 0.5
