@@ -61,7 +61,7 @@ class FedMid(ProximalSettings, SparsitySettings, LocalSgd, Averaging[Problem, No
         if self.prox == "hard":
             trained = threshold(problem, received, batches, config, self.sparsity)
             return ClientUpdate(None, leaves.densify(trained))
-        rule = SoftThresholdRule(self.lam, next(iter(kept_places(problem).values()), ()))
+        rule = SoftThresholdRule(self.lam, kept_places(problem))
         return ClientUpdate(None, sgd(problem, received, batches, config, rule=rule))
 
     def aggregate(self, problem: Problem, server: Params, total: Mean, key: Key) -> Params:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, final
 
 import torch
@@ -43,8 +43,10 @@ class Coupled(Rule):
         Strength of the l1 norm on theta and on the anchor; width of its smoothing.
     proximal
         Shrink by the proximal operator of the l1 norm itself, which leaves exact zeros.
+    unpenalized
+        By parameter, the positions along its last axis that have no l1 norm (an intercept).
     always
-        Positions along the last axis that have no l1 norm (an intercept).
+        These positions in the rule of one parameter (see `of`).
     """
 
     moves_aux: ClassVar[bool] = True
@@ -56,7 +58,14 @@ class Coupled(Rule):
     gamma_w: float = 0.0
     rho: float = 1e-2
     proximal: bool = False
+    unpenalized: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     always: tuple[int, ...] = ()
+
+    def of(self, name: str) -> Coupled:
+        """Return the rule with the exempt positions of one parameter."""
+        if not self.unpenalized:
+            return self
+        return replace(self, unpenalized={}, always=self.unpenalized.get(name, ()))
 
     def line(self) -> LinearTerm | None:
         """Return decay theta - lam w_i, unless there is a smoothed norm."""
@@ -115,6 +124,10 @@ class FixedAnchor(Rule):
     """The same steps of theta with a fixed anchor."""
 
     coupling: Coupled
+
+    def of(self, name: str) -> FixedAnchor:
+        """Return the same with the coupling of one parameter."""
+        return FixedAnchor(self.coupling.of(name))
 
     def line(self) -> LinearTerm | None:
         """Return the line of the coupling."""
@@ -204,8 +217,10 @@ class _Nested:
         moving = batch.active
         for _ in range(self.inner):
             found = gradient(self.problem, theta, batch)
-            slope = tree.map(self._slope, found, theta, anchor)
-            moved = tree.map(self._moved, theta, slope)
+            slope = {
+                name: self._slope(name, found[name], w, anchor[name]) for name, w in theta.items()
+            }
+            moved = {name: self._moved(name, w, slope[name]) for name, w in theta.items()}
             moving = moving & (self._residual(theta, slope, moved) > self.accuracy)
             theta = tree.where(moving, moved, theta)
         return theta
@@ -216,15 +231,15 @@ class _Nested:
         for name, w in theta.items():
             # a new tensor: the anchor may still be shared by all clients of a batch
             moved[name] = torch.zeros_like(w).add_(anchor[name])
-            self.rule.follow_(moved[name], w)
+            self.rule.of(name).follow_(moved[name], w)
         return tree.where(active, moved, anchor)
 
-    def _slope(self, gradient: Tensor, w: Tensor, anchor: Tensor) -> Tensor:
-        return gradient + self.config.weight_decay * w + self.rule.slope(w, anchor)
+    def _slope(self, name: str, gradient: Tensor, w: Tensor, anchor: Tensor) -> Tensor:
+        return gradient + self.config.weight_decay * w + self.rule.of(name).slope(w, anchor)
 
-    def _moved(self, w: Tensor, slope: Tensor) -> Tensor:
+    def _moved(self, name: str, w: Tensor, slope: Tensor) -> Tensor:
         moved = w - self.config.lr * slope
-        self.rule.shrink_(moved, self.config.lr)
+        self.rule.of(name).shrink_(moved, self.config.lr)
         return moved
 
     def _residual(self, theta: Params, slope: Params, moved: Params) -> Tensor:

@@ -148,6 +148,7 @@ class _Walk:
             if config.momentum
             else {}
         )
+        self._rules = {name: rule.of(name) for name in params}
         self._adds = rule.line() != LinearTerm()
         self._follows = type(rule).after_ is not Rule.after_
 
@@ -162,25 +163,26 @@ class _Walk:
 
     def _move(self, name: str, w: Tensor, gradient: Tensor, aux: tuple[Tensor, ...]) -> None:
         lr, momentum, decay = self.config.lr, self.config.momentum, self.config.weight_decay
+        rule = self._rules[name]
         if decay:
             gradient = gradient + decay * w
         if momentum:
             # The rule's term belongs in the velocity: obtain it from a trial application.
             trial = w.clone()
-            self.rule.before_(trial[None], aux, lr)
+            rule.before_(trial[None], aux, lr)
             velocity = self.velocity[name]
             velocity.mul_(momentum).add_(gradient).add_((w - trial) / lr)
-            if self.rule.takes_step:
+            if rule.takes_step:
                 w.zero_()
             w.sub_(velocity, alpha=lr)
         else:
-            if self.rule.takes_step:
+            if rule.takes_step:
                 w.zero_()
             if self._adds:
-                self.rule.before_(w[None], aux, lr)
+                rule.before_(w[None], aux, lr)
             w.sub_(gradient, alpha=lr)
         if self._follows:
-            self.rule.after_(w[None], aux, lr)
+            rule.after_(w[None], aux, lr)
 
     def _trees(self) -> list[Params]:
         moving = self.aux if self.rule.moves_aux else ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import cast, final
 
@@ -26,7 +27,14 @@ class HardThresholdRule(Rule):
     """w <- H_tau(w) after each step, tensor by tensor (or row by row)."""
 
     sparsity: Sparsity = field(default_factory=Sparsity)
+    unpenalized: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     always: tuple[int, ...] = ()
+
+    def of(self, name: str) -> HardThresholdRule:
+        """Return the rule with the exempt positions of one parameter."""
+        if not self.unpenalized:
+            return self
+        return HardThresholdRule(self.sparsity, always=self.unpenalized.get(name, ()))
 
     def after_(self, w: Tensor, aux: Aux, lr: float) -> None:  # noqa: ARG002 - the contract
         """Set all but the largest entries of each client to zero."""
@@ -41,7 +49,14 @@ class SoftThresholdRule(Rule):
     """w <- soft(w, lr * strength) after each step, except coefficients that are always kept."""
 
     strength: float = 0.0
+    unpenalized: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     always: tuple[int, ...] = ()
+
+    def of(self, name: str) -> SoftThresholdRule:
+        """Return the rule with the exempt positions of one parameter."""
+        if not self.unpenalized:
+            return self
+        return SoftThresholdRule(self.strength, always=self.unpenalized.get(name, ()))
 
     def after_(self, w: Tensor, aux: Aux, lr: float) -> None:  # noqa: ARG002 - the contract
         """Shrink towards zero."""
@@ -71,9 +86,8 @@ def threshold(
     found = _on_columns(problem, params, batches, config, sparsity)
     if found is not None:
         return found
-    always = kept_places(problem)
     if len(params) == 1 or sparsity.scope != "all":
-        rule = HardThresholdRule(sparsity, next(iter(always.values()), ()))
+        rule = HardThresholdRule(sparsity, kept_places(problem))
         return dict(sgd(problem, params, batches, config, rule=rule))
     velocity = tree.zeros_like(params) if config.momentum else None
     for batch in batches:  # all layers share one budget and are thresholded together

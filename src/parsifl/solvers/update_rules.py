@@ -3,7 +3,8 @@
 A rule works in place on tensors with a leading client axis. A step is
 w <- after(w - lr (g + e(w, aux))). A rule subtracts lr * e at the old w in `before_`, and shrinks,
 thresholds or updates its auxiliary tensors in `after_`. Rules are elementwise or reduce over the
-axes after the first; the same rule serves the generic and the fused path. If e is linear, a rule
+axes after the first; the same rule serves the generic and the fused path. A rule that depends on
+the parameter returns that of one parameter through `of`. If e is linear, a rule
 returns its `line` instead of a `before_`: the fused path then saves a pass over the weights,
 because the product that adds the gradient can also scale them.
 """
@@ -49,6 +50,13 @@ class Rule:
     """Whether `after_` changes the auxiliary tensors (then each client gets its own copy)."""
     takes_step: ClassVar[bool] = False
     """Whether `after_` receives the step -lr (g + e) in w; e must not depend on w then."""
+
+    def of(self, name: str) -> Rule:
+        """Return the rule of one parameter; the same for all unless a subclass overrides this.
+
+        `moves_aux`, `takes_step` and `line` must not differ between parameters.
+        """
+        return self
 
     def line(self) -> LinearTerm | None:
         """Return e if it is linear; None if only `before_` computes it."""

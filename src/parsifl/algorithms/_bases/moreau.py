@@ -177,13 +177,12 @@ class MoreauEnvelope(
     def _trained(
         self, problem: Problem, received: Params, data: ClientRoundData
     ) -> tuple[Params, Params]:
-        always = next(iter(kept_places(problem).values()), ())
         return alternate(
             problem,
             received,
             data["train"],
             self.sgd(data.round),
-            rule=replace(self.rule(), always=always),
+            rule=replace(self.rule(), unpenalized=kept_places(problem)),
             inner=self.inner,
             accuracy=self.accuracy,
         )

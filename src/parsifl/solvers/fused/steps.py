@@ -36,8 +36,9 @@ class Steps:
 @final
 @dataclass(frozen=True)
 class _Place:
-    """A weight of some clients with its auxiliary tensors, which may be shared."""
+    """A weight of some clients with its rule and its auxiliary tensors, which may be shared."""
 
+    rule: Rule
     w: Tensor
     aux: Aux
     velocity: Tensor | None
@@ -45,7 +46,8 @@ class _Place:
     def part(self, rows: slice) -> _Place:
         """Return the same for some of the clients."""
         aux = tuple(leaf if len(leaf) == 1 else leaf[rows] for leaf in self.aux)
-        return _Place(self.w[rows], aux, None if self.velocity is None else self.velocity[rows])
+        velocity = None if self.velocity is None else self.velocity[rows]
+        return _Place(self.rule, self.w[rows], aux, velocity)
 
 
 @final
@@ -89,7 +91,8 @@ class Block:
         places = {}
         for name, w in self._params.items():
             aux = tuple(part[name] for part in self._aux)
-            places[name] = _Place(w, aux, self._velocity.get(name)).part(slice(count))
+            place = _Place(self._steps.rule.of(name), w, aux, self._velocity.get(name))
+            places[name] = place.part(slice(count))
         frozen = {
             name: value[:count].expand(count, *value.shape[1:])
             for name, value in self._frozen.items()
@@ -150,10 +153,10 @@ class _Leading:
             self._move(place, left[rows], None if right is None else right[rows])
 
     def _move(self, place: _Place, left: Tensor, right: Tensor | None) -> None:
-        rule, config, w, aux = self._steps.rule, self._steps.config, place.w, place.aux
+        rule, config, w, aux = place.rule, self._steps.config, place.w, place.aux
         if place.velocity is not None:
             add_product_(place.velocity, left, right, 1.0, config.momentum)
-            self._add_slope(place.velocity, w, aux)
+            self._add_slope(place.velocity, place)
             if rule.takes_step:
                 w.zero_()
             w.sub_(place.velocity, alpha=config.lr)
@@ -173,9 +176,9 @@ class _Leading:
                 w.sub_(leaf, alpha=config.lr * factor)
         rule.after_(w, aux, config.lr)
 
-    def _add_slope(self, velocity: Tensor, w: Tensor, aux: Aux) -> None:
+    def _add_slope(self, velocity: Tensor, place: _Place) -> None:
         """Add e(w, aux) and the decay to the velocity."""
-        rule, config = self._steps.rule, self._steps.config
+        rule, config, w, aux = place.rule, self._steps.config, place.w, place.aux
         own = config.weight_decay
         if self._line is None:
             trial = w.clone()
