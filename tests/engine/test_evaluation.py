@@ -86,6 +86,22 @@ def test_the_objective_is_the_function_that_is_minimized() -> None:
     assert found == pytest.approx(mean + 0.15 * (x[:3] ** 2).sum())
 
 
+def test_the_objective_has_the_weights_of_the_rows() -> None:
+    draw, data = np.random.default_rng(0), []
+    for n in (5, 20, 9):
+        y = np.stack([draw.normal(size=n), draw.choice([0.1, 1.9], size=n)], 1)
+        data.append((draw.normal(size=(n, 3)), y))
+    problem = GLM(3, "squared-half", l2=0.3, weighted=True)
+    run = simulate(
+        FedHT(tau=3, lr=0.1), problem, data, 3, test=0.0, evaluation=Evaluation(train=True)
+    )
+    c = run.model.params["coef"].numpy()
+    z, y = np.vstack([z for z, _ in data]), np.vstack([y for _, y in data])
+    expected = (y[:, 1] * (z @ c - y[:, 0]) ** 2 / 2).mean() + 0.15 * (c**2).sum()
+    found = run.metrics[-1]["global"]["train"]["objective"]["mean"]
+    assert found == pytest.approx(expected)
+
+
 def test_parameters_come_back_in_the_order_of_the_module() -> None:
     problem = classifier()
     run = simulate(METHOD, problem, clients((6, 9), test=5), 1)

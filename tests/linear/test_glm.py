@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
+from sklearn.metrics import mean_poisson_deviance
 from torch import Tensor
 
 from parsifl.algorithms.fedgradmp import FedGradMP
@@ -158,6 +159,34 @@ def test_metrics_of_each_kind() -> None:
     logits = {"coef": torch.tensor([[1.0], [-1.0]]).double()}
     found = GLM(1, "softmax", classes=2).metrics(logits, Rows(x, torch.tensor([0, 0]), rows.weight))
     assert found["accuracy"].tolist() == [1.0, 0.0]
+
+
+def test_metrics_of_counts_compare_means() -> None:
+    x, y = np.array([[1.0], [-1.0], [2.0]]), np.array([3.0, 0.0, 7.0])
+    offset, weight, l2 = np.array([0.0, 0.5, -1.0]), np.array([1.0, 2.0, 0.0]), 0.4
+    coef = {"coef": torch.tensor([0.8], dtype=torch.float64)}
+    mean = np.exp(0.8 * x[:, 0])
+    expected = {
+        "loss": mean - y * np.log(mean),
+        "deviance": poisson_deviances(y, mean),
+        "mse": (y - mean) ** 2,
+    }
+    rows = Rows(torch.tensor(x), torch.tensor(y), torch.ones(3))
+    found = GLM(1, "poisson").metrics(coef, rows)
+    assert list(found) == list(expected)
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name].numpy(), values, rtol=1e-12)
+    problem = GLM(1, "poisson", l2=l2, weighted=True, offset=True)
+    assert (problem.primary_metric, problem.higher_is_better) == ("deviance", False)
+    rows = Rows(rows.x, torch.tensor(np.stack([y, weight, offset], 1)), torch.ones(3))
+    found, mean = problem.metrics(coef, rows), mean * np.exp(offset)
+    np.testing.assert_allclose(found["deviance"].numpy(), poisson_deviances(y, mean), rtol=1e-12)
+    objective = weight * (mean - y * np.log(mean)) + l2 * 0.64 / 2
+    np.testing.assert_allclose(found["objective"].numpy(), objective, rtol=1e-12)
+
+
+def poisson_deviances(y: Any, mean: Any) -> Any:
+    return np.array([mean_poisson_deviance([a], [b]) for a, b in zip(y, mean, strict=True)])
 
 
 def test_it_offers_what_pursuit_needs() -> None:

@@ -43,6 +43,10 @@ class Datafit:
         Whether targets are labels.
     quadratic
         Whether least squares solves it.
+    mean
+        The mean of the target in the predictor u; None: u itself.
+    deviance
+        Twice the loss minus its least value at this target; None: not recorded.
     """
 
     name: str
@@ -52,6 +56,8 @@ class Datafit:
     smoothness: float
     classes: bool = False
     quadratic: bool = False
+    mean: Callable[[Tensor], Tensor] | None = None
+    deviance: Callable[[Tensor, Tensor], Tensor] | None = None
 
 
 def signs(y: Tensor, like: Tensor) -> Tensor:
@@ -102,6 +108,10 @@ def _poisson_loss(u: Tensor, y: Tensor) -> Tensor:
     return _poisson_mean(u) * (1 + (u - _STEEP).clamp(min=0)) - y * u
 
 
+def _poisson_deviance(u: Tensor, y: Tensor) -> Tensor:
+    return 2 * (_poisson_loss(u, y) + torch.xlogy(y, y) - y)
+
+
 SQUARED = Datafit(
     "squared",
     lambda u, y: (u - y).square(),
@@ -123,7 +133,13 @@ LOGISTIC = Datafit(
 )
 SOFTMAX = Datafit("softmax", _softmax_loss, _softmax_slope, _softmax_curvature, 0.5, classes=True)
 POISSON = Datafit(
-    "poisson", _poisson_loss, lambda u, y: _poisson_mean(u) - y, _poisson_mean, math.exp(_STEEP)
+    "poisson",
+    _poisson_loss,
+    lambda u, y: _poisson_mean(u) - y,
+    _poisson_mean,
+    math.exp(_STEEP),
+    mean=_poisson_mean,
+    deviance=_poisson_deviance,
 )
 DATAFITS = Registry(
     "datafit",

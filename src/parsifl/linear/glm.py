@@ -186,11 +186,13 @@ class GLM:
     @property
     def primary_metric(self) -> str:
         """The metric that is reported first."""
+        if self.datafit.deviance is not None:
+            return "deviance"
         return "accuracy" if self.datafit.classes else "mse"
 
     @property
     def higher_is_better(self) -> bool:
-        """True for accuracy, False for the squared error."""
+        """True for accuracy, False for the squared error and the deviance."""
         return self.datafit.classes
 
     @property
@@ -287,22 +289,28 @@ class GLM:
         return datafits.check_targets(self.datafit, y[:, 0], self.classes)
 
     def metrics(self, params: Params, rows: Rows) -> dict[str, Tensor]:
-        """Return squared errors, or accuracy and loss, of each row.
+        """Return the scores of each row, without its weight.
 
-        With l2 the `objective` is recorded too: the loss plus the l2 term. Its mean over the
-        training rows is minimized (`Evaluation(train=True)`).
+        These are squared errors; accuracy and loss of classes; or loss, deviance and squared
+        errors of the mean for counts. With l2 the `objective` is recorded too: the loss times the
+        weight of the row, plus the l2 term. Its mean over the training rows is minimized
+        (`Evaluation(train=True)`).
         """
         u = self.predict(params, rows.x)
-        y, _ = self._targets(rows.y)
-        found: dict[str, Tensor] = {}
-        if self.datafit.classes:
+        u = u + rows.y[..., -1].to(u.dtype) if self.offset else u
+        y, importance = self._targets(rows.y)
+        fit, found = self.datafit, dict[str, Tensor]()
+        if fit.classes:
             right = (u > 0) == (y > 0) if self._single else u.argmax(-1) == y
-            found |= {"accuracy": right.to(u.dtype), "loss": self.datafit.loss(u, y)}
-        else:
-            found["mse"] = (u - y).square()
+            found |= {"accuracy": right.to(u.dtype), "loss": fit.loss(u, y)}
+        elif fit.deviance is not None:
+            y = y.to(u.dtype)
+            found |= {"loss": fit.loss(u, y), "deviance": fit.deviance(u, y)}
+        if not fit.classes:
+            found["mse"] = ((u if fit.mean is None else fit.mean(u)) - y).square()
         if self.l2:
             penalty = (self._ridge * params[NAME].square()).sum() / 2
-            found["objective"] = self.datafit.loss(u, y) + penalty
+            found["objective"] = fit.loss(u, y) * importance + penalty
         return found
 
     def curvature_sums(
