@@ -18,7 +18,7 @@ from parsifl.algorithms.fedbabu import FedBABU
 from parsifl.algorithms.perfedmask import PerFedMask, budget_of, design_masks
 from parsifl.core import config, tree
 from parsifl.core.algorithm import ClientInfo
-from parsifl.core.errors import ConfigError
+from parsifl.core.errors import ConfigError, ParsiflWarning
 from parsifl.core.keys import Key
 from parsifl.core.registry import get
 from parsifl.engine.simulate import simulate
@@ -250,7 +250,8 @@ def test_a_plan_is_trained_as_it_was_made() -> None:
 
 def test_a_plan_is_a_setting() -> None:
     """By name: plans for FLOPs list layers in the order in which they run."""
-    plan = optimal(PROBLEM.layer_groups[::-1], [SECOND, FIRST, FIRST + SECOND, SECOND, FIRST])
+    budgets = [SECOND, FIRST, FIRST + SECOND, SECOND, FIRST]
+    plan = optimal(PROBLEM.layer_groups[::-1], budgets, weights=unequal.sizes())
     method = get("perfedmask", plan=plan, **SETTINGS)
     done = unequal.run(method)
     found = [done.server.masks[chosen] for chosen in done.server.chosen]
@@ -259,11 +260,30 @@ def test_a_plan_is_a_setting() -> None:
     assert again == method
 
 
+def planned(weights: Sequence[float] | None) -> PerFedMask:
+    budgets = [FIRST, SECOND, FIRST + SECOND, SECOND, FIRST]
+    return PerFedMask(plan=optimal(PROBLEM.layer_groups, budgets, weights=weights), **SETTINGS)
+
+
+def test_a_plan_for_other_weights_causes_a_warning() -> None:
+    sizes = [float(size) for size in unequal.sizes()]
+    infos = [ClientInfo(i, int(size)) for i, size in enumerate(sizes)]
+    for method in (planned(None), replace(planned(None), lr=0.2), planned([2, 1, 1, 1, 1])):
+        with pytest.warns(ParsiflWarning, match="plan was made for .* pass weights="):
+            method.init_server(PROBLEM, infos, Key(0))
+    # proportional weights are the same, and the head count of the uniform mean is none
+    planned([2 * size for size in sizes]).init_server(PROBLEM, infos, Key(0))
+    replace(planned(None), weighting="uniform").init_server(PROBLEM, infos, Key(0))
+    planned(None).init_server(PROBLEM, [ClientInfo(i, 10) for i in range(5)], Key(0))
+    everything = optimal(PROBLEM.layer_groups, [FIRST + SECOND] * 5)
+    PerFedMask(plan=everything).init_server(PROBLEM, infos, Key(0))
+
+
 def test_a_plan_for_flops_is_trained() -> None:
     sample = torch.empty(10, unequal.FEATURES)
     module = unequal.network()
     limits = [0.4 * module_flops(module, sample)] * 4 + [1e9]
-    plan = from_flops(module, sample, limits)
+    plan = from_flops(module, sample, limits, weights=unequal.sizes())
     done = unequal.run(PerFedMask(plan=plan, **SETTINGS))
     named = [group.name for group in PROBLEM.layer_groups]
     for device, chosen in enumerate(done.server.chosen):

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.masks.test_local_search import brute_force
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -254,6 +256,36 @@ def test_bytes_are_parameters_times_their_width() -> None:
     assert plan.bias == pytest.approx(direct.bias)
     double = from_bytes(module.double(), [8 * budget for budget in budgets])
     assert (double.masks == plan.masks).all()
+
+
+def test_plans_for_other_units_take_the_weights_of_the_mean() -> None:
+    widths = (5, 7, 6, 5, 3)
+    module = nn.Sequential()
+    for inputs, outputs in itertools.pairwise(widths):
+        module.extend([nn.Linear(inputs, outputs), nn.Tanh()])
+    del module[-1]
+    budgets, rows = [90.0, 88.0, 102.0, 90.0], [374, 101, 392, 265]
+    found, options = layer_groups(module), {"objective": "bias", "weights": rows}
+    direct = optimal(found, budgets, "bias", weights=rows)
+    assert direct.proven
+    assert direct.bias == pytest.approx(64.64, abs=0.01)
+    plan = from_bytes(module, [4 * budget for budget in budgets], **options)
+    assert plan.proven
+    assert plan.bias == pytest.approx(direct.bias)
+    sample = torch.zeros(20, 5)
+    for costs, make in ((flops_costs, from_flops), (memory_costs, from_memory)):
+        instance = costs(module, sample).instance(
+            share * (costs(module, sample).add.sum() + costs(module, sample).tail[0])
+            for share in (0.8, 0.75, 0.9, 0.8)
+        )
+        plan = make(module, sample, instance.limits, **options)
+        expected = brute_force(replace(instance, weights=np.array(rows, float)), "bias")
+        assert plan.proven
+        assert plan.bias == pytest.approx(expected)
+        equal = make(module, sample, instance.limits, objective="bias", weights=[3, 3, 3, 3])
+        assert equal.instance.weights is None
+    with pytest.raises(ConfigError, match="weights must be 4 positive numbers"):
+        from_bytes(module, budgets, weights=[1.0, 2.0])
 
 
 def test_kept_activations_are_those_that_autograd_saves() -> None:

@@ -21,7 +21,7 @@ from parsifl.algorithms._bases.submodel import (
 )
 from parsifl.core.algorithm import ClientInfo, Preset, check_profile
 from parsifl.core.config import Count, NonNegative
-from parsifl.core.errors import ConfigError
+from parsifl.core.errors import ConfigError, ParsiflWarning
 from parsifl.core.keys import Key
 from parsifl.core.layer_group import LayerGroup
 from parsifl.core.problem import Layered, Problem
@@ -33,6 +33,20 @@ Design = Literal["optimal", "sequential", "random"]
 Masks = NDArray[np.bool_]
 
 _NODES = 50  # limits of a program: a plan within seconds, and the same plan in every run
+
+
+@final
+class _PlannedLayers(tuple[tuple[str, ...], ...]):
+    """A plan by name that remembers for which weights of the devices it was made."""
+
+    weights: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, plan: MaskPlan) -> _PlannedLayers:
+        """Return the names of the layers that each device of a plan trains."""
+        found, weights = cls(plan.named()), plan.instance.weights
+        found.weights = np.ones(len(found)) if weights is None else weights
+        return found
 
 
 @final
@@ -65,7 +79,8 @@ class PerFedMask(SubmodelAveraging):
         the increase in variance of layers averaged over fewer devices (`parsifl.masks`).
     plan
         The masks: a `parsifl.masks.MaskPlan`, or for each device the names of the layers that it
-        trains. None: planned from the budgets.
+        trains. None: planned from the budgets. A plan made for other weights than those of
+        `weighting` causes a warning.
     head
         "trained": the head is shared and trained, as in Table 9. It then counts as a layer in
         budgets and masks.
@@ -115,7 +130,7 @@ class PerFedMask(SubmodelAveraging):
         if isinstance(self.plan, MaskPlan):  # by name: settings are written as JSON
             if self.plan.devices != tuple(range(len(self.plan.devices))):
                 raise ConfigError("the plan lacks devices that left; plan for all clients")
-            object.__setattr__(self, "plan", self.plan.named())
+            object.__setattr__(self, "plan", _PlannedLayers.of(self.plan))
         super().__post_init__()
 
     def profile_fields(self) -> tuple[str, ...]:
@@ -176,6 +191,7 @@ class PerFedMask(SubmodelAveraging):
         if self.plan is not None or any("mask" in client.profile for client in clients):
             masks = given_masks(self.plan, clients, names)
             warn_of_gaps(masks, clients, names)
+            self._warn_of_weights(masks, clients)
             if len(set(widths)) > 1:
                 return masks, {}
             one = problem if widths[0] == 1.0 else narrowed(problem, float(widths[0]))
@@ -196,6 +212,24 @@ class PerFedMask(SubmodelAveraging):
             masks[members] = rows
         warn_of_gaps(masks, clients, names)
         return masks, _numbers(parts[0][2]) if len(parts) == 1 else {}
+
+    def _warn_of_weights(self, masks: Masks, clients: Sequence[ClientInfo]) -> None:
+        """Warn if the plan was made for other weights than those of the server's mean."""
+        if not isinstance(self.plan, _PlannedLayers) or masks.all():
+            return
+        part = np.array([client.takes_part for client in clients])
+        own = np.array([self.weight(client) for client in clients])
+        planned, own = self.plan.weights[part], own[part]
+        if own.any() and not np.allclose(planned / planned.sum(), own / own.sum()):
+            equal = "equal weights" if (planned == planned[0]).all() else "other weights"
+            warnings.warn(
+                f"the plan was made for {equal}, but the server's mean weights devices by "
+                f"{'rows' if self.weighting == 'samples' else 'equal shares'}, so that its "
+                "objective and its bound do not hold: pass weights= to the function that plans"
+                + (", or set weighting='uniform'" if equal == "equal weights" else ""),
+                ParsiflWarning,
+                stacklevel=2,
+            )
 
     def _width(self, client: ClientInfo) -> float:
         if self.base == "splitmix":

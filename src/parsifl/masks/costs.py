@@ -30,6 +30,7 @@ from parsifl.masks.instance import (
     is_whole,
     read_budgets,
     read_objective,
+    read_weights,
 )
 from parsifl.masks.plan import MaskPlan
 from parsifl.masks.solve import solve
@@ -189,9 +190,12 @@ class Costs:
     add: Floats
     tail: Floats
 
-    def instance(self, budgets: Iterable[float]) -> Instance:
+    def instance(
+        self, budgets: Iterable[float], weights: Iterable[float] | None = None
+    ) -> Instance:
         """Return the instance for these budgets; slack counts parameters that could be trained."""
         limits = read_budgets(budgets)
+        parts = None if weights is None else read_weights(weights, len(limits))
         sizes = np.array([float(block.size) for block in self.blocks])
         names = tuple(block.name for block in self.blocks)
         bare = Instance(names, sizes, self.add, self.tail, limits, np.zeros_like(limits))
@@ -199,7 +203,7 @@ class Costs:
         able = set(limits[bare.active()].tolist())
         most = {limit: catalogue.fullest(limit)[0] for limit in able}
         reach = np.array([most.get(limit, 0.0) for limit in limits.tolist()])
-        return Instance(names, sizes, self.add, self.tail, limits, reach)
+        return Instance(names, sizes, self.add, self.tail, limits, reach, parts)
 
 
 def flops_costs(module: nn.Module, sample: Tensor, head: str | None = None) -> Costs:
@@ -237,17 +241,18 @@ def from_flops(
     flops_budgets: Iterable[float],
     *,
     objective: str = "J",
+    weights: Iterable[float] | None = None,
     head: str | None = None,
     seconds: float = 15.0,
 ) -> MaskPlan:
     """Plan for devices with a limit of backward FLOPs on a batch like `sample`.
 
     The slack of a device counts parameters: the maximum it could train within its FLOPs, minus
-    what it trains.
+    what it trains. `weights` are those of `optimal`.
     """
     goal, limits = read_objective(objective), read_budgets(flops_budgets)
     costs = flops_costs(module, sample, head)
-    return solve(costs.instance(limits), goal, seconds=seconds)
+    return solve(costs.instance(limits, weights), goal, seconds=seconds)
 
 
 def from_bytes(
@@ -255,10 +260,11 @@ def from_bytes(
     bytes_budgets: Iterable[float],
     *,
     objective: str = "J",
+    weights: Iterable[float] | None = None,
     head: str | None = None,
     seconds: float = 15.0,
 ) -> MaskPlan:
-    """Plan for devices with a limit of uploaded bytes per round."""
+    """Plan for devices with a limit of uploaded bytes per round; `weights` as in `optimal`."""
     goal = read_objective(objective)
     found = layer_groups(module, head)
     sizes = {
@@ -267,7 +273,7 @@ def from_bytes(
     }
     add = np.array([float(sum(sizes[name] for name in block.parameters)) for block in found])
     costs = Costs(found, add, np.zeros_like(add))
-    return solve(costs.instance(bytes_budgets), goal, seconds=seconds)
+    return solve(costs.instance(bytes_budgets, weights), goal, seconds=seconds)
 
 
 def from_memory(
@@ -276,14 +282,18 @@ def from_memory(
     memory_budgets: Iterable[float],
     *,
     objective: str = "J",
+    weights: Iterable[float] | None = None,
     head: str | None = None,
     slots: int = 1,
     seconds: float = 15.0,
 ) -> MaskPlan:
-    """Plan for devices with a limit of memory for a training step on `sample`."""
+    """Plan for devices with a limit of memory for a training step on `sample`.
+
+    `weights` are those of `optimal`.
+    """
     goal, limits = read_objective(objective), read_budgets(memory_budgets)
     costs = memory_costs(module, sample, head, slots=slots)
-    return solve(costs.instance(limits), goal, seconds=seconds)
+    return solve(costs.instance(limits, weights), goal, seconds=seconds)
 
 
 def _falling(tail: Floats) -> Floats:
