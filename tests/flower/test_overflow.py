@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from tests.flower.inprocess import Answer, InProcess, fields, simulated
 
 from parsifl import wire
 from parsifl.core import tree
+from parsifl.core.errors import DivergenceWarning
 from parsifl.core.leaves import LowRank, densify
 from parsifl.engine import checkpoint
 from parsifl.engine.experiment import Experiment
@@ -44,6 +46,25 @@ def test_a_finite_upload_cannot_destroy_the_run(algorithm: str, tmp_path: Path) 
     found = checkpoint.load(tmp_path / "run" / "checkpoint", chosen.build_algorithm().tree_types())
     assert found is not None
     assert tree.is_finite(found.server)
+
+
+def test_a_model_that_grows_without_bound_is_reported_as_in_one_process(tmp_path: Path) -> None:
+    settings = {"lam": 3.0, "outer_lr": 0.1, "lr": 0.05}
+    chosen = replace(experiment("fedmac", rounds=12), settings=settings, model="mlp:hidden=5")
+    link = InProcess(chosen, tmp_path / "state")
+    found = link.run(tmp_path / "run")
+    (first,) = [record["round"] for record in found if record["notes"]]
+    assert first < 12
+    (note,) = found[first - 1]["notes"]
+    told = r"The run diverged: the global model holds values up to .*e\+.*Lower `lr` \(now 0.05\)"
+    assert re.match(told, note)
+    assert [line for line in link.log if "diverged" in line] == [f"warning: {note}"]
+    with pytest.warns(DivergenceWarning, match=told):
+        run = simulated(chosen)
+    assert [list(record.notes) for record in run.records] == [record["notes"] for record in found]
+    link = InProcess(replace(chosen, rounds=13), tmp_path / "state")
+    link.run(tmp_path / "run", resume=True)
+    assert [line.startswith("warning: ") for line in link.log if "diverged" in line] == [True]
 
 
 def large_factors(

@@ -15,6 +15,7 @@ from torch import Tensor
 from parsifl.core import tree
 from parsifl.core.algorithm import AnyAlgorithm, ClientUpdate
 from parsifl.core.leaves import LowRank
+from parsifl.core.problem import Problem
 
 ORDINARY = 1e9
 """Tensors with a smaller norm need no further check; larger ones are traced to their client."""
@@ -29,6 +30,23 @@ def lower_rate(algorithm: AnyAlgorithm, round: int, fault: str) -> str:
     """Return the advice to lower the learning rate, if a client diverged; else nothing."""
     rate = algorithm.learning_rate(round - 1)
     return f" Lower `lr` (now {rate:g})." if has_diverged(fault) and rate is not None else ""
+
+
+def divergence(algorithm: AnyAlgorithm, problem: Problem, server: Any, round: int) -> str:
+    """Return a sentence if the global model after a round (from 0) holds huge values, else ""."""
+    if all(map(_is_ordinary, tree.flatten(server, units=(LowRank,))[0])):
+        return ""
+    model = algorithm.model(problem, server)
+    large = [leaf for leaf in model.params.values() if not is_ordinary(leaf)] if model else []
+    if not large:
+        return ""
+    size = max(float(leaf.abs().max()) for leaf in large)
+    rate = algorithm.learning_rate(round)
+    hint = "Check" if rate is None else f"Lower `lr` (now {rate:g}), or check"
+    return (
+        f"The run diverged: the global model holds values up to {size:.3g}. {hint} the other "
+        f"settings of {type(algorithm).__name__}."
+    )
 
 
 class Inspection(NamedTuple):
@@ -49,6 +67,14 @@ class Inspection(NamedTuple):
 def is_ordinary(leaf: Tensor) -> bool:
     """Return whether a tensor is finite and of ordinary size, in one pass without writes."""
     return not leaf.is_floating_point() or float(torch.linalg.vector_norm(leaf)) < ORDINARY
+
+
+def _is_ordinary(part: Any) -> bool:
+    """Return whether a part of a state is of ordinary size; a product counts, not its factors."""
+    if not isinstance(part, LowRank):
+        return not isinstance(part, Tensor) or is_ordinary(part)
+    norms = [float(torch.linalg.vector_norm(factor)) for factor in (part.left, part.right)]
+    return norms[0] * norms[1] < ORDINARY
 
 
 def is_finite(value: Any) -> bool:

@@ -22,7 +22,7 @@ from parsifl.engine.costs import NetworkModel
 from parsifl.engine.evaluation import Evaluation
 from parsifl.engine.executors import BLOCK, CPU, check_device, choose_executor
 from parsifl.engine.fingerprint import identity
-from parsifl.engine.finite import has_diverged, is_ordinary, lower_rate
+from parsifl.engine.finite import divergence, has_diverged, lower_rate
 from parsifl.engine.local_pool import WINDOW, LocalPool
 from parsifl.engine.pool import ClientProgram
 from parsifl.engine.run import Run
@@ -34,7 +34,6 @@ from parsifl.engine.training import (
     Callback,
     RoundEnd,
     Training,
-    TrainingState,
 )
 from parsifl.wire import Precision
 
@@ -204,7 +203,9 @@ def simulate(  # noqa: PLR0913 - all arguments but four have a default
         # torch asks users to report layers that vmap runs one by one
         warnings.filterwarnings("ignore", message="There is a performance drop because we have not")
         state = training.run(int(rounds), resume=resume)
-    _warn_of_divergence(algorithm, problem, state)
+    last = max(0, len(state.records) - 1)
+    if diverged := divergence(algorithm, problem, state.server, last):
+        warnings.warn(diverged, DivergenceWarning, stacklevel=2)
     return Run(
         algorithm=algorithm,
         problem=problem,
@@ -239,21 +240,6 @@ class _DroppedClients:
             more = " Further clients are not named." if len(self._named) == self._MOST else ""
             text = f"Client {client} {what}{hint}{more}"
             warnings.warn(text, DroppedClientWarning, stacklevel=2)
-
-
-def _warn_of_divergence(algorithm: AnyAlgorithm, problem: Problem, state: TrainingState) -> None:
-    model = algorithm.model(problem, state.server)
-    large = [leaf for leaf in model.params.values() if not is_ordinary(leaf)] if model else []
-    if large:
-        size = max(float(leaf.abs().max()) for leaf in large)
-        rate = algorithm.learning_rate(max(0, len(state.records) - 1))
-        hint = "Check" if rate is None else f"Lower `lr` (now {rate:g}), or check"
-        warnings.warn(
-            f"The run diverged: the global model holds values up to {size:.3g}. {hint} the other "
-            f"settings of {type(algorithm).__name__}.",
-            DivergenceWarning,
-            stacklevel=3,
-        )
 
 
 def _check_validation_rows(evaluation: Evaluation, data: ClientData) -> None:

@@ -21,7 +21,7 @@ from parsifl.core.problem import Problem
 from parsifl.engine import checkpoint, sampling
 from parsifl.engine.costs import NetworkModel
 from parsifl.engine.evaluation import Evaluation, Scores
-from parsifl.engine.finite import is_finite, lower_rate
+from parsifl.engine.finite import divergence, is_finite, lower_rate
 from parsifl.engine.pool import (
     ClientPool,
     ClientProgram,
@@ -274,7 +274,10 @@ class Training:
                 timer.lap("aggregate")
         timer.lap("pool")
         if arrived:  # without uploads the server state does not change
-            server = self._aggregate(server, accumulator.total(), key, tally)
+            previous, server = server, self._aggregate(server, accumulator.total(), key, tally)
+            diverged = divergence(algorithm, problem, server, round)
+            if diverged and not divergence(algorithm, problem, previous, round):
+                tally.note(diverged)
         timer.lap("aggregate")
         seconds = {**self.pool.seconds, "aggregate": timer.seconds.get("aggregate", 0.0)}
         if not self.pool.seconds:

@@ -13,6 +13,7 @@ from parsifl.core.problem import Problem
 from parsifl.engine import checkpoint
 from parsifl.engine.experiment import problem_for
 from parsifl.engine.fingerprint import identity_of, profiles_checksum
+from parsifl.engine.finite import divergence
 from parsifl.engine.record import RoundRecord
 from parsifl.engine.run_dir import RunDir
 from parsifl.engine.training import RoundEnd, Training, TrainingState
@@ -45,6 +46,7 @@ class Federation:
         self._link, self._log = self.monitor.watch(link), log
         self._maker = make or partial(problem_for, self._experiment.model)
         self._run_dir = RunDir(out)
+        self._diverged = ""
         self._connect({})
 
     def _connect(self, left_out: Mapping[int, str]) -> None:
@@ -111,6 +113,11 @@ class Federation:
     def _report(self, event: RoundEnd) -> None:
         self.monitor.round(event.record)
         self._log(f"round {event.record.round} of {self._experiment.rounds} is done")
+        if not self._diverged:
+            where = event.problem, event.server, event.record.round - 1
+            self._diverged = divergence(event.algorithm, *where)
+            if self._diverged:
+                self._log(f"warning: {self._diverged}")
 
     def _prepare(self, *, resumed: bool) -> None:
         """Run steps that precede the clients' reports."""
