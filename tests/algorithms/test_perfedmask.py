@@ -63,7 +63,7 @@ def test_rounds_match_the_papers_equations(head: Any, engine: Engine) -> None:
 @pytest.mark.bits
 @pytest.mark.parametrize("profiles", [None, [{"budget": 1}, {"budget": 92}, {}, {}, {}]])
 def test_with_full_budgets_it_is_fedbabu_bit_for_bit(profiles: Any) -> None:
-    babu = unequal.run(FedBABU(**SETTINGS), profiles, evaluate=True)
+    babu = unequal.run(FedBABU(**SETTINGS), evaluate=True)
     masked = unequal.run(PerFedMask(**SETTINGS), profiles, evaluate=True)
     assert tree.same(masked.server.params, babu.server.params)
     for client in range(len(BUDGETS)):

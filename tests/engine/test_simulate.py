@@ -9,7 +9,11 @@ import pytest
 from torch import nn
 
 from parsifl.algorithms.fedavg import FedAvg
+from parsifl.algorithms.fedgradmp import FedGradMP
+from parsifl.algorithms.fedht import FedHT
 from parsifl.algorithms.fedmac import FedMac
+from parsifl.algorithms.inexactfedgradmp import InexactFedGradMP
+from parsifl.algorithms.perfedmask import PerFedMask
 from parsifl.core.algorithm import ClientUpdate
 from parsifl.core.errors import (
     ClientError,
@@ -136,6 +140,23 @@ def test_profiles_describe_the_devices_of_plain_clients() -> None:
     assert run.pool.clients[0].profile == {"epochs": 1}
     with pytest.raises(DataError, match="profiles has 1 clients but train has 2"):
         simulate(FedAvg(), classifier(), data, 1, profiles=[{}])
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "entry"),
+    [(FedHT(tau=2), "steps"), (PerFedMask(), "psi"), (PerFedMask(), "flops"), (FedAvg(), "width")],
+)
+def test_entries_of_a_profile_that_are_not_read_are_warned_of(algorithm: Any, entry: str) -> None:
+    problem = classifier() if isinstance(algorithm, PerFedMask) else GLM(4, "softmax", classes=3)
+    told = rf"does not read {entry} of the device profiles; it reads .*local_steps"
+    with pytest.warns(ParsiflWarning, match=told):
+        simulate(algorithm, problem, clients((6, 9)), 1, profiles=[{}, {entry: 1}])
+
+
+def test_entries_that_fedgradmp_reads_cause_no_warning() -> None:
+    problem, profile = GLM(4, "softmax", classes=3), {"importance": 2.0, "local_steps": 1}
+    for algorithm in (FedGradMP(tau=2), InexactFedGradMP(tau=2)):
+        simulate(algorithm, problem, clients((6, 9)), 1, profiles=[{}, profile])
 
 
 @pytest.mark.parametrize("entry", ["epoch", "Epochs", "flops_per_secnd"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import fields as settings_of
@@ -441,6 +442,15 @@ def test_missing_clients_are_named_after_the_wait(tmp_path: Path) -> None:
     link = InProcess(experiment("fedavg"), tmp_path / "state", clients={100: 0, 101: 1, 103: 3})
     with pytest.raises(ParsiflError, match=r"the clients 2 of 4 have not reported"):
         link.run(tmp_path / "run", wait=0.01)
+
+
+def test_entries_of_a_profile_that_are_not_read_are_logged(tmp_path: Path) -> None:
+    chosen = experiment("fedavg", devices="width=0.5,epochs=1", rounds=1)
+    link = InProcess(chosen, tmp_path / "state")
+    link.run(tmp_path / "run")
+    told = [line for line in link.log if "does not read" in line]
+    (line,) = told
+    assert re.match(r"warning: \w+ does not read width of the device profiles; it reads", line)
 
 
 def test_a_folder_that_holds_a_run_is_left_alone(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from __future__ import annotations
 import difflib
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
 
@@ -76,13 +76,31 @@ class ClientInfo:
 
 
 def check_profile(client: int, profile: Mapping[str, Any], fields: Sequence[str]) -> None:
-    """Reject misspelt entries of a device profile; unrelated ones may be for other algorithms."""
+    """Reject misspelt entries of a device profile.
+
+    Others may be for another algorithm, and cause a warning only (`unread_entries`).
+    """
     for name in profile:
         near = difflib.get_close_matches(name.lower(), fields, n=1, cutoff=0.8)
         if near and name not in fields:
             raise ConfigError(
                 f"the profile of client {client} has '{name}'; did you mean '{near[0]}'?"
             )
+
+
+def unread_entries(
+    algorithm: FederatedAlgorithm[Any, Any, Any, Any, Any, Any],
+    profiles: Iterable[Mapping[str, Any]],
+) -> str:
+    """Return a sentence about entries that the algorithm does not read; "" if there are none."""
+    read = {"flops_per_second", *algorithm.profile_fields()}  # the first is for cost estimates
+    unread = sorted({name for profile in profiles for name in profile} - read)
+    if not unread:
+        return ""
+    return (
+        f"{type(algorithm).__name__} does not read {', '.join(unread)} of the device profiles; "
+        f"it reads {', '.join(sorted(read))}"
+    )
 
 
 def participants(clients: Sequence[ClientInfo]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numbers
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from parsifl.core.algorithm import AnyAlgorithm, FederatedAlgorithm, check_profile, lacking
-from parsifl.core.errors import ConfigError, DataError, RowError
+from parsifl.core.algorithm import (
+    AnyAlgorithm,
+    FederatedAlgorithm,
+    check_profile,
+    lacking,
+    unread_entries,
+)
+from parsifl.core.errors import ConfigError, DataError, ParsiflWarning, RowError
 from parsifl.core.keys import Key
 from parsifl.core.problem import FEW, Params, Problem, try_predict
 from parsifl.data.clients import ClientData
@@ -107,11 +114,13 @@ def _kind(value: Any) -> str:
 
 
 def check_profiles(algorithm: AnyAlgorithm, data: ClientData) -> None:
-    """Reject misspelt entries of the device profiles, which would be ignored."""
+    """Reject misspelt entries of the device profiles; warn about those that are not read."""
     fields = ("flops_per_second", *algorithm.profile_fields())
     for client, profile in enumerate(data.profiles):
         if profile:
             check_profile(client, profile, fields)
+    if unread := unread_entries(algorithm, data.profiles):
+        warnings.warn(unread, ParsiflWarning, stacklevel=3)
 
 
 def stack_clients(

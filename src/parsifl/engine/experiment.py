@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -123,7 +122,6 @@ class Experiment:
     ) -> Run:
         """Run it in this process."""
         method, clients = self.build_algorithm(), self.load(data_dir)
-        _warn_unread(method, clients.profiles)
         problem = problem_for(self.model, clients)
         return simulate(
             method,
@@ -182,18 +180,6 @@ def profiles(devices: str, count: int) -> tuple[dict[str, Any], ...]:
         {name: group[len(group) * device // count] for name, group in groups.items()}
         for device in range(count)
     )
-
-
-def _warn_unread(method: AnyAlgorithm, given: Sequence[Mapping[str, Any]]) -> None:
-    """Warn about entries of the device profiles that this algorithm does not read."""
-    read = ["flops_per_second", *method.profile_fields()]
-    unread = sorted({name for profile in given for name in profile} - set(read))
-    if unread:
-        warnings.warn(
-            f"{type(method).__name__} does not read {', '.join(unread)} of the device profiles; "
-            f"it reads {', '.join(sorted(read))}",
-            stacklevel=3,
-        )
 
 
 class DataForm(Protocol):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from parsifl.core import config
+from parsifl.core.algorithm import unread_entries
 from parsifl.core.errors import CheckpointError
 from parsifl.core.problem import Problem
 from parsifl.engine import checkpoint
@@ -90,6 +91,8 @@ class Federation:
         resumed = checkpoint.load(directory, types, self._pool.restore) is not None
         self._prepare(resumed=resumed)
         problem = self._pool.open(resumed=resumed)
+        if unread := unread_entries(self._algorithm, (c.profile for c in self._pool.clients)):
+            self._log(f"warning: {unread}")
         chosen = self._experiment
         training = Training(
             self._algorithm,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -109,9 +110,11 @@ class Harness:
     # ------------------------------------------------------------------ whole runs
     def simulate(self, executor: Any = "loop", rounds: int = ROUNDS, **options: Any) -> Run:
         """Run the engine."""
-        return simulate(
-            self.algorithm, self.problem, self.data, rounds, seed=SEED, executor=executor, **options
-        )
+        chosen = {"seed": SEED, "executor": executor, **options}
+        with warnings.catch_warnings():
+            # the examples have one slow device, whether or not the algorithm reads profiles
+            warnings.filterwarnings("ignore", ".* does not read .* of the device profiles")
+            return simulate(self.algorithm, self.problem, self.data, rounds, **chosen)
 
     @cached_property
     def sequential(self) -> Run:
