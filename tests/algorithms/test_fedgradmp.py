@@ -378,6 +378,38 @@ def test_a_refit_is_pooled_least_squares_on_the_support(weighting: Any, engine: 
 
 
 @pytest.mark.parametrize("datafit", ["logistic", "softmax"])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_refit_never_increases_the_loss_of_the_pooled_rows(datafit: str, seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    truth = np.where(np.arange(60) < 5, 2.0, 0.0)
+    made: list[Any] = []
+    for count in (40, 60, 80):
+        z = draw.standard_normal((count, 60))
+        u = z @ truth + draw.logistic(size=count)
+        made.append((z, (u > 0).astype(int) if datafit == "logistic" else np.digitize(u, [-2, 2])))
+    x, y = (torch.from_numpy(np.concatenate(part)) for part in zip(*made, strict=True))
+    batch = Batch(x, y, torch.ones(len(y)), torch.tensor(True), torch.tensor(0))
+    problem = GLM(60, datafit, classes=3 if datafit == "softmax" else None)
+    method = FedGradMP(tau=5, batch_size=None, refit_from=3)
+    losses: list[float] = []
+    for rounds in (*range(3, 9), 60):
+        found = sparse.trained(method, sparse.data(made), rounds, problem=problem)
+        losses.append(float(problem.loss({"coef": found}, batch)))
+    assert losses == sorted(losses, reverse=True)
+    coef = found.requires_grad_()
+    (slope,) = torch.autograd.grad(problem.loss({"coef": coef}, batch), coef)
+    assert losses[-1] < 0.5 * losses[0]
+    assert float(slope[coef != 0].abs().max()) < 1e-2
+
+
+def test_a_loss_without_a_quadratic_bound_cannot_be_refitted() -> None:
+    draw = np.random.default_rng(0)
+    rows = [(draw.standard_normal((30, 6)), draw.poisson(1.0, 30)) for _ in range(2)]
+    with pytest.raises(CapabilityError, match="bounded curvature"):
+        simulate(FedGradMP(tau=2, refit_from=1), GLM(6, "poisson"), rows, 2, evaluate_every=0)
+
+
+@pytest.mark.parametrize("datafit", ["logistic", "softmax"])
 def test_refits_of_other_losses_reach_their_pooled_minimum(datafit: str) -> None:
     draw = np.random.default_rng(0)
     rows = [(draw.standard_normal((60, 6)), draw.integers(2, size=60)) for _ in range(3)]

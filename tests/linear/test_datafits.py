@@ -29,6 +29,27 @@ def test_slopes_and_curvatures_are_derivatives(name: str, u: torch.Tensor, y: to
     assert float(size.max()) <= fit.smoothness + 1e-12
 
 
+@pytest.mark.parametrize("name", ["squared", "squared-half", "logistic", "softmax"])
+def test_majorizers_touch_the_loss_and_are_nowhere_below_it(name: str) -> None:
+    fit, draw = datafits.DATAFITS.find(name), np.random.default_rng(0)
+    assert fit.majorizer is not None
+    for size in (0.0, 1e-3, 0.1, 1.0, 5.0, 40.0):
+        shape = (400, 4) if name == "softmax" else (400,)
+        u = torch.from_numpy(size * draw.standard_normal(shape))
+        way = torch.from_numpy(draw.standard_normal(shape))
+        way = way * 10 ** torch.from_numpy(draw.uniform(-2, 2, (400,) + (1,) * (u.ndim - 1)))
+        y = torch.from_numpy(draw.integers(0, 4 if name == "softmax" else 2, 400))
+        inner = fit.majorizer(u)
+        along = fit.slope(u, y) * way + way * (inner * way if u.ndim == 1 else 0) / 2
+        if u.ndim == 2:
+            along = (along + way * (inner @ way[..., None])[..., 0] / 2).sum(-1)
+        above = fit.loss(u, y) + along - fit.loss(u + way, y)
+        assert float((above / (1 + fit.loss(u + way, y).abs())).min()) > -1e-12
+        full = fit.curvature(u)
+        least = (inner - full).min() if u.ndim == 1 else torch.linalg.eigvalsh(inner - full).min()
+        assert float(least) > -1e-12
+
+
 def test_losses_have_their_closed_forms() -> None:
     u, y = torch.tensor([2.0]).double(), torch.tensor([0.5]).double()
     assert float(datafits.SQUARED.loss(u, y)) == 2.25

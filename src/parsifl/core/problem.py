@@ -274,6 +274,9 @@ class Restricted:
     places
         With classes, which of the m columns belongs to each entry of z [clients, classes, k]; m
         where a support has fewer than k coefficients. None without classes.
+    majorizer
+        Like `curvature`, of a quadratic that touches the loss and is nowhere below it; None if
+        there is none.
     """
 
     columns: Tensor
@@ -288,6 +291,7 @@ class Restricted:
     scale: float | None
     u: Tensor | None = None
     places: Tensor | None = None
+    majorizer: Callable[[Tensor], Tensor] | None = None
 
 
 @runtime_checkable
@@ -316,6 +320,16 @@ class SupportSolvable(HasUnpenalized, Protocol):
     @property
     def gram(self) -> Tensor | None:
         """The inner products [d, d] of the atoms; None for coordinates, which are orthonormal."""
+        ...
+
+    @property
+    def quadratic(self) -> bool:
+        """Whether the curvature is the same at all coefficients."""
+        ...
+
+    @property
+    def has_majorizer(self) -> bool:
+        """Whether quadratics bound the loss from above (see `Restricted.majorizer`)."""
         ...
 
     def predictions(self, coefficients: Tensor, data: Selection) -> Tensor:

@@ -39,6 +39,9 @@ class Datafit:
         [n, c] the Hessian is [n, c, c].
     smoothness
         An upper bound of the curvature.
+    majorizer
+        The curvature, of the form of `curvature`, of a quadratic that touches the loss at u and is
+        nowhere below it. None if there is none.
     classes
         Whether targets are labels.
     quadratic
@@ -54,6 +57,7 @@ class Datafit:
     slope: Callable[[Tensor, Tensor], Tensor]
     curvature: Callable[[Tensor], Tensor]
     smoothness: float
+    majorizer: Callable[[Tensor], Tensor] | None = None
     classes: bool = False
     quadratic: bool = False
     mean: Callable[[Tensor], Tensor] | None = None
@@ -83,6 +87,12 @@ def _logistic_curvature(u: Tensor) -> Tensor:
     return torch.sigmoid(u) * torch.sigmoid(-u)
 
 
+def _logistic_majorizer(u: Tensor) -> Tensor:
+    """Return tanh(u / 2) / (2 u) (Jaakkola and Jordan): 1/4 at zero, 1 / |2 u| far from it."""
+    near = u.abs() < _NEAR
+    return torch.where(near, 0.25 - u.square() / 48, torch.tanh(u / 2) / (2 * u))
+
+
 def _softmax_loss(u: Tensor, y: Tensor) -> Tensor:
     return torch.logsumexp(u, -1) - u.gather(-1, y[..., None].long())[..., 0]
 
@@ -97,6 +107,26 @@ def _softmax_curvature(u: Tensor) -> Tensor:
     return torch.diag_embed(p) - p[..., :, None] * p[..., None, :]
 
 
+def _softmax_majorizer(u: Tensor) -> Tensor:
+    r"""Return the logistic bounds of one class against all smaller ones, added up.
+
+    For the increment d and the random class k with probabilities softmax(u), the change of the loss
+    minus its tangent is the cumulant generating function of d_k. Reveal k in steps: whether it is
+    the largest class, else whether it is the next one, and so on. Each step has two outcomes, and
+    therefore the logistic bound :math:`\kappa(\ell) (v^\top d)^2 / 2` with the log-odds l of the
+    class, and v = e - q for the probabilities q of the smaller classes.
+    """
+    order = u.argsort(dim=-1, descending=True)
+    ordered = u.gather(-1, order)
+    rest = ordered.flip(-1).logcumsumexp(-1).flip(-1)[..., 1:]
+    smaller = torch.exp(ordered[..., None, :] - rest[..., None]).triu(1)
+    steps = torch.eye(u.shape[-1], dtype=u.dtype, device=u.device)[:-1] - smaller
+    steps = steps.gather(-1, order.argsort(-1)[..., None, :].expand(steps.shape))
+    return steps.mT @ (_logistic_majorizer(ordered[..., :-1] - rest)[..., None] * steps)
+
+
+_NEAR = 1e-2
+"""Where the next term of a series in u is below rounding."""
 _STEEP = 50.0
 
 
@@ -118,6 +148,7 @@ SQUARED = Datafit(
     lambda u, y: 2 * (u - y),
     lambda u: torch.full_like(u, 2.0),
     2.0,
+    lambda u: torch.full_like(u, 2.0),
     quadratic=True,
 )
 SQUARED_HALF = Datafit(
@@ -126,12 +157,27 @@ SQUARED_HALF = Datafit(
     lambda u, y: u - y,
     torch.ones_like,
     1.0,
+    torch.ones_like,
     quadratic=True,
 )
 LOGISTIC = Datafit(
-    "logistic", _logistic_loss, _logistic_slope, _logistic_curvature, 0.25, classes=True
+    "logistic",
+    _logistic_loss,
+    _logistic_slope,
+    _logistic_curvature,
+    0.25,
+    _logistic_majorizer,
+    classes=True,
 )
-SOFTMAX = Datafit("softmax", _softmax_loss, _softmax_slope, _softmax_curvature, 0.5, classes=True)
+SOFTMAX = Datafit(
+    "softmax",
+    _softmax_loss,
+    _softmax_slope,
+    _softmax_curvature,
+    0.5,
+    _softmax_majorizer,
+    classes=True,
+)
 POISSON = Datafit(
     "poisson",
     _poisson_loss,

@@ -247,6 +247,11 @@ class GLM:
         """Whether the curvature is the same at all coefficients."""
         return self.datafit.quadratic
 
+    @property
+    def has_majorizer(self) -> bool:
+        """Whether quadratics bound the loss from above: not for "poisson"."""
+        return self.datafit.majorizer is not None
+
     def init(self, key: Key) -> Params:  # noqa: ARG002 - the same for every seed
         """Return the starting point."""
         if self._start is not None:
@@ -402,6 +407,7 @@ class GLM:
             scale=self.datafit.smoothness if self.datafit.quadratic else None,
             u=u,
             places=places,
+            majorizer=self.datafit.majorizer,
         )
 
     def _columns(

@@ -8,6 +8,7 @@ from typing import Any, Literal, final
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from parsifl.core._functorch import eager
 from parsifl.core.batching import Batches
@@ -159,18 +160,27 @@ class Pursuit:
     def curvature(
         self, problem: SupportSolvable, current: Tensor, full: Batches
     ) -> dict[str, Tensor]:
-        """Return gradient and Hessian of a client's loss on the support of the coefficients."""
+        """Return gradient and Hessian of a client's loss on the support of the coefficients.
+
+        Losses that are not quadratic also have a majorizer, the Hessian of a quadratic that is
+        nowhere below them. The upper triangle of [k, k + 1] then holds the Hessian, the lower one
+        the majorizer.
+        """
         size = self._room(problem, current) * current[..., 0].numel()
         if current.is_meta:
             columns = current.new_empty(full.index.shape[1], size)
-            return {"gradient": current.new_empty(size), "hessian": columns.mT @ columns}
+            inner = columns.mT @ columns
+            more = inner if problem.quadratic else _packed(inner, inner)
+            return {"gradient": current.new_empty(size), "hessian": more}
 
         def work(now: Tensor, rows: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
             data = Selection(full.x, full.y, rows[:, 0], weight[:, 0])
             part = problem.restrict(now, data, *self._support(problem, now))
-            return restricted.gradient(part, part.start).flatten(1), restricted.hessian(
-                part, part.start
-            )
+            gradient = restricted.gradient(part, part.start).flatten(1)
+            found = restricted.hessian(part, part.start)
+            if not problem.quadratic:
+                found = _packed(found, restricted.majorizer(part, part.start))
+            return gradient, found
 
         gradient, hessian = eager(work, current, full.index, full.weight)
         return {"gradient": gradient, "hessian": hessian}
@@ -178,11 +188,26 @@ class Pursuit:
     def refitted(
         self, problem: SupportSolvable, current: Tensor, mean: Mapping[str, Tensor]
     ) -> Tensor:
-        """Take the Newton step of the mean loss on the support."""
+        """Take a step of the mean loss on the support that cannot increase it.
+
+        That is the Newton step p if the majorizer Q proves it safe, g'p + p'Qp / 2 <= 0, and
+        otherwise the minimizer of the quadratic with Hessian Q.
+        """
         index, valid = (part[0] for part in self._support(problem, current[None]))
         used = valid.flatten().to(current.dtype)
-        hessian = mean["hessian"] * used[:, None] * used + torch.diag(1 - used)
-        step = solve_symmetric(hessian[None], (mean["gradient"] * used)[None])[0]
+        slope = mean["gradient"] * used
+
+        def newton(matrix: Tensor) -> Tensor:
+            system = matrix * used[:, None] * used + torch.diag(1 - used)
+            return solve_symmetric(system[None], slope[None])[0]
+
+        if problem.quadratic:
+            step = newton(mean["hessian"])
+        else:
+            hessian, bound = _unpacked(mean["hessian"])
+            step = newton(hessian)
+            if not bool(step @ bound @ step <= 2 * (slope @ step)):  # NaN included
+                step = newton(bound)
         return current.scatter_add(-1, index, -step.reshape(index.shape) * valid)
 
     def _support(self, problem: SupportSolvable, current: Tensor) -> tuple[Tensor, Tensor]:
@@ -210,6 +235,17 @@ class Pursuit:
             return dictionary.pursue(gram, coefficients, self.sparsity.count(len(gram)), always)
         chosen = self.sparsity.mask(coefficients * dictionary.lengths(gram), always, lead=lead)
         return dictionary.project(gram, coefficients, chosen)
+
+
+def _packed(upper: Tensor, lower: Tensor) -> Tensor:
+    """Return the halves of two symmetric matrices [.., k, k] as one matrix [.., k, k + 1]."""
+    first = functional.pad(upper, (1, 0)).triu(1)
+    return first + functional.pad(lower, (0, 1)).tril()
+
+
+def _unpacked(both: Tensor) -> tuple[Tensor, Tensor]:
+    upper, lower = both[:, 1:].triu(), both[:, :-1].tril()
+    return upper + upper.triu(1).mT, lower + lower.tril(-1).mT
 
 
 def _tiny(like: Tensor) -> float:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from parsifl.core import keys
+from parsifl.core.errors import CapabilityError
 from parsifl.core.problem import Restricted
 from parsifl.solvers.least_squares import least_squares, solve_symmetric
 
@@ -51,7 +52,17 @@ def gradient(part: Restricted, z: Tensor) -> Tensor:
 
 def hessian(part: Restricted, z: Tensor) -> Tensor:
     """Return the Hessians at z as matrices, with the coefficients of classes in sequence."""
-    curvature = part.curvature(predictor(part, z))
+    return _assembled(part, z, part.curvature(predictor(part, z)))
+
+
+def majorizer(part: Restricted, z: Tensor) -> Tensor:
+    """Return the Hessians of quadratics that touch the losses at z and are nowhere below them."""
+    if part.majorizer is None:
+        raise CapabilityError("no quadratic bounds this loss: its curvature is unbounded")
+    return _assembled(part, z, part.majorizer(predictor(part, z)))
+
+
+def _assembled(part: Restricted, z: Tensor, curvature: Tensor) -> Tensor:
     if z.ndim == 2:
         inner = part.columns.mT @ (part.columns * (part.weight * curvature)[..., None])
     else:

@@ -14,7 +14,7 @@ from parsifl.algorithms._bases.sparsity import SparsitySettings
 from parsifl.core.algorithm import AdditiveAlgorithm, ClientInfo, ClientUpdate
 from parsifl.core.batching import BatchSpec, ClientRoundData, DataRequest
 from parsifl.core.config import Count, Size
-from parsifl.core.errors import ConfigError
+from parsifl.core.errors import CapabilityError, ConfigError
 from parsifl.core.keys import Key
 from parsifl.core.problem import Model, Params, Restricted, SupportSolvable
 from parsifl.linear.sparsity.constraint import Scope
@@ -47,7 +47,10 @@ class MatchingPursuit(
         The round (from 0) from which the support is fixed and fitted to the rows of all clients:
         they send gradient and curvature on the support, and the server takes a Newton step. One
         such round gives pooled least squares, which is several times closer to the truth than the
-        pruned mean; other losses take a few. Not in the paper. None: never.
+        pruned mean. Other losses take several rounds: they also send the curvature of a quadratic
+        bound of the loss. The server replaces a Newton step that could increase the loss by the
+        minimizer of the bound, so that no refit increases the loss of the clients that take part.
+        "poisson" has no such bound and is rejected. Not in the paper. None: never.
 
     The record of a round contains `underdetermined`, the weighted share of clients with fewer than
     3 tau rows: their minimizer is not unique, and the one nearest to the iterate is used.
@@ -99,6 +102,10 @@ class MatchingPursuit(
         self, problem: SupportSolvable, clients: Sequence[ClientInfo], key: Key
     ) -> Params:
         """Return the problem's initial parameters."""
+        if self.refit_from is not None and not problem.has_majorizer:
+            raise CapabilityError(
+                "refit_from needs a loss of bounded curvature: remove it, or use FedBestSubset"
+            )
         return problem.init(key)
 
     def broadcast(
