@@ -335,6 +335,54 @@ def test_the_lengths_of_atoms_do_not_change_the_method(prune: Literal["largest",
     torch.testing.assert_close(found[1], found[0], rtol=0, atol=1e-10)
 
 
+LENGTHS_DO_NOT_MATTER = {
+    "gd": InexactFedGradMP(tau=2, batch_size=None, solver="gd", inner_steps=7),
+    "svrg": InexactFedGradMP(tau=2, batch_size=None, solver="svrg", inner_steps=30),
+    "sgd": InexactFedGradMP(tau=2, batch_size=None, solver="sgd", inner_steps=30),
+    "newton": InexactFedGradMP(tau=2, batch_size=None, solver="newton"),
+    "few rows": FedGradMP(tau=4, batch_size=None),
+    "refit": FedGradMP(tau=2, batch_size=None, refit_from=2),
+}
+
+
+@pytest.mark.parametrize("datafit", ["squared-half", "logistic", "softmax"])
+@pytest.mark.parametrize("solver", LENGTHS_DO_NOT_MATTER)
+def test_no_solver_depends_on_the_lengths_of_atoms(solver: str, datafit: str) -> None:
+    draw = np.random.default_rng(1)
+    psi = dictionary.gaussian(12, 20, seed=1)
+    made: list[Any] = []
+    for rows in (11, 14, 16) if datafit == "squared-half" else (110, 140, 160):
+        z = draw.standard_normal((rows, 12))  # classes that can be separated have no minimizer
+        u = z @ (psi[:, 3] - psi[:, 11]).numpy() + draw.standard_normal(rows)
+        classes = np.digitize(u, [-1, 1]) if datafit == "softmax" else (u > 0).astype(int)
+        made.append((z, u if datafit == "squared-half" else classes))
+    scale = torch.from_numpy(10 ** draw.uniform(-3, 3, 20))
+    steps = 1 if datafit == "squared-half" else 3
+    found = []
+    for atoms in (psi, psi * scale):
+        problem = GLM(12, datafit, classes=3 if datafit == "softmax" else None, dictionary=atoms)
+        method = LENGTHS_DO_NOT_MATTER[solver]
+        coef = sparse.trained(method, sparse.data(made), steps, problem=problem)
+        found.append(coef @ atoms.mT)
+    torch.testing.assert_close(found[1], found[0], rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("length", [0.01, 1.0, 100.0])
+@pytest.mark.parametrize("solver", ["gd", "svrg"])
+def test_delta_is_a_distance_of_models(length: float, solver: Any) -> None:
+    draw, atoms = np.random.default_rng(0), length * dictionary.gaussian(20, 6, seed=2)
+    atoms[:, 1] = atoms[:, 0] + 0.3 * atoms[:, 1]  # correlated
+    z = draw.standard_normal((80, 20))
+    made = sparse.data([(z, z @ atoms.sum(1).numpy() / length + draw.standard_normal(80))])
+    problem = GLM(20, "squared-half", dictionary=atoms)
+    method = InexactFedGradMP(
+        tau=6, batch_size=None, local_steps=1, solver=solver, delta=1e-2, inner_steps=10**5
+    )
+    exact = FedGradMP(tau=6, batch_size=None, local_steps=1)
+    found, best = (sparse.trained(m, made, 1, problem=problem) for m in (method, exact))
+    assert 1e-4 < float((atoms @ (found - best)).norm()) <= 1e-2
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

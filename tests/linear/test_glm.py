@@ -102,8 +102,9 @@ def test_the_restricted_loss_is_the_loss_on_the_support(name: str) -> None:
         restricted.loss(part, part.start)[0], problem.loss({"coef": coef}, batch)
     )
     full = torch.func.grad(problem.loss)({"coef": coef}, batch)["coef"]
+    lengths = torch.ones(()) if part.lengths is None else part.lengths[0]
     torch.testing.assert_close(
-        restricted.gradient(part, part.start)[0] * valid, full.gather(-1, index) * valid
+        restricted.gradient(part, part.start)[0] * valid * lengths, full.gather(-1, index) * valid
     )
 
 
@@ -127,10 +128,15 @@ def test_classes_with_supports_of_their_own_share_columns(form: str, kind: str, 
     part = problem.restrict(coef, data, index, valid)
     assert part.columns.shape == (2, 3, min(3 * size, problem.width))
     u = problem.predictions(coef, data)
+    lengths = torch.ones(()).double()
+    if kind == "dictionary":
+        lengths = torch.linalg.vector_norm(psi, dim=0)[index]
+        torch.testing.assert_close(part.lengths, lengths)
+    z = z * lengths
     torch.testing.assert_close(part.start, z)
     torch.testing.assert_close(restricted.predictor(part, z), u, rtol=1e-12, atol=1e-12)
     slope = problem.gradients(coef, data, u).gather(-1, index) * valid
-    found = restricted.gradient(part, z) * valid
+    found = restricted.gradient(part, z) * valid * lengths
     torch.testing.assert_close(found, slope, rtol=1e-12, atol=1e-12)
 
 

@@ -33,7 +33,8 @@ class InexactFedGradMP(MatchingPursuit):
     ----------
     solver
         "least-squares" (exact; Newton if the loss is not quadratic), "gd", "sgd", "svrg" or
-        "newton". All start at the current iterate.
+        "newton". All start at the current iterate, and with a dictionary all solve in atoms of unit
+        length.
     inner_steps
         Maximum number of steps of the inner solver.
     inner_batch
@@ -43,7 +44,9 @@ class InexactFedGradMP(MatchingPursuit):
     delta
         The inner solver stops when b is known to be within this distance of the minimizer. The
         distance is bounded by the gradient over the least curvature on the support if the loss is
-        quadratic, and by the length of the last step otherwise. "sgd" takes all its steps.
+        quadratic, and by the length of the last step otherwise. With a dictionary the distance is
+        that of the models x, bounded by the largest singular value of the unit atoms. "sgd" takes
+        all its steps.
     radius
         R, the radius of the ball around zero that holds the model x; None: no ball. With the
         logistic loss it is twice the paper's R, whose loss is log(1 + exp(-2 y u)).
@@ -77,16 +80,17 @@ class InexactFedGradMP(MatchingPursuit):
 
     def solve(self, part: Restricted, key: Tensor) -> Tensor:
         """Minimize approximately."""
+        delta = self.delta / part.stretch
         if self.solver == "gd":
-            return restricted.gradient_descent(part, self.delta, self.inner_steps)
+            return restricted.gradient_descent(part, delta, self.inner_steps)
         if self.solver == "newton":
-            return restricted.newton(part, self.delta, self.inner_steps)
+            return restricted.newton(part, delta, self.inner_steps)
         if self.solver == "sgd":
             return restricted.stochastic_gradient(
                 part, key, self.inner_batch, self.inner_lr, self.inner_steps
             )
         if self.solver == "svrg":
-            return restricted.svrg(part, key, self.inner_batch, self.delta, self.inner_steps)
+            return restricted.svrg(part, key, self.inner_batch, delta, self.inner_steps)
         return restricted.minimize(part)
 
     def bound(self, problem: SupportSolvable, coefficients: Tensor, lead: int = 0) -> Tensor:

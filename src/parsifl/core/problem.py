@@ -277,6 +277,11 @@ class Restricted:
     majorizer
         Like `curvature`, of a quadratic that touches the loss and is nowhere below it; None if
         there is none.
+    lengths
+        [.., k]: the lengths of the atoms. z belongs to atoms of unit length, so that z / lengths
+        are the coefficients. None without a dictionary: z are the coefficients.
+    stretch
+        A bound of |x| / |z| for the model x, the combination of atoms.
     """
 
     columns: Tensor
@@ -292,6 +297,8 @@ class Restricted:
     u: Tensor | None = None
     places: Tensor | None = None
     majorizer: Callable[[Tensor], Tensor] | None = None
+    lengths: Tensor | None = None
+    stretch: float = 1.0
 
 
 @runtime_checkable
@@ -348,7 +355,7 @@ class SupportSolvable(HasUnpenalized, Protocol):
         valid: Tensor,
         u: Tensor | None = None,
     ) -> Restricted:
-        """Return the losses on the supports `index` where `valid`, both [.., k].
+        """Return the losses on the supports `index` where `valid`, both [.., k], in unit atoms.
 
         The predictor u may be given if the supports contain all non-zero coefficients.
         """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Real
 from typing import Any, final
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
 from parsifl.core.batching import Batch, Batches, Rows
 from parsifl.core.errors import CapabilityError, ConfigError, DataError
@@ -65,7 +66,9 @@ class GLM:
     keep
         Coefficients that no algorithm may set to zero (an intercept is always one of them).
     dictionary
-        Atoms as columns [features, d]: the coefficients then belong to the atoms, x = Psi a.
+        Atoms as columns [features, d]: the coefficients then belong to the atoms, x = Psi a. `l2`
+        penalizes a, and therefore depends on the lengths of the atoms. Matching pursuit solves in
+        atoms of unit length, so that without l2 the lengths do not matter.
     weighted
         The target has a second column, the weight of the row (1 on average over all clients).
     offset
@@ -182,6 +185,29 @@ class GLM:
         atoms = self._psi.shape[1]
         inner[:atoms, :atoms] = self._psi.mT @ self._psi
         return inner
+
+    @cached_property
+    def _lengths(self) -> Tensor | None:
+        """The lengths of the atoms, 1 for an intercept or a zero atom; None for coordinates."""
+        if self._psi is None:
+            return None
+        sizes = torch.linalg.vector_norm(self._psi, dim=0)
+        return functional.pad(torch.where(sizes > 0, sizes, 1.0), (0, self.intercept), value=1.0)
+
+    @cached_property
+    def _unit(self) -> Predictor:
+        """The predictor of atoms of unit length."""
+        if self._psi is None or self._lengths is None:
+            return self._predictor
+        atoms = self._psi / self._lengths[: self._psi.shape[1]]
+        return replace(self._predictor, dictionary=atoms)
+
+    @cached_property
+    def _stretch(self) -> float:
+        atoms = self._unit.dictionary
+        if atoms is None:
+            return 1.0
+        return max(1.0, float(torch.linalg.matrix_norm(atoms, 2)))
 
     @property
     def primary_metric(self) -> str:
@@ -388,9 +414,13 @@ class GLM:
         valid: Tensor,
         u: Tensor | None = None,
     ) -> Restricted:
-        """Return the mean losses over the selected rows in the coefficients at `index`."""
+        """Return the mean losses over the selected rows in the unit atoms at `index`."""
         targets, weight = self._shares(data)
-        start = coefficients.gather(-1, index)
+        start, lengths = coefficients.gather(-1, index), None
+        ridge = self._ridge[index] if self.l2 else torch.zeros_like(start)
+        if self._lengths is not None:
+            lengths = self._lengths[index]
+            start, ridge = start * lengths, ridge / lengths.square()
         if not bool(valid.all()):
             start *= valid
         columns, places = self._columns(data, index, valid)
@@ -399,7 +429,7 @@ class GLM:
             targets=targets,
             weight=weight,
             rows=data.count,
-            ridge=self._ridge[index] if self.l2 else torch.zeros_like(start),
+            ridge=ridge,
             start=start,
             loss=self.datafit.loss,
             slope=self.datafit.slope,
@@ -408,6 +438,8 @@ class GLM:
             u=u,
             places=places,
             majorizer=self.datafit.majorizer,
+            lengths=lengths,
+            stretch=self._stretch,
         )
 
     def _columns(
@@ -435,7 +467,7 @@ class GLM:
         return atoms.gather(-1, index[:, None].expand(-1, atoms.shape[1], -1))
 
     def _all_columns(self, data: Selection) -> Tensor:
-        return data.once("columns", lambda: self._predictor.all_columns(data.x, data.rows))
+        return data.once("columns", lambda: self._unit.all_columns(data.x, data.rows))
 
 
 @dataclass(frozen=True)

@@ -129,14 +129,14 @@ class Pursuit:
         """Return the next iterate, and its predictions for all rows."""
         always = problem.unpenalized.get(problem.name, ())
         if problem.gram is not None:  # correlations: the norms of atoms must not matter
-            slope = slope / dictionary.lengths(problem.gram).clamp(min=_tiny(slope))
+            slope = slope / _divisors(problem.gram)
         merged = self.sparsity.mask(slope, always, lead=1, multiple=2, select=largest_now)
         # the same width for every client, so that no client depends on the others of its block
         width, by_row = current.shape[-1], self._by_row(current)
         room = min(self.sparsity.count(width, 3) + len(always), width) if by_row else 0
         index, valid = places(merged.logical_or_(nonzero_now(current)), room)
         part = problem.restrict(current, everything, index, valid, u)
-        found = self.solve(part, key) * valid
+        found = _coefficients(part, self.solve(part, key)) * valid
         by_cost = self.prune == "cost"
         short = problem.gram is None and by_row and (by_cost or not always)
         if by_cost and not short:
@@ -175,7 +175,7 @@ class Pursuit:
 
         def work(now: Tensor, rows: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
             data = Selection(full.x, full.y, rows[:, 0], weight[:, 0])
-            part = problem.restrict(now, data, *self._support(problem, now))
+            part = problem.restrict(now, data, *self._support(problem, now))  # in unit atoms
             gradient = restricted.gradient(part, part.start).flatten(1)
             found = restricted.hessian(part, part.start)
             if not problem.quadratic:
@@ -208,7 +208,10 @@ class Pursuit:
             step = newton(hessian)
             if not bool(step @ bound @ step <= 2 * (slope @ step)):  # NaN included
                 step = newton(bound)
-        return current.scatter_add(-1, index, -step.reshape(index.shape) * valid)
+        change = step.reshape(index.shape) * valid
+        if problem.gram is not None:
+            change = change / _divisors(problem.gram)[index]
+        return current.scatter_add(-1, index, -change)
 
     def _support(self, problem: SupportSolvable, current: Tensor) -> tuple[Tensor, Tensor]:
         marks = nonzero_now(current)
@@ -248,8 +251,18 @@ def _unpacked(both: Tensor) -> tuple[Tensor, Tensor]:
     return upper + upper.triu(1).mT, lower + lower.tril(-1).mT
 
 
+def _coefficients(part: Restricted, z: Tensor) -> Tensor:
+    return z if part.lengths is None else z / part.lengths
+
+
+def _divisors(gram: Tensor) -> Tensor:
+    """Return the lengths of the atoms, 1 for an atom that is zero."""
+    sizes = dictionary.lengths(gram)
+    return torch.where(sizes > 0, sizes, 1.0)
+
+
 def _tiny(like: Tensor) -> float:
-    return torch.finfo(like.dtype).tiny  # the slope at an atom that is zero is zero
+    return torch.finfo(like.dtype).tiny
 
 
 def without_the_cheapest(

@@ -1,8 +1,8 @@
 """Minimize losses over supports, exactly or by one of several inner solvers.
 
 Solvers take a block of clients at once (leading axis) and start at the current coefficients. A
-client stops once it is within `delta` of its minimizer, estimated by the gradient over the smallest
-curvature if the loss is quadratic, and by the length of the step otherwise.
+client stops once its z is within `delta` of its minimizer, estimated by the gradient over the
+smallest curvature if the loss is quadratic, and by the length of the step otherwise.
 """
 
 from __future__ import annotations

@@ -53,7 +53,8 @@ class MatchingPursuit(
         "poisson" has no such bound and is rejected. Not in the paper. None: never.
 
     The record of a round contains `underdetermined`, the weighted share of clients with fewer than
-    3 tau rows: their minimizer is not unique, and the one nearest to the iterate is used.
+    3 tau rows: their minimizer is not unique, and the one nearest to the iterate is used (with a
+    dictionary in coefficients of unit atoms).
     """
 
     requires: ClassVar[tuple[type[Any], ...]] = (SupportSolvable,)
