@@ -215,6 +215,31 @@ def test_separable_classes_without_ridge_end_at_a_finite_point() -> None:
     assert float(restricted.loss(split, found).max()) < 1e-3
 
 
+@pytest.mark.parametrize("name", ["squared-half", "logistic"])
+def test_svrg_converges_in_spite_of_a_heavy_row(name: str) -> None:
+    part = _part(name)
+    weight = torch.ones(2, 40).double()
+    weight[0, 3], weight[1, :5] = 500.0, 0.0
+    part = replace(part, weight=weight / weight.sum(1, keepdim=True))
+    key = torch.tensor([3, 9])
+    found = restricted.svrg(part, key, batch=1, steps=3000)
+    torch.testing.assert_close(found, restricted.minimize(part), rtol=0, atol=1e-5)
+
+
+def test_rows_are_drawn_in_proportion_to_their_weights() -> None:
+    part = _part("squared-half")
+    weight = torch.ones(2, 40).double()
+    weight[0, 3], weight[0, 7:9] = 20.0, 0.0  # the second client: equal weights
+    part = replace(part, weight=weight / weight.sum(1, keepdim=True))
+    some = restricted._sample(part, torch.tensor([3, 9]), 4000, 0)
+    torch.testing.assert_close(some.weight.sum(1), torch.ones(2).double())
+    rows = (some.columns[:, :, None] == part.columns[:, None]).all(-1).double().mean(1)
+    torch.testing.assert_close(rows, part.weight, rtol=0, atol=0.03)
+    assert not rows[0, 7:9].any()
+    alone = restricted._sample(_one(_part("squared-half"), 1), torch.tensor([9]), 4000, 0)
+    assert torch.equal(alone.columns[0], some.columns[1])
+
+
 def test_no_drawn_row_bends_more_than_the_step_of_svrg_allows() -> None:
     part = _part("squared")
     weight = torch.ones(2, 40).double()

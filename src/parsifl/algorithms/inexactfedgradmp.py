@@ -38,7 +38,7 @@ class InexactFedGradMP(MatchingPursuit):
     inner_steps
         Maximum number of steps of the inner solver.
     inner_batch
-        Rows per step for "sgd" and "svrg".
+        Rows per step for "sgd" and "svrg", drawn in proportion to their weights.
     inner_lr
         Step size of "sgd"; the other solvers choose their own.
     delta

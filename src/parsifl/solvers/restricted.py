@@ -252,7 +252,9 @@ def curvatures(part: Restricted) -> tuple[Tensor, Tensor]:
 
 def row_smoothness(part: Restricted) -> Tensor:
     """Return the largest curvature that a single drawn row of each client can have."""
-    weight = part.weight * part.rows[:, None]  # as `_sample` weighs a row
+    total = part.weight.sum(-1, keepdim=True)  # as `_sample` weighs a row
+    weight = torch.where(_equally_weighted(part), part.weight * part.rows[:, None], total)
+    weight = weight * (part.weight > 0)
     squares = class_columns(part).square().sum(-1) * weight[:, None]
     largest = squares.flatten(1).amax(-1)
     return _bound(part) * largest + part.ridge.flatten(1).amax(-1) + _tiny(squares)
@@ -270,17 +272,31 @@ def _bound(part: Restricted) -> float:
 
 
 def _sample(part: Restricted, key: Tensor, batch: int, step: int) -> Restricted:
-    """Draw rows with replacement; their weighted sum is unbiased."""
+    """Draw rows with replacement, in proportion to their weights; the mean is unbiased."""
     total = part.rows[:, None]
     draws = torch.stack([keys.uniform(each, (batch,), salt=step) for each in key])
     rows = (draws * total).to(torch.long).minimum(total - 1)
+    weight = part.weight.gather(1, rows) * (total / batch)
+    equal = _equally_weighted(part)
+    if not bool(equal.all()):
+        sums = part.weight.cumsum(1)
+        heavy = torch.searchsorted(sums, draws.to(sums.dtype) * sums[:, -1:], right=True)
+        rows = torch.where(equal, rows, heavy.minimum(total - 1))
+        weight = torch.where(equal, weight, sums[:, -1:] / batch)
     return replace(
         part,
         columns=part.columns[torch.arange(len(rows))[:, None], rows],  # faster than gather
         targets=part.targets.gather(1, rows),
-        weight=part.weight.gather(1, rows) * (total / batch),
+        weight=weight,
         u=None,
     )
+
+
+def _equally_weighted(part: Restricted) -> Tensor:
+    """Return for each client [clients, 1] whether all its rows have one weight."""
+    used = torch.arange(part.weight.shape[1]) < part.rows[:, None]
+    equal: Tensor = ((part.weight == part.weight[:, :1]) | ~used).all(1, keepdim=True)
+    return equal
 
 
 def _spread(values: Tensor, like: Tensor) -> Tensor:
