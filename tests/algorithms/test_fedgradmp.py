@@ -179,6 +179,31 @@ def test_the_ball_holds_the_model() -> None:
     assert float(found.norm()) > 0.4
 
 
+@pytest.mark.parametrize("kind", ["intercept", "keep", "dictionary"])
+def test_the_ball_does_not_hold_coefficients_that_are_exempt_from_sparsity(kind: str) -> None:
+    draw = np.random.default_rng(2)
+    z = [draw.standard_normal((40, 10)) for _ in range(3)]
+    x = np.where(np.arange(10) < 2, 1.2, 0.0)
+    kept, atoms = (4, None) if kind == "keep" else (10, None)
+    if kind == "dictionary":
+        atoms = 3 * dictionary.orthonormal(10, 10, seed=2)
+    made = [(rows, rows @ x + 20 * (rows[:, 4] if kind == "keep" else 1.0)) for rows in z]
+    problem = GLM(
+        10, "squared-half", intercept=kind != "keep", keep=(4,) * (kind == "keep"), dictionary=atoms
+    )
+    found = []
+    for radius in (5.0, 1.0):
+        method = InexactFedGradMP(tau=10, batch_size=None, solver="least-squares", radius=radius)
+        found.append(sparse.trained(method, sparse.data(made), 4, problem=problem))
+    plain = np.append(x, 20.0) if kept == 10 else np.where(np.arange(10) == 4, 20.0, x)
+    if atoms is not None:
+        plain[:10] = torch.linalg.solve(atoms, torch.from_numpy(x)).numpy()
+    np.testing.assert_allclose(found[0], plain, atol=1e-9)
+    rest = np.delete(found[1].numpy(), kept) * (1 if atoms is None else 3)
+    assert np.linalg.norm(rest) == pytest.approx(1.0)
+    assert abs(float(found[1][kept]) - 20.0) < 1.0
+
+
 @pytest.mark.parametrize("length", [5.0, 0.2])
 def test_with_a_dictionary_the_ball_holds_the_model_and_not_its_coefficients(length: float) -> None:
     psi = length * dictionary.orthonormal(sparse.WIDTH, sparse.WIDTH, seed=2)

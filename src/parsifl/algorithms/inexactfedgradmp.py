@@ -13,6 +13,7 @@ from parsifl.algorithms._bases.matching_pursuit import MatchingPursuit
 from parsifl.core.algorithm import Preset
 from parsifl.core.config import Count, NonNegative, Positive
 from parsifl.core.problem import Restricted, SupportSolvable
+from parsifl.linear.sparsity.coordinates import marked
 from parsifl.solvers import restricted
 
 
@@ -48,8 +49,9 @@ class InexactFedGradMP(MatchingPursuit):
         that of the models x, bounded by the largest singular value of the unit atoms. "sgd" takes
         all its steps.
     radius
-        R, the radius of the ball around zero that holds the model x; None: no ball. With the
-        logistic loss it is twice the paper's R, whose loss is log(1 + exp(-2 y u)).
+        R, the radius of the ball around zero that holds the model x; None: no ball. An intercept
+        and the coefficients in GLM(keep=...) are not part of the ball. With the logistic loss it is
+        twice the paper's R, whose loss is log(1 + exp(-2 y u)).
     """
 
     cites: ClassVar[str] = (
@@ -94,15 +96,22 @@ class InexactFedGradMP(MatchingPursuit):
         return restricted.minimize(part)
 
     def bound(self, problem: SupportSolvable, coefficients: Tensor, lead: int = 0) -> Tensor:
-        """Project the model onto the ball: with a dictionary x, not its coefficients a."""
+        """Project the model onto the ball: with a dictionary x, not its coefficients a.
+
+        Coefficients that are exempt from sparsity, such as an intercept, are not part of the ball.
+        """
         if self.radius is None:
             return coefficients
         axes = tuple(range(lead, coefficients.ndim))
-        gram = problem.gram
+        always, gram = problem.unpenalized.get(problem.name, ()), problem.gram
+        inside = coefficients
+        if always:
+            kept = marked(always, coefficients.shape[-1])
+            inside = torch.where(kept, 0.0, coefficients)
         if gram is None:
-            norm = torch.linalg.vector_norm(coefficients, dim=axes, keepdim=True)
+            norm = torch.linalg.vector_norm(inside, dim=axes, keepdim=True)
         else:
-            inner = (coefficients * (coefficients @ gram)).sum(axes, keepdim=True)
+            inner = (inside * (inside @ gram)).sum(axes, keepdim=True)
             norm = inner.clamp(min=0).sqrt()
-        ball: Tensor = coefficients * (self.radius / norm.clamp(min=self.radius))
-        return ball
+        ball: Tensor = inside * (self.radius / norm.clamp(min=self.radius))
+        return torch.where(kept, coefficients, ball) if always else ball
