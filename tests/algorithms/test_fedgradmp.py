@@ -179,6 +179,29 @@ def test_the_ball_holds_the_model() -> None:
     assert float(found.norm()) > 0.4
 
 
+@pytest.mark.parametrize("atoms", [None, dictionary.gaussian(30, 40, seed=1)])
+def test_the_start_is_pruned_and_within_the_ball(atoms: torch.Tensor | None) -> None:
+    problem = GLM(
+        30,
+        "squared-half",
+        intercept=True,
+        start=np.arange(1.0, 32.0 if atoms is None else 42.0),
+        dictionary=atoms,
+    )
+    free = FedGradMP(tau=2).init_server(problem, [], Key(0))["coef"]
+    assert int((free != 0).sum()) == 3
+    if atoms is None:
+        assert free.nonzero()[:, 0].tolist() == [28, 29, 30]
+    ball = InexactFedGradMP(tau=2, radius=1.5).init_server(problem, [], Key(0))["coef"]
+    x = ball[:-1] if atoms is None else atoms @ ball[:-1]
+    assert float(x.norm()) == pytest.approx(1.5)
+    assert ball[-1] == problem.init(Key(0))["coef"][-1]
+    draw = np.random.default_rng(0)
+    rows = [(draw.standard_normal((40, 30)), draw.standard_normal(40))]
+    done = simulate(FedGradMP(tau=2), problem, rows, 1, test=0.0, evaluate_every=0)
+    assert done.records[0].bytes_down < 250
+
+
 @pytest.mark.parametrize("kind", ["intercept", "keep", "dictionary"])
 def test_the_ball_does_not_hold_coefficients_that_are_exempt_from_sparsity(kind: str) -> None:
     draw = np.random.default_rng(2)

@@ -102,12 +102,16 @@ class MatchingPursuit(
     def init_server(
         self, problem: SupportSolvable, clients: Sequence[ClientInfo], key: Key
     ) -> Params:
-        """Return the problem's initial parameters."""
+        """Return the problem's initial parameters, pruned to tau atoms and within the ball."""
         if self.refit_from is not None and not problem.has_majorizer:
             raise CapabilityError(
                 "refit_from needs a loss of bounded curvature: remove it, or use FedBestSubset"
             )
-        return problem.init(key)
+        start = problem.init(key)
+        if not bool(start[problem.name].any()):
+            return start
+        sparse = self.pursuit().pruned(problem, start[problem.name])
+        return {**start, problem.name: self.bound(problem, sparse)}
 
     def broadcast(
         self, problem: SupportSolvable, server: Params, client: ClientInfo, key: Key
