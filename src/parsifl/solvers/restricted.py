@@ -294,7 +294,8 @@ def _sample(part: Restricted, key: Tensor, batch: int, step: int) -> Restricted:
 
 def _equally_weighted(part: Restricted) -> Tensor:
     """Return for each client [clients, 1] whether all its rows have one weight."""
-    used = torch.arange(part.weight.shape[1]) < part.rows[:, None]
+    places = torch.arange(part.weight.shape[1], device=part.weight.device)
+    used = places < part.rows[:, None]
     equal: Tensor = ((part.weight == part.weight[:, :1]) | ~used).all(1, keepdim=True)
     return equal
 
