@@ -74,7 +74,8 @@ class PublishedSolvers(EstimatorSettings):
         algorithm = self._method(tau, self._rate(problem, x, weight, parts))
         iterates: list[Params] = []
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        data = _client_data(x, y, parts)
+        weighs = "importance" in algorithm.profile_fields()
+        data = _client_data(x, y, parts, weighs=weighs)
         self.history_ = []
 
         def watch(event: RoundEnd) -> None:
@@ -219,10 +220,12 @@ def _loss(problem: GLM, data: ClientData, params: Params) -> float:
     return float(problem.loss(params, rows))
 
 
-def _client_data(x: Any, y: torch.Tensor, parts: Sequence[Indices]) -> ClientData:
+def _client_data(x: Any, y: torch.Tensor, parts: Sequence[Indices], *, weighs: bool) -> ClientData:
+    """Return the sites; `weighs` adds the mean weight of the rows to their profiles."""
     no_rows = Ragged.from_sizes(np.zeros(0, np.int64), np.zeros(len(parts), np.int64))
     design: Any = x if sparse.issparse(x) else torch.from_numpy(np.ascontiguousarray(x))
-    profiles = tuple({"importance": float(y[rows, 1].mean())} for rows in parts)
+    means = (float(y[rows, 1].mean()) for rows in parts)
+    profiles = tuple({"importance": mean} if weighs else {} for mean in means)
     return ClientData(design, y, Ragged.of(parts), no_rows, no_rows, profiles, name="estimator")
 
 
