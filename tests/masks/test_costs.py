@@ -265,7 +265,8 @@ def test_plans_for_other_units_take_the_weights_of_the_mean() -> None:
         module.extend([nn.Linear(inputs, outputs), nn.Tanh()])
     del module[-1]
     budgets, rows = [90.0, 88.0, 102.0, 90.0], [374, 101, 392, 265]
-    found, options = layer_groups(module), {"objective": "bias", "weights": rows}
+    found = layer_groups(module)
+    options: dict[str, Any] = {"objective": "bias", "weights": rows}
     direct = optimal(found, budgets, "bias", weights=rows)
     assert direct.proven
     assert direct.bias == pytest.approx(64.64, abs=0.01)
