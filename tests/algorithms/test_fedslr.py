@@ -353,6 +353,29 @@ def test_a_penalty_that_no_parameter_feels_is_warned_of() -> None:
         quiet.init_server(problem, [], Key(0))
 
 
+@pytest.mark.parametrize(
+    ("settings", "ignored"),
+    [
+        ({"target_rank": 2}, "target_rank=2"),
+        ({"lam": 0.0, "target_rank": 2}, "target_rank=2"),
+        ({"target_bytes": 1_234_567}, "target_bytes=1234567"),
+        ({"lam": 0.0, "personal_penalty": "low-rank", "mu": 5.0}, "mu=5"),
+        ({"lam": 0.5, "personal_penalty": "low-rank", "mu": 5.0}, "lam=0.5 and mu=5"),
+        (
+            {"lam": 0.0, "personal_penalty": "low-rank", "mu": 0.0, "refit_mu": 2.0}
+            | {"refit_epochs": 1.0},
+            "refit_mu=2",
+        ),
+    ],
+)
+def test_settings_without_a_matrix_to_act_on_are_named_in_one_warning(
+    settings: dict[str, Any], ignored: str
+) -> None:
+    with pytest.warns(UserWarning, match=rf"^FedSLR ignores {ignored}: no parameter") as found:
+        FedSLR(**settings).init_server(GLM(4, "squared"), [], Key(0))
+    assert len(found) == 1
+
+
 def test_a_target_rank_takes_the_place_of_lam() -> None:
     """The step is the threshold at the next singular value of each layer."""
     method = FedSLR(eta_g=2.0, target_rank=2, lr=0.2, batch_size=4, local_steps=5)

@@ -112,7 +112,8 @@ class FedSLR(LocalSgd, AdditiveAlgorithm[Problem, SlrServer, SlrClient, Compact,
         number of `local_steps`. None: `eta_g` is used.
     lam
         Penalty of the global model. A value that leaves no singular value in any layer causes a
-        warning, and so does one without a matrix to act on: vectors have no rank.
+        warning, and so does one without a matrix to act on: vectors have no rank. The same holds
+        for targets, and for `mu` with a low-rank penalty.
     target_rank
         The rank that every layer may have, instead of `lam`: each layer is thresholded at its
         next singular value. Not in the paper. None: `lam` is used.
@@ -257,10 +258,12 @@ class FedSLR(LocalSgd, AdditiveAlgorithm[Problem, SlrServer, SlrClient, Compact,
 
     def _warn_of_dense_layers(self, params: Params) -> None:
         ranks = any(has_rank(tuple(value.shape)) for value in params.values())
-        if self.lam and self.global_penalty == "low-rank" and not ranks:
+        unused = [] if ranks else self._needs_rank()
+        if unused:
+            named = " and ".join(setting for setting, _ in unused)
+            remedies = "; ".join(remedy for _, remedy in unused)
             warnings.warn(
-                f"FedSLR ignores lam={self.lam:g}: no parameter of this model has a rank; set lam "
-                "to 0, or use global_penalty='sparse'",
+                f"FedSLR ignores {named}: no parameter of this model has a rank; {remedies}",
                 stacklevel=3,
             )
         odd = [name for name, v in params.items() if v.ndim > 1 and not has_rank(tuple(v.shape))]
@@ -270,6 +273,22 @@ class FedSLR(LocalSgd, AdditiveAlgorithm[Problem, SlrServer, SlrClient, Compact,
                 "convolutions have a rank",
                 stacklevel=2,
             )
+
+    def _needs_rank(self) -> list[tuple[str, str]]:
+        """Return the settings that act on matrices only, with the way to remove them."""
+        found = []
+        if self.target_rank:
+            found.append((f"target_rank={self.target_rank}", "remove target_rank"))
+        elif self.target_bytes:
+            found.append((f"target_bytes={self.target_bytes}", "remove target_bytes"))
+        elif self.lam and self.global_penalty == "low-rank":
+            found.append((f"lam={self.lam:g}", "set lam to 0, or use global_penalty='sparse'"))
+        refits = bool(self.refit_epochs) and self.refit_mu is not None
+        own = "refit_mu" if refits and not self.mu else "mu"
+        value = self.refit_mu if own == "refit_mu" else self.mu
+        if value and self.personal_penalty == "low-rank":
+            found.append((f"{own}={value:g}", f"set {own} to 0, or use personal_penalty='sparse'"))
+        return found
 
     def broadcast(
         self, problem: Problem, server: SlrServer, client: ClientInfo, key: Key
