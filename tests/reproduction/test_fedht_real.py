@@ -14,12 +14,12 @@ import torch
 
 from parsifl.data.clients import ClientData
 from parsifl_reproduction.fedht import partition as fedht_partition
-from parsifl_reproduction.fedht.real import REALS, Real, shuffled
+from parsifl_reproduction.fedht.real import BATCH, REALS, Real, shuffled
 from parsifl_reproduction.fedht.setup import Setting, objectives, steepest
 from parsifl_reproduction.recipe import Claim, Context, Job, Result, find
 
 DATA = os.environ.get("PARSIFL_DATA", "")
-TINY = Real("tiny", "text-like-e2006", 20, "squared", 200, "stand-in: tiny")
+TINY = Real("tiny", "text-like-e2006", 20, "squared", 200, "stand-in: tiny", (2, 33.8))
 
 
 def test_the_steepest_client_has_the_largest_singular_value() -> None:
@@ -89,6 +89,25 @@ def test_verdicts_follow_the_curves() -> None:
     verdicts = ["held", "did not hold", "held", "did not hold", "held"]  # one line of iterations
     assert [claim.verdict for claim in bad] == verdicts
     assert any("stand-in" in each for each in recipe.deviations(context))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["rcv1-generated", "e2006"])
+def test_the_rows_of_a_client_are_listed_as_they_are(name: str) -> None:
+    real = next(real for real in REALS if real.name == name)
+    sizes = [len(part) for part in real.data(Context(), seed=0).train]
+    listed = find(f"fedht-figure5-{name}").deviations(Context(seeds=3))
+    assert any(f"about {np.mean(sizes):.0f} rows" in each for each in listed)
+    assert any("all rows of a client" in each for each in listed)
+    assert max(sizes) < BATCH
+
+
+def test_settings_that_the_paper_does_not_give_are_listed() -> None:
+    for scale in ("faithful", "full"):
+        listed = " ".join(find("fedht-figure5-mnist").deviations(Context(scale, seeds=3)))
+        assert "batches of 50 rows and l2 = 0.0001 are ours" in listed
+        assert "every second round" in listed
+    assert "l2" not in " ".join(find("fedht-figure5-e2006").deviations(Context(seeds=3)))
 
 
 @pytest.mark.parametrize("name", ["fedht-figure5-e2006", "fedht-simulation-ii"])
