@@ -179,6 +179,19 @@ def test_the_ball_holds_the_model() -> None:
     assert float(found.norm()) > 0.4
 
 
+def test_softmax_rejects_omp_over_all_classes() -> None:
+    draw = np.random.default_rng(0)
+    rows = [(draw.standard_normal((30, 6)), draw.integers(0, 3, 30))]
+    problem = GLM(6, "softmax", classes=3, dictionary=dictionary.gaussian(6, 8), l2=0.1)
+    method = FedGradMP(tau=2, prune="omp", scope="all")
+    with pytest.raises(ConfigError, match="scope='row'"):
+        simulate(method, problem, rows, 1, evaluate_every=0)
+    for fine in (FedGradMP(tau=2, prune="omp"), FedGradMP(tau=2, scope="all")):
+        simulate(fine, problem, rows, 1, evaluate_every=0)
+    vector = GLM(6, "squared-half", dictionary=dictionary.gaussian(6, 8))
+    simulate(method, vector, [(x, y.astype(float)) for x, y in rows], 1, evaluate_every=0)
+
+
 @pytest.mark.parametrize("atoms", [None, dictionary.gaussian(30, 40, seed=1)])
 def test_the_start_is_pruned_and_within_the_ball(atoms: torch.Tensor | None) -> None:
     problem = GLM(

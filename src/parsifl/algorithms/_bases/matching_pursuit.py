@@ -40,9 +40,10 @@ class MatchingPursuit(
         "row" selects `tau` coefficients per class, "all" selects them over all classes.
     prune
         How approx_tau(b) is found in a dictionary: the "largest" coefficients, or orthogonal
-        matching pursuit ("omp", row by row), which can be far better for correlated atoms. Without
-        a dictionary, "cost" lets clients remove one by one the coefficients whose removal costs
-        least, b_j^2 / [H^-1]_jj, which is better for correlated columns. Not in the paper.
+        matching pursuit ("omp"), which can be far better for correlated atoms. It works row by row;
+        softmax therefore needs scope="row". Without a dictionary, "cost" lets clients remove one by
+        one the coefficients whose removal costs least, b_j^2 / [H^-1]_jj, which is better for
+        correlated columns. Not in the paper.
     refit_from
         The round (from 0) from which the support is fixed and fitted to the rows of all clients:
         they send gradient and curvature on the support, and the server takes a Newton step. One
@@ -108,10 +109,19 @@ class MatchingPursuit(
                 "refit_from needs a loss of bounded curvature: remove it, or use FedBestSubset"
             )
         start = problem.init(key)
+        if self._pursues_all(problem, start[problem.name]):
+            raise ConfigError(
+                "prune='omp' selects atoms row by row (softmax: per class), so scope='all' would "
+                "have no effect: use scope='row' or prune='largest'"
+            )
         if not bool(start[problem.name].any()):
             return start
         sparse = self.pursuit().pruned(problem, start[problem.name])
         return {**start, problem.name: self.bound(problem, sparse)}
+
+    def _pursues_all(self, problem: SupportSolvable, coefficients: Tensor) -> bool:
+        within = self.prune == "omp" and problem.gram is not None
+        return within and self.scope == "all" and coefficients.ndim > 1
 
     def broadcast(
         self, problem: SupportSolvable, server: Params, client: ClientInfo, key: Key
