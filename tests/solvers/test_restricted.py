@@ -223,21 +223,26 @@ def test_svrg_converges_in_spite_of_a_heavy_row(name: str) -> None:
     part = replace(part, weight=weight / weight.sum(1, keepdim=True))
     key = torch.tensor([3, 9])
     found = restricted.svrg(part, key, batch=1, steps=3000)
-    torch.testing.assert_close(found, restricted.minimize(part), rtol=0, atol=1e-5)
+    torch.testing.assert_close(found, restricted.minimize(part), rtol=0, atol=1e-7)
 
 
-def test_rows_are_drawn_in_proportion_to_their_weights() -> None:
-    part = _part("squared-half")
+@pytest.mark.parametrize("name", ["squared-half", "softmax"])
+def test_rows_of_unequal_weight_are_drawn_without_bias(name: str) -> None:
+    part = _part(name)
     weight = torch.ones(2, 40).double()
     weight[0, 3], weight[0, 7:9] = 20.0, 0.0  # the second client: equal weights
     part = replace(part, weight=weight / weight.sum(1, keepdim=True))
-    some = restricted._sample(part, torch.tensor([3, 9]), 4000, 0)
-    torch.testing.assert_close(some.weight.sum(1), torch.ones(2).double())
+    squares = restricted._squares(part)
+    some = restricted._sample(part, squares, torch.tensor([3, 9]), 20000, 0)
+    found, exact = (restricted.gradient(which, part.start) for which in (some, part))
+    torch.testing.assert_close(found, exact, rtol=0, atol=0.03)
     rows = (some.columns[:, :, None] == part.columns[:, None]).all(-1).double().mean(1)
-    torch.testing.assert_close(rows, part.weight, rtol=0, atol=0.03)
+    shares = part.weight * squares / (part.weight * squares).sum(1, keepdim=True)
+    torch.testing.assert_close(rows[0], shares[0], rtol=0, atol=0.01)
     assert not rows[0, 7:9].any()
-    alone = restricted._sample(_one(_part("squared-half"), 1), torch.tensor([9]), 4000, 0)
-    assert torch.equal(alone.columns[0], some.columns[1])
+    alone = _one(_part(name), 1)
+    again = restricted._sample(alone, squares[1:], torch.tensor([9]), 20000, 0)
+    assert torch.equal(again.columns[0], some.columns[1])
 
 
 def test_no_drawn_row_bends_more_than_the_step_of_svrg_allows() -> None:
@@ -247,5 +252,5 @@ def test_no_drawn_row_bends_more_than_the_step_of_svrg_allows() -> None:
     part = replace(part, weight=weight / weight.sum(1, keepdim=True))
     limit = restricted.row_smoothness(part)
     for step in range(200):
-        drawn = restricted._sample(part, torch.tensor([3, 4]), 1, step)
+        drawn = restricted._sample(part, restricted._squares(part), torch.tensor([3, 4]), 1, step)
         assert bool((restricted.curvatures(drawn)[0] <= limit * (1 + 1e-9)).all())

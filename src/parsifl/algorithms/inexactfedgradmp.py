@@ -39,7 +39,8 @@ class InexactFedGradMP(MatchingPursuit):
     inner_steps
         Maximum number of steps of the inner solver.
     inner_batch
-        Rows per step for "sgd" and "svrg", drawn in proportion to their weights.
+        Rows per step for "sgd" and "svrg". Rows of unequal weight are drawn in proportion to their
+        weight and squared length.
     inner_lr
         Step size of "sgd"; the other solvers choose their own.
     delta

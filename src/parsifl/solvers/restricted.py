@@ -189,9 +189,10 @@ def stochastic_gradient(
     part: Restricted, key: Tensor, batch: int, lr: float, steps: int = 50
 ) -> Tensor:
     """Take SGD steps on rows that are drawn by key, with replacement."""
+    squares = _squares(part)
 
     def move(z: Tensor, step: int, _: Tensor) -> Tensor:
-        return -lr * gradient(_sample(part, key, batch, step), z)
+        return -lr * gradient(_sample(part, squares, key, batch, step), z)
 
     return _walk(part.start, move, 0.0, steps)
 
@@ -200,7 +201,7 @@ def svrg(
     part: Restricted, key: Tensor, batch: int, delta: float = 0.0, steps: int = 50, every: int = 10
 ) -> Tensor:
     """Take variance-reduced steps of length 1 / (4 L), with a new anchor every `every` steps."""
-    pace = 0.25 / row_smoothness(part)
+    pace, squares = 0.25 / row_smoothness(part), _squares(part)
     rate = _spread(pace, part.start)
     least = curvatures(part)[1] if part.scale is not None else 1 / pace
     z, going = part.start, torch.ones(len(part.start), dtype=torch.bool)
@@ -209,7 +210,7 @@ def svrg(
         going = going & (full.flatten(1).norm(dim=1) > delta * least)
         if not bool(going.any()):
             break
-        move = _reduced(part, key, batch, first, z, full, rate)
+        move = _reduced(part, squares, key, batch, first, z, full, rate)
         moved = _walk(z, move, 0.0, min(every, steps - first))
         z = torch.where(_spread(going, z), moved, z)
     return z
@@ -217,6 +218,7 @@ def svrg(
 
 def _reduced(
     part: Restricted,
+    squares: Tensor,
     key: Tensor,
     batch: int,
     first: int,
@@ -225,7 +227,7 @@ def _reduced(
     rate: Tensor,
 ) -> Move:
     def move(z: Tensor, step: int, _: Tensor) -> Tensor:
-        some = _sample(part, key, batch, first + step)
+        some = _sample(part, squares, key, batch, first + step)
         return -rate * (gradient(some, z) - gradient(some, anchor) + full)
 
     return move
@@ -252,11 +254,9 @@ def curvatures(part: Restricted) -> tuple[Tensor, Tensor]:
 
 def row_smoothness(part: Restricted) -> Tensor:
     """Return the largest curvature that a single drawn row of each client can have."""
-    total = part.weight.sum(-1, keepdim=True)  # as `_sample` weighs a row
-    weight = torch.where(_equally_weighted(part), part.weight * part.rows[:, None], total)
-    weight = weight * (part.weight > 0)
-    squares = class_columns(part).square().sum(-1) * weight[:, None]
-    largest = squares.flatten(1).amax(-1)
+    squares = _squares(part)
+    largest = (squares * (part.weight * part.rows[:, None])).amax(-1)  # as `_sample` weighs a row
+    largest = torch.where(_equally_weighted(part)[:, 0], largest, (squares * part.weight).sum(-1))
     return _bound(part) * largest + part.ridge.flatten(1).amax(-1) + _tiny(squares)
 
 
@@ -271,18 +271,29 @@ def _bound(part: Restricted) -> float:
     return 0.25 if part.places is None else 0.5
 
 
-def _sample(part: Restricted, key: Tensor, batch: int, step: int) -> Restricted:
-    """Draw rows with replacement, in proportion to their weights; the mean is unbiased."""
+def _squares(part: Restricted) -> Tensor:
+    """Return the largest squared length [clients, n] that each row has in a class."""
+    return class_columns(part).square().sum(-1).amax(1)
+
+
+def _sample(part: Restricted, squares: Tensor, key: Tensor, batch: int, step: int) -> Restricted:
+    """Draw rows with replacement; their weighted sum is unbiased.
+
+    Rows are drawn uniformly if all have one weight. Otherwise they are drawn in proportion to
+    their weight and squared length, because a heavy row that is seldom drawn forces short steps.
+    """
     total = part.rows[:, None]
     draws = torch.stack([keys.uniform(each, (batch,), salt=step) for each in key])
     rows = (draws * total).to(torch.long).minimum(total - 1)
     weight = part.weight.gather(1, rows) * (total / batch)
     equal = _equally_weighted(part)
     if not bool(equal.all()):
-        sums = part.weight.cumsum(1)
+        level = squares.clamp(min=_tiny(squares) ** 0.5)  # rows without an entry on the support
+        sums = (part.weight * level).cumsum(1)
         heavy = torch.searchsorted(sums, draws.to(sums.dtype) * sums[:, -1:], right=True)
-        rows = torch.where(equal, rows, heavy.minimum(total - 1))
-        weight = torch.where(equal, weight, sums[:, -1:] / batch)
+        heavy = heavy.minimum(total - 1)
+        rows = torch.where(equal, rows, heavy)
+        weight = torch.where(equal, weight, sums[:, -1:] / level.gather(1, heavy) / batch)
     return replace(
         part,
         columns=part.columns[torch.arange(len(rows))[:, None], rows],  # faster than gather
