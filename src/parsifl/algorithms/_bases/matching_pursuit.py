@@ -50,8 +50,9 @@ class MatchingPursuit(
         such round gives pooled least squares, which is several times closer to the truth than the
         pruned mean. Other losses take several rounds: they also send the curvature of a quadratic
         bound of the loss. The server replaces a Newton step that could increase the loss by the
-        minimizer of the bound, so that no refit increases the loss of the clients that take part.
-        "poisson" has no such bound and is rejected. Not in the paper. None: never.
+        minimizer of the bound, so that no refit increases the loss of the clients that take part
+        (the projection onto a ball, which follows, may). "poisson" has no such bound and is
+        rejected. Not in the paper. None: never.
 
     The record of a round contains `underdetermined`, the weighted share of clients with fewer than
     3 tau rows: their minimizer is not unique, and the one nearest to the iterate is used (with a
