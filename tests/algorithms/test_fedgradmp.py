@@ -380,6 +380,21 @@ def test_pruning_by_cost_is_backward_elimination() -> None:
     np.testing.assert_allclose(found[left], solved(left), atol=1e-6)
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_pruning_by_cost_with_few_rows_does_not_depend_on_rounding(seed: int) -> None:
+    """Once columns outnumber rows, most removals are free, and rounding must not order them."""
+    draw = np.random.default_rng(seed)
+    x, y = draw.random((11, 30)), draw.integers(0, 3, 11).astype(float)
+    method = FedGradMP(tau=3, local_steps=3, batch_size=None, prune="cost")
+    found = []
+    for order in (range(11), draw.permutation(11), np.repeat(np.arange(11), 2)):
+        rows = sparse.data([(x[order] - x.mean(0), y[order] - y.mean())])
+        found.append(sparse.trained(method, rows, 3, problem=GLM(30, "squared-half")))
+    assert np.count_nonzero(found[0]) == 3
+    for other in found[1:]:
+        np.testing.assert_allclose(other, found[0], atol=1e-9)
+
+
 @pytest.mark.parametrize("prune", PRUNINGS)
 def test_the_lengths_of_atoms_do_not_change_the_method(prune: Literal["largest", "omp"]) -> None:
     psi = dictionary.gaussian(20, 40, seed=1)

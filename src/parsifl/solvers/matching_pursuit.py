@@ -23,6 +23,7 @@ from parsifl.solvers.restricted import predictor
 
 Prune = Literal["largest", "omp", "cost"]
 _SINGULAR = 1e-8
+_LOOSE = 1e4  # a pivot from which on a column almost depends on the others
 
 
 @final
@@ -273,15 +274,15 @@ def without_the_cheapest(
     On the quadratic model with Hessian H, setting b_j to zero costs b_j^2 / [H^-1]_jj. The cheapest
     one is removed, and the others are re-optimized. Two columns that are nearly multiples of each
     other both have large coefficients; one of them can be removed at no cost, after which the
-    other is expensive.
+    other is expensive. H^-1 is updated, and computed again after a removal that was almost free:
+    there the update would leave rounding errors that decide the next ones.
     """
     alive = valid.expand_as(found).flatten(1)
     used = alive.to(found.dtype)
     hessian = restricted.hessian(part, found) * used[:, :, None] * used[:, None]
     level = hessian.diagonal(dim1=1, dim2=2).amax(1).clamp(min=_tiny(found))
-    inverse = torch.linalg.inv(
-        hessian / level[:, None, None] + torch.diag_embed(1 - used + _SINGULAR)
-    )
+    system = hessian / level[:, None, None] + torch.diag_embed(1 - used + _SINGULAR)
+    inverse = torch.linalg.inv(system)
     b, free = found.flatten(1) * used, alive & ~exempt.expand_as(found).flatten(1)
     clients, rows = torch.arange(len(b)), found.shape[1] if found.ndim == 3 else 1
     while True:
@@ -293,11 +294,18 @@ def without_the_cheapest(
         pivots = inverse.diagonal(dim1=1, dim2=2).clamp(min=_tiny(b))
         cheapest = torch.where(spare, b.square() / pivots, torch.inf).argmin(1)
         column = inverse[clients, :, cheapest] * going[:, None]
-        share = column / pivots[clients, cheapest, None]
+        pivot = pivots[clients, cheapest]
+        share = column / pivot[:, None]
         b = b - share * b[clients, cheapest, None]
         inverse = inverse - share[:, :, None] * column[:, None]
-        b[clients[going], cheapest[going]] = 0.0
-        free[clients[going], cheapest[going]] = False
+        who, what = clients[going], cheapest[going]
+        b[who, what], free[who, what] = 0.0, False
+        for matrix in (inverse, system):
+            matrix[who, what], matrix[who, :, what] = 0.0, 0.0
+        system[who, what, what] = 1.0
+        loose = going & (pivot > _LOOSE)
+        if bool(loose.any()):
+            inverse[loose] = torch.linalg.inv(system[loose])
 
 
 def _places_of(index: Tensor, rows: Tensor) -> Tensor:
