@@ -15,7 +15,7 @@ from parsifl_reproduction.recipe import Claim, Verdict
         ([3.0, 5.0], [1.0, 2.0], 2.0, "held"),  # one of them leads by just that much
         ([2.9, 5.0], [1.0, 2.0], 2.0, "undecided"),
         ([2.9, 3.9], [1.0, 2.0], 2.0, "did not hold"),
-        ([1.0, 2.0], [1.0, 2.0], 0.0, "did not hold"),  # nobody leads on any seed
+        ([1.0, 1.9], [1.0, 2.0], 0.0, "did not hold"),  # it leads on no seed
         ([9.0, 1.0], [1.0, 2.0], 0.0, "undecided"),  # however large the mean lead is
     ],
 )
@@ -54,6 +54,13 @@ def test_seeds_that_disagree_within_one_percent_are_a_tie() -> None:
 def test_a_tie_must_be_shown(gaps: list[float], verdict: str) -> None:
     left = [80.0 + gap for gap in gaps]
     assert compare("a leads b", "", left, [80.0] * len(gaps)).verdict == verdict
+
+
+def test_sides_that_are_equal_on_every_seed_are_a_tie() -> None:
+    equal = compare("a leads b", "", [0.0, 2.0], [0.0, 2.0])
+    assert (equal.verdict, equal.note) == ("tie", "equal on all 2 seeds")
+    assert compare("a leads b by 1", "", [2.0, 2.0], [2.0, 2.0], least=1.0).verdict != "tie"
+    assert compare("a is above 2", "", [2.0, 2.0], 2.0).verdict == "did not hold"
 
 
 def test_a_lead_by_a_margin_or_over_a_bound_is_never_a_tie() -> None:

@@ -53,11 +53,12 @@ def compare(
 ) -> Claim:
     """Decide, seed by seed, whether `left` leads `right` by `least` (or, not `above`, lies below).
 
-    Where every seed agrees, that decides. Where they disagree, the t-interval of the mean
-    difference does: with five seeds or more it decides if it excludes `least`; with three or more
-    it shows a tie if it lies within one percent of the larger mean around 0; with twenty or more
-    every interval that includes 0 is a tie. Without `tie`, with `least`, or if `right` is a number,
-    a fixed bound, no tie is possible. Anything else is undecided. (ADR 15)
+    Where every seed agrees, that decides; sides that are equal on every seed are a tie. Where seeds
+    disagree, the t-interval of the mean difference decides: with five seeds or more if it excludes
+    `least`; with three or more it shows a tie if it lies within one percent of the larger mean
+    around 0; with twenty or more every interval that includes 0 is a tie. Without `tie`, with
+    `least`, or if `right` is a number, a fixed bound, no tie is possible. Anything else is
+    undecided. (ADR 15)
 
     `untrained` says for each side by name on which seeds it ended at or below chance. Such runs do
     not count as evidence: twenty seeds or more without one decide alone; with fewer, the verdict
@@ -126,6 +127,8 @@ def _decide(
     leads = [sign * gap >= least if least else sign * gap > 0 for gap in gaps]
     if len(gaps) < 2:
         return agreed(leads), "one seed only: the spread is not known"
+    if tie and not least and not any(gaps):
+        return "tie", f"equal on all {len(gaps)} seeds"
     if len(set(leads)) == 1:
         return agreed(leads), f"all {len(gaps)} seeds agree"
     if not all(map(math.isfinite, gaps)):
