@@ -62,6 +62,10 @@ FIELDS = {
     "rule": "the guard that a request broke",
 }
 
+_PURSUIT = (
+    "the coefficients after matching pursuit, `tau` of them non-zero; from round `refit_from` on, "
+    "gradient, Hessian and its bound on the support"
+)
 UPLOADS = {
     "apfl": "the client's copy of the global parameters after training",
     "distributediht": "the parameters after one gradient step",
@@ -72,7 +76,7 @@ UPLOADS = {
     "fedbestsubset": "loss, gradient, diagonal and selected block of the Hessian, number of rows",
     "feddualavg": "the dual parameters, and the sum of the step sizes",
     "feddyn": "the change of the parameters",
-    "fedgradmp": "the coefficients after matching pursuit, `tau` of them non-zero",
+    "fedgradmp": _PURSUIT,
     "fedht": "the parameters after training",
     "fediterht": "the parameters after training, thresholded",
     "fedmac": "the client's copy of the global parameters after training",
@@ -86,7 +90,7 @@ UPLOADS = {
     "fedspa": "the change of the parameters inside the client's mask, and the mask",
     "heterofl": "the parameters of the client's submodel after training",
     "heurfedamp": "the personal parameters: **the server sees every personal model**",
-    "inexactfedgradmp": "the coefficients after matching pursuit, `tau` of them non-zero",
+    "inexactfedgradmp": _PURSUIT,
     "lgfedavg": "the parameters of the head after training",
     "local": "nothing",
     "perfedavg": "the parameters after training",
