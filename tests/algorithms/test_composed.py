@@ -36,6 +36,7 @@ FULL: dict[str, Any] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:.* does not read local_steps of the device profiles")
 @pytest.mark.parametrize("name", sorted(registry.algorithms()))
 def test_without_changes_it_gives_the_bits_of_the_algorithm(name: str) -> None:
     algorithm = small(registry.find(name))

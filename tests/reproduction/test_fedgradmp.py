@@ -73,7 +73,8 @@ def test_verdicts_follow_the_numbers() -> None:
         return {claim.verdict for claim in claims if "(I-B)" not in claim.paper}
 
     assert verdicts(1e-15, 1e-3, 1.5) == {"held"}
-    assert verdicts(1e-3, 0.5, 0.5) == {"did not hold", "held"}  # the oracle has the same level
+    # the oracle has the same level, and both heterogeneities need the same number of rounds
+    assert verdicts(1e-3, 0.5, 0.5) == {"did not hold", "held", "tie"}
 
 
 def test_residuals_of_the_size_of_rounding_errors_are_named() -> None:
@@ -198,7 +199,7 @@ def test_figure_4_compares_the_baselines_with_themselves_in_figure_3() -> None:
 
     worse, same = verdicts(0.1, 3), verdicts(0.015, 2)
     assert list(worse.values()) == ["held"] * 5
-    assert list(same.values()) == ["held"] + ["did not hold"] * 4
+    assert list(same.values()) == ["held"] + ["did not hold", "tie"] * 2  # equally many rates fail
 
 
 @pytest.mark.parametrize(
