@@ -50,10 +50,6 @@ class FedGradMP(MatchingPursuit):
         ),
     }
 
-    def profile_fields(self) -> tuple[str, ...]:
-        """Return the number of iterations of a device, and the total weight of its rows."""
-        return ("local_steps", "importance")
-
     def solve(self, part: Restricted, key: Tensor) -> Tensor:
         """Minimize exactly."""
         return minimize(part)

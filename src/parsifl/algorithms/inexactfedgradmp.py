@@ -77,10 +77,6 @@ class InexactFedGradMP(MatchingPursuit):
     delta: NonNegative = 1e-6
     radius: Positive | None = None
 
-    def profile_fields(self) -> tuple[str, ...]:
-        """Return the number of iterations of a device, and the total weight of its rows."""
-        return ("local_steps", "importance")
-
     def solve(self, part: Restricted, key: Tensor) -> Tensor:
         """Minimize approximately."""
         delta = self.delta / part.stretch

@@ -97,6 +97,10 @@ class MatchingPursuit(
         """Return the solver of the clients, whose pruning step the server uses too."""
         return Pursuit(self.sparsity, self.prune, self.solve, self.bound)
 
+    def profile_fields(self) -> tuple[str, ...]:
+        """Return the number of iterations of a device, and the total weight of its rows."""
+        return ("local_steps", "importance")
+
     def weight(self, client: ClientInfo) -> float:
         """Include the weights of a client's rows: its minimizer does not depend on their scale."""
         return super().weight(client) * float(client.profile.get("importance", 1.0))
