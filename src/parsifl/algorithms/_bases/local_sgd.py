@@ -34,8 +34,8 @@ class LocalSgd:
     weight_decay
         Weight decay of the local steps.
     last_batch
-        What happens to an incomplete last batch: "pad" it with rows of weight 0, "wrap": fill it
-        from the next epoch, or "drop" it. "redraw": every step draws its rows independently.
+        What happens to an incomplete last batch: "pad" adds rows of weight 0, "wrap" fills it from
+        the next epoch, "drop" omits it. With "redraw" every step draws its rows independently.
     """
 
     lr: Positive = 0.02
