@@ -2,15 +2,19 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
-from parsifl.core.errors import ConfigError
+from parsifl.core.errors import ConfigError, ParsiflError
 from parsifl.engine import study
 from parsifl.engine.study import GridResult, Point, best, chosen_by
 
@@ -74,3 +78,42 @@ def test_an_error_ends_the_jobs_that_wait(tmp_path: Path) -> None:
 def _slow(folder: Path) -> None:
     time.sleep(0.5)
     folder.mkdir()
+
+
+def test_a_worker_that_is_killed_is_reported() -> None:
+    jobs: list[Any] = [partial(pow, 2, 2), _kill_this_process]
+    with pytest.raises(ParsiflError, match=r"worker process was killed.*fewer than 2 processes"):
+        dict(study.run_jobs(jobs, 2))
+    assert not multiprocessing.active_children()
+
+
+def _kill_this_process() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+_STUDY = """
+import os, sys, time
+from functools import partial
+from pathlib import Path
+from parsifl.engine import study
+
+def name_process(folder):
+    (folder / str(os.getpid())).touch()
+    time.sleep(600)
+
+if __name__ == "__main__":
+    dict(study.run_jobs([partial(name_process, Path(sys.argv[1]))] * 2, 2))
+"""
+
+
+def test_workers_end_with_a_study_that_is_killed(tmp_path: Path) -> None:
+    script, folder = tmp_path / "script.py", tmp_path / "processes"
+    script.write_text(_STUDY)
+    folder.mkdir()
+    with subprocess.Popen([sys.executable, script, folder]) as started:
+        while len(names := list(folder.iterdir())) < 2:
+            assert started.poll() is None
+            time.sleep(0.05)
+        workers = [psutil.Process(int(name.name)) for name in names]
+        started.kill()
+    assert not psutil.wait_procs(workers, timeout=60)[1]

@@ -10,14 +10,16 @@ import itertools
 import math
 import multiprocessing
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from parsifl.core.errors import ConfigError
+from parsifl.core.errors import ConfigError, ParsiflError
 from parsifl.engine.experiment import Experiment
 from parsifl.engine.record import MODELS
 from parsifl.engine.run import Run
@@ -32,8 +34,8 @@ def run_jobs(jobs: Sequence[Callable[[], T]], processes: int = 1) -> Iterator[tu
     """Run jobs in this process, or in several; yield the index and the result of each.
 
     Results are yielded as they complete. Jobs that run in other processes must be picklable. The
-    cores are divided among the processes. If the caller is interrupted or closes the iterator,
-    running jobs are terminated; after an error in a job, waiting jobs are cancelled.
+    cores are divided among the processes. If the caller is interrupted or killed, or closes the
+    iterator, running jobs are terminated; after an error in a job, waiting jobs are cancelled.
     """
     if processes < 1:
         raise ConfigError(f"jobs must be at least 1, got {processes}")
@@ -45,12 +47,17 @@ def run_jobs(jobs: Sequence[Callable[[], T]], processes: int = 1) -> Iterator[tu
     context = multiprocessing.get_context("spawn")  # forked processes of torch may hang
     others = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(
-        min(processes, len(jobs)), mp_context=context, initializer=_use_cores, initargs=(cores,)
+        min(processes, len(jobs)), mp_context=context, initializer=_start_worker, initargs=(cores,)
     )
     try:
         waiting = {pool.submit(job): number for number, job in enumerate(jobs)}
         for done in as_completed(waiting):
             yield waiting[done], done.result()
+    except BrokenProcessPool:
+        raise ParsiflError(
+            "a worker process was killed, perhaps because the machine ran out of memory; finished "
+            f"jobs are kept: repeat the command with fewer than {processes} processes (--jobs)"
+        ) from None
     except (KeyboardInterrupt, GeneratorExit):
         # the pool has already handed out some of the waiting jobs, which would still start
         for process in set(multiprocessing.active_children()) - others:
@@ -60,10 +67,19 @@ def run_jobs(jobs: Sequence[Callable[[], T]], processes: int = 1) -> Iterator[tu
         pool.shutdown(cancel_futures=True)
 
 
-def _use_cores(count: int) -> None:
+def _start_worker(cores: int) -> None:
     import torch
 
-    torch.set_num_threads(count)
+    torch.set_num_threads(cores)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    # otherwise workers would wait forever if the process of the pool is killed
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 @dataclass(frozen=True)
