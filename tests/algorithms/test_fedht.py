@@ -15,8 +15,9 @@ from torch import nn
 from parsifl.algorithms.distributediht import DistributedIHT
 from parsifl.algorithms.fedht import FedHT
 from parsifl.algorithms.fediterht import FedIterHT
+from parsifl.algorithms.fedmid import FedMid
 from parsifl.core.algorithm import ClientInfo
-from parsifl.core.errors import ConfigError
+from parsifl.core.errors import ConfigError, DroppedClientWarning
 from parsifl.data.clients import ClientData
 from parsifl.engine.simulate import simulate
 from parsifl.linear.glm import GLM
@@ -187,3 +188,21 @@ def test_distributed_iht_takes_one_step_on_every_device() -> None:
         spec = method.batches(ClientInfo(0, 40, profile), 0).batches["train"]
         assert (spec.steps, spec.epochs) == (1, None)
     assert method.profile_fields() == ()
+
+
+@pytest.mark.parametrize("method", [FedIterHT, FedMid])
+@pytest.mark.parametrize("scope", ["row", "layer", "all"])
+@pytest.mark.parametrize("engine", ["loop", "vmap"])
+def test_a_client_that_diverged_is_dropped_and_not_thresholded(
+    method: Any, scope: Any, engine: Any
+) -> None:
+    draw = np.random.default_rng(0)
+    rows = [(x, x @ [1.0, -2.0, 0, 0, 3.0]) for x in draw.standard_normal((3, 30, 5))]
+    rows[1] = (1e6 * rows[1][0], rows[1][1])
+    choice = {"prox": "hard"} if method is FedMid else {}
+    algorithm = method(
+        tau=3, scope=scope, lr=0.05, local_steps=100, momentum=0.5, full_batch=True, **choice
+    )
+    with pytest.warns(DroppedClientWarning, match="Client 1 diverged"):
+        run = simulate(algorithm, GLM(5), rows, 1, test=0.0, executor=engine)
+    assert list(run.records[0].dropped) == [1]

@@ -33,6 +33,16 @@ def test_the_fast_selection_marks_the_same(rows: list[list[int]], count: int) ->
     assert torch.equal(largest_now(matrix, count), largest(matrix, count))
 
 
+@given(SMALL.filter(lambda v: len(v) >= 3), st.integers(1, 3), st.integers(1, 12))
+def test_nan_is_never_thresholded_to_zero(values: list[int], count: int, bad: int) -> None:
+    vector = torch.tensor(values, dtype=torch.float64)
+    vector[:bad] = torch.nan
+    kept = hard_threshold(vector, count)
+    assert kept.isnan().any()
+    assert int((kept != 0).sum()) <= count
+    assert torch.equal(largest_now(vector[None], count)[0], largest(vector, count))
+
+
 def test_the_fast_selection_treats_nan_like_the_other() -> None:
     values = torch.tensor([[1.0, torch.nan, 3.0, 2.0], [4.0, 1.0, 3.0, 2.0]])
     assert torch.equal(largest_now(values, 2), largest(values, 2))

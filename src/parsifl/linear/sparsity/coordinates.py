@@ -21,7 +21,8 @@ def largest(values: Tensor, count: int) -> Tensor:
         return torch.ones_like(values, dtype=torch.bool)
     if count <= 0:
         return torch.zeros_like(values, dtype=torch.bool)
-    size = values.abs()
+    # NaN counts as the largest: if it became zero, a diverged client would look sound
+    size = values.abs().nan_to_num(nan=torch.inf, posinf=torch.inf)
     threshold = size.topk(count, sorted=True).values[..., -1:]
     above = size > threshold
     level = size == threshold
