@@ -117,3 +117,18 @@ def test_single_precision_sees_that_rows_are_too_few(seed: int) -> None:
     found = least_squares(_part(columns, targets, torch.zeros(1, 6)))
     shortest = np.linalg.pinv(columns[0, :5].double().numpy()) @ targets[0, :5].double().numpy()
     np.testing.assert_allclose(found[0].numpy(), shortest, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_rows_of_weight_zero_do_not_count(alone: bool) -> None:
+    columns, targets = _random(2, 20, 4), _random(2, 20, seed=1)
+    part = _part(columns, targets, torch.zeros(2, 4).double())
+    weight = part.weight.clone()
+    weight[0] = 0.0
+    if not alone:
+        weight[1, 5:] = 0.0
+    found = least_squares(replace(part, weight=weight))
+    assert not found[0].any()
+    used = slice(None) if alone else slice(5)
+    expected = np.linalg.lstsq(columns[1, used], targets[1, used], rcond=None)[0]
+    np.testing.assert_allclose(found[1], expected, atol=1e-12)

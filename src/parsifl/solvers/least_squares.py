@@ -25,7 +25,8 @@ def least_squares(part: Restricted) -> Tensor:
     u = (matrix @ part.start[..., None])[..., 0] if part.u is None else part.u
     residual = part.targets - u
     ridged = bool(part.ridge.any())
-    if ridged or bool((part.weight != part.weight[:, :1]).any()):  # else a common factor
+    first = part.weight[:, :1]
+    if ridged or bool(((part.weight != first) | (first == 0)).any()):  # else a common factor
         root = (part.weight * (part.scale or 1.0)).sqrt()
         matrix, residual = matrix * root[..., None], residual * root
     if ridged:
