@@ -183,7 +183,7 @@ def test_a_budget_that_is_none_is_refused_with_its_client(budget: Any) -> None:
 
 def test_a_device_below_the_smallest_layer_is_told_and_left_alone() -> None:
     profiles: list[Any] = [{"budget": 0.1}] + [{}] * 4
-    with pytest.warns(UserWarning, match="client 0 trains no layer"):
+    with pytest.warns(UserWarning, match="no layer and only fine-tune: 0;"):
         done = unequal.run(PerFedMask(**SETTINGS), profiles, participation=1.0)
     row = next(row for row in done.metrics[0]["devices"] if row["trainable"] == 0)
     assert (row["clients"], row["forward"], row["sent"]) == (1, 0, 0)
@@ -202,12 +202,12 @@ def test_a_layer_that_nobody_can_train_is_named_and_keeps_its_value() -> None:
 def test_idle_devices_of_one_width_do_not_stop_the_others() -> None:
     profiles: list[Any] = [{"width": 0.5, "budget": 0.1}] * 2 + [{}] * 3
     method = PerFedMask(**SETTINGS, base="heterofl")
-    with pytest.warns(UserWarning, match="client 0, 1 trains no layer"):
+    with pytest.warns(UserWarning, match="no layer and only fine-tune: 0, 1;"):
         unequal.run(method, profiles)
 
 
 def test_no_device_with_any_layer_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no device can train any layer"):
+    with pytest.raises(ConfigError, match="no device trains any layer"):
         unequal.run(PerFedMask(), [{"budget": 0}] * 5)
 
 
@@ -382,7 +382,7 @@ def test_the_numbers_of_the_plan_are_in_the_record() -> None:
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
 @pytest.mark.parametrize("form", ["plan", "profiles"])
 def test_the_numbers_of_given_masks_are_in_the_record(form: str, weighting: Any) -> None:
-    """J is not: it adds unused budgets, and there are none."""
+    """J and a bound are there for a plan alone: a mask in a profile has no budget."""
     budgets = [FIRST, SECOND, FIRST + SECOND, SECOND, FIRST]
     weights = [float(size) for size in unequal.sizes()] if weighting == "samples" else None
     plan = optimal(PROBLEM.layer_groups, budgets, weights=weights)
@@ -391,6 +391,19 @@ def test_the_numbers_of_given_masks_are_in_the_record(form: str, weighting: Any)
     if form == "plan":
         method, profiles = replace(method, plan=plan), None
     recorded = unequal.run(method, profiles, "loop").metrics[0]["metrics"]
-    for name in ("bias", "V", "floor"):
-        assert recorded[f"plan_{name}"] == pytest.approx(getattr(plan, name))
-    assert not recorded.keys() & {"plan_J", "plan_bound", "plan_proven"}
+    of_plan = ("J", "bound", "proven")
+    for name in ("bias", "V", "floor", *(of_plan if form == "plan" else ())):
+        assert recorded[f"plan_{name}"] == pytest.approx(float(getattr(plan, name)))
+    assert form == "plan" or not recorded.keys() & {f"plan_{name}" for name in of_plan}
+
+
+@pytest.mark.filterwarnings("ignore:the plan was made for equal weights")
+def test_a_plan_for_other_weights_or_sizes_has_no_bound_in_the_record() -> None:
+    budgets = [FIRST, SECOND, FIRST + SECOND, SECOND, FIRST]
+    larger = {block.name: 2 * block.size for block in PROBLEM.layer_groups}
+    for weighting, sizes in (("samples", PROBLEM.layer_groups), ("uniform", larger)):
+        plan = optimal(sizes, 2 * np.array(budgets))
+        method = PerFedMask(**{**SETTINGS, "weighting": weighting, "plan": plan})
+        recorded = unequal.run(method, None, "loop").metrics[0]["metrics"]
+        assert "plan_bias" in recorded
+        assert not recorded.keys() & {"plan_J", "plan_bound", "plan_proven"}

@@ -100,7 +100,7 @@ def test_agrees_with_brute_force_on_40_small_instances() -> None:
 
 def test_layers_that_cannot_all_be_trained_at_once_are_named() -> None:
     plan = optimal({"a": 5, "b": 4, "c": 1}, [6, 3])
-    assert plan.messages[0].startswith("the layers cannot all be trained at once: b stays frozen")
+    assert plan.messages[0].startswith("the layers cannot all be trained at once; left out: b ")
     assert plan.masks.any(axis=0).tolist() == [True, False, True]
     assert plan.proven
     check(plan)
@@ -341,6 +341,34 @@ def test_a_limit_of_nodes_gives_the_same_plan_whatever_the_clock_says(
     assert plain.bound == hurried.bound
 
 
+@pytest.mark.parametrize(
+    ("sizes", "budgets", "objective", "best"),
+    [
+        ([1, 4, 3], [8, 2.5, 2.5, 5.4, 5.4, 5.4], "bias", 20 / 3),
+        ([27, 1, 21, 12, 25], [48, 48, 49.8, 49.8, 49.8, 86, 49.8], "J", 80.9142857142857),
+        ([42, 48, 35, 24], [50.66, 149, 50.66, 65.56, 50.66, 50.66], "J", 152.366666666667),
+    ],
+)
+def test_a_limit_of_nodes_does_not_hide_the_optimum_of_a_small_fleet(
+    sizes: list[int], budgets: list[float], objective: str, best: float
+) -> None:
+    plan = optimal(sizes, budgets, objective, nodes=50)
+    assert plan.proven
+    assert plan.value == pytest.approx(best)
+    assert best == pytest.approx(optimal(sizes, budgets, objective).value)
+
+
+@pytest.mark.parametrize("choice", [{"weights": [1, 2]}, {"objective": "V"}])
+def test_layers_that_are_left_out_are_named_for_every_objective(choice: dict[str, Any]) -> None:
+    plan = optimal([1, 1, 1, 1], [1, 1], **choice)
+    assert plan.messages == optimal([1, 1, 1, 1], [1, 1]).messages
+    assert "left out: 1, 3 " in plan.messages[0]
+
+
+def test_a_floor_is_never_negative() -> None:
+    assert str(optimal([3, 7, 11], [21, 21, 21]).floor) == "0.0"
+
+
 @pytest.mark.slow
 def test_a_limit_of_nodes_finds_masks_as_good_as_time_does() -> None:
     plan = optimal(MOBILENET, fleet(MOBILENET, 0.75, 20), nodes=50)
@@ -352,7 +380,7 @@ def test_a_replan_tells_again_why_layers_cannot_all_be_trained() -> None:
     assert "cannot all be trained at once" in plan.messages[-1]
     again = replan(plan, [1])
     assert again.devices == (0, 2)
-    assert "cannot all be trained at once: a" in again.messages[-1]
+    assert "cannot all be trained at once; left out: a" in again.messages[-1]
     assert not any("no device can train layer" in told for told in again.messages)
 
 

@@ -20,13 +20,13 @@ from parsifl.algorithms._bases.submodel import (
     width_of,
 )
 from parsifl.core.algorithm import ClientInfo, Preset, check_profile
-from parsifl.core.config import Count, NonNegative
+from parsifl.core.config import Count, NonNegative, is_number
 from parsifl.core.errors import ConfigError, ParsiflWarning
 from parsifl.core.keys import Key
 from parsifl.core.layer_group import LayerGroup
 from parsifl.core.problem import Layered, Problem
 from parsifl.masks import MaskPlan, heuristics, optimal
-from parsifl.masks.instance import Objective, instance_of, is_number
+from parsifl.masks.instance import Objective, instance_of
 from parsifl.masks.plan import plan_of
 
 Design = Literal["optimal", "sequential", "random"]
@@ -37,16 +37,24 @@ _NODES = 50  # limits of a program: a plan within seconds, and the same plan in 
 
 @final
 class _PlannedLayers(tuple[tuple[str, ...], ...]):
-    """A plan by name that remembers for which weights of the devices it was made."""
+    """A plan by name that remembers for which sizes and weights it was made, and its values."""
 
+    sizes: NDArray[np.float64]
     weights: NDArray[np.float64]
+    numbers: dict[str, float]
 
     @classmethod
     def of(cls, plan: MaskPlan) -> _PlannedLayers:
         """Return the names of the layers that each device of a plan trains."""
         found, weights = cls(plan.named()), plan.instance.weights
         found.weights = np.ones(len(found)) if weights is None else weights
+        found.sizes, found.numbers = plan.instance.sizes, _numbers(plan)
         return found
+
+    def fits(self, weights: NDArray[np.float64], part: Masks) -> bool:
+        """Return whether devices that take part have the weights of the plan, up to a factor."""
+        own, planned = weights[part], self.weights[part]
+        return not own.any() or np.allclose(planned / planned.sum(), own / own.sum())
 
 
 @final
@@ -167,7 +175,7 @@ class PerFedMask(SubmodelAveraging):
     def start_metrics(self, server: SubmodelServer) -> Mapping[str, float]:
         """Return the values and bounds of the plan: J, bias, V, floor, bound, proven (0 or 1).
 
-        Given masks have no budgets, hence no J, and no bound.
+        Masks that are not from a `MaskPlan` have no budgets, hence no J, and no bound.
         """
         return {f"plan_{name}": value for name, value in server.plan.items()}
 
@@ -195,8 +203,7 @@ class PerFedMask(SubmodelAveraging):
             if len(set(widths)) > 1:
                 return masks, {}
             one = problem if widths[0] == 1.0 else narrowed(problem, float(widths[0]))
-            weights = [self.weight(client) for client in clients]
-            return masks, _given_numbers(self.blocks(one), clients, weights, masks)
+            return masks, self._given_numbers(self.blocks(one), clients, masks)
         parts = []
         for width in np.unique(widths):
             one = problem if width == 1.0 else narrowed(problem, float(width))
@@ -218,9 +225,8 @@ class PerFedMask(SubmodelAveraging):
         if not isinstance(self.plan, _PlannedLayers) or masks.all():
             return
         part = np.array([client.takes_part for client in clients])
-        own = np.array([self.weight(client) for client in clients])
-        planned, own = self.plan.weights[part], own[part]
-        if own.any() and not np.allclose(planned / planned.sum(), own / own.sum()):
+        if not self.plan.fits(self._weights(clients), part):
+            planned = self.plan.weights[part]
             equal = "equal weights" if (planned == planned[0]).all() else "other weights"
             warnings.warn(
                 f"the plan was made for {equal}, but the server's mean weights devices by "
@@ -230,6 +236,31 @@ class PerFedMask(SubmodelAveraging):
                 ParsiflWarning,
                 stacklevel=2,
             )
+
+    def _given_numbers(
+        self, blocks: Sequence[LayerGroup], clients: Sequence[ClientInfo], masks: Masks
+    ) -> dict[str, float]:
+        """Return the values of given masks; J and a bound only of a plan made for these devices.
+
+        Other masks have no budgets, hence no slack.
+        """
+        part = np.array([client.takes_part for client in clients])
+        if not masks[part].any():
+            return {}
+        weights, sizes = self._weights(clients), [block.size for block in blocks]
+        budgets = [sum(sizes)] * int(part.sum())
+        plan = plan_of(
+            instance_of(blocks, budgets, weights[part]), masks[part], "bias", method="given"
+        )
+        found = {name: value for name, value in _numbers(plan).items() if name != "J"}
+        given = self.plan
+        if not isinstance(given, _PlannedLayers) or not part.all():
+            return found
+        same = np.array_equal(given.sizes, sizes) and given.fits(weights, part)
+        return {**given.numbers, **found} if same else found
+
+    def _weights(self, clients: Sequence[ClientInfo]) -> NDArray[np.float64]:
+        return np.array([self.weight(client) for client in clients])
 
     def _width(self, client: ClientInfo) -> float:
         if self.base == "splitmix":
@@ -350,41 +381,28 @@ def _numbers(plan: MaskPlan | None) -> dict[str, float]:
     return found
 
 
-def _given_numbers(
-    blocks: Sequence[LayerGroup],
-    clients: Sequence[ClientInfo],
-    weights: Sequence[float],
-    masks: Masks,
-) -> dict[str, float]:
-    """Return the values of given masks. Without budgets there is no slack, hence no J."""
-    able = np.array([client.takes_part for client in clients])
-    if not masks[able].any():
-        return {}
-    part = [weight for weight, on in zip(weights, able, strict=True) if on]
-    budgets = [sum(block.size for block in blocks)] * len(part)
-    plan = plan_of(instance_of(blocks, budgets, part), masks[able], "bias", method="given")
-    return {name: value for name, value in _numbers(plan).items() if name != "J"}
-
-
 def warn_of_gaps(masks: Masks, clients: Sequence[ClientInfo], names: Sequence[str]) -> None:
     """Warn about devices without a layer and layers without a device; reject empty masks."""
     if not masks.any():
         raise ConfigError(
-            "no device can train any layer: all budgets are below the smallest layer; raise them"
+            "no device trains any layer: all budgets are below the smallest layer, or the given "
+            "masks are empty; raise the budgets or mark a layer"
         )
     idle = [str(clients[int(row)].id) for row in np.flatnonzero(~masks.any(axis=1))]
     if idle:
         warnings.warn(
-            f"client {', '.join(idle[:10])}{' and others' if len(idle) > 10 else ''} trains no "
-            "layer and only fine-tunes: the budget is below the smallest layer, or the given plan "
-            "has none for it",
+            f"clients that train no layer and only fine-tune: {', '.join(idle[:10])}"
+            f"{' and others' if len(idle) > 10 else ''}; their budgets are below the smallest "
+            "layer, or the given plan has none for them",
+            ParsiflWarning,
             stacklevel=2,
         )
     bare = [names[int(column)] for column in np.flatnonzero(~masks.any(axis=0))]
     if bare:
         warnings.warn(
-            f"no device trains layer {', '.join(bare)}: it keeps its initial value; raise the "
-            "largest budgets",
+            f"no device trains layer {', '.join(bare)}, which keeps its initial value: raise the "
+            "largest budgets, or add the layer to the given plan",
+            ParsiflWarning,
             stacklevel=2,
         )
 

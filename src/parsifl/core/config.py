@@ -11,8 +11,10 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import math
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping
+from numbers import Real
 from typing import Annotated, Any, TypeVar
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -147,3 +149,13 @@ def _validated(kind: type, name: str, adapter: Any, value: Any, *, strict: bool)
                 return adapter.validate_python(None if value == "none" else value.split("+"))
         reason = error.errors()[0]["msg"]
         raise ConfigError(f"{kind.__name__}.{name} = {value!r}: {reason}") from None
+
+
+def is_number(thing: Any) -> bool:
+    """Return whether something is a real number; bools and NaN are not.
+
+    >>> is_number(2), is_number("2"), is_number(float("nan"))
+    (True, False, False)
+    """
+    numeric = isinstance(thing, Real) and not isinstance(thing, bool)
+    return numeric and not math.isnan(float(thing))

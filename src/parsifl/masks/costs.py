@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from parsifl.core.config import is_number
 from parsifl.core.errors import ConfigError, unknown
 from parsifl.core.keys import Key
 from parsifl.core.layer_group import LayerGroup
@@ -26,7 +27,6 @@ from parsifl.masks.instance import (
     Floats,
     Instance,
     instance_of,
-    is_number,
     is_whole,
     read_budgets,
     read_objective,

@@ -23,12 +23,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from numbers import Real
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from parsifl.core.config import is_number
 from parsifl.core.errors import ConfigError
 
 Masks = NDArray[np.bool_]
@@ -176,7 +176,7 @@ def floor(total: float, covered: float, trained: float) -> float:
     device has at least its p_n; the mean over the layers, weighted by size, is the floor. With
     all layers covered it is d - trained.
     """
-    return total * (2.0 - trained / covered) - covered
+    return max(0.0, total * (2.0 - trained / covered) - covered)  # a bias is never negative
 
 
 def variance(instance: Instance, masks: Masks) -> float:
@@ -288,13 +288,3 @@ def is_whole(thing: Any, least: int) -> bool:
     """Return whether something is a whole number of at least this size."""
     whole = isinstance(thing, int | np.integer) and not isinstance(thing, bool)
     return whole and int(thing) >= least
-
-
-def is_number(thing: Any) -> bool:
-    """Return whether something is a real number; bools and NaN are not.
-
-    >>> is_number(np.float32(2)), is_number("2"), is_number(float("nan"))
-    (True, False, False)
-    """
-    numeric = isinstance(thing, Real) and not isinstance(thing, bool | np.bool_)
-    return numeric and not math.isnan(float(thing))

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from parsifl.core.config import is_number
 from parsifl.core.errors import ConfigError
 from parsifl.core.keys import Key
 from parsifl.masks.instance import (
@@ -19,7 +20,6 @@ from parsifl.masks.instance import (
     Objective,
     bias,
     floor,
-    is_number,
     is_whole,
     shares,
     slack,

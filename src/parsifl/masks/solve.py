@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from parsifl.core.config import is_number
 from parsifl.core.errors import ConfigError
 from parsifl.core.keys import Key
 from parsifl.masks import heuristics
@@ -22,7 +23,6 @@ from parsifl.masks.instance import (
     Objective,
     gammas,
     instance_of,
-    is_number,
     is_whole,
     listed,
     read_objective,
@@ -37,7 +37,6 @@ _SMALL_PROGRAM = 400  # number of columns up to which many buckets at once are w
 _RANDOM_STARTS = 1000  # as many as the paper's initialisation draws
 _EXCHANGE_STARTS = 12  # random designs that the exchange starts from, besides others
 _PROGRAMS: tuple[Objective, ...] = ("J", "bias")  # the objectives of the programs
-_REFINEMENTS = 1  # under a limit of nodes: the first program finds the masks, more prove more
 
 
 def optimal(
@@ -108,8 +107,8 @@ def solve(
         if len(left):
             names = ", ".join(instance.names[layer] for layer in left)
             messages += (
-                f"the layers cannot all be trained at once: {names} stays frozen, because the "
-                "devices that could afford it are needed for others; raise the largest budgets",
+                f"the layers cannot all be trained at once; left out: {names} (the devices that "
+                "could afford it are needed for others); raise the largest budgets",
             )
             instance = instance.without(left)
             state = _Search(instance, objective, begin, end, nodes)
@@ -154,7 +153,7 @@ def _exchanged(
             bound=value(instance, best, objective),
             method="enumeration",
             seconds=time.perf_counter() - begin,
-            messages=messages_of(instance),
+            messages=plans[0].messages,
         )
     drawn = heuristics.random_family(instance, Key(0, purpose="masks"), _EXCHANGE_STARTS)
     simple = [heuristics.spread(instance), heuristics.sequential(instance), *drawn]
@@ -174,7 +173,7 @@ def _exchanged(
         bound=lower_bound(instance, objective, least),
         method="exchange",
         seconds=time.perf_counter() - begin,
-        messages=messages_of(instance),
+        messages=plans[0].messages,
     )
 
 
@@ -314,8 +313,10 @@ class _Search:
             answer = program.solve(0.1 * (self.end - self.begin), self.nodes, integral=False)
             self.bound = max(self.bound, answer.bound + self.least_slack)
         starts: tuple[int, ...] = (1,)
-        rounds = itertools.count() if self.nodes is None else range(_REFINEMENTS)
-        for _ in rounds:
+        programs: Iterable[int] = itertools.count()
+        if self.nodes is not None:  # the first one may miss the optimum of a small fleet
+            programs = range(2 if columns.count.shape[1] <= _SMALL_PROGRAM else 1)
+        for _ in programs:
             if self.done():
                 return
             width = columns.count.shape[1]

@@ -21,12 +21,11 @@ from parsifl.algorithms._bases.local_sgd import LocalSgd
 from parsifl.core import tree
 from parsifl.core.algorithm import AdditiveAlgorithm, ClientInfo, ClientUpdate
 from parsifl.core.batching import BatchSpec, ClientRoundData, DataRequest
-from parsifl.core.config import NonNegative, Size
+from parsifl.core.config import NonNegative, Size, is_number
 from parsifl.core.errors import CapabilityError, ConfigError
 from parsifl.core.keys import Key
 from parsifl.core.layer_group import LayerGroup
 from parsifl.core.problem import Layered, Model, Params, Problem, Scalable
-from parsifl.masks.instance import is_number
 from parsifl.nn.ensemble import Ensemble, join, member_key, prefix
 from parsifl.solvers.sgd import sgd
 
