@@ -89,3 +89,16 @@ def test_full_batches_hold_all_rows(kind: type[FedMid]) -> None:
 def test_fedmid_refuses_epochs() -> None:
     with pytest.raises(ConfigError, match="epochs=1; set local_steps instead"):
         FedMid(epochs=1.0)
+
+
+def test_fedmid_takes_the_same_number_of_steps_on_every_device() -> None:
+    """Its server shrinks by K local steps; `epochs` is rejected for the same reason."""
+    for profile in ({"local_steps": 7}, {"epochs": 3.0}):
+        spec = FedMid(local_steps=5).batches(ClientInfo(0, 40, profile), 0).batches["train"]
+        assert (spec.steps, spec.epochs) == (5, None)
+    assert FedMid().profile_fields() == ()
+
+
+def test_feddualavg_refuses_momentum() -> None:
+    with pytest.raises(ConfigError, match=r"momentum = 0.9: FedDualAvg takes plain steps"):
+        FedDualAvg(momentum=0.9)

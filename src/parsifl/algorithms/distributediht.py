@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, ClassVar, final
 
 from annotated_types import Ge, Le
 
 from parsifl.algorithms._bases.hard_threshold import HardThreshold, paper_presets
-from parsifl.core.algorithm import ClientInfo, ClientUpdate, Preset
-from parsifl.core.batching import BatchSpec, ClientRoundData
+from parsifl.core.algorithm import ClientUpdate, Preset
+from parsifl.core.batching import ClientRoundData
 from parsifl.core.errors import ConfigError
 from parsifl.core.problem import Params, Problem
 from parsifl.solvers.thresholding import SparseParams, descend
@@ -36,6 +36,8 @@ class DistributedIHT(HardThreshold):
         simulations={"lr": 0.03}, mnist={"lr": 1.0}
     )
 
+    equal_steps: ClassVar[bool] = True
+
     local_steps: Annotated[int, Ge(0), Le(1)] = 1
 
     def check(self) -> None:
@@ -46,14 +48,6 @@ class DistributedIHT(HardThreshold):
                 f"DistributedIHT takes one step per round, got epochs={self.epochs:g}: remove it, "
                 "or use fedht for more steps"
             )
-
-    def profile_fields(self) -> tuple[str, ...]:
-        """Return no entries, because every device takes one step."""
-        return ()
-
-    def batch_spec(self, client: ClientInfo, *, epochs: float | None = None) -> BatchSpec:
-        """Return one mini-batch (or none), regardless of the device's profile."""
-        return super().batch_spec(replace(client, profile={}), epochs=epochs)
 
     def client_update(
         self, problem: Problem, received: Params, state: None, data: ClientRoundData

@@ -16,6 +16,7 @@ from parsifl.algorithms._bases.sparsity import SparsitySettings
 from parsifl.core import tree
 from parsifl.core.algorithm import AdditiveAlgorithm, ClientInfo, ClientUpdate
 from parsifl.core.batching import ClientRoundData, DataRequest
+from parsifl.core.errors import ConfigError
 from parsifl.core.keys import Key
 from parsifl.core.problem import Model, Params, Problem
 from parsifl.solvers.sgd import gradient
@@ -55,11 +56,16 @@ class FedDualAvg(
               h \leftarrow h + \eta_s \overline{\Delta h}
 
     with eta = `lr`, eta_s = `server_lr`, K = `local_steps` and psi by `prox`; the model is
-    :math:`\mathrm{prox}_{h\psi}(z)`. Momentum is not used. Sent: the dual, both ways.
+    :math:`\mathrm{prox}_{h\psi}(z)`. Sent: the dual, both ways.
     Kept: nothing.
     """
 
     cites: ClassVar[str] = "Yuan, Zaheer and Reddi, Federated Composite Optimization, ICML 2021"
+
+    def check(self) -> None:
+        """Reject momentum, for which dual averaging has no use."""
+        if self.momentum:
+            raise ConfigError(f"momentum = {self.momentum:g}: FedDualAvg takes plain steps, set 0")
 
     def init_server(self, problem: Problem, clients: Sequence[ClientInfo], key: Key) -> Dual:
         """Return the initial parameters as dual."""

@@ -29,11 +29,13 @@ class FedMid(ProximalSettings, SparsitySettings, LocalSgd, Averaging[Problem, No
     .. math:: w_i \leftarrow \mathrm{prox}_{\eta\psi}(w_i - \eta g_i(w_i)) \quad (K \text{ times}),
               \qquad w \leftarrow \mathrm{prox}_{\eta_s \eta K \psi}(w + \eta_s \overline{\Delta w})
 
-    with eta = `lr`, eta_s = `server_lr`, K = `local_steps` and psi by `prox`. Sent: the model,
+    with eta = `lr`, eta_s = `server_lr`, K = `local_steps` (the same on every device) and psi by
+    `prox`. Sent: the model,
     both ways. Kept: nothing.
     """
 
     cites: ClassVar[str] = "Yuan, Zaheer and Reddi, Federated Composite Optimization, ICML 2021"
+    equal_steps: ClassVar[bool] = True  # the server's step contains K
 
     def check(self) -> None:
         """Reject epochs: the server's step needs one number K for all clients."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from parsifl.core.algorithm import ClientInfo
 from parsifl.core.batching import BatchSpec, DataRequest, Partial
@@ -38,6 +39,9 @@ class LocalSgd:
         the next epoch, "drop" omits it. With "redraw" every step draws its rows independently.
     """
 
+    equal_steps: ClassVar[bool] = False
+    """Whether all devices take the same number of steps, whatever their profiles are."""
+
     lr: Positive = 0.02
     lr_decay: Fraction = 1.0
     milestones: tuple[int, ...] = ()
@@ -63,13 +67,14 @@ class LocalSgd:
 
     def profile_fields(self) -> tuple[str, ...]:
         """Return the entries that set the number of steps of a device."""
-        return ("epochs", "local_steps")
+        return () if self.equal_steps else ("epochs", "local_steps")
 
     def batch_spec(self, client: ClientInfo, *, epochs: float | None = None) -> BatchSpec:
         """Return the mini-batches of this device in a round; `epochs` overrides its settings."""
         if epochs is not None:
             return BatchSpec(self.batch_size, epochs=epochs, last_batch=self.last_batch)
-        device = {name: client.profile.get(name) for name in ("epochs", "local_steps")}
+        profile = {} if self.equal_steps else client.profile
+        device = {name: profile.get(name) for name in ("epochs", "local_steps")}
         if None not in device.values():
             raise ConfigError(
                 f"the profile of client {client.id} has both epochs and local_steps; give one"
