@@ -546,3 +546,39 @@ def test_refits_of_other_losses_reach_their_pooled_minimum(datafit: str) -> None
     batch = Batch(x, y, torch.ones(len(y)), torch.tensor(True), torch.tensor(0))
     (slope,) = torch.autograd.grad(problem.loss({"coef": coef}, batch), coef)
     assert float(slope[coef != 0].abs().max()) < 1e-9
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1, "2", True, None])
+def test_an_impossible_importance_is_refused(value: Any) -> None:
+    rows = [(x, x[:, 0]) for x in np.random.default_rng(0).standard_normal((2, 30, 4))]
+    with pytest.raises(ConfigError, match="the importance of client 0 is"):
+        simulate(FedGradMP(tau=3), GLM(4), rows, 1, profiles=[{"importance": value}, {}])
+
+
+def test_a_cohort_of_weight_zero_leaves_the_model_unchanged() -> None:
+    draw = np.random.default_rng(0)
+    rows = [(x, x @ [1.0, 0, 0, 2.0]) for x in draw.standard_normal((2, 30, 4))]
+    profiles: list[dict[str, Any]] = [{"importance": 0}, {}]
+    run = simulate(
+        FedGradMP(tau=2), GLM(4), rows, 4, test=0.0, participation=0.5, profiles=profiles
+    )
+    assert torch.equal(run.model.params["coef"].round(decimals=8), torch.tensor([1.0, 0, 0, 2.0]))
+    with pytest.raises(ConfigError, match="every client has weight 0"):
+        simulate(FedGradMP(tau=2), GLM(4), rows, 1, profiles=[{"importance": 0}] * 2)
+
+
+@pytest.mark.parametrize(
+    ("problem", "choice", "message"),
+    [
+        (GLM(6, dictionary=dictionary.gaussian(6, 8)), {}, "without a dictionary"),
+        (GLM(6), {"groups": ((0, 1), (2, 3, 4, 5))}, "without a dictionary|groups"),
+        (GLM(6, "softmax", classes=3), {"scope": "all"}, "row by row"),
+    ],
+)
+def test_pruning_by_cost_rejects_at_the_start_what_it_cannot_do(
+    problem: GLM, choice: dict[str, Any], message: str
+) -> None:
+    x = np.random.default_rng(0).standard_normal((30, 6))
+    rows = [(x, np.arange(30) % 3 if problem.classes else x[:, 0])]
+    with pytest.raises(ConfigError, match=message):
+        simulate(FedGradMP(tau=2, prune="cost", **choice), problem, rows, 1, evaluate_every=0)

@@ -310,3 +310,21 @@ def test_labels_of_either_coding_give_the_same_model() -> None:
     ]
     assert torch.equal(found[0]["coef"], found[1]["coef"])
     assert torch.equal(found[0]["coef"], found[2]["coef"])
+
+
+@pytest.mark.parametrize(
+    ("atoms", "message"),
+    [
+        (np.full((3, 3), np.nan), "real, finite numbers"),
+        (np.eye(3, dtype=complex), "real, finite numbers"),
+        (np.zeros((3, 0)), "a column per atom"),
+    ],
+)
+def test_an_impossible_dictionary_is_rejected_at_once(atoms: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        GLM(3, dictionary=atoms)
+
+
+def test_a_start_that_is_not_finite_is_rejected_as_such() -> None:
+    with pytest.raises(ConfigError, match=r"shape \[3\], got NaN or infinite entries"):
+        GLM(3, start=np.array([np.nan, 0, 0]))

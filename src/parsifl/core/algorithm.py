@@ -81,6 +81,11 @@ def check_profile(client: int, profile: Mapping[str, Any], fields: Sequence[str]
     Others may be for another algorithm, and cause a warning only (`unread_entries`).
     """
     for name in profile:
+        if not isinstance(name, str):
+            raise ConfigError(
+                f"the profile of client {client} has the entry {name!r}; names are strings, "
+                "such as 'budget'"
+            )
         near = difflib.get_close_matches(name.lower(), fields, n=1, cutoff=0.8)
         if near and name not in fields:
             raise ConfigError(

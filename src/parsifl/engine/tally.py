@@ -66,7 +66,8 @@ class RoundTally:
         self._weight += weight
         for name, value in metrics.items():
             mean = self._metrics.get(name, 0.0)
-            self._metrics[name] = mean + (float(value) - mean) * weight / self._weight
+            share = weight / self._weight if self._weight else 1.0
+            self._metrics[name] = mean + (float(value) - mean) * share
 
     def _count(self, answer: ClientResult, sent: int | None, *, uploads: bool) -> None:
         flops = answer.flops

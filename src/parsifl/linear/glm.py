@@ -113,9 +113,11 @@ class GLM:
 
     def _checked_start(self, start: Tensor) -> Tensor:
         if tuple(start.shape) != self._shape or not bool(torch.isfinite(start).all()):
+            found = f"shape {list(start.shape)}"
+            if tuple(start.shape) == self._shape:
+                found = "NaN or infinite entries"
             raise ConfigError(
-                f"start must hold finite numbers of shape {list(self._shape)}, got shape "
-                f"{list(start.shape)}"
+                f"start must hold finite numbers of shape {list(self._shape)}, got {found}"
             )
         return start.detach().to(self.dtype, copy=True)
 
@@ -129,11 +131,15 @@ class GLM:
             raise ConfigError(f"softmax needs classes= of at least 2, got {classes!r}")
         if self.datafit.name != "softmax" and classes not in (None, 2):
             raise ConfigError(f"{self.datafit.name} has two classes, got {classes}; use softmax")
-        if dictionary is not None and (dictionary.ndim != 2 or len(dictionary) != features):
+        if dictionary is None:
+            return
+        if dictionary.ndim != 2 or len(dictionary) != features or not dictionary.shape[1]:
             raise ConfigError(
                 f"the dictionary has shape {list(dictionary.shape)}, but there are {features} "
-                "features: it needs as many rows"
+                "features: it needs as many rows, and a column per atom"
             )
+        if dictionary.is_complex() or not bool(torch.isfinite(dictionary).all()):
+            raise ConfigError("the dictionary must hold real, finite numbers")
 
     def __repr__(self) -> str:
         """Return every setting; long ones by a checksum, because run directories compare this."""

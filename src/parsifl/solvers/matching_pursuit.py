@@ -12,7 +12,6 @@ from torch.nn import functional
 
 from parsifl.core._functorch import eager
 from parsifl.core.batching import Batches
-from parsifl.core.errors import CapabilityError
 from parsifl.core.problem import Restricted, Selection, SupportSolvable
 from parsifl.linear.sparsity import dictionary
 from parsifl.linear.sparsity.constraint import Sparsity
@@ -130,7 +129,7 @@ class Pursuit:
         """Return the next iterate, and its predictions for all rows."""
         always = problem.unpenalized.get(problem.name, ())
         if problem.gram is not None:  # correlations: the norms of atoms must not matter
-            slope = slope / _divisors(problem.gram)
+            slope = slope / dictionary.divisors(problem.gram)
         merged = self.sparsity.mask(slope, always, lead=1, multiple=2, select=largest_now)
         # the same width for every client, so that no client depends on the others of its block
         width, by_row = current.shape[-1], self._by_row(current)
@@ -140,10 +139,6 @@ class Pursuit:
         found = _coefficients(part, self.solve(part, key)) * valid
         by_cost = self.prune == "cost"
         short = problem.gram is None and by_row and (by_cost or not always)
-        if by_cost and not short:
-            raise CapabilityError(
-                "prune='cost' needs scope='row' and a problem without a dictionary; use 'largest'"
-            )
         if short:  # only merged coefficients can be kept: select among them
             count = self.sparsity.count(width)
             if by_cost:
@@ -211,7 +206,7 @@ class Pursuit:
                 step = newton(bound)
         change = step.reshape(index.shape) * valid
         if problem.gram is not None:
-            change = change / _divisors(problem.gram)[index]
+            change = change / dictionary.divisors(problem.gram)[index]
         return current.scatter_add(-1, index, -change)
 
     def _support(self, problem: SupportSolvable, current: Tensor) -> tuple[Tensor, Tensor]:
@@ -254,12 +249,6 @@ def _unpacked(both: Tensor) -> tuple[Tensor, Tensor]:
 
 def _coefficients(part: Restricted, z: Tensor) -> Tensor:
     return z if part.lengths is None else z / part.lengths
-
-
-def _divisors(gram: Tensor) -> Tensor:
-    """Return the lengths of the atoms, 1 for an atom that is zero."""
-    sizes = dictionary.lengths(gram)
-    return torch.where(sizes > 0, sizes, 1.0)
 
 
 def _tiny(like: Tensor) -> float:

@@ -109,3 +109,8 @@ def test_atoms_that_are_nearly_equal_are_projected_stably(gap: float, length: fl
         float((atoms @ found - expected).norm())
         < 1e-6 * float((atoms @ a).norm()) + 3 * length * gap
     )
+
+
+def test_pursuit_ignores_an_atom_of_zeros() -> None:
+    gram, coefficients = torch.diag(torch.tensor([0.0, 1.0, 1.0])), torch.tensor([0.0, 3.0, 1.0])
+    assert torch.equal(dictionary.pursue(gram, coefficients, 2), coefficients)

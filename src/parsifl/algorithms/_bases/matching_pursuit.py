@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from parsifl.algorithms._bases.averaging import Mean, Weighted
 from parsifl.algorithms._bases.sparsity import SparsitySettings
 from parsifl.core.algorithm import AdditiveAlgorithm, ClientInfo, ClientUpdate
 from parsifl.core.batching import BatchSpec, ClientRoundData, DataRequest
-from parsifl.core.config import Count, Size
+from parsifl.core.config import Count, Size, is_number
 from parsifl.core.errors import CapabilityError, ConfigError
 from parsifl.core.keys import Key
 from parsifl.core.problem import Model, Params, Restricted, SupportSolvable
@@ -103,17 +104,37 @@ class MatchingPursuit(
 
     def weight(self, client: ClientInfo) -> float:
         """Include the weights of a client's rows: its minimizer does not depend on their scale."""
-        return super().weight(client) * float(client.profile.get("importance", 1.0))
+        importance = client.profile.get("importance", 1.0)
+        if not is_number(importance) or not 0 <= importance < math.inf:
+            raise ConfigError(
+                f"the importance of client {client.id} is {importance!r}; it must be a finite "
+                "number of at least 0"
+            )
+        return super().weight(client) * float(importance)
 
     def init_server(
         self, problem: SupportSolvable, clients: Sequence[ClientInfo], key: Key
     ) -> Params:
         """Return the problem's initial parameters, pruned to tau atoms and within the ball."""
+        weights = [self.weight(client) for client in clients if client.takes_part]
+        if weights and not any(weights):
+            raise ConfigError("every client has weight 0: check the importance of the profiles")
         if self.refit_from is not None and not problem.has_majorizer:
             raise CapabilityError(
                 "refit_from needs a loss of bounded curvature: remove it, or use FedBestSubset"
             )
+        if self.prune == "cost" and (problem.gram is not None or self.groups is not None):
+            raise ConfigError(
+                "prune='cost' removes single coefficients of a problem without a dictionary: use "
+                "prune='largest'"
+            )
         start = problem.init(key)
+        rows = start[problem.name].ndim > 1
+        if self.prune == "cost" and self.scope == "all" and rows:
+            raise ConfigError(
+                "prune='cost' works row by row (softmax: per class): use scope='row' or "
+                "prune='largest'"
+            )
         if self._pursues_all(problem, start[problem.name]):
             raise ConfigError(
                 "prune='omp' selects atoms row by row (softmax: per class), so scope='all' would "
@@ -174,6 +195,8 @@ class MatchingPursuit(
 
     def aggregate(self, problem: SupportSolvable, server: Params, total: Mean, key: Key) -> Params:
         """Prune the mean to tau atoms, or refit on the support."""
+        if not any(bool(weight) for weight in total.weight.values()):
+            return server  # only clients of weight 0 took part
         if self._refits(key.round):
             found = self.pursuit().refitted(problem, server[problem.name], total.value())
         else:

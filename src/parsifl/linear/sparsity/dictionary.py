@@ -106,7 +106,7 @@ def pursue(gram: Tensor, coefficients: Tensor, count: int, always: tuple[int, ..
     chosen[..., list(always)] = True
     found = project(gram, coefficients, chosen) if always else torch.zeros_like(coefficients)
     for _ in range(min(count, gram.shape[0] - len(always))):
-        left = ((coefficients - found) @ gram / lengths(gram)).abs().masked_fill(chosen, -1.0)
+        left = ((coefficients - found) @ gram / divisors(gram)).abs().masked_fill(chosen, -1.0)
         chosen = chosen.scatter(-1, left.argmax(-1, keepdim=True), True)
         found = project(gram, coefficients, chosen)
     return found
@@ -115,6 +115,12 @@ def pursue(gram: Tensor, coefficients: Tensor, count: int, always: tuple[int, ..
 def lengths(gram: Tensor) -> Tensor:
     """Return the lengths of the atoms."""
     return gram.diagonal(dim1=-2, dim2=-1).sqrt()
+
+
+def divisors(gram: Tensor) -> Tensor:
+    """Return the lengths of the atoms, 1 for an atom that is zero."""
+    sizes = lengths(gram)
+    return torch.where(sizes > 0, sizes, 1.0)
 
 
 def omp(dictionary: Tensor, signals: Tensor, sparsity: int) -> Tensor:
