@@ -60,9 +60,10 @@ class FedMac(MoreauEnvelope):
                 "lr": 0.05, "outer_lr": 3000.0, "lam": 1e-4, "gamma": 1e-3, "gamma_w": 1e-6,
                 "l1": "proximal", "local_steps": 20, "batch_size": 20,
             },
-            "not from the paper: proximal steps produce exact zeros in the messages. The personal "
-            "models lose some accuracy (digits, 40 rounds: 95 instead of 99 %), the global one far "
-            "more (50 instead of 91 %); lower gamma_w to lose less",
+            "not from the paper: proximal steps produce exact zeros in the messages. On the "
+            "digits (20 clients, 40 rounds) it sends 23 % of the bytes of paper:mnist; the "
+            "personal models reach 91 instead of 96 %, the global model 46 instead of 85 %. A "
+            "smaller gamma_w loses less",
         ),
     }  # fmt: skip
 

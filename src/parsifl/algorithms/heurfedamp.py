@@ -41,6 +41,7 @@ class HeurFedAMP(Attention):
         FedMac's paper, as we read it: both a personal model theta_i and an anchor a_i start at
         u_i, each mini-batch takes one step of theta_i with the pull towards a_i and then moves
         a_i by eta lambda (theta_i - a_i). The anchor is sent, and the client keeps theta_i.
+        `start` is not read.
     """
 
     cites: ClassVar[str] = (

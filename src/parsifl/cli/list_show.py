@@ -167,7 +167,8 @@ def _range(hint: Any) -> str:
     if origin is Literal:
         return " | ".join(map(str, arguments))
     if origin is tuple:
-        return f"{_range(arguments[0])}s, as 1+2"
+        inner = arguments[0]
+        return "tuples, in Python" if typing.get_origin(inner) else f"{_range(inner)}s, as 1+2"
     if origin in (typing.Union, types.UnionType):
         parts = [_range(part) for part in arguments if part is not type(None)]
         return ", or ".join([*parts, *["none"] * (type(None) in arguments)])

@@ -32,7 +32,8 @@ class Run:
     records
         One `RoundRecord` per round: costs always, scores where the round was evaluated.
     server
-        The server's last state.
+        The server's last state. Its trees sort parameters by name; those of `model` and
+        `personal(client)` have the order of the problem.
     configuration
         Everything that changes a result, as in config.toml.
     run_dir

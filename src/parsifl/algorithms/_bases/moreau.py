@@ -192,7 +192,7 @@ class MoreauEnvelope(
         return 0.0
 
     def _notes(self, upload: Params) -> dict[str, Tensor]:
-        """Return metrics for the record: the density, and a step size beyond its bound."""
+        """Return metrics: the density of uploads that may have zeros, a step beyond its bound."""
         notes = {}
         if self.threshold or self.l1 == "proximal":
             notes["density"] = density(upload)
