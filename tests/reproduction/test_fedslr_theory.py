@@ -6,7 +6,7 @@ potential of Definition 1 with the library's own steps.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 import numpy as np
@@ -48,16 +48,91 @@ def walk(eta: float, rounds: int) -> Iterator[tuple[Array, list[Array]]]:
 
 def mapping(w: Array) -> float:
     """Return the distance of 0 to grad f + d R at w."""
-    mean = np.mean([slope(i, w) for i in range(CLIENTS)], axis=0)
-    free = np.maximum(np.abs(mean) - LAM, 0.0)
-    return float(np.linalg.norm(np.where(w != 0, mean + LAM * np.sign(w), free)))
+    return distance(np.mean([slope(i, w) for i in range(CLIENTS)], axis=0), w)
+
+
+def distance(point: Array, w: Array) -> float:
+    """Return the distance of 0 to point + d R(w)."""
+    free = np.maximum(np.abs(point) - LAM, 0.0)
+    return float(np.linalg.norm(np.where(w != 0, point + LAM * np.sign(w), free)))
 
 
 @pytest.mark.parametrize("factor", [0.5, 0.9, 3.0, 20.0])
 def test_theorem_1_holds_also_for_steps_beyond_its_bound(factor: float) -> None:
-    """eta_g <= 1 / (2 L) is sufficient, not needed."""
+    """For convex quadratics, eta_g < 1 / (2 L) is sufficient, not needed."""
     *_, (w, _) = walk(factor / (2 * L), 600)
     assert mapping(w) < 1e-8
+
+
+@pytest.mark.parametrize(("factor", "apart"), [(0.9, 0.0), (1.0, 0.2)])
+def test_theorem_1_needs_a_strict_bound_on_the_step(factor: float, apart: float) -> None:
+    """At eta_g = 1 / (2 L) the factor of Lemma 3 is zero, and (8) can be false.
+
+    One client, one weight, L = 1, R = |w| / 2. The global model stays at 0. With the strict bound
+    the distance of the local model to 0 shrinks by factor / (2 - factor) per round. At the bound
+    it keeps its size and changes its sign.
+    """
+    eta = factor / 2
+    w, gamma, models = 0.0, 0.0, []
+    for _ in range(200):
+        models.append(_root(_hill, gamma, w, eta))
+        gamma += (w - models[-1]) / eta
+        w = float(shrink(np.array(models[-1] - eta * gamma), eta / 2))
+        assert w == 0
+        assert gamma == pytest.approx(_hill(models[-1]), abs=1e-12)
+    assert abs(models[-1] - models[-2]) == pytest.approx(apart, abs=1e-12)
+
+
+def _hill(w: float) -> float:
+    """Return the slope of f(w) = -(w - 0.1)^2 / 2 near 0, which is -1 and flat far away."""
+    x = w - 0.1
+    return -x if abs(x) <= 1 else float(np.sign(x)) * min(abs(x) - 2, 0.0)
+
+
+def test_equations_46_to_48_need_half_of_l() -> None:
+    """At 1 / (2 L) the printed factor is L / 2; it is "<= 0" only up to 0.366 / L."""
+    eta = 1 / (2 * L)
+    assert L**2 * eta + L - 1 / (2 * eta) == pytest.approx(L / 2)
+    assert L**2 * eta + L / 2 - 1 / (2 * eta) == pytest.approx(0, abs=1e-12)
+
+
+def test_equations_28_and_56_need_the_new_local_models_and_half_of_the_inverse_step() -> None:
+    eta = 0.5 / (2 * L)
+    for _, local, following, after in rounds(eta, 6):
+        duals = np.mean([slope(i, mine) for i, mine in enumerate(after)], axis=0)
+        right, printed = (
+            distance(duals + (following - np.mean(models, 0)) / eta, following)
+            for models in (after, local)
+        )
+        assert right < 1e-12
+        assert printed > 0.01
+        best, other = (  # the minimizer with the factor 1 / (2 step) of (26)
+            shrink(np.mean(after, 0) - step * duals, LAM * step) for step in (eta, eta / 4)
+        )
+        np.testing.assert_allclose(best, following, atol=1e-12)
+        assert np.linalg.norm(other - following) > 0.01
+
+
+def test_equations_37_to_40_and_the_line_above_50_need_the_inverse_of_the_step() -> None:
+    eta = 0.5 / (2 * L)
+    for w, local, following, after in rounds(eta, 6):
+        duals = np.mean([slope(i, mine) for i, mine in enumerate(after)], axis=0)
+        gap = following - np.mean(after, axis=0)
+        assert distance(duals + gap / eta, following) < 1e-12  # (37), by (27)
+        assert distance(duals + eta * gap, following) > 0.01
+        for i, (before, now) in enumerate(zip(local, after, strict=True)):
+            change = slope(i, now) - slope(i, before)  # of gamma_i
+            np.testing.assert_allclose(change, (w - now) / eta, atol=1e-12)
+            assert np.linalg.norm(change - eta * (w - now)) > 0.5 * np.linalg.norm(change)
+
+
+def test_equation_33_needs_half_of_the_step() -> None:
+    eta = 0.3
+    gamma, gap = np.random.default_rng(2).normal(size=(2, WIDTH))
+    left = gamma @ gap + gap @ gap / (2 * eta)
+    square = np.sum((gap + eta * gamma) ** 2) / (2 * eta)
+    assert left == pytest.approx(square - eta / 2 * gamma @ gamma)
+    assert left - (square - eta * gamma @ gamma) == pytest.approx(eta / 2 * gamma @ gamma)
 
 
 def test_theorem_2_the_linear_case() -> None:
@@ -99,7 +174,7 @@ def test_the_sublinear_rate_of_theorem_2_is_false_and_that_of_its_proof_holds(po
     eta = 1 / (2 * (power - 1))
     w, gamma, found = 1.0, 1.0, []
     for _ in range(4_000):
-        local = _root(power, gamma, w, eta)
+        local = _root(lambda v: v ** (power - 1), gamma, w, eta)
         gamma += (w - local) / eta
         w = local - eta * gamma
         found.append(abs(w) ** (power - 1))
@@ -108,15 +183,13 @@ def test_the_sublinear_rate_of_theorem_2_is_false_and_that_of_its_proof_holds(po
     assert 1 / (4 * theta - 2) < rate < 4 * theta - 2
 
 
-def _root(power: int, gamma: float, w: float, eta: float) -> float:
+def _root(gradient: Callable[[float], float], gamma: float, w: float, eta: float) -> float:
     """Return the minimizer of the local problem (4)."""
     low, high = -2.0, 2.0
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (
-            (middle, high)
-            if middle ** (power - 1) - gamma + (middle - w) / eta < 0
-            else (low, middle)
+            (middle, high) if gradient(middle) - gamma + (middle - w) / eta < 0 else (low, middle)
         )
     return (low + high) / 2
 
@@ -225,6 +298,48 @@ def test_theorem_3_the_mappings_of_the_local_fusion_are_summable() -> None:
     sums = np.cumsum(squares)
     assert sums[-1] <= bound
     assert sums[-1] < 1.01 * sums[len(sums) // 3]
+
+
+def test_equation_95_holds_as_printed_although_94_gives_twice_the_variance() -> None:
+    """(94) gives 2 sigma^2. One Young inequality for T1 + T2 gives sigma^2.
+
+    2 (T1 + T2) <= eta^2 E |G|^2 + E |noise - drift|^2, and the noise has mean zero. Here it has
+    two values, so that expectations are exact.
+    """
+    draw, mu = np.random.default_rng(3), 0.2
+    for _ in range(300):
+        curvature = draw.uniform(-1, 1, WIDTH)  # L = 1
+        w, limit, p, noise = draw.normal(size=(4, WIDTH))
+        eta = draw.uniform(0.05, 1)  # below 2 / (L + 1)
+        g = curvature * (w + p)
+        steps = [shrink(p - eta * (g + n), eta * mu) for n in (noise, -noise)]
+        losses = [
+            float(np.sum(curvature * (limit + q) ** 2) / 2 + mu * np.abs(q).sum())
+            for q in (p, *steps)
+        ]
+        left = np.mean([np.sum(((p - q) / eta) ** 2) for q in steps])
+        right = 2 * (losses[0] - np.mean(losses[1:])) + np.sum((limit - w) ** 2) + noise @ noise
+        assert (2 * eta - 2 * eta**2) * left <= right + 1e-12
+
+
+def test_equation_100_and_c7_need_the_square_of_l() -> None:
+    """One client, f = L w^2 / 2, R = 0, T = 100; from round N on, |w_t| <= 1 / sqrt(T)."""
+    smooth, count, start = 100.0, 100, 10.0
+    eta = 1 / (2 * smooth)
+    w, gamma, path = start, smooth * start, []
+    for _ in range(count):
+        path.append(w)
+        local = (gamma + w / eta) / (smooth + 1 / eta)
+        gamma += (w - local) / eta
+        w = local - eta * gamma
+    last = 1 + max(t for t, value in enumerate(path) if abs(value) > count**-0.5)  # N
+    left = smooth**2 * sum(value**2 for value in path)  # times T
+    pairs, fall = last * (last + 1) / 2, smooth * start**2 / 2
+    printed = (pairs + 1) * start**2 + pairs * eta * fall + smooth**2
+    # (99) with its t + 1 terms and the 2 eta_g of Lemma 3
+    mended = (last + 1) * (last + 2) / 2 * (start**2 + 2 * eta * fall) + 1
+    assert left / printed == pytest.approx(79, abs=0.5)
+    assert left <= smooth**2 * mended
 
 
 def test_lemma_7_a_noisy_mapping_is_as_near_as_its_gradient() -> None:
