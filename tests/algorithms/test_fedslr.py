@@ -25,6 +25,7 @@ from parsifl.core.leaves import LowRank
 from parsifl.data.clients import ClientData
 from parsifl.engine.batch_sampler import BatchSampler, Infos
 from parsifl.engine.simulate import simulate
+from parsifl.engine.training import RoundEnd
 from parsifl.linear.glm import GLM
 from parsifl.nn.neural import NeuralProblem
 from parsifl.solvers.svt import Compact
@@ -428,6 +429,54 @@ def test_target_bytes_that_cannot_be_met_or_combined_are_rejected() -> None:
         FedSLR(target_bytes=4000, target_rank=2)
     with pytest.raises(ConfigError, match="target_bytes needs a low-rank step"):
         FedSLR(target_bytes=4000, solver="local")
+
+
+def _normed(buffers: Any) -> NeuralProblem:
+    """A model with 28 numbers without a rank, 72 in layers, and 16 in buffers."""
+    layers = [(5, 8), (8, 4)]
+    return NeuralProblem(
+        lambda: nn.Sequential(
+            nn.Linear(*layers[0]), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(*layers[1])
+        ),
+        buffers=buffers,
+    )
+
+
+def _sent_bytes(buffers: Any, target: int) -> list[int]:
+    """Return the bytes of the values that the server sends after each of three rounds."""
+    draw = np.random.default_rng(0)
+    features = [draw.normal(size=(40, 5)).astype(np.float32) for _ in range(3)]
+    data = [(x, draw.integers(0, 4, size=40)) for x in features]
+    sizes: list[int] = []
+
+    def measure(event: RoundEnd) -> None:
+        sent = event.algorithm.broadcast(event.problem, event.server, lowrank.INFOS[0], Key(0))
+        sizes.append(sum(leaf.numel() * leaf.element_size() for leaf in tree.leaves(sent)))
+
+    method = FedSLR(lr=0.1, eta_g=2.0, target_bytes=target, last_batch="drop")
+    simulate(method, _normed(buffers), data, 3, callbacks=[measure])
+    return sizes
+
+
+@pytest.mark.parametrize(
+    ("buffers", "target"),
+    [("average", 230), ("average", 250), ("average", 300), ("local", 165), ("local", 200)],
+)
+def test_target_bytes_count_the_buffers_that_are_sent(buffers: Any, target: int) -> None:
+    sizes = _sent_bytes(buffers, target)
+    layer = 4 * 13  # the largest step: one more rank of the first layer
+    assert all(target - layer <= size <= target for size in sizes), sizes
+
+
+@pytest.mark.parametrize(("buffers", "least"), [("average", 176), ("local", 112)])
+def test_target_bytes_must_exceed_what_is_sent_without_the_layers(buffers: Any, least: int) -> None:
+    def start(target: int) -> None:
+        method = FedSLR(lr=0.1, eta_g=2.0, target_bytes=target)
+        method.init_server(_normed(buffers), lowrank.INFOS, Key(0))
+
+    with pytest.raises(ConfigError, match=f"target_bytes={least} leaves .* take {least} bytes"):
+        start(least)
+    start(least + 1)
 
 
 def test_eta_g_may_be_a_ratio_of_the_local_steps() -> None:

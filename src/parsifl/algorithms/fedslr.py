@@ -32,7 +32,7 @@ from parsifl.core.config import Count, NonNegative, Positive
 from parsifl.core.errors import ConfigError
 from parsifl.core.keys import Key
 from parsifl.core.leaves import LowRank, densify, matricize
-from parsifl.core.problem import Model, Params, Problem, split_buffers
+from parsifl.core.problem import Model, Params, Problem, local_buffers, split_buffers
 from parsifl.solvers.proximal_sgd import Penalty, ProximalRule, combine, fit_component
 from parsifl.solvers.sgd import SgdConfig, sgd
 from parsifl.solvers.svt import (
@@ -119,9 +119,10 @@ class FedSLR(LocalSgd, AdditiveAlgorithm[Problem, SlrServer, SlrClient, Compact,
         next singular value. Not in the paper. None: `lam` is used.
     target_bytes
         The bytes that the values of the model sent to each client may take, instead of `lam`: all
-        layers are thresholded at the smallest common value that meets it. Values count with the
-        width of the parameters, also if the messages are rounded to fewer bytes (`precision`).
-        Encoding adds about 25 bytes per tensor. Not in the paper. None: `lam` is used.
+        layers are thresholded at the smallest common value that meets it. Buffers count too, unless
+        they stay on the clients. Values count with their own width, also if the messages are
+        rounded to fewer bytes (`precision`). Encoding adds about 25 bytes per tensor. Not in the
+        paper. None: `lam` is used.
     mu
         Penalty of the personal components.
     personal_epochs
@@ -222,24 +223,22 @@ class FedSLR(LocalSgd, AdditiveAlgorithm[Problem, SlrServer, SlrClient, Compact,
         params = problem.init(key)
         self._warn_of_dense_layers(params)
         self._warn_of_ratio([client for client in clients if client.takes_part])
-        self._check_target_bytes(params)
-        trained, _ = split_buffers(problem, params)
+        trained, buffers = split_buffers(problem, params)
+        self._check_target_bytes(trained, {} if local_buffers(problem) else buffers)
         dual = tree.zeros_like(trained) if self.solver == "dual" else {}
         return SlrServer({**params}, dual, participants(clients))
 
-    def _check_target_bytes(self, params: Params) -> None:
-        """Reject a target that is smaller than the parameters without a rank."""
+    def _check_target_bytes(self, trained: Params, buffers: Params) -> None:
+        """Reject a target that the values besides the layers use up."""
         if self.target_bytes is None:
             return
-        least = sum(
-            value.numel() * value.element_size()
-            for value in params.values()
-            if not has_rank(tuple(value.shape))
-        )
+        vectors = {n: value for n, value in trained.items() if not has_rank(tuple(value.shape))}
+        least = _bytes(vectors) + _bytes(buffers)
         if least >= self.target_bytes:
+            others = "parameters without a rank" + (" and buffers" if buffers else "")
             raise ConfigError(
-                f"target_bytes={self.target_bytes} leaves nothing for the layers: parameters "
-                f"without a rank take {least} bytes; raise it"
+                f"target_bytes={self.target_bytes} leaves nothing for the layers: {others} take "
+                f"{least} bytes; raise it"
             )
 
     def _warn_of_ratio(self, clients: Sequence[ClientInfo]) -> None:
@@ -388,7 +387,7 @@ class FedSLR(LocalSgd, AdditiveAlgorithm[Problem, SlrServer, SlrClient, Compact,
         """Take the proximal step; its factors are sent in the next round."""
         point, dual, step = self._point(server, total, key.round)
         trained, buffers = split_buffers(problem, point)
-        params = {**self._prox(trained, step, server.params), **buffers}
+        params = {**self._prox(trained, step, server.params, _bytes(buffers)), **buffers}
         alive = not key.round or not _all_dead(server.params)
         if alive and self.global_penalty == "low-rank" and _all_dead(params):
             self._warn_of_zero_rank(point, step)
@@ -404,11 +403,15 @@ class FedSLR(LocalSgd, AdditiveAlgorithm[Problem, SlrServer, SlrClient, Compact,
         point, dual = server_step(params, server.dual, total, server.clients, 1 / eta_g)
         return point, dual, eta_g
 
-    def _prox(self, point: Params, step: float, near: Compact | None = None) -> Compact:
+    def _prox(
+        self, point: Params, step: float, near: Compact | None = None, reserved: int = 0
+    ) -> Compact:
+        """Take the proximal step; `reserved` bytes of the target are for buffers."""
         if self.target_rank is not None:
             return svt_layers(point, partial(next_value, rank=self.target_rank), near)
         if self.target_bytes is not None:
-            numbers = self.target_bytes // next(iter(point.values())).element_size()
+            width = next(iter(point.values())).element_size()
+            numbers = (self.target_bytes - reserved) // width
             return svt_layers(point, threshold_within(point, numbers), near)
         if self.global_penalty == "low-rank":
             return svt_layers(point, step * self.lam, near)
@@ -427,6 +430,10 @@ class FedSLR(LocalSgd, AdditiveAlgorithm[Problem, SlrServer, SlrClient, Compact,
             f"biases and norms of the global model remain. Lower lam{limit}",
             stacklevel=2,
         )
+
+
+def _bytes(params: Params) -> int:
+    return sum(value.numel() * value.element_size() for value in params.values())
 
 
 def _all_dead(params: Compact) -> bool:
