@@ -297,6 +297,47 @@ def test_the_penalty_that_is_named_as_the_limit_is_the_limit() -> None:
     assert any(weights.any() for weights in lowrank.arrays(done.server.params).values())
 
 
+def test_target_bytes_without_a_layer_are_named_with_the_bytes_that_leave_one() -> None:
+    def run(target: int) -> None:
+        method = FedSLR(lr=0.2, eta_g=2.0, target_bytes=target, batch_size=4, local_steps=5)
+        lowrank.run(method, rounds=1)
+
+    vectors = sum(v.size * v.itemsize for v in lowrank.start().values() if v.ndim == 1)
+    with pytest.warns(UserWarning, match="no singular value") as said:
+        run(vectors + 1)
+    text = str(said[0].message)
+    assert f"FedSLR's target_bytes={vectors + 1} left no" in text
+    assert "lam" not in text
+    least = int(text.partition("Raise target_bytes (to ")[2].partition(" ")[0])
+    run(least)  # no warning
+    with pytest.warns(UserWarning, match="no singular value"):
+        run(least - 1)
+
+
+def test_a_target_rank_without_a_layer_is_named() -> None:
+    server = SlrServer({"weight": torch.zeros(3, 3)}, {"weight": torch.zeros(3, 3)}, 2)
+    total = Mean.of({"weight": torch.eye(3)}, 1.0)  # all singular values are equal
+    problem = NeuralProblem(lambda: nn.Linear(3, 3, bias=False))
+    with pytest.warns(UserWarning, match=r"target_rank=2 left no .*\. Raise target_rank\.$"):
+        FedSLR(eta_g=2.0, target_rank=2).aggregate(problem, server, total, Key(0))
+
+
+@pytest.mark.parametrize(
+    ("layers", "p_init", "advised"),
+    [((6, 4, 3), "zero", True), ((6, 4, 3), "copy", False), ((6, 3), "zero", False)],
+)
+def test_copies_are_advised_where_zeros_cannot_train_hidden_layers(
+    layers: tuple[int, ...], p_init: Any, advised: bool
+) -> None:
+    shapes = zip(layers[1:], layers, strict=False)
+    point = {f"{number}.weight": torch.ones(shape) for number, shape in enumerate(shapes)}
+    server = SlrServer({**point}, tree.zeros_like(point), 2)
+    method = FedSLR(lam=1e3, p_init=p_init)
+    with pytest.warns(UserWarning, match="no singular value") as said:
+        method.aggregate(lowrank.PROBLEM, server, Mean.of(point, 1.0), Key(0))
+    assert ("p_init='copy'" in str(said[0].message)) == advised
+
+
 def test_a_model_of_vectors_alone_has_no_rank_to_lose() -> None:
     assert not _all_dead({"coef": torch.zeros(4)})
     assert not _all_dead({"bias": torch.zeros(2), "weight": torch.ones(2, 3)})

@@ -232,8 +232,7 @@ class FedSLR(LocalSgd, AdditiveAlgorithm[Problem, SlrServer, SlrClient, Compact,
         """Reject a target that the values besides the layers use up."""
         if self.target_bytes is None:
             return
-        vectors = {n: value for n, value in trained.items() if not has_rank(tuple(value.shape))}
-        least = _bytes(vectors) + _bytes(buffers)
+        least = _bytes(_vectors(trained)) + _bytes(buffers)
         if least >= self.target_bytes:
             others = "parameters without a rank" + (" and buffers" if buffers else "")
             raise ConfigError(
@@ -390,7 +389,7 @@ class FedSLR(LocalSgd, AdditiveAlgorithm[Problem, SlrServer, SlrClient, Compact,
         params = {**self._prox(trained, step, server.params, _bytes(buffers)), **buffers}
         alive = not key.round or not _all_dead(server.params)
         if alive and self.global_penalty == "low-rank" and _all_dead(params):
-            self._warn_of_zero_rank(point, step)
+            self._warn_of_zero_rank(trained, step, _bytes(buffers))
         return SlrServer(params, dual, server.clients)
 
     def _point(self, server: SlrServer, total: Mean, round: int) -> tuple[Params, Params, float]:
@@ -417,19 +416,35 @@ class FedSLR(LocalSgd, AdditiveAlgorithm[Problem, SlrServer, SlrClient, Compact,
             return svt_layers(point, step * self.lam, near)
         return {name: soft(value, step * self.lam) for name, value in point.items()}
 
-    def _warn_of_zero_rank(self, point: Params, step: float) -> None:
-        values = (
-            torch.linalg.matrix_norm(matricize(v), 2)
-            for v in point.values()
-            if has_rank(tuple(v.shape))
-        )
-        largest = float(max(values))
-        limit = f" (below {largest / step:.2g} here)" if step and largest else ""
+    def _warn_of_zero_rank(self, point: Params, step: float, reserved: int) -> None:
+        layers = [matricize(v) for v in point.values() if has_rank(tuple(v.shape))]
+        norms = [float(torch.linalg.matrix_norm(layer, 2)) for layer in layers]
+        largest, layer = max(zip(norms, layers, strict=True), key=lambda pair: pair[0])
+        if self.target_rank:
+            setting, remedy = f"target_rank={self.target_rank}", "Raise target_rank"
+        elif self.target_bytes:
+            factors = min(sum(layer.shape), layer.numel()) * layer.element_size()
+            least = reserved + _bytes(_vectors(point)) + factors
+            setting = f"target_bytes={self.target_bytes}"
+            remedy = f"Raise target_bytes (to {least} or more here)"
+        else:
+            limit = f" (below {largest / step:.2g} here)" if step and largest else ""
+            setting, remedy = f"penalty lam={self.lam:g}", f"Lower lam{limit}"
+        if self.p_init == "zero" and len(layers) > 1:
+            remedy += (
+                ", or set p_init='copy': no gradient reaches the hidden layers of personal "
+                "components that start at zero"
+            )
         warnings.warn(
-            f"FedSLR's penalty lam={self.lam:g} left no singular value in any layer: only "
-            f"biases and norms of the global model remain. Lower lam{limit}",
+            f"FedSLR's {setting} left no singular value in any layer: only biases and norms of the "
+            f"global model remain. {remedy}.",
             stacklevel=2,
         )
+
+
+def _vectors(params: Params) -> Params:
+    """Return the parameters without a rank."""
+    return {name: value for name, value in params.items() if not has_rank(tuple(value.shape))}
 
 
 def _bytes(params: Params) -> int:
