@@ -19,7 +19,7 @@ from parsifl.algorithms._bases.averaging import Mean
 from parsifl.algorithms.feddyn import FedDyn
 from parsifl.algorithms.fedslr import FedSLR, SlrServer, _all_dead
 from parsifl.core import tree
-from parsifl.core.errors import ConfigError
+from parsifl.core.errors import ConfigError, DroppedClientWarning
 from parsifl.core.keys import Key
 from parsifl.core.leaves import LowRank
 from parsifl.data.clients import ClientData
@@ -373,6 +373,25 @@ def test_a_client_with_broken_data_is_dropped_and_named() -> None:
     assert list(done.metrics[-1]["dropped"]) == [1]
     assert done.metrics[-1]["trained"] == 2
     assert np.isfinite(lowrank.arrays(done.server.params)["0.weight"]).all()
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap", "fused"])
+@pytest.mark.parametrize(
+    "settings", [{"solver": "local"}, {"personal_penalty": "low-rank", "eta_g": 2.0}]
+)
+def test_a_client_that_diverges_under_a_low_rank_step_is_advised_to_lower_lr(
+    settings: Any, executor: Any
+) -> None:
+    draw = np.random.default_rng(0)
+    data = [(draw.normal(size=(8, 6)), np.arange(8) % 3) for _ in range(3)]
+    clients = ClientData.of(data)
+    assert isinstance(clients.x, torch.Tensor)
+    clients.x[clients.train[1]] = torch.nan
+    method = FedSLR(lr=0.5, lam=1e-5, mu=1e-3, batch_size=4, local_steps=2, **settings)
+    expected = r"^Client 1 diverged in round 1 \(upload .* is not finite\).* Lower `lr` \(now 0.5\)"
+    with pytest.warns(DroppedClientWarning, match=expected) as said:
+        simulate(method, lowrank.PROBLEM, clients, 1, evaluate_every=0, executor=executor)
+    assert len(said) == 1
 
 
 def test_rounds_without_local_steps_are_refused_with_a_penalty() -> None:

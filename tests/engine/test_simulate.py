@@ -66,7 +66,7 @@ class Failing(TinyFedAvg):
         self, problem: Any, received: Any, state: Any, data: Any
     ) -> ClientUpdate[None, Any]:
         if self.first <= data.round <= self.last:
-            raise RuntimeError("out of luck")
+            raise RuntimeError("out of luck.")
         return super().client_update(problem, received, state, data)
 
 
@@ -97,7 +97,7 @@ def test_patience_counts_over_a_resumed_run(tmp_path: Path) -> None:
 
 
 def test_dropped_clients_are_warned_about_once() -> None:
-    with pytest.warns(ParsiflWarning, match="Client 0 was dropped in round 2: .*luck") as found:
+    with pytest.warns(ParsiflWarning, match=r"Client 0 was dropped in round 2: .*luck\.$") as found:
         fail(first=1, last=2)
     assert len(found) == 2
 

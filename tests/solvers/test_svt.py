@@ -135,6 +135,22 @@ def test_a_stack_is_thresholded_layer_by_layer_and_under_vmap(shape: tuple[int, 
     torch.testing.assert_close(batched, found)
 
 
+@pytest.mark.parametrize("entry", [float("inf"), float("nan")])
+def test_a_layer_of_a_stack_that_is_not_finite_becomes_nan_and_leaves_the_others(
+    entry: float,
+) -> None:
+    stack = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0))
+    whole = svt_stack(stack, 0.5)
+    stack[1, 2, 3] = entry
+    for found in (
+        svt_stack(stack, 0.5),
+        torch.func.vmap(lambda layer: svt_stack(layer[None], 0.5)[0])(stack),
+    ):
+        assert bool(found[1].isnan().all())
+        torch.testing.assert_close(found[::2], whole[::2])
+    assert torch.equal(svt_stack(stack, 0.5)[::2], whole[::2])
+
+
 def _low_rank_and_noise(seed: int = 0) -> torch.Tensor:
     low = with_spectrum(400, 300, torch.logspace(1, -1, 30, dtype=torch.float64), seed)
     draw = torch.Generator().manual_seed(seed)

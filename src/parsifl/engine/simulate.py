@@ -235,7 +235,7 @@ class _DroppedClients:
             self._named.add(client)
             what = f"diverged in round {record.round} ({reason}) and was dropped."
             if not has_diverged(reason):
-                what = f"was dropped in round {record.round}: {reason}."
+                what = f"was dropped in round {record.round}: {reason.removesuffix('.')}."
             hint = lower_rate(event.algorithm, record.round, reason)
             more = " Further clients are not named." if len(self._named) == self._MOST else ""
             text = f"Client {client} {what}{hint}{more}"

@@ -284,11 +284,17 @@ def svt_layers(
 
 
 def svt_stack(stack: Tensor, threshold: float) -> Tensor:
-    """Threshold a stack of layers, one per client; shapes stay fixed, so it runs under vmap."""
+    """Threshold a stack of layers, one per client; shapes stay fixed, so it runs under vmap.
+
+    A layer that is not finite becomes NaN, which the caller's checks find; its decomposition would
+    fail, and with it those of the other clients.
+    """
     shape = tuple(stack.shape[1:])
     if not has_rank(shape):
         return stack
     matrices = torch.stack([matricize(layer) for layer in stack.unbind(0)])
-    left, values, right = torch.linalg.svd(matrices, full_matrices=False)
+    finite = matrices.isfinite().all(dim=(1, 2), keepdim=True)
+    left, values, right = torch.linalg.svd(matrices.where(finite, 0.0), full_matrices=False)
     shrunk = (left * (values - threshold).clamp(min=0.0)[:, None, :]) @ right
+    shrunk = shrunk.where(finite, math.nan)
     return torch.stack([dematricize(matrix, shape) for matrix in shrunk.unbind(0)])
