@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from parsifl.algorithms.fedavg import FedAvg
 from parsifl.algorithms.fedgradmp import FedGradMP
 from parsifl.algorithms.fedht import FedHT
 from parsifl.algorithms.fedmac import FedMac
+from parsifl.algorithms.fedrep import FedRep
 from parsifl.algorithms.inexactfedgradmp import InexactFedGradMP
 from parsifl.algorithms.perfedmask import PerFedMask
 from parsifl.core.algorithm import ClientUpdate
@@ -22,6 +24,7 @@ from parsifl.core.errors import (
     DivergenceWarning,
     ParsiflWarning,
 )
+from parsifl.engine.run import Run
 from parsifl.engine.simulate import simulate
 from parsifl.linear.glm import GLM
 from parsifl.nn.neural import NeuralProblem
@@ -127,6 +130,25 @@ def test_a_model_that_grows_without_bound_is_warned_of() -> None:
     with pytest.warns(DivergenceWarning, match=r"up to .*e\+.*Lower `lr` \(now 0.05\)"):
         run = simulate(method, GLM(5, "logistic"), own, 30, evaluate_every=0)
     assert float(run.server["coef"].abs().max()) > 1e9
+
+
+def test_shared_layers_that_grow_without_bound_are_warned_of() -> None:
+    """FedRep has no global model: the server's state holds the layers."""
+    draw = np.random.default_rng(0)
+    own = [(draw.normal(size=(20, 4)), np.arange(20) % 3) for _ in range(3)]
+    problem = NeuralProblem(lambda: nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)))
+
+    def train(lr: float) -> Run:
+        return simulate(FedRep(lr=lr, local_steps=2), problem, own, 3, evaluate_every=0)
+
+    expected = r"the server's state holds values up to .*e\+.*Lower `lr` \(now 1000\)"
+    with pytest.warns(DivergenceWarning, match=expected):
+        run = train(1e3)
+    assert max(float(leaf.abs().max()) for leaf in run.server.values()) > 1e9
+    assert any("diverged" in note for record in run.records for note in record.notes)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(0.1)
 
 
 def test_profiles_describe_the_devices_of_plain_clients() -> None:

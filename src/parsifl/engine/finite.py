@@ -14,7 +14,7 @@ from torch import Tensor
 
 from parsifl.core import tree
 from parsifl.core.algorithm import AnyAlgorithm, ClientUpdate
-from parsifl.core.leaves import LowRank
+from parsifl.core.leaves import LowRank, densify
 from parsifl.core.problem import Problem
 
 ORDINARY = 1e9
@@ -33,18 +33,25 @@ def lower_rate(algorithm: AnyAlgorithm, round: int, fault: str) -> str:
 
 
 def divergence(algorithm: AnyAlgorithm, problem: Problem, server: Any, round: int) -> str:
-    """Return a sentence if the global model after a round (from 0) holds huge values, else ""."""
-    if all(map(_is_ordinary, tree.flatten(server, units=(LowRank,))[0])):
+    """Return a sentence if the global model after a round (from 0) holds huge values, else "".
+
+    Without a global model, the server's state stands for it. With one, other parts of the state may
+    be large: FedBestSubset keeps sums over rows.
+    """
+    state = tree.flatten(server, units=(LowRank,))[0]
+    if all(map(_is_ordinary, state)):
         return ""
     model = algorithm.model(problem, server)
-    large = [leaf for leaf in model.params.values() if not is_ordinary(leaf)] if model else []
+    what = "the server's state" if model is None else "the global model"
+    parts = state if model is None else model.params.values()
+    large = [leaf for leaf in map(densify, parts) if not _is_ordinary(leaf)]
     if not large:
         return ""
     size = max(float(leaf.abs().max()) for leaf in large)
     rate = algorithm.learning_rate(round)
     hint = "Check" if rate is None else f"Lower `lr` (now {rate:g}), or check"
     return (
-        f"The run diverged: the global model holds values up to {size:.3g}. {hint} the other "
+        f"The run diverged: {what} holds values up to {size:.3g}. {hint} the other "
         f"settings of {type(algorithm).__name__}."
     )
 

@@ -119,7 +119,8 @@ def simulate(  # noqa: PLR0913 - all arguments but four have a default
     DroppedClientWarning
         If a client is dropped from a round, once per client.
     DivergenceWarning
-        If the global model is finite at the end, but so large that the run must have diverged.
+        If the global model (or the server's state, where there is none) is finite at the end, but
+        so large that the run must have diverged.
     """
     startup.reproducible()  # raises if it was requested too late
     checks.check_parts(algorithm, problem, clients)
