@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -20,6 +21,7 @@ from parsifl.algorithms.ditto import Ditto
 from parsifl.algorithms.fedavg import FedAvg
 from parsifl.core import tree
 from parsifl.core.algorithm import AnyAlgorithm, ClientUpload
+from parsifl.core.errors import ConfigError
 from parsifl.engine import (
     BatchSampler,
     ClientFailure,
@@ -251,6 +253,38 @@ def test_what_a_callback_returns_is_recorded() -> None:
     state = training("fedavg", callbacks=[DistanceToTruth(start, "moved")]).run(3)
     moved = [record.metrics["moved"] for record in state.records]
     assert 0 < moved[0] < moved[1] < moved[2]
+
+
+def test_a_truth_may_be_an_array() -> None:
+    start = training("fedavg").initial_server()
+    arrays = {name: value.numpy() for name, value in start.items()}
+    for value in arrays.values():
+        value.setflags(write=False)  # as arrays from files are
+    by_tensors, by_arrays = (
+        training("fedavg", callbacks=[DistanceToTruth(truth)]).run(1).records[0].metrics
+        for truth in (start, arrays)
+    )
+    assert by_arrays["distance"] == pytest.approx(by_tensors["distance"])
+
+
+@pytest.mark.parametrize(
+    ("truth", "expected"),
+    [
+        (
+            {"0.weigth": np.zeros((8, 4))},
+            r"unknown parameter '0.weigth'; did you mean '0.weight'\?",
+        ),
+        (
+            {"0.bias": np.zeros(3)},
+            r"the truth of '0.bias' has shape \(3,\), but the parameter has shape \(5,\)",
+        ),
+        ({"0.bias": ["a"] * 5}, r"the truth of '0.bias' must be an array or a tensor of numbers"),
+        (np.zeros(8), r"truth must map names of parameters to values, .* got ndarray"),
+    ],
+)
+def test_a_truth_that_does_not_fit_the_model_is_rejected_by_name(truth: Any, expected: str) -> None:
+    with pytest.raises(ConfigError, match=f"^DistanceToTruth: {expected}"):
+        training("fedavg", callbacks=[DistanceToTruth(truth)]).run(1)
 
 
 def test_early_stopping_ends_a_run_that_is_then_finished(tmp_path: Path) -> None:

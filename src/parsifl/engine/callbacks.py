@@ -7,8 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from parsifl.core.errors import CapabilityError, ConfigError
+import numpy as np
+import torch
+from torch import Tensor
+
+from parsifl.core.errors import CapabilityError, ConfigError, unknown
 from parsifl.core.problem import Params
+from parsifl.data.ragged import Array
 from parsifl.engine.record import RoundRecord
 from parsifl.engine.training import RoundEnd, StopTraining
 
@@ -81,11 +86,18 @@ class DistanceToTruth:
     Parameters
     ----------
     truth
-        The known parameters, by name; other parameters are not compared.
+        The known parameters as arrays or tensors, by name; other parameters are not compared.
     """
 
-    truth: Params
+    truth: Mapping[str, Tensor | Array]
     name: str = "distance"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.truth, Mapping):
+            raise ConfigError(
+                "DistanceToTruth: truth must map names of parameters to values, as "
+                f"{{'coef': values}}; got {type(self.truth).__name__}"
+            )
 
     def __call__(self, event: RoundEnd, /) -> Mapping[str, float]:
         """Return the relative distance."""
@@ -94,9 +106,28 @@ class DistanceToTruth:
             raise CapabilityError(
                 f"{type(event.algorithm).__name__} has no global model to compare with the truth"
             )
+        known = {name: self._known(name, value, model.params) for name, value in self.truth.items()}
         gap = sum(
             float((model.params[name] - value).double().square().sum())
-            for name, value in self.truth.items()
+            for name, value in known.items()
         )
-        size = sum(float(value.double().square().sum()) for value in self.truth.values())
+        size = sum(float(value.double().square().sum()) for value in known.values())
         return {self.name: math.sqrt(gap / size) if size else math.sqrt(gap)}
+
+    def _known(self, name: str, value: Tensor | Array, params: Params) -> Tensor:
+        """Return a known parameter as a tensor, checked against the model's."""
+        if name not in params:
+            raise ConfigError(f"DistanceToTruth: {unknown('parameter', name, params)}")
+        try:
+            found = value if isinstance(value, Tensor) else torch.from_numpy(np.array(value, float))
+        except (TypeError, ValueError):
+            raise ConfigError(
+                f"DistanceToTruth: the truth of '{name}' must be an array or a tensor of numbers, "
+                f"got {type(value).__name__}"
+            ) from None
+        if found.shape != params[name].shape:
+            raise ConfigError(
+                f"DistanceToTruth: the truth of '{name}' has shape {tuple(found.shape)}, but the "
+                f"parameter has shape {tuple(params[name].shape)}: give one value for each entry"
+            )
+        return found
