@@ -5,6 +5,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -63,11 +64,43 @@ def test_text_says_none_and_several_values_where_a_field_may_have_them() -> None
     ("field", "value"),
     [
         ("positive", 1), ("fraction", 0), ("fraction", 1), ("momentum", 0.999), ("maybe", None),
-        ("maybe", 3), ("steps", (1, 2)), ("kind", "b"), ("flag", True), ("name", "x"),
+        ("positive", np.int64(2)), ("maybe", 3), ("steps", (1, 2)), ("kind", "b"), ("flag", True),
+        ("name", "x"),
     ],
 )  # fmt: skip
 def test_a_right_value_is_taken_as_it_is(field: str, value: Any) -> None:
     assert getattr(Settings(**{field: value}), field) == value
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "stored"),
+    [
+        ("count", np.int64(5), 5), ("maybe", np.int32(3), 3), ("size", np.uint8(0), 0),
+        ("positive", np.float64(0.25), 0.25), ("positive", np.float32(0.25), 0.25),
+        ("steps", (np.int64(1), 2), (1, 2)),
+        ("flag", np.bool_(True), True), ("name", np.str_("x"), "x"),
+    ],
+)  # fmt: skip
+def test_numbers_of_numpy_are_stored_as_those_of_python(
+    field: str, value: Any, stored: Any
+) -> None:
+    for settings in (Settings(**{field: value}), config.build(Settings, {field: value})):
+        found = getattr(settings, field)
+        assert found == stored
+        assert type(found) is type(stored)
+        parts = zip(found, stored, strict=True) if isinstance(stored, tuple) else ()
+        assert all(type(part) is type(plain) for part, plain in parts)
+        assert config.build(Settings, json.loads(json.dumps(config.to_json(settings)))) == settings
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("count", np.float64(5.0)), ("count", np.int64(0)), ("count", np.bool_(True)),
+     ("positive", np.float32("nan")), ("steps", (np.float64(1.5),))],
+)  # fmt: skip
+def test_numbers_of_numpy_meet_the_same_checks(field: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"^Settings.{field} = (?!np)"):
+        Settings(**{field: value})
 
 
 @pytest.mark.parametrize(

@@ -62,10 +62,17 @@ SYNONYMS = {
 
 
 def check(settings: Any) -> None:
-    """Check every field of a dataclass instance against its annotation."""
+    """Check every field of a dataclass instance against its annotation.
+
+    Numbers of NumPy are replaced by those of Python.
+    """
     kind: Any = type(settings)
     for name, adapter in _adapters(kind).items():
-        _validated(kind, name, adapter, getattr(settings, name), strict=True)
+        given = getattr(settings, name)
+        value = _plain(given)
+        _validated(kind, name, adapter, value, strict=True)
+        if value is not given:
+            object.__setattr__(settings, name, value)  # the instance may be frozen
 
 
 def check_names(kind: type, given: Iterable[str]) -> None:
@@ -88,7 +95,7 @@ def build(kind: Callable[..., T], values: Mapping[str, Any]) -> T:
     adapters = _adapters(hashable)
     _check_names(hashable.__name__, values, adapters)
     given = {
-        name: _validated(hashable, name, adapters[name], value, strict=False)
+        name: _validated(hashable, name, adapters[name], _plain(value), strict=False)
         for name, value in values.items()
     }
     return kind(**given)
@@ -134,6 +141,19 @@ def _adapters(kind: Any) -> dict[str, Any]:
         return pydantic.TypeAdapter(hint, config=None if nested else finite)
 
     return {name: adapter(hints[name]) for name in names}
+
+
+def _plain(value: Any) -> Any:
+    """Return a value with plain Python numbers in place of NumPy's, also in collections."""
+    import numpy as np
+
+    if isinstance(value, np.generic):
+        return value.item()
+    if type(value) in (tuple, list):
+        return type(value)(map(_plain, value))
+    if type(value) is dict:
+        return {name: _plain(item) for name, item in value.items()}
+    return value
 
 
 def _validated(kind: type, name: str, adapter: Any, value: Any, *, strict: bool) -> Any:
