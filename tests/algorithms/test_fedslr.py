@@ -3,6 +3,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -554,6 +555,17 @@ def test_a_step_far_from_the_papers_ratio_is_warned_of(eta_g: float) -> None:
     ratio = re.escape(f"eta_g = {1 / eta_g:.2g}")
     with pytest.warns(UserWarning, match=f"{ratio} is far .* Try eta_g=2"):
         method.init_server(lowrank.PROBLEM, lowrank.INFOS, Key(0))
+
+
+def test_devices_far_from_a_ratio_are_warned_of_with_the_ratio_that_fits_them() -> None:
+    clients = [replace(info, profile={"local_steps": 200}) for info in lowrank.INFOS]
+    method = FedSLR(lr=0.1, local_steps=10, eta_g_ratio=0.5)
+    expected = r"eta_g = 10 is far .*: eta_g_ratio=0\.5 is meant .* Try eta_g_ratio=0\.025$"
+    with pytest.warns(UserWarning, match=expected):
+        method.init_server(lowrank.PROBLEM, clients, Key(0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        replace(method, eta_g_ratio=0.025).init_server(lowrank.PROBLEM, clients, Key(0))
 
 
 @pytest.mark.parametrize("eta_g", [50.0, 2.0, 0.41])

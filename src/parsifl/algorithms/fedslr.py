@@ -248,9 +248,13 @@ class FedSLR(LocalSgd, AdditiveAlgorithm[Problem, SlrServer, SlrClient, Compact,
         way = self.lr * sum(steps) / len(steps)
         eta_g = self.server_step_size()
         if way and not _RATIOS[0] <= way / eta_g < _RATIOS[1]:
+            name, value, better = "eta_g", eta_g, 2 * way
+            if self.eta_g_ratio is not None:
+                name, value = "eta_g_ratio", self.eta_g_ratio
+                better = self.lr * self.local_steps / better
             warnings.warn(
                 f"lr * steps / eta_g = {way / eta_g:.2g} is far from the paper's 0.5: "
-                f"eta_g={eta_g:g} is meant for other local steps. Try eta_g={2 * way:.2g}",
+                f"{name}={value:g} is meant for other local steps. Try {name}={better:.2g}",
                 stacklevel=3,
             )
 
