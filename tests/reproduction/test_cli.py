@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from parsifl.cli.app import app
 from parsifl_reproduction.papers import PAPERS
-from parsifl_reproduction.recipe import Claim, Job, Recipe, recipes
+from parsifl_reproduction.recipe import SKIPPED, Claim, Context, Job, Recipe, recipes
 
 
 def invoke(*words: str) -> tuple[int, str, str]:
@@ -19,6 +19,10 @@ def invoke(*words: str) -> tuple[int, str, str]:
 
 def _one(seed: int, _folder: Path | None) -> dict[str, float]:
     return {"value": float(seed)}
+
+
+def _skipped(_seed: int, _folder: Path | None) -> dict[str, str]:
+    return {SKIPPED: "dataset 'x' is not on this machine."}
 
 
 def test_the_recipes_are_listed_for_people_and_machines() -> None:
@@ -97,6 +101,27 @@ def test_jobs_without_a_result_are_named_when_others_are_collected(
     assert "no result of 13 jobs" in err
     assert "long, seed 1; long, seed 2" in err
     assert "seed 10; and 3 more" in err
+
+
+def test_jobs_without_data_are_called_skipped_and_their_reason_is_named_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def plan(context: Context) -> list[Job]:
+        return [Job("long", seed, partial(_skipped, seed)) for seed in range(context.seeds)]
+
+    toys = [Recipe(name, name, "none", plan, lambda *_: []) for name in ("one", "two")]
+    monkeypatch.setattr("parsifl_reproduction.cli._chosen", lambda _: toys)
+    words = ["both", "--seeds", "2", "--out", str(tmp_path)]
+    code, out, err = invoke(*words)
+    assert code == 0
+    assert "[1/2] skipped long, seed 0: dataset 'x' is not on this machine\n" in err
+    assert "finished" not in err
+    closing = err.splitlines()[-1]
+    assert closing.startswith("Skipped jobs: 2 (dataset 'x' is not on this machine). ")
+    assert "--data-dir" in closing
+    code, out, err = invoke(*words, "--collect", "--json")
+    assert (code, json.loads(out)) == (0, {"one": [], "two": []})
+    assert err.splitlines() == [closing]
 
 
 def test_a_reason_not_to_run_is_recorded(tmp_path: Path) -> None:

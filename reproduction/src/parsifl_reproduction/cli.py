@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from parsifl.core.errors import ConfigError, unknown
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from parsifl_reproduction.recipe import Claim, Context, Job, Recipe
+    from parsifl_reproduction.recipe import Claim, Context, Job, Recipe, Values
 
 SHOWN = 10
 """Most jobs without a result that are named."""
@@ -99,6 +100,7 @@ def reproduce(
         _print(
             {recipe.name: _outcome(recipe, context, place, record) for recipe in chosen}, as_json
         )
+        _name_skipped(chosen, context, place)
     if record is not None:
         write_pages(record)
         typer.echo(f"Wrote the records of {name} and the pages in {record}", err=True)
@@ -186,8 +188,30 @@ def _chosen(name: str) -> Sequence[Recipe]:
     return [recipes()[name]]
 
 
-def _progress(job: Job, number: int, total: int) -> None:
-    typer.echo(f"[{number}/{total}] finished {job.label}, seed {job.seed}", err=True)
+def _progress(job: Job, values: Values, number: int, total: int) -> None:
+    from parsifl_reproduction.recipe import SKIPPED
+
+    named = f"{job.label}, seed {job.seed}"
+    if SKIPPED in values:
+        outcome = f"skipped {named}: {str(values[SKIPPED]).removesuffix('.')}"
+    else:
+        outcome = f"finished {named}"
+    typer.echo(f"[{number}/{total}] {outcome}", err=True)
+
+
+def _name_skipped(chosen: Sequence[Recipe], context: Context, place: Path) -> None:
+    """Print each reason why jobs were skipped once; recipes may share these jobs."""
+    from parsifl_reproduction import runner
+
+    reasons: dict[str, str] = {}
+    for recipe in chosen:
+        reasons |= runner.skipped(recipe, context, place)
+    for reason, count in Counter(reasons.values()).items():
+        typer.echo(
+            f"Skipped jobs: {count} ({reason.removesuffix('.')}). Get the data with `parsifl data "
+            "fetch NAME`, or name their directory with --data-dir; then repeat the command.",
+            err=True,
+        )
 
 
 def _name_missing(jobs: Sequence[Job], place: Path) -> None:

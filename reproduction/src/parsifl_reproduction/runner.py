@@ -18,9 +18,10 @@ from parsifl.core.errors import CheckpointError, ConfigError
 from parsifl.engine.safe_files import replace_file
 from parsifl.engine.study import run_jobs
 from parsifl_reproduction.machine import machine
-from parsifl_reproduction.recipe import OURS, SKIPPED, Claim, Context, Job, Recipe, Result
+from parsifl_reproduction.recipe import OURS, SKIPPED, Claim, Context, Job, Recipe, Result, Values
 
-Progress = Callable[[Job, int, int], None]
+Progress = Callable[[Job, Values, int, int], None]
+"""Called with each job that has run, its values, its number and the number of jobs."""
 SEEDS = (3, 10, 20)
 """The steps in which an undecided comparison gets seeds (ADR 15)."""
 
@@ -36,9 +37,9 @@ def run_open_jobs(
             open_jobs.setdefault(job.fingerprint, job)
     waiting = list(open_jobs.values())
     work = [partial(_run_job, job, folder) for job in waiting]
-    for done, (number, _) in enumerate(run_jobs(work, processes), start=1):
+    for done, (number, values) in enumerate(run_jobs(work, processes), start=1):
         if progress is not None:
-            progress(waiting[number], done, len(work))
+            progress(waiting[number], values, done, len(work))
 
 
 def run_recipes(
@@ -140,6 +141,16 @@ def missing(recipe: Recipe, context: Context, folder: Path) -> list[Job]:
     return [job for job in jobs(recipe, context, folder) if _finished(job, folder) is None]
 
 
+def skipped(recipe: Recipe, context: Context, folder: Path) -> dict[str, str]:
+    """Return why jobs could not run, by the fingerprint of the job."""
+    found = {job.fingerprint: _finished(job, folder) for job in jobs(recipe, context, folder)}
+    return {
+        fingerprint: str(result.values[SKIPPED])
+        for fingerprint, result in found.items()
+        if result is not None and SKIPPED in result.values
+    }
+
+
 def _evaluate(
     recipe: Recipe, context: Context, results: Sequence[Result], folder: Path
 ) -> list[Claim]:
@@ -182,7 +193,7 @@ def _finished(job: Job, folder: Path) -> Result | None:
         ) from None
 
 
-def _run_job(job: Job, folder: Path) -> None:
+def _run_job(job: Job, folder: Path) -> Values:
     place = folder / "jobs" / job.fingerprint
     place.mkdir(parents=True, exist_ok=True)
     resumed = any(file.name != "result.json" for file in place.iterdir())
@@ -199,3 +210,4 @@ def _run_job(job: Job, folder: Path) -> None:
     # the result comes last: it says that the job has finished
     result = {"values": values, "made": made}
     replace_file(place / "result.json", json.dumps(result).encode())
+    return values
