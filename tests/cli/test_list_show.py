@@ -135,3 +135,9 @@ def test_a_reader_that_has_enough_is_no_error() -> None:
     os.close(writer)
     assert done.returncode == 1
     assert done.stderr == ""
+
+
+def test_the_command_is_also_a_module() -> None:
+    words = [sys.executable, "-m", "parsifl", "show", "fedavg", "--json"]
+    done = subprocess.run(words, capture_output=True, check=True, text=True)
+    assert json.loads(done.stdout) == json.loads(invoke("show", "fedavg", "--json"))

@@ -18,14 +18,14 @@ from torch import Tensor
 
 from parsifl.core.algorithm import ClientInfo
 from parsifl.core.batching import BatchSpec, ClientRoundData, DataRequest, Rows
-from parsifl.core.errors import ClientError, ConfigError, DataError
+from parsifl.core.errors import ClientError, ConfigError, DataError, reason
 from parsifl.core.keys import Key
 from parsifl.core.problem import Model, execution
 from parsifl.data.clients import ClientData
 from parsifl.engine import executors
 from parsifl.engine.batch_sampler import BatchSampler
 from parsifl.engine.evaluation import Evaluation
-from parsifl.engine.executors import CPU, Executor, Outcome, Task, placed, reason, run_alone
+from parsifl.engine.executors import CPU, Executor, Outcome, Task, placed, run_alone
 from parsifl.engine.pool import ClientProgram, ClientRequest, ClientScores
 from parsifl.engine.record import SPLITS
 from parsifl.engine.threads import run_jobs, single_threaded

@@ -21,7 +21,7 @@ from torch.nn import functional
 from parsifl.core import tree
 from parsifl.core._functorch import vmap_columns
 from parsifl.core.batching import Batches, Rows
-from parsifl.core.errors import ConfigError, unknown
+from parsifl.core.errors import ConfigError, reason, unknown
 from parsifl.core.problem import ExecutionHints, Problem, execution, layer_chain
 from parsifl.engine.finite import is_ordinary
 from parsifl.engine.threads import imap_ordered
@@ -280,12 +280,6 @@ def run_alone(function: Callable[..., Any], task: Task, outcome: Outcome) -> Non
         outcome.results[task.client] = function(*task.arguments)
     except Exception as error:  # one client must not stop the round
         outcome.failures[task.client] = reason(error)
-
-
-def reason(error: Exception) -> str:
-    """Return an exception as one line."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 def choose_executor(
