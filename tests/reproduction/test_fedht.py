@@ -138,7 +138,34 @@ def test_simulation_ii_is_compared_with_the_smallest_common_step_too() -> None:
     assert [f"common step {lr}:" in " ".join(said) for lr in ("0.01", "0.001")] == [True, True]
 
 
-@pytest.mark.parametrize("name", ["fedht-simulation-i", "fedht-simulation-ii"])
+def test_one_step_for_all_is_compared_within_a_simulation_only() -> None:
+    """Simulation II shares labels and the step with simulation I, but not the curves."""
+    recipe, context = find("fedht-simulations-one-step"), Context(seeds=1)
+
+    def ends(label: str) -> list[float]:
+        if BASELINE in label:
+            return [3.0, 2.0, 1.0]
+        return [2.0, 0.9, 0.8] if label.startswith("II ") else [3.0, 2.0, 1.5]
+
+    results = [
+        Result(job.label, 0, {"objective": ends(job.label), "bytes_up_per_round": 1})
+        for job in recipe.plan(context)
+    ]
+    verdicts = {
+        claim.statement.partition(":")[0]: claim.verdict
+        for claim in recipe.conclude(context, results)
+        if "fewer rounds" in claim.statement
+    }
+    assert verdicts == {
+        "simulation I, common step 0.0003": "did not hold",
+        "simulation I, common step 0.003": "did not hold",
+        "simulation II, common step 0.0003": "held",
+    }
+
+
+@pytest.mark.parametrize(
+    "name", ["fedht-simulation-i", "fedht-simulation-ii", "fedht-simulations-one-step"]
+)
 def test_recipes_conclude_without_results_and_name_deviations(name: str) -> None:
     recipe = find(name)
     assert {claim.verdict for claim in recipe.conclude(Context(), [])} == {"not run"}

@@ -120,15 +120,22 @@ def _tally(papers: Sequence[Paper], records: Records) -> str:
         idle = sum(not records.get(name, {}).get("claims") for name in names)
         cells = " | ".join(str(counts[verdict]) for verdict in _VERDICTS)
         lines.append(f"| [{paper.title}]({paper.key}.md) | {cells} | {idle} of {len(names)} |")
-    return "Claims:\n\n" + "\n".join(lines)
+    names = [name for paper in papers for name in paper.recipes]
+    open_ones = _counts(names, records, counted=True)["undecided"]
+    note = (
+        "Further readings of a claim, and claims of our own, stand with their recipes and are not "
+        f"in this table; {open_ones} of them are undecided."
+    )
+    return "\n".join(["Claims:", "", *lines, "", note])
 
 
-def _counts(names: Sequence[str], records: Records) -> Counter[str]:
+def _counts(names: Sequence[str], records: Records, *, counted: bool = False) -> Counter[str]:
+    """Count the verdicts of claims, or of those that are counted elsewhere."""
     return Counter(
         claim["verdict"]
         for name in names
         for claim in records.get(name, {}).get("claims", ())
-        if not claim.get("counted")
+        if bool(claim.get("counted")) == counted
     )
 
 

@@ -43,6 +43,11 @@ class Paper:
 
 _SETTINGS = "settings; the recipes use them"
 _DRAWING = "an illustration; nothing to run"
+_FED_HT_SIMULATIONS = (
+    "fedht-simulation-i",
+    "fedht-simulation-ii",
+    "fedht-simulations-one-step",
+)
 PAPERS = (
     Paper(
         "fedmac",
@@ -79,8 +84,8 @@ PAPERS = (
             Item("Table II", ("fedht-table2",)),
             Item("Figure 1", ("fedht-figure1",)),
             Item("Figure 2", ("fedht-figure2",)),
-            Item("Figure 3", ("fedht-simulation-i", "fedht-simulation-ii")),
-            Item("Figure 4", ("fedht-simulation-i", "fedht-simulation-ii")),
+            Item("Figure 3", _FED_HT_SIMULATIONS),
+            Item("Figure 4", _FED_HT_SIMULATIONS),
             Item(
                 "Figure 5",
                 (

@@ -39,6 +39,14 @@ SHORT_STEP = min(RATES)
 """A common step that leaves the baseline behind, as the figures show it."""
 UNIT_STEP = 0.3
 """The common step of the variant with rows of unit length: a value of the paper's grid."""
+ONE_STEP = {"I": (3e-4, 3e-3), "II": (3e-4,)}
+"""Common steps beside those of the paper's grid, which ends with 0.01 and 0.001."""
+
+DIVERGENCE = (
+    "A run whose objective exceeds ten times that of the zero model counts as diverged and is "
+    "stopped."
+)
+SMALLER_DATA = "30 clients with 200 rows instead of 100 with 1,000."
 
 
 @dataclass(frozen=True)
@@ -166,12 +174,8 @@ def _claims(simulation: Simulation, context: Context, results: Sequence[Result])
                 yield race.fewer_rounds(method, paper, SHORT_STEP)
     yield race.sparse_uploads()
     if simulation.name == "I":
-        renamed = [
-            replace(r, label=r.label.removeprefix("unit rows "))
-            for r in results
-            if r.label.startswith("unit rows ")
-        ]
-        unit = Race("simulation I with rows of unit length", renamed, unit_settings(context))
+        rows = _with("unit rows ", results)
+        unit = Race("simulation I with rows of unit length", rows, unit_settings(context))
         for method, paper in simulation.published:
             yield unit.fewer_rounds(method, paper, UNIT_STEP)
             yield unit.faster(method, "at least 1.6 times (Figure 4)", UNIT_STEP)
@@ -180,13 +184,67 @@ def _claims(simulation: Simulation, context: Context, results: Sequence[Result])
                 yield more
 
 
+def _one_step_settings(simulation: Simulation, context: Context) -> list[Setting]:
+    """Return the settings of every method with one step for all."""
+    most = 1 if context.smoke else None
+    steps, rates = STEPS[:most], ONE_STEP[simulation.name][:most]
+    local = [Setting(m, k, lr) for lr in rates for m in METHODS[:2] for k in steps]
+    return [*local, *(Setting(BASELINE, 1, lr) for lr in rates)]
+
+
+def _plan_one_step(context: Context) -> list[Job]:
+    jobs = (
+        (simulation, _job(simulation, setting, context, seed))
+        for simulation in SIMULATIONS
+        for setting in _one_step_settings(simulation, context)
+        for seed in range(context.seeds)
+    )
+    return [replace(job, label=f"{simulation.name} {job.label}") for simulation, job in jobs]
+
+
+def _claims_one_step(context: Context, results: Sequence[Result]) -> Iterator[Claim]:
+    for simulation in SIMULATIONS:
+        settings = _one_step_settings(simulation, context)
+        race = Race(
+            f"simulation {simulation.name}", _with(f"{simulation.name} ", results), settings
+        )
+        for step in dict.fromkeys(setting.lr for setting in settings):
+            for method, paper in simulation.published:
+                yield race.fewer_rounds(method, paper, step)
+                yield race.faster(method, "at least 1.6 times (Figure 4)", step)
+            for method in METHODS[:2]:
+                yield race.more_steps(method, step)
+
+
+def _conclude_one_step(context: Context, results: Sequence[Result]) -> list[Claim]:
+    return list(_claims_one_step(context, results))
+
+
+def _deviations_one_step(context: Context) -> list[str]:
+    return [
+        "All methods take one step, 0.0003 or (Simulation I) 0.003; the paper's grid has 0.01 and "
+        "0.001 and nothing between or below.",
+        f"The first {TUNING} seeds choose K; further seeds compare the methods.",
+        DIVERGENCE,
+        *(() if context.scale == "full" else (f"Simulation II: {SMALLER_DATA}",)),
+    ]
+
+
+def _with(prefix: str, results: Sequence[Result]) -> list[Result]:
+    """Return the results whose label has a prefix, without it."""
+    return [
+        replace(result, label=result.label.removeprefix(prefix))
+        for result in results
+        if result.label.startswith(prefix)
+    ]
+
+
 def _deviations(simulation: Simulation, context: Context) -> list[str]:
     found = [
         "The paper does not say how its methods share a step. Claims are compared with each method "
         "tuned over the paper's grid, and with the largest step of the grid that serves all three "
         "(rounds also with the smallest step).",
-        "A run whose objective exceeds ten times that of the zero model counts as diverged "
-        "and is stopped.",
+        DIVERGENCE,
         CHOOSING,
     ]
     if simulation.name == "II":
@@ -198,19 +256,29 @@ def _deviations(simulation: Simulation, context: Context) -> list[str]:
             "The variant with rows of unit length is ours: it makes local Hessians comparable."
         )
     elif context.scale != "full":
-        found.append("30 clients with 200 rows instead of 100 with 1,000.")
+        found.append(SMALLER_DATA)
     return found
 
 
-RECIPES = tuple(
+RECIPES = (
+    *(
+        Recipe(
+            f"fedht-simulation-{simulation.name.lower()}",
+            f"Fed-HT's simulation {simulation.name} (Figures 3 and 4)",
+            PAPER,
+            partial(_plan, simulation),
+            partial(_conclude, simulation),
+            partial(_deviations, simulation),
+            partial(_follow, simulation),
+        )
+        for simulation in SIMULATIONS
+    ),
     Recipe(
-        f"fedht-simulation-{simulation.name.lower()}",
-        f"Fed-HT's simulation {simulation.name} (Figures 3 and 4)",
+        "fedht-simulations-one-step",
+        "Fed-HT's simulations with one step for all methods (Figures 3 and 4)",
         PAPER,
-        partial(_plan, simulation),
-        partial(_conclude, simulation),
-        partial(_deviations, simulation),
-        partial(_follow, simulation),
-    )
-    for simulation in SIMULATIONS
+        _plan_one_step,
+        _conclude_one_step,
+        _deviations_one_step,
+    ),
 )
