@@ -234,7 +234,8 @@ class TunedRow:
         jobs = []
         for seed in seeds:
             for method, changes in GRID.items():
-                for change in ({}, *changes):
+                tried = changes[:1] if context.smoke else changes
+                for change in ({}, *tried):
                     options = {**TABLE_2[method], **change}
                     label = " ".join(
                         [self.name, method, *(f"{k}={v:g}" for k, v in change.items())]
