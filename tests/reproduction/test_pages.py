@@ -9,7 +9,7 @@ from parsifl.core.errors import DataError
 from parsifl_reproduction.pages import pages, write_pages
 from parsifl_reproduction.papers import PAPERS
 from parsifl_reproduction.recipe import SKIPPED, Claim, Context, Result, find, recipes
-from parsifl_reproduction.record import Record, not_run, read_all, record, write
+from parsifl_reproduction.record import Record, asked, not_run, read_all, record, write
 
 DOCS = Path(__file__).parents[2] / "docs/reproduction"
 MADE = {
@@ -104,6 +104,14 @@ def test_the_pages_of_the_documentation_are_those_of_its_records() -> None:
         assert (DOCS / name).read_text() == text, (
             "run `parsifl reproduce --record docs/reproduction`"
         )
+
+
+def test_records_of_the_documentation_describe_the_recipes_as_they_are() -> None:
+    for name, found in read_all(DOCS).items():
+        recipe, context = find(name), Context(found["scale"], asked(found)[0])
+        assert found["title"] == recipe.title, name
+        assert found["deviations"] == list(recipe.deviations(context)), name
+        assert found["jobs"] >= len(recipe.plan(context)), name
 
 
 def test_records_of_the_documentation_name_no_folder_of_this_machine() -> None:
