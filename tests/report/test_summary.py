@@ -131,3 +131,16 @@ def test_a_narrow_terminal_cuts_no_number_off(tmp_path: Path) -> None:
 def test_no_rows_make_an_empty_table() -> None:
     assert headline([]) == []
     assert render([]).row_count == 0
+
+
+def test_the_terminal_table_names_the_rows_of_each_protocol(tmp_path: Path) -> None:
+    same = [open_run(make_run(tmp_path / name, name)) for name in ("fedavg", "ditto")]
+    other = open_run(make_run(tmp_path / "c", "fedprox", evaluation={"clients": "sampled"}))
+    one, several = (str(render(headline(runs)).caption) for runs in (same, [*same, other]))
+    assert [line.partition(":")[0] for line in one.splitlines()[:2]] == ["Global", "Personal"]
+    assert [line.partition(":")[0] for line in several.splitlines()[:4]] == [
+        "Global (fedavg, ditto)",
+        "Global (fedprox)",
+        "Personal (fedavg, ditto)",
+        "Personal (fedprox)",
+    ]

@@ -216,13 +216,27 @@ def number(value: Number, score: str) -> str:
 
 
 def _caption(rows: Sequence[Row], several: bool) -> str:
-    scores = [s for row in rows for s in (row.global_model, row.personal_model) if s]
-    lines = list(dict.fromkeys(score.protocol for score in scores))
+    lines = [
+        *_protocols([(row.label, row.global_model) for row in rows]),
+        *_protocols([(row.label, row.personal_model) for row in rows]),
+    ]
     if any(row.personal_model for row in rows):
-        lines.append("std and worst tenth are over clients, of the personal models")
+        lines.append("std and worst tenth are over clients, of the personal models.")
     if several:
         lines.append("± is the standard deviation over seeds; costs are means over seeds.")
     return _plain("\n".join(lines))
+
+
+def _protocols(scores: Iterable[tuple[str, ModelScore | None]]) -> list[str]:
+    """Return how the scores of one model were obtained, with the rows where they differ."""
+    rows: dict[str, list[str]] = {}
+    for label, score in scores:
+        if score is not None:
+            rows.setdefault(score.protocol, []).append(label)
+    if len(rows) < 2:
+        return list(rows)
+    parts = [(protocol.partition(":"), labels) for protocol, labels in rows.items()]
+    return [f"{model} ({', '.join(labels)}):{rest}" for (model, _, rest), labels in parts]
 
 
 def _plain(text: str) -> str:
