@@ -278,6 +278,20 @@ def test_a_command_of_another_package_that_is_broken_leaves_the_others_alone(
     group.command("list")(list_)
     mount_plugins(group)
     assert CliRunner().invoke(group, ["list", "algorithms"]).exit_code == 0
-    result = CliRunner().invoke(group, ["tune"])
+    for words in ([], ["fedavg", "--rounds", "5"]):
+        result = CliRunner().invoke(group, ["tune", *words])
+        assert result.exit_code == 2
+        assert "'tune' of package_that_is_not_there:tune cannot be imported" in result.stderr
+
+
+@pytest.mark.parametrize("words", [[], ["--list"], ["fedslr", "--scale", "smoke"]])
+def test_reproduce_explains_how_to_install_it_whatever_is_asked(
+    monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    monkeypatch.setattr("parsifl.cli.app.entry_points", lambda **_: [])
+    group = typer.Typer(cls=FriendlyGroup)
+    group.command("list")(list_)
+    mount_plugins(group)
+    result = CliRunner().invoke(group, ["reproduce", *words])
     assert result.exit_code == 2
-    assert "'tune' of package_that_is_not_there:tune cannot be imported" in result.stderr
+    assert "`pip install ./reproduction`" in result.stderr

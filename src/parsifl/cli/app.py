@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 
 import typer
@@ -26,21 +25,22 @@ from parsifl.core.errors import ConfigError
 
 ENTRY_POINT_GROUP = "parsifl.commands"
 _EXAMPLE = re.compile(r"(?<=\n\n)  (?=\S)")
+_ANY_WORDS = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
 def mount_plugins(app: typer.Typer) -> None:
     """Add every installed command; a missing `reproduce` explains how to install it."""
     found = {entry.name: entry for entry in entry_points(group=ENTRY_POINT_GROUP)}
     for name, entry in sorted(found.items()):
-        app.command(name)(_loaded(entry))
+        _mount(app, name, entry)
     if "reproduce" not in found:
-        app.command("reproduce", hidden=True)(_missing)
+        app.command("reproduce", hidden=True, context_settings=_ANY_WORDS)(_missing)
 
 
-def _loaded(entry: EntryPoint) -> Callable[..., None]:
-    """Return the command of another package; one that cannot be imported fails when it runs."""
+def _mount(app: typer.Typer, name: str, entry: EntryPoint) -> None:
+    """Add the command of another package; one that cannot be imported fails when it runs."""
     try:
-        command: Callable[..., None] = entry.load()
+        app.command(name)(entry.load())
     except Exception as error:  # another package may fail in any way; the others remain available
         reason = f"{type(error).__name__}: {error}"
 
@@ -51,8 +51,7 @@ def _loaded(entry: EntryPoint) -> Callable[..., None]:
                 "repair or uninstall the package that has it"
             )
 
-        return broken
-    return command
+        app.command(name, context_settings=_ANY_WORDS)(broken)
 
 
 def keep_examples(app: typer.Typer) -> None:
