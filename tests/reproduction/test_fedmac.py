@@ -127,7 +127,7 @@ def test_further_seeds_run_only_the_settings_that_the_first_one_chose() -> None:
 
 
 def test_tuned_rows_try_the_same_settings_on_their_own_data() -> None:
-    names = [f"fedmac-table1-tuned{row}" for row in ("", "-fmnist", "-synthetic")]
+    names = [f"fedmac-table1-tuned{row}" for row in ("", "-fmnist", "-cifar", "-synthetic")]
     settings = [[job.label.partition(" ")[2] for job in plan(name, seeds=3)] for name in names]
     assert all(each == settings[0] for each in settings)
     fingerprints = [job.fingerprint for name in names for job in plan(name, seeds=3)]

@@ -62,6 +62,7 @@ PAPERS = (
                     "fedmac-table1-synthetic",
                     "fedmac-table1-tuned",
                     "fedmac-table1-tuned-fmnist",
+                    "fedmac-table1-tuned-cifar",
                     "fedmac-table1-tuned-synthetic",
                 ),
             ),
