@@ -235,7 +235,7 @@ RECIPES = (
         "Local epochs",
         partial(EPOCHS.plan, first_seed=NEW_SEEDS),
         _table6,
-        ("20 rounds: after 100 the numbers of epochs no longer differ on this dataset",),
+        ("20 rounds instead of those 100",),
     ),
     _recipe(
         7,
