@@ -13,6 +13,7 @@ import torch
 from tests.algorithms import sparse
 from tests.reference_sparse import Array, cosamp, fed_grad_mp, float16, int8
 
+from parsifl.algorithms._bases.averaging import Mean
 from parsifl.algorithms.fedgradmp import FedGradMP
 from parsifl.algorithms.inexactfedgradmp import InexactFedGradMP
 from parsifl.core.batching import Batch
@@ -563,6 +564,9 @@ def test_a_cohort_of_weight_zero_leaves_the_model_unchanged() -> None:
         FedGradMP(tau=2), GLM(4), rows, 4, test=0.0, participation=0.5, profiles=profiles
     )
     assert torch.equal(run.model.params["coef"].round(decimals=8), torch.tensor([1.0, 0, 0, 2.0]))
+    alone = Mean.of({"coef": torch.ones(4)}, 0.0)
+    server = {"coef": torch.tensor([1.0, 0.0, 0.0, 2.0])}
+    assert FedGradMP(tau=2).aggregate(GLM(4), server, alone, Key(0)) is server
     with pytest.raises(ConfigError, match="every client has weight 0"):
         simulate(FedGradMP(tau=2), GLM(4), rows, 1, profiles=[{"importance": 0}] * 2)
 

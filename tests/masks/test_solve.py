@@ -14,7 +14,7 @@ from parsifl.core.errors import ConfigError
 from parsifl.core.keys import Key
 from parsifl.core.layer_group import LayerGroup
 from parsifl.masks import MaskPlan, heuristics, optimal, replan
-from parsifl.masks.instance import instance_of, value
+from parsifl.masks.instance import floor, instance_of, value
 
 MOBILENET = [928, 2528, 9152, 18048, 34688, 68864, 134912, *[268800] * 5, 531968, 1061888]
 PRERESNET = [1728, 73984, 73984, 229760, 295424, 918272, 1180672, 3671552, 4720640, 1024]
@@ -342,20 +342,21 @@ def test_a_limit_of_nodes_gives_the_same_plan_whatever_the_clock_says(
 
 
 @pytest.mark.parametrize(
-    ("sizes", "budgets", "objective", "best"),
+    ("sizes", "budgets", "objective"),
     [
-        ([1, 4, 3], [8, 2.5, 2.5, 5.4, 5.4, 5.4], "bias", 20 / 3),
-        ([27, 1, 21, 12, 25], [48, 48, 49.8, 49.8, 49.8, 86, 49.8], "J", 80.9142857142857),
-        ([42, 48, 35, 24], [50.66, 149, 50.66, 65.56, 50.66, 50.66], "J", 152.366666666667),
+        ([10, 40, 30], [80, 25, 25, 54, 54, 54], "bias"),
+        ([42, 48, 35, 24], [50, 149, 50, 65, 50, 50], "J"),
     ],
 )
 def test_a_limit_of_nodes_does_not_hide_the_optimum_of_a_small_fleet(
-    sizes: list[int], budgets: list[float], objective: str, best: float
+    sizes: list[int], budgets: list[int], objective: str
 ) -> None:
+    """One program alone ends 20 % above these optima."""
+    least = reference_best(sizes, budgets)
+    assert least is not None
     plan = optimal(sizes, budgets, objective, nodes=50)
     assert plan.proven
-    assert plan.value == pytest.approx(best)
-    assert best == pytest.approx(optimal(sizes, budgets, objective).value)
+    assert plan.value == pytest.approx(dict(zip(("bias", "J"), least, strict=True))[objective])
 
 
 @pytest.mark.parametrize("choice", [{"weights": [1, 2]}, {"objective": "V"}])
@@ -366,7 +367,7 @@ def test_layers_that_are_left_out_are_named_for_every_objective(choice: dict[str
 
 
 def test_a_floor_is_never_negative() -> None:
-    assert str(optimal([3, 7, 11], [21, 21, 21]).floor) == "0.0"
+    assert floor(6.0, 6.0, 6.000000000000001) == 0.0  # a mean that was rounded up
 
 
 @pytest.mark.slow

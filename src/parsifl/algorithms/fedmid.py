@@ -30,8 +30,7 @@ class FedMid(ProximalSettings, SparsitySettings, LocalSgd, Averaging[Problem, No
               \qquad w \leftarrow \mathrm{prox}_{\eta_s \eta K \psi}(w + \eta_s \overline{\Delta w})
 
     with eta = `lr`, eta_s = `server_lr`, K = `local_steps` (the same on every device) and psi by
-    `prox`. Sent: the model,
-    both ways. Kept: nothing.
+    `prox`. Sent: the model, both ways. Kept: nothing.
     """
 
     cites: ClassVar[str] = "Yuan, Zaheer and Reddi, Federated Composite Optimization, ICML 2021"

@@ -27,7 +27,8 @@ class LocalSgd:
     batch_size
         Rows per step.
     local_steps
-        SGD steps per round. "local_steps" or "epochs" in a device profile takes precedence.
+        SGD steps per round. "local_steps" or "epochs" in a device profile takes precedence, except
+        in algorithms whose server counts on equal steps (FedMid, Distributed-IHT).
     epochs
         Passes over the client's rows per round; replaces `local_steps` if given.
     momentum
