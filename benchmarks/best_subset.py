@@ -15,19 +15,22 @@ import os
 import sys
 import time
 import warnings
+from pathlib import Path
 from typing import Any
 
 import abess
 import numpy as np
 
 from parsifl import data
-from parsifl.estimators import (
+from parsifl.sites import (
     FederatedSparseClassifier,
     FederatedSparseCox,
     FederatedSparsePoisson,
     FederatedSparseRegressor,
 )
-from parsifl.testing.regimes import REGIMES
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the regimes are those of the tests
+from tests.support.regimes import REGIMES
 
 OURS: dict[str, Any] = {
     "gaussian": FederatedSparseRegressor,

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from parsifl.core import registry
 from parsifl.flower.disclosure import reply_paths, upload_paths
+from parsifl.sites.deployment import messages
 
 PAGE = Path(__file__).parent / "reference" / "disclosure.md"
 
@@ -114,7 +115,7 @@ def meaning(path: str) -> str:
 def page() -> str:
     """Return the page."""
     lines = [INTRODUCTION]
-    for kind, paths in reply_paths().items():
+    for kind, paths in reply_paths(messages.REPLIES).items():
         lines += [f"## {REPLIES[kind]}", "", "| field | what it is |", "|-|-|"]
         grouped: dict[str, list[str]] = {}
         for path in paths:

@@ -15,7 +15,7 @@ import numpy as np
 
 from parsifl import data
 from parsifl.core.keys import Key
-from parsifl.estimators import FederatedSparseRegressor
+from parsifl.sites import FederatedSparseRegressor
 
 COEFFICIENTS = (2, 4, 16)
 SHRINKAGE = 5.0  # a state with this many communities gets half of its mean error

@@ -17,7 +17,7 @@ from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import StratifiedShuffleSplit
 
 from parsifl import data
-from parsifl.estimators import FederatedSparseClassifier
+from parsifl.sites import FederatedSparseClassifier
 
 COEFFICIENTS = 6
 SPLITS = 3

@@ -13,7 +13,7 @@ from typing import Self
 LIMIT_SECONDS = 180
 _SERVER = """
 import json, os, runpy, signal, sys, traceback
-import torch, parsifl.engine.experiment, parsifl.estimators
+import torch, parsifl.engine.experiment, parsifl.sites
 
 for line in sys.stdin:
     program, folder, output, limit = json.loads(line)

@@ -9,14 +9,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from parsifl import startup
+from parsifl.core import renamed
 
 if TYPE_CHECKING:
     from parsifl import algorithms as algorithms
     from parsifl import base as base
     from parsifl import data as data
-    from parsifl import estimators as estimators
     from parsifl import masks as masks
     from parsifl import report as report
+    from parsifl import sites as sites
     from parsifl import testing as testing
     from parsifl import wire as wire
     from parsifl.core import errors as errors
@@ -49,11 +50,11 @@ PACKAGES = {
     "base": "parsifl.base",
     "data": "parsifl.data",
     "errors": "parsifl.core.errors",
-    "estimators": "parsifl.estimators",
     "keys": "parsifl.core.keys",
     "masks": "parsifl.masks",
     "models": "parsifl.nn.models",
     "report": "parsifl.report",
+    "sites": "parsifl.sites",
     "testing": "parsifl.testing",
     "wire": "parsifl.wire",
 }
@@ -73,13 +74,14 @@ __all__ = [
 __version__ = "0.2.0"
 
 startup.prepare()
+renamed.install()
 
 
 def __getattr__(name: str) -> Any:
     if name in PACKAGES:
         return importlib.import_module(PACKAGES[name])
     if name not in _HOMES:
-        raise AttributeError(f"module 'parsifl' has no attribute '{name}'")
+        raise renamed.missing("parsifl", name)
     return getattr(importlib.import_module(_HOMES[name]), name)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.support.fixtures import classifier, clients
 
 from parsifl.algorithms.composed import Composed, CoordinateMedian
 from parsifl.algorithms.ditto import Ditto
@@ -25,7 +26,6 @@ from parsifl.solvers.upload_transforms import Delta, TopK
 from parsifl.testing.conformance import run_checks
 from parsifl.testing.conformance.examples import example_for
 from parsifl.testing.conformance.harness import small, snapshot
-from parsifl.testing.fixtures import classifier, clients
 
 SETTINGS: dict[str, Any] = {"lr": 0.1, "local_steps": 2, "batch_size": 4}
 ENGINES: tuple[Any, ...] = ("loop", "vmap", "fused")

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.fixtures import classifier, clients
 
 from parsifl.algorithms._bases.averaging import Mean
 from parsifl.algorithms._bases.local_sgd import LocalSgd
@@ -16,7 +17,6 @@ from parsifl.engine.batch_sampler import BatchSampler
 from parsifl.engine.simulate import simulate
 from parsifl.solvers.sgd import SgdConfig, sgd
 from parsifl.testing.conformance.harness import difference
-from parsifl.testing.fixtures import classifier, clients
 
 
 def test_one_client_is_plain_sgd() -> None:

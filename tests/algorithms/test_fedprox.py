@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.support.fixtures import classifier, clients
 
 from parsifl.algorithms.fedavg import FedAvg
 from parsifl.algorithms.fedprox import FedProx
@@ -10,7 +11,6 @@ from parsifl.core import tree
 from parsifl.core.keys import Key
 from parsifl.engine.simulate import simulate
 from parsifl.testing.conformance.harness import difference
-from parsifl.testing.fixtures import classifier, clients
 
 SETTINGS: dict[str, Any] = {
     "lr": 0.2,

@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.support.fixtures import classifier, clients
 
 from parsifl.algorithms.ditto import Ditto
 from parsifl.algorithms.local import Local
@@ -13,7 +14,6 @@ from parsifl.engine.batch_sampler import BatchSampler
 from parsifl.engine.simulate import simulate
 from parsifl.solvers.sgd import SgdConfig, sgd
 from parsifl.testing.conformance.harness import difference
-from parsifl.testing.fixtures import classifier, clients
 
 SETTINGS: dict[str, Any] = {"lr": 0.2, "local_steps": 3, "batch_size": 4}
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.fixtures import classifier, clients
 
 from parsifl.algorithms.fedavg import FedAvg
 from parsifl.algorithms.scaffold import Scaffold
@@ -11,7 +12,6 @@ from parsifl.core import tree
 from parsifl.core.keys import Key
 from parsifl.engine.simulate import simulate
 from parsifl.testing.conformance.harness import difference
-from parsifl.testing.fixtures import classifier, clients
 
 SETTINGS: dict[str, Any] = {"lr": 0.2, "local_steps": 3, "batch_size": 4}
 ENGINES: tuple[Any, ...] = ("loop", "fused")

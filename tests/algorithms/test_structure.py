@@ -36,7 +36,7 @@ def test_editors_see_the_same_names() -> None:
     found = {
         alias.name: node.module
         for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("parsifl.")
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("parsifl.algorithms.")
         for alias in node.names
     }
     assert found.pop("Composed") == "parsifl.algorithms.composed"

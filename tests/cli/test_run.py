@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import json
 import warnings
 from dataclasses import replace
@@ -12,7 +13,6 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from parsifl.cli import flower
 from parsifl.cli.app import app, mount_plugins
 from parsifl.cli.errors import FriendlyGroup
 from parsifl.cli.list_show import list_
@@ -205,13 +205,14 @@ def test_a_config_file_may_choose_flower_too(
     file.write_text('engine = "flower-sim"\n')
     asked = []
 
-    def deployed(chosen: experiment.Experiment, engine: str, *_: object, **__: object) -> None:
-        asked.append((chosen.executor, engine))
+    def deployed(chosen: experiment.Experiment, *_: object, **options: bool) -> None:
+        asked.append((chosen.executor, options["simulation"]))
         raise ConfigError("that is enough")
 
-    monkeypatch.setattr(flower, "execute", deployed)
+    execute_simulation = functools.partial(deployed, simulation=True)
+    monkeypatch.setattr("parsifl.flower.cli.trial.execute_simulation", execute_simulation)
     code, _, err = invoke("run", *QUICK, "fedavg", "--config", str(file))
-    assert (code, err, asked) == (2, "error: that is enough\n", [("auto", "flower-sim")])
+    assert (code, err, asked) == (2, "error: that is enough\n", [("auto", True)])
 
 
 def test_a_model_takes_options() -> None:
@@ -273,7 +274,7 @@ def test_a_command_of_another_package_that_is_broken_leaves_the_others_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     broken = EntryPoint("tune", "package_that_is_not_there:tune", "parsifl.commands")
-    monkeypatch.setattr("parsifl.cli.app.entry_points", lambda **_: [broken])
+    monkeypatch.setattr("parsifl.core.plugins.entry_points", lambda **_: [broken])
     group = typer.Typer(cls=FriendlyGroup)
     group.command("list")(list_)
     mount_plugins(group)
@@ -288,7 +289,7 @@ def test_a_command_of_another_package_that_is_broken_leaves_the_others_alone(
 def test_reproduce_explains_how_to_install_it_whatever_is_asked(
     monkeypatch: pytest.MonkeyPatch, words: list[str]
 ) -> None:
-    monkeypatch.setattr("parsifl.cli.app.entry_points", lambda **_: [])
+    monkeypatch.setattr("parsifl.core.plugins.entry_points", lambda **_: [])
     group = typer.Typer(cls=FriendlyGroup)
     group.command("list")(list_)
     mount_plugins(group)

@@ -4,6 +4,7 @@ from dataclasses import FrozenInstanceError, dataclass
 from typing import Any, ClassVar, final
 
 import pytest
+from tests.support.fixtures import TinyFedAvg, classifier
 from torch import Tensor
 
 from parsifl.algorithms.ditto import Ditto
@@ -19,7 +20,6 @@ from parsifl.core.batching import DataRequest
 from parsifl.core.errors import CapabilityError, ConfigError
 from parsifl.core.problem import Layered, Scalable
 from parsifl.testing.conformance.examples import restricted
-from parsifl.testing.fixtures import TinyFedAvg, classifier
 
 PARAMS = dict[str, Tensor]
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.fixtures import classifier
 
 from parsifl.core import augment, keys
 from parsifl.core.batching import Batch, Batches, BatchSpec, Partial, schedule
 from parsifl.core.errors import ConfigError, DataError
 from parsifl.core.keys import Key
-from parsifl.testing.fixtures import classifier
 
 SAMPLES = st.integers(1, 40)
 BATCH = st.none() | st.integers(1, 12)

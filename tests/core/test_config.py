@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parsifl.algorithms.fedavg import FedAvg
-from parsifl.core import config, registry
+from parsifl.core import config, registry, renamed
 from parsifl.core.config import Count, Fraction, Momentum, NonNegative, Positive, Size
 from parsifl.core.errors import ConfigError
 
@@ -161,8 +161,8 @@ def test_a_name_that_a_class_has_is_taken_though_others_renamed_it() -> None:
 def test_every_new_name_and_every_synonym_belongs_to_some_algorithm() -> None:
     kinds = registry.algorithms().values()
     fields = {name for kind in kinds for name in inspect.signature(kind).parameters}
-    assert {*config.RENAMED.values(), *sum(config.SYNONYMS.values(), ())} <= fields
-    assert not config.RENAMED.keys() & fields
+    assert {*renamed.SETTINGS.values(), *sum(config.SYNONYMS.values(), ())} <= fields
+    assert not renamed.SETTINGS.keys() & fields
 
 
 def test_text_that_is_no_number_is_refused() -> None:

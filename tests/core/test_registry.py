@@ -3,17 +3,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.metadata import EntryPoint
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any, final
 
 import pytest
+from tests.support.fixtures import TinyFedAvg
 
 from parsifl.algorithms.fedavg import FedAvg
-from parsifl.core import registry
+from parsifl.core import plugins, registry
 from parsifl.core.errors import ConfigError
 from parsifl.core.registry import Registry
-from parsifl.testing.fixtures import TinyFedAvg
 
 
 def test_a_registry_forgives_spelling_but_neither_typos_nor_two_of_one_name() -> None:
@@ -32,7 +33,7 @@ def test_a_registry_forgives_spelling_but_neither_typos_nor_two_of_one_name() ->
 def outside(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """Pretend that other packages have entry points."""
     entries: list[Any] = []
-    monkeypatch.setattr(registry, "entry_points", lambda group: entries if group else [])
+    monkeypatch.setattr(plugins, "entry_points", lambda group: entries if group else [])
     registry.algorithms.cache_clear()
     yield entries
     registry.algorithms.cache_clear()
@@ -44,7 +45,7 @@ def module(monkeypatch: pytest.MonkeyPatch, name: str, *kinds: type) -> Any:
         kind.__module__ = name
         setattr(made, kind.__name__, kind)
     monkeypatch.setitem(sys.modules, name, made)
-    return SimpleNamespace(value=name)
+    return EntryPoint(name, name, plugins.ALGORITHMS)
 
 
 def test_every_final_method_in_the_package_is_found() -> None:
@@ -101,7 +102,7 @@ def test_a_subclass_of_a_final_class_is_not_registered(
 
 
 def test_a_package_that_cannot_be_imported_is_named_and_left_out(outside: list[Any]) -> None:
-    outside.append(SimpleNamespace(value="package_that_is_not_there"))
+    outside.append(EntryPoint("broken", "package_that_is_not_there", plugins.ALGORITHMS))
     with pytest.warns(UserWarning, match="'package_that_is_not_there' .* cannot be imported"):
         assert "fedavg" in registry.algorithms()
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.sparse import csr_matrix
+from tests.support.fixtures import classifier, clients
 from torch import nn
 
 from parsifl.algorithms.fedavg import FedAvg
@@ -19,7 +20,6 @@ from parsifl.engine.batch_sampler import BatchSampler, Infos
 from parsifl.engine.simulate import simulate
 from parsifl.linear.glm import GLM
 from parsifl.nn.neural import NeuralProblem
-from parsifl.testing.fixtures import classifier, clients
 
 
 def test_infos_are_made_on_demand() -> None:

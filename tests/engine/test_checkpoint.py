@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support import strategies
 from torch import Tensor
 
 from parsifl.algorithms.scaffold import ScaffoldServer
@@ -22,7 +23,6 @@ from parsifl.engine.local_pool import LocalPool
 from parsifl.engine.record import RoundRecord
 from parsifl.engine.safe_files import replace_file
 from parsifl.engine.state_store import StateStore
-from parsifl.testing import strategies
 
 TYPES = TreeTypes(ScaffoldServer, dict[str, Tensor], None, None)
 PART = "part-00000001.safetensors"

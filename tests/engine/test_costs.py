@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support import fixtures
 from torch import nn
 
 from parsifl.algorithms.perfedmask import PerFedMask
@@ -19,7 +20,6 @@ from parsifl.engine.costs import Cost, FlopCounter, NetworkModel
 from parsifl.engine.simulate import simulate
 from parsifl.nn import models
 from parsifl.nn.neural import NeuralProblem
-from parsifl.testing import fixtures
 
 
 def device_costs(factory: Callable[[], nn.Module], nu: float, devices: int = 10) -> list[Cost]:

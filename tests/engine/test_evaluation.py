@@ -9,6 +9,7 @@ from typing import Any, final
 import numpy as np
 import pytest
 import torch
+from tests.support.fixtures import TinyFedAvg, classifier, clients
 from torch import nn
 
 from parsifl.algorithms.ditto import Ditto
@@ -32,7 +33,6 @@ from parsifl.linear.glm import GLM
 from parsifl.nn.neural import NeuralProblem
 from parsifl.solvers.sgd import SgdConfig, sgd
 from parsifl.testing.conformance.harness import difference
-from parsifl.testing.fixtures import TinyFedAvg, classifier, clients
 
 METHOD = Ditto(lr=0.1, local_steps=2, batch_size=4)
 ENGINES: tuple[Any, ...] = ("loop", "fused")

@@ -16,6 +16,7 @@ import torch
 from hypothesis import given as given_values
 from hypothesis import strategies as st
 from scipy.sparse import csr_matrix
+from tests.support.fixtures import classifier, clients
 from torch import Tensor, nn
 
 import parsifl
@@ -40,7 +41,6 @@ from parsifl.solvers.sgd import SgdConfig, sgd
 from parsifl.testing.conformance import harness_for, small
 from parsifl.testing.conformance.examples import restricted
 from parsifl.testing.conformance.harness import difference, snapshot
-from parsifl.testing.fixtures import classifier, clients
 
 EXECUTORS: tuple[Literal["vmap", "fused"], ...] = ("vmap", "fused")
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.sparse import csr_matrix
+from tests.support.fixtures import clients
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -20,7 +21,6 @@ from parsifl.data.ragged import Ragged
 from parsifl.engine.batch_sampler import BatchSampler
 from parsifl.engine.checks import check_fit
 from parsifl.linear.design import as_design
-from parsifl.testing.fixtures import clients
 
 
 class Noisy(nn.Module):

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.support.fixtures import classifier, clients
 
 from parsifl import wire
 from parsifl.algorithms.ditto import Ditto
@@ -41,7 +42,6 @@ from parsifl.engine import (
     Training,
 )
 from parsifl.engine.evaluation import Evaluation
-from parsifl.testing.fixtures import classifier, clients
 
 SIZES = (6, 9, 8, 11, 7, 5)
 ALGORITHMS: dict[str, AnyAlgorithm] = {

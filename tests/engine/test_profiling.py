@@ -4,11 +4,11 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.support.fixtures import classifier, clients
 
 from parsifl.algorithms.ditto import Ditto
 from parsifl.engine import simulate as module
 from parsifl.engine.profiling import PhaseTimer
-from parsifl.testing.fixtures import classifier, clients
 
 PHASES = {
     "draw",

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.fixtures import classifier
 from torch import Tensor
 
 from parsifl.algorithms.fedamp import FedAMP
@@ -17,7 +18,6 @@ from parsifl.engine.costs import Cost, NetworkModel
 from parsifl.engine.pool import ClientFailure, ClientResult
 from parsifl.engine.record import RoundRecord
 from parsifl.engine.tally import RoundTally
-from parsifl.testing.fixtures import classifier
 from parsifl.wire import MessageStats
 
 CLIENTS = [ClientInfo(client, 3 + client) for client in range(4)]

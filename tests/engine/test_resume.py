@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.records import read_metrics
+from tests.support.fixtures import classifier, clients
 
 from parsifl.algorithms.ditto import Ditto
 from parsifl.core import tree
@@ -18,7 +19,6 @@ from parsifl.engine.evaluation import Evaluation
 from parsifl.engine.simulate import simulate
 from parsifl.engine.training import RoundEnd
 from parsifl.testing.conformance.harness import snapshot
-from parsifl.testing.fixtures import classifier, clients
 
 # The driver forks a child for each attempt, so that everything is imported once; with one thread
 # torch may be used before a fork.
@@ -29,7 +29,7 @@ from parsifl.core import tree
 from parsifl.algorithms.ditto import Ditto
 from parsifl.engine import simulate as module
 from parsifl.testing.conformance.harness import snapshot
-from parsifl.testing.fixtures import classifier, clients
+from tests.support.fixtures import classifier, clients
 
 folder, engine, seed, every = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
 module.simulate(Ditto(local_steps=1), classifier(), clients(), 1, executor=engine)  # imports

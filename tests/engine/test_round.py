@@ -13,6 +13,7 @@ from typing import Any, ClassVar, final
 import numpy as np
 import pytest
 import torch
+from tests.support.fixtures import TinyFedAvg, classifier, clients
 from torch import Tensor, nn
 
 from parsifl import wire
@@ -34,7 +35,6 @@ from parsifl.engine.simulate import simulate
 from parsifl.engine.training import RoundEnd, Training
 from parsifl.nn.neural import NeuralProblem
 from parsifl.testing.conformance.harness import difference
-from parsifl.testing.fixtures import TinyFedAvg, classifier, clients
 
 ENGINES: tuple[Any, ...] = ("loop", "fused")
 

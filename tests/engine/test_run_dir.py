@@ -16,6 +16,7 @@ import torch
 from scipy.sparse import csr_matrix
 from tests.records import read_metrics
 from tests.report.folders import costs, make_run
+from tests.support.fixtures import classifier, clients
 from torch import nn
 
 import parsifl
@@ -34,7 +35,6 @@ from parsifl.engine.simulate import simulate
 from parsifl.engine.training import RoundEnd
 from parsifl.linear.glm import GLM
 from parsifl.nn.neural import NeuralProblem
-from parsifl.testing.fixtures import classifier, clients
 
 METHOD = FedAvg(lr=0.1, local_steps=2, batch_size=4)
 

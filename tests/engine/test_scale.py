@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.support.fixtures import classifier, clients
 from torch import nn
 
 import parsifl
@@ -17,7 +18,6 @@ from parsifl.core import tree
 from parsifl.data.clients import ClientData, Ragged
 from parsifl.engine.state_store import StateStore
 from parsifl.testing.conformance.harness import snapshot
-from parsifl.testing.fixtures import classifier, clients
 
 METHOD = Ditto(lr=0.1, local_steps=2, batch_size=5)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.fixtures import TinyFedAvg, classifier, clients
 from torch import nn
 
 from parsifl.algorithms.fedavg import FedAvg
@@ -28,7 +29,6 @@ from parsifl.engine.run import Run
 from parsifl.engine.simulate import simulate
 from parsifl.linear.glm import GLM
 from parsifl.nn.neural import NeuralProblem
-from parsifl.testing.fixtures import TinyFedAvg, classifier, clients
 
 
 def test_a_client_that_does_not_exist_is_refused() -> None:

@@ -9,10 +9,10 @@ from functools import partial
 
 import pytest
 import torch
+from tests.support.fixtures import classifier
 
 from parsifl.engine import threads
 from parsifl.linear.glm import GLM
-from parsifl.testing.fixtures import classifier
 
 PLACE: ContextVar[str] = ContextVar("place", default="nowhere")
 

@@ -28,12 +28,12 @@ from parsifl.core.errors import CapabilityError, ParsiflError
 from parsifl.core.problem import Problem
 from parsifl.engine import checkpoint
 from parsifl.engine.experiment import Experiment
-from parsifl.estimators import load
-from parsifl.flower.agreement import RegressionSpec, read_csv
 from parsifl.flower.app_template import write_app
-from parsifl.flower.regression import MODEL_FILE
 from parsifl.flower.settings import DONE_FILE, ERROR_FILE, Deployment, to_config
 from parsifl.nn.neural import NeuralProblem
+from parsifl.sites import deployment, load
+from parsifl.sites.deployment.agreement import RegressionSpec, read_csv
+from parsifl.sites.deployment.regression import MODEL_FILE
 
 SPEC = RegressionSpec("days")
 
@@ -215,8 +215,8 @@ def test_a_regression_over_tables(tmp_path: Path) -> None:
         {**node, "data": str(tmp_path / "app" / "examples" / f"hospital{i}.csv")}
         for i, node in enumerate(nodes(tmp_path / "state"))
     ]
-    client = parsifl.flower.regression_client_app(lambda node: read_csv(node["data"]), SPEC)
-    run(parsifl.flower.regression_server_app(SPEC), client, config, places)
+    client = deployment.regression_client_app(lambda node: read_csv(node["data"]), SPEC)
+    run(deployment.regression_server_app(SPEC), client, config, places)
     model = load(tmp_path / "run" / MODEL_FILE)
     assert model.preprocessing_ is not None
     assert model.preprocessing_.rows == 400
@@ -231,8 +231,8 @@ def test_a_node_declares_missing_codes_and_sets_its_guards(tmp_path: Path) -> No
     header, first, rest = files[1].read_text().split("\n", 2)
     files[1].write_text("\n".join([header, first.replace(first.split(",")[1], "<40"), rest]))
     chosen = Experiment("fedgradmp", {"tau": 4, "batch_size": None}, clients=3, rounds=2)
-    app = parsifl.flower.regression_client_app(lambda n: read_csv(n["data"]), SPEC, ["--"])
-    server = parsifl.flower.regression_server_app(SPEC)
+    app = deployment.regression_client_app(lambda n: read_csv(n["data"]), SPEC, ["--"])
+    server = deployment.regression_server_app(SPEC)
     places = [
         {**node, "data": str(file)}
         for node, file in zip(nodes(tmp_path / "state"), files, strict=True)

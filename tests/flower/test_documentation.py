@@ -14,8 +14,8 @@ from tests.flower.inprocess import InProcess
 
 from parsifl.core import registry
 from parsifl.core.algorithm import GatherAlgorithm
-from parsifl.flower.guards import Guards
 from parsifl.flower.settings import Deployment
+from parsifl.sites.deployment.guards import Guards
 
 PAGE = Path(__file__).parents[2] / "docs" / "flower.md"
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.flower.inprocess import simulated
-from tests.flower.test_regression import in_process
 from tests.records import read_metrics
+from tests.sites.deployment.test_regression import in_process
 
 from parsifl.core import tree
 from parsifl.engine.experiment import Experiment
@@ -26,13 +26,13 @@ pytest.importorskip("flwr", reason="needs flwr: install the extra parsifl[flower
 from tests.flower.deployed import app_of, deploy_counted, limit, server_state, tabled, until
 from tests.flower.test_documentation import table
 
-from parsifl.estimators import load
-from parsifl.flower.agreement import read_csv
 from parsifl.flower.app_template import write_app
 from parsifl.flower.cluster import NAME, Cluster, follow, run_on_flower
-from parsifl.flower.regression import MODEL_FILE
 from parsifl.flower.settings import PROCESS_FILE, Deployment, to_config
 from parsifl.flower.tls import KeyFolder, add_node, make_keys
+from parsifl.sites import load
+from parsifl.sites.deployment.agreement import read_csv
+from parsifl.sites.deployment.regression import MODEL_FILE
 
 pytestmark = [
     pytest.mark.slow,

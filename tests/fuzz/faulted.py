@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.flower.inprocess import InProcess
+from tests.support.faults import Disk, DiskFault, FaultyLink, Killed, damage_file
+from tests.support.fixtures import classifier, clients
 
 from parsifl.algorithms.ditto import Ditto
 from parsifl.core import tree
@@ -26,8 +28,6 @@ from parsifl.engine import checkpoint
 from parsifl.engine.experiment import Experiment
 from parsifl.engine.run_dir import read_records
 from parsifl.engine.simulate import simulate
-from parsifl.testing.faults import Disk, DiskFault, FaultyLink, Killed, damage_file
-from parsifl.testing.fixtures import classifier, clients
 
 ROUNDS = 4
 _MOST_ATTEMPTS = 60

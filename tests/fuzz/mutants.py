@@ -22,21 +22,16 @@ from parsifl.core.errors import DataError, ParsiflError
 from parsifl.core.keys import Key
 from parsifl.engine.experiment import Experiment, problem_for
 from parsifl.engine.pool import ClientResult
-from parsifl.flower.agreement import Agreement, RegressionSpec
 from parsifl.flower.client import RemoteClient
 from parsifl.flower.exchange import Exchange, Request, UploadTemplates
 from parsifl.flower.hello import agree
 from parsifl.flower.membership import Membership
 from parsifl.flower.message import Envelope, Kind, Replies, Requests, answered
 from parsifl.flower.network_schema import (
-    AgreeReply,
-    AgreeRequest,
     EvaluateReply,
     EvaluateRequest,
     HelloReply,
     HelloRequest,
-    ProductsReply,
-    ProductsRequest,
     TrainRequest,
     describe,
     failure_in,
@@ -45,7 +40,14 @@ from parsifl.flower.network_schema import (
 )
 from parsifl.flower.pool import FlowerPool
 from parsifl.flower.settings import Deployment, DeploymentSettings
-from parsifl.flower.table_site import TableSite
+from parsifl.sites.deployment.agreement import Agreement, RegressionSpec
+from parsifl.sites.deployment.messages import (
+    AgreeReply,
+    AgreeRequest,
+    ProductsReply,
+    ProductsRequest,
+)
+from parsifl.sites.deployment.table_site import TableSite
 from parsifl.wire import MessageStats, frame
 
 Direction = Literal["request", "reply"]
@@ -149,7 +151,7 @@ class Targets:
         settings = {"tau": 2, "batch_size": None}
         self.study = Experiment("fedgradmp", settings, clients=3, rounds=4, evaluate_every=0)
         self.summary = read(AgreeReply, self.site().answer("agree", AgreeRequest().envelope()))
-        self.agreement = Agreement.of([self.summary.summary] * 3, SPEC, 10)
+        self.agreement = Agreement.of([self.summary.summary] * 3, SPEC, 10).to_json()
         self.products = ProductsRequest(
             client=1,
             round=0,
@@ -241,7 +243,7 @@ class Targets:
 
     def _products_reply(self, envelope: Envelope) -> str:
         read_reply(ProductsReply, envelope, self.products)
-        from parsifl.flower.regression import Regression
+        from parsifl.sites.deployment.regression import Regression
 
         server: Any = object.__new__(Regression)
         server.bytes_sums = 0

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.fuzz.faulted import Local, Messages, Scenario
-
-from parsifl.testing.faults import MESSAGE_FAULTS, Disk, clock_jumps
+from tests.support.faults import MESSAGE_FAULTS, Disk, clock_jumps
 
 FIRST = int(os.environ.get("PARSIFL_FAULTS") or random.SystemRandom().randrange(2**32))
 SCENARIOS: dict[str, Scenario] = {"local": Local(), "messages": Messages()}

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.fixtures import classifier, clients
 from torch import Tensor, nn
 
 from parsifl.core import tree
@@ -24,7 +25,6 @@ from parsifl.solvers.maml import first_order_maml
 from parsifl.solvers.sgd import SgdConfig, gradient, sgd, sgd_pair
 from parsifl.solvers.update_rules import LinearRule
 from parsifl.testing.conformance.harness import difference
-from parsifl.testing.fixtures import classifier, clients
 
 SIZES = (6, 11, 9)
 Solver = Callable[[Problem, Params, Batches], Any]

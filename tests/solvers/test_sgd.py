@@ -5,6 +5,7 @@ from typing import Any, ClassVar, final
 
 import pytest
 import torch
+from tests.support.fixtures import classifier, clients
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -18,7 +19,6 @@ from parsifl.solvers.sgd import SgdConfig, gradient, sgd, sgd_pair
 from parsifl.solvers.thresholding import SoftThresholdRule
 from parsifl.solvers.update_rules import LinearRule, Rule
 from parsifl.testing.conformance.harness import difference
-from parsifl.testing.fixtures import classifier, clients
 
 PROBLEM = classifier()
 START = PROBLEM.init(Key(3))

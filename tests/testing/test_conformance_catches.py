@@ -11,6 +11,7 @@ from typing import Any, ClassVar, final
 import numpy as np
 import pytest
 import torch
+from tests.support.fixtures import TinyFedAvg
 from torch import Tensor
 
 from parsifl.algorithms._bases.averaging import Averaging, Mean
@@ -22,7 +23,6 @@ from parsifl.core.keys import Key
 from parsifl.core.problem import Model, Params, Problem
 from parsifl.solvers.sgd import SgdConfig, sgd
 from parsifl.testing.conformance import harness_for, run_check
-from parsifl.testing.fixtures import TinyFedAvg
 
 
 @final

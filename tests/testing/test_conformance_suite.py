@@ -9,6 +9,7 @@ from typing import Any, ClassVar, final
 
 import pytest
 import torch
+from tests.support.fixtures import TinyFedAvg
 
 from parsifl.algorithms.fedavg import FedAvg
 from parsifl.core.algorithm import ClientUpdate, Conformance
@@ -21,7 +22,6 @@ from parsifl.solvers.sgd import SgdConfig, sgd
 from parsifl.testing import conformance
 from parsifl.testing.conformance import ConformanceError, check_algorithm, harness_for, run_check
 from parsifl.testing.conformance.examples import Example, neural
-from parsifl.testing.fixtures import TinyFedAvg
 
 
 @final

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.support import reference
 from torch import nn
 
 from parsifl.core import registry, tree
@@ -17,7 +18,6 @@ from parsifl.engine.batch_sampler import BatchSampler, Infos
 from parsifl.engine.run import Run
 from parsifl.engine.simulate import simulate
 from parsifl.nn.neural import NeuralProblem
-from parsifl.testing import reference
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 ALGORITHMS = sorted(reference.ROUND)

@@ -7,13 +7,13 @@ import pytest
 import torch
 from hypothesis import HealthCheck, find, given, settings
 from hypothesis.errors import NoSuchExample
+from tests.support import strategies
 from torch import Tensor
 
 from parsifl import wire
 from parsifl.core import tree
 from parsifl.core.leaves import LowRank, Sparse
 from parsifl.data.clients import ClientData
-from parsifl.testing import strategies
 
 FEW = settings(max_examples=50, deadline=None)
 SEARCH = settings(

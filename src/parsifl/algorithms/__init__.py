@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from parsifl.core import renamed
+
 if TYPE_CHECKING:
     from parsifl.algorithms.apfl import APFL
     from parsifl.algorithms.composed import Composed
@@ -17,7 +19,6 @@ if TYPE_CHECKING:
     from parsifl.algorithms.fedamp import FedAMP
     from parsifl.algorithms.fedavg import FedAvg
     from parsifl.algorithms.fedbabu import FedBABU
-    from parsifl.algorithms.fedbestsubset import FedBestSubset
     from parsifl.algorithms.feddualavg import FedDualAvg
     from parsifl.algorithms.feddyn import FedDyn
     from parsifl.algorithms.fedgradmp import FedGradMP
@@ -50,7 +51,6 @@ __all__ = [
     "FedAMP",
     "FedAvg",
     "FedBABU",
-    "FedBestSubset",
     "FedDualAvg",
     "FedDyn",
     "FedGradMP",
@@ -79,7 +79,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
-        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+        raise renamed.missing(__name__, name)
     return getattr(importlib.import_module(f"{__name__}.{name.lower()}"), name)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 
 import typer
 
@@ -12,35 +12,36 @@ import parsifl
 from parsifl.cli import (
     data,
     doctor,
-    flower,
     list_show,
     masks,
-    operations,
-    report,
     run,
     sweep,
 )
 from parsifl.cli.errors import FriendlyGroup
+from parsifl.core import plugins
 from parsifl.core.errors import ConfigError
 
-ENTRY_POINT_GROUP = "parsifl.commands"
 _EXAMPLE = re.compile(r"(?<=\n\n)  (?=\S)")
 _ANY_WORDS = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
 def mount_plugins(app: typer.Typer) -> None:
     """Add every installed command; a missing `reproduce` explains how to install it."""
-    found = {entry.name: entry for entry in entry_points(group=ENTRY_POINT_GROUP)}
-    for name, entry in sorted(found.items()):
-        _mount(app, name, entry)
-    if "reproduce" not in found:
+    installed = plugins.entries(plugins.COMMANDS)
+    for entry in installed:
+        _mount(app, entry.name, entry)
+    if "reproduce" not in [entry.name for entry in installed]:
         app.command("reproduce", hidden=True, context_settings=_ANY_WORDS)(_missing)
 
 
 def _mount(app: typer.Typer, name: str, entry: EntryPoint) -> None:
-    """Add the command of another package; one that cannot be imported fails when it runs."""
+    """Add a command or a group; one that cannot be imported fails when it runs."""
     try:
-        app.command(name)(entry.load())
+        command = entry.load()
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name)
+        else:
+            app.command(name)(command)
     except Exception as error:  # another package may fail in any way; the others remain available
         reason = f"{type(error).__name__}: {error}"
 
@@ -111,11 +112,8 @@ app.command()(run.demo)
 app.command()(sweep.sweep)
 app.command("list")(list_show.list_)
 app.command()(list_show.show)
-app.command()(report.report)
 app.command()(doctor.doctor)
 app.add_typer(data.app, name="data")
 app.add_typer(masks.app, name="masks")
-operations.mount(flower.app)
-app.add_typer(flower.app, name="flower")
 mount_plugins(app)
 keep_examples(app)

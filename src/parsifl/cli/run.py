@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from parsifl.cli import flower, options
+from parsifl.cli import options
 from parsifl.cli.progress import follow
+from parsifl.core import plugins
 from parsifl.core.errors import ConfigError, DroppedClientWarning, unknown
 from parsifl.engine import profiling
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from parsifl.engine.record import RoundRecord
     from parsifl.engine.run import Run
     from parsifl.engine.run_dir import RunData
-    from parsifl.flower.cluster import FlowerRun
 
 LOCAL = "local"
 _STOPPED = 130  # the conventional exit code after Ctrl-C
@@ -88,15 +88,11 @@ def run(  # typer reads the options from the signature; `context` holds their va
     """
     if resume and out is None:
         raise ConfigError("--resume needs the run directory: --out DIR")
-    chosen, runtime = _chosen(context.params)
-    with _resumable(out), _run_directory(out, needed=bool(runtime)) as folder:
-        finished: Run | FlowerRun
-        if runtime and folder is not None:
-            finished = flower.execute(
-                chosen, runtime, folder, resume=resume, data_dir=data_dir, quiet=as_json
-            )
-        else:
-            finished = execute(chosen, folder, resume=resume, data_dir=data_dir, quiet=as_json)
+    chosen, where = _chosen(context.params)
+    with _resumable(out), _run_directory(out, needed=where != LOCAL) as folder:
+        # a deployment returns an object with the same records, `summary` and `recorded`
+        start = execute if where == LOCAL else plugins.load(plugins.ENGINES, where)
+        finished = start(chosen, folder, resume=resume, data_dir=data_dir, quiet=as_json)
         if as_json:
             row = {"algorithm": chosen.algorithm, **finished.summary()}
             if profile:
@@ -110,14 +106,15 @@ def run(  # typer reads the options from the signature; `context` holds their va
 
 
 def _chosen(params: Mapping[str, Any]) -> tuple[Experiment, str]:
-    """Return the experiment, and Flower's runtime (empty: a local run)."""
+    """Return the experiment, and the engine that runs it."""
     from parsifl.engine.experiment import Experiment
 
     values = options.merged(params)
     engine = str(values.pop("engine", LOCAL))
-    if engine not in (LOCAL, *flower.ENGINES):
-        raise ConfigError(unknown("engine", engine, (LOCAL, *flower.ENGINES)))
-    return Experiment.read(values), "" if engine == LOCAL else engine
+    engines = (LOCAL, *plugins.names(plugins.ENGINES))
+    if engine not in engines:
+        raise ConfigError(unknown("engine", engine, engines))
+    return Experiment.read(values), engine
 
 
 @contextmanager
@@ -164,7 +161,6 @@ def demo(
       parsifl demo --out runs/demo
     """
     from parsifl.engine.experiment import Experiment
-    from parsifl.report import build
 
     folders = [out / name for name in DEMO]
     runs: list[RunData] = []
@@ -180,7 +176,7 @@ def demo(
         )
         runs.append(execute(chosen, folder, resume=True).recorded())
     show(runs)
-    report = build(folders, out / "report.html")
+    report = plugins.load(plugins.REPORTS, "page")(folders, out / "report.html")
     typer.echo(f"\n{DEMO_NOTE}\nThe report is in {report}: open it in a browser.")
 
 
@@ -201,11 +197,7 @@ def execute(
 
 def show(runs: Sequence[RunData]) -> None:
     """Print the headline of finished runs."""
-    from rich.console import Console
-
-    from parsifl.report.summary import headline, render
-
-    Console().print(render(headline(runs)))
+    plugins.load(plugins.REPORTS, "table")(runs)
 
 
 def _show_distance(records: Sequence[RoundRecord]) -> None:

@@ -19,6 +19,7 @@ from typing import Annotated, Any, TypeVar
 
 from annotated_types import Ge, Gt, Le, Lt
 
+from parsifl.core import renamed
 from parsifl.core.errors import ConfigError, unknown
 
 Positive = Annotated[float, Gt(0.0)]
@@ -32,14 +33,6 @@ Count = Annotated[int, Ge(1), Le(LARGEST)]
 Size = Annotated[int, Ge(0), Le(LARGEST)]
 
 T = TypeVar("T")
-
-RENAMED = {
-    "batch": "batch_size",
-    "decay": "weight_decay",
-    "partial": "last_batch",
-    "steps": "local_steps",
-}
-"""Former names of settings. There are no aliases: an old name raises an error with the new one."""
 
 SYNONYMS = {
     "batchsize": ("batch_size",),
@@ -108,8 +101,8 @@ def _check_names(kind: str, given: Iterable[str], known: Collection[str]) -> Non
 
 
 def _unknown_setting(kind: str, name: str, known: Collection[str]) -> str:
-    if RENAMED.get(name) in known:
-        return f"{kind}: `{name}` was renamed to `{RENAMED[name]}`"
+    if renamed.SETTINGS.get(name) in known:
+        return f"{kind}: `{name}` was renamed to `{renamed.SETTINGS[name]}`"
     meant = [ours for ours in SYNONYMS.get(name.lower(), ()) if ours in known]
     if meant:
         return f"unknown setting of {kind} '{name}'; did you mean '{meant[0]}'?"

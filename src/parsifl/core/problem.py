@@ -486,7 +486,7 @@ OFFERED_BY: Mapping[type[Any], str] = {
     Layered: "parsifl.NeuralProblem (--model mlp, vgg, ...)",
     Scalable: "parsifl.NeuralProblem with a factory that takes width (--model mlp, vgg, ...)",
     SupportSolvable: "parsifl.GLM (--model glm)",
-    Summable: "parsifl.GLM (--model glm) or parsifl.linear.cox.Cox",
+    Summable: "parsifl.GLM (--model glm) or parsifl.sites.families.cox.Cox",
 }
 """The problems of Parsifl that have a capability, for error messages."""
 

@@ -11,22 +11,19 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.util
 import pkgutil
 import warnings
 from collections.abc import Mapping
-from importlib.metadata import entry_points
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from parsifl.core import config
+from parsifl.core import config, plugins
 from parsifl.core.errors import ConfigError, unknown
 
 if TYPE_CHECKING:
     from parsifl.core.algorithm import AnyAlgorithm
 
 T = TypeVar("T")
-ENTRY_POINT_GROUP = "parsifl.algorithms"
 _PACKAGE = "parsifl.algorithms"
 
 
@@ -111,11 +108,11 @@ def find(name: str) -> type[AnyAlgorithm]:
     """
     if not isinstance(name, str):
         raise ConfigError(f"an algorithm is named by a string such as 'fedavg', got {name!r}")
-    own = f"{_PACKAGE}.{plain(name)}"
-    if plain(name).isidentifier() and importlib.util.find_spec(own) is not None:
-        found = _algorithms_in(importlib.import_module(own)).get(plain(name))
-        if found is not None:
-            return found
+    if plain(name) in _module_names():
+        module = importlib.import_module(f"{_PACKAGE}.{plain(name)}")
+        kind = _algorithms_in(module).get(plain(name))
+        if kind is not None:
+            return kind
     return Registry("algorithm", algorithms()).find(name)
 
 
@@ -162,23 +159,27 @@ def _algorithms_in(module: ModuleType) -> dict[str, type[AnyAlgorithm]]:
     return {kind.__name__.lower(): kind for kind in kinds if kind.__module__ == module.__name__}
 
 
-def _modules() -> list[ModuleType]:
+def _module_names() -> list[str]:
+    """Return the modules of `parsifl.algorithms` that define an algorithm, sorted."""
     package = importlib.import_module(_PACKAGE)
-    names = [module.name for module in pkgutil.iter_modules(package.__path__)]
-    own = [f"{package.__name__}.{name}" for name in names if not name.startswith("_")]
-    outside = [entry.value for entry in entry_points(group=ENTRY_POINT_GROUP)]
-    found = [importlib.import_module(name) for name in sorted(own)]
+    names = (module.name for module in pkgutil.iter_modules(package.__path__))
+    return sorted(name for name in names if not name.startswith("_"))
+
+
+def _modules() -> list[ModuleType]:
+    outside = [entry.value for entry in plugins.entries(plugins.ALGORITHMS)]
+    modules = [importlib.import_module(f"{_PACKAGE}.{name}") for name in _module_names()]
     for name in sorted(outside):
         try:
-            found.append(importlib.import_module(name))
+            modules.append(importlib.import_module(name))
         except Exception as error:  # another package may fail in any way; the others are there
             warnings.warn(
-                f"the entry point '{name}' of the group {ENTRY_POINT_GROUP} cannot be imported "
+                f"the entry point '{name}' of the group {plugins.ALGORITHMS} cannot be imported "
                 f"({type(error).__name__}: {error}), so its algorithms are missing; repair or "
                 "uninstall the package that has it",
                 stacklevel=2,
             )
-    return found
+    return modules
 
 
 def _is_final_algorithm(kind: Any) -> bool:

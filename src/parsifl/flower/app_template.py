@@ -3,27 +3,71 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import tomli_w
 
+from parsifl.core import plugins
 from parsifl.core.errors import ConfigError, unknown
-from parsifl.core.keys import Key
 from parsifl.engine.safe_files import reject_links, replace_file
 
 PACKAGE = "federation"
 PUBLISHER = "parsifl"
 PARTITION = "partition"
-REGRESSION = "sparse-regression"
 _SUFFIX = ".tmpl"
 
 
+@final
+@dataclass(frozen=True)
+class Template:
+    """A kind of app.
+
+    Parameters
+    ----------
+    folder
+        The directory of its files, each with the suffix `.tmpl`.
+    defaults
+        Returns the settings of the experiment that differ from its defaults, for an algorithm
+        (None: the default one).
+    reads_dataset
+        Whether nodes read their part of a registered dataset; otherwise they have their own data.
+    write_examples
+        Writes synthetic data of some clients to a new directory.
+    """
+
+    folder: Traversable
+    defaults: Callable[[str | None], dict[str, Any]] = lambda _: {"algorithm": "fedavg"}
+    reads_dataset: bool = False
+    write_examples: Callable[[Path], None] | None = None
+
+
+def _shipped() -> dict[str, Template]:
+    folder = resources.files("parsifl.flower") / "templates"
+    return {
+        "csv": Template(folder / "csv"),
+        PARTITION: Template(folder / PARTITION, reads_dataset=True),
+    }
+
+
 def templates() -> list[str]:
-    """Return the names of the templates."""
-    return sorted(place.name for place in _root().iterdir() if place.is_dir())
+    """Return the names of the templates, those of other packages included."""
+    return sorted([*_shipped(), *plugins.names(plugins.TEMPLATES)])
+
+
+def find(name: str) -> Template:
+    """Return a template by name."""
+    if name not in templates():
+        raise ConfigError(unknown("template", name, templates()))
+    shipped = _shipped()
+    if name in shipped:
+        return shipped[name]
+    template: Template = plugins.load(plugins.TEMPLATES, name)
+    return template
 
 
 def write_app(
@@ -34,10 +78,9 @@ def write_app(
     A directory that already contains an app is rejected; with `replace`, an app that Parsifl wrote
     under the same name is replaced file by file.
     """
-    if template not in templates():
-        raise ConfigError(unknown("template", template, templates()))
+    kind = find(template)
     if not (replace and _is_app(folder, name)):
-        written = [folder / PACKAGE, *(folder / file for file in _files(template))]
+        written = [folder / PACKAGE, *(folder / file for file in _files(kind))]
         found = [path.name for path in written if path.exists()]
         if "pyproject.toml" in found:
             raise ConfigError(f"{folder} already holds an app; choose another directory")
@@ -49,20 +92,20 @@ def write_app(
     reject_links(folder, folder / PACKAGE)
     (folder / PACKAGE).mkdir(parents=True, exist_ok=True)
     replace_file(folder / PACKAGE / "__init__.py", b'"""A federation with parsifl."""\n')
-    for place in sorted(_root().joinpath(template).iterdir(), key=lambda found: found.name):
+    for place in sorted(kind.folder.iterdir(), key=lambda file: file.name):
         target = place.name.removesuffix(_SUFFIX)
         inside = folder / PACKAGE / target if target.endswith(".py") else folder / target
         replace_file(inside, place.read_text().encode())
-    if template == REGRESSION:
-        _write_examples(folder / "examples")
+    if kind.write_examples is not None:
+        kind.write_examples(folder / "examples")
     replace_file(folder / "pyproject.toml", tomli_w.dumps(_project(name, config)).encode())
 
 
-def _files(template: str) -> list[str]:
+def _files(kind: Template) -> list[str]:
     """Return the files written next to the package."""
-    names = (place.name.removesuffix(_SUFFIX) for place in _root().joinpath(template).iterdir())
-    own = [name for name in sorted(names) if not name.endswith(".py")]
-    return ["pyproject.toml", *own, *(["examples"] if template == REGRESSION else [])]
+    names = (file.name.removesuffix(_SUFFIX) for file in kind.folder.iterdir())
+    outside = [name for name in sorted(names) if not name.endswith(".py")]
+    return ["pyproject.toml", *outside, *(["examples"] if kind.write_examples else [])]
 
 
 def _is_app(folder: Path, name: str) -> bool:
@@ -75,34 +118,6 @@ def _is_app(folder: Path, name: str) -> bool:
         )
     except (OSError, ValueError, LookupError, TypeError):
         return False
-
-
-def _write_examples(folder: Path) -> None:
-    """Write synthetic tables of three hospitals of unequal size, with words and missing values."""
-    folder.mkdir()
-    for hospital, rows in enumerate((120, 80, 200)):
-        draw = Key(0, client=hospital, purpose="flower/example").numpy_generator()
-        age, pulse = draw.normal(55 + 3 * hospital, 12, rows), draw.normal(75, 9, rows)
-        noise = draw.normal(size=(rows, 12))
-        ward = draw.choice(["general", "heart", "surgery"], rows)
-        days = 2 + 0.08 * age + 1.5 * (ward == "surgery") - 0.9 * noise[:, 3]
-        days += 0.2 * draw.normal(size=rows)
-        lost = draw.random((rows, 2)) < 0.05
-        names = ["age", "pulse", "ward", *(f"marker{i}" for i in range(12)), "days"]
-        lines = [",".join(names)]
-        for i in range(rows):
-            known = [
-                "" if lost[i, 0] else f"{age[i]:.1f}",
-                f"{pulse[i]:.1f}",
-                "NA" if lost[i, 1] else str(ward[i]),
-            ]
-            numbers = [f"{value:.4f}" for value in (*noise[i], days[i])]
-            lines.append(",".join([*known, *numbers]))
-        (folder / f"hospital{hospital}.csv").write_text("\n".join(lines) + "\n")
-
-
-def _root() -> Any:
-    return resources.files("parsifl.flower") / "templates"
 
 
 def _project(name: str, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
@@ -18,11 +18,12 @@ from flwr.clientapp import ClientApp
 from parsifl.core.errors import ConfigError
 from parsifl.flower import worker
 from parsifl.flower.message import (
-    MESSAGE_TYPES,
+    WORK,
     Answering,
     Envelope,
     Kind,
     answered,
+    message_type,
     pack,
     respond,
     unpack,
@@ -30,9 +31,7 @@ from parsifl.flower.message import (
 from parsifl.flower.worker import AppPlace, WorkerTask
 
 if TYPE_CHECKING:
-    from parsifl.flower.agreement import RegressionSpec
     from parsifl.flower.client import Load, MakeProblem
-    from parsifl.flower.table_site import LoadTable
 
 Make = Callable[[Mapping[str, Any], Mapping[str, Any]], Answering]
 """Creates a client from the configurations of the run and of the node."""
@@ -45,7 +44,7 @@ class ParsiflClientApp(ClientApp):
         super().__init__(mods=list(mods))
         self.make = make
         for kind in kinds:
-            family, _, action = MESSAGE_TYPES[kind].partition(".")
+            family, _, action = message_type(kind).partition(".")
             register = {"query": self.query, "train": self.train, "evaluate": self.evaluate}[family]
             register(action or "default")(self._handler(kind))
 
@@ -106,45 +105,4 @@ def client_app(
         root, profile = client.state_root(node), client.profile_of(node)
         return client.RemoteClient(experiment, number, arrays, root, problem, profile)
 
-    return ParsiflClientApp(make, ("hello", "train", "evaluate"), mods)
-
-
-def regression_client_app(
-    load: LoadTable,
-    spec: RegressionSpec,
-    missing: Sequence[str] = (),
-    words: Sequence[str] = (),
-) -> ClientApp:
-    """Create a ClientApp for a sparse regression over tables (see `regression_server_app`).
-
-    Parameters
-    ----------
-    load
-        Takes the node's configuration and returns this client's table: columns of text by name,
-        as returned by `tables.read_csv`, or a pandas or polars frame.
-    spec
-        The model; the same as that of the server.
-    missing
-        Codes that mark a missing value, such as "N/A" or "<0.3"; the entry `missing` of the
-        node's configuration adds to them ("N/A|.|<0.3").
-    words
-        Columns that hold words although values look like numbers, such as codes of diagnoses; the
-        entry `words` of the node's configuration adds to them.
-
-    Notes
-    -----
-    Each site checks what leaves it against limits in its node's configuration (see
-    `guards.Guards`).
-    """
-
-    def make(run: Mapping[str, Any], node: Mapping[str, Any]) -> Answering:
-        from parsifl.flower import client, settings
-        from parsifl.flower.guards import Guards
-        from parsifl.flower.table_site import TableSchema, TableSite
-
-        experiment, number = settings.read(run).experiment, client.client_number(node)
-        schema = TableSchema(tuple(missing), tuple(words)).joined(node)
-        guards, root = Guards.of(node), client.state_root(node)
-        return TableSite(experiment, number, load(node), root, spec, schema, guards)
-
-    return ParsiflClientApp(make, get_args(Kind))
+    return ParsiflClientApp(make, WORK, mods)

@@ -15,15 +15,15 @@ from parsifl.core.algorithm import AnyAlgorithm, GatherAlgorithm
 from parsifl.core.errors import CapabilityError
 from parsifl.core.leaves import LowRank, Sparse
 from parsifl.flower.message import Envelope
-from parsifl.flower.network_schema import REPLIES, FailureReply
+from parsifl.flower.network_schema import REPLIES, FailureReply, Message
 
 ANY = "*"
 _SAFE_MODS = ("message_size_mod",)
 
 
-def reply_paths() -> dict[str, list[str]]:
+def reply_paths(replies: Mapping[str, type[Message]] = REPLIES) -> dict[str, list[str]]:
     """Return the fields of every reply, by kind; `*` stands for any name or position."""
-    kinds: Mapping[str, Any] = {**REPLIES, "failure": FailureReply}
+    kinds: Mapping[str, Any] = {**replies, "failure": FailureReply}
     return {
         kind: sorted({*_paths(reply), *(f"part {name}" for name in reply.allowed)})
         for kind, reply in kinds.items()

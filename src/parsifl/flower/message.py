@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, Protocol, final
+from typing import TYPE_CHECKING, Protocol, final
 
 from parsifl.core.errors import WireError
 from parsifl.flower.logs import node_log
@@ -17,17 +17,12 @@ from parsifl.flower.logs import node_log
 if TYPE_CHECKING:
     from flwr.app import ConfigRecord, RecordDict
 
-Kind = Literal["hello", "train", "evaluate", "agree", "products"]
+Kind = str
+"""A kind of message: "hello", "train" or "evaluate"; another package may add its own."""
 LONGEST_REASON = 500
 STYPE = "parsifl.wire.v2"
-MESSAGE_TYPES: dict[Kind, str] = {
-    "hello": "query",
-    "train": "train",
-    "evaluate": "evaluate",
-    "agree": "query.agree",
-    "products": "query.products",
-}
-"""Flower's type for each kind of message."""
+WORK: tuple[Kind, ...] = ("hello", "train", "evaluate")
+"""The kinds that every client answers."""
 _META, _PARTS = "parsifl", "parsifl.parts"
 _TEXT, _PART, _CARRIED = "meta", "part/", "carried/"
 _MOST_PARTS = 8
@@ -69,6 +64,17 @@ def printable(text: object) -> str:
     words = " ".join(str(text)[: 4 * LONGEST_REASON].split())
     line = "".join(sign if sign.isprintable() else "?" for sign in words)
     return line if len(line) <= LONGEST_REASON else f"{line[: LONGEST_REASON - 3]}..."
+
+
+def message_type(kind: Kind) -> str:
+    """Return Flower's type for a kind of message; other kinds than its own are queries.
+
+    >>> [message_type(kind) for kind in ("hello", "train", "agree")]
+    ['query', 'train', 'query.agree']
+    """
+    if kind == "hello":
+        return "query"
+    return kind if kind in ("train", "evaluate") else f"query.{kind}"
 
 
 Requests = Mapping[int, tuple[Kind, Envelope]]

@@ -14,21 +14,20 @@ from pydantic import (
     AfterValidator,
     BaseModel,
     ConfigDict,
+    JsonValue,
     StringConstraints,
     ValidationError,
     model_validator,
 )
 
 from parsifl.core.errors import ParsiflError, WireError
-from parsifl.data.table_encoding import MOST_COLUMNS, Summary, Text, check_counts
-from parsifl.flower.agreement import Agreement
 from parsifl.flower.hello import DataSchema, Machine
 from parsifl.flower.logs import node_log
 from parsifl.flower.message import LONGEST_REASON, Envelope, printable
 
 MOST_ROWS = 1 << 40
 MOST_METRICS = 100
-_SHORT, _LONG = 1 << 18, 1 << 24
+_SHORT, LONG = 1 << 18, 1 << 24
 
 LostStatePolicy = Literal["reinitialize", "drop", "stop"]
 ClientId = Annotated[int, Ge(0), Lt(1 << 31)]
@@ -44,6 +43,9 @@ Scalar = (
     | float
     | Annotated[str, StringConstraints(pattern=r"^[^\p{C}]{0,200}$")]
 )
+
+Agreed = dict[str, JsonValue] | None
+"""What the clients agreed on before the first round; only the deployment that made it reads it."""
 
 _PROFILE_LIMITS = {
     "epochs": (0.0, 1e4),
@@ -89,7 +91,9 @@ class Message(BaseModel):
         return Envelope(self.model_dump_json(), parts or {})
 
 
-class _Addressed(Message):
+class Addressed(Message):
+    """A message to or from one client in one round of one run."""
+
     client: ClientId
     round: Round
     experiment: ExperimentId
@@ -100,16 +104,11 @@ class _Addressed(Message):
 class HelloRequest(Message):
     """Asks a node which client it is."""
 
-    longest: ClassVar[int] = _LONG
-    agreement: Agreement | None = None
+    longest: ClassVar[int] = LONG
+    agreement: Agreed = None
 
 
-@final
-class AgreeRequest(Message):
-    """Asks a site for the sums over its table."""
-
-
-class WorkRequest(_Addressed):
+class WorkRequest(Addressed):
     """Asks a client to work.
 
     Attributes
@@ -122,12 +121,12 @@ class WorkRequest(_Addressed):
         How to handle a missing or damaged version.
     """
 
-    longest: ClassVar[int] = _LONG
+    longest: ClassVar[int] = LONG
     accepted: Round
     oldest: Round
     data_schema: DataSchema
     lost_state: LostStatePolicy = "reinitialize"
-    agreement: Agreement | None = None
+    agreement: Agreed = None
 
 
 @final
@@ -145,24 +144,6 @@ class EvaluateRequest(WorkRequest):
     allowed: ClassVar[frozenset[str]] = frozenset({"down", "model", "server"})
 
 
-@final
-class ProductsRequest(_Addressed):
-    """Asks a site for loss, gradient and curvature in some coefficients.
-
-    Attributes
-    ----------
-    support
-        The columns; the intercept, if the problem has one, is the last.
-    coefficients
-        The values of these coefficients at which sums are requested; all others are 0.
-    """
-
-    longest: ClassVar[int] = _LONG
-    agreement: Agreement
-    support: Annotated[tuple[Annotated[int, Ge(0), Lt(1 << 31)], ...], MaxLen(MOST_COLUMNS)]
-    coefficients: Annotated[tuple[float, ...], MaxLen(MOST_COLUMNS)]
-
-
 # ---------------------------------------------------------------------- replies
 @final
 class HelloReply(Message):
@@ -175,18 +156,7 @@ class HelloReply(Message):
     machine: Machine | None = None
 
 
-@final
-class AgreeReply(Message):
-    """The sums over a site's table, declared units, and the most columns a message may have."""
-
-    longest: ClassVar[int] = _LONG
-    client: ClientId
-    columns: Annotated[int, Ge(0), Lt(MOST_ROWS)]
-    units: Annotated[dict[Text, Annotated[str, MaxLen(100)]], MaxLen(MOST_COLUMNS)] = {}
-    summary: Annotated[Summary, AfterValidator(check_counts)]
-
-
-class WorkReply(_Addressed):
+class WorkReply(Addressed):
     """The reply to a `WorkRequest`; `reinitialized` means that the client had lost its state."""
 
     reinitialized: bool = False
@@ -216,13 +186,6 @@ class EvaluateReply(WorkReply):
                 if split not in self.samples or not metrics:
                     raise ValueError(f"scores.{model}.{split}: no rows or no metrics")
         return self
-
-
-@final
-class ProductsReply(_Addressed):
-    """Loss, gradient and curvature, as one part."""
-
-    allowed: ClassVar[frozenset[str]] = frozenset({"sums"})
 
 
 @final
@@ -298,15 +261,11 @@ REQUESTS: Mapping[str, type[Message]] = {
     "hello": HelloRequest,
     "train": TrainRequest,
     "evaluate": EvaluateRequest,
-    "agree": AgreeRequest,
-    "products": ProductsRequest,
 }
 REPLIES: Mapping[str, type[Message]] = {
     "hello": HelloReply,
     "train": TrainReply,
     "evaluate": EvaluateReply,
-    "agree": AgreeReply,
-    "products": ProductsReply,
 }
 
 M = TypeVar("M", bound=Message)
@@ -362,7 +321,7 @@ class _Claim(BaseModel):
 def claimed_client(reply: Envelope | str) -> int | None:
     """Return the client that a reply claims to come from, without validating the reply."""
     try:
-        if isinstance(reply, str) or len(reply.text) > _LONG:
+        if isinstance(reply, str) or len(reply.text) > LONG:
             return None
         return _Claim.model_validate_json(reply.text).client
     except ValidationError:

@@ -35,7 +35,6 @@ from parsifl.engine.pool import (
     PendingEvaluation,
 )
 from parsifl.engine.record import SPLITS
-from parsifl.flower.agreement import Agreement
 from parsifl.flower.exchange import NOT_CONNECTED, Exchange, Request, UploadTemplates
 from parsifl.flower.hello import DataSchema, agree
 from parsifl.flower.membership import Log, Membership
@@ -81,7 +80,7 @@ class FlowerPool:
         self.left_out: dict[int, str] = dict(left_out or {})
         deployment, clients = settings.deployment, settings.clients
         self.members = Membership(link, clients, log, deployment, self.left_out)
-        self.agreement: Agreement | None = None
+        self.agreement: dict[str, Any] | None = None
         self.seconds: Mapping[str, float] = {}
         self.experiment = uuid.uuid4().hex
         self._accepted = [0] * clients
@@ -92,7 +91,7 @@ class FlowerPool:
         self._precision = settings.experiment.precision
 
     def use(self, algorithm: AnyAlgorithm) -> None:
-        """Set the algorithm, whose settings depend on the agreement of the sites; before `open`."""
+        """Set the algorithm, whose settings depend on what the clients agreed on; before `open`."""
         self._algorithm = algorithm
 
     def book(self, client: int, up: int, down: int) -> None:
@@ -312,7 +311,7 @@ class FlowerPool:
             "accepted": self._accepted,
             "members": self.members.to_json(),
             "left_out": {str(client): reason for client, reason in self.left_out.items()},
-            "agreement": None if self.agreement is None else self.agreement.to_json(),
+            "agreement": self.agreement,
         }
 
     def restore(self, directory: Path, saved: Json) -> None:
@@ -327,8 +326,7 @@ class FlowerPool:
         stored = saved["left_out"]
         self.left_out.update({int(client): str(reason) for client, reason in stored.items()})
         self.members.restore(saved["members"])
-        stored = saved["agreement"]
-        self.agreement = None if stored is None else Agreement.read(stored)
+        self.agreement = saved["agreement"]
 
 
 class _Encoder:

@@ -13,21 +13,19 @@ from flwr.serverapp import Grid, ServerApp
 from parsifl.core.errors import ParsiflError
 from parsifl.engine.safe_files import locked, replace_file
 from parsifl.flower import settings
-from parsifl.flower.agreement import RegressionSpec
 from parsifl.flower.client import MakeProblem
 from parsifl.flower.logs import server_log
 from parsifl.flower.message import (
-    MESSAGE_TYPES,
     Envelope,
     Link,
     Replies,
     Requests,
+    message_type,
     pack,
     printable,
     unpack,
 )
 from parsifl.flower.network_schema import describe
-from parsifl.flower.regression import Regression
 from parsifl.flower.server import Federation
 from parsifl.flower.settings import DONE_FILE, ERROR_FILE, PROCESS_FILE, DeploymentSettings, clear
 
@@ -36,20 +34,11 @@ _PULL_SECONDS = 0.1
 
 def server_app(problem: MakeProblem | None = None) -> ServerApp:
     """Create a ServerApp that runs any registered algorithm; `problem` as in `client_app`."""
-    return _app(lambda chosen, link: Federation(chosen, link, server_log, problem))
+    return app_of(lambda chosen, link: Federation(chosen, link, server_log, problem))
 
 
-def regression_server_app(spec: RegressionSpec) -> ServerApp:
-    """Create a ServerApp for a sparse regression over tables.
-
-    One round of sums agrees on columns, levels, missing values and scales; then the rounds of
-    the algorithm select columns; a last round of sums gives the coefficients and their errors. The
-    estimator is saved as `model.json` in the run directory (`parsifl.estimators.load` reads it).
-    """
-    return _app(lambda chosen, link: Regression(chosen, link, server_log, spec))
-
-
-def _app(make: Callable[[DeploymentSettings, Link], Federation]) -> ServerApp:
+def app_of(make: Callable[[DeploymentSettings, Link], Federation]) -> ServerApp:
+    """Create a ServerApp that runs what `make` builds from the settings of a run."""
     app = ServerApp()
 
     @app.main()
@@ -112,7 +101,7 @@ class GridLink:
         if not requests:
             return {}
         messages = [
-            Message(pack(request), dst_node_id=node, message_type=MESSAGE_TYPES[kind], ttl=timeout)
+            Message(pack(request), dst_node_id=node, message_type=message_type(kind), ttl=timeout)
             for node, (kind, request) in requests.items()
         ]
         pending = set(self._grid.push_messages(messages))

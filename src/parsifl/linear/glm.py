@@ -33,8 +33,8 @@ from parsifl.core.problem import (
 from parsifl.linear import datafits, design
 from parsifl.linear.design import Compacted, CsrDesign, compacted
 from parsifl.linear.predictor import Predictor
-from parsifl.linear.site_statistics import best_intercept, glm_sums
 from parsifl.linear.sparsity import coordinates
+from parsifl.linear.sums import best_intercept, glm_sums
 
 NAME = "coef"
 _FEW_POSITIONS = 10

@@ -14,9 +14,9 @@ from string import Template
 from typing import Any
 
 import parsifl
+from parsifl.core import plugins
 from parsifl.core.errors import ConfigError
 from parsifl.engine.run_dir import RunData, read_runs
-from parsifl.report.coefficients import coefficient_block, coefficient_sheets
 from parsifl.report.figures import figures
 from parsifl.report.groups import Section, flat, sections
 from parsifl.report.html_tables import (
@@ -26,7 +26,7 @@ from parsifl.report.html_tables import (
     headline_sheet,
     ledger_sheet,
 )
-from parsifl.report.table import Grid
+from parsifl.report.table import ExtraSection, Grid
 
 _SCRIPTS = ("chart.js", "lines.js", "clients.js", "bars.js", "heat.js", "export.js", "page.js")
 _DOCTYPE = b"<!doctype html"
@@ -72,7 +72,12 @@ def render(runs: Sequence[RunData], version: str = "", left_out: Sequence[str] =
     """Return the page; with a `version` it polls its server for a newer one and reloads."""
     found = sections(runs)
     named = {f"s{at}": section for at, section in enumerate(found)}
-    sheets = {name: _sheets(section, name) for name, section in named.items()}
+    level = 2 if len(found) == 1 else 3  # heading level: a single section needs no heading
+    extras = {name: _extras(section, name, level) for name, section in named.items()}
+    sheets = {
+        name: {**_sheets(section, name), **{t.name: t for e in extras[name] for t in e.tables}}
+        for name, section in named.items()
+    }
     drawn = {name: figures(section) for name, section in named.items()}
     data = {
         "sections": drawn,
@@ -82,9 +87,15 @@ def render(runs: Sequence[RunData], version: str = "", left_out: Sequence[str] =
             for sheet in group.values()
         },
     }
-    level = 2 if len(found) == 1 else 3  # heading level: a single section needs no heading
     bodies = [
-        _section(section, name, sheets[name], inside=_inside(name, level, drawn[name]), level=level)
+        _section(
+            section,
+            name,
+            sheets[name],
+            inside=_inside(name, level, drawn[name]),
+            extra="".join(extra.html for extra in extras[name]),
+            level=level,
+        )
         for name, section in named.items()
     ]
     return render_page(
@@ -169,8 +180,6 @@ def _sheets(section: Section, name: str) -> dict[str, Grid]:
     found = {"headline": headline_sheet(section, f"{name}-results")}
     for at, sheet in enumerate(gain_sheets(section, f"{name}-gain")):
         found[f"gain{at}"] = sheet
-    for at, sheet in enumerate(coefficient_sheets(section.runs, f"{name}-coefficients")):
-        found[f"coefficients{at}"] = sheet
     found["ledger"] = ledger_sheet(section, f"{name}-ledger")
     found["cost"] = cost_sheet(section, f"{name}-cost")
     differing = difference_sheet(section, f"{name}-differences")
@@ -178,7 +187,13 @@ def _sheets(section: Section, name: str) -> dict[str, Grid]:
 
 
 def _section(
-    section: Section, name: str, sheets: Mapping[str, Grid], *, inside: str, level: int
+    section: Section,
+    name: str,
+    sheets: Mapping[str, Grid],
+    *,
+    inside: str,
+    extra: str,
+    level: int,
 ) -> str:
     gains = "".join(sheet.to_html() for key, sheet in sheets.items() if key.startswith("gain"))
     same = "<p>All runs have the same configuration, apart from seeds.</p>"
@@ -188,12 +203,7 @@ def _section(
         heading="" if level == 2 else f"<h2>{html.escape(_heading(section))}</h2>",
         notes=_notes(section.notes),
         headline=sheets["headline"].to_html(),
-        coefficients=coefficient_block(
-            [sheet for key, sheet in sheets.items() if key.startswith("coefficients")],
-            section.runs,
-            name,
-            level,
-        ),
+        extra=extra,
         gains=gains,
         inside=inside,
         ledger=sheets["ledger"].to_html(),
@@ -201,6 +211,12 @@ def _section(
         differences=sheets["differences"].to_html() if "differences" in sheets else same,
         details="".join(_details(run) for run in section.runs),
     )
+
+
+def _extras(section: Section, name: str, level: int) -> list[ExtraSection]:
+    """Return what other folders and packages show about these runs."""
+    make = [plugins.load(plugins.SECTIONS, key) for key in plugins.names(plugins.SECTIONS)]
+    return [extra for each in make if (extra := each(section.runs, name, level)) is not None]
 
 
 def _inside(name: str, level: int, drawn: Mapping[str, Any]) -> str:

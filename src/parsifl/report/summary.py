@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 
 from rich.box import SIMPLE_HEAD
+from rich.console import Console
 from rich.table import Table
 
 from parsifl.engine.record import RoundRecord
@@ -185,6 +186,11 @@ def render(rows: Sequence[Row]) -> Table:
         which = [row.score] * (len(scores) > 1)
         table.add_row(_plain(row.label), *seeds, *which, *_cells(row))
     return table
+
+
+def show(runs: Sequence[RunData]) -> None:
+    """Print the headline of some runs."""
+    Console().print(render(headline(runs)))
 
 
 def _cells(row: Row) -> list[str]:

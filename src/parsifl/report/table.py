@@ -187,3 +187,19 @@ def scored(value: float, spread: float | None, name: str) -> Cell:
     if spread is not None:
         text += f" ± {formatting.score(spread, name, unit=False)}"
     return Cell(text, value, spread)
+
+
+@dataclass(frozen=True)
+class ExtraSection:
+    """A section of the page that another folder adds (group `parsifl.sections` of `core.plugins`).
+
+    Attributes
+    ----------
+    tables
+        The tables that can be exported from the page.
+    html
+        The section, with the tables.
+    """
+
+    tables: Sequence[Grid]
+    html: str

@@ -1,0 +1,216 @@
+"""`parsifl flower status`, `check`, `forget`, `backup` and `restore`, for operators."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from parsifl.cli.options import finite
+from parsifl.core.errors import ConfigError
+from parsifl.flower import need_flower
+from parsifl.flower.cli.trial import read_config
+
+_ENDED = ("done", "checked")
+
+
+def status(
+    out: Path = typer.Argument(Path("run"), help="The run directory, on the server's machine."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+) -> None:
+    """Show the status of a server: round, connected and late clients, bytes, last error.
+
+    The exit code is 0 while the server is running or after it has finished, and 1 otherwise.
+
+    Examples:
+
+      parsifl flower status study/run
+
+      parsifl flower status study/run --json
+    """
+    from parsifl.flower.monitor import read_status
+
+    found = read_status(out)
+    found["alive"] = _alive(out)
+    if as_json:
+        typer.echo(json.dumps(found, indent=1))
+    else:
+        typer.echo("\n".join(_lines(found)))
+    ended = found["state"] in _ENDED
+    if found["state"] == "failed" or not (ended or found["alive"]):
+        raise typer.Exit(1)
+
+
+def _alive(out: Path) -> bool:
+    from parsifl.flower.settings import PROCESS_FILE
+
+    try:
+        os.kill(int((out / PROCESS_FILE).read_text()), 0)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _lines(found: dict[str, Any]) -> list[str]:
+    now, exchange = time.time(), found["exchange"]
+    running = "" if found["alive"] or found["state"] in _ENDED else " (its process has ended)"
+    lines = [
+        f"{found['algorithm']}: {found['state']}{running}, round {found['round']} of "
+        f"{found['rounds']}, updated {now - found['updated']:,.0f} s ago",
+        f"{found['bytes_up']:,} bytes up, {found['bytes_down']:,} down, "
+        f"results dropped: {found['dropped']}",
+    ]
+    waiting: list[int] = []
+    if exchange:
+        waiting = exchange["waiting_for_nodes"]
+        lines.append(
+            f"{exchange['kind']}: {len(waiting)} of {exchange['asked']} replies are missing after "
+            f"{now - exchange['since']:,.0f} s"
+        )
+    for client in found["clients"]:
+        since = client["last_reply"]
+        heard = "never replied" if since is None else f"replied {now - since:,.0f} s ago"
+        here = "connected" if client["connected"] else "not connected"
+        late = ", awaited" if client["node"] in waiting else ""
+        problem = f"; {client['last_problem']}" if client["last_problem"] else ""
+        lines.append(
+            f"  client {client['client']} (node {client['node']}): {here}, {heard}{late}{problem}"
+        )
+    if found["last_error"]:
+        lines.append(f"last error: {found['last_error']}")
+    return lines
+
+
+def check(
+    target: Path = typer.Argument(help="The app, as written by `parsifl flower init`."),
+    federation: str = typer.Option("", help="A federation in Flower's configuration."),
+) -> None:
+    """Check every node before the first round: keys, versions, clock, disk, schema of the data.
+
+    It starts the app with `deployment.check=true`. The server lets every client report, prints
+    the results, and stops. A node with a wrong key or a wrong clock does not report.
+
+    Examples:
+
+      parsifl flower check study
+
+      parsifl flower check study --federation hospitals
+    """
+    need_flower()
+    from parsifl.flower.node import program
+
+    read_config(target)
+    words = [program("flwr"), "run", str(target.resolve()), *([federation] if federation else [])]
+    words += ["--run-config", "deployment.check=true", "--stream"]
+    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    typer.echo(done.stdout)
+    if "the check found no problem" not in done.stdout:
+        raise ConfigError("the check failed; see the lines above")
+
+
+def forget(
+    folder: Path = typer.Argument(metavar="DIR", help="The state directory of a node."),
+    run: list[str] = typer.Option([], help="The id of a run; repeatable."),
+    older: float | None = typer.Option(
+        None,
+        "--older-than",
+        min=0,
+        callback=finite,
+        help="Only runs that have not changed for this many days.",
+    ),
+    delete: bool = typer.Option(False, "--delete", help="Delete; without it, list only."),
+) -> None:
+    """List or delete the client state that a node keeps.
+
+    Examples:
+
+      parsifl flower forget ~/.parsifl/state
+
+      parsifl flower forget ~/.parsifl/state --older-than 90 --delete
+    """
+    from parsifl.flower.retention import forget as remove
+    from parsifl.flower.retention import older_than, stored_runs
+
+    found = stored_runs(folder)
+    unknown = set(run) - {item.run for item in found}
+    if unknown:
+        raise ConfigError(f"{folder} has no state of the run {sorted(unknown)[0]}")
+    chosen = [item for item in found if item.run in run] if run else found
+    chosen = chosen if older is None else older_than(chosen, older)
+    if delete and not run and older is None:
+        raise ConfigError("name what to delete: --run ID or --older-than DAYS")
+    for item in chosen:
+        age = (time.time() - item.changed) / 86_400
+        typer.echo(f"{item.run}  {item.size:,} bytes, changed {age:,.1f} days ago")
+    if delete:
+        remove(chosen)
+    typer.echo(f"{len(chosen)} of {len(found)} runs {'deleted' if delete else 'listed'}")
+
+
+def backup(
+    run: Path = typer.Argument(help="The run directory, while no server is writing to it."),
+    file: Path = typer.Argument(help="The new file, such as study.tar.gz."),
+) -> None:
+    """Copy a run directory into one file with checksums.
+
+    Client state stays on the nodes. A server that is restored from an old backup requests old
+    versions of it; `deployment.lost_state` decides what happens if they are missing.
+
+    Examples:
+
+      parsifl flower backup study/run study.tar.gz
+    """
+    from parsifl.flower.retention import backup as copy
+
+    typer.echo(f"{copy(run, file)} files are in {file}")
+
+
+def restore(
+    file: Path = typer.Argument(help="A file that `parsifl flower backup` wrote."),
+    run: Path = typer.Argument(help="A new or empty directory."),
+) -> None:
+    """Restore a backup to a new directory; resume the run there with deployment.resume=true.
+
+    Examples:
+
+      parsifl flower restore study.tar.gz study/run
+    """
+    from parsifl.flower.retention import restore as write
+
+    typer.echo(f"{write(file, run)} files are in {run}")
+
+
+def rotate(
+    folder: Path = typer.Argument(
+        metavar="DIR", help="A directory that `parsifl flower keys` created."
+    ),
+    node: int = typer.Option(..., min=0, help="The number of the node."),
+) -> None:
+    """Replace the key pair of one node.
+
+    Register the new public key with Flower, unregister the old node, and start the node with its
+    new key. It then has a new node id: resume the run with deployment.rebind=true.
+
+    Examples:
+
+      parsifl flower rotate keys --node 1
+    """
+    need_flower()
+    from parsifl.flower.tls import KeyFolder, add_node
+
+    found = KeyFolder(folder)
+    if not found.public(node).exists():
+        raise ConfigError(f"{folder} has no key of node {node}")
+    add_node(found, node)
+    typer.echo(f"{found.node(node)} and {found.public(node)} are new")
+
+
+def mount(group: typer.Typer) -> None:
+    """Add the commands to a group."""
+    for command in (status, check, rotate, forget, backup, restore):
+        group.command()(command)

@@ -1,0 +1,535 @@
+"""A site with a table: the schema of its columns, and guarded answers to requests."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, final
+
+import numpy as np
+import torch
+from annotated_types import MaxLen
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from parsifl import wire
+from parsifl.core import tree
+from parsifl.core.batching import Rows
+from parsifl.core.errors import ConfigError, DataError, WireError
+from parsifl.core.problem import Problem
+from parsifl.data.clients import ClientData
+from parsifl.data.ragged import Ragged
+from parsifl.data.table_encoding import (
+    ABSENT,
+    LONGEST,
+    MOST_LEVELS,
+    RARE,
+    Array,
+    is_words,
+    observed,
+)
+from parsifl.data.tables import Column, Columns, MixedColumnError, as_columns, is_table
+from parsifl.engine.experiment import Experiment
+from parsifl.flower.client import MakeProblem, NodeConfig, RemoteClient
+from parsifl.flower.hello import DataSchema
+from parsifl.flower.logs import node_log
+from parsifl.flower.message import Envelope, Kind, printable
+from parsifl.flower.network_schema import (
+    EvaluateRequest,
+    FailureReply,
+    TrainRequest,
+    WorkRequest,
+    failure_in,
+    read,
+)
+from parsifl.linear.glm import GLM
+from parsifl.sites.deployment import guards as rules
+from parsifl.sites.deployment.agreement import Agreement, Prepared, RegressionSpec
+from parsifl.sites.deployment.guards import (
+    Audit,
+    Guards,
+    Refusal,
+    RiskSetProducts,
+    check_history,
+    digest,
+    few_differ,
+    rare,
+)
+from parsifl.sites.deployment.messages import (
+    REQUESTS,
+    AgreeReply,
+    AgreeRequest,
+    ProductsReply,
+    ProductsRequest,
+)
+from parsifl.sites.families.cox import Cox, cox_losses
+from parsifl.sites.search.fedbestsubset import FedBestSubset
+
+_SEPARATOR = "|"
+_PASSING = ("experiment", "machine")
+"""Fields about the run and the machine, ignored when deciding whether a reply is new."""
+LoadTable = Callable[[NodeConfig], Any]
+"""Returns columns of text by name (`read_csv`), or a pandas or polars frame."""
+
+
+@final
+@dataclass(frozen=True)
+class ColumnSchema:
+    """A site's declaration of one column.
+
+    Parameters
+    ----------
+    kind
+        "number" or "words".
+    unit
+        The unit; sites that declare different ones are not combined.
+    range
+        The smallest and the largest number.
+    levels
+        The words that may occur; empty: any.
+    missing
+        Codes that mark a missing value in this column.
+    """
+
+    kind: Literal["number", "words"]
+    unit: Annotated[str, MaxLen(100)] = ""
+    range: tuple[float, float] | None = None
+    levels: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+
+
+@final
+@dataclass(frozen=True)
+class TableSchema:
+    """A site's declaration of its table.
+
+    Parameters
+    ----------
+    missing
+        Codes that mark a missing value, besides the standard ones (empty, NA, ?, ...).
+    words
+        Columns that hold words although some or all of their values look like numbers.
+    columns
+        Declared columns. Others are not read; empty: all are.
+    targets
+        The columns that may be predicted; empty: any.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+    missing: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+    columns: dict[str, ColumnSchema] = field(default_factory=dict)
+    targets: tuple[str, ...] = ()
+
+    def joined(self, node: Mapping[str, Any]) -> TableSchema:
+        """Add the declarations of the node's configuration.
+
+        `missing` and `words` are separated by `|`; `schema` names a TOML file with the same
+        entries as this class.
+
+        >>> TableSchema().joined({"missing": "N/A|.|<0.3"}).missing
+        ('N/A', '.', '<0.3')
+        """
+        given = {
+            name: tuple(str(node[name]).split(_SEPARATOR)) if name in node else ()
+            for name in ("missing", "words")
+        }
+        file = _read_schema(Path(str(node["schema"]))) if "schema" in node else TableSchema()
+        return TableSchema(
+            self.missing + file.missing + given["missing"],
+            self.words + file.words + given["words"],
+            {**self.columns, **file.columns},
+            self.targets + file.targets,
+        )
+
+    @property
+    def units(self) -> dict[str, str]:
+        """The declared units."""
+        return {name: column.unit for name, column in self.columns.items() if column.unit}
+
+
+def _read_schema(path: Path) -> TableSchema:
+    try:
+        return TypeAdapter(TableSchema).validate_python(tomllib.loads(path.read_text()))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(str(step) for step in first["loc"])
+        raise ConfigError(f"{path}: {place}: {first['msg']}") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} is not a schema: {error}") from None
+
+
+def prepare(table: Any, spec: RegressionSpec, schema: TableSchema, guards: Guards) -> Prepared:
+    """Return a table from which aggregates may leave, or raise `Refusal`.
+
+    Levels with too few rows are merged into one level, also if only the rows of one class, or
+    those with an event, are too few. A column of numbers with too few values, or with the same
+    value in all but a few rows, is withheld: all its values count as missing. Only the node's log
+    names the rows at fault.
+    """
+    columns = _typed(table, spec, schema)
+    fault = spec.checked(columns)
+    if fault:
+        raise Refusal("target", fault)
+    rows = {len(column) for column in columns.values()}
+    if len(rows) > 1 or min(rows) < guards.rows:
+        raise Refusal("rows", f"its columns have unequal lengths, or fewer than {guards.rows} rows")
+    strata = _strata(columns, spec)
+    guarded = {
+        name: _merged(name, column, strata, guards)
+        if is_words(column)
+        else _withheld(name, np.asarray(column, np.float64), guards)
+        for name, column in columns.items()
+    }
+    for name in spec.columns:
+        if not np.array_equal(guarded[name], columns[name]):
+            raise Refusal("target", f"the column '{name}' is the same in all but a few rows")
+    return Prepared(guarded, spec)
+
+
+def _typed(table: Any, spec: RegressionSpec, schema: TableSchema) -> dict[str, Column]:
+    """Return the typed columns that the site reads."""
+    names = [str(name) for name in getattr(table, "columns", table)]
+    if schema.targets and spec.target not in schema.targets:
+        raise Refusal("target", f"it does not allow '{spec.target}' to be predicted")
+    if not set(names) >= {*schema.words, *schema.columns}:
+        raise Refusal("schema", "a declared column is not in its table")
+    words = {*schema.words, *(n for n, c in schema.columns.items() if c.kind == "words")}
+    words |= {spec.target} if spec.family == "logistic" else set()
+    found: dict[str, Column] = {}
+    try:
+        for name in [name for name in names if not schema.columns or name in schema.columns]:
+            declared = schema.columns.get(name)
+            codes = (*schema.missing, *(declared.missing if declared else ()))
+            part = table[[name]] if is_table(table) else {name: table[name]}
+            found |= as_columns(part, codes, words)
+            if declared is not None:
+                _check_declared(name, found[name], declared, words)
+    except MixedColumnError as error:
+        values = list(table[error.name])
+        listed = ", ".join(f"row {row} ({values[row - 1]!r:.40})" for row in error.rows[:10])
+        count = len(error.rows)
+        node_log().error("column %r: %d values are not numbers: %s", error.name, count, listed)
+        raise Refusal("numbers", f"{error}, in the node's configuration") from None
+    except DataError as error:  # its text names columns, never values
+        raise Refusal("table", str(error)) from None
+    return found
+
+
+def _check_declared(name: str, column: Column, declared: ColumnSchema, words: set[str]) -> None:
+    """Refuse a column that is not as declared; only the node's log names the rows at fault."""
+    if is_words(column) is not (name in words):
+        raise Refusal("schema", f"column '{name}': declared as numbers, but contains words")
+    outside = np.zeros(len(column), np.bool_)
+    if declared.levels:
+        outside = observed(column) & ~np.isin(column, np.array(declared.levels))
+    elif declared.range is not None and not is_words(column):
+        numbers, (low, high) = np.asarray(column, np.float64), declared.range
+        outside = observed(column) & ~((numbers >= low) & (numbers <= high))
+    if outside.any():
+        rows = ", ".join(str(row + 1) for row in np.flatnonzero(outside)[:10])
+        node_log().error("column %r: %d values are not as declared: rows %s", name,
+                         int(outside.sum()), rows)  # fmt: skip
+        raise Refusal("schema", f"column '{name}': values that its schema does not allow")
+
+
+def _strata(columns: Columns, spec: RegressionSpec) -> Column | None:
+    """Return the classes or events, whose cells with a level must not be small."""
+    if spec.family == "logistic":
+        return columns[spec.target]
+    return columns[spec.event] if spec.event else None
+
+
+def _merged(name: str, column: Column, strata: Column | None, guards: Guards) -> Column:
+    values = [str(value) for value in column]
+    if RARE in values or ABSENT in values:
+        raise Refusal(
+            "marker", f"column '{name}': {RARE} and {ABSENT} are reserved; rename that level"
+        )
+    counts = [Counter(values)]
+    if strata is not None and strata is not column:
+        counts += [Counter(column[strata == stratum].tolist()) for stratum in np.unique(strata)]
+    few = rare(counts, guards.cell)
+    found = np.array([RARE if value in few else value for value in values])
+    levels = set(found.tolist())
+    if len(levels) > MOST_LEVELS or any(len(level) > LONGEST for level in levels):
+        raise Refusal("levels", f"column '{name}': too many levels, or a level that is too long")
+    return found
+
+
+def _withheld(name: str, numbers: Array, guards: Guards) -> Array:
+    there = numbers[~np.isnan(numbers)]
+    if len(there) and (len(there) < guards.rows or few_differ(there, guards.cell)):
+        node_log().warning(
+            "column %r: withheld, because too few rows differ from the common value", name
+        )
+        return np.full(len(numbers), np.nan)
+    return numbers
+
+
+def problem_of(spec: RegressionSpec, kept: tuple[int, ...] = ()) -> MakeProblem:
+    """Return a function that builds the problem; columns are centred, rows have weights."""
+
+    def make(data: ClientData) -> Problem:
+        width = int(data.x.shape[1])
+        if spec.family == "cox":
+            return Cox(width, l2=spec.l2, keep=kept, weighted=True)
+        loss = "squared-half" if spec.family == "linear" else spec.family
+        return GLM(
+            width,
+            loss,
+            l2=spec.l2,
+            intercept=spec.family != "linear",  # the target of a linear regression is centred
+            keep=kept,
+            weighted=True,
+            offset=spec.family == "poisson",
+        )
+
+    return make
+
+
+class TableSite:
+    """A site with a table, which sends aggregates, trains on its encoded rows, and sends products.
+
+    Parameters
+    ----------
+    root
+        The state directory; the audit file is in its subdirectory `client-NUMBER`.
+    spec
+        The model; a request that names another one is refused.
+    schema
+        The site's declaration of its columns.
+    guards
+        The site's limits. Every request is checked against them, against the site's own table and
+        against what was released before; a request that breaks a rule is answered with that rule
+        and no data.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        client: int,
+        table: Any,
+        root: Path,
+        spec: RegressionSpec,
+        schema: TableSchema | None = None,
+        guards: Guards | None = None,
+    ) -> None:
+        self._experiment, self._client, self._root = experiment, client, root
+        self._table, self._spec = table, spec
+        self._schema, self._guards = schema or TableSchema(), guards or Guards()
+        self._audit = Audit(root / f"client-{client}")
+
+    def answer(self, kind: Kind, envelope: Envelope) -> Envelope:
+        """Answer a request of this kind; nothing leaves the site in any other way."""
+        entry: dict[str, Any] = {"kind": kind}
+        with self._audit.locked():
+            try:
+                reply = self._answer(kind, envelope, entry)
+            except Refusal as refusal:
+                reply = self._refuse(refusal.rule, str(refusal))
+            except WireError as error:  # its message describes the request, not the table
+                reply = self._refuse("request", str(error))
+            except Exception:
+                node_log().exception("a request for '%s' could not be answered", kind)
+                reply = self._refuse(
+                    "failure", "the computation failed; the reason is in the node's log"
+                )
+            if self._guards.release == "manual" and failure_in(reply) is None:
+                reply = self._approved(kind, reply)
+            size = sum(len(part) for part in reply.parts.values())
+            self._audit.write({**entry, "bytes": size, **json.loads(reply.text)})
+        return reply
+
+    def _approved(self, kind: Kind, reply: Envelope) -> Envelope:
+        """Return a reply that a person at the site has approved; otherwise store it and refuse."""
+        head = json.loads(reply.text)
+        said = {name: head[name] for name in head if name not in _PASSING}
+        name = digest(said, *map(reply.parts.get, sorted(reply.parts)))
+        if self._audit.approved(name, kind, reply.text):
+            return reply
+        return self._refuse("release", "a person at the site must release this reply first")
+
+    def _refuse(self, rule: str, text: str) -> Envelope:
+        reason = printable(f"site {self._client} refuses (rule '{rule}'): {text}")
+        node_log().warning("%s", reason)
+        failure = FailureReply(error="Refusal", rule=rule, detail=reason, client=self._client)
+        return failure.envelope()
+
+    def _answer(self, kind: Kind, envelope: Envelope, entry: dict[str, Any]) -> Envelope:
+        request = read(REQUESTS[kind], envelope)
+        own = prepare(self._table, self._spec, self._schema, self._guards)
+        rules.check_plan(self._experiment, self._client, own.rows, self._guards)
+        table = {name: list(map(str, self._table[name])) for name in own.columns}
+        entry["table"] = digest(table, asdict(self._spec))
+        if isinstance(request, AgreeRequest):
+            most = self._guards.columns(own.rows)
+            return AgreeReply(
+                client=self._client,
+                columns=most,
+                units=self._schema.units,
+                summary=own.summary(),
+            ).envelope()
+        agreed = getattr(request, "agreement", None)
+        if agreed is None:
+            raise WireError("agreement: missing; a site does not answer without one")
+        agreement = Agreement.read(agreed)
+        rules.check_agreement(agreement, own, self._guards)
+        x, y = agreement.preprocessing.standardised(own.columns), agreement.targets(own.columns)
+        data = _data(x, y)
+        make = problem_of(self._spec, agreement.kept)
+        if isinstance(request, ProductsRequest):
+            return self._products(request, agreement, own, data, make(data), entry)
+        site = RemoteClient(self._experiment, self._client, data, self._root, make)
+        if not isinstance(request, WorkRequest):
+            return site.hello()
+        if request.data_schema != DataSchema.of(data):
+            raise Refusal("data-schema", "the agreed schema of a row does not match its table")
+        if isinstance(request, EvaluateRequest):
+            return _whole(site.evaluate(request, envelope.parts))
+        assert isinstance(request, TrainRequest)
+        self._hold(request, agreement, entry, request.round, envelope.parts.get("down"))
+        if isinstance(self._experiment.build_algorithm(), FedBestSubset):
+            self._check_sums(envelope, own, agreement, data, make(data), entry)
+            return _whole(site.train(request, envelope.parts))
+        return self._narrow(_whole(site.train(request, envelope.parts)), own.rows, entry)
+
+    def _check_sums(
+        self,
+        envelope: Envelope,
+        own: Prepared,
+        agreement: Agreement,
+        data: ClientData,
+        problem: Any,
+        entry: dict[str, Any],
+    ) -> None:
+        """Check a round of sums: few columns, no small cell, and no row that stands out."""
+        kind = self._experiment.build_algorithm().tree_types().downlink
+        try:
+            question = wire.decode(envelope.parts.get("down", b""), kind, limit=1 << 28)
+            at = question.at[problem.name]
+            candidates = [int(place) for place in question.candidates]
+            used = [int(place) for place in at.nonzero()[:, 0]]
+            fits = at.shape == (problem.width,)
+        except (WireError, LookupError, AttributeError, TypeError, ValueError):
+            raise WireError("down: not a question about sums") from None
+        if not fits:
+            raise WireError("down: not a question about sums")
+        rules.check_question(candidates, used, problem.width, own.rows, self._guards)
+        self._release(own, agreement, data, problem, at, candidates, entry)
+
+    def _release(
+        self,
+        own: Prepared,
+        agreement: Agreement,
+        data: ClientData,
+        problem: Any,
+        at: torch.Tensor,
+        columns: Sequence[int],
+        entry: dict[str, Any],
+    ) -> None:
+        """Check sums at these coefficients against all released sums, and record them."""
+        names, units = agreement.preprocessing.names, agreement.preprocessing.units
+        inner = [place for place in columns if place < len(names)]
+        places = [agreement.preprocessing.columns[units[place]].name for place in inner]
+        rules.check_cells(own, places, np.asarray(data.x)[:, inner], self._guards)
+        entry["columns"] = [names[place] for place in inner]
+        weights, products = row_weights(problem, data, at), None
+        if isinstance(problem, Cox):
+            time, event, _ = data.y.unbind(1)
+            products = partial(RiskSetProducts, time=time.numpy(), event=event.numpy())
+        self._audit.release(entry["table"], weights, self._guards, products)
+
+    def _hold(
+        self,
+        request: TrainRequest | ProductsRequest,
+        agreement: Agreement,
+        entry: dict[str, Any],
+        *what: Any,
+    ) -> None:
+        """Check a request against what was released before."""
+        if request.client != self._client:
+            raise WireError(f"client: this is {self._client}, not {request.client}")
+        entry["run"] = request.experiment
+        entry["agreement"] = digest(agreement.to_json())
+        entry["request"] = digest(*what)
+        check_history(self._audit.entries(), entry, self._experiment.rounds, self._guards)
+
+    def _narrow(self, reply: Envelope, rows: int, entry: dict[str, Any]) -> Envelope:
+        """Return a reply whose upload has few coefficients for the number of rows."""
+        if "upload" in reply.parts:
+            kind = self._experiment.build_algorithm().tree_types().uplink
+            leaves = tree.leaves(wire.decode(reply.parts["upload"], kind, limit=1 << 31))
+            entry["coefficients"] = sum(int(leaf.count_nonzero()) for leaf in leaves)
+            rules.check_width(entry["coefficients"], rows, self._guards)
+        return reply
+
+    def _products(
+        self,
+        request: ProductsRequest,
+        agreement: Agreement,
+        own: Prepared,
+        data: ClientData,
+        problem: Any,
+        entry: dict[str, Any],
+    ) -> Envelope:
+        """Return loss, gradient and curvature at the requested coefficients."""
+        width = problem.width
+        support = rules.check_support(
+            request.support, width, self._experiment, own.rows, self._guards
+        )
+        if len(request.coefficients) != len(support):
+            raise WireError("coefficients: one for each column of the support is needed")
+        self._hold(request, agreement, entry, support, list(request.coefficients))
+        at, columns = torch.zeros(width, dtype=torch.float64), torch.tensor(support)
+        at[columns] = torch.tensor(request.coefficients, dtype=torch.float64)
+        self._release(own, agreement, data, problem, at, support, entry)
+        rows = Rows(data.x, data.y, torch.ones(own.rows, dtype=torch.float64))
+        found = problem.curvature_sums({problem.name: at}, rows, columns)
+        constant = torch.lgamma(data.y[:, 0] + 1).sum() if self._spec.family == "poisson" else 0.0
+        sums = {
+            "loss": found.loss,
+            "constant": torch.as_tensor(constant, dtype=torch.float64),
+            "gradient": found.gradient[columns],
+            "curvature": found.curvature,
+        }
+        head = {name: getattr(request, name) for name in ("client", "round", "experiment")}
+        return ProductsReply(**head).envelope({"sums": wire.encode(sums)})
+
+
+def row_weights(problem: Any, data: ClientData, at: torch.Tensor) -> Array:
+    """Return the weights [2, rows] of rows and products in sums at these coefficients.
+
+    The products of a Cox model follow from the logarithms of the hazard ratios, which replace the
+    second weights.
+    """
+    params = {problem.name: at}
+    if isinstance(problem, Cox):
+        u = problem.predict(params, data.x).requires_grad_()
+        time, event, weight = data.y.unbind(1)
+        (slope,) = torch.autograd.grad((weight * cox_losses(u, time, event, weight)).sum(), u)
+        return np.stack([slope.numpy(), u.detach().numpy()])
+    u = problem.predict(params, data.x)
+    u = u + data.y[:, -1] if problem.offset else u
+    return np.stack(
+        [problem.datafit.slope(u, data.y[:, 0]).numpy(), problem.datafit.curvature(u).numpy()]
+    )
+
+
+def _whole(reply: Envelope) -> Envelope:
+    """Return a successful reply; the message of a failure may contain values."""
+    failure = failure_in(reply)
+    if failure is not None:
+        node_log().error("local work failed: %s", failure.reason)
+        raise Refusal("failure", "the computation failed; the reason is in the node's log")
+    return reply
+
+
+def _data(x: Array, y: Array) -> ClientData:
+    rows, none = Ragged.of([range(len(y))]), Ragged.empty(1)
+    features, targets = torch.from_numpy(x), torch.from_numpy(y)
+    return ClientData(features, targets, rows, none, none, ({},), name="own")

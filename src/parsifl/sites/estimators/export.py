@@ -1,0 +1,110 @@
+"""Convert fitted estimators to those of scikit-learn, which other tools can export."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+from sklearn.compose import ColumnTransformer
+from sklearn.impute import SimpleImputer
+from sklearn.linear_model import LinearRegression, LogisticRegression, PoissonRegressor
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import OneHotEncoder
+
+from parsifl.core.errors import ConfigError, unknown
+from parsifl.data.table_encoding import ABSENT, RARE, Preprocessing, TableColumn
+from parsifl.sites.estimators.moments import Array
+
+Missing = Literal["nan", "empty"]
+_CODES: dict[str, tuple[Any, ...]] = {"nan": (None, np.nan), "empty": ("",)}  # frames have either
+
+
+def as_sklearn(estimator: Any, missing: Missing) -> Any:
+    """Return a scikit-learn estimator with the same predictions."""
+    if missing not in _CODES:
+        raise ConfigError(unknown("missing", str(missing), tuple(_CODES)))
+    found: Preprocessing | None = estimator.preprocessing_
+    slopes, intercept = estimator.coef_, np.asarray(getattr(estimator, "intercept_", 0.0))
+    if found is None:
+        model = _model(estimator, slopes, intercept)
+        names = getattr(estimator, "feature_names_in_", None)
+        if names is not None:
+            model.feature_names_in_ = names
+        return model
+    slopes, intercept = _by_level(found, slopes, intercept)
+    return make_pipeline(_transformer(found, missing), _model(estimator, slopes, intercept))
+
+
+def _model(estimator: Any, slopes: Array, intercept: Array) -> Any:
+    family, width = estimator._family(), slopes.shape[-1]
+    if family == "binomial":
+        labels = estimator.classes_
+        model = LogisticRegression(max_iter=1).fit(np.zeros((len(labels), width)), labels)
+    elif family == "poisson":
+        model = PoissonRegressor(max_iter=1).fit(np.zeros((2, width)), np.ones(2))
+    else:
+        model = LinearRegression().fit(np.zeros((2, width)), np.zeros(2))
+    # NumPy's scalar type, as in scikit-learn: converters call its methods
+    model.coef_, model.intercept_ = slopes.copy(), intercept[()]
+    return model
+
+
+def _by_level(found: Preprocessing, slopes: Array, intercept: Array) -> tuple[Array, Array]:
+    """Return coefficients of one indicator per level, and the intercept that goes with them.
+
+    A level that no site had has no indicator. It counts as (rare) if levels were merged, else
+    as the reference: the coefficient of that level becomes part of the intercept.
+    """
+    parts, start = [], 0
+    for column in found.columns:
+        width = len(column.names)
+        own = slopes[..., start : start + width]
+        start += width
+        if column.levels:
+            own = np.concatenate([np.zeros_like(slopes[..., :1]), own], axis=-1)
+            if RARE in column.levels:
+                place = column.levels.index(RARE)
+                intercept = intercept + own[..., place]
+                own = np.delete(own - own[..., [place]], place, axis=-1)
+        parts.append(own)
+    return np.concatenate(parts, axis=-1), intercept
+
+
+def _transformer(found: Preprocessing, missing: Missing) -> ColumnTransformer:
+    """Return a transformer that was fitted to a table with every level and the means."""
+    try:
+        import pandas as pd
+    except ImportError:
+        raise ConfigError("to_sklearn() of a fit to a table needs pandas; install it") from None
+    steps = [(column.name, _step(column, missing), [column.name]) for column in found.columns]
+    rows = max([1, *(len(column.levels) for column in found.columns)])
+    example = {column.name: _example(column, rows) for column in found.columns}
+    transformer = ColumnTransformer(steps, verbose_feature_names_out=False)
+    return transformer.set_output(transform="default").fit(pd.DataFrame(example))
+
+
+def _step(column: TableColumn, missing: Missing) -> Any:
+    if not column.levels:
+        return SimpleImputer(strategy="mean")
+    encoder = OneHotEncoder(
+        categories=[np.array(_named(column), dtype=object)],
+        handle_unknown="ignore",
+        sparse_output=False,
+    )
+    absent = [
+        SimpleImputer(missing_values=code, strategy="constant", fill_value=ABSENT)
+        for code in _CODES[missing]
+    ]
+    return make_pipeline(*absent, encoder)
+
+
+def _named(column: TableColumn) -> list[str]:
+    return [level for level in column.levels if level != RARE]
+
+
+def _example(column: TableColumn, rows: int) -> list[Any]:
+    """Return values to fit a step on: the mean, or the levels."""
+    if not column.levels:
+        return [column.mean[0]] * rows
+    values = _named(column) or [RARE]
+    return [*values, *values[:1] * (rows - len(values))]

@@ -1,0 +1,320 @@
+"""Save and load fitted estimators as JSON, and build them from the sums of a deployment."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from parsifl.core.errors import DataError
+from parsifl.data.table_encoding import Preprocessing, TableColumn
+from parsifl.engine.safe_files import replace_file
+from parsifl.linear.sparsity.dictionary import RandomDictionary
+from parsifl.sites.estimators.base import FederatedSparse
+from parsifl.sites.estimators.classifier import FederatedSparseClassifier
+from parsifl.sites.estimators.cox import FederatedSparseCox
+from parsifl.sites.estimators.cv import Products, held_out_errors, mean_errors
+from parsifl.sites.estimators.exact import ExactFit
+from parsifl.sites.estimators.moments import Array
+from parsifl.sites.estimators.poisson import FederatedSparsePoisson
+from parsifl.sites.estimators.regressor import FederatedSparseRegressor
+from parsifl.sites.inference import Columns, path_criteria, was_selected
+from parsifl.sites.search.certificate import Certificate
+from parsifl.sites.search.subset_state import Phase, Rules, Search
+
+_FORMAT = 2
+_ESTIMATORS: dict[str, type[FederatedSparse]] = {
+    kind.__name__: kind
+    for kind in (
+        FederatedSparseRegressor,
+        FederatedSparseClassifier,
+        FederatedSparsePoisson,
+        FederatedSparseCox,
+    )
+}
+_PARTS: dict[str, type[Any]] = {
+    kind.__name__: kind
+    for kind in (
+        Preprocessing,
+        TableColumn,
+        Certificate,
+        ExactFit,
+        Search,
+        Rules,
+        Columns,
+        RandomDictionary,
+    )
+}
+_KINDS = "biufUO"
+
+
+def to_text(estimator: FederatedSparse) -> str:
+    """Return a fitted estimator as JSON; numbers are restored bit for bit.
+
+    The entry `summary` holds the table of coefficients for readers of the file.
+    """
+    name = type(estimator).__name__
+    if name not in _ESTIMATORS:
+        raise DataError(f"a {name} cannot be saved; save its best_estimator_")
+    params = estimator.get_params(deep=False)
+    state = {key: value for key, value in vars(estimator).items() if key not in params}
+    values: dict[str, Any] = {
+        "format": _FORMAT,
+        "estimator": name,
+        "params": _plain(params),
+        "state": _plain(state),
+    }
+    if state.get("_exact") is not None:
+        values["summary"] = summary_values(estimator)
+    return json.dumps({**values, "sha256": _digest(values)}, indent=1)
+
+
+def _digest(values: dict[str, Any]) -> str:
+    rest = {key: value for key, value in values.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def summary_values(estimator: FederatedSparse) -> dict[str, Any]:
+    """Return the parts of a lossless fit that a report shows, as JSON values."""
+    found, fit = estimator.summary(), estimator._fitted_exactly("a summary")
+    return {
+        **_path_values(estimator, fit),
+        "fit": _site_values(estimator, fit),
+        "table": found.cells(),
+        "guarantee": found.guarantee,
+        "methods": estimator.methods_text(),
+        "clients": found.sites,
+        "sites": [
+            {
+                "name": name,
+                "all": float(found.estimate[i]),
+                "estimates": _numbers(found.site_estimates[:, i]),
+                "errors": _numbers(found.site_se[:, i]),
+            }
+            for i, name in enumerate(found.names)
+        ],
+    }
+
+
+def _path_values(estimator: FederatedSparse, fit: ExactFit) -> dict[str, Any]:
+    """Return the best subsets of other sizes if the sums of the fit determine them."""
+    ridge = bool((fit.rules.ridge > 0).any())
+    if not fit.one_shot or ridge or not was_selected(fit):
+        return {}
+    path, names = fit.path(), estimator._names()
+    values: dict[str, Any] = {
+        "numbers": path.numbers.tolist(),
+        "chosen": int(fit.rules.count),
+        "names": names,
+        "coefficients": [_numbers(row) for row in path.coefficients[:, : len(names)]],
+        "criteria": path_criteria(fit, path),
+    }
+    if fit.centred:
+        values["r2"] = _numbers(1 - path.losses / path.empty)
+    if hasattr(estimator, "mean_error_"):
+        values["error"] = _numbers(estimator.mean_error_)
+        values["standard_error"] = _numbers(estimator.standard_error_)
+    return {"path": values}
+
+
+def _site_values(estimator: FederatedSparse, fit: ExactFit) -> dict[str, Any]:
+    """Return how well the common model fits each site."""
+    family, rows = estimator._family(), fit.rows
+    values: dict[str, Any] = {"rows": rows.tolist()}
+    if family == "gaussian":
+        values["residual SD"] = _numbers(np.sqrt(np.maximum(2 * fit.losses / rows, 0.0)))
+    elif family != "cox":
+        if family == "binomial":
+            values["deviance per row"] = _numbers(2 * fit.losses / rows)
+        if fit.rules.width > len(estimator._names()) and not fit.own_intercepts:
+            # the gradient of the intercept, the last column, is predicted minus observed
+            values["excess"] = _numbers(-fit.gradients[:, -1] / rows)
+            values["error"] = _numbers(np.sqrt(fit.information[:, -1, -1]) / rows)
+    return values
+
+
+def _numbers(values: Array) -> list[float | None]:
+    return [float(value) if np.isfinite(value) else None for value in values]
+
+
+def save(estimator: FederatedSparse, path: str | Path) -> None:
+    """Write a fitted estimator to a JSON file, which `load` reads.
+
+    Raises
+    ------
+    DataError
+        If there is a file of this name that is not a saved estimator; it is not changed.
+    """
+    file, text = Path(path), to_text(estimator)
+    try:
+        if file.exists():
+            _values(file)
+        replace_file(file, text.encode())
+    except OSError as error:
+        raise DataError(f"{file} cannot be written: {error.strerror}") from error
+
+
+def _values(path: Path) -> dict[str, Any]:
+    """Return the content of a saved estimator of any format."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if {"format", "estimator", "params", "state"} <= set(values):
+            return dict(values)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, TypeError, RecursionError):
+        pass
+    raise DataError(f"{path} is not a saved estimator")
+
+
+def load(path: str | Path) -> FederatedSparse:
+    """Read an estimator that `save` or a deployment wrote.
+
+    Raises
+    ------
+    DataError
+        If the file is damaged or not a saved estimator of this version.
+    """
+    values = _values(Path(path))
+    if values["format"] != _FORMAT:
+        raise DataError(f"{path} has format {values['format']!r}, expected {_FORMAT}")
+    if values.get("sha256") != _digest(values):
+        raise DataError(f"{path} is damaged or was edited: its checksum does not match")
+    try:
+        found = _ESTIMATORS[values["estimator"]](**_read(values["params"]))
+        state = _read(values["state"])
+        if not np.isfinite(state["coef_"]).all():
+            raise ValueError("coefficients")
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise DataError(f"{path} is not a saved estimator ({type(error).__name__})") from None
+    found.__dict__.update(state)
+    return found
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        entries = [_plain(entry) for entry in value.ravel().tolist()]
+        return {"array": value.dtype.str, "shape": list(value.shape), "values": entries}
+    if isinstance(value, np.generic):
+        return value.item()
+    if is_dataclass(value) and type(value).__name__ in _PARTS:
+        parts = {item.name: _plain(getattr(value, item.name)) for item in fields(value)}
+        return {"part": type(value).__name__, "fields": parts}
+    if isinstance(value, tuple):
+        return {"tuple": [_plain(entry) for entry in value]}
+    if isinstance(value, list):
+        return [_plain(entry) for entry in value]
+    if isinstance(value, dict):
+        return {"mapping": {str(key): _plain(entry) for key, entry in value.items()}}
+    if value is None or isinstance(value, bool | int | float | str):
+        return int(value) if isinstance(value, Phase) else value
+    raise DataError(f"a value of {type(value).__name__} cannot be saved as JSON")
+
+
+def _read(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_read(entry) for entry in value]
+    if not isinstance(value, dict):
+        return value
+    if "array" in value:
+        dtype = np.dtype(value["array"])
+        if dtype.kind not in _KINDS:
+            raise ValueError("dtype")
+        return np.array(value["values"], dtype=dtype).reshape(value["shape"])
+    if "tuple" in value:
+        return tuple(_read(entry) for entry in value["tuple"])
+    if "mapping" in value:
+        return {key: _read(entry) for key, entry in value["mapping"].items()}
+    kind, entries = _PARTS[value["part"]], {k: _read(v) for k, v in value["fields"].items()}
+    if kind is Search:
+        entries["phase"] = Phase(entries["phase"])
+    return kind(**entries)
+
+
+@dataclass(frozen=True, eq=False)
+class DeployedFit:
+    """The result of a deployment.
+
+    Attributes
+    ----------
+    preprocessing, sites
+        The agreed encoding, and the names of the sites.
+    coefficients
+        In standardised units; an intercept is the last one, except for a linear regression.
+    exact
+        The last sums of the lossless solver; None for the others.
+    target_mean, classes
+        The mean of the target (linear regression), or its two classes (logistic regression).
+    solver, history, bytes_up, bytes_down
+        The algorithm, its rounds, and all bytes, including the agreement.
+    products
+        The products of all columns at every site, if the sites sent them; else empty.
+    left_out
+        Sites that their guards excluded from the fit, with the reason.
+    """
+
+    preprocessing: Preprocessing
+    sites: Sequence[str]
+    coefficients: Array
+    exact: ExactFit | None
+    target_mean: float
+    classes: tuple[str, ...]
+    solver: str
+    history: list[dict[str, Any]]
+    bytes_up: int
+    bytes_down: int
+    constant: float = 0.0
+    products: Sequence[Products] = ()
+    left_out: Mapping[str, str] = field(default_factory=dict)
+
+
+def assembled(estimator: FederatedSparse, outcome: DeployedFit) -> FederatedSparse:
+    """Return the estimator, as if fitted to the rows of all sites."""
+    family, found = estimator._family(), outcome.preprocessing
+    model: Any = estimator
+    model.preprocessing_ = found
+    model.feature_names_in_ = np.array([column.name for column in found.columns], dtype=object)
+    model.n_features_in_ = len(found.columns)
+    model.clients_ = np.array(outcome.sites)
+    model.left_out_ = dict(outcome.left_out)
+    model.solver_, model.solver_reason_ = outcome.solver, "as deployed"
+    model.history_, model.n_iter_ = outcome.history, len(outcome.history)
+    model.bytes_up_, model.bytes_down_ = outcome.bytes_up, outcome.bytes_down
+    model._exact = outcome.exact
+    if outcome.exact is not None:
+        model.loss_ = outcome.exact.search.loss / outcome.exact.search.rows
+    width = len(found.names)
+    slopes = outcome.coefficients[:width]
+    model.support_ = np.flatnonzero(slopes)
+    model.coef_ = slopes / found.scale
+    if family == "cox":
+        model._note(np.zeros(width), found.scale)
+        return estimator
+    centred = family == "gaussian"
+    base = outcome.target_mean if centred else float(outcome.coefficients[-1])
+    model.intercept_ = base - float(model.coef_ @ found.mean)
+    if family == "binomial":
+        model.classes_ = np.array(outcome.classes)
+        model.coef_, model.intercept_ = model.coef_[None], np.array([model.intercept_])
+    if centred:
+        model._note(found.mean, found.scale, "global", outcome.target_mean)
+        if len(outcome.products) > 1:
+            _note_errors(model, outcome.products)
+    else:
+        model._note(found.mean, found.scale, constant=outcome.constant)
+    return estimator
+
+
+def _note_errors(model: Any, sites: Sequence[Products]) -> None:
+    """Set the cross-validation error of each number of terms on left-out sites."""
+    model.path_ = model._exact.path_numbers()
+    held = [np.array([site]) for site in range(len(sites))]
+    errors = held_out_errors(model, sites, model.path_, held)
+    rows = np.array([part.count for part in sites])
+    model.error_path_ = errors
+    model.mean_error_, model.standard_error_ = mean_errors(errors, rows)

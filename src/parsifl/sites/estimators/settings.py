@@ -1,0 +1,392 @@
+"""Parameters shared by the estimators and their checks; sites, weights and standard units."""
+
+from __future__ import annotations
+
+import numbers
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from scipy import sparse
+from sklearn.base import BaseEstimator
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+
+from parsifl import wire
+from parsifl.core.batching import Rows
+from parsifl.core.errors import ConfigError
+from parsifl.data.table_encoding import Preprocessing, is_words, observed
+from parsifl.data.tables import Columns, as_columns, is_table
+from parsifl.linear.design import as_design
+from parsifl.linear.glm import GLM
+from parsifl.linear.sparsity.dictionary import RandomDictionary
+from parsifl.sites.estimators.moments import Array, Indices, Moments, centred, scaled
+from parsifl.sites.estimators.preprocessor import agreed, owners
+
+
+class EstimatorSettings(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+    """Abstract base: parameters, and the data prepared according to them."""
+
+    def __init__(  # noqa: PLR0913 - scikit-learn reads the parameters from the signature
+        self,
+        n_nonzero_coefs: int | None = None,
+        *,
+        solver: str = "auto",
+        rounds: int | None = None,
+        local_steps: int = 3,
+        batch_size: int | None = None,
+        lr: float | str | None = None,
+        l2: float | None = None,
+        fit_intercept: bool = True,
+        standardize: bool = True,
+        center: str = "global",
+        keep: Any = (),
+        column_groups: Any = None,
+        dictionary: Any = None,
+        refit: bool = True,
+        max_bytes: int = 8_000_000,
+        certificate_rounds: int = 0,
+        participation: float = 1.0,
+        random_state: Any = None,
+        site_variances: bool = False,
+        solver_options: Any = None,
+    ) -> None:
+        self.n_nonzero_coefs = n_nonzero_coefs
+        self.solver = solver
+        self.rounds = rounds
+        self.local_steps = local_steps
+        self.batch_size = batch_size
+        self.lr = lr
+        self.l2 = l2
+        self.fit_intercept = fit_intercept
+        self.standardize = standardize
+        self.center = center
+        self.keep = keep
+        self.column_groups = column_groups
+        self.dictionary = dictionary
+        self.refit = refit
+        self.max_bytes = max_bytes
+        self.certificate_rounds = certificate_rounds
+        self.participation = participation
+        self.random_state = random_state
+        self.site_variances = site_variances
+        self.solver_options = solver_options
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+    # ------------------------------------------------------------------ settings and data
+    def _setting(self, name: str, default: Any) -> Any:
+        """Return a parameter that not every estimator has."""
+        return getattr(self, name, default)
+
+    preprocessing_: Preprocessing | None
+    coef_: Array
+
+    def _validated(
+        self, X: Any, y: Any, groups: Any, sample_weight: Any, **checks: Any
+    ) -> tuple[Any, Any]:
+        """Return the design matrix and the target, both checked; tables are encoded.
+
+        Sites agree on the encoding from counts and sums, each row with a weight counting once.
+        """
+        self._agreement_bytes = 0, 0
+        check_target(y, as_numbers="y_numeric" in checks or "multi_output" in checks)
+        if not is_table(X):
+            self.preprocessing_ = None
+            return validate_data(self, X, y, dtype=np.float64, **checks)  # type: ignore[no-any-return]
+        columns = as_columns(X)
+        rows = len(next(iter(columns.values())))
+        if not rows:
+            raise ValueError("X has 0 rows; at least 2 are needed")
+        names, owner = owners(groups, rows)
+        _, parts = self._clients(groups, rows)
+        weight = self._weights(sample_weight, np.empty((rows, 1)))
+        parts = [kept for part in parts if len(kept := part[weight[part] > 0])]
+        sites = [f"site {names[owner[part[0]]]}" for part in parts]
+        _say_if_mostly_numbers(columns)
+        found, self._agreement_bytes = agreed(columns, parts, sites)
+        X, y = validate_data(self, found.design(columns), y, dtype=np.float64, **checks)
+        self.preprocessing_ = found
+        self.feature_names_in_ = np.array(list(columns), dtype=object)
+        self.n_features_in_ = len(columns)
+        return X, y
+
+    def _features(self, X: Any, **checks: Any) -> Any:
+        """Return the design matrix of new rows; the columns of a table are matched by name."""
+        check_is_fitted(self)
+        found = self.preprocessing_
+        if found is None:
+            return validate_data(self, X, dtype=np.float64, reset=False, **checks)
+        if is_table(X):
+            names = [column.name for column in found.columns if column.name in X.columns]
+            return found.design(as_columns(X[names]))
+        if any(column.levels for column in found.columns):
+            raise ValueError("the model was fitted to a table with words: pass a table")
+        return validate_data(self, X, dtype=np.float64, reset=False, **checks)
+
+    def get_feature_names_out(self, input_features: Any = None) -> np.ndarray[Any, Any]:
+        """Return the names of the coefficients: columns, or `ward=surgery` for a level."""
+        check_is_fitted(self)
+        del input_features  # the names are those of the fit
+        return np.array(self._names(), dtype=object)
+
+    def selected(self) -> list[Any]:
+        """Return the columns of X in the model, as `keep` takes them: names, or positions."""
+        check_is_fitted(self)
+        used = np.flatnonzero(np.atleast_2d(self.coef_).any(axis=0))
+        found = self.preprocessing_
+        if found is None:
+            return [int(place) for place in used]
+        units = dict.fromkeys(found.units[place] for place in used)
+        return [found.columns[unit].name for unit in units]
+
+    def _names(self) -> list[str]:
+        if self.preprocessing_ is not None:
+            return self.preprocessing_.names
+        given = getattr(self, "feature_names_in_", None)
+        if given is not None:
+            return [str(name) for name in given]
+        return [f"x{number}" for number in range(self.n_features_in_)]
+
+    def _clients(self, groups: Any, rows: int) -> tuple[np.ndarray[Any, Any], list[Indices]]:
+        """Return the names of the sites and the rows of each."""
+        names, owner = owners(groups, rows)
+        order = np.argsort(owner, kind="stable")
+        return names, np.split(order, np.cumsum(np.bincount(owner))[:-1])
+
+    def _weights(self, sample_weight: Any, x: Any) -> Array:
+        """Return weights that are 1 on average over the rows with a non-zero weight."""
+        weight = np.asarray(_check_sample_weight(sample_weight, x, dtype=np.float64))
+        if (weight < 0).any():
+            raise ValueError("sample_weight must not be negative")
+        if weight.sum() == 0:
+            raise ValueError("sample_weight is zero for every row")
+        return np.asarray(weight * (np.count_nonzero(weight) / weight.sum()))
+
+    def _check_center(self) -> bool:
+        """Return whether every site has its own intercept."""
+        center = self._setting("center", "global")
+        if center not in ("global", "client"):
+            raise ValueError(f"center must be 'global' or 'client', got {center!r}")
+        if center == "client" and not self.fit_intercept:
+            raise ValueError("center='client' gives every site an intercept: set fit_intercept")
+        return bool(center == "client")
+
+    def _width(self, features: int) -> int:
+        """Return the number of coefficients to select from: features, or atoms."""
+        given = self._setting("dictionary", None)
+        if given is None:
+            return features
+        return given.atoms if isinstance(given, RandomDictionary) else int(_matrix(given).shape[1])
+
+    def _sparsity(self, features: int) -> int:
+        """Return tau: how many units may be selected."""
+        given: Any = self.n_nonzero_coefs
+        width = self._width(features)
+        if given is None:
+            given = max(int(0.1 * width), 1)
+        least = 0 if np.size(self.keep) else 1
+        if not whole(given) or not least <= int(given) <= width:
+            kind = "features" if self._setting("dictionary", None) is None else "atoms"
+            raise ValueError(
+                f"n_nonzero_coefs must be a number between {least} and {width} {kind}, got "
+                f"{given!r}"
+            )
+        return int(given)
+
+    def _units(self, width: int) -> tuple[int, ...]:
+        """Return the unit of each coefficient, numbered from 0; empty if every column is one."""
+        given, found = self._setting("column_groups", None), self.preprocessing_
+        if given is None and (found is None or len(found.units) == len(set(found.units))):
+            return ()
+        columns = width if found is None else len(found.columns)
+        labels = np.arange(columns) if given is None else np.asarray(given)
+        if labels.shape != (columns,):
+            raise ValueError(
+                f"column_groups must name the group of each of the {columns} columns, got shape "
+                f"{labels.shape}"
+            )
+        wide = labels if found is None else labels[found.units]
+        return tuple(np.unique(wide, return_inverse=True)[1].tolist())
+
+    def _kept(self, width: int) -> tuple[int, ...]:
+        """Return the coefficients that are always in the model."""
+        found = self.preprocessing_
+        columns = width if found is None else len(found.columns)
+        names = [] if found is None else [column.name for column in found.columns]
+        keep = np.asarray(self.keep)
+        if keep.dtype == bool and keep.shape == (columns,):
+            keep = np.flatnonzero(keep)
+        if keep.ndim == 1 and keep.dtype.kind in "UO":
+            absent = [name for name in keep.tolist() if name not in names]
+            if absent:
+                raise ValueError(f"keep names the column {absent[0]!r}, which X does not have")
+            keep = np.array([names.index(name) for name in keep.tolist()], dtype=np.int64)
+        if keep.ndim != 1 or (keep.size and not np.issubdtype(keep.dtype, np.integer)):
+            raise ValueError(
+                f"keep must list positions or names of features, or be a mask of all {columns}; "
+                f"got {self.keep!r}"
+            )
+        places = tuple(int(position) for position in keep)
+        outside = [position for position in places if not 0 <= position < columns]
+        if outside:
+            raise ValueError(f"keep names feature {outside[0]}, but there are 0 .. {columns - 1}")
+        if places and self._setting("dictionary", None) is not None:
+            raise ValueError("keep names features, but with a dictionary atoms are selected")
+        if found is None:
+            return places
+        return tuple(i for i, unit in enumerate(found.units) if unit in places)
+
+    def _standardised(self, x: Any, moments: Moments) -> tuple[Any, Array]:
+        """Return the features in standard units, for a problem with an intercept, and the means.
+
+        A CSR matrix is not centred. Without an intercept nothing is centred.
+        """
+        if sparse.issparse(x):
+            found = scaled(x, moments, intercept=bool(self.fit_intercept))
+            return found, np.zeros_like(moments.mean)
+        if not self.fit_intercept:
+            return x / moments.scale, np.zeros_like(moments.mean)
+        return centred(x, moments) / moments.scale, moments.mean
+
+    def _with_common_intercept(
+        self, found: Array, problem: GLM, x: Any, y: torch.Tensor, sites: int
+    ) -> Array:
+        """Replace the intercepts that sites keep by the one that fits all rows best."""
+        rows = Rows(as_design(x if sparse.issparse(x) else torch.from_numpy(x)), y, torch.ones(1))
+        fit = problem.with_own_intercept({"coef": torch.from_numpy(found)}, rows)
+        self.bytes_up_ += 16 * 8 * sites  # slope and curvature, in about eight Newton steps
+        return np.array(fit["coef"].numpy())
+
+    def _say_what_cannot_be_kept(self, x: Any, kept: tuple[int, ...]) -> None:
+        """Warn about columns that are zero after centring: they cannot be in the support."""
+        if gone := [position for position in kept if not abs(x[:, position]).sum()]:
+            why = "constant and thus equivalent to the intercept"
+            if not self.fit_intercept:
+                why = "zero in every row"
+            elif self._setting("center", "global") == "client":
+                why = "constant in every client and thus equivalent to its intercept"
+            warnings.warn(
+                f"keep names feature {gone[0]}, which is {why}: it gets the coefficient 0 and is "
+                "not in support_",
+                UserWarning,
+                stacklevel=3,
+            )
+
+    # ------------------------------------------------------------------ the choice of a solver
+    def _rounds(self, default: int) -> int:
+        if self.rounds is None:
+            return default
+        if not whole(self.rounds) or self.rounds < 1:
+            raise ConfigError(f"rounds must be a whole number and at least 1, got {self.rounds!r}")
+        return int(self.rounds)
+
+    def _options(self) -> dict[str, Any]:
+        """Return further settings of the algorithm."""
+        given = self._setting("solver_options", None)
+        if given is None:
+            return {}
+        if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+            raise ConfigError(f"solver_options must map names of settings to values, got {given!r}")
+        return dict(given)
+
+    def _check_local_steps(self) -> None:
+        steps = self._setting("local_steps", 1)
+        if not whole(steps) or steps < 1:
+            raise ConfigError(f"local_steps must be a whole number and at least 1, got {steps!r}")
+
+    # ------------------------------------------------------------------ a dictionary
+    def _book_dictionary(self, clients: int) -> None:
+        dictionary = self._setting("dictionary", None)
+        if dictionary is not None:  # every site receives it once, before the first round
+            self.dictionary_bytes_ = clients * wire.size(self._announcement(dictionary))
+            self.bytes_down_ += self.dictionary_bytes_
+
+    def _announcement(self, dictionary: Any) -> dict[str, torch.Tensor]:
+        """Return the message that sends a site the dictionary: atoms, or how to draw them."""
+        if isinstance(dictionary, RandomDictionary):
+            kind = 0 if dictionary.kind == "orthonormal" else 1
+            values = [kind, dictionary.features, dictionary.atoms, dictionary.seed]
+            return {"dictionary": torch.tensor(values)}
+        return {"dictionary": _matrix(dictionary)}
+
+    def _atoms(self) -> torch.Tensor | None:
+        dictionary = self._setting("dictionary", None)
+        if isinstance(dictionary, RandomDictionary):
+            return dictionary.draw()
+        return None if dictionary is None else _matrix(dictionary)
+
+
+def whole(value: Any) -> bool:
+    """Return whether a value is a whole number."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def check_target(y: Any, *, as_numbers: bool) -> None:
+    """Reject missing values, and text where numbers are needed; scikit-learn checks the rest."""
+    values = np.asarray(y)
+    if values.ndim == 0 or not values.size or values.dtype.kind not in "fOU":
+        return
+    rows = values.reshape(len(values), -1)
+    if values.dtype.kind == "f":
+        absent = np.isnan(rows).any(axis=1)
+    else:
+        absent = np.array([any(map(_is_missing, row)) for row in rows.tolist()])
+    if absent.any():
+        raise ValueError(
+            f"y is missing in {absent.sum()} of {len(rows)} rows (the first is row "
+            f"{absent.argmax()}); remove these rows: only X may have missing values"
+        )
+    if not as_numbers or values.dtype.kind == "f":
+        return
+    for number, row in enumerate(rows.tolist()):
+        if words := [value for value in row if isinstance(value, str) and not _is_number(value)]:
+            raise ValueError(
+                f"y must hold numbers, but has {words[0]!r} in row {number}; for classes use "
+                "FederatedSparseClassifier"
+            )
+
+
+def _is_missing(value: Any) -> bool:
+    if value is None or type(value).__name__ == "NAType":  # pandas.NA has no truth value
+        return True
+    return isinstance(value, float) and value != value
+
+
+def _say_if_mostly_numbers(columns: Columns) -> None:
+    """Warn about text columns that are mostly numbers, with codes such as "<0.3"."""
+    for name, values in columns.items():
+        if not is_words(values):
+            continue
+        levels = [str(level) for level in np.unique(values[observed(values)])]
+        others = [level for level in levels if not _is_number(level)]
+        if others and len(levels) >= 10 * len(others):
+            warnings.warn(
+                f"column {name!r} is treated as words because of values such as {others[0]!r}, but "
+                "most of its values are numbers: replace such codes by numbers or by NaN",
+                UserWarning,
+                stacklevel=5,
+            )
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _matrix(dictionary: Any) -> torch.Tensor:
+    expected = "dictionary must be a finite matrix [features, atoms] or a `RandomDictionary`"
+    try:
+        atoms = np.array(dictionary, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise ValueError(f"{expected}, got {dictionary!r}") from None
+    if atoms.ndim != 2 or not atoms.size or not np.isfinite(atoms).all():
+        raise ValueError(f"{expected}, got an array of shape {atoms.shape}")
+    return torch.from_numpy(atoms)

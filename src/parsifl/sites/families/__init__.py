@@ -1,0 +1,1 @@
+"""Problems of the regression families that are no generalized linear model."""

@@ -1,0 +1,380 @@
+"""A server that chooses its questions to isolate a row: sums over rows must not allow it."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.flower.inprocess import fields
+from tests.sites.deployment.test_families import SPECS, hospitals
+
+from parsifl import wire
+from parsifl.core.errors import ConfigError, DataError
+from parsifl.core.problem import CurvatureSums
+from parsifl.engine.experiment import Experiment
+from parsifl.flower.hello import DataSchema
+from parsifl.flower.message import Envelope, respond
+from parsifl.sites.deployment.agreement import Agreement
+from parsifl.sites.deployment.guards import (
+    Guards,
+    Refusal,
+    RiskSetProducts,
+    check_leverage,
+    check_products,
+)
+from parsifl.sites.deployment.messages import AgreeReply
+from parsifl.sites.deployment.regression import _check_units
+from parsifl.sites.deployment.table_site import (
+    ColumnSchema,
+    TableSchema,
+    TableSite,
+    _data,
+    prepare,
+    problem_of,
+    row_weights,
+)
+from parsifl.sites.search.best_subset import symmetric
+from parsifl.sites.search.fedbestsubset import BestSubsetQuestion
+
+RUN = "0" * 32
+ROWS = 90
+
+
+class Attacker:
+    """A server that asks one site whatever it likes, and keeps what comes back."""
+
+    def __init__(self, family: str, root: Path, **guards: Any) -> None:
+        self.table, self.spec = hospitals(family)[1], SPECS[family]
+        self.experiment = Experiment("fedbestsubset", {"tau": 7}, clients=3, rounds=100)
+        self.root, self.guards = root, Guards(**guards)
+        own = prepare(self.table, self.spec, TableSchema(), self.guards)
+        self.agreement = Agreement.of([own.summary()] * 3, self.spec, 30)
+        self.x = self.agreement.preprocessing.standardised(own.columns)
+        self.y = self.agreement.targets(own.columns)
+        self.width = self.x.shape[1] + (family in ("logistic", "poisson"))
+        self.data = _data(self.x, self.y)
+        self.problem: Any = problem_of(self.spec, self.agreement.kept)(self.data)
+        self.sums: list[CurvatureSums] = []
+
+    def ask(self, at: Any, run: str = RUN) -> Envelope:
+        """Ask for the sums at these coefficients."""
+        model = {"coef": torch.zeros(self.width, dtype=torch.float64)}
+        point = {"coef": torch.as_tensor(at, dtype=torch.float64)}
+        question = BestSubsetQuestion(model, point, torch.arange(self.width))
+        schema = DataSchema(
+            (self.x.shape[1],),
+            "float64",
+            (self.y.shape[1],),
+            "float64",
+            None,
+            sparse=False,
+            name="own",
+        )
+        head = {
+            "client": 0,
+            "round": len(self.sums),
+            "experiment": run,
+            "accepted": 0,
+            "oldest": 0,
+            "data_schema": schema.to_json(),
+            "uploads": True,
+            "agreement": self.agreement.to_json(),
+        }
+        site = TableSite(self.experiment, 0, self.table, self.root, self.spec, guards=self.guards)
+        request = Envelope(json.dumps(head), {"down": wire.encode(question)})
+        reply = respond(site, "train", request)
+        if reply.parts:
+            self.sums.append(wire.decode(reply.parts["upload"], CurvatureSums))
+        return reply
+
+    def combined(self) -> list[Any]:
+        """Return by which weights the released sums combine rows, and pairs of rows (n x n)."""
+        (path,) = (self.root / "client-0").glob("released-*.npy")
+        assert path.stat().st_mode & 0o077 == 0
+        released = np.load(path)
+        first = np.concatenate([np.ones((1, ROWS)), released[:, 0]])
+        pairs = [np.eye(ROWS)]
+        for row in released[:, 1]:
+            if self.spec.family == "cox":
+                pairs.append(risk_products(row, self.y[:, 0], self.y[:, 1]))
+            else:
+                pairs.append(np.diag(row))
+        second = np.stack(pairs).reshape(len(pairs), -1)
+        return [
+            sums[np.linalg.norm(sums, axis=1) > 0]
+            / np.linalg.norm(sums[np.linalg.norm(sums, axis=1) > 0], axis=1, keepdims=True)
+            for sums in (first, second)
+        ]
+
+    def rule(self, at: Any) -> str:
+        return str(fields(self.ask(at)).get("rule", ""))
+
+
+def risk_products(log_ratios: Any, time: Any, event: Any) -> Any:
+    """Return the matrix K of the curvature of a Cox model, event by event."""
+    ratio, found = np.exp(log_ratios), np.zeros((len(time), len(time)))
+    for moment in time[event == 1]:
+        share = ratio * (time >= moment)
+        share = share / share.sum()
+        found += np.diag(share) - np.outer(share, share)
+    return found
+
+
+def steep(attacker: Attacker, column: int, below: int, slope: float = 1e4) -> Any:
+    """Return coefficients of which the `below` smallest values of a column have no chance."""
+    values = np.sort(attacker.x[:, column])
+    at = np.zeros(attacker.width)
+    at[column], at[-1] = slope, -slope * (values[below - 1] + values[below]) / 2
+    return at
+
+
+def test_a_threshold_that_isolates_one_row_is_refused(tmp_path: Path) -> None:
+    attacker = Attacker("logistic", tmp_path)
+    column = attacker.agreement.preprocessing.names.index("marker0")
+    assert attacker.rule(np.zeros(attacker.width)) == ""
+    assert attacker.rule(steep(attacker, column, 1)) == "leverage"
+
+
+def test_two_thresholds_that_differ_by_one_row_are_refused(tmp_path: Path) -> None:
+    attacker = Attacker("logistic", tmp_path)
+    column = attacker.agreement.preprocessing.names.index("marker0")
+    # by differencing: the sums of 40 and of 41 rows, but for the 41st row, are equal
+    replies = [attacker.rule(steep(attacker, column, below, 40.0)) for below in (40, 41)]
+    replies += [attacker.rule(steep(attacker, column, below)) for below in (40, 41)]
+    assert "leverage" in replies
+    assert len(attacker.sums) < 4
+
+
+def test_one_row_cannot_be_given_all_the_weight(tmp_path: Path) -> None:
+    attacker = Attacker("poisson", tmp_path)
+    at = np.zeros(attacker.width)
+    at[attacker.agreement.preprocessing.names.index("marker0")] = 15.0
+    assert attacker.rule(at) == "leverage"
+
+
+def pair_of_thresholds(attacker: Attacker, slope: float) -> Any:
+    """Return coefficients at which the two middle rows of a column have most of the curvature."""
+    column = attacker.agreement.preprocessing.names.index("marker0")
+    return steep(attacker, column, ROWS // 2, slope)
+
+
+def test_a_sum_over_two_rows_is_refused(tmp_path: Path) -> None:
+    attacker = Attacker("logistic", tmp_path)
+    assert attacker.rule(np.zeros(attacker.width)) == ""
+    at = pair_of_thresholds(attacker, 300.0)
+    weights = row_weights(attacker.problem, attacker.data, torch.as_tensor(at))[1]
+    assert np.sort(weights)[-2:].sum() > 0.95 * weights.sum()
+    assert weights.max() < 0.8 * weights.sum()
+    assert attacker.rule(at) == "leverage"
+
+
+@pytest.mark.parametrize("family", ["logistic", "poisson", "cox", "linear"])
+def test_no_combination_of_adaptive_answers_is_a_row_or_a_pair(family: str, tmp_path: Path) -> None:
+    attacker = Attacker(family, tmp_path)
+    draw = np.random.default_rng(0)
+    for number in range(60):  # random directions, thresholds, ever steeper slopes, new runs
+        at = draw.normal(size=attacker.width) * 10 ** draw.uniform(-1, 3)
+        attacker.ask(at, run=f"{number % 12:032x}")
+    known = attacker.combined()
+    assert len(known[0]) > len(attacker.sums) > 0
+    for sums in known:
+        assert np.linalg.matrix_rank(sums, rtol=1e-9) <= ROWS // 3
+    # the server's best: least squares over all messages, with knowledge that it lacks
+    rows = [(i,) for i in range(ROWS)] + [(i, (7 * i + 1) % ROWS) for i in range(ROWS)]
+    assert largest_share(known[0], rows) < 0.91
+    entries = [tuple(i * ROWS + j for i in few for j in few) for few in rows]
+    assert largest_share(known[1], entries) < 0.91
+
+
+def largest_share(known: Any, sets: Sequence[tuple[int, ...]]) -> float:
+    """Return how much of a combination of sums can lie in some entries."""
+    vectors, values, _ = np.linalg.svd(known.T, full_matrices=False)
+    span = vectors[:, values > 1e-9 * values[0]]
+    return max(float(np.linalg.norm(span[list(entries)], 2) ** 2) for entries in sets)
+
+
+@pytest.mark.parametrize("family", ["logistic", "poisson", "cox"])
+def test_differences_of_answers_isolate_no_row(family: str, tmp_path: Path) -> None:
+    attacker = Attacker(family, tmp_path)
+    names = attacker.agreement.preprocessing.names
+    for slope in (0.5, 3.0, 20.0, 100.0):  # two questions that differ where few rows are
+        for column in ("marker0", "marker1"):
+            for step in (0.0, 1e-3, 0.05):
+                at = np.zeros(attacker.width)
+                at[names.index(column)] = slope * (1 + step)
+                attacker.ask(at)
+    assert attacker.sums
+    for sums in attacker.combined():
+        lengths = np.linalg.norm(sums, axis=1)
+        for one in range(len(sums)):
+            for other in range(one):
+                # the multiple that leaves least of the common part
+                ratio = sums[one] @ sums[other] / lengths[other] ** 2
+                left = sums[one] - ratio * sums[other]
+                if (size := np.linalg.norm(left)) > 1e-9 * lengths[one]:
+                    assert np.abs(left).max() ** 2 <= 0.91 * size**2
+
+
+def test_the_products_of_a_cox_model_are_its_curvature(tmp_path: Path) -> None:
+    attacker = Attacker("cox", tmp_path)
+    at = np.random.default_rng(0).normal(size=attacker.width)
+    attacker.ask(at)
+    weights = row_weights(attacker.problem, attacker.data, torch.as_tensor(at))
+    time, event = attacker.y[:, 0], attacker.y[:, 1]
+    products = risk_products(weights[1], time, event)
+    found = symmetric(attacker.sums[0].curvature.numpy(), np.zeros(attacker.width))
+    assert np.allclose(attacker.x.T @ products @ attacker.x, found, rtol=1e-9, atol=1e-9)
+    assert np.allclose(attacker.x.T @ weights[0], attacker.sums[0].gradient.numpy(), atol=1e-9)
+
+
+def test_a_difference_of_two_rows_at_risk_is_refused() -> None:
+    draw = np.random.default_rng(0)
+    time, event = np.arange(40.0), np.zeros(40)
+    event[5] = 1.0  # one event: the rows at risk have all the weight
+    calm = partial(RiskSetProducts, time=time, event=event)
+    check_products([], calm(0.1 * draw.normal(size=40)), Guards())
+    steep = np.zeros(40)
+    steep[[20, 30]] = 12.0
+    with pytest.raises(Refusal, match="a row or a pair would stand out"):
+        check_products([], calm(steep), Guards())
+    check_products([], calm(steep), Guards(cell=2))  # no single row stands out
+
+
+@pytest.mark.parametrize("cell", [2, 3])
+@pytest.mark.parametrize("scale", [0.1, 2.0])
+def test_the_largest_share_is_that_of_the_full_projection(scale: float, cell: int) -> None:
+    draw, rows = np.random.default_rng(7), 50
+    for _ in range(10):
+        time, event = draw.integers(0, 20, rows).astype(float), draw.integers(0, 2, rows)
+        asked = scale * draw.normal(size=(4, rows))
+        asked[3] = asked[2] + 1e-3 * draw.normal(size=rows)  # steps that have nearly converged
+        full = np.stack([np.eye(rows), *(risk_products(row, time, event) for row in asked)])
+        basis = np.linalg.qr(full.reshape(5, -1).T)[0]
+        share = (basis**2).sum(axis=1).reshape(rows, rows)
+        own = np.diag(share)
+        both = 2 * share + own + own[:, None]
+        np.fill_diagonal(both, own)
+        worst = float((both if cell > 2 else own).max())
+        made = [RiskSetProducts(row, time=time, event=event.astype(float)) for row in asked]
+        if worst < 0.999:  # shares of four entries may add up to more than 1
+            check_products(made[:3], made[3], Guards(leverage=1.001 * worst, cell=cell))
+        with pytest.raises(Refusal, match="a row or a pair"):
+            check_products(made[:3], made[3], Guards(leverage=min(0.999 * worst, 1.0), cell=cell))
+
+
+def test_the_check_of_a_cox_model_takes_no_matrix_over_pairs_of_rows() -> None:
+    draw, rows = np.random.default_rng(0), 20_000
+    time, event = draw.random(rows), np.ones(rows)
+    made = [RiskSetProducts(row, time=time, event=event) for row in draw.normal(size=(6, rows))]
+    tracemalloc.start()
+    check_products(made[:5], made[5], Guards())
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 100 * 8 * rows
+
+
+def test_equal_weights_and_their_multiples_add_nothing() -> None:
+    check_leverage(np.ones((5, 30)), 3 * np.ones(30), Guards())
+    with pytest.raises(Refusal, match="a row or a pair would stand out"):
+        check_leverage(np.ones((1, 30)), np.eye(30)[4], Guards())
+    with pytest.raises(Refusal, match="a row or a pair would stand out"):
+        check_leverage(np.ones((1, 30)), 1 - 1e-6 * np.eye(30)[4], Guards())
+
+
+def test_a_question_about_other_columns_is_refused(tmp_path: Path) -> None:
+    attacker = Attacker("logistic", tmp_path, ratio=0.05)
+    attacker.experiment = Experiment("fedbestsubset", {"tau": 1}, clients=3, rounds=9)
+    assert attacker.rule(np.zeros(attacker.width)) == "ratio"
+
+
+# ------------------------------------------------------------------ what a site declares
+SCHEMA = """
+targets = ["days"]
+[columns.days]
+kind = "number"
+unit = "d"
+[columns.age]
+kind = "number"
+range = [0, 120]
+missing = ["999"]
+[columns.ward]
+kind = "words"
+levels = ["general", "heart", "surgery"]
+"""
+
+
+def declared(tmp_path: Path, text: str = SCHEMA) -> TableSchema:
+    (tmp_path / "schema.toml").write_text(text)
+    return TableSchema().joined({"schema": str(tmp_path / "schema.toml")})
+
+
+def text_of(rows: int = 60) -> dict[str, list[str]]:
+    table = hospitals("linear")[0].head(rows)
+    return {name: ["999" if v != v else str(v) for v in table[name]] for name in table}
+
+
+def test_undeclared_columns_are_not_read(tmp_path: Path) -> None:
+    found = prepare(text_of(), SPECS["linear"], declared(tmp_path), Guards())
+    assert sorted(found.columns) == ["age", "days", "ward"]
+    assert np.isnan(found.columns["age"]).sum() == 3
+    assert declared(tmp_path).units == {"days": "d"}
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "rule"),
+    [("age", "130", "schema"), ("ward", "attic", "schema"), ("age", "old", "numbers")],
+)
+def test_what_is_not_as_declared_is_refused(
+    column: str, value: str, rule: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = text_of()
+    table[column][6] = value
+    with pytest.raises(Refusal, match=f"column '{column}'") as error:
+        prepare(table, SPECS["linear"], declared(tmp_path), Guards())
+    assert error.value.rule == rule
+    assert value not in str(error.value)
+    assert "7" in caplog.text  # the row is in the node's log
+
+
+def test_a_target_that_is_not_allowed_is_refused(tmp_path: Path) -> None:
+    text = SCHEMA.replace('targets = ["days"]', 'targets = ["age"]')
+    with pytest.raises(Refusal, match="does not allow 'days' to be predicted"):
+        prepare(text_of(), SPECS["linear"], declared(tmp_path, text), Guards())
+
+
+@pytest.mark.parametrize("text", ["[columns.age]\nkind = 'date'", "colums = 3", "=", "targets = 3"])
+def test_a_schema_with_a_mistake_is_named(text: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"schema\.toml"):
+        declared(tmp_path, text)
+    with pytest.raises(ConfigError, match="is not a schema"):
+        TableSchema().joined({"schema": str(tmp_path / "absent.toml")})
+
+
+def test_units_that_differ_are_not_combined(tmp_path: Path) -> None:
+    own = prepare(text_of(), SPECS["linear"], declared(tmp_path), Guards())
+    replies = {
+        i: AgreeReply(client=i, columns=9, units={"days": unit}, summary=own.summary())
+        for i, unit in enumerate(["d", "d", "h"])
+    }
+    with pytest.raises(DataError, match="client 0 declares the unit 'd', client 2 'h'"):
+        _check_units(replies)
+    _check_units({i: replies[i] for i in (0, 1)})
+    assert ColumnSchema("number").missing == ()
+
+
+def test_a_person_releases_each_reply(tmp_path: Path) -> None:
+    attacker = Attacker("linear", tmp_path, release="manual")
+    zero = np.zeros(attacker.width)
+    assert attacker.rule(zero) == "release"
+    (pending,) = (tmp_path / "client-0").glob("pending-*.json")
+    assert json.loads(pending.read_text())["kind"] == "train"
+    pending.rename(pending.with_name(pending.name.replace("pending", "approved")))
+    assert attacker.rule(zero) == ""
+    assert len(attacker.sums) == 1
