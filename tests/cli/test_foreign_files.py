@@ -125,6 +125,18 @@ def test_temporary_files_do_not_write_through_links(tmp_path: Path, linked: str)
     assert victim.read_text() == "precious"
 
 
+def test_files_with_names_like_temporary_ones_are_kept(tmp_path: Path) -> None:
+    names = ["config.toml", "environment.json", "target.json", "metrics.jsonl", "clients.json"]
+    theirs = [tmp_path / f".{name}.tmp" for name in names[:-1]]
+    for path in theirs:
+        path.write_text("precious")
+    (tmp_path / f".{names[-1]}.tmp").mkdir()
+    assert run(tmp_path, "--evaluate-every", "1")[0] == 0
+    assert run(tmp_path, "--evaluate-every", "1", "--resume", rounds=2)[0] == 0
+    assert all(path.read_text() == "precious" for path in theirs)
+    assert (tmp_path / f".{names[-1]}.tmp").is_dir()
+
+
 @pytest.mark.parametrize("name", ["../victim", "..", "/etc", "round-1", "round-00000001/../x"])
 def test_a_checkpoint_is_looked_for_in_its_own_directory_only(tmp_path: Path, name: str) -> None:
     assert run(tmp_path / "run")[0] == 0

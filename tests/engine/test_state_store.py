@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from parsifl.core import tree
+from parsifl.core.errors import CheckpointError
 from parsifl.engine import state_store as module
 from parsifl.engine.state_store import SegmentStore, StateStore
 
@@ -131,3 +132,17 @@ def test_a_shelf_is_opened_again_by_its_parts(tmp_path: Path) -> None:
         again[4]
     with pytest.raises(ValueError, match="does not fit"):
         SegmentStore.open(tmp_path, shelf.sync(), tuple[Tensor, Tensor])
+
+
+def test_a_linked_part_is_rejected_and_never_deleted(tmp_path: Path) -> None:
+    folder, target = tmp_path / "states", tmp_path / "elsewhere.safetensors"
+    shelf = SegmentStore(folder)
+    shelf.write([(1, torch.zeros(2))])
+    parts = shelf.sync()
+    (folder / shelf.parts[0].name).rename(target)
+    (folder / shelf.parts[0].name).symlink_to(target)
+    with pytest.raises(CheckpointError, match="symbolic link"):
+        SegmentStore.open(folder, parts, Tensor)
+    SegmentStore(folder).delete_stale()
+    assert (folder / shelf.parts[0].name).is_symlink()
+    assert target.exists()

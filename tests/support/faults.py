@@ -13,16 +13,21 @@ import io
 import itertools
 import os
 import random
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, NoReturn, Self
 from unittest import mock
 
-DiskFault = Literal["kill", "full", "short", "flip"]
+Loss = Literal["random", "data", "entries"]
+DiskFault = Literal["kill", "lost-data", "lost-entries", "full", "short", "flip"]
+_LOSSES: Mapping[DiskFault, Loss] = {
+    "kill": "random", "lost-data": "data", "lost-entries": "entries",
+}  # fmt: skip
 MessageFault = Literal["lost", "delayed", "duplicated", "reordered", "forged"]
 MESSAGE_FAULTS: tuple[MessageFault, ...] = (
     "lost", "delayed", "duplicated", "reordered", "forged",
@@ -30,10 +35,113 @@ MESSAGE_FAULTS: tuple[MessageFault, ...] = (
 
 
 class Killed(BaseException):
-    """Simulates SIGKILL: the disk does not change afterwards, even if handlers run."""
+    """Simulates a power loss: the disk does not change afterwards, even if handlers run."""
 
 
 # ---------------------------------------------------------------------- disks
+@dataclass(eq=False)
+class _Node:
+    """A file or a directory, whatever its name.
+
+    Attributes
+    ----------
+    synced
+        The content of a file at its last fsync.
+    removed
+        The content of a file when its last name was removed.
+    entries
+        The entries of a directory at its last fsync and after every later change.
+    """
+
+    synced: bytes = b""
+    removed: bytes = b""
+    entries: list[dict[str, _Node]] = field(default_factory=list)
+
+
+class _Durability:
+    """What a power loss may take from a directory: everything that was not synced.
+
+    The content of a file is safe after an fsync of the file, its name after an fsync of the
+    directory. The operations on one directory are lost from the last one backwards, as on a
+    journaling file system; those on different directories are lost independently.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._nodes: dict[int, _Node] = {}  # by inode; removed ones only in entries
+        root.mkdir(parents=True, exist_ok=True)
+        for folder in [root, *(path for path in root.rglob("*") if path.is_dir())]:
+            self.changed(folder)
+            self.sync(folder.stat().st_ino)
+        for path in root.rglob("*"):
+            if path.is_file():
+                self.sync(path.stat().st_ino)
+
+    def __contains__(self, inode: int) -> bool:
+        return inode in self._nodes
+
+    def changed(self, folder: Path) -> None:
+        """Note the entries of a directory after one of them has changed."""
+        entries = {each.name: self._node(each.inode()) for each in os.scandir(folder)}
+        self._node(folder.stat().st_ino).entries.append(entries)
+
+    def remove(self, path: Path) -> None:
+        """Note the content of a file that is about to lose its name."""
+        if not path.exists():
+            return
+        node = self._nodes.pop(path.stat().st_ino)
+        if path.is_file():
+            node.removed = path.read_bytes()
+
+    def sync(self, inode: int) -> None:
+        """Make the content of a file, or the entries of a directory, durable."""
+        node = self._nodes[inode]
+        if node.entries:
+            node.entries = node.entries[-1:]
+            return
+        node.synced = self.path(inode).read_bytes()
+
+    def path(self, inode: int) -> Path:
+        """Return the current path of a file or directory."""
+        paths = itertools.chain([self._root], self._root.rglob("*"))
+        return next(path for path in paths if path.lstat().st_ino == inode)
+
+    def lose(self, loss: Loss, draw: random.Random) -> None:
+        """Leave on the disk what a power loss leaves."""
+        for path in self._root.rglob("*"):
+            if path.is_file():
+                self._nodes[path.stat().st_ino].removed = path.read_bytes()
+        left = self._left(self._nodes[self._root.stat().st_ino], loss, draw)
+        for path in self._root.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        _write(self._root, left)
+
+    def _left(self, node: _Node, loss: Loss, draw: random.Random) -> Any:
+        if not node.entries:
+            before, now = node.synced, node.removed
+            if loss == "random" and before != now:
+                safe = len(before) if now.startswith(before) else 0  # appending loses nothing
+                return draw.choice([before, now, now[: draw.randrange(safe, len(now) + 1)]])
+            return before if loss == "data" else now
+        if loss == "random":
+            entries = draw.choice(node.entries)
+        else:
+            entries = node.entries[-1 if loss == "data" else 0]
+        return {name: self._left(child, loss, draw) for name, child in sorted(entries.items())}
+
+    def _node(self, inode: int) -> _Node:
+        return self._nodes.setdefault(inode, _Node())
+
+
+def _write(folder: Path, contents: Mapping[str, Any]) -> None:
+    for name, content in contents.items():
+        if isinstance(content, bytes):
+            (folder / name).write_bytes(content)
+        else:
+            (folder / name).mkdir()
+            _write(folder / name, content)
+
+
 class Disk:
     """Counts the operations that change files below a directory, and makes one of them fail.
 
@@ -43,8 +151,11 @@ class Disk:
         The operation that fails, from 0; None counts only.
     fault
         "kill": a write is truncated, another operation is done or not, and `Killed` is raised at
-        this and every later operation. "full": the disk is full from then on. "short": the next
-        write is silently truncated. "flip": a bit of the next write is silently flipped.
+        this and every later operation; a random part of what was not synced is lost. "lost-data":
+        the same, but all unsynced contents of files are lost, and no entry of a directory.
+        "lost-entries": all unsynced entries of directories are lost, and no content. "full": the
+        disk is full from then on. "short": the next write is silently truncated. "flip": a bit of
+        the next write is silently flipped.
     """
 
     def __init__(
@@ -55,6 +166,7 @@ class Disk:
         seed: int = 0,
     ) -> None:
         self._root = str(Path(folder).resolve())
+        self._durability = _Durability(Path(self._root))
         self._at, self._fault = at, fault
         self._draw = random.Random(f"disk/{seed}")
         self._paths: dict[int, str] = {}  # of open descriptors
@@ -81,6 +193,8 @@ class Disk:
         trace: TracebackType | None,
     ) -> None:
         self._patches.close()
+        if self._dead:
+            self._durability.lose(_LOSSES[self._fault], self._draw)
 
     def _patch(self, module: Any, name: str, new: Any) -> None:
         self._patches.enter_context(mock.patch.object(module, name, new))
@@ -101,9 +215,10 @@ class Disk:
             self._full = True
         if due and self._fault in ("short", "flip"):
             self._pending = True
-        return due and self._fault == "kill"
+        return due and self._fault in _LOSSES
 
-    def _die(self, what: str) -> None:
+    def power_off(self, what: str = "power off") -> NoReturn:
+        """Raise `Killed`; what was not synced is lost when the `with` block ends."""
         self._dead = True
         raise Killed(what)
 
@@ -115,19 +230,34 @@ class Disk:
             if self._full and name == "mkdir":
                 raise OSError(errno.ENOSPC, "No space left on device", str(path))
             if due and self._draw.random() < 0.5:
-                self._die(name)
-            found = original(path, *rest, **more)
+                self.power_off(name)
+            target = rest[0] if name in ("replace", "rename") else path
+            if name != "mkdir":
+                self._durability.remove(Path(target))
+            try:
+                found = original(path, *rest, **more)
+            except OSError:
+                if due:
+                    self.power_off(name)
+                raise
+            created = {Path(path)} if name == "mkdir" else set()
+            for folder in {Path(path).parent, Path(target).parent, *created}:
+                self._durability.changed(folder)
             if due:
-                self._die(name)
+                self.power_off(name)
             return found
 
         return change
 
     def _sync(self, original: Callable[[int], None]) -> Callable[[int], None]:
         def sync(descriptor: int) -> None:
-            if descriptor in self._paths and self._due("fsync", descriptor):
-                self._die("fsync")
+            inode = os.fstat(descriptor).st_ino
+            ours = inode in self._durability
+            if ours and self._due("fsync", self._durability.path(inode)):
+                self.power_off("fsync")
             original(descriptor)
+            if ours:
+                self._durability.sync(inode)
 
         return sync
 
@@ -136,22 +266,29 @@ class Disk:
             ours = self._ours(path)
             if ours and flags & os.O_CREAT:
                 if self._due("create", path):
-                    self._die("create")
+                    self.power_off("create")
                 if self._full:
                     raise OSError(errno.ENOSPC, "No space left on device", str(path))
+            created = ours and not os.path.lexists(path)
             descriptor = original(path, flags, *rest, **more)
             self._paths.pop(descriptor, None)
             if ours:
                 self._paths[descriptor] = str(path)
+            if created:
+                self._durability.changed(Path(path).parent)
             return descriptor
 
         return opened
 
     def _file(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def opened(file: Any, mode: str = "r", *rest: Any, **more: Any) -> Any:
+            if not any(sign in mode for sign in "wax+") or not self._ours(file):
+                return original(file, mode, *rest, **more)
+            created = not isinstance(file, int) and not os.path.lexists(file)
             stream = original(file, mode, *rest, **more)
-            writes = any(sign in mode for sign in "wax+")
-            return _File(stream, self) if writes and self._ours(file) else stream
+            if created:
+                self._durability.changed(Path(file).parent)
+            return _File(stream, self)
 
         return opened
 
@@ -159,7 +296,7 @@ class Disk:
         """Write data, or the part of it that the fault allows."""
         if self._due("write", path):
             write(data[: self._draw.randrange(len(data) + 1)])
-            self._die("write")
+            self.power_off("write")
         if self._full:
             write(data[: self._draw.randrange(len(data) + 1)])
             raise OSError(errno.ENOSPC, "No space left on device", str(path))

@@ -1,8 +1,8 @@
 """Atomic checkpoints: safetensors for the numbers, JSON for their structure, no pickle.
 
 A checkpoint is a directory that is written under a temporary name, synced and renamed. Then the
-file LATEST is replaced to name it, with a checksum. Whenever the process is killed, LATEST names a
-complete checkpoint. The pool writes client states next to the checkpoint (see `ClientPool.save`);
+file LATEST is replaced to name it, with a checksum. Whenever the process is killed or the machine
+loses power, LATEST names a complete checkpoint. The pool writes client states next to the checkpoint (see `ClientPool.save`);
 `state.json` records where they are.
 
 The last two checkpoints are kept, and LATEST lists them, newest first. If the latest is damaged,
@@ -28,7 +28,14 @@ from parsifl.core import tree, tree_schema
 from parsifl.core.algorithm import TreeTypes
 from parsifl.core.errors import CheckpointError
 from parsifl.engine.record import RoundRecord
-from parsifl.engine.safe_files import reject_links, remove_directory, replace_file, write_synced
+from parsifl.engine.safe_files import (
+    make_directory,
+    reject_links,
+    remove_directory,
+    remove_temporary,
+    replace_file,
+    write_synced,
+)
 from parsifl.engine.state_store import checksum
 
 _LATEST = "LATEST"
@@ -62,7 +69,7 @@ def save(directory: Path, state: Checkpoint, save_pool: Callable[[Path], dict[st
     temporary, final = directory / f".{name}.tmp", directory / name
     earlier = [(old, line) for old, line in _listed(directory) if old != name][: _KEPT - 1]
     _make_room(temporary)
-    temporary.mkdir(parents=True)
+    make_directory(temporary)
     leaves, structure = tree.flatten(state.server)
     # clones: safetensors refuses tensors that share memory
     owned = {str(i): leaf.contiguous().clone() for i, leaf in enumerate(leaves)}
@@ -82,6 +89,7 @@ def save(directory: Path, state: Checkpoint, save_pool: Callable[[Path], dict[st
     # computed before writing, so that corruption by the disk is detected
     lines = [f"{name} {checksum(*contents.values())}", *(line for _, line in earlier)]
     replace_file(directory / _LATEST, "\n".join(lines).encode())
+    remove_temporary(directory)
     kept = {name, *(old for old, _ in earlier)}
     for path in directory.iterdir():
         if _NAME.fullmatch(path.name) and path.name not in kept:

@@ -27,7 +27,15 @@ import tomli_w
 from parsifl import startup
 from parsifl.core.errors import CheckpointError
 from parsifl.engine.record import MODELS, RoundRecord, headline, select_round
-from parsifl.engine.safe_files import locked, reject_foreign, reject_links, replace_file
+from parsifl.engine.safe_files import (
+    locked,
+    make_directory,
+    reject_foreign,
+    reject_links,
+    remove_temporary,
+    replace_file,
+    sync_directory,
+)
 
 _CONFIG = "config.toml"
 _ENVIRONMENT = "environment.json"
@@ -60,6 +68,7 @@ class RunDir:
         if self._metrics.exists():
             with self._metrics.open("rb") as file:
                 os.fsync(file.fileno())
+            sync_directory(self.path)
         return self._mark
 
     def open(self, identity: Mapping[str, Any], *, resume: bool) -> None:
@@ -74,13 +83,15 @@ class RunDir:
                     f"{self.path} already holds a run of this configuration; resume it "
                     "(resume=True, --resume), or choose another directory"
                 )
+            remove_temporary(self.path)
             return
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            make_directory(self.path)
         except (FileExistsError, NotADirectoryError) as error:
             raise CheckpointError(
                 f"{self.path} cannot be created: a file is in the way; choose another directory"
             ) from error
+        remove_temporary(self.path)
         # config.toml comes last: it marks the directory as complete
         replace_file(self.path / _ENVIRONMENT, json.dumps(environment(), indent=1).encode())
         replace_file(config, tomli_w.dumps(_plain(identity)).encode())
@@ -119,11 +130,13 @@ class RunDir:
         number = 1
         while (place := self.path / f"attempt-{number}").exists():
             number += 1
-        place.mkdir(parents=True)
+        make_directory(place)
         # config.toml comes last: as long as it is here, the run can be resumed
         for name in (_CHECKPOINT, _METRICS, _CLIENTS, _TARGET, _ENVIRONMENT, _CONFIG):
             if (self.path / name).exists():
                 (self.path / name).rename(place / name)
+        sync_directory(place)
+        sync_directory(self.path)
         self._mark, self._target = (0, 0), {}
         return place
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import secrets
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from parsifl.core.errors import CheckpointError
 
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.tmp", re.DOTALL)
 _held: dict[tuple[Path, int], int] = {}  # how often a thread has locked a directory
 
 
@@ -26,7 +30,7 @@ def locked(folder: Path) -> Iterator[None]:
         If another run uses the directory, or if its name is invalid.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_directory(folder)
         here = (folder.resolve(), threading.get_ident())
     except (FileExistsError, NotADirectoryError) as error:
         raise CheckpointError(
@@ -85,24 +89,76 @@ def reject_foreign(folder: Path, names: Iterable[str], mark: str) -> None:
         )
 
 
+def make_directory(folder: Path, mode: int = 0o777) -> None:
+    """Create a directory and its missing parents, so that they survive a power loss."""
+    for path in [*reversed([path for path in folder.parents if not path.exists()]), folder]:
+        is_new = not path.exists()
+        path.mkdir(mode, exist_ok=True)
+        if is_new:
+            sync_directory(path.parent)
+
+
+def sync_directory(folder: Path) -> None:
+    """Wait until the names in a directory are on disk; syncing a file leaves its name out."""
+    if os.name != "posix":  # directories cannot be opened
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def write_synced(path: Path, content: bytes, mode: int = 0o666) -> None:
-    """Write a new file and wait until it is on disk.
+    """Write a new file and wait until it is on disk, with its name.
 
     An existing file is replaced, never written to, because it may be a link.
     """
     path.unlink(missing_ok=True)
+    with _new_file(path, mode) as file:
+        file.write(content)
+    sync_directory(path.parent)
+
+
+@contextlib.contextmanager
+def replacing(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
+    """Open a file that replaces `path` atomically when the block ends without an error.
+
+    A reader sees the old or the new content, and so does one after a power loss. The temporary
+    name is random, so no other file can have it.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        with _new_file(temporary, mode) as file:
+            yield file
+        temporary.replace(path)
+    except Exception:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
+
+
+def replace_file(path: Path, content: bytes, mode: int = 0o666) -> None:
+    """Replace a file atomically; see `replacing`."""
+    with replacing(path, mode) as file:
+        file.write(content)
+
+
+@contextlib.contextmanager
+def _new_file(path: Path, mode: int) -> Iterator[BinaryIO]:
+    """Open a file that must not exist yet, and sync it at the end."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
+        yield file
         file.flush()
         os.fsync(file.fileno())
 
 
-def replace_file(path: Path, content: bytes) -> None:
-    """Replace a file atomically: a reader sees the old or the new content."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    write_synced(temporary, content)
-    temporary.replace(path)
+def remove_temporary(folder: Path) -> None:
+    """Delete the files that an interrupted `replacing` left in a directory."""
+    for path in folder.iterdir():
+        if _TEMPORARY.fullmatch(path.name) and path.is_file() and not path.is_symlink():
+            path.unlink()
 
 
 def remove_directory(place: Path, names: Iterable[str]) -> None:

@@ -18,7 +18,7 @@ from safetensors import safe_open
 from safetensors.torch import save
 
 from parsifl.core import tree, tree_schema
-from parsifl.engine.safe_files import reject_links
+from parsifl.engine.safe_files import make_directory, reject_links, sync_directory
 
 PART_BYTES = 64 << 20
 PART_LEAVES = 1024  # per file: reading a state reads the header of its file
@@ -121,7 +121,7 @@ class SegmentStore(Mapping[int, Any]):
         header = {"forms": [tree_schema.to_json(form) for form in forms], "clients": members}
         part = Segment(f"part-{self._next():08d}.safetensors", len(batch))
         reject_links(self.folder)
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_directory(self.folder)
         meta = {_META: json.dumps(header, separators=(",", ":"))}
         self._made.add(part.name)
         data = save(tensors, meta)
@@ -166,6 +166,8 @@ class SegmentStore(Mapping[int, Any]):
                 with path.open("rb") as file:
                     os.fsync(file.fileno())
                 self._checksums[part.name] = self._written.pop(part.name)
+        if self.folder.exists():
+            sync_directory(self.folder)
         return [(part.name, self._checksums[part.name], part.states) for part in self.parts]
 
     def delete_stale(self, keep: Container[str] = ()) -> None:

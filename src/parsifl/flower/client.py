@@ -31,7 +31,7 @@ from parsifl.engine.evaluator import Evaluator
 from parsifl.engine.experiment import Experiment, problem_for
 from parsifl.engine.finite import inspect
 from parsifl.engine.pool import ClientProgram, ClientRequest
-from parsifl.engine.safe_files import reject_links, write_synced
+from parsifl.engine.safe_files import make_directory, reject_links, remove_temporary, replace_file
 from parsifl.flower.hello import DataSchema, this_machine
 from parsifl.flower.logs import node_log, note_context
 from parsifl.flower.message import Envelope, Kind, printable
@@ -108,11 +108,7 @@ class ClientStates:
             return
         reject_links(self._folder, self._folder.parent)
         make_private(self._folder)
-        final = self._path(version)
-        temporary = final.with_name(f".{final.name}.{os.getpid()}.tmp")
-        write_synced(temporary, wire.encode(state), 0o600)
-        temporary.replace(final)
-        _sync(self._folder)
+        replace_file(self._path(version), wire.encode(state), 0o600)
 
     def versions(self) -> list[int]:
         """Return the versions on disk, ascending."""
@@ -130,6 +126,8 @@ class ClientStates:
         for version in self.versions():
             if version < min(oldest, accepted) or accepted < version < newest:
                 self._path(version).unlink(missing_ok=True)
+        if self._folder.is_dir():
+            remove_temporary(self._folder)
 
     def _path(self, version: int) -> Path:
         return self._folder / f"round-{version:08d}.state"
@@ -137,17 +135,7 @@ class ClientStates:
 
 def make_private(folder: Path) -> None:
     """Create a directory and its missing parents, readable only by the owner."""
-    missing = [folder, *(parent for parent in folder.parents if not parent.exists())]
-    for path in reversed(missing):
-        path.mkdir(mode=0o700, exist_ok=True)
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    make_directory(folder, 0o700)
 
 
 def client_number(node: NodeConfig) -> int:
