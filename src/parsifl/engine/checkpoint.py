@@ -2,8 +2,8 @@
 
 A checkpoint is a directory that is written under a temporary name, synced and renamed. Then the
 file LATEST is replaced to name it, with a checksum. Whenever the process is killed or the machine
-loses power, LATEST names a complete checkpoint. The pool writes client states next to the checkpoint (see `ClientPool.save`);
-`state.json` records where they are.
+loses power, LATEST names a complete checkpoint. The pool writes client states next to the
+checkpoint (see `ClientPool.save`); `state.json` records where they are.
 
 The last two checkpoints are kept, and LATEST lists them, newest first. If the latest is damaged,
 the previous one is used. Only files of a checkpoint are ever deleted, and symbolic links are
