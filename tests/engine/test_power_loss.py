@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.fuzz.faulted import ROUNDS, Local
+from tests.support.faults import Disk, DiskFault, Killed
 
 from parsifl.core.algorithm import TreeTypes
 from parsifl.engine import checkpoint
@@ -18,7 +19,6 @@ from parsifl.engine.run_dir import RunDir, read_config, read_records
 from parsifl.engine.safe_files import replace_file, write_synced
 from parsifl.engine.state_store import SegmentStore
 from parsifl.flower.client import ClientStates
-from parsifl.testing.faults import Disk, DiskFault, Killed
 
 LOSSES: tuple[DiskFault, ...] = ("lost-data", "lost-entries")
 LOCAL = Local()

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import subprocess
 import sys
 import threading
+import warnings
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -30,11 +32,12 @@ from parsifl.engine.costs import NetworkModel
 from parsifl.engine.evaluation import Evaluation
 from parsifl.engine.fingerprint import identity
 from parsifl.engine.record import RoundRecord
-from parsifl.engine.run_dir import RunDir, environment, open_run, read_config
+from parsifl.engine.run_dir import RunDir, environment, open_run, read_config, read_records
 from parsifl.engine.simulate import simulate
 from parsifl.engine.training import RoundEnd
 from parsifl.linear.glm import GLM
 from parsifl.nn.neural import NeuralProblem
+from parsifl.report import build
 
 METHOD = FedAvg(lr=0.1, local_steps=2, batch_size=4)
 
@@ -487,3 +490,70 @@ def test_a_damaged_folder_among_others_is_named(tmp_path: Path) -> None:
 def test_reading_does_not_load_torch() -> None:
     code = "import sys, parsifl.report, parsifl.report.live; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_numbers_that_are_not_finite_are_valid_json_and_come_back(tmp_path: Path) -> None:
+    def reject(constant: str) -> None:
+        raise AssertionError(constant)
+
+    summary = {"mean": math.inf, "std": math.nan, "worst_decile": -math.inf}
+    record = RoundRecord(1, 2, scores={"global": {"test": {"loss": summary}}})
+    RunDir(tmp_path).append(record)
+    RunDir(tmp_path).write_clients({"global": {"test": {"loss": [math.nan]}}})
+    for name in ("metrics.jsonl", "clients.json"):
+        json.loads((tmp_path / name).read_text(), parse_constant=reject)
+    (again,) = read_records(tmp_path)
+    assert repr(again) == repr(record)
+
+
+DEEP = "[" * 100_000
+DAMAGED_FILES = [
+    *(("environment.json", content) for content in ("[]", "5", DEEP, "{", '{"resumed": 5}')),
+    *(("target.json", content) for content in ("[]", DEEP)),
+    *(("config.toml", content) for content in (f"a = {'9' * 5000}", f"a = {DEEP}", "a")),
+    ("metrics.jsonl", json.dumps({"round": 1, "cohort": 1, "bytes_up": 10**400})),
+    ("metrics.jsonl", json.dumps({"round": 1, "cohort": 1, "flops": 10**400})),
+    ("metrics.jsonl", json.dumps({"round": 1, "cohort": 1, "devices": [{"clients": 10**400}]})),
+]
+
+
+@pytest.mark.parametrize(("name", "content"), DAMAGED_FILES)
+def test_damaged_files_never_end_in_a_traceback(tmp_path: Path, name: str, content: str) -> None:
+    run(tmp_path)
+    (tmp_path / name).write_text(content)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # other versions
+        for use in (
+            lambda: run(tmp_path, resume=True, rounds=3),
+            lambda: build([tmp_path], tmp_path / "report.html"),
+        ):
+            try:
+                use()
+            except CheckpointError as error:
+                assert name in str(error)  # noqa: PT017 - an error is allowed, not required
+
+
+def test_a_resume_with_other_versions_is_noted(tmp_path: Path) -> None:
+    run(tmp_path, rounds=2)
+    file = tmp_path / "environment.json"
+    first = {**json.loads(file.read_text()), "numpy": "1.0"}
+    file.write_text(json.dumps(first))
+    with pytest.warns(UserWarning, match=r"resumed with other versions: numpy 1\.0 -> "):
+        again = run(tmp_path, resume=True, rounds=3)
+    notes = [record.notes for record in again.records]
+    assert notes[:2] == [(), ()]
+    assert "resumed with other versions" in notes[2][0]
+    appended = {**first, "resumed": [{"after_round": 2, **environment()}]}
+    assert json.loads(file.read_text()) == appended
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(tmp_path, resume=True, rounds=4)  # the same versions as the last time
+    assert json.loads(file.read_text()) == appended
+
+
+def test_a_resume_without_its_environment_is_noted(tmp_path: Path) -> None:
+    run(tmp_path, rounds=2)
+    (tmp_path / "environment.json").unlink()
+    with pytest.warns(UserWarning, match=r"environment\.json is missing or damaged"):
+        again = run(tmp_path, resume=True, rounds=3)
+    assert "missing or damaged" in again.records[2].notes[0]

@@ -16,7 +16,7 @@ import pytest
 
 from parsifl.core.errors import ConfigError, ParsiflError
 from parsifl.engine import study
-from parsifl.engine.study import GridResult, Point, best, chosen_by
+from parsifl.engine.study import GridResult, Point, best, chosen_by, points
 
 
 def outcome(label: str, test: float, validation: float | None) -> GridResult:
@@ -117,3 +117,11 @@ def test_workers_end_with_a_study_that_is_killed(tmp_path: Path) -> None:
         workers = [psutil.Process(int(name.name)) for name in names]
         started.kill()
     assert not psutil.wait_procs(workers, timeout=60)[1]
+
+
+def test_a_label_is_one_directory_whatever_the_values(tmp_path: Path) -> None:
+    values: list[Any] = ["../../x", ["../x"], "a/b", "a%2Fb", "a\\b", "..", "a\0b"]
+    labels = [point.label for point in points({"head": values})]
+    assert len(set(labels)) == len(values)
+    for label in labels:
+        assert (tmp_path / label).resolve().parent == tmp_path

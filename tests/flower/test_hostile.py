@@ -58,6 +58,7 @@ UPLOADS: dict[str, Forge] = {
     "an escape": lambda r: changed(r, metrics={"\x1b[2J": 0.5}),
     "infinite metrics": lambda r: changed(r, metrics={"loss": math.inf}),
     "a huge metric": lambda r: changed(r, metrics={"loss": HUGE}),
+    "a metric whose mean overflows": lambda r: changed(r, metrics={"loss": -1.7e308}),
     "huge round": lambda r: changed(r, round=HUGE),
     "a surrogate": lambda r: changed(r, experiment="\ud800"),
     "a field more": lambda r: changed(r, weight=1e9),
@@ -99,6 +100,11 @@ SCORES: dict[str, Forge] = {
     "2^63 samples": scores(samples={"test": 2**63}),
     "NaN": scores(scores={"personal": {"test": {"loss": math.nan, "accuracy": 0.5}}}),
     "infinity": scores(scores={"personal": {"test": {"loss": math.inf, "accuracy": 0.5}}}),
+    "a loss whose mean overflows": scores(
+        scores={"personal": {"test": {"loss": 1.7e308, "accuracy": 0.5}}}
+    ),
+    "a negative accuracy": scores(scores={"personal": {"test": {"loss": 0.5, "accuracy": -5.0}}}),
+    "an accuracy of 1e300": scores(scores={"personal": {"test": {"loss": 0.5, "accuracy": 1e9}}}),
     "other names": scores(scores={"personal": {"test": {"luck": 0.5}}}),
     "no names": scores(scores={"personal": {"test": {}}}),
     "no rows": scores(samples={}),
@@ -115,7 +121,8 @@ def test_hostile_scores_spoil_only_their_own(name: str, tmp_path: Path) -> None:
     assert list(record["unevaluated"]) == [1]
     assert is_safe(record["unevaluated"][1])
     assert record["personal"]["test"].keys() == {"loss", "accuracy"}
-    assert all(math.isfinite(v["mean"]) for v in record["personal"]["test"].values())
+    summaries = record["personal"]["test"].values()
+    assert all(math.isfinite(number) for summary in summaries for number in summary.values())
 
 
 def test_unknown_metrics_are_left_out(tmp_path: Path) -> None:

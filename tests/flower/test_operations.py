@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import logging
 import socket
@@ -280,3 +282,60 @@ def test_a_node_gets_a_new_key_pair(tmp_path: Path) -> None:
     assert keys.public(1).read_bytes() != before[1]
     assert keys.node(1).stat().st_mode & 0o777 == 0o600
     assert call("flower", "rotate", str(tmp_path / "keys"), "--node", "2")[0] != 0
+
+
+def test_a_backup_is_private_and_never_written_through_a_link(tmp_path: Path) -> None:
+    InProcess(experiment("fedavg", rounds=1), tmp_path / "s").run(tmp_path / "run")
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / ".run.tar.gz.tmp").symlink_to(victim)
+    retention.backup(tmp_path / "run", tmp_path / "run.tar.gz")
+    assert victim.read_text() == "precious"
+    assert (tmp_path / "run.tar.gz").stat().st_mode & 0o777 == 0o600
+
+
+BAD_NAMES = [
+    ["../outside"], ["a/../b"], ["/absolute"], ["."], ["a/."], ["a//b"], ["a", "a/b"],
+    ["x" * 300], ["/".join("a" * 600)], ["escape\x1b[2J"], ["line\nbreak"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("names", BAD_NAMES)
+def test_names_in_a_backup_are_checked_before_anything_is_written(
+    tmp_path: Path, names: list[str]
+) -> None:
+    def archive(contents: dict[str, bytes]) -> Path:
+        sums = {name: hashlib.sha256(data).hexdigest() for name, data in contents.items()}
+        manifest = json.dumps({"format": 1, "files": sums}).encode()
+        with tarfile.open(tmp_path / "run.tar.gz", "w:gz") as file:
+            for name, data in {retention.MANIFEST: manifest, **contents}.items():
+                entry = tarfile.TarInfo(name)
+                entry.size = len(data)
+                file.addfile(entry, io.BytesIO(data))
+        return tmp_path / "run.tar.gz"
+
+    with pytest.raises(CheckpointError, match="is not a backup that can be read"):
+        retention.restore(archive({"config.toml": b"x", **dict.fromkeys(names, b"x")}),
+                          tmp_path / "again")  # fmt: skip
+    assert not (tmp_path / "again").exists()
+    assert not (tmp_path / "outside").exists()
+    assert retention.restore(archive({"config.toml": b"x", "a/b": b"y"}), tmp_path / "again") == 2
+
+
+def test_leftovers_of_a_killed_node_are_forgotten_too(tmp_path: Path) -> None:
+    folder = tmp_path / ("0" * 32) / "client-0"
+    folder.mkdir(parents=True)
+    (folder / "round-00000001.state").write_bytes(b"x")
+    (folder / ".round-00000002.state.0123456789abcdef.tmp").write_bytes(b"x")
+    retention.forget(retention.stored_runs(tmp_path))
+    assert not any(tmp_path.iterdir())
+
+
+def test_control_characters_of_a_crafted_status_do_not_reach_the_terminal(tmp_path: Path) -> None:
+    InProcess(experiment("fedavg", rounds=1), tmp_path / "s").run(tmp_path)
+    path = tmp_path / "status.json"
+    attack = "\x1b]0;owned\x07\x1b[2J"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "last_error": attack}))
+    output = call("flower", "status", str(tmp_path))[1]
+    assert "last error: ?]0;owned??[2J" in output
+    assert "\x1b" not in output

@@ -90,3 +90,14 @@ def test_the_options_are_those_of_the_command() -> None:
     text = CliRunner().invoke(single, ["--help"], env={"COLUMNS": "100", "NO_COLOR": "1"}).stdout
     for option in ("--output", "--watch", "--port"):
         assert option in text
+
+
+def test_control_characters_of_a_crafted_run_do_not_reach_the_terminal(tmp_path: Path) -> None:
+    attack = "\x1b]0;owned\x07\x1b[2J\u202e"
+    make_run(tmp_path / "a", score=f"x{attack}")
+    make_run(tmp_path / "b", f"fedavg{attack}", settings={f"lr{attack}": attack})
+    (make_run(tmp_path / "c") / "config.toml").write_text("algorithm = '\x1b'")
+    result = CliRunner().invoke(app, ["report", str(tmp_path), "-o", str(tmp_path / "page.html")])
+    assert result.exit_code == 0, result.output
+    assert "fedavg?" in result.output
+    assert not {"\x1b", "\x07", "\u202e"} & set(result.output)

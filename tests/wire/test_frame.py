@@ -17,7 +17,7 @@ from parsifl import wire
 from parsifl.core import tree, tree_schema
 from parsifl.core.errors import WireError
 from parsifl.core.leaves import LowRank, Sparse
-from parsifl.wire import frame
+from parsifl.wire import frame, range_coder, tensor_codec
 
 Forge = Callable[..., bytes]
 Hint = dict[str, Tensor]
@@ -244,3 +244,49 @@ def test_repetitive_descriptions_are_deflated_and_short_ones_are_not() -> None:
     assert wire.size(many) - wire.dense_size(many) < plain / 4
     assert wire.encode({"w": torch.ones(1)})[5] == 0
     assert wire.encode(many)[5] == frame.DEFLATED
+
+
+def test_bytes_after_a_deflated_description_are_rejected(
+    sealed: Callable[[bytes], bytes],
+) -> None:
+    text = json.dumps(_one(["f4", 1])).encode()
+    for extra in (b"", b"x"):
+        short = zlib.compress(text) + extra
+        body = frame.varint(len(text)) + frame.varint(len(short)) + short + b"\0" + bytes(4)
+        data = sealed(b"PSFL" + bytes([frame.VERSION, frame.DEFLATED]) + bytes(4) + body)
+        if extra:
+            with pytest.raises(WireError, match="description: does not inflate"):
+                wire.decode(data, Hint)
+        else:
+            assert wire.decode(data, Hint)["w"].tolist() == [0.0]
+
+
+def test_a_description_of_too_many_leaves_is_rejected_before_it_is_built(forge: Forge) -> None:
+    count = 2 * frame.MOST_NODES
+    message = {str(i): torch.zeros(1) for i in range(count)}
+    with pytest.raises(WireError, match=f"at most {frame.MOST_NODES}"):
+        wire.encode(message)
+    leaves = [{"d": dict.fromkeys(message, "*")}, [["f4", 1]] * count]
+    statics = [{"u": [{"s": 1}] * count}, []]
+    for description in (leaves, statics):
+        with pytest.raises(WireError, match=f"description: .* at most {frame.MOST_NODES}"):
+            wire.decode(forge(description, flags=4), Any)
+
+
+@pytest.mark.parametrize("change", [-8, -2, 2, 8])
+def test_a_support_of_another_length_is_rejected(
+    change: int, sealed: Callable[[bytes], bytes]
+) -> None:
+    tensor = torch.zeros(4000)
+    tensor[::40] = 1.0
+    data = wire.encode({"w": tensor})
+    layout = tensor_codec.layout(4000, 100, 4)
+    length = range_coder.length(4000, 100)
+    start = data.index(layout.record)
+    record = frame.varint(101) + frame.varint(length + change)
+    rest = data[start + len(layout.record) :]
+    support, values = rest[:length], rest[length:]
+    support = support[: length + change].ljust(length + change, b"\0")
+    forged = sealed(data[:start] + record + support + values)
+    with pytest.raises(WireError, match="bytes for the positions of 100 non-zeros among 4000"):
+        wire.decode(forged, Hint)

@@ -9,6 +9,7 @@ import typer
 from typer import core, main, models
 
 from parsifl.core.errors import ConfigError, ParsiflError
+from parsifl.core.text import visible
 
 EXIT_MISTAKE = 2
 
@@ -45,9 +46,9 @@ class FriendlyGroup(core.TyperGroup):
         except BrokenPipeError:  # the reader, such as `head`, has enough; click ends quietly
             raise
         except (ParsiflError, OSError, UnicodeDecodeError) as error:
-            typer.echo(f"error: {error}", err=True)
+            typer.echo(visible(f"error: {error}"), err=True)
             raise typer.Exit(EXIT_MISTAKE) from None
 
 
 def _warn(message: Warning | str, *_: object, **__: object) -> None:
-    typer.echo(f"warning: {message}", err=True)
+    typer.echo(visible(f"warning: {message}"), err=True)

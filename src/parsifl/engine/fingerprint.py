@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from parsifl import startup
 from parsifl.core.algorithm import AnyAlgorithm
 from parsifl.core.keys import Key
 from parsifl.core.problem import Problem
@@ -61,7 +62,8 @@ def identity_of(
             "checksum": _checksum(*(initial[name].numpy() for name in sorted(initial))),
         },
         "data": dict(data),
-        "run": dict(run),
+        # arithmetic that other runs do not use: other bits
+        "run": {**run, **({"reproducible": True} if startup.reproducible() else {})},
     }
 
 

@@ -91,7 +91,7 @@ class RoundRecord:
         ValueError, TypeError, LookupError, AttributeError, OverflowError
             If a field has a value of the wrong type or range.
         """
-        known: dict[str, Any] = {name: int(line[name]) for name in _COUNTS if name in line}
+        known: dict[str, Any] = {name: _count(line[name]) for name in _COUNTS if name in line}
         known |= {name: _numbers(line[name]) for name in ("metrics", "seconds") if name in line}
         known |= {name: str(line[name]) for name in ("executor", "stopped") if name in line}
         for numbered in ("dropped", "unevaluated"):  # JSON has text keys only
@@ -99,10 +99,10 @@ class RoundRecord:
         flops = line.get("flops", 0)
         return cls(
             **known,
-            flops=None if flops is None else int(flops),
+            flops=None if flops is None else _count(flops),
             simulated_seconds=float(line.get("simulated_seconds", 0.0)),
             notes=tuple(map(str, line.get("notes", ()))),
-            devices=tuple(dict(device) for device in line.get("devices", ())),
+            devices=tuple(_device(device) for device in line.get("devices", ())),
             scores={model: _scores(line[model]) for model in MODELS if line.get(model)},
         )
 
@@ -111,6 +111,21 @@ _COUNTS = (
     "round", "cohort", "trained", "bytes_up", "bytes_down", "dense_up", "dense_down",
     "entropy_up", "entropy_down", "parameters_up", "parameters_down",
 )  # fmt: skip
+
+
+_MOST = 10**30
+"""Largest counter of a valid record; larger integers cannot be converted to float or to text."""
+
+
+def _count(value: Any) -> int:
+    number = int(value)
+    if abs(number) > _MOST:
+        raise OverflowError(f"a counter above {_MOST:.0e}")
+    return number
+
+
+def _device(counts: Mapping[str, Any]) -> dict[str, int | None]:
+    return {str(name): None if count is None else _count(count) for name, count in counts.items()}
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, float]:

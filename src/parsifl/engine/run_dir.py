@@ -43,6 +43,7 @@ _TARGET = "target.json"
 _METRICS = "metrics.jsonl"
 _CLIENTS = "clients.json"
 _CHECKPOINT = "checkpoint"
+_REPRODUCIBLE = "run.reproducible"
 _PACKAGES = ("parsifl", "torch", "numpy", "scipy", "scikit-learn", "flwr")
 _DEEPEST = 4  # levels of directories that are searched for run directories
 DAMAGED = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
@@ -76,7 +77,6 @@ class RunDir:
         self.check()
         config = self.path / _CONFIG
         if config.exists():
-            self._check_reproducible()
             self._check_same(read_config(self.path), _plain(identity))
             if not resume:
                 raise CheckpointError(
@@ -116,7 +116,7 @@ class RunDir:
 
         Without `target.json`, a finished round implies that there was one.
         """
-        self._target = _read_target(self.path)
+        self._target = _read_object(self.path / _TARGET)
         had = self._target.get("checkpoint") or (not self._target and read_records(self.path))
         latest = self.checkpoints / "LATEST"
         if had and not latest.exists():
@@ -140,16 +140,25 @@ class RunDir:
         self._mark, self._target = (0, 0), {}
         return place
 
-    def _check_reproducible(self) -> None:
-        try:
-            recorded = json.loads((self.path / "environment.json").read_text())
-        except (OSError, ValueError):
-            return
-        if recorded.get("reproducible", False) and not startup.reproducible():
-            raise CheckpointError(
-                f"{self.path} was created by a reproducible run: resume it with --reproducible "
-                f"or {startup.VARIABLE}=1"
-            )
+    def note_environment(self, round: int) -> str:
+        """Append the versions of a resumed run to environment.json if they have changed.
+
+        Return a note for the record, or "".
+        """
+        path, now = self.path / _ENVIRONMENT, environment()
+        recorded = _read_object(path)
+        resumed = recorded.get("resumed", [])
+        resumed = resumed if isinstance(resumed, list) else []
+        latest = resumed[-1] if resumed else recorded
+        before = {name: latest.get(name) for name in now} if isinstance(latest, dict) else {}
+        if before == now:
+            return ""
+        recorded = {**recorded, "resumed": [*resumed, {"after_round": round, **now}]}
+        replace_file(path, json.dumps(recorded, indent=1).encode())
+        if not any(before.values()):
+            return f"{_ENVIRONMENT} is missing or damaged: earlier rounds may have other versions"
+        changed = [f"{n} {before[n]} -> {now[n]}" for n in now if before[n] != now[n]]
+        return f"resumed with other versions: {', '.join(changed)}; results may differ by rounding"
 
     def _check_same(self, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
         if found.get("format", 1) != wanted.get("format", 1):
@@ -159,6 +168,11 @@ class RunDir:
                 "version in environment.json, or choose a new directory"
             )
         before, now = _flat(found), _flat(wanted)
+        if before.get(_REPRODUCIBLE) and not now.get(_REPRODUCIBLE):
+            raise CheckpointError(
+                f"{self.path} was created by a reproducible run: resume it with --reproducible "
+                f"or {startup.VARIABLE}=1"
+            )
         changed = [
             f"{name}: {before.get(name, 'absent')!r} there, {now.get(name, 'absent')!r} requested"
             for name in sorted({*before, *now})
@@ -193,7 +207,7 @@ class RunDir:
 
     def append(self, record: RoundRecord) -> None:
         """Append the line of a finished round."""
-        line = (json.dumps(record.to_json()) + "\n").encode()
+        line = _strict_json(record.to_json()) + b"\n"
         with self._metrics.open("ab") as file:
             file.write(line)
         length, crc = self._mark
@@ -236,7 +250,22 @@ class RunDir:
 
     def write_clients(self, scores: Mapping[str, Any]) -> None:
         """Replace the per-client scores of the last evaluated round."""
-        replace_file(self.path / _CLIENTS, json.dumps(scores).encode())
+        replace_file(self.path / _CLIENTS, _strict_json(scores))
+
+
+def _strict_json(value: Any) -> bytes:
+    """Return JSON in which numbers that are not finite are the texts NaN, Infinity, -Infinity."""
+    return json.dumps(_finite(value), allow_nan=False).encode()
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _finite(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(entry) for entry in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return json.dumps(value)  # float() reads this back
+    return value
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -245,16 +274,17 @@ def read_config(path: Path) -> dict[str, Any]:
         return tomllib.loads((path / "config.toml").read_text())
     except FileNotFoundError:
         raise CheckpointError(f"{path} is not a run directory: it has no config.toml") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except DAMAGED as error:
         raise CheckpointError(f"{path / 'config.toml'} is damaged: {error}") from None
 
 
-def _read_target(path: Path) -> dict[str, Any]:
+def _read_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file; a missing or damaged file is empty."""
     try:
-        found = json.loads((path / _TARGET).read_text())
-    except (OSError, ValueError, RecursionError):
+        values = json.loads(path.read_text())
+    except (OSError, *DAMAGED):
         return {}
-    return found if isinstance(found, dict) else {}
+    return values if isinstance(values, dict) else {}
 
 
 def read_records(path: Path) -> list[RoundRecord]:
@@ -277,17 +307,14 @@ def _records(content: bytes) -> list[RoundRecord]:
     return records
 
 
-def environment() -> dict[str, str | bool]:
-    """Return the versions that a result may depend on, and whether the run is reproducible."""
-    found: dict[str, str | bool] = {
+def environment() -> dict[str, str]:
+    """Return the versions that a result may depend on."""
+    found = {
         "python": platform.python_version(),
         "machine": platform.machine(),
     }
     installed = {package: _version(package) for package in _PACKAGES}
-    found.update({package: number for package, number in installed.items() if number is not None})
-    if startup.reproducible():
-        found["reproducible"] = True
-    return found
+    return {**found, **{name: number for name, number in installed.items() if number is not None}}
 
 
 @cache
@@ -299,11 +326,7 @@ def _version(package: str) -> str | None:
 
 
 def _is_environment(path: Path) -> bool:
-    try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return False
-    return isinstance(found, dict) and {"parsifl", "python", "machine"} <= found.keys()
+    return {"parsifl", "python", "machine"} <= _read_object(path).keys()
 
 
 def _plain(value: Any) -> Any:
@@ -504,7 +527,7 @@ def _config(path: Path) -> dict[str, Any]:
             f"{path} is not a run directory: neither it nor a directory inside it has a "
             "config.toml; name one that `parsifl run --out` or simulate(run_dir=...) made"
         ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError, RecursionError) as error:
+    except (OSError, *DAMAGED) as error:
         raise CheckpointError(f"{path / 'config.toml'} cannot be read: {error}") from None
     for table, name, kind in (
         ("algorithm", "name", str),

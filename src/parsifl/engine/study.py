@@ -10,6 +10,7 @@ import itertools
 import math
 import multiprocessing
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -25,6 +26,7 @@ from parsifl.engine.record import MODELS
 from parsifl.engine.run import Run
 from parsifl.engine.safe_files import locked
 
+_SEPARATORS = re.compile(r"[/\\%\0]")
 Grid = Mapping[str, Sequence[Any]]
 T = TypeVar("T")
 Split = Literal["validation", "test"]
@@ -90,8 +92,9 @@ class Point:
 
     @property
     def label(self) -> str:
-        """The settings as a directory name."""
-        return ",".join(f"{name}={value}" for name, value in self.settings.items()) or "default"
+        """The settings as the name of one directory; separators are written as %2F."""
+        text = ",".join(f"{name}={value}" for name, value in self.settings.items()) or "default"
+        return _SEPARATORS.sub(lambda sign: f"%{ord(sign[0]):02X}", text)
 
 
 @dataclass(frozen=True)

@@ -74,12 +74,13 @@ class Callback(Protocol):
 class TrainingState:
     """The state of the loop between rounds; the pool has the rest.
 
-    `pending` means that the last record still lacks its scores.
+    `pending` means that the last record still lacks its scores. `note` belongs to the next record.
     """
 
     server: Any
     records: list[RoundRecord] = field(default_factory=list)
     pending: bool = False
+    note: str = ""
 
     @property
     def stopped(self) -> bool:
@@ -132,6 +133,8 @@ class Training:
             if round == 0:
                 started = self.algorithm.start_metrics(state.server)
                 record = replace(record, metrics={**started, **record.metrics})
+            if state.note:
+                record, state.note = replace(record, notes=(*record.notes, state.note)), ""
             self._check_patience(state.records, record)
             if pending is not None:
                 self._complete(state, scores)
@@ -182,6 +185,9 @@ class Training:
         complete = 0 if found is None else found.round - (found.pending is not None)
         state.records = self.run_dir.truncate(complete, None if found is None else found.metrics)
         self.run_dir.set_target(rounds)
+        if resume and complete < rounds and (note := self.run_dir.note_environment(complete)):
+            warnings.warn(f"{self.run_dir.path}: {note}", stacklevel=2)
+            state.note = note
         if found is not None:
             state.server = found.server
             if found.pending is not None:

@@ -7,7 +7,6 @@ starts from exactly that one, so lost replies, repeated rounds and resumed serve
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -36,6 +35,7 @@ from parsifl.flower.hello import DataSchema, this_machine
 from parsifl.flower.logs import node_log, note_context
 from parsifl.flower.message import Envelope, Kind, printable
 from parsifl.flower.network_schema import (
+    LARGEST_METRIC,
     EvaluateReply,
     EvaluateRequest,
     FailureReply,
@@ -294,6 +294,8 @@ class RemoteClient:
         work.states.save(request.round + 1, state)
         work.states.forget(request.accepted, request.oldest, request.round + 1)
         metrics = {name: float(value) for name, value in update.metrics.items()}
+        if not all(abs(value) <= LARGEST_METRIC for value in metrics.values()):
+            return _unusable(f"its metrics exceed {LARGEST_METRIC:g}")
         reply = TrainReply(**_address(request), metrics=metrics, reinitialized=lost)
         return reply.envelope(sent)
 
@@ -307,8 +309,8 @@ class RemoteClient:
         (scores,) = evaluator.scores([asked], model, lambda _: (work.received, state))
         values: Any = scores.values
         found = [metrics for splits in values.values() for metrics in splits.values()]
-        if not all(math.isfinite(value) for metrics in found for value in metrics.values()):
-            return _unusable("its scores are not finite")
+        if not all(abs(value) <= LARGEST_METRIC for part in found for value in part.values()):
+            return _unusable(f"its scores are not finite or exceed {LARGEST_METRIC:g}")
         samples: Any = {split: int(rows) for split, rows in scores.samples.items() if rows}
         reply = EvaluateReply(
             **_address(request), scores=values, samples=samples, reinitialized=lost

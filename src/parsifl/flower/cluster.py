@@ -96,7 +96,8 @@ class Cluster:
         self._home = self.folder / "flwr"
         self._database = self.folder / "superlink.db"
         self._check_own()
-        self._home.mkdir(parents=True, exist_ok=True)
+        self.folder.chmod(0o700)  # the SuperLink's database holds uploads
+        self._home.mkdir(exist_ok=True)
         self.keys: KeyFolder | None = None
         if self._secure:
             place = KeyFolder(self.folder / "keys")

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol, final
 
 from parsifl.core.errors import WireError
+from parsifl.core.text import visible
 from parsifl.flower.logs import node_log
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def printable(text: object) -> str:
     'lost ?[2Jround 2 is done'
     """
     words = " ".join(str(text)[: 4 * LONGEST_REASON].split())
-    line = "".join(sign if sign.isprintable() else "?" for sign in words)
+    line = visible(words)
     return line if len(line) <= LONGEST_REASON else f"{line[: LONGEST_REASON - 3]}..."
 
 

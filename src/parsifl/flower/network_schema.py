@@ -36,7 +36,11 @@ ExperimentId = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
 Split = Literal["train", "validation", "test"]
 Rows = Annotated[int, Ge(0), Lt(MOST_ROWS)]
 Name = Annotated[str, StringConstraints(pattern=r"^[^\p{C}]{1,100}$")]
-Metrics = Annotated[dict[Name, float], MaxLen(MOST_METRICS)]
+LARGEST_METRIC = 1e100
+"""Means and squares over all clients stay finite."""
+Metrics = Annotated[
+    dict[Name, Annotated[float, Ge(-LARGEST_METRIC), Le(LARGEST_METRIC)]], MaxLen(MOST_METRICS)
+]
 Scalar = (
     bool
     | Annotated[int, Ge(-(1 << 53)), Le(1 << 53)]
@@ -185,6 +189,8 @@ class EvaluateReply(WorkReply):
             for split, metrics in splits.items():
                 if split not in self.samples or not metrics:
                     raise ValueError(f"scores.{model}.{split}: no rows or no metrics")
+                if not 0 <= metrics.get("accuracy", 0) <= 1:
+                    raise ValueError(f"scores.{model}.{split}.accuracy: must be from 0 to 1")
         return self
 
 

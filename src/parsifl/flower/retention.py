@@ -8,19 +8,27 @@ import json
 import re
 import tarfile
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import final
 
 from parsifl.core.errors import CheckpointError, ConfigError
-from parsifl.engine.safe_files import locked, remove_directory
+from parsifl.engine.safe_files import (
+    locked,
+    make_directory,
+    remove_directory,
+    remove_temporary,
+    replacing,
+    write_synced,
+)
 
 MANIFEST = "parsifl-backup.json"
 _EXPERIMENT = re.compile(r"[0-9a-f]{32}")
 _CLIENT = re.compile(r"client-\d+")
 _STATE = re.compile(r"round-\d{8,}\.state")
 _DAY = 86_400.0
+_LONGEST_NAME, _LONGEST_PATH = 255, 1000  # bytes of a file name, characters of a path
 _TRIAL = "flower"  # logs, private keys and client state of a deployment on one machine
 
 
@@ -54,6 +62,7 @@ def forget(runs: Sequence[StoredRun]) -> None:
     """Delete client state; other files in these directories are kept."""
     for item in runs:
         for folder in _clients(item.path):
+            remove_temporary(folder)
             remove_directory(folder, [path.name for path in _states(folder)])
         if not any(item.path.iterdir()):
             item.path.rmdir()
@@ -93,13 +102,11 @@ def backup(run: Path, target: Path) -> int:
         contents = {path.relative_to(run).as_posix(): path.read_bytes() for path in paths}
     sums = {name: hashlib.sha256(data).hexdigest() for name, data in contents.items()}
     manifest = json.dumps({"format": 1, "files": sums}, indent=1).encode()
-    temporary = target.with_name(f".{target.name}.tmp")
-    with tarfile.open(temporary, "w:gz") as archive:
+    with replacing(target, 0o600) as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
         for name, data in {MANIFEST: manifest, **contents}.items():
             entry = tarfile.TarInfo(name)
             entry.size, entry.mode, entry.mtime = len(data), 0o600, int(time.time())
             archive.addfile(entry, io.BytesIO(data))
-    temporary.replace(target)
     return len(contents)
 
 
@@ -113,6 +120,7 @@ def restore(source: Path, run: Path) -> int:
     try:
         with tarfile.open(source, "r:gz") as archive:
             found = {entry.name: _content(archive, entry) for entry in archive}
+        _check_names(found)
         manifest = json.loads(found.pop(MANIFEST))
         sums = dict(manifest["files"])
     except (OSError, EOFError, tarfile.TarError, KeyError, TypeError, ValueError) as error:
@@ -122,16 +130,26 @@ def restore(source: Path, run: Path) -> int:
         name = damaged[0] if damaged else sorted(found.keys() ^ sums.keys())[0]
         raise CheckpointError(f"{source} is damaged: {name!r} is not what was saved")
     for name, data in found.items():
-        path = run / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
+        make_directory((run / name).parent)
+        write_synced(run / name, data)
     return len(found)
 
 
+def _check_names(names: Collection[str]) -> None:
+    """Raise ValueError unless every file can be written below the run directory."""
+    folders = {parent.as_posix() for name in names for parent in PurePosixPath(name).parents}
+    for name in names:
+        steps = name.split("/")
+        usable = all(
+            step.isprintable() and 0 < len(step.encode()) <= _LONGEST_NAME for step in steps
+        )
+        if not usable or {".", ".."} & set(steps) or name in folders or len(name) > _LONGEST_PATH:
+            raise ValueError(f"{name!r:.100} is not a file below the run directory")
+
+
 def _content(archive: tarfile.TarFile, entry: tarfile.TarInfo) -> bytes:
-    parts = Path(entry.name).parts
-    if not entry.isfile() or Path(entry.name).is_absolute() or ".." in parts:
-        raise ValueError(f"{entry.name!r} is not a plain file below the run directory")
+    if not entry.isfile():
+        raise ValueError(f"{entry.name!r:.100} is not a plain file")
     file = archive.extractfile(entry)
     if file is None:
         raise ValueError(f"{entry.name!r} has no content")

@@ -41,6 +41,7 @@ def report(
     """
     from rich.console import Console
 
+    from parsifl.core.text import visible
     from parsifl.engine.run_dir import read_runs
     from parsifl.report import build
     from parsifl.report.groups import sections
@@ -55,6 +56,6 @@ def report(
     runs = read_runs(dirs, left_out)
     console.print(render(headline(runs)))
     for note in (*left_out, *(note for section in sections(runs) for note in section.notes)):
-        typer.echo(f"note: {note}", err=True)
+        typer.echo(visible(f"note: {note}"), err=True)
     path = build(dirs, output)
     console.print(f"Wrote {path}", soft_wrap=True, markup=False, highlight=False)

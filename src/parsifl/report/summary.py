@@ -10,6 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from parsifl.core.text import visible
 from parsifl.engine.record import RoundRecord
 from parsifl.engine.run_dir import RunData
 from parsifl.report import formatting
@@ -171,7 +172,7 @@ def _rule(run: RunData, model: str, chosen: Iterable[int]) -> str:
 def render(rows: Sequence[Row]) -> Table:
     """Return the rows as a table for the terminal."""
     scores = list(dict.fromkeys(row.score for row in rows)) or ["score"]
-    title = scores[0] if len(scores) == 1 else None
+    title = _plain(scores[0]) if len(scores) == 1 else None
     several = any(len(row.seeds) > 1 for row in rows)
     caption = _caption(rows, several)
     table = Table(title=title, caption=caption, caption_justify="left", box=SIMPLE_HEAD)
@@ -183,7 +184,7 @@ def render(rows: Sequence[Row]) -> Table:
         table.add_column(column, justify="right", overflow="fold")
     for row in rows:
         seeds = [str(len(row.seeds))] if several else []
-        which = [row.score] * (len(scores) > 1)
+        which = [_plain(row.score)] * (len(scores) > 1)
         table.add_row(_plain(row.label), *seeds, *which, *_cells(row))
     return table
 
@@ -246,5 +247,5 @@ def _protocols(scores: Iterable[tuple[str, ModelScore | None]]) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    """Escape rich markup in names."""
-    return text.replace("[", r"\[")
+    """Escape rich markup and control characters in names."""
+    return visible(text).replace("[", r"\[")

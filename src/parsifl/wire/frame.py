@@ -39,6 +39,8 @@ PREFIX = struct.Struct("<4sBBI")
 DEFLATED = 4
 DESCRIPTION_LIMIT = 1 << 20
 """Maximum bytes of JSON in a message; ResNet-18 needs five thousand."""
+MOST_NODES = 10_000
+"""Maximum number of leaves and containers of a message; ResNet-18 has 63."""
 DIMENSIONS = 32
 
 Row = tuple[str | int, ...]
@@ -140,6 +142,7 @@ def description(structure: tree.Structure, rows: tuple[Row, ...]) -> tuple[int, 
     content = [tree_schema.to_json(structure), [list(row) for row in rows]]
     try:
         text = json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
+        _check_nodes(text)
         readable = len(text) <= DESCRIPTION_LIMIT and _parse(text) == content
     except (ValueError, TypeError, RecursionError) as error:
         raise WireError(f"description: {error}") from error
@@ -158,6 +161,7 @@ def read_description(reader: Reader, flags: int, hint: Any) -> tuple[tree.Struct
     """Read structure and leaves; classes come from the hint."""
     text = _text(reader, bool(flags & DEFLATED))
     try:
+        _check_nodes(text)
         content = _parse(text)
         if not isinstance(content, list) or len(content) != 2 or not isinstance(content[1], list):
             raise ValueError("expected [structure, leaves]")
@@ -186,6 +190,13 @@ def _text(reader: Reader, deflated: bool) -> bytes:
     if len(text) != length or not inflater.eof or inflater.unused_data:
         raise WireError(f"description: does not inflate to the {length} bytes declared")
     return text
+
+
+def _check_nodes(text: bytes) -> None:
+    """Bound the work of reading a description: its cost grows with its nodes, not its bytes."""
+    nodes = text.count(b"{") + text.count(b'"*')  # containers and statics, and leaves
+    if nodes > MOST_NODES:
+        raise ValueError(f"{nodes} leaves and containers, at most {MOST_NODES} are read")
 
 
 def _parse(text: bytes) -> Any:

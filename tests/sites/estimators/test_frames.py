@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from pathlib import Path
 from typing import Any
@@ -158,6 +159,11 @@ def test_a_saved_estimator_comes_back(case: int, tmp_path: Path) -> None:
     assert "300 observations at 3 sites" in readable["methods"]
 
 
+def _with_state(values: dict[str, Any], name: str, value: Any) -> dict[str, Any]:
+    state = {**values["state"]["mapping"], name: value}
+    return {**values, "state": {"mapping": state}}
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -166,11 +172,26 @@ def test_a_saved_estimator_comes_back(case: int, tmp_path: Path) -> None:
         {"state": {"mapping": {}}},
         {"state": {"part": "os.system", "fields": {}}},
         {"params": {"mapping": {"nonsense": 1}}},
+        *(
+            lambda values, name=name, value=value: _with_state(values, name, value)
+            for name, value in [
+                ("intercept_", math.nan),
+                ("intercept_", math.inf),
+                ("coef_", {"array": "<f8", "shape": [1], "values": [math.nan]}),
+                ("clients_", {"array": "<U200000000", "shape": [1], "values": ["a"]}),
+                ("support_", {"array": "<i8", "shape": [1], "values": [math.inf]}),
+                ("predict", 1),
+                ("fit", 1),
+                ("__class__", 1),
+                ("_other", 1),
+            ]
+        ),
     ],
 )
 def test_a_file_that_is_no_estimator_is_an_error(change: Any, tmp_path: Path) -> None:
     save(FederatedSparseRegressor(2).fit(frame(), risk(frame()), SITE), tmp_path / "model.json")
-    values = {**json.loads((tmp_path / "model.json").read_text()), **change}
+    values = json.loads((tmp_path / "model.json").read_text())
+    values = change(values) if callable(change) else {**values, **change}
     signed = {**values, "sha256": saved._digest(values)}
     (tmp_path / "model.json").write_text(json.dumps(signed))
     with pytest.raises(DataError, match=r"model\.json"):

@@ -13,6 +13,7 @@ import typer
 
 from parsifl.cli.options import finite
 from parsifl.core.errors import ConfigError
+from parsifl.core.text import visible
 from parsifl.flower import need_flower
 from parsifl.flower.cli.trial import read_config
 
@@ -40,7 +41,7 @@ def status(
     if as_json:
         typer.echo(json.dumps(found, indent=1))
     else:
-        typer.echo("\n".join(_lines(found)))
+        typer.echo(visible("\n".join(_lines(found))))
     ended = found["state"] in _ENDED
     if found["state"] == "failed" or not (ended or found["alive"]):
         raise typer.Exit(1)

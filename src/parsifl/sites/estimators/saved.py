@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 
 from parsifl.core.errors import DataError
 from parsifl.data.table_encoding import Preprocessing, TableColumn
+from parsifl.engine.run_dir import DAMAGED
 from parsifl.engine.safe_files import replace_file
 from parsifl.linear.sparsity.dictionary import RandomDictionary
 from parsifl.sites.estimators.base import FederatedSparse
@@ -51,6 +53,10 @@ _PARTS: dict[str, type[Any]] = {
     )
 }
 _KINDS = "biufUO"
+_MOST_BYTES = 1 << 28
+"""Maximum size of an array; a dtype of long texts needs memory that the file does not have."""
+_PRIVATE = frozenset({"_exact", "_columns", "_agreement_bytes"})
+_WEIGHTS = frozenset({"coef_", "intercept_", "atom_coef_", "preprocessing_"})
 
 
 def to_text(estimator: FederatedSparse) -> str:
@@ -188,12 +194,35 @@ def load(path: str | Path) -> FederatedSparse:
     try:
         found = _ESTIMATORS[values["estimator"]](**_read(values["params"]))
         state = _read(values["state"])
-        if not np.isfinite(state["coef_"]).all():
-            raise ValueError("coefficients")
-    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        _check_state(type(found), state)
+    except DAMAGED as error:
         raise DataError(f"{path} is not a saved estimator ({type(error).__name__})") from None
     found.__dict__.update(state)
     return found
+
+
+def _check_state(kind: type[FederatedSparse], state: Mapping[str, Any]) -> None:
+    """Raise unless these are fitted attributes whose numbers can be used for prediction."""
+    for name, value in state.items():
+        fitted = name in _PRIVATE or (name.isidentifier() and name.endswith("_"))
+        if not fitted or name.startswith("__") or hasattr(kind, name):
+            raise ValueError(name)
+        if name in _WEIGHTS and not _is_finite(value):
+            raise ValueError(name)
+    if "coef_" not in state:
+        raise LookupError("coef_")
+
+
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, np.ndarray):
+        return value.dtype.kind != "f" or bool(np.isfinite(value).all())
+    if isinstance(value, list | tuple):
+        return all(map(_is_finite, value))
+    if isinstance(value, dict):
+        return _is_finite(list(value.values()))
+    if is_dataclass(value):
+        return all(_is_finite(getattr(value, part.name)) for part in fields(value))
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _plain(value: Any) -> Any:
@@ -223,7 +252,7 @@ def _read(value: Any) -> Any:
         return value
     if "array" in value:
         dtype = np.dtype(value["array"])
-        if dtype.kind not in _KINDS:
+        if dtype.kind not in _KINDS or dtype.itemsize * len(value["values"]) > _MOST_BYTES:
             raise ValueError("dtype")
         return np.array(value["values"], dtype=dtype).reshape(value["shape"])
     if "tuple" in value:
