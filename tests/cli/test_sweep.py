@@ -100,3 +100,17 @@ def test_an_output_directory_that_is_a_file_is_named(tmp_path: Path) -> None:
     code, _, err = invoke("fedavg", *BASE, "--grid", "lr=0.1", "--out", str(file))
     assert code == 2
     assert f"--out {file} is a file; choose a directory" in err
+
+
+def test_a_sweep_that_failed_in_its_first_round_resumes_with_corrected_options(
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / "sweep"
+    words = ["fedavg", "--data", "digits", "--clients", "4", "--rounds", "1"]
+    words += ["--grid", "local_steps=1", "--precision", "float16", "--out", str(out), "--resume"]
+    code, _, err = invoke(*words, "--set", "lr=1e7")
+    assert code == 2
+    assert "float16" in err
+    assert (out / "local_steps=1" / "seed-0" / "config.toml").exists()
+    code, _, err = invoke(*words, "--set", "lr=0.1")
+    assert code == 0, err

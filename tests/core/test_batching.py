@@ -132,7 +132,7 @@ def test_epochs_may_be_fractions() -> None:
 
 @pytest.mark.parametrize("partial", ["pad", "wrap"])
 def test_a_client_without_rows_is_refused(partial: Partial) -> None:
-    with pytest.raises(DataError, match="without training rows"):
+    with pytest.raises(DataError, match="has no training rows"):
         draw(0, BatchSpec(4, steps=1, last_batch=partial))
 
 

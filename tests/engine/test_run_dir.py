@@ -24,7 +24,7 @@ from torch import nn
 import parsifl
 from parsifl import data
 from parsifl.algorithms.fedavg import FedAvg
-from parsifl.core.errors import CheckpointError, ConfigError
+from parsifl.core.errors import CheckpointError, ClientError, ConfigError
 from parsifl.core.problem import Problem
 from parsifl.data.clients import ClientData
 from parsifl.engine import run_dir as load
@@ -557,3 +557,86 @@ def test_a_resume_without_its_environment_is_noted(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"environment\.json is missing or damaged"):
         again = run(tmp_path, resume=True, rounds=3)
     assert "missing or damaged" in again.records[2].notes[0]
+
+
+def overflowing(folder: Path, **changes: Any) -> Any:
+    """Run with uploads that exceed the range of float16: round 1 fails."""
+    huge = [(x, 1e6 * np.ones(len(x))) for x in np.ones((3, 8, 2))]
+    given = {
+        "algorithm": FedAvg(lr=0.5, local_steps=1, batch_size=8),
+        "problem": GLM(2),
+        "clients": huge,
+        "rounds": 1,
+        "precision": "float16",
+    }
+    return simulate(**{**given, "run_dir": folder, **changes})
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"participation": 1.5}, "participation must be a number above 0 and at most 1, got 1.5"),
+        ({"participation": 0}, "participation must be a number above 0 and at most 1, got 0"),
+        ({"algorithm": FedAvg(batch_size=999, last_batch="drop")}, "Use a smaller batch_size"),
+        ({"algorithm": FedAvg(batch_size=2**30, local_steps=9)}, "Lower local_steps"),
+        ({"clients": clients(profiles=[{"local_steps": 1, "epochs": 1}] * 4)}, "give one"),
+    ],
+)
+def test_an_invalid_setting_writes_no_file(
+    tmp_path: Path, change: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        run(tmp_path / "run", **change)
+    assert not files(tmp_path)
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_run_without_a_finished_round_is_replaced(tmp_path: Path, resume: bool) -> None:
+    with pytest.raises(ClientError, match="float16"):
+        overflowing(tmp_path)
+    assert read_config(tmp_path)["run"]["precision"] == "float16"
+    corrected = overflowing(tmp_path, precision="exact", resume=resume)
+    assert read_config(tmp_path)["run"]["precision"] == "exact"
+    assert read_metrics(tmp_path) == corrected.metrics
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "checkpoint/weights.bin", "environment.json"])
+def test_a_directory_with_foreign_files_is_not_replaced(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ClientError, match="float16"):
+        overflowing(tmp_path)
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("precious")
+    before = files(tmp_path)
+    with pytest.raises(CheckpointError, match="holds a run of another configuration"):
+        overflowing(tmp_path, precision="exact")
+    assert files(tmp_path) == before
+
+
+def test_a_run_that_is_in_its_first_round_is_not_replaced(tmp_path: Path) -> None:
+    errors: list[CheckpointError] = []
+
+    def other() -> None:
+        with pytest.raises(CheckpointError) as caught:
+            run(tmp_path, algorithm=replace(METHOD, lr=0.2))
+        errors.append(caught.value)
+
+    def intrude(_: RoundEnd) -> None:
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+
+    finished = run(tmp_path, rounds=1, callbacks=[intrude])
+    assert "another run is writing" in str(errors[0])
+    assert read_config(tmp_path)["algorithm"]["lr"] == 0.1
+    assert read_metrics(tmp_path) == finished.metrics
+
+
+def test_a_linked_file_is_not_replaced(tmp_path: Path) -> None:
+    with pytest.raises(ClientError, match="float16"):
+        overflowing(tmp_path / "run")
+    (tmp_path / "run" / "link").symlink_to(tmp_path)
+    assert not RunDir(tmp_path / "run").replaceable()

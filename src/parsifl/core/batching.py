@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from parsifl.core import augment, keys
-from parsifl.core.errors import ConfigError, DataError
+from parsifl.core.errors import CapabilityError, ConfigError, DataError
 
 Partial = Literal["pad", "wrap", "drop", "redraw"]
 Index = npt.NDArray[np.int64]
@@ -73,6 +73,34 @@ class BatchSpec:
         batch = self.rows(samples)
         per_epoch = samples // batch if self.last_batch == "drop" else math.ceil(samples / batch)
         return round((self.epochs or 0.0) * per_epoch)
+
+    def check(
+        self, samples: int, *, client: str = "a client", batch_statistics: bool = False
+    ) -> None:
+        """Raise an error if a client with this many samples cannot draw this sequence.
+
+        `client` is its name in errors; `batch_statistics` means that the model computes statistics
+        over the rows of a batch.
+        """
+        if samples == 0:
+            raise DataError(f"{client} has no training rows; remove it")
+        steps, batch = self.count(samples), self.rows(samples)
+        if steps * batch > _LARGEST_ROUND:
+            raise ConfigError(
+                f"{steps} steps of {batch} rows are too many for one round of a client: at most "
+                f"{_LARGEST_ROUND:,} rows are drawn at once. Lower local_steps, epochs or "
+                "batch_size"
+            )
+        if self.last_batch == "drop" and samples < batch and (self.steps or self.epochs):
+            raise ConfigError(
+                f'{client} has {samples} rows, batch_size is {batch}: last_batch="drop" leaves it '
+                'no batch. Use a smaller batch_size, or last_batch="pad" or "wrap"'
+            )
+        if batch_statistics and self.last_batch == "pad" and samples % batch:
+            raise CapabilityError(
+                "this model normalizes over the batch, so a padded batch would not be exact: set "
+                "last_batch to 'wrap' or 'drop', or adapt the model with GroupNorm"
+            )
 
 
 def _is_number(value: Any) -> bool:
@@ -185,19 +213,8 @@ def schedule(
     Returns positions [clients, steps, rows] and which of them are valid, [steps, rows]. Steps over
     all rows read them in order, the same for every client: [1, steps, rows].
     """
-    if samples == 0:
-        raise DataError("a client without training rows cannot train; remove it")
+    draw.check(samples)
     steps, batch = draw.count(samples), draw.rows(samples)
-    if steps * batch > _LARGEST_ROUND:
-        raise ConfigError(
-            f"{steps} steps of {batch} rows are too many for one round of a client: at most "
-            f"{_LARGEST_ROUND:,} rows are drawn at once. Lower local_steps, epochs or batch_size"
-        )
-    if draw.last_batch == "drop" and samples < batch and (draw.steps or draw.epochs):
-        raise ConfigError(
-            f'a client has {samples} rows, batch_size is {batch}: last_batch="drop" leaves it no '
-            'batch. Use a smaller batch_size, or last_batch="pad" or "wrap"'
-        )
     if draw.batch_size is None:
         every = np.tile(np.arange(samples), (1, steps, 1))
         return every, np.ones(every.shape[1:], np.bool_)

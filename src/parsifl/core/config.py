@@ -25,6 +25,8 @@ from parsifl.core.errors import ConfigError, unknown
 Positive = Annotated[float, Gt(0.0)]
 NonNegative = Annotated[float, Ge(0.0)]
 Fraction = Annotated[float, Ge(0.0), Le(1.0)]
+Participation = Annotated[float, Gt(0.0), Le(1.0)]
+"""The fraction of clients in a round."""
 Momentum = Annotated[float, Ge(0.0), Lt(1.0)]
 LARGEST = 2**31 - 1
 """The largest count: the maximum of a signed 32-bit integer."""

@@ -1,9 +1,9 @@
 """Registries: values by name, and the algorithms of this and other packages.
 
 A final subclass of `FederatedAlgorithm` in a module of `parsifl.algorithms` is registered under its
-class name in lower case. The `__init__` of that package lists the classes a second time, for imports
-and editors. Another package adds its own with the entry point group "parsifl.algorithms", each entry
-naming a module that holds such classes.
+class name in lower case. The `__init__` of that package lists the classes a second time, for
+imports and editors. Another package adds its own with the entry point group "parsifl.algorithms",
+each entry naming a module that holds such classes.
 
 Importing this module does not import torch.
 """

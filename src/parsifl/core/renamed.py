@@ -20,22 +20,22 @@ SETTINGS = {
 """The present name of each setting."""
 
 MODULES = {
-    "parsifl.sites.search.fedbestsubset": "parsifl.sites.search.fedbestsubset",
-    "parsifl.flower.cli.trial": "parsifl.flower.cli.trial",
-    "parsifl.flower.cli.operations": "parsifl.flower.cli.operations",
-    "parsifl.report.cli": "parsifl.report.cli",
-    "parsifl.sites": "parsifl.sites",
-    "parsifl.sites.deployment.agreement": "parsifl.sites.deployment.agreement",
-    "parsifl.sites.deployment.guards": "parsifl.sites.deployment.guards",
-    "parsifl.sites.deployment.regression": "parsifl.sites.deployment.regression",
-    "parsifl.sites.deployment.table_site": "parsifl.sites.deployment.table_site",
-    "parsifl.sites.families.cox": "parsifl.sites.families.cox",
-    "parsifl.linear.sums": "parsifl.linear.sums",
-    "parsifl.sites.pages.coefficients": "parsifl.sites.pages.coefficients",
-    "parsifl.sites.pages.fit_page": "parsifl.sites.pages.fit_page",
-    "parsifl.sites.search.best_subset": "parsifl.sites.search.best_subset",
-    "parsifl.sites.search.subset_model": "parsifl.sites.search.subset_model",
-    "parsifl.sites.search.subset_state": "parsifl.sites.search.subset_state",
+    "parsifl.algorithms.fedbestsubset": "parsifl.sites.search.fedbestsubset",
+    "parsifl.cli.flower": "parsifl.flower.cli.trial",
+    "parsifl.cli.operations": "parsifl.flower.cli.operations",
+    "parsifl.cli.report": "parsifl.report.cli",
+    "parsifl.estimators": "parsifl.sites",
+    "parsifl.flower.agreement": "parsifl.sites.deployment.agreement",
+    "parsifl.flower.guards": "parsifl.sites.deployment.guards",
+    "parsifl.flower.regression": "parsifl.sites.deployment.regression",
+    "parsifl.flower.table_site": "parsifl.sites.deployment.table_site",
+    "parsifl.linear.cox": "parsifl.sites.families.cox",
+    "parsifl.linear.site_statistics": "parsifl.linear.sums",
+    "parsifl.report.coefficients": "parsifl.sites.pages.coefficients",
+    "parsifl.report.fit_page": "parsifl.sites.pages.fit_page",
+    "parsifl.solvers.best_subset": "parsifl.sites.search.best_subset",
+    "parsifl.solvers.subset_model": "parsifl.sites.search.subset_model",
+    "parsifl.solvers.subset_state": "parsifl.sites.search.subset_state",
 }
 """The present name of each module."""
 

@@ -18,7 +18,7 @@ from parsifl.core.batching import (
     Rows,
     schedule,
 )
-from parsifl.core.errors import CapabilityError, DataError
+from parsifl.core.errors import DataError
 from parsifl.core.keys import Key
 from parsifl.core.problem import Problem
 from parsifl.data.clients import ClientData
@@ -106,12 +106,7 @@ class BatchSampler:
     ) -> Iterator[Batches]:
         """Draw for clients with equally many rows."""
         samples = len(rows[0])
-        padded = draw.last_batch == "pad" and samples % draw.rows(samples)
-        if self._problem.uses_batch_statistics and padded:
-            raise CapabilityError(
-                "this model normalises over the batch, so a padded batch would not be exact: set "
-                "last_batch to 'wrap' or 'drop', or adapt the model with GroupNorm"
-            )
+        draw.check(samples, batch_statistics=self._problem.uses_batch_statistics)
         positions, valid = schedule(samples, draw, key.generators(clients))
         read = np.broadcast_to(positions, (len(clients), *positions.shape[1:]))
         index = torch.from_numpy(np.array([own[at] for own, at in zip(rows, read, strict=True)]))

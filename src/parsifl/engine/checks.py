@@ -26,6 +26,7 @@ from parsifl.data.clients import ClientData
 from parsifl.data.ragged import Ragged
 from parsifl.engine.costs import NetworkModel
 from parsifl.engine.evaluation import Evaluation
+from parsifl.engine.sampling import check_participation
 from parsifl.linear.design import Design
 
 
@@ -78,11 +79,7 @@ def check_options(options: Mapping[str, Any], evaluation: Any, network: Any, run
             raise ConfigError(
                 f"{name} must be a whole number and at least {least}, got {_shown(value)}"
             )
-    share = options["participation"]
-    if not _is(share, numbers.Real):
-        raise ConfigError(
-            f"participation must be a number above 0 and at most 1, got {_shown(share)}"
-        )
+    check_participation(options["participation"])
     for callback in options["callbacks"]:
         if not callable(callback):
             raise ConfigError(

@@ -14,7 +14,7 @@ import torch
 from parsifl import data
 from parsifl.core import config, registry
 from parsifl.core.algorithm import AnyAlgorithm
-from parsifl.core.config import Count, Fraction, Positive, Size
+from parsifl.core.config import Count, Fraction, Participation, Size
 from parsifl.core.errors import ConfigError, DataError, unknown
 from parsifl.core.keys import Key
 from parsifl.core.problem import Problem, flatten_inputs
@@ -70,7 +70,7 @@ class Experiment:
     devices: str = ""
     rounds: Count = 50
     seed: Size = 0
-    participation: Positive = 1.0
+    participation: Participation = 1.0
     executor: Literal["auto", "loop", "threads", "vmap", "fused"] = "auto"
     evaluate_every: Size = 1
     precision: Precision = "exact"

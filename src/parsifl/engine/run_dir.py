@@ -14,7 +14,7 @@ import os
 import platform
 import tomllib
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -28,6 +28,7 @@ from parsifl import startup
 from parsifl.core.errors import CheckpointError
 from parsifl.engine.record import MODELS, RoundRecord, headline, select_round
 from parsifl.engine.safe_files import (
+    is_temporary,
     locked,
     make_directory,
     reject_foreign,
@@ -53,8 +54,10 @@ DAMAGED = (ValueError, LookupError, TypeError, AttributeError, OverflowError, Re
 class RunDir:
     """The files of one run; `metrics.jsonl` holds one line per finished round."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, others: Collection[str] = ()) -> None:
+        """`others` are names in the directory that belong to the caller."""
         self.path = path
+        self._others = frozenset(others)
         self.checkpoints = path / _CHECKPOINT
         self._metrics = path / _METRICS
         self._mark = (0, 0)
@@ -73,10 +76,21 @@ class RunDir:
         return self._mark
 
     def open(self, identity: Mapping[str, Any], *, resume: bool) -> None:
-        """Create the directory, or check that it belongs to the same configuration."""
+        """Create the directory, or check that it belongs to the same configuration.
+
+        A run that stopped before its first round was finished is replaced.
+        """
+        with self.locked():
+            self._open(identity, resume=resume)
+
+    def _open(self, identity: Mapping[str, Any], *, resume: bool) -> None:
         self.check()
         config = self.path / _CONFIG
-        if config.exists():
+        if self.replaceable():
+            for name in (_CLIENTS, _METRICS, _TARGET):
+                (self.path / name).unlink(missing_ok=True)
+            self._target = {}
+        elif config.exists():
             self._check_same(read_config(self.path), _plain(identity))
             if not resume:
                 raise CheckpointError(
@@ -85,16 +99,27 @@ class RunDir:
                 )
             remove_temporary(self.path)
             return
-        try:
-            make_directory(self.path)
-        except (FileExistsError, NotADirectoryError) as error:
-            raise CheckpointError(
-                f"{self.path} cannot be created: a file is in the way; choose another directory"
-            ) from error
         remove_temporary(self.path)
         # config.toml comes last: it marks the directory as complete
         replace_file(self.path / _ENVIRONMENT, json.dumps(environment(), indent=1).encode())
         replace_file(config, tomli_w.dumps(_plain(identity)).encode())
+
+    def replaceable(self) -> bool:
+        """Return whether the directory holds only files of a run without a finished round.
+
+        Every file must be ours by name and content: others are never replaced.
+        """
+        if not (self.path / _CONFIG).exists():
+            return False
+        for path in self.path.iterdir():
+            if path.name in self._others:
+                continue
+            if path.is_symlink() or not path.is_file():
+                return False
+            has_our_content = _FIRST_FILES.get(path.name)
+            if not is_temporary(path) and not (has_our_content and has_our_content(path)):
+                return False
+        return True
 
     def check(self, *more: str) -> None:
         """Reject a directory in which a run would replace files that it did not write.
@@ -327,6 +352,23 @@ def _version(package: str) -> str | None:
 
 def _is_environment(path: Path) -> bool:
     return {"parsifl", "python", "machine"} <= _read_object(path).keys()
+
+
+def _is_config(path: Path) -> bool:
+    try:
+        return {"format", "algorithm", "problem", "run"} <= read_config(path.parent).keys()
+    except CheckpointError:
+        return False
+
+
+_FIRST_FILES: Mapping[str, Callable[[Path], bool]] = {
+    _CONFIG: _is_config,
+    _ENVIRONMENT: _is_environment,
+    _TARGET: lambda path: _read_object(path).keys() == {"rounds"},
+    _METRICS: lambda path: path.stat().st_size == 0,
+    _CLIENTS: lambda path: "round" in _read_object(path),
+}
+"""Files before the end of the first round, each with a test of its content."""
 
 
 def _plain(value: Any) -> Any:

@@ -157,8 +157,13 @@ def _new_file(path: Path, mode: int) -> Iterator[BinaryIO]:
 def remove_temporary(folder: Path) -> None:
     """Delete the files that an interrupted `replacing` left in a directory."""
     for path in folder.iterdir():
-        if _TEMPORARY.fullmatch(path.name) and path.is_file() and not path.is_symlink():
+        if is_temporary(path):
             path.unlink()
+
+
+def is_temporary(path: Path) -> bool:
+    """Return whether a file is what an interrupted `replacing` left."""
+    return bool(_TEMPORARY.fullmatch(path.name)) and path.is_file() and not path.is_symlink()
 
 
 def remove_directory(place: Path, names: Iterable[str]) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # not declared
 
 from parsifl.core.algorithm import AnyAlgorithm, ClientUpload, canonical
+from parsifl.core.batching import BatchSpec
 from parsifl.core.errors import ClientError, ConfigError, ParsiflError
 from parsifl.core.keys import Key
 from parsifl.core.problem import Problem
@@ -165,6 +166,7 @@ class Training:
     def _start(self, rounds: int, *, resume: bool) -> TrainingState:
         self.algorithm.check_capabilities(self.problem)
         state = TrainingState(self.initial_server())
+        self._check_requests()
         if self.run_dir is None:
             return state
         self.run_dir.open(self.configuration, resume=resume)
@@ -194,6 +196,18 @@ class Training:
                 state.records.append(found.pending)
                 state.pending = True
         return state
+
+    def _check_requests(self) -> None:
+        """Raise the errors of the first cohort's mini-batches before anything is written."""
+        statistics = self.problem.uses_batch_statistics
+        cohort = sampling.cohort(self._eligible, self.participation, self._key.replace(round=0))
+        checked: set[tuple[BatchSpec, int]] = set()
+        for number in self._training(cohort):
+            client = self.pool.clients[number]
+            batches = self.algorithm.batches(client, 0).batches.values()
+            for draw, samples in {(draw, client.samples) for draw in batches} - checked:
+                draw.check(samples, client=f"client {number}", batch_statistics=statistics)
+                checked.add((draw, samples))
 
     def initial_server(self) -> Any:
         """Return the server's state before the first round."""

@@ -29,7 +29,14 @@ from parsifl.flower import node
 from parsifl.flower.app_template import PARTITION, write_app
 from parsifl.flower.client import STATE_VARIABLE
 from parsifl.flower.server import check_free
-from parsifl.flower.settings import DONE_FILE, ERROR_FILE, Deployment, clear, to_config
+from parsifl.flower.settings import (
+    DONE_FILE,
+    ERROR_FILE,
+    TRIAL_DIRECTORY,
+    Deployment,
+    clear,
+    to_config,
+)
 from parsifl.flower.tls import KeyFolder, make_keys
 from parsifl.flower.worker import supports_workers
 
@@ -448,7 +455,7 @@ def run_on_flower(
     chosen.build_algorithm().check_capabilities(problem)
     # all nodes are started here, and have new ids after every start
     plan = replace(deployment or Deployment(), out=str(out), resume=resume, rebind=True)
-    place = out / "flower"
+    place = out / TRIAL_DIRECTORY
     app = place / "app"
     clear(out)
     reject_links(place)

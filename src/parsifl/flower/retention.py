@@ -22,6 +22,7 @@ from parsifl.engine.safe_files import (
     replacing,
     write_synced,
 )
+from parsifl.flower.settings import TRIAL_DIRECTORY
 
 MANIFEST = "parsifl-backup.json"
 _EXPERIMENT = re.compile(r"[0-9a-f]{32}")
@@ -29,7 +30,6 @@ _CLIENT = re.compile(r"client-\d+")
 _STATE = re.compile(r"round-\d{8,}\.state")
 _DAY = 86_400.0
 _LONGEST_NAME, _LONGEST_PATH = 255, 1000  # bytes of a file name, characters of a path
-_TRIAL = "flower"  # logs, private keys and client state of a deployment on one machine
 
 
 @final
@@ -98,7 +98,7 @@ def backup(run: Path, target: Path) -> int:
         raise CheckpointError(f"{target} exists; choose another name")
     with locked(run):
         paths = sorted(p for p in run.rglob("*") if p.is_file() and not p.is_symlink())
-        paths = [p for p in paths if p.relative_to(run).parts[0] != _TRIAL]
+        paths = [p for p in paths if p.relative_to(run).parts[0] != TRIAL_DIRECTORY]
         contents = {path.relative_to(run).as_posix(): path.read_bytes() for path in paths}
     sums = {name: hashlib.sha256(data).hexdigest() for name, data in contents.items()}
     manifest = json.dumps({"format": 1, "files": sums}, indent=1).encode()

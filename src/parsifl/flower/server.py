@@ -24,7 +24,7 @@ from parsifl.flower.membership import Log
 from parsifl.flower.message import Link
 from parsifl.flower.monitor import Monitor
 from parsifl.flower.pool import EXECUTOR, FlowerPool
-from parsifl.flower.settings import DeploymentSettings
+from parsifl.flower.settings import DEPLOYMENT_FILES, DeploymentSettings
 
 
 class Federation:
@@ -46,7 +46,7 @@ class Federation:
         self.monitor = Monitor(out, chosen.algorithm, chosen.rounds, settings.clients, port)
         self._link, self._log = self.monitor.watch(link), log
         self._maker = make or partial(problem_for, self._experiment.model)
-        self._run_dir = RunDir(out)
+        self._run_dir = RunDir(out, DEPLOYMENT_FILES)
         self._diverged = ""
         self._connect({})
 
@@ -152,7 +152,8 @@ class Federation:
 
 def check_free(folder: Path, *, resume: bool) -> None:
     """Raise CheckpointError if a directory contains a run and resume is not set."""
-    if (folder / "config.toml").exists() and not resume:
+    replaceable = RunDir(folder, DEPLOYMENT_FILES).replaceable()
+    if (folder / "config.toml").exists() and not replaceable and not resume:
         raise CheckpointError(
             f"{folder} already holds a run; resume it (--resume, deployment.resume=true), or "
             "choose another directory"

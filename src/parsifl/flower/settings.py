@@ -27,6 +27,10 @@ STATUS_FILE = "status.json"
 """In the run directory: what the server is doing."""
 PROCESS_FILE = "server.pid"
 """In the run directory: the number of the server's process."""
+TRIAL_DIRECTORY = "flower"
+"""In the run directory: logs, private keys and client state of a deployment on one machine."""
+DEPLOYMENT_FILES = (ERROR_FILE, DONE_FILE, STATUS_FILE, PROCESS_FILE, TRIAL_DIRECTORY)
+"""What a deployment writes to the run directory, besides the files of every run."""
 
 NONE = "none"
 """Means None in `settings`, because TOML has no null value."""
