@@ -11,15 +11,18 @@ from tests.support.fixtures import classifier, clients
 
 from parsifl.algorithms.composed import Composed, CoordinateMedian
 from parsifl.algorithms.ditto import Ditto
+from parsifl.algorithms.fedamp import FedAMP
 from parsifl.algorithms.fedavg import FedAvg
 from parsifl.algorithms.fedprox import FedProx
 from parsifl.algorithms.fedslr import FedSLR
+from parsifl.algorithms.perfedmask import PerFedMask
 from parsifl.algorithms.scaffold import Scaffold
 from parsifl.core import registry, tree
 from parsifl.core.algorithm import AnyAlgorithm, ClientInfo, ClientUpload
 from parsifl.core.errors import CapabilityError, ConfigError
 from parsifl.core.keys import Key
 from parsifl.core.leaves import LowRank, densify
+from parsifl.data.clients import ClientData
 from parsifl.engine.simulate import simulate
 from parsifl.solvers.server_optimizers import Adam, Sgd
 from parsifl.solvers.upload_transforms import Delta, TopK
@@ -130,9 +133,9 @@ def test_a_median_is_not_moved_by_a_minority() -> None:
     for client, value in enumerate((1.0, 2.0, 1e9, 3.0, -1e9)):
         upload = {"w": torch.tensor([value, 2 * value])}
         accumulator.add(ClientUpload(ClientInfo(client, 1), 1.0, upload))
-    assert accumulator.total().value()["w"].tolist() == [2.0, 4.0]
+    assert accumulator.total()["w"].tolist() == [2.0, 4.0]
     accumulator.add(ClientUpload(ClientInfo(9, 1), 1.0, {"w": torch.tensor([4.0, 8.0])}))
-    assert accumulator.total().value()["w"].tolist() == [2.5, 5.0]
+    assert accumulator.total()["w"].tolist() == [2.5, 5.0]
     with pytest.raises(CapabilityError, match="partial totals"):
         accumulator.merge(accumulator.total())
 
@@ -145,7 +148,7 @@ def test_a_median_of_factored_uploads_is_that_of_their_products() -> None:
         products.append(left @ right)
         factors = LowRank(torch.from_numpy(left), torch.from_numpy(right), (5, 3))
         accumulator.add(ClientUpload(ClientInfo(client, 1), 1.0, {"w": factors}))
-    found = accumulator.total().value()["w"]
+    found = accumulator.total()["w"]
     np.testing.assert_allclose(found.numpy(), np.median(products, axis=0), rtol=1e-12)
 
 
@@ -190,7 +193,76 @@ def test_changes_read_low_rank_uploads_as_tensors(changes: dict[str, Any]) -> No
             assert torch.allclose(densify(found.server.params)[name], value, atol=1e-12)
 
 
+def identical(data: ClientData) -> ClientData:
+    """Return six clients that have the rows and the profile of the first one."""
+    rows = {name: [getattr(data, name)[0]] * 6 for name in ("train", "validation", "test")}
+    return replace(data, **rows, profiles=({},) * 6)
+
+
+@pytest.mark.filterwarnings("ignore")  # defaults of some algorithms do not fit so small a model
+@pytest.mark.parametrize("name", sorted(registry.algorithms()))
+def test_identical_clients_have_their_mean_as_median(name: str) -> None:
+    algorithm: Any = small(registry.find(name))
+    if {"batch_size", "local_steps"} <= vars(algorithm).keys():  # full batches: no random rows
+        algorithm = replace(algorithm, batch_size=1000)
+    try:
+        composed = Composed(algorithm, aggregation=CoordinateMedian)
+    except ConfigError:
+        return
+    example = example_for(algorithm)
+    data = identical(example.data)
+    plain = simulate(algorithm, example.problem, data, 2, executor="loop")
+    robust = simulate(composed, example.problem, data, 2, executor="loop")
+    assert not any(record.dropped for record in robust.records)
+    (means, structure), (medians, same) = tree.flatten(plain.server), tree.flatten(robust.server)
+    assert structure == same
+    for mean, median in zip(means, medians, strict=True):
+        assert torch.allclose(median, mean, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("solver", ["dual", "global", "local"])
+def test_the_dual_of_fedslr_moves_as_with_the_mean(solver: Any) -> None:
+    algorithm = FedSLR(lr=0.1, local_steps=2, batch_size=100, solver=solver, lam=0.0)
+    problem, data = classifier(), identical(clients())
+    plain = simulate(algorithm, problem, data, 2)
+    robust = simulate(Composed(algorithm, aggregation=CoordinateMedian), problem, data, 2)
+    for part in ("params", "dual"):
+        mean, median = (densify(getattr(run.server, part)) for run in (plain, robust))
+        for name, value in mean.items():
+            assert torch.allclose(median[name], value, rtol=1e-9, atol=1e-12)
+    assert solver != "dual" or any(value.any() for value in plain.server.dual.values())
+
+
+CHANGES: tuple[dict[str, Any], ...] = (
+    {"uploads": (Delta(), TopK(0.5))},
+    {"aggregation": CoordinateMedian},
+    {"server_optimizer": Sgd()},
+)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("changes", CHANGES, ids=["uploads", "aggregation", "server"])
+@pytest.mark.parametrize("name", sorted(registry.algorithms()))
+def test_what_is_accepted_runs(name: str, changes: dict[str, Any]) -> None:
+    algorithm = small(registry.find(name))
+    example = example_for(algorithm)
+    if name == "perfedmask":  # clients that train different layers
+        budgets = tuple({"budget": budget} for budget in np.linspace(0.3, 1, len(example.data)))
+        example = replace(example, data=replace(example.data, profiles=budgets))
+    try:
+        composed = Composed(algorithm, **changes)
+    except ConfigError:
+        return
+    run = simulate(composed, example.problem, example.data, 2, executor="loop")
+    assert not any(record.dropped for record in run.records)
+
+
 def test_what_does_not_fit_is_rejected() -> None:
+    with pytest.raises(ConfigError, match="FedAMP reads every upload: remove `aggregation`"):
+        Composed(FedAMP(), aggregation=CoordinateMedian)
+    for changes in CHANGES[:2]:
+        with pytest.raises(ConfigError, match="clients of PerFedMask upload submodels"):
+            Composed(PerFedMask(), **changes)
     with pytest.raises(ConfigError, match="Scaffold keeps"):
         Composed(Scaffold(), server_optimizer=Adam())
     with pytest.raises(ConfigError, match="FedSLR keeps"):

@@ -11,6 +11,9 @@ from tests.flower.inprocess import Answer, InProcess
 from tests.flower.test_server import deep
 
 from parsifl import wire
+from parsifl.algorithms.composed import Composed, CoordinateMedian
+from parsifl.algorithms.fedamp import FedAMP
+from parsifl.algorithms.fedavg import FedAvg
 from parsifl.core import registry, tree
 from parsifl.core.algorithm import GatherAlgorithm
 from parsifl.core.errors import CapabilityError
@@ -23,6 +26,8 @@ from parsifl.flower.disclosure import (
     upload_paths,
 )
 from parsifl.flower.message import Envelope
+from parsifl.solvers.server_optimizers import Adam
+from parsifl.solvers.upload_transforms import TopK
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -84,3 +89,12 @@ def test_secure_aggregation_needs_a_sum(name: str) -> None:
             check_additive(method)
     else:
         check_additive(method)
+
+
+@pytest.mark.parametrize("changes", [{"aggregation": CoordinateMedian}, {"uploads": (TopK(0.1),)}])
+def test_secure_aggregation_rejects_what_reads_single_uploads(changes: dict[str, Any]) -> None:
+    with pytest.raises(CapabilityError, match="needs every single upload"):
+        check_additive(Composed(FedAvg(), **changes))
+    with pytest.raises(CapabilityError, match="needs every single upload"):
+        check_additive(Composed(FedAMP()))
+    check_additive(Composed(FedAvg(), server_optimizer=Adam()))

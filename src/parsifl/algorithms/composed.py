@@ -10,16 +10,17 @@ from typing import Any, ClassVar, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from parsifl.algorithms._bases.averaging import Mean
-from parsifl.core import config, keys
+from parsifl.core import config, keys, tree
 from parsifl.core.algorithm import (
     Accumulator,
+    AdditiveAlgorithm,
     AnyAlgorithm,
     ClientInfo,
     ClientUpdate,
     ClientUpload,
     FederatedAlgorithm,
     TreeTypes,
+    canonical,
 )
 from parsifl.core.batching import ClientRoundData, DataRequest
 from parsifl.core.errors import CapabilityError, ConfigError
@@ -33,7 +34,9 @@ from parsifl.solvers.upload_transforms import UploadTransform
 C = TypeVar("C")
 G = TypeVar("G")
 S = TypeVar("S")
-Aggregation = Callable[[], Accumulator[Any, Mean]]
+RobustRule = Accumulator[Any, Params]
+"""Combines uploads into a single one, which then counts with the weight of all clients."""
+Aggregation = Callable[[], RobustRule]
 
 
 @dataclass(frozen=True)
@@ -67,8 +70,8 @@ class Composed(FederatedAlgorithm[Any, Any, Any, Any, Any, Any]):
         Stages of uploads, applied in order on the client and undone in reverse order on the
         server (`Delta`, `TopK`).
     aggregation
-        A robust replacement of the weighted mean, such as `CoordinateMedian`, for algorithms that
-        sum a `Mean`.
+        A robust rule, such as `CoordinateMedian`, for additive algorithms. It returns one upload,
+        which the algorithm aggregates as if every client had sent it.
     server_optimizer
         Updates the server's parameters (`Adam` turns FedAvg into FedAdam), for algorithms whose
         server state is parameters.
@@ -95,10 +98,27 @@ class Composed(FederatedAlgorithm[Any, Any, Any, Any, Any, Any]):
                 f"a server optimizer needs an algorithm whose server state is parameters; "
                 f"{name} keeps {types.server}"
             )
-        if (self.uploads or self.aggregation is not None) and types.uplink not in (Params, Compact):
+        if not self.uploads and self.aggregation is None:
+            return
+        if types.uplink not in (Params, Compact):
             raise ConfigError(
                 f"upload transforms and robust aggregation need an algorithm that uploads "
                 f"parameters; {name} uploads {types.uplink}"
+            )
+        if not self.algorithm.uniform_uploads:
+            raise ConfigError(
+                "upload transforms and robust aggregation need an algorithm whose clients all "
+                f"upload the same parameters; clients of {name} upload submodels"
+            )
+        if self.uploads and types.downlink not in (Params, Compact):
+            raise ConfigError(
+                "upload transforms read the parameters that a client received; "
+                f"{name} sends {types.downlink}: remove `uploads`"
+            )
+        if self.aggregation is not None and not isinstance(self.algorithm, AdditiveAlgorithm):
+            raise ConfigError(
+                "robust aggregation needs an algorithm whose server sums uploads (an "
+                f"AdditiveAlgorithm); {name} reads every upload: remove `aggregation`"
             )
 
     # ------------------------------------------------------------------ server
@@ -115,9 +135,10 @@ class Composed(FederatedAlgorithm[Any, Any, Any, Any, Any, Any]):
 
     def accumulator(self, problem: Any) -> Accumulator[Any, Any]:
         """Decode, then combine."""
-        inner = (
-            self.algorithm.accumulator(problem) if self.aggregation is None else self.aggregation()
-        )
+        inner = self.algorithm.accumulator(problem)
+        if self.aggregation is not None:
+            assert isinstance(self.algorithm, AdditiveAlgorithm)
+            inner = _Robust(self.algorithm, problem, self.aggregation())
         return _Decoding(inner, self.uploads) if self.uploads else inner
 
     def aggregate(self, problem: Any, server: Any, total: Any, key: Key) -> Any:
@@ -190,6 +211,11 @@ class Composed(FederatedAlgorithm[Any, Any, Any, Any, Any, Any]):
         """Follow the algorithm."""
         return self.algorithm.everyone_trains()
 
+    def needs_every_upload(self) -> bool:
+        """Return whether uploads are decoded or compared one by one."""
+        changed = bool(self.uploads) or self.aggregation is not None
+        return changed or self.algorithm.needs_every_upload()
+
     def learning_rate(self, round: int) -> float | None:
         """Follow the algorithm."""
         return self.algorithm.learning_rate(round)
@@ -256,6 +282,33 @@ class _Decoding:
         return self.inner.total()
 
 
+class _Robust:
+    """Turns the upload of a robust rule into the total that the algorithm aggregates."""
+
+    mergeable = False
+
+    def __init__(
+        self,
+        algorithm: AdditiveAlgorithm[Any, Any, Any, Any, Any, Any],
+        problem: Any,
+        rule: RobustRule,
+    ) -> None:
+        self._algorithm, self._problem, self._rule = algorithm, problem, rule
+        self._weight = 0.0
+
+    def add(self, upload: ClientUpload[Any]) -> None:
+        self._rule.add(upload)
+        self._weight += upload.weight
+
+    def merge(self, total: Any) -> None:
+        self._rule.merge(total)
+
+    def total(self) -> Any:
+        # weighted as the whole cohort: some servers divide by the number of all clients
+        summand = self._algorithm.contribute(self._problem, self._rule.total(), self._weight)
+        return canonical(tree.accumulate(None, summand))
+
+
 class CoordinateMedian:
     """Aggregate client models by coordinate-wise median.
 
@@ -276,15 +329,14 @@ class CoordinateMedian:
         """Keep an upload."""
         self._uploads.append(densify(upload.value))
 
-    def merge(self, total: Mean) -> None:
+    def merge(self, total: Params) -> None:
         """Raise an error: a median cannot be computed from partial totals."""
         raise CapabilityError("a median needs every upload; partial totals are not enough")
 
-    def total(self) -> Mean:
-        """Return the median as a mean of weight 1."""
+    def total(self) -> Params:
+        """Return the median of the uploads."""
         names = self._uploads[0]
-        median = {name: _median([upload[name] for upload in self._uploads]) for name in names}
-        return Mean(median, {name: value.new_ones(()) for name, value in median.items()})
+        return {name: _median([upload[name] for upload in self._uploads]) for name in names}
 
 
 def _median(values: Sequence[Tensor]) -> Tensor:

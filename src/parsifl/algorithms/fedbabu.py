@@ -30,6 +30,7 @@ class FedBABU(SubmodelAveraging):
         "ICLR 2022"
     )
     requires: ClassVar[tuple[type[Any], ...]] = (Layered,)
+    uniform_uploads: ClassVar[bool] = True
 
     tune_epochs: NonNegative | None = 5.0
 

@@ -205,6 +205,8 @@ class FederatedAlgorithm(ABC, Generic[P, S, C, D, U, T]):
     """
     keeps_buffers_local: ClassVar[bool] = False
     """Whether buffers never leave the clients."""
+    uniform_uploads: ClassVar[bool] = True
+    """Whether all clients upload the same leaves in the same shapes; False for submodels."""
     presets: ClassVar[Mapping[str, Preset]] = {}
     """Settings by name: "paper:<data>" for those of the paper (`get(..., preset=...)`)."""
     conformance: ClassVar[Conformance] = Conformance()
@@ -291,6 +293,10 @@ class FederatedAlgorithm(ABC, Generic[P, S, C, D, U, T]):
         """Return whether clients outside the cohort train too; they do not upload."""
         return False
 
+    def needs_every_upload(self) -> bool:
+        """Return whether the server reads single uploads, not only a sum over them."""
+        return False
+
     def learning_rate(self, round: int) -> float | None:
         """Return the learning rate of a round, which fine-tuning falls back to."""
         return None
@@ -364,6 +370,10 @@ class GatherAlgorithm(FederatedAlgorithm[P, S, C, D, U, Sequence[ClientUpload[U]
     def accumulator(self, problem: P) -> Accumulator[U, Sequence[ClientUpload[U]]]:
         """Return a list of uploads."""
         return ListAccumulator()
+
+    def needs_every_upload(self) -> bool:
+        """Return True."""
+        return True
 
 
 class SumAccumulator(Generic[U, T]):

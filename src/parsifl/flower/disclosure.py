@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel
 from torch import Tensor
 
-from parsifl.core.algorithm import AnyAlgorithm, GatherAlgorithm
+from parsifl.core.algorithm import AnyAlgorithm
 from parsifl.core.errors import CapabilityError
 from parsifl.core.leaves import LowRank, Sparse
 from parsifl.flower.message import Envelope
@@ -119,8 +119,8 @@ def check_additive(method: AnyAlgorithm) -> None:
 
     With secure aggregation, `contribute` runs on the client and only the sum is revealed.
     """
-    if isinstance(method, GatherAlgorithm):
+    if method.needs_every_upload():
         raise CapabilityError(
-            f"{type(method).__name__} needs every single upload (it compares clients); with "
-            "secure aggregation the server sees only their sum"
+            f"{type(method).__name__} needs every single upload (it compares or decodes them); "
+            "with secure aggregation the server sees only their sum"
         )

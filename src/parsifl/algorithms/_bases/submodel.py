@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -86,6 +86,8 @@ class SubmodelAveraging(
         How long a device fine-tunes all of its parameters before it is evaluated, at the learning
         rate of the round; `tune_steps` is used instead of `tune_epochs` if above 0.
     """
+
+    uniform_uploads: ClassVar[bool] = False
 
     tune_epochs: NonNegative | None = None
     tune_steps: Size = 0
