@@ -195,8 +195,13 @@ def test_changes_read_low_rank_uploads_as_tensors(changes: dict[str, Any]) -> No
 
 def identical(data: ClientData) -> ClientData:
     """Return six clients that have the rows and the profile of the first one."""
-    rows = {name: [getattr(data, name)[0]] * 6 for name in ("train", "validation", "test")}
-    return replace(data, **rows, profiles=({},) * 6)
+    return replace(
+        data,
+        train=[data.train[0]] * 6,
+        validation=[data.validation[0]] * 6,
+        test=[data.test[0]] * 6,
+        profiles=({},) * 6,
+    )
 
 
 @pytest.mark.filterwarnings("ignore")  # defaults of some algorithms do not fit so small a model

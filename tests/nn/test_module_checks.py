@@ -1,12 +1,18 @@
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 import torch
+from tests.support.fixtures import clients
 from torch import nn
 
-from parsifl.core.errors import CapabilityError
+import parsifl
+from parsifl import masks
+from parsifl.algorithms.fedavg import FedAvg
+from parsifl.algorithms.scaffold import Scaffold
+from parsifl.core.errors import CapabilityError, ConfigError
 from parsifl.nn.module_checks import check_module
 from parsifl.nn.neural import NeuralProblem
 
@@ -55,6 +61,50 @@ def test_what_cannot_run_functionally_is_refused_by_the_name_of_the_layer(
         NeuralProblem(module)
     with pytest.raises(CapabilityError):
         NeuralProblem(lambda: module)
+
+
+CALL = re.compile(r"parsifl\.models\.adapt\(module[^)]*\)")
+
+
+@pytest.mark.parametrize(
+    "layer", [nn.BatchNorm1d(4), nn.Dropout(0.1), nn.Dropout1d(0.1), Tied()], ids=repr
+)
+def test_the_remedy_of_a_rejected_module_can_be_called_as_printed(layer: nn.Module) -> None:
+    module = nn.Sequential(nn.Linear(4, 4), layer)
+    with pytest.raises(CapabilityError) as error:
+        NeuralProblem(module)
+    (call,) = CALL.findall(str(error.value))
+    NeuralProblem(eval(call, {"parsifl": parsifl, "module": module}))
+
+
+def test_the_remedy_of_tied_layer_groups_can_be_called_as_printed() -> None:
+    module = nn.Sequential(nn.Linear(4, 4), Tied(), nn.Linear(4, 2))
+    with pytest.raises(ConfigError) as error:
+        masks.layer_groups(module)
+    (call,) = CALL.findall(str(error.value))
+    assert masks.layer_groups(eval(call, {"parsifl": parsifl, "module": module}))
+
+
+def test_the_remedies_of_an_algorithm_without_statistics_can_be_called_as_printed() -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    problem = NeuralProblem(module, buffers="average")
+    with pytest.raises(CapabilityError) as error:
+        Scaffold().check_capabilities(problem)
+    names = {"parsifl": parsifl, "module": module, "NeuralProblem": NeuralProblem}
+    (call,) = CALL.findall(str(error.value))
+    Scaffold().check_capabilities(NeuralProblem(eval(call, names)))
+    (call,) = re.findall(r"NeuralProblem\(module[^)]*\)", str(error.value))
+    Scaffold().check_capabilities(eval(call, names))
+
+
+def test_the_remedy_of_a_padded_batch_can_be_called_as_printed() -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+    data = clients(dtype=torch.float32)
+    with pytest.raises(CapabilityError, match="last_batch to 'wrap'") as error:
+        parsifl.simulate(FedAvg(), NeuralProblem(module, buffers="average"), data, 1)
+    (call,) = CALL.findall(str(error.value))
+    adapted = eval(call, {"parsifl": parsifl, "module": module})
+    assert parsifl.simulate(FedAvg(), NeuralProblem(adapted), data, 1).records[0].trained
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from parsifl.core import registry
+from parsifl.nn.neural import NeuralProblem
 from parsifl.testing.conformance import CHECKS, run_checks, small
 from parsifl.testing.conformance.__main__ import main
 from parsifl.testing.conformance.examples import example_for
@@ -36,6 +39,30 @@ def test_the_command_takes_a_problem(capsys: pytest.CaptureFixture[str]) -> None
     assert main(["fedht", "--problem", f"{__name__}:regression", "--json"]) == 0
     table = json.loads(capsys.readouterr().out)
     assert [row["check"] for row in table["FedHT"]] == list(CHECKS)
+
+
+def normalized() -> tuple[Any, Any]:
+    """Return a classifier with running statistics; batches must not be padded."""
+    _, data = own("fedavg")
+    module = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+    return NeuralProblem(lambda: copy.deepcopy(module), buffers="average"), data
+
+
+@pytest.mark.parametrize("name", ["fedavg", "ditto"])
+def test_running_statistics_pass_from_the_command_line(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [name, "--problem", f"{__name__}:normalized", "--set", "last_batch=wrap", "--json"]
+    code = main(words)
+    (rows,) = json.loads(capsys.readouterr().out).values()
+    failed = [f"{row['check']}: {row['reason']}" for row in rows if row["status"] == "failed"]
+    assert not failed
+    assert code == 0
+
+
+def test_a_misspelt_setting_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fedavg", "--set", "last_bach=wrap"]) == 2
+    assert "did you mean 'last_batch'" in capsys.readouterr().err
 
 
 def test_a_problem_that_cannot_be_loaded_is_named(capsys: pytest.CaptureFixture[str]) -> None:

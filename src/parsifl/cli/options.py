@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from parsifl import startup
+from parsifl.core import config
 from parsifl.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ def merged(params: Mapping[str, Any]) -> dict[str, Any]:
     evaluation = {name: given[name] for name in _EVALUATION if name in given}
     if evaluation:
         values["evaluation"] = {**values.get("evaluation", {}), **evaluation}
-    values["settings"] = {**values.get("settings", {}), **assignments(given["settings"])}
+    values["settings"] = {**values.get("settings", {}), **config.assignments(given["settings"])}
     return values
 
 
@@ -121,21 +122,6 @@ def finite(value: float | None) -> float | None:
     if value is not None and not math.isfinite(value):
         raise typer.BadParameter(f"{value} is not a finite number")
     return value
-
-
-def assignments(texts: Sequence[str]) -> dict[str, Any]:
-    """Read `setting=value` texts.
-
-    >>> assignments(["lr=0.1"])
-    {'lr': '0.1'}
-    """
-    found: dict[str, Any] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise ConfigError(f"cannot read '{text}'; write setting=value, e.g. lr=0.1")
-        found[name.strip()] = value.strip()
-    return found
 
 
 def read_toml(file: Path) -> dict[str, Any]:

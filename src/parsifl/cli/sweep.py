@@ -12,6 +12,7 @@ import typer
 
 from parsifl.cli import options
 from parsifl.cli.run import execute
+from parsifl.core.config import assignments
 from parsifl.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -76,8 +77,7 @@ def sweep(  # typer reads the options from the signature; `context` holds their 
     if validation is None and not base.validation:
         base = replace(base, validation=HELD_OUT)
     values = {
-        name: list(dict.fromkeys(text.split(",")))
-        for name, text in options.assignments(grid).items()
+        name: list(dict.fromkeys(text.split(","))) for name, text in assignments(grid).items()
     }
     options.check_directory(out)
     if out.exists() and any(out.iterdir()) and not resume:

@@ -327,7 +327,7 @@ class FederatedAlgorithm(ABC, Generic[P, S, C, D, U, T]):
         if buffers and not self.supports_buffers:
             raise CapabilityError(
                 f"{type(self).__name__} does not support running statistics ({buffers[0]}, ...): "
-                "use NeuralProblem(module, buffers='batch'), parsifl.nn.adapt(module, "
+                "use NeuralProblem(module, buffers='batch'), parsifl.models.adapt(module, "
                 "norm='group'), or an algorithm that does (fedavg, fedprox, ditto, fedslr, local)"
             )
         if buffers and local_buffers(problem) and not self.keeps_buffers_local:

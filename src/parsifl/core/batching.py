@@ -99,7 +99,7 @@ class BatchSpec:
         if batch_statistics and self.last_batch == "pad" and samples % batch:
             raise CapabilityError(
                 "this model normalizes over the batch, so a padded batch would not be exact: set "
-                "last_batch to 'wrap' or 'drop', or adapt the model with GroupNorm"
+                "last_batch to 'wrap' or 'drop', or use parsifl.models.adapt(module, norm='group')"
             )
 
 

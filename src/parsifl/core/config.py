@@ -111,6 +111,21 @@ def _unknown_setting(kind: str, name: str, known: Collection[str]) -> str:
     return unknown(f"setting of {kind}", name, known)
 
 
+def assignments(texts: Iterable[str]) -> dict[str, Any]:
+    """Read `setting=value` texts.
+
+    >>> assignments(["lr=0.1"])
+    {'lr': '0.1'}
+    """
+    values: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise ConfigError(f"cannot read '{text}'; write setting=value, e.g. lr=0.1")
+        values[name.strip()] = value.strip()
+    return values
+
+
 def to_json(settings: Any) -> dict[str, Any]:
     """Return the fields of a dataclass instance as JSON values."""
     kind: Any = type(settings)

@@ -55,8 +55,8 @@ def layer_groups(
     sizes = {name: parameter.numel() for name, parameter in module.named_parameters()}
     if tied := [one for _, own in named for one in own if one not in sizes]:
         raise ConfigError(
-            f"parameter '{tied[0]}' is tied to another one, so it belongs to two layers; untie it "
-            "(parsifl.nn.adapt does)"
+            f"parameter '{tied[0]}' is tied to another one, so it belongs to two layers; untie it: "
+            "parsifl.models.adapt(module) returns a copy without ties"
         )
     found = [LayerGroup(name, own, sum(sizes[one] for one in own)) for name, own in named if own]
     _check_partition(found, own_head, set(sizes))

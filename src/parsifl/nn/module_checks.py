@@ -32,7 +32,7 @@ DROPOUTS = (
 )
 COUNTER = "num_batches_tracked"
 """Counter of forward passes. With a fixed momentum it is not used, so it is dropped."""
-_REMEDY = "parsifl.nn.adapt(module) returns a copy without it"
+_REMEDY = "parsifl.models.adapt(module) returns a copy without it"
 
 
 def check_module(module: nn.Module, *, buffers: bool = False) -> None:
@@ -46,6 +46,8 @@ def check_module(module: nn.Module, *, buffers: bool = False) -> None:
             raise CapabilityError(
                 f"{place} has lazy parameters; run the module once on a sample before you pass it"
             )
+        if isinstance(layer, nn.AlphaDropout | nn.FeatureAlphaDropout) and layer.p > 0:
+            raise CapabilityError(f"{place} draws unkeyed random numbers; replace it by nn.Dropout")
         if isinstance(layer, DROPOUTS) and layer.p > 0:
             raise CapabilityError(f"{place} draws unkeyed random numbers; {_REMEDY}")
         inner = getattr(layer, "dropout", 0.0)  # of attention and recurrent layers, a number
@@ -73,7 +75,8 @@ def _check_buffers(place: str, layer: nn.Module, *, allowed: bool) -> None:
     if not allowed:
         remedy = (
             "NeuralProblem(module, buffers='average') averages them over clients, 'local' keeps "
-            f"them on the clients, 'batch' avoids them; {_REMEDY} (norm='group' suits every batch)"
+            "them on the clients, 'batch' avoids them; parsifl.models.adapt(module, norm='group') "
+            "returns a copy without them"
             if statistics
             else "store constants as plain attributes of the module"
         )

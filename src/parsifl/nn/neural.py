@@ -66,7 +66,7 @@ class NeuralProblem:
         What happens to running statistics (BatchNorm). "average": they are part of the parameters,
         the forward pass updates them, and the server averages them. "local": the same, but they
         stay on the clients. "batch": every batch is normalised by its own statistics, as by
-        `parsifl.nn.adapt`. None: a module with running statistics is rejected.
+        `parsifl.models.adapt`. None: a module with running statistics is rejected.
     metrics
         Additional metrics by name: functions of outputs and targets that return a number per row
         (`parsifl.nn.metrics`).

@@ -13,6 +13,7 @@ import typer
 from parsifl.cli import options
 from parsifl.cli.errors import FriendlyGroup
 from parsifl.cli.progress import follow as progress_of
+from parsifl.core.config import assignments
 from parsifl.core.errors import ConfigError
 from parsifl.flower import need_flower
 
@@ -132,7 +133,7 @@ def init(
     }
     values = {name: value for name, value in options_given.items() if value is not None}
     described = {**kind.defaults(algorithm), **values}
-    described["settings"] = {**described.get("settings", {}), **options.assignments(settings)}
+    described["settings"] = {**described.get("settings", {}), **assignments(settings)}
     chosen = Experiment.read(described)
     chosen.build_algorithm()  # errors in the settings are raised here, not on the nodes
     plan = Deployment(out=str((folder / "run").resolve()))

@@ -13,7 +13,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from parsifl.core import registry
+from parsifl.core import config, registry
 from parsifl.core.errors import ParsiflError
 from parsifl.testing.conformance import CHECKS, Result, run_checks, small
 
@@ -34,13 +34,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="MODULE:FUNCTION",
         help="a function that returns your own (problem, data) to test on",
     )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="SETTING=VALUE",
+        help="a setting of the algorithms, e.g. last_batch=wrap for batch normalization",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON for machines")
     options = parser.parse_args(arguments)
     console = Console(soft_wrap=True)
     try:
         kinds = [registry.find(name) for name in options.names or registry.algorithms()]
         own = registry.load_object(options.problem)() if options.problem else (None, None)
-        table = {kind.__name__: run_checks(small(kind), *own) for kind in kinds}
+        settings = config.assignments(options.set)
+        table = {kind.__name__: run_checks(small(kind, settings), *own) for kind in kinds}
     except ParsiflError as error:
         Console(stderr=True).print(str(error), style="red", markup=False, highlight=False)
         return 2

@@ -15,7 +15,7 @@ from torch import nn
 from parsifl.core.algorithm import AnyAlgorithm
 from parsifl.core.errors import CapabilityError
 from parsifl.core.keys import Key
-from parsifl.core.problem import Problem
+from parsifl.core.problem import HasBuffers, Problem, buffer_names
 from parsifl.data.clients import ClientData
 from parsifl.nn.neural import NeuralProblem
 
@@ -77,9 +77,13 @@ def example_for(algorithm: AnyAlgorithm, dtype: torch.dtype = torch.float64) -> 
 
 
 def restricted(problem: Problem, capabilities: Iterable[type[Any]]) -> Problem:
-    """Return the same problem with only the members of these protocols."""
-    members: set[str] = set()
-    protocols: tuple[type[Any], ...] = (Problem, *capabilities)
+    """Return the same problem with only the members of these protocols.
+
+    Buffers stay: they are part of the parameters, and no model with them works without.
+    """
+    members = {"local_buffers"} if buffer_names(problem) else set()
+    buffered = (HasBuffers,) if buffer_names(problem) else ()
+    protocols: tuple[type[Any], ...] = (Problem, *buffered, *capabilities)
     for protocol in protocols:
         members |= {
             name

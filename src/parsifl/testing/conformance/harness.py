@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from parsifl.core import tree
+from parsifl.core import config, tree
 from parsifl.core.algorithm import (
     AnyAlgorithm,
     ClientInfo,
@@ -216,13 +216,13 @@ def harness_for(
     return Harness(algorithm, example.problem, example.data)
 
 
-def small(kind: type[AnyAlgorithm]) -> AnyAlgorithm:
-    """Build an algorithm with few local steps; `conformance` may add settings."""
-    known = {item.name for item in fields(kind)}  # type: ignore[arg-type]  # algorithms are dataclasses
-    own = dict(kind.conformance.settings)
-    algorithm = kind(**own)
+def small(kind: type[AnyAlgorithm], settings: Mapping[str, Any] | None = None) -> AnyAlgorithm:
+    """Build an algorithm with few local steps; `conformance` and then `settings` override them."""
+    known = {field.name for field in fields(kind)}  # type: ignore[arg-type]  # algorithms are dataclasses
+    chosen = {**kind.conformance.settings, **(settings or {})}
+    algorithm = config.build(kind, chosen)
     for name, value in SMALL.items():
-        if name in known - own.keys():
+        if name in known - chosen.keys():
             try:
                 algorithm = replace(algorithm, **{name: value})  # type: ignore[type-var]  # see above
             except ConfigError:  # some algorithms allow fewer values; keep the default
