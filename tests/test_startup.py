@@ -43,7 +43,7 @@ os.sched_setaffinity(0, {{min(os.sched_getaffinity(0))}})
 draw = np.random.default_rng(0)
 clients = [(draw.normal(size=(80, 64)).astype("f4"), draw.integers(0, 2, 80)) for _ in range(5)]
 problem = parsifl.NeuralProblem(
-    lambda: nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
+    lambda: nn.Sequential(nn.Linear(64, 600), nn.ReLU(), nn.Linear(600, 2))
 )
 method = parsifl.get("fedavg", lr=0.1, local_steps=5, batch_size=32)
 simulate(method, problem, clients, 1)

@@ -10,9 +10,12 @@ from functools import partial
 import pytest
 import torch
 from tests.support.fixtures import classifier
+from torch import nn
 
+from parsifl.core.problem import Problem
 from parsifl.engine import threads
 from parsifl.linear.glm import GLM
+from parsifl.nn.neural import NeuralProblem
 
 PLACE: ContextVar[str] = ContextVar("place", default="nowhere")
 
@@ -147,8 +150,18 @@ def test_what_a_worker_raises_is_raised() -> None:
         threads.run_jobs([job] * 4)
 
 
-def test_linear_models_keep_to_one_core() -> None:
-    for problem, count in ((GLM(3), 1), (classifier(), 3)):
+def test_linear_and_tiny_models_keep_to_one_core() -> None:
+    def network(*layers: nn.Module) -> NeuralProblem:
+        return NeuralProblem(lambda: nn.Sequential(*layers))
+
+    cases: list[tuple[Problem, int]] = [
+        (GLM(3), 1),
+        (classifier(), 1),
+        (network(nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, 2)), 1),
+        (network(nn.Linear(784, 100), nn.ReLU(), nn.Linear(100, 10)), 3),
+        (network(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 2)), 3),
+    ]
+    for problem, count in cases:
         with threads.thread_scope(problem)():
             assert torch.get_num_threads() == count
     assert torch.get_num_threads() == 3

@@ -40,6 +40,7 @@ BufferPolicy = Literal["average", "local", "batch"]
 _CHUNK = 1024
 _BLOCK = 10  # clients per batch: larger blocks exceed the cache and are slower
 _DENSE_BLOCK = 20  # fused MLPs: fewer handovers of Python's lock (docs/adr/0004)
+_TINY = 1 << 15  # below this many parameters one thread is faster than two (docs/adr/0004)
 _FUSED_CONVOLUTIONS = 2  # a chain with more convolutions is slower fused (docs/adr/0003)
 _BUILDING = RLock()  # building a module uses torch's global generator: one thread at a time
 
@@ -124,7 +125,7 @@ class NeuralProblem:
 
     def __repr__(self) -> str:
         """Return the module, its size and the loss in one line."""
-        count = sum(math.prod(shape) for shape in self.shapes().values())
+        count = self._size()
         given = "".join(
             f", {name}={value}"
             for name, value, default in (
@@ -171,8 +172,13 @@ class NeuralProblem:
         return ExecutionHints(
             per_client_threads=alone,
             block_size=_DENSE_BLOCK if dense else _BLOCK,
+            # waiting for a second thread takes longer than so small a product
+            single_threaded=not convolutions and self._size() < _TINY,
             expensive_rows=convolutions > 0,
         )
+
+    def _size(self) -> int:
+        return sum(math.prod(shape) for shape in self.shapes().values())
 
     def _count(self, kinds: tuple[type[nn.Module], ...]) -> int:
         return sum(isinstance(layer, kinds) for layer in self._training.modules())
