@@ -36,6 +36,8 @@ from parsifl.sites.deployment.agreement import RegressionSpec, read_csv
 from parsifl.sites.deployment.regression import MODEL_FILE
 
 SPEC = RegressionSpec("days")
+ALLOWED = {"guard-algorithms": "fedgradmp"}
+"""In the configuration of nodes whose owners allow another algorithm than the default."""
 
 
 class HandOver:
@@ -212,7 +214,7 @@ def test_a_regression_over_tables(tmp_path: Path) -> None:
     )
     config = to_config(chosen, Deployment(out=str(tmp_path / "run")))
     places = [
-        {**node, "data": str(tmp_path / "app" / "examples" / f"hospital{i}.csv")}
+        {**node, **ALLOWED, "data": str(tmp_path / "app" / "examples" / f"hospital{i}.csv")}
         for i, node in enumerate(nodes(tmp_path / "state"))
     ]
     client = deployment.regression_client_app(lambda node: read_csv(node["data"]), SPEC)
@@ -234,7 +236,7 @@ def test_a_node_declares_missing_codes_and_sets_its_guards(tmp_path: Path) -> No
     app = deployment.regression_client_app(lambda n: read_csv(n["data"]), SPEC, ["--"])
     server = deployment.regression_server_app(SPEC)
     places = [
-        {**node, "data": str(file)}
+        {**node, **ALLOWED, "data": str(file)}
         for node, file in zip(nodes(tmp_path / "state"), files, strict=True)
     ]
     config = to_config(chosen, Deployment(out=str(tmp_path / "bad"), wait=0.01))

@@ -190,7 +190,7 @@ def test_a_secured_regression_over_tables_is_the_fit_in_process(tmp_path: Path) 
         "fedgradmp", {"tau": 4, "batch_size": None}, clients=3, rounds=2, evaluate_every=0
     )
     write_app(app, "sparse-regression", to_config(chosen, Deployment(out=str(out))), "study")
-    files = f'data="{app}/examples/hospital{{id}}.csv"'
+    files = f'data="{app}/examples/hospital{{id}}.csv" guard-algorithms="fedgradmp"'
     with limit(900), Cluster(tmp_path / "cluster", 3, node_config=files) as cluster:
         follow(cluster, cluster.submit(app), out)
     model = load(out / MODEL_FILE)

@@ -41,6 +41,7 @@ from parsifl.flower.network_schema import (
 from parsifl.flower.pool import FlowerPool
 from parsifl.flower.settings import Deployment, DeploymentSettings
 from parsifl.sites.deployment.agreement import Agreement, RegressionSpec
+from parsifl.sites.deployment.guards import Guards
 from parsifl.sites.deployment.messages import (
     AgreeReply,
     AgreeRequest,
@@ -165,7 +166,8 @@ class Targets:
         """Return a site without a history of requests."""
         audit = self.root / "client-1" / "audit.jsonl"
         audit.unlink(missing_ok=True)
-        return TableSite(self.study, 1, self.table, self.root, SPEC)
+        guards = Guards(algorithms=("fedgradmp",))
+        return TableSite(self.study, 1, self.table, self.root, SPEC, guards=guards)
 
     def _corpus(self) -> dict[tuple[Kind, Direction], Envelope]:
         model = {"model": wire.encode(self.down), **self.parts}

@@ -16,6 +16,8 @@ import torch
 from tests.flower.inprocess import changed, fields
 from tests.sites.deployment.test_regression import (
     EXPERIMENT,
+from tests.sites.deployment.test_regression import (
+    GUARDS,
     SPEC,
     Sites,
     hospitals,
@@ -78,7 +80,7 @@ class Hostile:
     replies: list[Envelope] = field(default_factory=list)
 
     def ask(self, kind: Kind, **meta: Any) -> Envelope:
-        site = TableSite(self.experiment, 0, self.table, self.root, SPEC)
+        site = TableSite(self.experiment, 0, self.table, self.root, SPEC, guards=GUARDS)
         request = Envelope(json.dumps(meta))
         reply = answered(lambda: site.answer(kind, request))
         self.replies.append(reply)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tracemalloc
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from tests.sites.deployment.test_families import SPECS, hospitals
 from parsifl import wire
 from parsifl.core.errors import ConfigError, DataError
 from parsifl.core.problem import CurvatureSums
+from parsifl.engine.evaluation import Evaluation
 from parsifl.engine.experiment import Experiment
 from parsifl.flower.hello import DataSchema
 from parsifl.flower.message import Envelope, respond
@@ -30,6 +32,11 @@ from parsifl.sites.deployment.guards import (
     check_products,
 )
 from parsifl.sites.deployment.messages import AgreeReply
+from parsifl.sites.deployment.regression import _check_units
+from parsifl.sites.deployment.table_site import (
+from parsifl.flower.hello import DataSchema
+from parsifl.flower.message import Envelope, Kind, respond
+from parsifl.flower.network_schema import AgreeReply
 from parsifl.sites.deployment.regression import _check_units
 from parsifl.sites.deployment.table_site import (
     ColumnSchema,
@@ -63,11 +70,21 @@ class Attacker:
         self.problem: Any = problem_of(self.spec, self.agreement.kept)(self.data)
         self.sums: list[CurvatureSums] = []
 
-    def ask(self, at: Any, run: str = RUN) -> Envelope:
+    def ask(
+        self, at: Any, run: str = RUN, candidates: Sequence[int] | None = None, **changes: Any
+    ) -> Envelope:
         """Ask for the sums at these coefficients."""
         model = {"coef": torch.zeros(self.width, dtype=torch.float64)}
         point = {"coef": torch.as_tensor(at, dtype=torch.float64)}
-        question = BestSubsetQuestion(model, point, torch.arange(self.width))
+        columns = torch.arange(self.width) if candidates is None else torch.tensor(candidates)
+        down = wire.encode(BestSubsetQuestion(model, point, columns))
+        reply = self.send("train", {"down": down}, run, uploads=True, **changes)
+        if reply.parts:
+            self.sums.append(wire.decode(reply.parts["upload"], CurvatureSums))
+        return reply
+
+    def send(self, kind: Kind, parts: dict[str, bytes], run: str = RUN, **changes: Any) -> Envelope:
+        """Send a request with the agreement."""
         schema = DataSchema(
             (self.x.shape[1],),
             "float64",
@@ -84,15 +101,11 @@ class Attacker:
             "accepted": 0,
             "oldest": 0,
             "data_schema": schema.to_json(),
-            "uploads": True,
             "agreement": self.agreement.to_json(),
+            **changes,
         }
         site = TableSite(self.experiment, 0, self.table, self.root, self.spec, guards=self.guards)
-        request = Envelope(json.dumps(head), {"down": wire.encode(question)})
-        reply = respond(site, "train", request)
-        if reply.parts:
-            self.sums.append(wire.decode(reply.parts["upload"], CurvatureSums))
-        return reply
+        return respond(site, kind, Envelope(json.dumps(head), parts))
 
     def combined(self) -> list[Any]:
         """Return by which weights the released sums combine rows, and pairs of rows (n x n)."""
@@ -113,8 +126,8 @@ class Attacker:
             for sums in (first, second)
         ]
 
-    def rule(self, at: Any) -> str:
-        return str(fields(self.ask(at)).get("rule", ""))
+    def rule(self, at: Any, **changes: Any) -> str:
+        return str(fields(self.ask(at, **changes)).get("rule", ""))
 
 
 def risk_products(log_ratios: Any, time: Any, event: Any) -> Any:
@@ -292,6 +305,132 @@ def test_a_question_about_other_columns_is_refused(tmp_path: Path) -> None:
     attacker = Attacker("logistic", tmp_path, ratio=0.05)
     attacker.experiment = Experiment("fedbestsubset", {"tau": 1}, clients=3, rounds=9)
     assert attacker.rule(np.zeros(attacker.width)) == "ratio"
+
+
+# ------------------------------------------------------------------ what a site answers at all
+def by_averaging(attacker: Attacker, column: int, below: int) -> Any:
+    """Return a row from the uploads of two steep steps, which differ by that row; None: refused."""
+    uploads = []
+    for count in (below, below + 1):
+        down = {"coef": torch.as_tensor(steep(attacker, column, count))}
+        reply = attacker.send("train", {"down": wire.encode(down)}, uploads=True)
+        assert fields(reply).get("rule", "algorithm") == "algorithm"
+        if reply.parts:
+            upload = wire.decode(reply.parts["upload"], dict[str, torch.Tensor])
+            uploads.append((upload["coef"] - down["coef"]).numpy())
+    if len(uploads) < 2:
+        return None
+    step = uploads[0] - uploads[1]
+    return step[:-1] / step[-1]
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedprox"])
+def test_differences_of_steep_steps_of_another_algorithm_isolate_no_row(
+    algorithm: str, tmp_path: Path
+) -> None:
+    attacker = Attacker("logistic", tmp_path)
+    settings = {"batch_size": ROWS, "local_steps": 1, "lr": 1.0}
+    attacker.experiment = Experiment(algorithm, settings, clients=3, rounds=100)
+    column = attacker.agreement.preprocessing.names.index("marker0")
+    order = np.argsort(attacker.x[:, column])
+    for below in (30, 45):
+        row = by_averaging(attacker, column, below)
+        assert row is None or np.abs(row - attacker.x[order[below]]).max() > 0.5
+
+
+def test_scores_of_thresholds_locate_no_value(tmp_path: Path) -> None:
+    attacker = Attacker("logistic", tmp_path)
+    evaluation = Evaluation(train=True)
+    attacker.experiment = replace(attacker.experiment, evaluation=evaluation)
+    column = attacker.agreement.preprocessing.names.index("marker0")
+
+    def right(threshold: float) -> float | None:
+        """Return how many rows a threshold classifies correctly; None: refused."""
+        at = torch.zeros(attacker.width, dtype=torch.float64)
+        at[column], at[-1] = 1.0, -threshold
+        model = wire.encode({"coef": at})
+        question = BestSubsetQuestion({"coef": at}, {"coef": at}, torch.arange(attacker.width))
+        reply = attacker.send("evaluate", {"model": model, "down": wire.encode(question)})
+        if fields(reply).get("rule") == "evaluate":
+            return None
+        return float(fields(reply)["scores"]["global"]["train"]["accuracy"]) * ROWS
+
+    low, high = -1.0, 1.0
+    first, last = right(low), right(high)
+    while first is not None and last is not None and first != last and high - low > 1e-6:
+        middle = (low + high) / 2
+        if (count := right(middle)) is not None and round(count) == round(first):
+            low = middle
+        else:
+            high = middle
+    assert np.abs(attacker.x[:, column] - low).min() > 1e-5
+
+
+@pytest.mark.parametrize(
+    "settings", [{"evaluation": Evaluation(train=True)}, {"evaluation": Evaluation()}]
+)
+def test_a_request_to_evaluate_is_refused_and_in_the_audit(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    attacker = Attacker("linear", tmp_path)
+    attacker.experiment = replace(attacker.experiment, **settings)
+    assert fields(attacker.send("evaluate", {}))["rule"] == "evaluate"
+    (line,) = (tmp_path / "client-0" / "audit.jsonl").read_text().splitlines()
+    assert json.loads(line)["kind"] == "evaluate"
+    assert json.loads(line)["rule"] == "evaluate"
+
+
+@pytest.mark.parametrize(
+    ("family", "algorithm", "settings", "allowed"),
+    [
+        ("linear", "fedgradmp", {"tau": 3, "batch_size": None}, ("fedbestsubset",)),
+        ("logistic", "fedgradmp", {"tau": 3, "batch_size": None}, ("fedgradmp",)),
+        ("cox", "fedavg", {"batch_size": ROWS}, ("fedbestsubset", "fedavg")),
+        ("linear", "fedbestsubset", {"tau": 3}, ("fedgradmp",)),
+        ("logistic", "fedbestsubset", {"tau": 3, "intercepts": "own"}, ("fedbestsubset",)),
+    ],
+)
+def test_an_algorithm_that_the_owner_did_not_allow_is_refused_at_once(
+    family: str,
+    algorithm: str,
+    settings: dict[str, Any],
+    allowed: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    attacker = Attacker(family, tmp_path, algorithms=allowed)
+    attacker.experiment = Experiment(algorithm, settings, clients=3, rounds=9)
+    monkeypatch.setattr("parsifl.sites.deployment.table_site.prepare", lambda *_: pytest.fail("computed"))
+    assert attacker.rule(np.zeros(attacker.width)) == "algorithm"
+    (line,) = (tmp_path / "client-0" / "audit.jsonl").read_text().splitlines()
+    assert json.loads(line)["rule"] == "algorithm"
+
+
+def test_an_algorithm_that_the_owner_allows_sends_few_coefficients(tmp_path: Path) -> None:
+    attacker = Attacker("linear", tmp_path, algorithms=("fedavg",), ratio=0.05)
+    attacker.experiment = Experiment("fedavg", {"batch_size": ROWS}, clients=3, rounds=9)
+    down = {"coef": torch.zeros(attacker.width, dtype=torch.float64)}
+    reply = attacker.send("train", {"down": wire.encode(down)}, uploads=True)
+    assert fields(reply)["rule"] == "ratio"
+    attacker.guards = Guards(algorithms=("fedavg",))
+    reply = attacker.send("train", {"down": wire.encode(down)}, uploads=True)
+    assert "upload" in reply.parts
+
+
+def test_a_request_for_another_client_is_not_answered(tmp_path: Path) -> None:
+    attacker = Attacker("linear", tmp_path)
+    assert attacker.rule(np.zeros(attacker.width), client=1) == "request"
+    head = {"client": 1, "round": 0, "experiment": RUN, "support": [0], "coefficients": [0.0]}
+    site = TableSite(attacker.experiment, 0, attacker.table, tmp_path, attacker.spec)
+    request = Envelope(json.dumps({**head, "agreement": attacker.agreement.to_json()}))
+    assert fields(respond(site, "products", request))["rule"] == "request"
+    mine = Envelope(json.dumps({**json.loads(request.text), "client": 0}))
+    assert "sums" in respond(site, "products", mine).parts
+
+
+def test_an_unknown_algorithm_in_the_configuration_of_a_node_is_named() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'fedavg'"):
+        Guards.of({"guard-algorithms": "fedbestsubset|fedavgg"})
 
 
 # ------------------------------------------------------------------ what a site declares

@@ -27,6 +27,8 @@ EXPERIMENT = Experiment(
 )
 
 SPEC = RegressionSpec("days")
+GUARDS = Guards(algorithms=("fedbestsubset", "fedgradmp"))
+"""Of owners who allow the algorithm of `EXPERIMENT`."""
 
 
 def hospitals(folder: Path) -> list[dict[str, list[str]]]:
@@ -77,7 +79,8 @@ class Sites:
         }
 
     def _answer(self, kind: Kind, client: int, request: Envelope) -> Envelope:
-        site = TableSite(EXPERIMENT, client, self.tables[client], self.root, SPEC)
+        table = self.tables[client]
+        site = TableSite(EXPERIMENT, client, table, self.root, SPEC, guards=GUARDS)
         reply = respond(site, kind, request)
         self.sent.append(reply)
         return reply

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from parsifl.algorithms._bases.sparsity import SparsitySettings
-from parsifl.core import config
+from parsifl.core import config, registry
 from parsifl.core.algorithm import ClientInfo
 from parsifl.core.config import Count, Fraction
 from parsifl.core.errors import ParsiflError
@@ -33,11 +33,13 @@ from parsifl.data.tables import Column
 from parsifl.engine.experiment import Experiment
 from parsifl.engine.safe_files import replace_file
 from parsifl.flower.client import make_private
-from parsifl.sites.deployment.agreement import Agreement, Prepared
+from parsifl.sites.deployment.agreement import Agreement, Family, Prepared
 from parsifl.sites.search.fedbestsubset import FedBestSubset
 
 Mask = npt.NDArray[np.bool_]
 _PREFIX = "guard-"
+SEPARATOR = "|"
+"""Between the entries of a list in the node's configuration."""
 _SMALLEST, _LARGEST, _FARTHEST = 1e-100, 1e100, 1e6
 _ROUNDING = 1e-9
 AUDIT_FILE = "audit.jsonl"
@@ -74,6 +76,9 @@ class Guards:
     leverage
         The largest share of a row, or of two rows if `cell` is above 2, in any combination of the
         released sums (1 means that these rows are isolated).
+    algorithms
+        The algorithms that may train on the table, separated by `|` in the node's configuration.
+        FedBestSubset is the only one for families other than "linear".
     release
         "auto", or "manual": a person at the site approves each reply before it leaves.
     """
@@ -85,10 +90,13 @@ class Guards:
     rounds: Count = 100
     runs: Count = 10
     leverage: Fraction = 0.9
+    algorithms: tuple[str, ...] = ("fedbestsubset",)
     release: Literal["auto", "manual"] = "auto"
 
     def __post_init__(self) -> None:
         config.check(self)
+        for name in self.algorithms:
+            registry.find(name)
 
     @classmethod
     def of(cls, node: Mapping[str, Any]) -> Guards:
@@ -96,9 +104,13 @@ class Guards:
 
         >>> Guards.of({"partition-id": 0, "guard-rows": 20}).rows
         20
+        >>> Guards.of({"guard-algorithms": "fedbestsubset|fedgradmp"}).algorithms
+        ('fedbestsubset', 'fedgradmp')
         """
-        given = {k.removeprefix(_PREFIX): v for k, v in node.items() if k.startswith(_PREFIX)}
-        return config.build(cls, given)
+        limits = {k.removeprefix(_PREFIX): v for k, v in node.items() if k.startswith(_PREFIX)}
+        if "algorithms" in limits:
+            limits["algorithms"] = tuple(str(limits["algorithms"]).split(SEPARATOR))
+        return config.build(cls, limits)
 
     def columns(self, rows: int) -> int:
         """Return the maximum number of columns in a message of a site with this many rows."""
@@ -131,6 +143,27 @@ def rare(counts: Sequence[Mapping[str, int]], cell: int) -> set[str]:
     while merged and others and small():
         merged.add(others.pop(0))
     return merged
+
+
+def check_algorithm(experiment: Experiment, family: Family, guards: Guards) -> None:
+    """Check that the owner of the table allows the algorithm of a run.
+
+    The run's configuration names the algorithm, so the person who starts a run chooses it. The
+    rules for sums cover FedBestSubset. In a linear regression with full batches other algorithms
+    combine products of columns; in other families they combine rows in ways that no rule covers.
+    """
+    method = experiment.build_algorithm()
+    if type(method) not in map(registry.find, guards.algorithms):
+        raise Refusal(
+            "algorithm",
+            f"it does not answer '{experiment.algorithm}'; for a linear regression its owner can "
+            "add the algorithm to guard-algorithms",
+        )
+    if isinstance(method, FedBestSubset):
+        if method.intercepts != "shared":
+            raise Refusal("algorithm", "settings.intercepts must be 'shared'")
+    elif family != "linear":
+        raise Refusal("algorithm", f"the family '{family}' needs the algorithm 'fedbestsubset'")
 
 
 def check_plan(experiment: Experiment, client: int, rows: int, guards: Guards) -> None:

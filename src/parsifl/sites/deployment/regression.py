@@ -83,6 +83,9 @@ class Regression(Federation):
     def __init__(
         self, settings: DeploymentSettings, link: Link, log: Log, spec: RegressionSpec
     ) -> None:
+        # sites have no rows for tests, and refuse to score training rows
+        experiment = replace(settings.experiment, evaluate_every=0)
+        settings = replace(settings, experiment=experiment)
         if isinstance(
             settings.experiment.build_algorithm(), FedBestSubset
         ):  # its sums are over all sites

@@ -39,7 +39,6 @@ from parsifl.flower.hello import DataSchema
 from parsifl.flower.logs import node_log
 from parsifl.flower.message import Envelope, Kind, printable
 from parsifl.flower.network_schema import (
-    EvaluateRequest,
     FailureReply,
     TrainRequest,
     WorkRequest,
@@ -50,6 +49,7 @@ from parsifl.linear.glm import GLM
 from parsifl.sites.deployment import guards as rules
 from parsifl.sites.deployment.agreement import Agreement, Prepared, RegressionSpec
 from parsifl.sites.deployment.guards import (
+    SEPARATOR,
     Audit,
     Guards,
     Refusal,
@@ -69,7 +69,6 @@ from parsifl.sites.deployment.messages import (
 from parsifl.sites.families.cox import Cox, cox_losses
 from parsifl.sites.search.fedbestsubset import FedBestSubset
 
-_SEPARATOR = "|"
 _PASSING = ("experiment", "machine")
 """Fields about the run and the machine, ignored when deciding whether a reply is new."""
 LoadTable = Callable[[NodeConfig], Any]
@@ -135,7 +134,7 @@ class TableSchema:
         ('N/A', '.', '<0.3')
         """
         given = {
-            name: tuple(str(node[name]).split(_SEPARATOR)) if name in node else ()
+            name: tuple(str(node[name]).split(SEPARATOR)) if name in node else ()
             for name in ("missing", "words")
         }
         file = _read_schema(Path(str(node["schema"]))) if "schema" in node else TableSchema()
@@ -362,6 +361,11 @@ class TableSite:
 
     def _answer(self, kind: Kind, envelope: Envelope, entry: dict[str, Any]) -> Envelope:
         request = read(REQUESTS[kind], envelope)
+        if isinstance(request, EvaluateRequest):
+            raise Refusal("evaluate", "it has no rows for tests, and does not score training rows")
+        if getattr(request, "client", self._client) != self._client:
+            raise WireError("client: the request is for another client")
+        rules.check_algorithm(self._experiment, self._spec.family, self._guards)
         own = prepare(self._table, self._spec, self._schema, self._guards)
         rules.check_plan(self._experiment, self._client, own.rows, self._guards)
         table = {name: list(map(str, self._table[name])) for name in own.columns}
@@ -389,8 +393,6 @@ class TableSite:
             return site.hello()
         if request.data_schema != DataSchema.of(data):
             raise Refusal("data-schema", "the agreed schema of a row does not match its table")
-        if isinstance(request, EvaluateRequest):
-            return _whole(site.evaluate(request, envelope.parts))
         assert isinstance(request, TrainRequest)
         self._hold(request, agreement, entry, request.round, envelope.parts.get("down"))
         if isinstance(self._experiment.build_algorithm(), FedBestSubset):
@@ -452,8 +454,6 @@ class TableSite:
         *what: Any,
     ) -> None:
         """Check a request against what was released before."""
-        if request.client != self._client:
-            raise WireError(f"client: this is {self._client}, not {request.client}")
         entry["run"] = request.experiment
         entry["agreement"] = digest(agreement.to_json())
         entry["request"] = digest(*what)
