@@ -92,15 +92,18 @@ class Membership:
         self.infos[hello.client] = ClientInfo(hello.client, hello.samples, hello.profile)
         self.schemas[hello.client] = hello.data_schema
 
-    def gather(self, enough: Callable[[], bool], wait: float) -> None:
-        """Ask nodes to report until there are enough of them; raise after `wait` seconds."""
+    def gather(self, needed: int, wait: float) -> None:
+        """Ask nodes to report until `needed` clients have; raise after `wait` seconds.
+
+        A client whose site refuses is missing: the error comes at once if too few others are left.
+        """
         end = time.monotonic() + wait
         while True:
             self.refresh(max(end - time.monotonic(), _PAUSE))
-            if self._refused:
-                raise SitesRefused("; ".join(self._refused.values()), self._refused)
-            if enough():
+            if len(self.online()) >= needed:
                 return
+            if len(self._expected()) - len(self._refused) < needed:
+                raise SitesRefused("; ".join(self._refused.values()), self._refused)
             if time.monotonic() >= end:
                 there = sorted(self.online())
                 missing = sorted(self._expected() - set(there))
@@ -130,17 +133,21 @@ class Membership:
             return
         requests: Requests = dict.fromkeys(fresh, ("hello", self.greeting.envelope()))
         # one of them may be dead but still listed: do not wait long, nor for more than needed
-        enough = all_of(missing)
+        enough = self.all_of(missing)
         replies = self._link.ask(requests, min(timeout, _HELLO_SECONDS), enough)
         heard = fresh if not enough(replies) else [node for node in fresh if node in replies]
         for node in heard:
             try:
                 self._admit(node, read_reply(HelloReply, replies.get(node)))
             except Exception as error:  # an invalid reply of one node must not affect the others
-                self._reject(node, error, missing)
+                self._reject(node, error)
 
-    def _reject(self, node: int, error: Exception, missing: set[int]) -> None:
+    def _reject(self, node: int, error: Exception) -> None:
         remote = error if isinstance(error, RemoteFailure) else None
+        named = None if remote is None else remote.client
+        # a node speaks for its own client only
+        if named is not None and (reason := self.contradiction(named, node)):
+            error, remote = WireError(reason), None
         if remote is not None and remote.unreleased:  # asked until a person has released it
             if node not in self._unreleased:
                 self._log(f"node {node} waits: {describe(error)}")
@@ -148,8 +155,9 @@ class Membership:
             return
         self._failed[node] = self._failed.get(node, 0) + 1
         self._log(f"node {node} is rejected: {describe(error)}")
-        if remote is not None and remote.guard and remote.client in missing:
-            self._refused[remote.client] = describe(error)
+        guarded = self.greeting.agreement is not None  # other clients have no guards
+        if guarded and remote is not None and remote.guard and named is not None:
+            self._refused[named] = describe(error)
 
     def _expected(self) -> set[int]:
         return {client for client in range(self._clients) if client not in self._left_out}
@@ -171,6 +179,7 @@ class Membership:
         self.bind(client, node)
         self._keep(hello)
         self._reported.add(node)
+        self._refused.pop(client, None)
         assert hello.machine is not None
         self.machines[client] = hello.machine
         for concern in concerns(hello.machine, _HELLO_SECONDS):
@@ -180,25 +189,51 @@ class Membership:
         """Return the node of every client that ever reported."""
         return dict(self._node_of)
 
+    def adopt(self, owners: Mapping[int, int]) -> None:
+        """Take over the nodes of clients from an earlier attempt at the run."""
+        self._node_of.update(owners)
+
     def bind(self, client: int, node: int) -> None:
         """Bind a node to a client; raise WireError if that contradicts earlier reports."""
+        if reason := self.contradiction(client, node):
+            raise WireError(reason)
+        self._node_of[client] = node
+
+    def contradiction(self, client: int, node: int) -> str:
+        """Return why a node cannot speak for a client, or ""."""
+        claim = f"it claims to be client {client}"
         if client >= self._clients:
-            raise WireError(f"it claims to be client {client}; there are 0 to {self._clients - 1}")
+            return f"{claim}; there are 0 to {self._clients - 1}"
         if client in self._left_out:
-            raise WireError(f"it claims to be client {client}, which was excluded from this run")
-        expected = self._deployment.nodes.get(str(node))
-        if self._deployment.nodes and expected != client:
-            raise WireError(f"it claims to be client {client}, which deployment.nodes contradicts")
+            return f"{claim}, which was excluded from this run"
+        if self._deployment.nodes and self._deployment.nodes.get(str(node)) != client:
+            return f"{claim}, which deployment.nodes contradicts"
         owner = self._node_of.get(client, node)
         # a killed node counts as connected for a while, but does not report
         present = owner in self._connected and owner in self._reported
         free = self._deployment.rebind and not present
         if owner != node and not free:
-            raise WireError(f"it claims to be client {client}, which is node {owner} in this run")
+            return f"{claim}, which is node {owner} in this run"
         others = [mine for mine, its in self._node_of.items() if its == node and mine != client]
         if others:
-            raise WireError(f"it claims to be client {client}, but was client {others[0]} before")
-        self._node_of[client] = node
+            return f"{claim}, but was client {others[0]} before"
+        return ""
+
+    def all_of(self, wanted: set[int]) -> Callable[[Replies], bool]:
+        """Return a function that is true when replies come from all of these clients.
+
+        A reply for the client of another node does not count.
+        """
+
+        def enough(replies: Replies) -> bool:
+            claims = ((node, claimed_client(reply)) for node, reply in replies.items())
+            return wanted <= {
+                client
+                for node, client in claims
+                if client is not None and not self.contradiction(client, node)
+            }
+
+        return enough
 
     def online(self) -> dict[int, int]:
         """Return the node of every client that is connected and has reported."""
@@ -207,15 +242,6 @@ class Membership:
             for client, node in self._node_of.items()
             if node in self._connected and node in self._reported
         }
-
-
-def all_of(wanted: set[int]) -> Callable[[Replies], bool]:
-    """Return a function that is true when replies claim to come from all of these clients."""
-
-    def enough(replies: Replies) -> bool:
-        return wanted <= {claimed_client(reply) for reply in replies.values()}
-
-    return enough
 
 
 def _list(clients: Sequence[int]) -> str:

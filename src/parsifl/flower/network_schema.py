@@ -303,6 +303,10 @@ def read_reply(model: type[M], reply: Envelope | str | None, request: Message | 
         failure = failure_in(reply)
         if failure is None:
             raise
+        wanted = getattr(request, "client", None)
+        if failure.client is not None and wanted is not None and failure.client != wanted:
+            text = f"client: a failure of {failure.client}, not {wanted}"
+            raise WireError(text) from None
         raise RemoteFailure(failure) from None
     for name in ("client", "round", "experiment"):
         wanted, got = getattr(request, name, None), getattr(found, name, None)

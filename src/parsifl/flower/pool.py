@@ -116,7 +116,7 @@ class FlowerPool:
         present = self.present
         needed = max(1, round(deployment.quorum * len(present))) if resumed else len(present)
         self.members.greeting = HelloRequest(agreement=self.agreement)
-        self.members.gather(lambda: len(self.members.online()) >= needed, deployment.wait)
+        self.members.gather(needed, deployment.wait)
         self.clients: Sequence[ClientInfo] = [
             ClientInfo(i, 0) if i in self.left_out else self.members.infos[i]
             for i in range(clients)

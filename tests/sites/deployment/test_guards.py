@@ -16,7 +16,6 @@ import torch
 from tests.flower.inprocess import changed, fields
 from tests.sites.deployment.test_regression import (
     EXPERIMENT,
-from tests.sites.deployment.test_regression import (
     GUARDS,
     SPEC,
     Sites,

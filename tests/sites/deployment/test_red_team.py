@@ -22,7 +22,8 @@ from parsifl.core.problem import CurvatureSums
 from parsifl.engine.evaluation import Evaluation
 from parsifl.engine.experiment import Experiment
 from parsifl.flower.hello import DataSchema
-from parsifl.flower.message import Envelope, respond
+from parsifl.flower.message import Envelope, Kind, respond
+from parsifl.sites.deployment import table_site
 from parsifl.sites.deployment.agreement import Agreement
 from parsifl.sites.deployment.guards import (
     Guards,
@@ -32,11 +33,6 @@ from parsifl.sites.deployment.guards import (
     check_products,
 )
 from parsifl.sites.deployment.messages import AgreeReply
-from parsifl.sites.deployment.regression import _check_units
-from parsifl.sites.deployment.table_site import (
-from parsifl.flower.hello import DataSchema
-from parsifl.flower.message import Envelope, Kind, respond
-from parsifl.flower.network_schema import AgreeReply
 from parsifl.sites.deployment.regression import _check_units
 from parsifl.sites.deployment.table_site import (
     ColumnSchema,
@@ -400,7 +396,7 @@ def test_an_algorithm_that_the_owner_did_not_allow_is_refused_at_once(
 ) -> None:
     attacker = Attacker(family, tmp_path, algorithms=allowed)
     attacker.experiment = Experiment(algorithm, settings, clients=3, rounds=9)
-    monkeypatch.setattr("parsifl.sites.deployment.table_site.prepare", lambda *_: pytest.fail("computed"))
+    monkeypatch.setattr(table_site, "prepare", lambda *_: pytest.fail("computed"))
     assert attacker.rule(np.zeros(attacker.width)) == "algorithm"
     (line,) = (tmp_path / "client-0" / "audit.jsonl").read_text().splitlines()
     assert json.loads(line)["rule"] == "algorithm"

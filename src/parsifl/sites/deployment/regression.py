@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from parsifl import wire
-from parsifl.core.errors import ConfigError, DataError, ParsiflError
+from parsifl.core.errors import ConfigError, DataError, ParsiflError, WireError
 from parsifl.core.problem import Problem
 from parsifl.data.clients import ClientData
 from parsifl.data.table_encoding import Array, NumberSums, Summary, unit_notes
@@ -21,13 +22,12 @@ from parsifl.engine.run_dir import read_records
 from parsifl.engine.safe_files import replace_file
 from parsifl.engine.training import RoundEnd, StopTraining, TrainingState
 from parsifl.flower.exchange import RELEASE_SECONDS
-from parsifl.flower.membership import Log, all_of
+from parsifl.flower.membership import Log
 from parsifl.flower.message import Envelope, Link, Requests, printable
 from parsifl.flower.network_schema import (
     RemoteFailure,
     SitesRefused,
     describe,
-    failure_in,
     read_reply,
 )
 from parsifl.flower.server import Federation
@@ -139,7 +139,9 @@ class Regression(Federation):
         if (path / "config.toml").exists():
             place = self._run_dir.set_aside()
             self._log(f"the earlier attempt is in {place.name}")
+        owners = self._pool.members.owners()
         self._connect(left_out)
+        self._pool.members.adopt(owners)
         self._pool.book(self._pool.present[0], up, down)
 
     def _agree(self) -> Agreement:
@@ -157,14 +159,14 @@ class Regression(Federation):
         found: dict[int, AgreeReply] = {}
         end = time.monotonic() + self._settings.deployment.wait
         reasons: dict[int, str] = {}
-        refused: dict[int, str] = {}
-        wanted = set(self._pool.present)
+        refused: dict[int, tuple[int, str]] = {}  # by node: its client, and why
+        wanted, members = set(self._pool.present), self._pool.members
         while True:
             # sites that could not answer are asked again: their tables may have been corrected
-            nodes = self._pool.members.nodes()
+            nodes = members.nodes()
             asked = [node for node in nodes if reasons.get(node) != ""]
             requests: Requests = dict.fromkeys(asked, ("agree", AgreeRequest().envelope()))
-            enough = all_of(wanted - set(found))
+            enough = members.all_of(wanted - set(found))
             for node, reply in self._link.ask(requests, _AGREE_SECONDS, enough).items():
                 reason = self._take(node, reply, found, refused)
                 if reason and reason != reasons.get(node):
@@ -175,7 +177,12 @@ class Regression(Federation):
             if time.monotonic() > end:
                 text = f"{len(found)} of {len(wanted)} clients have described their tables; "
                 text += "; ".join(sorted({reason for reason in reasons.values() if reason}))
-                refusing = {c: why for c, why in sorted(refused.items()) if c not in found}
+                # a client that another node has described meanwhile is not refused
+                refusing = {
+                    client: why
+                    for node, (client, why) in sorted(refused.items(), key=itemgetter(1))
+                    if client not in found and not members.contradiction(client, node)
+                }
                 if wanted == {*found, *refusing}:
                     raise SitesRefused(text, refusing)
                 raise ParsiflError(text)
@@ -187,16 +194,21 @@ class Regression(Federation):
         node: int,
         reply: Envelope | str,
         found: dict[int, AgreeReply],
-        refused: dict[int, str],
+        refused: dict[int, tuple[int, str]],
     ) -> str:
-        """Store a summary; return why it cannot be used, or an empty text."""
+        """Store a summary or a refusal; return why there is no summary, or an empty text."""
+        members = self._pool.members
+        refused.pop(node, None)
         try:
             message = read_reply(AgreeReply, reply)
-            self._pool.members.bind(message.client, node)
+            members.bind(message.client, node)
             found[message.client] = message
         except Exception as error:  # an invalid reply of one node must not affect the others
-            if isinstance(error, RemoteFailure) and error.guard and error.client is not None:
-                refused[error.client] = describe(error)
+            client = error.client if isinstance(error, RemoteFailure) else None
+            if client is not None and (reason := members.contradiction(client, node)):
+                return reason
+            if isinstance(error, RemoteFailure) and error.guard and client is not None:
+                refused[node] = client, describe(error)
             return describe(error)
         size = len(reply.text.encode()) if isinstance(reply, Envelope) else 0
         self._pool.book(message.client, size, len(AgreeRequest().envelope().text))
@@ -352,7 +364,11 @@ class Regression(Federation):
         timeout = self._settings.deployment.timeout
         replies, end = self._link.ask(sent, timeout), time.monotonic() + timeout
         while time.monotonic() < end:
-            waiting = {node: sent[node] for node, reply in replies.items() if _unreleased(reply)}
+            waiting = {
+                online[client]: sent[online[client]]
+                for client, request in requests.items()
+                if _unreleased(request, replies.get(online[client]))
+            }
             if not waiting:
                 break
             self._link.pause(RELEASE_SECONDS)
@@ -395,9 +411,13 @@ class Regression(Federation):
         return {"size": len(data), **{name: part.numpy().copy() for name, part in message.items()}}
 
 
-def _unreleased(reply: Envelope | str) -> bool:
-    failure = failure_in(reply) if isinstance(reply, Envelope) else None
-    return failure is not None and RemoteFailure(failure).unreleased
+def _unreleased(request: ProductsRequest, reply: Envelope | str | None) -> bool:
+    """Return whether a person at the site must release the reply first."""
+    try:
+        read_reply(ProductsReply, reply, request)
+    except WireError as error:
+        return isinstance(error, RemoteFailure) and error.unreleased
+    return False
 
 
 def _check_units(replies: Mapping[int, AgreeReply]) -> None:

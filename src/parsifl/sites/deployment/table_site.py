@@ -39,6 +39,7 @@ from parsifl.flower.hello import DataSchema
 from parsifl.flower.logs import node_log
 from parsifl.flower.message import Envelope, Kind, printable
 from parsifl.flower.network_schema import (
+    EvaluateRequest,
     FailureReply,
     TrainRequest,
     WorkRequest,
