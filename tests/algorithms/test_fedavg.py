@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,9 +11,10 @@ from tests.support.fixtures import classifier, clients
 from parsifl.algorithms._bases.averaging import Mean
 from parsifl.algorithms._bases.local_sgd import LocalSgd
 from parsifl.algorithms.fedavg import FedAvg
-from parsifl.core import tree
+from parsifl.core import registry, tree
 from parsifl.core.algorithm import ClientInfo
 from parsifl.core.batching import BatchSpec, DataRequest
+from parsifl.core.errors import ConfigError
 from parsifl.core.keys import Key
 from parsifl.engine.batch_sampler import BatchSampler
 from parsifl.engine.simulate import simulate
@@ -33,7 +36,7 @@ def test_one_full_step_is_a_gradient_step_on_all_rows() -> None:
     """With one step on all rows and weights by rows, the federation is one big client."""
     problem = classifier()
     apart = clients((4, 8, 12), test=0)
-    method = FedAvg(lr=0.2, epochs=1, batch_size=24, local_steps=0)
+    method = FedAvg(lr=0.2, epochs=1, batch_size=24)
     federated = simulate(method, problem, apart, 3, evaluate_every=0)
     together = simulate(method, problem, clients((24,), test=0), 3, evaluate_every=0)
     assert difference(federated.server, together.server) < 1e-13
@@ -79,7 +82,7 @@ def test_the_rate_follows_decay_and_milestones() -> None:
     ("settings", "profile", "wanted"),
     [
         ({"local_steps": 5}, {}, BatchSpec(20, steps=5)),
-        ({"local_steps": 5, "epochs": 2.0}, {}, BatchSpec(20, epochs=2.0)),
+        ({"epochs": 2.0}, {}, BatchSpec(20, epochs=2.0)),
         ({"local_steps": 5}, {"local_steps": 7}, BatchSpec(20, steps=7)),
         ({"local_steps": 5}, {"epochs": 3}, BatchSpec(20, epochs=3)),
         ({"epochs": 2.0}, {"local_steps": 7}, BatchSpec(20, steps=7)),
@@ -99,3 +102,29 @@ def test_the_learning_rate_of_a_round_reaches_the_clients() -> None:
     )  # 0^0 = 1: only round 0 learns
     runs = [simulate(frozen, problem, data, rounds, evaluate_every=0) for rounds in (1, 4)]
     assert difference(runs[1].server, runs[0].server) < 1e-14
+
+
+EXCLUSIVE = (
+    "`local_steps` and `epochs` are mutually exclusive: got local_steps=20 and epochs=1. "
+    "Remove one of them."
+)
+WITH_BOTH = [n for n, kind in registry.algorithms().items() if issubclass(kind, LocalSgd)]
+
+
+@pytest.mark.parametrize("name", WITH_BOTH)
+def test_explicit_steps_and_epochs_are_mutually_exclusive(name: str) -> None:
+    kind: Any = registry.find(name)
+    with pytest.raises(ConfigError) as error:
+        kind(local_steps=20, epochs=1)
+    assert str(error.value) == EXCLUSIVE
+    with pytest.raises(ConfigError, match="mutually exclusive: got local_steps=1 and epochs=1"):
+        registry.get(name, local_steps="1", epochs="1")
+    steps: Any = registry.get(name, local_steps=1, epochs=None)
+    assert steps.local_steps == 1
+
+
+def test_epochs_replace_the_default_of_local_steps() -> None:
+    algorithm = FedAvg(epochs=2.0)
+    assert (algorithm.local_steps, algorithm.epochs) == (20, 2.0)
+    assert replace(algorithm, lr=0.1).epochs == 2.0
+    assert copy.deepcopy(algorithm) == algorithm

@@ -20,7 +20,7 @@ def test_a_sweep_runs_the_grid_and_names_the_best(tmp_path: Path) -> None:
     code, out, err = invoke(*words, "--json")
     assert code == 0, err
     rows = [json.loads(line) for line in out.splitlines()]
-    assert [row["settings"]["lr"] for row in rows] == ["0.0001", "0.5"]
+    assert [row["settings"] for row in rows] == [{"lr": 0.0001}, {"lr": 0.5}]
     assert [row["best"] for row in rows] == [False, True]
     assert all(len(row["runs"]) == 2 for row in rows)
     assert {row["chosen_by"] for row in rows} == {"validation"}

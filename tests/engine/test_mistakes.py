@@ -15,7 +15,7 @@ from torch.nn import functional
 
 import parsifl
 from parsifl.algorithms.fedavg import FedAvg
-from parsifl.core.errors import CapabilityError, ConfigError, DataError
+from parsifl.core.errors import CapabilityError, ClientError, ConfigError, DataError
 from parsifl.core.keys import Key
 from parsifl.data.ragged import Ragged
 from parsifl.engine.batch_sampler import BatchSampler
@@ -298,3 +298,47 @@ def test_a_problem_of_ones_own_that_is_not_whole_names_what_it_lacks() -> None:
 
     with pytest.raises(ConfigError, match=r"got an? Half, which lacks init, .*predict"):
         parsifl.simulate(FedAvg(), Half(), clients(), 1)  # type: ignore[arg-type]  # that is the mistake
+
+
+def test_arrays_for_a_share_are_not_printed() -> None:
+    arrays: Any = [np.arange(1000.0).reshape(100, 10)] * 3
+    pairs = [(np.zeros((4, 2)), np.array([0, 1, 0, 1]))] * 3
+    with pytest.raises(ConfigError, match="must be a fraction of each client's rows") as error:
+        parsifl.simulate(
+            FedAvg(), parsifl.NeuralProblem(lambda: nn.Linear(2, 2)), pairs, 1, test=arrays
+        )
+    assert len(str(error.value)) < 300
+    assert "got a list; for your own split, give ClientData the row numbers" in str(error.value)
+
+
+class Misnamed(Own):
+    """Reports "mse" but names another metric."""
+
+    primary_metric = "error"
+
+
+def test_a_primary_metric_that_is_not_computed_is_named(tmp_path: Path) -> None:
+    message = r"Misnamed\.primary_metric is 'error', but its metrics\(\) returns 'mse'"
+    with pytest.raises(ConfigError, match=message):
+        parsifl.simulate(FedAvg(local_steps=1), Misnamed(), clients(), 1, run_dir=tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+
+
+class LogarithmOfZero(Own):
+    """Its loss is NaN at every point."""
+
+    def loss(self, params: Any, batch: Any) -> Tensor:
+        nothing: Tensor = (0 * params["w"].sum()).log() * 0
+        return super().loss(params, batch) + nothing
+
+
+def test_a_loss_that_is_not_a_number_at_the_start_is_no_matter_of_lr() -> None:
+    with pytest.raises(ClientError) as error:
+        parsifl.simulate(FedAvg(local_steps=1), LogarithmOfZero(), clients(), 1)
+    assert "its loss is nan at the initial parameters already: check the loss" in str(error.value)
+    assert "Lower `lr`" not in str(error.value)
+
+
+def test_a_step_that_is_too_long_is_a_matter_of_lr() -> None:
+    with pytest.raises(ClientError, match="Lower `lr`"):
+        parsifl.simulate(FedAvg(local_steps=50, lr=1e30), Own(), clients(), 1)

@@ -54,7 +54,7 @@ def test_a_client_with_bad_data_is_dropped_and_named_and_the_others_go_on(engine
     run = simulate(method, problem, data, 2, executor=engine, evaluate_every=0)
     for record in run.metrics:
         assert list(record["dropped"]) == [1]
-        assert record["dropped"][1].endswith("is not finite")
+        assert record["dropped"][1].startswith("its loss is nan at the initial parameters")
         assert record["trained"] == 2
     assert sorted(client for client, _ in run.pool.store) == [0, 2]  # its state stays as it was
     assert tree.is_finite(run.server)

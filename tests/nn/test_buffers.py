@@ -17,6 +17,9 @@ from parsifl.core.batching import Batch
 from parsifl.core.errors import CapabilityError, ConfigError, ParsiflError
 from parsifl.core.keys import Key
 from parsifl.core.problem import HasBuffers, split_buffers
+from parsifl.engine.run_dir import read_config, read_runs
+from parsifl.report.groups import sections
+from parsifl.report.paired_gains import baselines
 
 SETTINGS: dict[str, Any] = {"local_steps": 6, "batch_size": 8, "lr": 0.1, "last_batch": "wrap"}
 ALGORITHMS = ("fedavg", "fedprox", "ditto", "fedslr")
@@ -263,6 +266,20 @@ def test_local_buffers_stay_on_the_clients(name: str, tmp_path: Path) -> None:
     )
     for client, params in enumerate(personal):
         assert tree.same(resumed.personal(client).params, params)
+
+
+def test_local_buffers_do_not_rename_the_algorithm(tmp_path: Path) -> None:
+    for name in ("ditto", "fedavg"):
+        algorithm, folder = parsifl.get(name, **SETTINGS), tmp_path / name
+        run = parsifl.simulate(algorithm, resnet("local"), images(), 1, run_dir=folder)
+    assert repr(run).startswith("Run(FedAvg with local buffers, 1 rounds")
+    with pytest.raises(CapabilityError, match="FedAvg with local buffers has no global model"):
+        run.model  # noqa: B018 - no statistics belong to it
+    described = read_config(folder)["algorithm"]
+    assert described["name"] == "fedavg"
+    assert described["local_steps"] == SETTINGS["local_steps"]
+    (section,) = sections(read_runs([tmp_path]))
+    assert [group.algorithm for group in baselines(section)] == ["fedavg"]
 
 
 def test_algorithms_that_cannot_keep_buffers_local_say_so() -> None:

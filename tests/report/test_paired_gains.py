@@ -7,8 +7,9 @@ import pytest
 from tests.report.folders import make_run
 
 from parsifl.engine.run_dir import read_runs
+from parsifl.report import build
 from parsifl.report.groups import sections
-from parsifl.report.paired_gains import baselines, gains
+from parsifl.report.paired_gains import baselines, gains, undecided
 
 
 def test_gains_are_paired_by_seed_and_by_client(tmp_path: Path) -> None:
@@ -50,12 +51,23 @@ def test_clients_on_other_rows_are_not_paired(tmp_path: Path) -> None:
     assert gain.median_client is None
 
 
-def test_the_best_configuration_of_a_baseline_is_the_baseline(tmp_path: Path) -> None:
-    make_run(tmp_path / "a", "fedavg", level=0.5, settings={"lr": 0.01})
-    make_run(tmp_path / "b", "fedavg", level=0.9, settings={"lr": 1.0})
+def test_validation_rows_choose_the_baseline(tmp_path: Path) -> None:
+    # the validation score of `make_run` is best at level 0.44 * rounds / round
+    make_run(tmp_path / "a", "fedavg", level=0.4, settings={"lr": 0.01}, validation=True)
+    make_run(tmp_path / "b", "fedavg", level=0.9, settings={"lr": 1.0}, validation=True)
     make_run(tmp_path / "c", "local", evaluate=False)
     (section,) = sections(read_runs([tmp_path]))
-    assert [group.label for group in baselines(section)] == ["fedavg lr=1.0"]
-    assert [gain.group.label for gain in gains(section, baselines(section)[0])] == [
-        "fedavg lr=0.01"
-    ]
+    assert [group.label for group in baselines(section)] == ["fedavg lr=0.01"]
+    assert [gain.group.label for gain in gains(section, baselines(section)[0])] == ["fedavg lr=1.0"]
+    assert not undecided(section)
+
+
+def test_test_scores_choose_no_baseline(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", "fedavg", level=0.5, settings={"lr": 0.01}, validation=True)
+    make_run(tmp_path / "b", "fedavg", level=0.9, settings={"lr": 1.0})
+    make_run(tmp_path / "c", "local")
+    (section,) = sections(read_runs([tmp_path]))
+    assert [group.label for group in baselines(section)] == ["local"]
+    (note,) = undecided(section)
+    assert "Gains over fedavg are left out: there are 2 configurations" in note
+    assert "Gains over fedavg are left out" in build([tmp_path], tmp_path / "r.html").read_text()

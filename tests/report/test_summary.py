@@ -144,3 +144,19 @@ def test_the_terminal_table_names_the_rows_of_each_protocol(tmp_path: Path) -> N
         "Personal (fedavg, ditto)",
         "Personal (fedprox)",
     ]
+
+
+def test_long_labels_leave_room_for_numbers(tmp_path: Path) -> None:
+    long = "dirichlet:alpha=100,balanced=true"
+    for name, normalize in (("a", "unit"), ("b", "pixel")):
+        settings = {"partition": f"{long}{name}", "normalize": normalize}
+        make_run(tmp_path / name, "fedavg", settings=settings)
+    table = render(headline(read_runs([tmp_path])))
+    console = Console(width=80)
+    with console.capture() as capture:
+        console.print(table)
+    shown = capture.get()
+    assert max(map(len, shown.splitlines())) <= 80
+    for number in ("84.5", "4.00 kB", "8.00 kB"):
+        assert shown.count(number) >= 2
+    assert f"{long}a" in "".join(line[:20].strip() for line in shown.splitlines())

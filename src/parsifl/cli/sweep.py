@@ -12,10 +12,11 @@ import typer
 
 from parsifl.cli import options
 from parsifl.cli.run import execute
-from parsifl.core.config import assignments
+from parsifl.core.config import assignments, to_json
 from parsifl.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from parsifl.engine.experiment import Experiment
     from parsifl.engine.study import GridResult
 
 HELD_OUT = 0.1
@@ -91,7 +92,7 @@ def sweep(  # typer reads the options from the signature; `context` holds their 
     if split == "test":
         typer.echo(_OPTIMISTIC, err=True)
     if as_json:
-        _print_json(outcomes, winner, split)
+        _print_json(base, outcomes, winner, split)
     else:
         _print(outcomes, winner, target, split)
 
@@ -102,10 +103,15 @@ _OPTIMISTIC = (
 )
 
 
-def _print_json(outcomes: list[GridResult], winner: GridResult, split: str) -> None:
+def _print_json(
+    base: Experiment, outcomes: list[GridResult], winner: GridResult, split: str
+) -> None:
     for outcome in outcomes:
+        point = outcome.point.settings
+        algorithm = replace(base, settings={**base.settings, **point}).build_algorithm()
+        values = to_json(algorithm)  # as the algorithm read them: numbers, not text
         row = {
-            "settings": outcome.point.settings,
+            "settings": {name: values[name] for name in point},
             "best": outcome is winner,
             "chosen_by": split,
             "validation": list(outcome.validation),

@@ -103,7 +103,7 @@ def unread_entries(
     if not unread:
         return ""
     return (
-        f"{type(algorithm).__name__} does not read {', '.join(unread)} of the device profiles; "
+        f"{algorithm.title()} does not read {', '.join(unread)} of the device profiles; "
         f"it reads {', '.join(sorted(read))}"
     )
 
@@ -217,7 +217,12 @@ class FederatedAlgorithm(ABC, Generic[P, S, C, D, U, T]):
         def __new__(cls, *_: Any, **given: Any) -> Any:
             """Reject names that are not settings before the dataclass does, with a suggestion."""
             config.check_names(cls, given)
+            cls.check_given(given)
             return super().__new__(cls)
+
+    @classmethod
+    def check_given(cls, given: Mapping[str, Any]) -> None:
+        """Raise ConfigError for settings that must not be given together, by keyword."""
 
     def __post_init__(self) -> None:
         config.check(self)
@@ -308,6 +313,10 @@ class FederatedAlgorithm(ABC, Generic[P, S, C, D, U, T]):
     def start_metrics(self, server: S) -> Mapping[str, float]:
         """Return scalars of the first server state for the record of the first round."""
         return {}
+
+    def title(self) -> str:
+        """Return the name for messages."""
+        return type(self).__name__
 
     def describe(self) -> dict[str, Any]:
         """Return the name and the settings as JSON values, for the configuration of a run."""

@@ -120,7 +120,7 @@ def find(name: str) -> type[AnyAlgorithm]:
 def get(name: str, *, preset: str | None = None, **settings: Any) -> AnyAlgorithm:
     """Build an algorithm by name; `settings` override those of the preset.
 
-    `local_steps` also replaces the `epochs` of a preset, which would otherwise take precedence.
+    `local_steps` also replaces the `epochs` of a preset, and the other way round.
 
     >>> get("fedavg", lr=0.5).lr
     0.5
@@ -135,8 +135,9 @@ def get(name: str, *, preset: str | None = None, **settings: Any) -> AnyAlgorith
             raise ConfigError(f"{kind.__name__} has no presets; remove preset={preset!r}")
         raise ConfigError(unknown(f"preset of {kind.__name__}", str(preset), kind.presets))
     chosen = dict(kind.presets[preset].settings)
-    if "local_steps" in settings:
-        chosen.pop("epochs", None)
+    for name, other in (("local_steps", "epochs"), ("epochs", "local_steps")):
+        if settings.get(name) not in (None, "none"):
+            chosen.pop(other, None)
     return config.build(kind, {**chosen, **settings})
 
 

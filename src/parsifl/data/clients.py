@@ -417,9 +417,18 @@ def _check_split(test: Any, validation: Any, dtype: Any) -> None:
 
     for what, share in (("test", test), ("validation", validation)):
         if isinstance(share, bool) or not isinstance(share, Real):
-            raise ConfigError(f"{what} must be a fraction of each client's rows, got {share!r}")
+            arrays = hasattr(share, "__len__") and not isinstance(share, str)
+            given = f"a {type(share).__name__}" if arrays else f"{share!r:.80}"
+            own = (
+                "; for your own split, give ClientData the row numbers of each split, "
+                "ClientData(x, y, train, validation, test, ...)"
+            )
+            raise ConfigError(
+                f"{what} must be a fraction of each client's rows, got {given}"
+                + (own if arrays else "")
+            )
     if not isinstance(dtype, torch.dtype | None):
-        raise ConfigError(f"dtype must be a torch dtype such as torch.float32, got {dtype!r}")
+        raise ConfigError(f"dtype must be a torch dtype such as torch.float32, got {dtype!r:.80}")
 
 
 def _number(dtype: torch.dtype | None) -> np.dtype[Any] | None:
@@ -460,7 +469,9 @@ def _targets(y: Array, classes: int | None, x: Tensor | csr_matrix) -> Tensor:
 def _plain(profile: Mapping[str, Any]) -> dict[str, Any]:
     speed: Any = profile.get("flops_per_second", 1.0)
     if isinstance(speed, bool) or not isinstance(speed, Real) or not 0 < float(speed) < math.inf:
-        raise ConfigError(f"flops_per_second of a device must be a number above 0, got {speed!r}")
+        raise ConfigError(
+            f"flops_per_second of a device must be a number above 0, got {speed!r:.80}"
+        )
     numpy = np.generic | np.ndarray
     return {k: v.tolist() if isinstance(v, numpy) else v for k, v in profile.items()}
 

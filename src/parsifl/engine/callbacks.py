@@ -104,7 +104,7 @@ class DistanceToTruth:
         model = event.algorithm.model(event.problem, event.server)
         if model is None:
             raise CapabilityError(
-                f"{type(event.algorithm).__name__} has no global model to compare with the truth"
+                f"{event.algorithm.title()} has no global model to compare with the truth"
             )
         known = {name: self._known(name, value, model.params) for name, value in self.truth.items()}
         gap = sum(

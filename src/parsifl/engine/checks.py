@@ -19,6 +19,7 @@ from parsifl.core.algorithm import (
     lacking,
     unread_entries,
 )
+from parsifl.core.batching import Rows
 from parsifl.core.errors import ConfigError, DataError, ParsiflWarning, RowError
 from parsifl.core.keys import Key
 from parsifl.core.problem import FEW, Params, Problem, try_predict
@@ -135,12 +136,31 @@ def stack_clients(
     return data
 
 
+def check_primary_metric(problem: Problem, params: Params, x: Design, y: Tensor) -> None:
+    """Reject a problem whose metrics lack its primary one; rows that it cannot read are no error.
+
+    Those are reported by other checks, or by the first round.
+    """
+    try:
+        rows = Rows(x[:FEW], y[:FEW], next(iter(params.values())).new_ones(len(y[:FEW])))
+        metrics = problem.metrics(params, rows)
+    except Exception:  # a user's problem may raise anything
+        return
+    if problem.primary_metric not in metrics:
+        raise ConfigError(
+            f"{type(problem).__name__}.primary_metric is '{problem.primary_metric}', but its "
+            f"metrics() returns {', '.join(map(repr, metrics)) or 'nothing'}: use the same name in "
+            "both"
+        )
+
+
 def check_fit(problem: Problem, params: Params, data: ClientData, x: Design, y: Tensor) -> None:
     """Reject data that the problem cannot train on, if it has a `check_data`.
 
     `x` and `y` are the features and targets of `data` as the model receives them. The check calls
     the model with `params`.
     """
+    check_primary_metric(problem, params, x, y)
     check: Callable[[Params, Design, Tensor], None] | None = getattr(problem, "check_data", None)
     if check is None:
         return

@@ -65,7 +65,7 @@ class Evaluator:
         self._block, self._device = block, device
         if evaluation.fine_tune_lr is None and self._algorithm.learning_rate(0) is None:
             raise ConfigError(
-                f"{type(self._algorithm).__name__} has no learning rate to fine-tune with; set "
+                f"{self._algorithm.title()} has no learning rate to fine-tune with; set "
                 "fine_tune_lr"
             )
 

@@ -52,7 +52,7 @@ def divergence(algorithm: AnyAlgorithm, problem: Problem, server: Any, round: in
     hint = "Check" if rate is None else f"Lower `lr` (now {rate:g}), or check"
     return (
         f"The run diverged: {what} holds values up to {size:.3g}. {hint} the other "
-        f"settings of {type(algorithm).__name__}."
+        f"settings of {algorithm.title()}."
     )
 
 

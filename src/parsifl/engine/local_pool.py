@@ -183,6 +183,8 @@ class LocalPool:
             # in reverse order: the uploads that are added first are then still in the cache
             for client in sorted(outcome.results, reverse=True):
                 fault = found[client].fault if client in found else ""
+                request, data = prepared[client].request, prepared[client].task.arguments[2]
+                fault = self.program.cause(fault, data, request.key.seed)
                 sent[client] = fault or self._send(outcome.results[client], prepared[client])
             timer.lap("encode")
         for client in sorted({*outcome.results, *outcome.failures}):

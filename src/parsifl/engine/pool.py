@@ -8,16 +8,20 @@ from its new state. An exception before the first answer changes nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
+
 from parsifl.core.algorithm import AnyAlgorithm, ClientInfo, ClientUpdate
 from parsifl.core.batching import ClientRoundData
 from parsifl.core.keys import Key
 from parsifl.core.problem import Problem
+from parsifl.engine.finite import has_diverged
 from parsifl.engine.threads import Scope, thread_scope
 from parsifl.wire import MessageStats
 
@@ -178,6 +182,23 @@ class ClientProgram:
         """Return a client's next state after a lossy wire changed its upload."""
         with self.scope():
             return self.algorithm.acknowledge(self.problem, state, upload, arrived)
+
+    def cause(self, fault: str, data: ClientRoundData, seed: int) -> str:
+        """Return why a client diverged: its loss, if it is not finite before any step."""
+        if not has_diverged(fault):
+            return fault
+        params = self.problem.init(Key(seed, purpose="server"))
+        for batches in data.batches.values():
+            if not len(batches):
+                continue
+            with self.scope(), torch.no_grad():
+                loss = float(self.problem.loss(params, batches.batch(0)))
+            if not math.isfinite(loss):
+                return (
+                    f"its loss is {loss} at the initial parameters already: check the loss (a "
+                    "logarithm of 0, a division by 0) and the data"
+                )
+        return fault
 
     def initial_state(self, client: ClientInfo, received: Any, seed: int) -> Any:
         """Return a client's first state; its key does not depend on the round."""

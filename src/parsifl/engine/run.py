@@ -51,7 +51,7 @@ class Run:
     seed: int
 
     def __repr__(self) -> str:
-        name, clients = type(self.algorithm).__name__, len(self.pool.clients)
+        name, clients = self.algorithm.title(), len(self.pool.clients)
         return f"Run({name}, {len(self.records)} rounds, {clients} clients{self._scores()})"
 
     def _scores(self) -> str:
@@ -80,7 +80,7 @@ class Run:
         model = self.algorithm.model(self.problem, self.server)
         if model is None:
             raise CapabilityError(
-                f"{type(self.algorithm).__name__} has no global model; use personal(client)"
+                f"{self.algorithm.title()} has no global model; use personal(client)"
             )
         return self._in_order(model)
 
@@ -122,7 +122,11 @@ class Run:
 
     def recorded(self) -> RunData:
         """Return this run as `open_run` would read it from its directory, without reading it."""
-        path = Path(type(self.algorithm).__name__.lower()) if self.run_dir is None else self.run_dir
+        path = (
+            Path(str(self.configuration["algorithm"]["name"]))
+            if self.run_dir is None
+            else self.run_dir
+        )
         return RunData(path, self.configuration, tuple(self.records))
 
     def summary(self) -> dict[str, Any]:

@@ -280,7 +280,7 @@ class RemoteClient:
         state, lost = work.state()
         update = work.program(work.received, state, data)
         if fault := inspect(update).fault:
-            return _unusable(fault)
+            return _unusable(work.program.cause(fault, data, work.key.seed))
         sent, state, precision = {}, update.state, self._experiment.precision
         try:
             if request.uploads and update.upload is not None:

@@ -103,7 +103,7 @@ class GLM:
         atoms = None if dictionary is None else torch.as_tensor(dictionary)
         self._check(features, classes, l2, atoms)
         if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-            raise ConfigError(f"dtype must be torch.float64 or torch.float32, got {dtype!r}")
+            raise ConfigError(f"dtype must be torch.float64 or torch.float32, got {dtype!r:.80}")
         self.features, self.classes, self.l2 = features, classes, float(l2)
         self.intercept, self.weighted, self.dtype = intercept, weighted, dtype
         self._psi = None if atoms is None else atoms.to(dtype)
@@ -123,12 +123,12 @@ class GLM:
 
     def _check(self, features: Any, classes: Any, l2: Any, dictionary: Tensor | None) -> None:
         if not _is_count(features):
-            raise ConfigError(f"features must be a number of at least 1, got {features!r}")
+            raise ConfigError(f"features must be a number of at least 1, got {features!r:.80}")
         number = isinstance(l2, Real) and not isinstance(l2, bool)
         if not number or not 0 <= l2 < float("inf"):
-            raise ConfigError(f"l2 must be finite and at least 0, got {l2!r}")
+            raise ConfigError(f"l2 must be finite and at least 0, got {l2!r:.80}")
         if self.datafit.name == "softmax" and not (_is_count(classes) and classes > 1):
-            raise ConfigError(f"softmax needs classes= of at least 2, got {classes!r}")
+            raise ConfigError(f"softmax needs classes= of at least 2, got {classes!r:.80}")
         if self.datafit.name != "softmax" and classes not in (None, 2):
             raise ConfigError(f"{self.datafit.name} has two classes, got {classes}; use softmax")
         if dictionary is None:
@@ -505,7 +505,7 @@ def _checked_keep(keep: Sequence[int], width: int) -> tuple[int, ...]:
     try:
         places = sorted({operator.index(position) for position in keep})
     except TypeError:
-        raise ConfigError(f"keep must list positions of coefficients, got {keep!r}") from None
+        raise ConfigError(f"keep must list positions of coefficients, got {keep!r:.80}") from None
     outside = [position for position in places if not 0 <= position < width]
     if outside:
         raise ConfigError(f"keep names coefficient {outside[0]}, but there are 0 .. {width - 1}")

@@ -67,9 +67,11 @@ def check_metrics(kind: Loss, metrics: Mapping[str, RowMetric]) -> dict[str, Row
     reserved = {"mse"} if kind == "mse" else {"accuracy", "loss"}
     for name, metric in metrics.items():
         if not isinstance(name, str) or not name.isidentifier():
-            raise ConfigError(f"a metric's name must be an identifier such as 'top3', got {name!r}")
+            raise ConfigError(
+                f"a metric's name must be an identifier such as 'top3', got {name!r:.80}"
+            )
         if name in reserved:
             raise ConfigError(f"the metric '{name}' is always recorded; choose another name")
         if not callable(metric):
-            raise ConfigError(f"metric '{name}' must be a function (output, y), got {metric!r}")
+            raise ConfigError(f"metric '{name}' must be a function (output, y), got {metric!r:.80}")
     return dict(metrics)

@@ -91,18 +91,18 @@ class NeuralProblem:
         metrics: Mapping[str, RowMetric] | None = None,
     ) -> None:
         if loss not in ("cross-entropy", "mse"):
-            raise ConfigError(f"loss must be 'cross-entropy' or 'mse', got {loss!r}")
+            raise ConfigError(f"loss must be 'cross-entropy' or 'mse', got {loss!r:.80}")
         self.kind: Loss = loss
         self._metrics = check_metrics(loss, metrics or {})
         self.dtype = dtype
         self._head_name = head
         if buffers not in (None, "average", "local", "batch"):
-            raise ConfigError(f"buffers must be 'average', 'local' or 'batch', got {buffers!r}")
+            raise ConfigError(f"buffers must be 'average', 'local' or 'batch', got {buffers!r:.80}")
         self.buffers: BufferPolicy | None = buffers
         if not callable(module):
-            raise ConfigError(f"expected an nn.Module or a factory of one, got {module!r}")
+            raise ConfigError(f"expected an nn.Module or a factory of one, got {module!r:.80}")
         if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-            raise ConfigError(f"dtype must be torch.float32 or torch.float64, got {dtype!r}")
+            raise ConfigError(f"dtype must be torch.float32 or torch.float64, got {dtype!r:.80}")
         self._source = _without_statistics(module) if buffers == "batch" else module
         with torch.random.fork_rng(devices=[]):
             built = self._built()

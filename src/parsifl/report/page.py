@@ -26,6 +26,7 @@ from parsifl.report.html_tables import (
     headline_sheet,
     ledger_sheet,
 )
+from parsifl.report.paired_gains import undecided
 from parsifl.report.table import ExtraSection, Grid
 
 _SCRIPTS = ("chart.js", "lines.js", "clients.js", "bars.js", "heat.js", "export.js", "page.js")
@@ -201,7 +202,7 @@ def _section(
         name=name,
         level=level,
         heading="" if level == 2 else f"<h2>{html.escape(_heading(section))}</h2>",
-        notes=_notes(section.notes),
+        notes=_notes([*section.notes, *undecided(section)]),
         headline=sheets["headline"].to_html(),
         extra=extra,
         gains=gains,

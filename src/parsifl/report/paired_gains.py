@@ -59,14 +59,43 @@ class Gain:
 
 
 def baselines(section: Section) -> list[RunGroup]:
-    """Return the baselines: of Local and of FedAvg, the configuration that scores best."""
+    """Return the baselines: of Local and of FedAvg, the configuration best on validation rows.
+
+    Test scores never choose: among several configurations without validation rows there is none.
+    """
     sign = 1.0 if section.maximize else -1.0
-    found: list[RunGroup] = []
+    chosen: list[RunGroup] = []
     for name in BASELINES:
-        groups = [g for g in section.groups if g.algorithm == name and _mean(g) is not None]
-        if groups:
-            found.append(max(groups, key=lambda group: sign * (_mean(group) or 0.0)))
-    return found
+        groups = _candidates(section, name)
+        if len(groups) == 1:
+            chosen += groups
+            continue
+        scores = [_mean(group, "validation") for group in groups]
+        known = [(sign * score, -place) for place, score in enumerate(scores) if score is not None]
+        if known and len(known) == len(groups):
+            chosen.append(groups[-max(known)[1]])
+    return chosen
+
+
+def undecided(section: Section) -> list[str]:
+    """Return a note for each baseline with several configurations that cannot be chosen from."""
+    named = {group.algorithm for group in baselines(section)}
+    return [
+        f"Gains over {name} are left out: there are {len(groups)} configurations of it, not all "
+        "with validation rows, and test scores must not choose. Hold out rows (--validation 0.1), "
+        "or report one configuration."
+        for name in BASELINES
+        if len(groups := _candidates(section, name)) > 1 and name not in named
+    ]
+
+
+def _candidates(section: Section, name: str) -> list[RunGroup]:
+    """Return the configurations of an algorithm that have test scores."""
+    return [
+        group
+        for group in section.groups
+        if group.algorithm == name and _mean(group, "test") is not None
+    ]
 
 
 def gains(section: Section, baseline: RunGroup) -> list[Gain]:
@@ -96,14 +125,17 @@ def _difference(run: RunData, other: RunData) -> float | None:
     return mine - theirs if run.maximize else theirs - mine
 
 
-def _score(run: RunData) -> float | None:
-    found = run.selected("personal")
-    return None if found is None else found.scores["personal"]["test"][run.score]["mean"]
+def _score(run: RunData, split: str = "test") -> float | None:
+    record = run.selected("personal")
+    scores = {} if record is None else record.scores["personal"].get(split, {})
+    return scores[run.score]["mean"] if run.score in scores else None
 
 
-def _mean(group: RunGroup) -> float | None:
-    scores = [score for run in group.runs if (score := _score(run)) is not None]
-    return fmean(scores) if scores else None
+def _mean(group: RunGroup, split: str) -> float | None:
+    """Return the mean over seeds; None unless all seeds have a score on this split."""
+    scores = [_score(run, split) for run in group.runs]
+    known = [score for score in scores if score is not None]
+    return fmean(known) if known and (split == "test" or len(known) == len(scores)) else None
 
 
 def _client_gains(run: RunData, other: RunData) -> Iterator[float]:

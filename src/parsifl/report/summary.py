@@ -177,7 +177,7 @@ def render(rows: Sequence[Row]) -> Table:
     caption = _caption(rows, several)
     table = Table(title=title, caption=caption, caption_justify="left", box=SIMPLE_HEAD)
     table.collapse_padding, table.pad_edge = True, False
-    table.add_column("algorithm", no_wrap=True)
+    table.add_column("algorithm", overflow="fold")  # the longest column, which narrows first
     columns = ["global", "personal", "std", "worst 10th", "up", "down", "seconds"]
     for column in [*(["seeds"] if several else []), *(["score"] * (len(scores) > 1)), *columns]:
         # a narrow terminal wraps numbers and cuts none off

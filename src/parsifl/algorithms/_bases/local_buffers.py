@@ -40,7 +40,6 @@ class LocalBuffers(AdditiveAlgorithm[Problem, Any, Any, Any, Any, Any]):
     """
 
     inner: Any
-    name: str = ""
 
     supports_buffers: ClassVar[bool] = True
     keeps_buffers_local: ClassVar[bool] = True
@@ -53,8 +52,8 @@ class LocalBuffers(AdditiveAlgorithm[Problem, Any, Any, Any, Any, Any]):
         for kind in (types.downlink, types.uplink):
             if typing.get_origin(kind) is not dict:
                 raise CapabilityError(
-                    f"{self.name} does not send plain parameters, so buffers='local' cannot be "
-                    "left out of its messages: use buffers='average' or 'batch'"
+                    f"{self.inner.title()} does not send plain parameters, so buffers='local' "
+                    "cannot be left out of its messages: use buffers='average' or 'batch'"
                 )
 
     def init_server(self, problem: Problem, clients: Sequence[ClientInfo], key: Key) -> Any:
@@ -136,6 +135,14 @@ class LocalBuffers(AdditiveAlgorithm[Problem, Any, Any, Any, Any, Any]):
         fields: tuple[str, ...] = self.inner.profile_fields()
         return fields
 
+    def title(self) -> str:
+        """Return the name of the inner algorithm with this policy."""
+        return f"{self.inner.title()} with local buffers"
+
+    def describe(self) -> dict[str, Any]:
+        """Describe the inner algorithm, so that a report compares it under its own name."""
+        return {**self.inner.describe(), "buffers": "local"}
+
     def tree_types(self) -> TreeTypes:
         """Return the inner types; clients keep their buffers too."""
         types: TreeTypes = self.inner.tree_types()
@@ -146,4 +153,4 @@ def with_buffer_policy(algorithm: AnyAlgorithm, problem: Problem) -> AnyAlgorith
     """Wrap an algorithm if the problem keeps its buffers on the clients."""
     if not local_buffers(problem) or algorithm.keeps_buffers_local:
         return algorithm
-    return LocalBuffers(algorithm, type(algorithm).__name__)
+    return LocalBuffers(algorithm)

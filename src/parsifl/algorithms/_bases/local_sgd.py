@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
 
 from parsifl.core.algorithm import ClientInfo
 from parsifl.core.batching import BatchSpec, DataRequest, Partial
@@ -30,7 +31,7 @@ class LocalSgd:
         SGD steps per round. "local_steps" or "epochs" in a device profile takes precedence, except
         in algorithms whose server counts on equal steps (FedMid, Distributed-IHT).
     epochs
-        Passes over the client's rows per round; replaces `local_steps` if given.
+        Passes over the client's rows per round, in place of `local_steps`.
     momentum
         Heavy-ball momentum, reset every round.
     weight_decay
@@ -52,6 +53,18 @@ class LocalSgd:
     momentum: Momentum = 0.0
     weight_decay: NonNegative = 0.0
     last_batch: Partial = "pad"
+
+    @classmethod
+    def check_given(cls, given: Mapping[str, Any]) -> None:
+        """Reject `epochs` together with `local_steps`."""
+        # dataclasses.replace passes every field, so that no pair counts as explicit
+        copied = given.keys() >= {field.name for field in fields(cls)}
+        if not copied and "local_steps" in given and given.get("epochs") is not None:
+            raise ConfigError(
+                "`local_steps` and `epochs` are mutually exclusive: got "
+                f"local_steps={given['local_steps']} and epochs={given['epochs']}. Remove one of "
+                "them."
+            )
 
     def learning_rate(self, round: int) -> float:
         """Return the learning rate of a round."""
