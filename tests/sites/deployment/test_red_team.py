@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import tracemalloc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from tests.flower.inprocess import fields
@@ -53,8 +55,9 @@ ROWS = 90
 class Attacker:
     """A server that asks one site whatever it likes, and keeps what comes back."""
 
-    def __init__(self, family: str, root: Path, **guards: Any) -> None:
-        self.table, self.spec = hospitals(family)[1], SPECS[family]
+    def __init__(self, family: str, root: Path, table: Any = None, **guards: Any) -> None:
+        self.table = hospitals(family)[1] if table is None else table
+        self.spec = SPECS[family]
         self.experiment = Experiment("fedbestsubset", {"tau": 7}, clients=3, rounds=100)
         self.root, self.guards = root, Guards(**guards)
         own = prepare(self.table, self.spec, TableSchema(), self.guards)
@@ -213,7 +216,7 @@ def largest_share(known: Any, sets: Sequence[tuple[int, ...]]) -> float:
 def test_differences_of_answers_isolate_no_row(family: str, tmp_path: Path) -> None:
     attacker = Attacker(family, tmp_path)
     names = attacker.agreement.preprocessing.names
-    for slope in (0.5, 3.0, 20.0, 100.0):  # two questions that differ where few rows are
+    for slope in (0.1, 0.5, 3.0, 20.0, 100.0):  # two questions that differ where few rows are
         for column in ("marker0", "marker1"):
             for step in (0.0, 1e-3, 0.05):
                 at = np.zeros(attacker.width)
@@ -233,7 +236,7 @@ def test_differences_of_answers_isolate_no_row(family: str, tmp_path: Path) -> N
 
 def test_the_products_of_a_cox_model_are_its_curvature(tmp_path: Path) -> None:
     attacker = Attacker("cox", tmp_path)
-    at = np.random.default_rng(0).normal(size=attacker.width)
+    at = 0.1 * np.random.default_rng(0).normal(size=attacker.width)
     attacker.ask(at)
     weights = row_weights(attacker.problem, attacker.data, torch.as_tensor(at))
     time, event = attacker.y[:, 0], attacker.y[:, 1]
@@ -241,6 +244,8 @@ def test_the_products_of_a_cox_model_are_its_curvature(tmp_path: Path) -> None:
     found = symmetric(attacker.sums[0].curvature.numpy(), np.zeros(attacker.width))
     assert np.allclose(attacker.x.T @ products @ attacker.x, found, rtol=1e-9, atol=1e-9)
     assert np.allclose(attacker.x.T @ weights[0], attacker.sums[0].gradient.numpy(), atol=1e-9)
+    fast = RiskSetProducts(weights[1], time=time, event=event).times(attacker.x)
+    assert np.allclose(fast, products @ attacker.x, rtol=1e-9, atol=1e-12)
 
 
 def test_a_difference_of_two_rows_at_risk_is_refused() -> None:
@@ -301,6 +306,266 @@ def test_a_question_about_other_columns_is_refused(tmp_path: Path) -> None:
     attacker = Attacker("logistic", tmp_path, ratio=0.05)
     attacker.experiment = Experiment("fedbestsubset", {"tau": 1}, clients=3, rounds=9)
     assert attacker.rule(np.zeros(attacker.width)) == "ratio"
+
+
+# ------------------------------------------------------------------ rows from one or two requests
+def ward(rows: int = ROWS, numbers: int = 3) -> pd.DataFrame:
+    """Return numbers, a target of each family but Cox, and no rare level."""
+    draw = np.random.default_rng(11)
+    table = pd.DataFrame({f"lab{i}": draw.normal(size=rows) for i in range(numbers)})
+    table["days"] = 5 + table.lab0 + draw.normal(size=rows)
+    table["outcome"] = np.where(draw.random(rows) < 0.5, "dead", "alive")
+    return table
+
+
+def yes(rows: Sequence[int]) -> Any:
+    return np.where(np.isin(np.arange(ROWS), rows), "yes", "no")
+
+
+def predicting(family: str, table: pd.DataFrame) -> pd.DataFrame:
+    return table.drop(columns={"linear": "outcome", "logistic": "days"}[family])
+
+
+def raw(attacker: Attacker, **coefficients: float) -> Any:
+    """Return coefficients in the units of the table, of columns by name."""
+    names, scales = attacker.agreement.preprocessing.names, attacker.agreement.preprocessing.scale
+    means, found = attacker.agreement.preprocessing.mean, np.zeros(attacker.width)
+    for name, value in coefficients.items():
+        if name == "intercept":
+            found[-1] += value
+        else:
+            column = names.index(name)
+            found[column] = value * scales[column]
+            found[-1] += value * means[column] if attacker.width > len(names) else 0.0
+    return found
+
+
+def matrix(attacker: Attacker, request: int = 0) -> Any:
+    """Return X'WX of a request."""
+    return symmetric(attacker.sums[request].curvature.numpy(), np.zeros(attacker.width))
+
+
+def position(attacker: Attacker, name: str) -> int:
+    return attacker.agreement.preprocessing.names.index(name)
+
+
+Attack = Callable[[Path, dict[str, Any]], tuple[float, Attacker]]
+"""Returns the largest error of the rows that it finds (infinite: none), with these guards."""
+
+
+def nested_levels(root: Path, guards: dict[str, Any]) -> tuple[float, Attacker]:
+    """Nine had surgery: four on the hip, four on the knee, and one patient."""
+    table = predicting("linear", ward())
+    table["surgery"], table["hip"] = yes(range(9)), yes(range(4))
+    table["knee"] = yes(range(4, 8))
+    attacker = Attacker("linear", root, table, **guards)
+    attacker.ask(np.zeros(attacker.width))
+    if not attacker.sums:
+        return np.inf, attacker
+    sign = {"surgery=yes": 1.0, "hip=yes": -1.0, "knee=yes": -1.0}
+    row = matrix(attacker) @ raw(attacker, **sign)
+    return float(np.abs(row - attacker.x[8]).max()), attacker
+
+
+def one_missing_value(root: Path, guards: dict[str, Any]) -> tuple[float, Attacker]:
+    """Far means turn a number into an indicator of the rows in which it is known."""
+    table = predicting("linear", ward())
+    table["crp"] = np.random.default_rng(0).normal(100, 10, ROWS)
+    table.loc[17, "crp"] = np.nan
+    attacker = Attacker("linear", root, table, **guards)
+    preprocessing = attacker.agreement.preprocessing
+    column, columns = position(attacker, "crp"), []
+    for number, mean in enumerate((-4e7, -8e7)):
+        moved = [
+            replace(one, mean=(mean,)) if one.name == "crp" else one
+            for one in preprocessing.columns
+        ]
+        far = replace(preprocessing, columns=tuple(moved))
+        attacker.agreement = replace(attacker.agreement, preprocessing=far)
+        attacker.ask(np.zeros(attacker.width), run=f"{number:032x}")
+        columns.append(preprocessing.scale[column])
+    if len(attacker.sums) < 2:
+        return np.inf, attacker
+    known = (matrix(attacker, 1) - matrix(attacker, 0))[:, column] * columns[0] / 4e7
+    others = np.arange(attacker.width) != column
+    return float(np.abs(-known - attacker.x[17])[others].max()), attacker
+
+
+def tiny_weights(root: Path, guards: dict[str, Any]) -> tuple[float, Attacker]:
+    """A row next to a frequent value has the weight exp(-22), below any coarse tolerance."""
+    table = predicting("logistic", ward())
+    table["admissions"] = np.where(np.arange(ROWS) < 60, 0, np.arange(ROWS) // 4)
+    table.loc[17, "admissions"] = 1
+    attacker = Attacker("logistic", root, table, **guards)
+    for slope in (-22.0, -23.0):
+        attacker.ask(raw(attacker, admissions=slope))
+    if len(attacker.sums) < 2:
+        return np.inf, attacker
+    step = (attacker.sums[0].gradient - attacker.sums[1].gradient).numpy()
+    return float(np.abs(step[:-1] / step[-1] - attacker.x[17]).max()), attacker
+
+
+def two_models(root: Path, guards: dict[str, Any]) -> tuple[float, Attacker]:
+    """Two questions that differ by one row, each about a model of its own."""
+    attacker = Attacker("logistic", root, **guards)
+    column = position(attacker, "marker0")
+    order = np.argsort(attacker.x[:, column])
+    for number, below in enumerate((44, 45)):
+        attacker.spec = replace(attacker.spec, l2=1e-9 * number)
+        attacker.agreement = replace(attacker.agreement, spec=attacker.spec)
+        # so steep that every weight of the curvature is zero
+        attacker.ask(steep(attacker, column, below, 1e8), run=f"{number:032x}")
+    if len(attacker.sums) < 2:
+        return np.inf, attacker
+    step = (attacker.sums[0].gradient - attacker.sums[1].gradient).numpy()
+    return float(np.abs(step[:-1] / step[-1] - attacker.x[order[44]]).max()), attacker
+
+
+def one_dominant_value(root: Path, guards: dict[str, Any]) -> tuple[float, Attacker]:
+    """The products with a column are those of one row, whose cost is 300 times the others'."""
+    table = predicting("linear", ward())
+    table["cost"] = np.random.default_rng(0).normal(1e4, 1e3, ROWS)
+    table.loc[17, "cost"] = 3e6
+    attacker = Attacker("linear", root, table, **guards)
+    attacker.ask(np.zeros(attacker.width))
+    if not attacker.sums:
+        return np.inf, attacker
+    column = position(attacker, "cost")
+    row = matrix(attacker)[column] / np.sqrt(matrix(attacker)[column, column])
+    others = np.arange(attacker.width) != column
+    return float(np.abs(row - attacker.x[17])[others].max()), attacker
+
+
+def window_times_level(root: Path, guards: dict[str, Any]) -> tuple[float, Attacker]:
+    """One of the twenty patients aged 81 is one of the seven with HIV."""
+    table = predicting("logistic", ward())
+    table["age"] = np.where(np.arange(ROWS) < 20, 81, 20 + np.arange(ROWS) // 3)
+    dead, alive = (np.flatnonzero(table.outcome == name)[-3:] for name in ("dead", "alive"))
+    table["hiv"] = yes([7, *dead, *alive])
+    attacker = Attacker("logistic", root, table, **guards)
+    attacker.ask(raw(attacker, age=2.0, intercept=-162.0))
+    if not attacker.sums:
+        return np.inf, attacker
+    column, known = position(attacker, "hiv=yes"), attacker.agreement.preprocessing
+    sums = matrix(attacker)
+    row = sums[column] * known.scale[column] + sums[-1] * known.mean[column]
+    return float(np.abs(row[:-1] / row[-1] - attacker.x[7]).max()), attacker
+
+
+def joint_diagonalization(root: Path, guards: dict[str, Any]) -> tuple[float, Attacker]:
+    """Two matrices with weight on the twelve patients aged 55 have their rows as factors."""
+    table = predicting("logistic", ward(numbers=15))
+    table["age"] = np.where(np.arange(ROWS) < 12, 55, 60 + np.arange(ROWS) // 3)
+    attacker = Attacker("logistic", root, table, **guards)
+    for lab in ("lab1", "lab2"):
+        attacker.ask(raw(attacker, age=10.0, intercept=-550.0, **{lab: 1.0}))
+    if len(attacker.sums) < 2:
+        return np.inf, attacker
+    first, second = matrix(attacker), matrix(attacker, 1)
+    base = np.linalg.eigh(first)[1][:, -12:]
+    ratio = np.linalg.solve(base.T @ first @ base, base.T @ second @ base)
+    rows = (base @ np.linalg.inv(np.linalg.eig(ratio)[1]).T).T.real
+    rows = rows / rows[:, -1:]
+    errors = [np.abs(rows[:, :-1] - row).max(axis=1).min() for row in attacker.x[:12]]
+    return float(max(errors)), attacker
+
+
+ATTACKS: dict[str, tuple[Attack, float]] = {
+    "nested levels": (nested_levels, 1e-9),
+    "one missing value": (one_missing_value, 1e-4),
+    "tiny weights": (tiny_weights, 1e-2),
+    "two models": (two_models, 1e-6),
+    "one dominant value": (one_dominant_value, 0.05),
+    "window times level": (window_times_level, 1e-6),
+    "joint diagonalization": (joint_diagonalization, 1e-4),
+}
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_sums_that_isolate_a_row_are_refused(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    attack, limit = ATTACKS[name]
+    error, _ = attack(tmp_path / "open", {"leverage": 1.0})
+    assert error < limit  # an owner who allows everything shows that the attack works
+    error, attacker = attack(tmp_path / "guarded", {})
+    assert error == np.inf
+    audit = (tmp_path / "guarded" / "client-0" / "audit.jsonl").read_text().splitlines()
+    assert {json.loads(line).get("rule", "") for line in audit} <= {"", "leverage"}
+    assert "leverage of" in caplog.text  # the row is in the site's own log
+    assert "row" not in re.sub("a row or a pair", "", audit[-1])
+    assert len(attacker.sums) < 2
+
+
+def test_a_count_of_one_is_not_a_difference_of_gradients(tmp_path: Path) -> None:
+    """One of six patients with HIV is male; HIV is not among the candidates."""
+    table = predicting("linear", ward())
+    table["sex"] = np.where(np.isin(np.arange(ROWS), [7, *range(40, ROWS)]), "male", "other")
+    table["hiv"] = yes([7, 30, 31, 32, 33, 34])
+
+    def count(root: Path, **guards: Any) -> float:
+        attacker = Attacker("linear", root, table, **guards)
+        first, (hiv,) = attacker.agreement.preprocessing, [position(attacker, "hiv=yes")]
+        sex = next(i for i, name in enumerate(first.names) if name.startswith("sex="))
+        others = [place for place in range(attacker.width) if place != hiv]
+        point = np.zeros(attacker.width)
+        for value in (0.0, 1.0):
+            point[sex] = value
+            reply = attacker.ask(point, candidates=others)
+            assert fields(reply).get("rule", "cell") == "cell"
+        if len(attacker.sums) < 2:
+            return np.nan
+        step = (attacker.sums[1].gradient - attacker.sums[0].gradient).numpy()[hiv]
+        share = first.scale[sex] * first.scale[hiv]
+        both = step * share + ROWS * first.mean[sex] * first.mean[hiv]
+        return float(both if first.names[sex] == "sex=male" else 6 - both)
+
+    assert count(tmp_path / "open", cell=1) == pytest.approx(1.0)
+    assert np.isnan(count(tmp_path / "guarded"))
+
+
+def test_the_history_belongs_to_the_table_and_not_to_the_model(tmp_path: Path) -> None:
+    def answered(root: Path, models: int) -> int:
+        attacker = Attacker("logistic", root, ratio=0.08, runs=99)
+        attacker.experiment = Experiment("fedbestsubset", {"tau": 2}, clients=3, rounds=100)
+        draw = np.random.default_rng(0)
+        for number in range(24):
+            spec = replace(attacker.spec, l2=1e-9 * (number % models))
+            attacker.spec, agreement = spec, attacker.agreement
+            attacker.agreement = replace(agreement, spec=spec)
+            point = np.zeros(attacker.width)
+            point[:2] = 0.3 * draw.normal(size=2)
+            attacker.ask(point, run=f"{number % models:032x}", candidates=[0, 1])
+        return len(attacker.sums)
+
+    assert answered(tmp_path / "one", 1) == answered(tmp_path / "six", 6) > 0
+
+
+def test_the_runs_of_a_table_count_for_all_models(tmp_path: Path) -> None:
+    attacker = Attacker("logistic", tmp_path, runs=1)
+    assert attacker.rule(np.zeros(attacker.width)) == ""
+    attacker.spec = replace(attacker.spec, l2=0.5)
+    attacker.agreement = replace(attacker.agreement, spec=attacker.spec)
+    assert attacker.rule(np.zeros(attacker.width), run="1" * 32) == "runs"
+
+
+def test_the_last_sums_are_checked_like_those_of_a_round(tmp_path: Path) -> None:
+    attacker = Attacker("logistic", tmp_path)
+    column = position(attacker, "marker0")
+    point = steep(attacker, column, 1, 40.0)
+    head = {"client": 0, "round": 0, "experiment": RUN}
+    request = Envelope(
+        json.dumps(
+            {
+                **head,
+                "agreement": attacker.agreement.to_json(),
+                "support": [column, attacker.width - 1],
+                "coefficients": [point[column], point[-1]],
+            }
+        )
+    )
+    site = TableSite(attacker.experiment, 0, attacker.table, tmp_path, attacker.spec)
+    assert fields(respond(site, "products", request))["rule"] == "leverage"
 
 
 # ------------------------------------------------------------------ what a site answers at all

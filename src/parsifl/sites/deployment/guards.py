@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Any, Literal, NamedTuple, final
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,7 @@ from parsifl.data.tables import Column
 from parsifl.engine.experiment import Experiment
 from parsifl.engine.safe_files import replace_file
 from parsifl.flower.client import make_private
+from parsifl.flower.logs import node_log
 from parsifl.sites.deployment.agreement import Agreement, Family, Prepared
 from parsifl.sites.search.fedbestsubset import FedBestSubset
 
@@ -41,7 +42,10 @@ _PREFIX = "guard-"
 SEPARATOR = "|"
 """Between the entries of a list in the node's configuration."""
 _SMALLEST, _LARGEST, _FARTHEST = 1e-100, 1e100, 1e6
-_ROUNDING = 1e-9
+_RANK = 1e-13
+"""Smallest singular value that counts, relative to the largest: sums are sent in float64."""
+_GRAM_RANK = 1e-9
+"""The same for the eigenvalues of inner products of matrices."""
 AUDIT_FILE = "audit.jsonl"
 _UNREAD = ("runs", "agreement", "requests")
 
@@ -251,7 +255,9 @@ def check_support(
     return list(support)
 
 
-def check_cells(own: Prepared, names: Sequence[str], x: Array, guards: Guards) -> None:
+def check_cells(
+    own: Prepared, names: Sequence[str], x: Array, products: Sequence[int], guards: Guards
+) -> None:
     """Check that no product of two columns is a sum over a few rows.
 
     Parameters
@@ -259,25 +265,32 @@ def check_cells(own: Prepared, names: Sequence[str], x: Array, guards: Guards) -
     names
         The column of the table to which each column of `x` belongs.
     x
-        The columns of the design matrix that are multiplied; targets are checked as well.
+        The columns of the design matrix whose sums are sent; targets are checked as well.
+    products
+        The positions of the columns by which the others are multiplied: those of the curvature and
+        those with a coefficient, because a gradient contains products with them.
     """
-    targets = [own.columns[name] for name in own.spec.columns]
-    masks, owner = [], []
-    for label, values in zip((*names, *own.spec.columns), (*x.T, *targets), strict=True):
+    width, targets = len(names), [own.columns[name] for name in own.spec.columns]
+    factors = {*products, *range(width, width + len(targets))}
+    masks, owner, multiplied = [], [], []
+    columns = zip((*names, *own.spec.columns), (*x.T, *targets), strict=True)
+    for position, (label, values) in enumerate(columns):
         if (mask := _spot(values)) is not None:
             masks += [mask, ~mask]
             owner += [label, label]
+            multiplied += [position in factors] * 2
     for name in dict.fromkeys(names):
         if not is_words(own.columns[name]):
             masks.append(observed(own.columns[name]))
             owner.append(name)
-    if not masks:
+            multiplied.append(any(names[position] == name for position in products))
+    if not any(multiplied):
         return
     every = np.stack(masks).astype(np.int64)
-    cells = every @ every.T
+    cells = every[multiplied] @ every.T
     small = np.argwhere((cells > 0) & (cells < guards.cell))
     if len(small):
-        first, second = (owner[place] for place in small[0])
+        first, second = owner[np.flatnonzero(multiplied)[small[0, 0]]], owner[small[0, 1]]
         raise Refusal(
             "cell",
             f"the columns '{first}' and '{second}' share a cell of fewer than {guards.cell} rows; "
@@ -296,14 +309,33 @@ def check_question(
     check_width(len(candidates), rows, guards)
 
 
+def check_request(vectors: Array, labels: Sequence[str], guards: Guards) -> None:
+    """Check that no row or pair stands out in the sums of one request.
+
+    From a gradient X'r and a curvature X'(w X_C) a server computes X't for every t in the span of
+    1, the residuals r, the weights w, and the products of weights and candidates. In a Cox model
+    the curvature X'K X_C replaces the weights: t is in the span of 1, r and K X_C.
+
+    Parameters
+    ----------
+    vectors
+        The vectors [rows, number] that span t.
+    labels
+        The name of each vector, for the log of the site.
+    """
+    exposure = _exposure(vectors, guards)
+    squares = _scaled(vectors) ** 2
+    inside = squares[list(exposure.rows)].sum(axis=0)
+    parts = inside / np.maximum(squares.sum(axis=0), np.finfo(float).tiny)
+    cause = f"in this request, most of all by {labels[parts.argmax()]!r}"
+    _refuse_if_exposed(exposure.share, guards, exposure.rows, cause)
+
+
 def check_leverage(released: Array, asked: Array, guards: Guards) -> None:
     """Check that no row or pair can be isolated from released and requested sums.
 
     A sum over rows is X's with weights s. Any linear combination of sums that a server forms is
     X't with t in the span of all weights, including the equal weights of the first sums.
-    A row stands out if that span nearly contains its unit vector: if its leverage, the diagonal
-    entry of the projection P onto the span, is nearly 1. Two rows stand out if some t of length 1
-    has nearly all of its squared length on them: if their block of P has an eigenvalue near 1.
 
     Parameters
     ----------
@@ -312,26 +344,53 @@ def check_leverage(released: Array, asked: Array, guards: Guards) -> None:
     asked
         The weights [rows] of the requested sum.
     """
-    if not np.isfinite(asked).all():
-        raise Refusal("leverage", "sums at these coefficients are not finite")
     every = np.concatenate([np.ones((1, len(asked))), released, asked[None]])
-    for norm in (np.inf, 2):  # the largest entry first: squares of large weights would overflow
-        size = np.linalg.norm(every, norm, axis=1, keepdims=True)
-        every = every / np.where(size > 0, size, 1.0)
-    basis, values, _ = np.linalg.svd(every.T, full_matrices=False)
-    basis = basis[:, values > _ROUNDING * values[0]]
-    single = (basis**2).sum(axis=1)
-    shares = [float(single.max())]
-    if guards.cell > 2:
-        # an eigenvalue is at most the sum of both leverages, which add up to the dimensions: only
-        # few rows need a check of their pairs
-        near = np.flatnonzero(single > guards.leverage / 2)
-        mixed, one = basis[near] @ basis.T, single[near, None]
-        mixed[np.arange(len(near)), near] = 0.0
-        pairs = (one + single) / 2 + np.sqrt(((one - single) / 2) ** 2 + mixed**2)
-        pairs[np.arange(len(near)), near] = 0.0
-        shares.append(float(pairs.max(initial=0.0)))
-    _refuse_if_exposed(basis.shape[1], len(asked), max(shares), guards)
+    exposure = _exposure(every.T, guards)
+    _refuse_many(exposure.dimensions, len(asked), guards)
+    _refuse_if_exposed(exposure.share, guards, exposure.rows, "with the earlier sums")
+
+
+class _Exposure(NamedTuple):
+    """The dimensions of a span, the largest leverage of a row or a pair, and these rows."""
+
+    dimensions: int
+    share: float
+    rows: tuple[int, ...]
+
+
+def _exposure(vectors: Array, guards: Guards) -> _Exposure:
+    """Return how far a row or a pair stands out in the span of vectors [rows, number].
+
+    A row stands out if the span nearly contains its unit vector: if its leverage, the diagonal
+    entry of the projection P onto the span, is nearly 1. Two rows stand out if some t of length 1
+    has nearly all of its squared length on them: if their block of P has an eigenvalue near 1.
+    """
+    basis, values, _ = np.linalg.svd(_scaled(vectors), full_matrices=False)
+    basis = basis[:, values > _RANK * values[0]]
+    single = np.minimum((basis**2).sum(axis=1), 1.0)  # 1 but for rounding
+    worst = _Exposure(basis.shape[1], float(single.max()), (int(single.argmax()),))
+    if guards.cell <= 2 or worst.share > guards.leverage:
+        return worst
+    # an eigenvalue is at most the sum of both leverages, which add up to the dimensions: only
+    # few rows need a check of their pairs
+    for row in np.flatnonzero(single > guards.leverage / 2):
+        mixed = basis @ basis[row]
+        pairs = (single + single[row]) / 2 + np.sqrt(((single - single[row]) / 2) ** 2 + mixed**2)
+        pairs = np.minimum(pairs, 1.0)
+        pairs[row] = 0.0
+        other = int(pairs.argmax())
+        if pairs[other] > worst.share:
+            worst = _Exposure(basis.shape[1], float(pairs[other]), (int(row), other))
+    return worst
+
+
+def _scaled(vectors: Array) -> Array:
+    """Return vectors with a largest entry of 1; zero vectors remain zero."""
+    if not np.isfinite(vectors).all():
+        raise Refusal("leverage", "sums at these coefficients are not finite")
+    size = np.abs(vectors).max(axis=0)
+    scaled: Array = vectors / np.where(size > 0.0, size, 1.0)
+    return scaled
 
 
 class RiskSetProducts:
@@ -353,11 +412,23 @@ class RiskSetProducts:
         events = np.bincount(place, event, len(moments))
         at_risk = np.cumsum(np.bincount(place, ratio, len(moments))[::-1])[::-1]
         per_set = np.where(events > 0, 1 / np.maximum(at_risk, np.finfo(float).tiny), 0.0)
-        order = np.argsort(place, kind="stable")
+        self.order = order = np.argsort(place, kind="stable")
         squares = np.cumsum(events * per_set * per_set)[place]
         self.late = ratio[order]
         self.early = (ratio * squares)[order]
         self.diagonal = (ratio * (np.cumsum(events * per_set)[place] - ratio * squares))[order]
+
+    def times(self, x: Array) -> Array:
+        """Return K x for the columns of x [rows, columns], in time proportional to the rows."""
+        # K times a constant is 0; from the first row, because constant columns are then exactly 0
+        centered = x - x[0]
+        centered = (centered - centered.mean(axis=0))[self.order]
+        early, late, diagonal = (part[:, None] for part in (self.early, self.late, self.diagonal))
+        before = _after((early * centered)[::-1])[::-1]
+        product = diagonal * centered - early * _after(late * centered) - late * before
+        by_row: Array = np.empty_like(product)
+        by_row[self.order] = product
+        return by_row
 
 
 def check_products(
@@ -386,7 +457,7 @@ def check_products(
     size = np.sqrt(np.diag(inner))
     size = np.where(size > 0, size, 1.0)
     values, vectors = np.linalg.eigh(inner / np.outer(size, size))
-    kept = values > _ROUNDING * values[-1]
+    kept = values > _GRAM_RANK * values[-1]
     into = (vectors[:, kept] / np.sqrt(values[kept])).T / size
     own = ((into @ diagonal) ** 2).sum(axis=0)
     worst = float(own.max())
@@ -399,7 +470,8 @@ def check_products(
             share = ((into @ np.concatenate([before, after], axis=1)) ** 2).sum(axis=0)
             both = 2 * share + own[row] + np.delete(own, row)
             worst = max(worst, float(both.max(initial=0.0)))
-    _refuse_if_exposed(int(kept.sum()), rows, worst, guards)
+    _refuse_many(int(kept.sum()), rows, guards)
+    _refuse_if_exposed(worst, guards)
 
 
 def _other_shares(early: Array, late: Array, weight: Array) -> Array:
@@ -413,20 +485,38 @@ def _other_shares(early: Array, late: Array, weight: Array) -> Array:
 
 
 def _after(values: Array) -> Array:
-    """Return the sum of the values after each value.
+    """Return the sum of the values after each value, along the first axis.
 
     >>> _after(np.array([1.0, 2.0, 3.0]))
     array([5., 3., 0.])
     """
-    return np.append(np.cumsum(values[:0:-1])[::-1], 0.0)
+    later: Array = np.cumsum(values[:0:-1], axis=0)[::-1]
+    return np.concatenate([later, np.zeros_like(values[:1])])
 
 
-def _refuse_if_exposed(dimensions: int, rows: int, share: float, guards: Guards) -> None:
-    if dimensions > guards.columns(rows) or share > guards.leverage:
+def _refuse_if_exposed(
+    share: float, guards: Guards, rows: Sequence[int] = (), cause: str = ""
+) -> None:
+    """Refuse sums in which a row or a pair stands out; only the node's log names the rows."""
+    if share > guards.leverage:
+        if rows:
+            listed = " and ".join(str(row + 1) for row in rows)
+            node_log().warning(
+                "row %s has a leverage of %.3f %s: merge levels, limit extreme values, remove a "
+                "column, or raise guard-leverage", listed, share, cause
+            )  # fmt: skip
         raise Refusal(
             "leverage",
-            "combined with earlier sums, a row or a pair would stand out in these sums; "
+            "a row or a pair would stand out in these sums, alone or combined with earlier ones; "
             "if columns separate the classes or the events, set l2",
+        )
+
+
+def _refuse_many(dimensions: int, rows: int, guards: Guards) -> None:
+    if dimensions > guards.columns(rows):
+        raise Refusal(
+            "leverage",
+            f"the released sums would span more dimensions than {guards.ratio:.3g} times its rows",
         )
 
 
@@ -506,10 +596,12 @@ class Audit:
     ) -> None:
         """Check the row weights [2, rows] of sums against those of earlier sums, and store them.
 
-        They stay in a file of the site as long as the table is the same. With `products` the second
-        row does not hold weights, but the values that define a matrix over pairs of rows.
+        They stay in a file of the site as long as the table is the same, whatever the model. With
+        `products` the second row does not hold weights, but the values that define a matrix over
+        pairs of rows.
         """
-        path = self._path.with_name(f"released-{table}.npy")
+        kind = "sums" if products is None else "risk-sets"
+        path = self._path.with_name(f"released-{table}-{kind}.npy")
         past = np.load(path) if path.exists() else np.zeros((0, *weights.shape))
         if any(np.array_equal(weights, known) for known in past):
             return  # asked before: the answer is the same

@@ -6,7 +6,7 @@ import json
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, final
@@ -370,7 +370,7 @@ class TableSite:
         own = prepare(self._table, self._spec, self._schema, self._guards)
         rules.check_plan(self._experiment, self._client, own.rows, self._guards)
         table = {name: list(map(str, self._table[name])) for name in own.columns}
-        entry["table"] = digest(table, asdict(self._spec))
+        entry["table"] = digest(table)
         if isinstance(request, AgreeRequest):
             most = self._guards.columns(own.rows)
             return AgreeReply(
@@ -396,9 +396,13 @@ class TableSite:
             raise Refusal("data-schema", "the agreed schema of a row does not match its table")
         assert isinstance(request, TrainRequest)
         self._hold(request, agreement, entry, request.round, envelope.parts.get("down"))
+        problem: Any = make(data)
         if isinstance(self._experiment.build_algorithm(), FedBestSubset):
-            self._check_sums(envelope, own, agreement, data, make(data), entry)
+            self._check_sums(envelope, own, agreement, data, problem, entry)
             return _whole(site.train(request, envelope.parts))
+        # other algorithms may combine all products of columns
+        start, columns = torch.zeros(problem.width, dtype=torch.float64), range(problem.width)
+        self._release(own, agreement, data, problem, start, columns, entry)
         return self._narrow(_whole(site.train(request, envelope.parts)), own.rows, entry)
 
     def _check_sums(
@@ -437,14 +441,23 @@ class TableSite:
     ) -> None:
         """Check sums at these coefficients against all released sums, and record them."""
         names, units = agreement.preprocessing.names, agreement.preprocessing.units
+        owners = [agreement.preprocessing.columns[unit].name for unit in units]
         inner = [place for place in columns if place < len(names)]
-        places = [agreement.preprocessing.columns[units[place]].name for place in inner]
-        rules.check_cells(own, places, np.asarray(data.x)[:, inner], self._guards)
+        x = np.asarray(data.x)
+        rules.check_cells(own, owners, x, inner, self._guards)
         entry["columns"] = [names[place] for place in inner]
         weights, products = row_weights(problem, data, at), None
+        design = np.column_stack([x, np.ones(len(x))])[:, list(columns)]
+        labels = [[*names, "(intercept)"][place] for place in columns]
         if isinstance(problem, Cox):
             time, event, _ = data.y.unbind(1)
             products = partial(RiskSetProducts, time=time.numpy(), event=event.numpy())
+            vectors = [products(weights[1]).times(design)]
+        else:
+            vectors = [weights[1][:, None] * design, weights[1][:, None]]
+            labels += ["(weights)"]
+        every = np.column_stack([*vectors, weights[0], np.ones(len(x))])
+        rules.check_request(every, [*labels, "(residuals)", "(rows)"], self._guards)
         self._audit.release(entry["table"], weights, self._guards, products)
 
     def _hold(
