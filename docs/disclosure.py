@@ -22,6 +22,9 @@ and fails if a value is not listed here. The server rejects any other field.
 No message carries rows, labels of single rows or client state. A personal model leaves its client
 only if it is the upload of the algorithm (FedAMP, HeurFedAMP). An upload is computed from rows and
 can reveal information about them: Parsifl has no differential privacy and no secure aggregation.
+The guards of a site with a table refuse many requests that would isolate rows, but not all:
+`docs/privacy-officer.md` lists what they do not cover. Such a site trains with FedBestSubset only,
+unless its owner allows other algorithms (`guard-algorithms`), and refuses to evaluate.
 `SECURITY.md` has the threat model.
 
 `*` stands for any name or position.
@@ -30,7 +33,7 @@ can reveal information about them: Parsifl has no differential privacy and no se
 REPLIES = {
     "hello": "The first message of a client",
     "train": "After a round of training",
-    "evaluate": "After an evaluation (`evaluate_every=0` sends none)",
+    "evaluate": "After an evaluation (none with `evaluate_every=0`, and from sites with tables)",
     "agree": "Sparse-regression template: the sums over a table, within the site's guards",
     "products": "Sparse-regression template: the last step, within the site's guards",
     "failure": "If a request fails: instead of the reply",

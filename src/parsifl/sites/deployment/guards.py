@@ -78,8 +78,8 @@ class Guards:
     runs
         The largest number of runs that are answered about the same rows.
     leverage
-        The largest share of a row, or of two rows if `cell` is above 2, in any combination of the
-        released sums (1 means that these rows are isolated).
+        The largest share of a row, or of two rows if `cell` is above 2, in linear combinations of
+        the sums of a request, and of the weights of all requests; 1 switches the rule off.
     algorithms
         The algorithms that may train on the table, separated by `|` in the node's configuration.
         FedBestSubset is the only one for families other than "linear".
