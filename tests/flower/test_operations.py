@@ -8,6 +8,7 @@ import json
 import logging
 import socket
 import tarfile
+import threading
 import time
 import urllib.request
 from pathlib import Path
@@ -21,8 +22,8 @@ from typer.testing import CliRunner
 import parsifl
 from parsifl.cli.app import app
 from parsifl.core.errors import CheckpointError, ConfigError, ParsiflError
-from parsifl.flower import hello, logs, retention
-from parsifl.flower.message import Envelope
+from parsifl.flower import hello, logs, monitor, retention, server_health, tls
+from parsifl.flower.message import Envelope, Replies, Requests
 from parsifl.flower.monitor import read_status
 from parsifl.flower.server import Federation
 from parsifl.flower.settings import Deployment, DeploymentSettings
@@ -53,9 +54,8 @@ def test_status_follows_a_run(tmp_path: Path) -> None:
     assert [client["node"] for client in found["clients"]] == [100, 101, 102, 103]
     assert all(client["parsifl"] == parsifl.__version__ for client in found["clients"])
     code, text = call("flower", "status", str(tmp_path / "run"))
-    assert code == 1  # no process of this run is alive, and it did not say that it is done
+    assert code == 0
     assert "round 3 of 3" in text
-    assert "its process has ended" in text
     code, text = call("flower", "status", str(tmp_path / "run"), "--json")
     assert json.loads(text)["rounds"] == 3
 
@@ -152,9 +152,8 @@ def test_a_check_reports_every_client_and_trains_nothing(tmp_path: Path) -> None
 def test_the_free_space_is_that_of_the_nearest_directory(tmp_path: Path) -> None:
     found = hello.this_machine(tmp_path / "not" / "yet")
     assert found.free > 0
-    assert hello.concerns(found.model_copy(update={"clock": time.time() + 3600}))[0].startswith(
-        "its clock is 3,600 s ahead"
-    )
+    ahead = found.model_copy(update={"clock": time.time() + 3600})
+    assert hello.concerns(ahead, time.time())[0].startswith("its clock is 3,600 s ahead")
 
 
 def test_logs_are_json_lines_with_run_round_and_client(
@@ -339,3 +338,154 @@ def test_control_characters_of_a_crafted_status_do_not_reach_the_terminal(tmp_pa
     output = call("flower", "status", str(tmp_path))[1]
     assert "last error: ?]0;owned??[2J" in output
     assert "\x1b" not in output
+
+
+class Clock:
+    """A clock that only `Late` moves."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1e9
+        for name in ("time", "monotonic"):
+            monkeypatch.setattr(time, name, lambda: self.now)
+
+
+class Late(InProcess):
+    """Clients that reply after `delays` seconds; the caller sees each reply when it arrives."""
+
+    clock: Clock
+    delays: dict[int, float]
+
+    def ask(self, requests: Requests, timeout: float, enough: Any = None) -> Replies:
+        start, found = self.clock.now, dict[int, Envelope | str]()
+        for node in sorted(requests, key=lambda node: self.delays.get(self.clients[node], 0)):
+            self.clock.now = start + self.delays.get(self.clients[node], 0)
+            found |= super().ask({node: requests[node]}, timeout)
+            if enough is not None and enough(found):
+                break
+        return found
+
+    def pause(self, seconds: float) -> None:
+        self.clock.now += seconds
+
+
+def late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **delays: float) -> Late:
+    link = Late(experiment("fedavg", rounds=2), tmp_path / "state")
+    (tmp_path / "run").mkdir()
+    link.clock = Clock(monkeypatch)
+    link.delays = {int(name[1:]): seconds for name, seconds in delays.items()}
+    return link
+
+
+def test_a_client_that_joins_late_does_not_make_the_clocks_of_others_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = late(tmp_path, monkeypatch, c3=80)
+    link.clients = {100: 0, 101: 1, 102: 2}
+    pauses = iter(range(1000))
+
+    def pause(seconds: float) -> None:
+        link.clock.now += seconds
+        if next(pauses) == 120:
+            link.clients[103] = 3
+
+    link.pause = pause  # type: ignore[method-assign]
+    assert link.federation(tmp_path / "run", wait=300.0).check() == []
+    assert "waiting for the clients 3" in link.log
+    assert link.log.count("waiting for the clients 3") < 12
+
+
+def test_a_clock_that_is_off_is_found_although_its_node_is_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = late(tmp_path, monkeypatch, c1=50, c3=80)
+    link.fault = hello_with({"clock": 1e9 - 40.0})  # 90 s behind when it is sent
+    (problem,) = link.federation(tmp_path / "run", wait=300.0).check()
+    assert problem == "client 1 (node 101): its clock is 90 s behind the server's"
+
+
+def test_every_reply_is_stamped_when_it_arrives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = late(tmp_path, monkeypatch, c1=5, c2=30)
+    link.run(tmp_path / "run")
+    entries = read_status(tmp_path / "run")["clients"]
+    assert [entry["reply_seconds"] for entry in entries] == [0, 5, 30, 0]
+    replies = [entry["last_reply"] for entry in entries]
+    assert [reply - replies[0] for reply in replies] == [0, 5, 30, 0]
+
+
+def test_a_resumed_server_starts_from_its_records(tmp_path: Path) -> None:
+    InProcess(experiment("fedavg", rounds=2), tmp_path / "s").run(tmp_path / "run")
+    before = read_status(tmp_path / "run")
+    assert before["bytes_up"] > 0
+    link = InProcess(experiment("fedavg", rounds=3), tmp_path / "s")
+    seen: list[dict[str, Any]] = []
+
+    def look(kind: str, _client: int, _request: Envelope, answer: Any) -> Answer:
+        if kind == "train":
+            seen.append(read_status(tmp_path / "run"))
+        reply: Envelope = answer()
+        return reply
+
+    link.fault = look
+    link.run(tmp_path / "run", resume=True)
+    for name in ("round", "bytes_up", "bytes_down"):
+        assert seen[0][name] == before[name]
+    assert read_status(tmp_path / "run")["round"] == 3
+
+
+def status_of(tmp_path: Path, **changes: Any) -> tuple[int, str]:
+    path = tmp_path / "status.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    code, text = call("flower", "status", str(tmp_path))
+    return code, text.splitlines()[0]
+
+
+def test_a_server_that_is_not_heard_has_ended(tmp_path: Path) -> None:
+    InProcess(experiment("fedavg", rounds=2), tmp_path / "s").run(tmp_path)
+    now = time.time()
+    code, line = status_of(tmp_path, state="training", updated=now - 10)
+    assert (code, "fedavg: training, round 2 of 2" in line) == (0, True)
+    code, line = status_of(tmp_path, state="training", updated=now - 3600)
+    assert (code, "fedavg: ended, last heard 3,60" in line) == (1, True)
+    assert status_of(tmp_path, state="done", updated=now - 3600)[0] == 0
+    code, line = status_of(tmp_path, state="failed", updated=now)
+    assert (code, "failed" in line) == (1, True)
+
+
+def test_the_heartbeat_writes_until_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(monitor, "_HEARTBEAT_SECONDS", 0.01)
+    federation = InProcess(experiment("fedavg", rounds=1), tmp_path / "s").federation(
+        tmp_path / "r"
+    )
+    federation.run()
+    before = read_status(tmp_path / "r")
+    with federation.monitor.heartbeat():
+        deadline = time.monotonic() + 60
+        while read_status(tmp_path / "r")["updated"] == before["updated"]:
+            assert time.monotonic() < deadline
+    after = read_status(tmp_path / "r")
+    assert {**after, "updated": 0} == {**before, "updated": 0}
+    assert not [thread for thread in threading.enumerate() if "heartbeat" in thread.name]
+
+
+def test_the_expiry_of_the_certificate_and_a_full_disk_are_reported(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    keys = tls.make_keys(tmp_path / "keys", 1, days=10)
+    link = InProcess(experiment("fedavg", rounds=1), tmp_path / "s")
+    federation = link.federation(tmp_path / "run", certificate=str(keys.certificate))
+    (problem,) = federation.check()
+    assert problem in [f"server: its certificate expires in {n} days; renew it" for n in (9, 10)]
+    federation.run()
+    expires = read_status(tmp_path / "run")["server"]["certificate_expires"]
+    assert abs(expires - time.time() - 10 * 86_400) < 3600
+    assert "certificate expires on" in call("flower", "status", str(tmp_path / "run"))[1]
+    health = server_health.ServerHealth
+    assert health(1 << 20, None).problems() == ["server: only 1 MiB are free for the run directory"]
+    assert health(1 << 40, time.time() - 1).problems() == [
+        "server: its certificate has expired; renew it"
+    ]
+    with pytest.raises(ConfigError, match=r"deployment\.certificate="):
+        link.federation(tmp_path / "run", certificate=str(tmp_path / "missing"))

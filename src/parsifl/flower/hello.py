@@ -75,14 +75,14 @@ def mismatch(machine: Machine | None) -> str:
     return ""
 
 
-def concerns(machine: Machine, delay: float = 0.0) -> list[str]:
+def concerns(machine: Machine, arrived: float) -> list[str]:
     """Return problems for the operator: a wrong clock, a full disk.
 
-    `delay` is the maximum transit time of the report.
+    `arrived` is when the report arrived, by the server's clock.
     """
     found = []
-    ahead = machine.clock - time.time()
-    if ahead > CLOCK_SECONDS or ahead < -CLOCK_SECONDS - delay:
+    ahead = machine.clock - arrived
+    if abs(ahead) > CLOCK_SECONDS:
         side = "ahead of" if ahead > 0 else "behind"
         found.append(f"its clock is {abs(ahead):,.0f} s {side} the server's")
     if machine.free < LEAST_FREE:

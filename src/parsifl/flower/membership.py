@@ -58,6 +58,7 @@ class Membership:
         self.infos: dict[int, ClientInfo] = {}
         self.schemas: dict[int, DataSchema] = {}
         self.machines: dict[int, Machine] = {}
+        self.concerns: dict[int, list[str]] = {}
 
     def restore(self, stored: Mapping[str, Any]) -> None:
         """Restore the clients of a checkpoint; they must reconnect unchanged."""
@@ -133,12 +134,19 @@ class Membership:
             return
         requests: Requests = dict.fromkeys(fresh, ("hello", self.greeting.envelope()))
         # one of them may be dead but still listed: do not wait long, nor for more than needed
-        enough = self.all_of(missing)
-        replies = self._link.ask(requests, min(timeout, _HELLO_SECONDS), enough)
+        enough, arrived = self.all_of(missing), dict[int, float]()
+
+        def heard_enough(replies: Replies) -> bool:
+            for node in replies:
+                arrived.setdefault(node, time.time())
+            return enough(replies)
+
+        replies = self._link.ask(requests, min(timeout, _HELLO_SECONDS), heard_enough)
         heard = fresh if not enough(replies) else [node for node in fresh if node in replies]
         for node in heard:
             try:
-                self._admit(node, read_reply(HelloReply, replies.get(node)))
+                hello = read_reply(HelloReply, replies.get(node))
+                self._admit(node, hello, arrived.get(node, time.time()))
             except Exception as error:  # an invalid reply of one node must not affect the others
                 self._reject(node, error)
 
@@ -162,7 +170,7 @@ class Membership:
     def _expected(self) -> set[int]:
         return {client for client in range(self._clients) if client not in self._left_out}
 
-    def _admit(self, node: int, hello: HelloReply) -> None:
+    def _admit(self, node: int, hello: HelloReply, arrived: float) -> None:
         client, limit = hello.client, self._deployment.classes
         if reason := mismatch(hello.machine):
             raise WireError(reason)
@@ -182,7 +190,8 @@ class Membership:
         self._refused.pop(client, None)
         assert hello.machine is not None
         self.machines[client] = hello.machine
-        for concern in concerns(hello.machine, _HELLO_SECONDS):
+        self.concerns[client] = concerns(hello.machine, arrived)
+        for concern in self.concerns[client]:
             self._log(f"client {client} (node {node}): {concern}")
 
     def owners(self) -> dict[int, int]:

@@ -7,8 +7,10 @@ client.
 from __future__ import annotations
 
 import json
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,12 +18,17 @@ from parsifl.core.errors import ConfigError
 from parsifl.engine.record import RoundRecord
 from parsifl.engine.safe_files import reject_foreign, reject_links, replace_file
 from parsifl.flower.logs import note_context
-from parsifl.flower.membership import Membership
+from parsifl.flower.membership import Log, Membership
 from parsifl.flower.message import Link, Replies, Requests
+from parsifl.flower.server_health import ServerHealth, expiry
 from parsifl.flower.settings import STATUS_FILE
 
-FORMAT = 1
+FORMAT = 2
+ALIVE_SECONDS = 20.0
+"""A server whose status is older has ended."""
+_HEARTBEAT_SECONDS = 5.0
 _WRITE_SECONDS = 1.0
+_MISSING_SECONDS = 15.0
 
 
 class Monitor:
@@ -33,17 +40,36 @@ class Monitor:
         The run directory.
     algorithm, rounds, clients
         The algorithm, the total number of rounds, and the number of clients.
+    log
+        Receives who is missing while the server waits for clients.
     port
         The port of the metrics endpoint on loopback; 0 for none.
+    certificate
+        The SuperLink's certificate; empty if unknown.
     """
 
-    def __init__(self, out: Path, algorithm: str, rounds: int, clients: int, port: int = 0) -> None:
-        self._path = out / STATUS_FILE
+    def __init__(
+        self,
+        out: Path,
+        algorithm: str,
+        rounds: int,
+        clients: int,
+        log: Log,
+        port: int = 0,
+        certificate: str = "",
+    ) -> None:
+        self._path, self._log = out / STATUS_FILE, log
         now = time.time()
         self._members: Membership | None = None
-        self._replied: dict[int, float] = {}  # by node
+        self._replied: dict[int, float] = {}  # when each node replied last
+        self._took: dict[int, float] = {}  # seconds of its last reply, by node
+        self._heard: set[int] = set()  # nodes that have replied in this exchange
         self._problems: dict[int, str] = {}  # by client
         self._written = 0.0
+        self._reminded = time.monotonic()
+        self._expires = expiry(Path(certificate)) if certificate else None
+        self._latest: Mapping[str, Any] = {}  # what the heartbeat writes again
+        self._writing = threading.Lock()
         self._status: dict[str, Any] = {
             "format": FORMAT,
             "algorithm": algorithm,
@@ -78,13 +104,55 @@ class Monitor:
         self._members = members
         note_context(run=run)
 
+    def health(self) -> ServerHealth:
+        """Return the state of the server's machine."""
+        return ServerHealth.of(self._path.parent, self._expires)
+
+    @contextmanager
+    def heartbeat(self) -> Iterator[None]:
+        """Write the status regularly while the block runs, so that a reader sees the end."""
+        ended = threading.Event()
+
+        def beat() -> None:
+            while not ended.wait(_HEARTBEAT_SECONDS):
+                with suppress(OSError):  # a full disk: the status says "ended" until it is free
+                    self._save()
+
+        thread = threading.Thread(target=beat, name="parsifl-heartbeat", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
     # ------------------------------------------------------------------ events
+    def resume(self, records: Sequence[RoundRecord]) -> None:
+        """Start from the records of an earlier server."""
+        for record in records:
+            self._add(record)
+
+    def paused(self) -> None:
+        """Log who is missing, now and then, while the server waits for clients."""
+        waiting = self._status["state"] == "waiting for clients"
+        if not waiting or self._members is None:
+            return
+        if time.monotonic() - self._reminded >= _MISSING_SECONDS:
+            self._reminded = time.monotonic()
+            missing = sorted(
+                set(range(self._status["expected_clients"])) - {*self._members.online()}
+            )
+            if missing:
+                self._log(f"waiting for the clients {', '.join(map(str, missing))}")
+        self._write()
+
     def asked(self, requests: Requests) -> None:
         """Record the start of an exchange."""
         kinds = {kind for kind, _ in requests.values()}
         kind = "train" if "train" in kinds else min(kinds, default="hello")
         if kind in ("train", "evaluate"):
             self._status["state"] = "training" if kind == "train" else "evaluating"
+        self._heard = set()
         self._status["exchange"] = {
             "kind": kind,
             "since": time.time(),
@@ -96,23 +164,29 @@ class Monitor:
     def replied(self, replies: Replies) -> None:
         """Record which nodes have replied so far."""
         exchange, now = self._status["exchange"], time.time()
-        for node in replies:
-            self._replied.setdefault(node, now)
+        for node in replies.keys() - self._heard:
+            self._replied[node], self._took[node] = now, now - exchange["since"]
+        self._heard |= replies.keys()
         waiting = exchange["waiting_for_nodes"]
         exchange["waiting_for_nodes"] = [node for node in waiting if node not in replies]
         self._write()
 
     def answered(self, replies: Replies) -> None:
         """Record the end of an exchange."""
-        now, exchange = time.time(), self._status["exchange"]
-        self._replied |= dict.fromkeys(replies, now)
+        self.replied(replies)
+        exchange = self._status["exchange"]
         self._status["exchange"] = None
         if self._metrics is not None:
-            self._metrics.exchange(exchange["kind"], now - exchange["since"])
+            self._metrics.exchange(exchange["kind"], time.time() - exchange["since"])
         self._write()
 
     def round(self, record: RoundRecord) -> None:
         """Update the status from the record of a round."""
+        self._add(record)
+        note_context(round=record.round)
+        self._write(now=True)
+
+    def _add(self, record: RoundRecord) -> None:
         status = self._status
         status["round"] = record.round
         status["bytes_up"] += record.bytes_up
@@ -121,10 +195,8 @@ class Monitor:
         self._problems |= {
             client: f"round {record.round}: {reason}" for client, reason in record.dropped.items()
         }
-        note_context(round=record.round)
         if self._metrics is not None:
             self._metrics.round(record)
-        self._write(now=True)
 
     def ended(self, state: Literal["done", "checked", "failed"], error: str = "") -> None:
         """Record that the server stops, with or without an error."""
@@ -135,14 +207,26 @@ class Monitor:
     # ------------------------------------------------------------------ output
     def _write(self, *, now: bool = False) -> None:
         moment = time.monotonic()
-        clients = self._clients()
+        clients, health = self._clients(), self.health()
         if self._metrics is not None:
-            self._metrics.connected(sum(client["connected"] for client in clients))
-        if not now and moment - self._written < _WRITE_SECONDS:
-            return
-        self._written = moment
-        found = {**self._status, "updated": time.time(), "clients": clients}
-        replace_file(self._path, json.dumps(found, indent=1).encode())
+            self._metrics.machines(clients, health)
+        server = {"free": health.free, "certificate_expires": health.expires}
+        exchange = self._status["exchange"]
+        self._latest = {
+            **self._status,
+            "exchange": exchange and dict(exchange),  # another thread writes it
+            "server": server,
+            "clients": clients,
+        }
+        if now or moment - self._written >= _WRITE_SECONDS:
+            self._written = moment
+            self._save()
+
+    def _save(self) -> None:
+        with self._writing:
+            if self._latest:
+                status = {**self._latest, "updated": time.time()}
+                replace_file(self._path, json.dumps(status, indent=1).encode())
 
     def _clients(self) -> list[dict[str, Any]]:
         members = self._members
@@ -155,6 +239,7 @@ class Monitor:
                 "node": node,
                 "connected": client in online,
                 "last_reply": self._replied.get(node),
+                "reply_seconds": self._took.get(node),
                 "parsifl": machine.parsifl if (machine := members.machines.get(client)) else None,
                 "last_problem": self._problems.get(client, ""),
             }
@@ -188,6 +273,7 @@ class _WatchedLink:
         return replies
 
     def pause(self, seconds: float) -> None:
+        self._monitor.paused()
         self._link.pause(seconds)
 
 
@@ -204,8 +290,8 @@ class _Metrics:
             ) from None
         registry = prometheus.CollectorRegistry()
 
-        def gauge(name: str, text: str) -> Any:
-            return prometheus.Gauge(f"parsifl_{name}", text, registry=registry)
+        def gauge(name: str, text: str, labels: tuple[str, ...] = ()) -> Any:
+            return prometheus.Gauge(f"parsifl_{name}", text, labels, registry=registry)
 
         def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Any:
             return prometheus.Counter(f"parsifl_{name}", text, labels, registry=registry)
@@ -215,6 +301,14 @@ class _Metrics:
         gauge("clients_expected", "Clients of the federation.").set(clients)
         self._connected = gauge("clients_connected", "Clients that are connected.")
         self._bytes = counter("bytes_total", "Bytes of messages.", ("direction",))
+        for direction in ("up", "down"):
+            self._bytes.labels(direction)
+        self._last_reply = gauge(
+            "client_last_reply_timestamp_seconds", "When a client replied last.", ("client",)
+        )
+        self._took = gauge("client_reply_seconds", "Duration of its last reply.", ("client",))
+        self._free = gauge("server_free_bytes", "Free disk space for the run directory.")
+        self._expires = gauge("certificate_expiry_timestamp_seconds", "Expiry of the certificate.")
         self._dropped = counter("dropped_total", "Results that were dropped.")
         self._last = gauge("last_round_timestamp_seconds", "When the last round was recorded.")
         self._exchange = prometheus.Histogram(
@@ -232,8 +326,15 @@ class _Metrics:
     def exchange(self, kind: str, seconds: float) -> None:
         self._exchange.labels(kind).observe(seconds)
 
-    def connected(self, clients: int) -> None:
-        self._connected.set(clients)
+    def machines(self, clients: Sequence[Mapping[str, Any]], health: ServerHealth) -> None:
+        self._connected.set(sum(client["connected"] for client in clients))
+        for client in clients:
+            if client["last_reply"] is not None:
+                self._last_reply.labels(client["client"]).set(client["last_reply"])
+                self._took.labels(client["client"]).set(client["reply_seconds"])
+        self._free.set(health.free)
+        if health.expires is not None:
+            self._expires.set(health.expires)
 
     def round(self, record: RoundRecord) -> None:
         self._round.set(record.round)

@@ -16,10 +16,9 @@ from parsifl.engine.experiment import problem_for
 from parsifl.engine.fingerprint import identity_of, profiles_checksum
 from parsifl.engine.finite import divergence
 from parsifl.engine.record import RoundRecord
-from parsifl.engine.run_dir import RunDir
+from parsifl.engine.run_dir import RunDir, read_records
 from parsifl.engine.training import RoundEnd, Training, TrainingState
 from parsifl.flower.client import MakeProblem
-from parsifl.flower.hello import concerns
 from parsifl.flower.membership import Log
 from parsifl.flower.message import Link
 from parsifl.flower.monitor import Monitor
@@ -43,7 +42,15 @@ class Federation:
         self._settings, self._experiment = settings, settings.experiment
         chosen, deployment = settings.experiment, settings.deployment
         out, port = Path(deployment.out), deployment.metrics_port
-        self.monitor = Monitor(out, chosen.algorithm, chosen.rounds, settings.clients, port)
+        self.monitor = Monitor(
+            out,
+            chosen.algorithm,
+            chosen.rounds,
+            settings.clients,
+            log,
+            port,
+            deployment.certificate,
+        )
         self._link, self._log = self.monitor.watch(link), log
         self._maker = make or partial(problem_for, self._experiment.model)
         self._run_dir = RunDir(out, DEPLOYMENT_FILES)
@@ -75,11 +82,11 @@ class Federation:
                 f"Parsifl {machine.parsifl}, torch {machine.torch}, Python {machine.python}, "
                 f"{machine.free >> 20:,} MiB free"
             )
-            found += [f"client {client} (node {node}): {text}" for text in concerns(machine)]
+            found += [f"client {client} (node {node}): {t}" for t in members.concerns[client]]
         torches = sorted({machine.torch for machine in members.machines.values()})
         if len(torches) > 1:
             found.append(f"nodes have different versions of torch: {', '.join(torches)}")
-        return found
+        return [*self.monitor.health().problems(), *found]
 
     def _run(self) -> Sequence[RoundRecord]:
         resume = self._settings.deployment.resume
@@ -88,7 +95,12 @@ class Federation:
         self.monitor.check()
         # the clients, and with them the problem, are known only after the pool is open
         types, directory = self._algorithm.tree_types(), self._run_dir.checkpoints
-        resumed = checkpoint.load(directory, types, self._pool.restore) is not None
+        saved = checkpoint.load(directory, types, self._pool.restore)
+        resumed = saved is not None
+        if saved is not None:
+            pending = [] if saved.pending is None else [saved.pending]
+            records = read_records(self._run_dir.path)[: saved.round - len(pending)]
+            self.monitor.resume([*records, *pending])
         self._prepare(resumed=resumed)
         problem = self._pool.open(resumed=resumed)
         if unread := unread_entries(self._algorithm, (c.profile for c in self._pool.clients)):

@@ -61,10 +61,11 @@ def app_of(make: Callable[[DeploymentSettings, Link], Federation]) -> ServerApp:
 
 def _carry_out(federation: Federation, *, check: bool) -> None:
     try:
-        if check:
-            _check(federation)
-        else:
-            federation.run()
+        with federation.monitor.heartbeat():
+            if check:
+                _check(federation)
+            else:
+                federation.run()
     except Exception as error:
         federation.monitor.ended("failed", _text(error))
         raise

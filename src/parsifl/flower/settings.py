@@ -80,6 +80,8 @@ class Deployment:
         round.
     metrics_port
         The port of a Prometheus endpoint on the server's loopback address; 0: none.
+    certificate
+        The SuperLink's certificate, to report when it expires; empty: it is not reported.
     """
 
     out: str = "run"
@@ -96,6 +98,7 @@ class Deployment:
     on_refusal: Literal["stop", "continue"] = "stop"
     check: bool = False
     metrics_port: Annotated[int, Ge(0), Lt(65536)] = 0
+    certificate: str = ""
 
     def __post_init__(self) -> None:
         config.check(self)

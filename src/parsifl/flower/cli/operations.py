@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import time
 from pathlib import Path
@@ -26,7 +25,8 @@ def status(
 ) -> None:
     """Show the status of a server: round, connected and late clients, bytes, last error.
 
-    The exit code is 0 while the server is running or after it has finished, and 1 otherwise.
+    A server writes its status every five seconds while it is running. The exit code is 0 then, and
+    after it has finished, and 1 otherwise.
 
     Examples:
 
@@ -34,10 +34,10 @@ def status(
 
       parsifl flower status study/run --json
     """
-    from parsifl.flower.monitor import read_status
+    from parsifl.flower.monitor import ALIVE_SECONDS, read_status
 
     found = read_status(out)
-    found["alive"] = _alive(out)
+    found["alive"] = abs(time.time() - found["updated"]) < ALIVE_SECONDS
     if as_json:
         typer.echo(json.dumps(found, indent=1))
     else:
@@ -47,22 +47,15 @@ def status(
         raise typer.Exit(1)
 
 
-def _alive(out: Path) -> bool:
-    from parsifl.flower.settings import PROCESS_FILE
-
-    try:
-        os.kill(int((out / PROCESS_FILE).read_text()), 0)
-    except (OSError, ValueError):
-        return False
-    return True
-
-
 def _lines(found: dict[str, Any]) -> list[str]:
     now, exchange = time.time(), found["exchange"]
-    running = "" if found["alive"] or found["state"] in _ENDED else " (its process has ended)"
+    heard = f"{now - found['updated']:,.0f} s ago"
+    if found["alive"] or found["state"] in (*_ENDED, "failed"):
+        state = f"{found['state']}, round {found['round']} of {found['rounds']}, updated {heard}"
+    else:
+        state = f"ended, last heard {heard}, round {found['round']} of {found['rounds']}"
     lines = [
-        f"{found['algorithm']}: {found['state']}{running}, round {found['round']} of "
-        f"{found['rounds']}, updated {now - found['updated']:,.0f} s ago",
+        f"{found['algorithm']}: {state}",
         f"{found['bytes_up']:,} bytes up, {found['bytes_down']:,} down, "
         f"results dropped: {found['dropped']}",
     ]
@@ -75,16 +68,27 @@ def _lines(found: dict[str, Any]) -> list[str]:
         )
     for client in found["clients"]:
         since = client["last_reply"]
-        heard = "never replied" if since is None else f"replied {now - since:,.0f} s ago"
+        heard = "never replied"
+        if since is not None:
+            heard = f"replied {now - since:,.0f} s ago after {client['reply_seconds']:,.1f} s"
         here = "connected" if client["connected"] else "not connected"
         late = ", awaited" if client["node"] in waiting else ""
         problem = f"; {client['last_problem']}" if client["last_problem"] else ""
         lines.append(
             f"  client {client['client']} (node {client['node']}): {here}, {heard}{late}{problem}"
         )
+    server = found["server"]
+    lines.append(f"server: {server['free'] >> 20:,} MiB free{_expiry(server)}")
     if found["last_error"]:
         lines.append(f"last error: {found['last_error']}")
     return lines
+
+
+def _expiry(server: dict[str, Any]) -> str:
+    expires = server["certificate_expires"]
+    if expires is None:
+        return ""
+    return f", certificate expires on {time.strftime('%Y-%m-%d', time.gmtime(expires))}"
 
 
 def check(
