@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from statistics import median
 from typing import Any, final
 
 import torch
@@ -27,7 +28,7 @@ from parsifl.engine.finite import inspect_upload
 from parsifl.engine.pool import ClientProgram, ClientResult
 from parsifl.flower.hello import DataSchema
 from parsifl.flower.membership import Membership
-from parsifl.flower.message import Envelope, Kind, Link, printable
+from parsifl.flower.message import Envelope, Kind, Link, Replies, printable
 from parsifl.flower.network_schema import (
     EvaluateReply,
     RemoteFailure,
@@ -44,6 +45,8 @@ _SLACK = 1 << 20
 """Bytes of a message in addition to its dense form: names, shapes, small leaves."""
 _GROWTH = 16
 """Maximum size of an upload of unknown form, as a multiple of the downlink."""
+_PATIENCE = 3
+"""Unresponsive clients have this many times the median time of the others."""
 _SILENT = "no answer in time"
 NOT_CONNECTED = "not connected"
 LOST_STATE = "LostState"
@@ -183,7 +186,14 @@ class Request:
 
 
 class Exchange:
-    """One exchange with several clients."""
+    """One exchange with several clients.
+
+    Parameters
+    ----------
+    unresponsive
+        Clients that were connected, but did not answer until the last timeout; updated. They are
+        asked, but the exchange waits for them only three times the median time of the others.
+    """
 
     def __init__(
         self,
@@ -192,8 +202,10 @@ class Exchange:
         link: Link,
         deployment: Deployment,
         precision: Precision,
+        unresponsive: set[int],
     ) -> None:
         self._templates, self._members = templates, members
+        self._unresponsive = unresponsive
         self._link, self._deployment = link, deployment
         self._precision: Precision = precision
         self.notes: list[str] = []
@@ -284,9 +296,16 @@ class Exchange:
                 messages[online[client]] = ("train", envelope)
             elif rider is not None:
                 messages[online[client]] = ("evaluate", rider)
-        replies = self._link.ask(messages, timeout) if messages else {}
+        slow = {online[client] for client in self._unresponsive & online.keys()}
+        enough = _without(slow, messages.keys() - slow) if slow else None
+        replies = self._link.ask(messages, timeout, enough) if messages else {}
         if not messages:
             self._link.pause(min(timeout, 5.0))
+        for client in asked:
+            if online.get(client) in replies:
+                self._unresponsive.discard(client)
+            elif client in online:
+                self._unresponsive.add(client)
         return {
             client: replies.get(online[client], _SILENT) if client in online else NOT_CONNECTED
             for client in asked
@@ -356,6 +375,21 @@ class Exchange:
     def _note_untyped(self, requests: Mapping[int, Request]) -> None:
         notes = {q.expected.note for q in requests.values() if q.expected and q.expected.note}
         self.notes += sorted(notes)
+
+
+def _without(slow: Collection[int], others: set[int]) -> Callable[[Replies], bool]:
+    """Return when to stop waiting for slow nodes: some time after all others have replied."""
+    started, seconds = time.monotonic(), dict[int, float]()
+
+    def enough(replies: Replies) -> bool:
+        elapsed = time.monotonic() - started
+        for node in replies:
+            seconds.setdefault(node, elapsed)
+        if not others or others - replies.keys():
+            return False
+        return elapsed >= _PATIENCE * median(seconds.values()) or replies.keys() >= {*slow}
+
+    return enough
 
 
 def _shortage(

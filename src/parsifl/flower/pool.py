@@ -89,6 +89,7 @@ class FlowerPool:
         self._flagged: set[tuple[int, str]] = set()
         self._before: dict[int, tuple[int, int]] = {}
         self._precision = settings.experiment.precision
+        self._unresponsive: set[int] = set()
 
     def use(self, algorithm: AnyAlgorithm) -> None:
         """Set the algorithm, whose settings depend on what the clients agreed on; before `open`."""
@@ -228,6 +229,7 @@ class FlowerPool:
             self._link,
             self._settings.deployment,
             self._precision,
+            self._unresponsive,
         )
 
     # ------------------------------------------------------------------ evaluation

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import median
 
 from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
@@ -30,6 +31,8 @@ from parsifl.flower.server import Federation
 from parsifl.flower.settings import DONE_FILE, ERROR_FILE, PROCESS_FILE, DeploymentSettings, clear
 
 _PULL_SECONDS = 0.1
+_REPEAT_SECONDS = 30.0
+"""No request is repeated earlier."""
 
 
 def server_app(problem: MakeProblem | None = None) -> ServerApp:
@@ -87,6 +90,7 @@ class GridLink:
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
+        self._slowest: dict[int, float] = {}  # seconds of each node's slowest reply
 
     def nodes(self) -> list[int]:
         """Return the connected nodes."""
@@ -98,16 +102,17 @@ class GridLink:
         timeout: float,
         enough: Callable[[Replies], bool] | None = None,
     ) -> Replies:
-        """Send one message to each node and take the first reply of each."""
+        """Send one message to each node and take the first reply of each.
+
+        A connected node whose reply is overdue is asked once more, because a reply can get lost on
+        its way. That is harmless: every request names the state to start from.
+        """
         if not requests:
             return {}
-        messages = [
-            Message(pack(request), dst_node_id=node, message_type=message_type(kind), ttl=timeout)
-            for node, (kind, request) in requests.items()
-        ]
-        pending = set(self._grid.push_messages(messages))
+        started, pending = time.monotonic(), self._send(requests, timeout)
         found: Replies = {}
-        end = time.monotonic() + timeout
+        seconds: list[float] = []
+        repeated: set[int] = set()
         # Flower's send_and_receive polls every three seconds, and also waits for dead nodes
         while True:
             for reply in self._grid.pull_messages(pending):
@@ -115,9 +120,32 @@ class GridLink:
                 node = reply.metadata.src_node_id
                 if node in requests and node not in found:
                     found[node] = _read(reply)
-            if not pending or (enough is not None and enough(found)) or time.monotonic() > end:
+                    seconds.append(time.monotonic() - started)
+                    self._slowest[node] = max(self._slowest.get(node, 0.0), seconds[-1])
+            elapsed, waiting = time.monotonic() - started, requests.keys() - found.keys()
+            if not waiting or (enough is not None and enough(found)) or elapsed > timeout:
                 return found
+            if overdue := self._overdue(waiting - repeated, seconds, len(requests), elapsed):
+                repeated |= overdue
+                again = {node: requests[node] for node in overdue & {*self.nodes()}}
+                pending |= self._send(again, timeout - elapsed)
             self.pause(_PULL_SECONDS)
+
+    def _send(self, requests: Requests, seconds: float) -> set[str]:
+        messages = [
+            Message(pack(request), dst_node_id=node, message_type=message_type(kind), ttl=seconds)
+            for node, (kind, request) in requests.items()
+        ]
+        return set(self._grid.push_messages(messages)) if messages else set()
+
+    def _overdue(
+        self, waiting: set[int], seconds: Sequence[float], asked: int, elapsed: float
+    ) -> set[int]:
+        """Return nodes that take far longer than the median, and than they ever took."""
+        if 2 * len(seconds) < asked:  # the median is not known yet
+            return set()
+        limit = max(_REPEAT_SECONDS, 3 * median(seconds))
+        return {node for node in waiting if elapsed > max(limit, 2 * self._slowest.get(node, 0.0))}
 
     def pause(self, seconds: float) -> None:
         """Wait."""
