@@ -135,6 +135,7 @@ class Targets:
             Silent(),
             settings.deployment,
             self.experiment.precision,
+            unresponsive=set(),
         )
         expected = self.templates.of(self.down, self.pool.clients[1], Key(0))
         self.asked = Request(
