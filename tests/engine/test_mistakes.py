@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -342,3 +343,143 @@ def test_a_loss_that_is_not_a_number_at_the_start_is_no_matter_of_lr() -> None:
 def test_a_step_that_is_too_long_is_a_matter_of_lr() -> None:
     with pytest.raises(ClientError, match="Lower `lr`"):
         parsifl.simulate(FedAvg(local_steps=50, lr=1e30), Own(), clients(), 1)
+
+
+def pairs(count: int = 3) -> list[tuple[Any, Any]]:
+    draw = np.random.default_rng(0)
+    return [(draw.normal(size=(8, 4)), np.arange(8) % 3) for _ in range(count)]
+
+
+def trained(clients: Any, problem: Any = None) -> bool:
+    problem = problem or parsifl.NeuralProblem(lambda: nn.Linear(4, 3))
+    run = parsifl.simulate(FedAvg(local_steps=1), problem, clients, 1)
+    return bool(run.records[0].trained)
+
+
+def rejected(clients: Any, problem: Any = None) -> str:
+    with pytest.raises((ConfigError, DataError)) as error:
+        trained(clients, problem)
+    return str(error.value)
+
+
+def test_one_pooled_pair_is_told_how_to_divide_its_rows() -> None:
+    x, y = np.random.default_rng(0).normal(size=(60, 4)), np.arange(60) % 3
+    assert "[(X, y)] for a single client" in rejected((x, y))
+    message = rejected((torch.from_numpy(x), torch.from_numpy(y)))
+    assert "[(X[i::10], y[i::10]) for i in range(10)]" in message
+    assert trained(eval("[(X[i::10], y[i::10]) for i in range(10)]", {"X": x, "y": y}))
+
+
+def test_lists_of_x_and_of_y_are_told_to_be_zipped() -> None:
+    for count in (2, 3):
+        x, y = zip(*pairs(count), strict=True)
+        assert "write list(zip(X, y))" in rejected((x, y))
+        assert "write list(zip(X, y))" in rejected([list(x), list(y)])
+        assert trained(list(zip(x, y, strict=True)))
+    assert trained([list(pair) for pair in pairs(2)])  # two clients as lists are no mistake
+
+
+def test_an_own_test_split_is_told_where_it_belongs() -> None:
+    (x, y), (other, labels) = pairs(2)
+    message = rejected([(x, y, other[:3], labels[:3])] * 2)
+    assert "for (X, y, X_test, y_test)" in message
+    assert "ClientData(x, y, train, validation, test, ...)" in message
+    assert "np.hstack" not in message
+    assert "np.hstack" in rejected([(x, other, y)] * 2)  # several inputs are another mistake
+
+
+def test_a_dataset_is_told_how_to_become_arrays() -> None:
+    utils = torch.utils.data
+    (x, y), _ = pairs(2)
+    dataset = utils.TensorDataset(torch.from_numpy(x), torch.from_numpy(y))
+    part = utils.Subset(dataset, [0, 1, 2, 3, 4])
+    for given in (dataset, part):
+        message = rejected([given] * 2)
+        assert message.startswith(f"client 0: expected a pair (X, y), got {type(given).__name__}:")
+        call = message[message.index("torch.utils.data.default_collate") :]
+        assert trained([eval(call, {"torch": torch, "dataset": given})] * 2)
+    assert "arrays of its `dataset`, not batches" in rejected([utils.DataLoader(dataset)] * 2)
+
+
+def test_a_column_of_labels_is_told_to_be_flattened() -> None:
+    columns = [(x, y[:, None]) for x, y in pairs()]
+    assert "flatten them, y.ravel()" in rejected(columns)
+    assert trained([(x, y.ravel()) for x, y in columns])
+
+
+def test_rows_of_unequal_length_are_not_taken_for_inputs() -> None:
+    ragged = [np.ones(3), np.ones(5), np.ones(4)]
+    message = rejected([(ragged, np.arange(3))])
+    assert "pad or drop rows of other lengths" in message
+    assert "np.hstack" not in message
+    inputs = [np.ones((3, 2)), np.ones((3, 5))]
+    assert "np.hstack" in rejected([(inputs, np.arange(3))])
+
+
+def test_a_single_output_is_told_to_become_two() -> None:
+    def build(outputs: int) -> Any:
+        return parsifl.NeuralProblem(lambda: nn.Sequential(nn.Linear(4, outputs)))
+
+    binary = [(x, y % 2) for x, y in pairs()]
+    message = rejected(binary, build(1))
+    assert "the model has 1 output: cross-entropy needs one output per class" in message
+    assert "give the model 2 outputs" in message
+    assert trained(binary, build(2))
+
+
+def test_images_with_channels_last_are_told_to_move_them() -> None:
+    def build() -> nn.Module:
+        return nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(72, 2))
+
+    problem, draw = parsifl.NeuralProblem(build), np.random.default_rng(0)
+    images = [(draw.normal(size=(6, 8, 8, 3)), np.arange(6) % 2) for _ in range(2)]
+    message = rejected(images, problem)
+    assert "it expects channels first: pass np.moveaxis(X, -1, 1)" in message
+    assert trained([(np.moveaxis(x, -1, 1), y) for x, y in images], problem)
+
+
+def failing(output: Tensor, y: Tensor) -> Tensor:  # noqa: ARG001 - the signature of a metric
+    raise ValueError("only one class")
+
+
+@pytest.mark.parametrize(
+    ("metric", "told"),
+    [
+        (lambda o, y: (o.argmax(-1) == y).float().mean(), r"per row, .* got \[\]: do not average"),
+        (lambda o, y: float((o.argmax(-1) == y).double().mean()), r"one number per row, .* float:"),
+        (lambda o, y: o, r"must return one number per row, .* got \[\d, 3\]"),  # noqa: ARG005
+        (failing, r"metric 'own' fails \(ValueError: only one class\)"),
+    ],
+)  # fmt: skip
+def test_a_metric_that_is_not_per_row_is_named(metric: Any, told: str) -> None:
+    problem = parsifl.NeuralProblem(lambda: nn.Linear(4, 3), metrics={"own": metric})
+    message = rejected(pairs(), problem)
+    assert "metric 'own'" in message
+    assert re.search(told, message)
+
+
+def test_metrics_need_names() -> None:
+    metrics: Any = [lambda o, y: (o.argmax(-1) == y).float()]
+    with pytest.raises(ConfigError, match=r"metrics must be a dictionary of names.*got a list"):
+        parsifl.NeuralProblem(lambda: nn.Linear(4, 3), metrics=metrics)
+
+
+@pytest.mark.parametrize("text", ["dirichlet=0.1", "dirichlet(0.1)", "dirichlet(alpha=0.1)"])
+def test_another_form_of_an_option_is_told_ours(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"write dirichlet:option=value.*dirichlet:alpha=0\.1"):
+        parsifl.data.prepare("digits", clients=3, partition=text)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("wd", "did you mean 'weight_decay'"),
+        ("optimizer", "FedAvg has no setting `optimizer`: clients take SGD steps"),
+        ("clip_norm", "gradients are not clipped"),
+        ("scheduler", "set `lr_decay` or `milestones`"),
+    ],
+)
+def test_settings_of_other_libraries_are_answered(name: str, told: str) -> None:
+    settings: dict[str, Any] = {name: 1}
+    with pytest.raises(ConfigError, match=told):
+        parsifl.get("fedavg", **settings)

@@ -50,10 +50,21 @@ SYNONYMS = {
     "num_steps": ("local_steps",),
     "server_learning_rate": ("server_lr",),
     "sparsity": ("tau", "density"),
+    "wd": ("weight_decay",),
     "step_size": ("lr",),
     "weights": ("weighting",),
 }
 """Terms of papers and other libraries, each with our names for it, best match first."""
+
+
+UNSUPPORTED = {
+    "clip_norm": "gradients are not clipped: lower `lr`",
+    "max_grad_norm": "gradients are not clipped: lower `lr`",
+    "nesterov": "clients take SGD steps with heavy-ball `momentum`",
+    "optimizer": "clients take SGD steps: set `lr`, `momentum` and `weight_decay`",
+    "scheduler": "set `lr_decay` or `milestones`",
+}
+"""Settings that users of other libraries expect, with what there is instead."""
 
 
 def check(settings: Any) -> None:
@@ -108,6 +119,8 @@ def _unknown_setting(kind: str, name: str, known: Collection[str]) -> str:
     meant = [ours for ours in SYNONYMS.get(name.lower(), ()) if ours in known]
     if meant:
         return f"unknown setting of {kind} '{name}'; did you mean '{meant[0]}'?"
+    if name in UNSUPPORTED and "lr" in known:
+        return f"{kind} has no setting `{name}`: {UNSUPPORTED[name]}"
     return unknown(f"setting of {kind}", name, known)
 
 

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from parsifl.core.batching import Batch, Batches, Rows
-from parsifl.core.errors import DataError, reason
+from parsifl.core.errors import DataError, ParsiflError, reason
 from parsifl.core.keys import Key
 from parsifl.core.layer_group import LayerGroup
 
@@ -507,6 +507,8 @@ def check_metrics(problem: Problem, params: Params, x: Any, y: Tensor, output: T
     targets = y[:FEW]
     try:
         problem.metrics(params, Rows(x[:FEW], targets, torch.ones(len(targets)).to(output.dtype)))
+    except ParsiflError:  # names its cause, such as a metric of the user
+        raise
     except Exception as error:
         raise DataError(
             f"targets of shape {list(y.shape[1:])} and {y.dtype} do not match what the model "

@@ -53,6 +53,7 @@ def pool(
     """
     if len(clients) == 0:
         raise DataError("there are no clients; pass a list with one (X, y) per client")
+    _check_nesting(clients)
     pairs = [_pair(number, client) for number, client in enumerate(clients)]
     for number, (x, y) in enumerate(pairs):
         _check_like_first(number, x, y, pairs[0])
@@ -93,13 +94,37 @@ def _on_disk(parts: Sequence[Any], path: Path, dtype: np.dtype[Any] | None) -> A
     return mapped
 
 
+def _check_nesting(clients: Sequence[Any]) -> None:
+    """Reject the arrays of all clients in place of one pair for each client."""
+    if len(clients) != 2:
+        return
+    first, second = clients
+    arrays = all(len(getattr(part, "shape", ())) > 0 for part in clients)
+    if arrays and first.shape[0] == second.shape[0]:
+        raise DataError(
+            "expected a list with one pair (X, y) per client, got one pair of arrays: write "
+            "[(X, y)] for a single client, or divide the rows, such as "
+            "[(X[i::10], y[i::10]) for i in range(10)] for ten clients"
+        )
+    if not all(isinstance(part, list | tuple) and part for part in clients):
+        return
+    if not all(hasattr(array, "shape") for part in clients for array in part):
+        return
+    # of two clients, the first would be features with its own targets: matrix and vector
+    features, targets = ([tuple(array.shape) for array in part] for part in clients)
+    same_rows = [shape[:1] for shape in features] == [shape[:1] for shape in targets]
+    if same_rows and all(
+        len(x) > 1 and len(y) == 1 for x, y in zip(features, targets, strict=True)
+    ):
+        raise DataError(
+            "expected a list with one pair (X, y) per client, got a list of X and a list of y: "
+            "write list(zip(X, y))"
+        )
+
+
 def _pair(number: int, client: Any) -> tuple[Any, Array]:
     if not isinstance(client, (tuple, list)) or len(client) != 2:
-        several = isinstance(client, (tuple, list)) and len(client) > 2
-        given = f"{len(client)} items" if several else type(client).__name__
-        raise DataError(
-            f"client {number}: expected a pair (X, y), got {given}{_ONE_INPUT if several else ''}"
-        )
+        raise DataError(f"client {number}: expected a pair (X, y), got {_instead_of_pair(client)}")
     x, y = _array(number, "X", client[0]), _array(number, "y", client[1])
     if not isinstance(y, np.ndarray) or y.ndim == 0:
         raise DataError(f"client {number}: y must be a dense array with one entry per row")
@@ -119,6 +144,32 @@ def _pair(number: int, client: Any) -> tuple[Any, Array]:
     return x, y.astype(np.int64) if y.dtype.kind == "b" else y
 
 
+def _instead_of_pair(client: Any) -> str:
+    """Describe what was given for a client, with the way to a pair."""
+    kind = type(client).__name__
+    if hasattr(client, "dataset") and hasattr(client, "batch_size"):
+        return f"{kind}: pass the arrays of its `dataset`, not batches"
+    if (
+        hasattr(client, "__getitem__")
+        and hasattr(client, "__len__")
+        and not (isinstance(client, (tuple, list, str, Mapping)) or hasattr(client, "shape"))
+    ):
+        return (
+            f"{kind}: collate a dataset into its arrays, "
+            "torch.utils.data.default_collate([dataset[i] for i in range(len(dataset))])"
+        )
+    if not isinstance(client, (tuple, list)) or len(client) < 3:
+        return kind
+    rows = [len(part) if hasattr(part, "__len__") else None for part in client]
+    if len(client) == 4 and rows[0] == rows[1] and rows[2] == rows[3] and rows[0] is not None:
+        return (
+            "4 items: for (X, y, X_test, y_test), stack the rows and give ClientData the row "
+            "numbers of each split, ClientData(x, y, train, validation, test, ...), or pass "
+            "(X, y) and a fraction as test="
+        )
+    return f"{len(client)} items{_ONE_INPUT}"
+
+
 def _array(number: int, label: str, value: Any) -> Any:
     """Return a NumPy array, or a CSR matrix if the value is sparse."""
     if hasattr(value, "tocsr"):
@@ -131,9 +182,10 @@ def _array(number: int, label: str, value: Any) -> Any:
     try:
         return np.asarray(value)
     except (ValueError, TypeError) as error:
-        sizes = [np.shape(part) for part in value if hasattr(part, "shape")][:3]
-        shapes = f" of shapes {', '.join(map(str, sizes))}" if sizes else " of unequal lengths"
-        hint = _ONE_INPUT if sizes and label == "X" else "; pad or drop rows of other lengths"
+        sizes = [np.shape(part) for part in value if hasattr(part, "shape")]
+        shapes = f" of shapes {', '.join(map(str, sizes[:3]))}" if sizes else " of unequal lengths"
+        inputs = bool(sizes) and all(len(size) > 1 and size[0] == sizes[0][0] for size in sizes)
+        hint = _ONE_INPUT if inputs and label == "X" else "; pad or drop rows of other lengths"
         raise DataError(
             f"client {number}: {label} must be one array, got {len(value)} parts{shapes}{hint}"
         ) from error
@@ -174,6 +226,11 @@ def _check_finite(label: str, values: Array, sizes: Indices, first: int = 0) -> 
 def _classes(y: Array, sizes: Indices) -> int | None:
     if y.dtype.kind == "f":
         return None
+    if y.ndim != 1 and y.shape[1:] == (1,):
+        raise DataError(
+            f"integer targets are class labels, one per row, got shape {list(y.shape)}: flatten "
+            "them, y.ravel()"
+        )
     if y.ndim != 1:
         raise DataError(
             f"integer targets are class labels, one per row, got shape {list(y.shape[1:])} per "

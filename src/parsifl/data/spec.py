@@ -20,6 +20,11 @@ def parse(text: str) -> tuple[str, dict[str, str]]:
     if not isinstance(text, str):
         raise ConfigError(f"expected a name with options, as 'dirichlet:alpha=0.1', got {text!r}")
     name, _, rest = text.partition(":")
+    if "=" in name or "(" in name:
+        start = name.partition("=")[0].partition("(")[0].strip()
+        raise ConfigError(
+            f"cannot read '{text}'; write {start}:option=value,..., such as dirichlet:alpha=0.1"
+        )
     options: dict[str, str] = {}
     for item in filter(None, rest.split(",")):
         field, equals, value = item.partition("=")

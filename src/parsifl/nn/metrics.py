@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from parsifl.core._functorch import is_transformed
-from parsifl.core.errors import ConfigError
+from parsifl.core.errors import ConfigError, DataError, reason
 
 Loss = Literal["cross-entropy", "mse"]
 
@@ -59,12 +59,34 @@ def row_metrics(
     """Return loss and accuracy (or squared error) of each row, and additional metrics."""
     losses = row_loss(kind, output, y)
     own = {"mse": losses} if kind == "mse" else {"accuracy": accuracy(output, y), "loss": losses}
-    return own if not more else {**own, **{name: of(output, y) for name, of in more.items()}}
+    if more:
+        own |= {name: _per_row(name, metric, output, y) for name, metric in more.items()}
+    return own
+
+
+def _per_row(name: str, metric: RowMetric, output: Tensor, y: Tensor) -> Tensor:
+    """Return a user's metric; raise an error that names it unless it is one number per row."""
+    try:
+        values = metric(output, y)
+    except Exception as error:
+        raise DataError(f"metric '{name}' fails ({reason(error)})") from error
+    if not isinstance(values, Tensor) or values.shape != y.shape[:1]:
+        shape = list(values.shape) if isinstance(values, Tensor) else type(values).__name__
+        raise DataError(
+            f"metric '{name}' must return one number per row, a tensor of shape {[len(y)]}, got "
+            f"{shape}: do not average over rows, Parsifl does"
+        )
+    return values
 
 
 def check_metrics(kind: Loss, metrics: Mapping[str, RowMetric]) -> dict[str, RowMetric]:
     """Return the user's metrics; raise ConfigError for invalid ones."""
     reserved = {"mse"} if kind == "mse" else {"accuracy", "loss"}
+    if not isinstance(metrics, Mapping):
+        raise ConfigError(
+            "metrics must be a dictionary of names and functions, such as "
+            f"{{'top3': top(3)}}, got a {type(metrics).__name__}"
+        )
     for name, metric in metrics.items():
         if not isinstance(name, str) or not name.isidentifier():
             raise ConfigError(

@@ -168,6 +168,12 @@ def _check_labels(y: Tensor, output: Tensor) -> None:
 
         def describe(row: int) -> str:
             label = int(y[row][outside[row]][0])
+            if classes == 1:
+                return (
+                    f"label {label}, but the model has 1 output: cross-entropy needs one output "
+                    "per class and no sigmoid or softmax after it, so give the model 2 outputs for "
+                    "labels 0 and 1"
+                )
             return (
                 f"label {label}, but the model has {classes} outputs: labels must be in "
                 f"[0, {classes})"
@@ -183,6 +189,10 @@ def _expected(problem: HasModule, params: Params, rows: Any) -> str:
     if isinstance(try_predict(problem, params, rows.to(torch.int64)), Tensor):
         return "it expects integers, which ClientData.of(clients, dtype=torch.int64) keeps"
     dtype = next(iter(params.values())).dtype
+    if rows.ndim == 4:
+        first = rows.to(dtype).movedim(-1, 1)
+        if isinstance(try_predict(problem, params, first), Tensor):
+            return "it expects channels first: pass np.moveaxis(X, -1, 1)"
     if isinstance(try_predict(problem, params, rows.to(dtype)), Tensor):
         return "it expects real numbers; ClientData.of(clients) converts integers"
     return f"its first layer is {first_layer(problem.module)}"
