@@ -41,7 +41,7 @@ def test_the_example_has_the_form_of_the_data() -> None:
 
 def test_a_client_may_lack_classes() -> None:
     few, many = schema([0, 1] * 4), schema([0, 1, 2, 3] * 2)
-    assert agree([few, many]).classes == 4
+    assert agree({0: few, 1: many}).classes == 4
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_a_client_may_lack_classes() -> None:
 def test_other_differences_are_refused(other: dict[str, Any]) -> None:
     found = schema([0, 1] * 4)
     with pytest.raises(DataError):
-        agree([found, replace(found, **other)])
+        agree({0: found, 1: replace(found, **other)})
 
 
 @pytest.mark.parametrize(

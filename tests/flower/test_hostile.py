@@ -179,6 +179,13 @@ def test_a_client_with_far_more_classes_than_others_is_named(tmp_path: Path) -> 
         link.run(tmp_path / "run", classes=10)
 
 
+@pytest.mark.parametrize("odd", [0, 2])
+def test_the_client_with_another_schema_is_named(odd: int, tmp_path: Path) -> None:
+    other = hostile("hello", with_schema(name="other"), client=odd)
+    with pytest.raises(DataError, match=f"the data of client {odd} have another schema"):
+        InProcess(experiment("fedavg"), tmp_path / "state", other).run(tmp_path / "run")
+
+
 def test_a_claim_of_many_rows_is_noted(tmp_path: Path) -> None:
     many = hostile("hello", lambda reply: changed(reply, samples=2**40 - 1))
     link = InProcess(experiment("fedavg", rounds=2), tmp_path / "state", many)

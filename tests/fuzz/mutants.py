@@ -235,7 +235,7 @@ class Targets:
     def _hello_reply(self, envelope: Envelope) -> str:
         hello = read_reply(HelloReply, envelope)
         Membership(Silent(), 3, lambda _: None, Deployment())._admit(101, hello, 0.0)
-        agree([self.schema, hello.data_schema, self.schema])
+        agree(dict(enumerate([self.schema, hello.data_schema, self.schema])))
         self.templates.of(self.down, _info(hello), Key(0))
         return ""
 

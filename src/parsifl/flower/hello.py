@@ -8,7 +8,8 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, cast, final
@@ -188,28 +189,32 @@ def _dtype(dtype: Any) -> Dtype:
     return cast(Dtype, name)
 
 
-def agree(schemas: Sequence[DataSchema]) -> DataSchema:
-    """Return the common schema; a client may lack classes that others have."""
-    known = [found.classes for found in schemas]
-    if (None in known) and any(classes is not None for classes in known):
+def agree(schemas: Mapping[int, DataSchema]) -> DataSchema:
+    """Return the schema of most clients; a client may lack classes that others have."""
+    known = {client: schema.classes for client, schema in schemas.items()}
+    if None in known.values() and any(classes is not None for classes in known.values()):
         raise DataError("some clients have class labels and others real targets; they must agree")
-    classes = None if None in known else max(count for count in known if count is not None)
+    counts = [count for count in known.values() if count is not None]
+    classes = max(counts, default=None)
     _check_classes(known)
-    common = replace(schemas[0], classes=classes)
-    for client, found in enumerate(schemas):
-        if replace(found, classes=classes) != common:
+    forms = {client: replace(schema, classes=classes) for client, schema in schemas.items()}
+    ((common, _),) = Counter(forms.values()).most_common(1)
+    first = next(client for client, form in forms.items() if form == common)
+    for client, form in forms.items():
+        if form != common:
             raise DataError(
-                f"the data of client {client} have another schema than those of client 0: "
-                f"{replace(found, classes=classes)} instead of {common}"
+                f"the data of client {client} have another schema than those of client {first}: "
+                f"{form} instead of {common}"
             )
     return common
 
 
-def _check_classes(known: Sequence[int | None]) -> None:
-    counts = sorted(count for count in known if count is not None)
+def _check_classes(known: Mapping[int, int | None]) -> None:
+    counts = sorted(count for count in known.values() if count is not None)
     if not counts or counts[-1] <= _ODD * counts[(len(counts) - 1) // 2]:
         return
+    most = next(client for client, count in known.items() if count == counts[-1])
     raise DataError(
-        f"client {known.index(counts[-1])} reports {counts[-1]} classes, but most clients at most "
+        f"client {most} reports {counts[-1]} classes, but most clients at most "
         f"{counts[(len(counts) - 1) // 2]}: correct its labels, or set deployment.classes"
     )

@@ -122,7 +122,7 @@ class FlowerPool:
             ClientInfo(i, 0) if i in self.left_out else self.members.infos[i]
             for i in range(clients)
         ]
-        self.schema = schema = agree([self.members.schemas[i] for i in present])
+        self.schema = schema = agree({i: self.members.schemas[i] for i in present})
         example = schema.example()
         problem = self._make(example)
         self._algorithm.check_capabilities(problem)

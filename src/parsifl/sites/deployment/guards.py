@@ -286,7 +286,7 @@ def check_cells(
             multiplied.append(any(names[position] == name for position in products))
     if not any(multiplied):
         return
-    every = np.stack(masks).astype(np.int64)
+    every = np.stack(masks).astype(np.float64)  # products of integers are slow
     cells = every[multiplied] @ every.T
     small = np.argwhere((cells > 0) & (cells < guards.cell))
     if len(small):
