@@ -367,6 +367,30 @@ def nested_levels(root: Path, guards: dict[str, Any]) -> tuple[float, Attacker]:
     return float(np.abs(row - attacker.x[8]).max()), attacker
 
 
+def nested_levels_at_risk(root: Path, guards: dict[str, Any]) -> tuple[float, Attacker]:
+    """The same in a Cox regression: the values of that patient, less the mean of those at risk."""
+    table = ward().drop(columns=["days", "outcome"])
+    draw = np.random.default_rng(3)
+    table["days"], table["died"] = draw.exponential(1.0, ROWS), draw.integers(0, 2, ROWS)
+    table.loc[8, "days"] = table.days.max() / 2
+    table.loc[:8, "died"] = 1  # no cell of a level and an event is small
+    table["surgery"], table["hip"] = yes(range(9)), yes(range(4))
+    table["knee"] = yes(range(4, 8))
+    attacker = Attacker("cox", root, table, **guards)
+    attacker.ask(np.zeros(attacker.width))
+    if not attacker.sums:
+        return np.inf, attacker
+    names = attacker.agreement.preprocessing.names
+    sign = dict.fromkeys((name for name in names if "=" in name), -1.0)
+    sign[next(name for name in names if name.startswith("surgery"))] = 1.0
+    direction = raw(attacker, **sign)
+    row = matrix(attacker) @ direction
+    labs = [position(attacker, f"lab{i}") for i in range(3)]
+    later = attacker.x[table.days >= table.days[8]].mean(axis=0)
+    error = row / (direction @ row) - (attacker.x[8] - later)
+    return float(np.abs(error[labs]).max()), attacker
+
+
 def one_missing_value(root: Path, guards: dict[str, Any]) -> tuple[float, Attacker]:
     """Far means turn a number into an indicator of the rows in which it is known."""
     table = predicting("linear", ward())
@@ -472,6 +496,7 @@ def joint_diagonalization(root: Path, guards: dict[str, Any]) -> tuple[float, At
 
 ATTACKS: dict[str, tuple[Attack, float]] = {
     "nested levels": (nested_levels, 1e-9),
+    "nested levels at risk": (nested_levels_at_risk, 0.3),
     "one missing value": (one_missing_value, 1e-4),
     "tiny weights": (tiny_weights, 1e-2),
     "two models": (two_models, 1e-6),
@@ -676,6 +701,20 @@ def test_an_algorithm_that_the_owner_allows_sends_few_coefficients(tmp_path: Pat
     attacker.guards = Guards(algorithms=("fedavg",))
     reply = attacker.send("train", {"down": wire.encode(down)}, uploads=True)
     assert "upload" in reply.parts
+
+
+@pytest.mark.parametrize(("leverage", "rule"), [(0.9, "leverage"), (1.0, "")])
+def test_an_algorithm_that_the_owner_allows_passes_the_rules_for_all_columns(
+    leverage: float, rule: str, tmp_path: Path
+) -> None:
+    table = predicting("linear", ward())
+    table["surgery"], table["hip"] = yes(range(9)), yes(range(4))
+    table["knee"] = yes(range(4, 8))
+    attacker = Attacker("linear", tmp_path, table, algorithms=("fedavg",), leverage=leverage)
+    attacker.experiment = Experiment("fedavg", {"batch_size": ROWS}, clients=3, rounds=9)
+    down = {"coef": torch.zeros(attacker.width, dtype=torch.float64)}
+    reply = attacker.send("train", {"down": wire.encode(down)}, uploads=True)
+    assert fields(reply).get("rule", "") == rule
 
 
 def test_a_request_for_another_client_is_not_answered(tmp_path: Path) -> None:
