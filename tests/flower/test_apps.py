@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -24,7 +25,7 @@ from tests.records import read_metrics
 
 import parsifl.flower
 from parsifl.core import tree
-from parsifl.core.errors import CapabilityError, ParsiflError
+from parsifl.core.errors import CapabilityError, CheckpointError, ParsiflError
 from parsifl.core.problem import Problem
 from parsifl.engine import checkpoint
 from parsifl.engine.experiment import Experiment
@@ -258,3 +259,29 @@ def test_mods_that_cannot_read_our_messages_are_refused() -> None:
     assert parsifl.flower.client_app(mods=[message_size_mod])
     with pytest.raises(CapabilityError, match="fixedclipping_mod"):
         parsifl.flower.client_app(mods=[fixedclipping_mod])
+
+
+@pytest.mark.usefixtures("identity")
+@pytest.mark.parametrize("form", ["", "json"])
+def test_the_log_of_the_server_is_in_the_run_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    monkeypatch.setenv("PARSIFL_LOG", form)
+    loggers = [logging.getLogger(name) for name in ("parsifl", "flwr")]
+    before = [(list(log.handlers), log.propagate, log.level) for log in loggers]
+    loggers[1].setLevel(logging.INFO)
+    chosen = Experiment("fedavg", data="digits", clients=3, rounds=1, evaluate_every=0)
+    apps = parsifl.flower.server_app(), parsifl.flower.client_app()
+    try:
+        config = to_config(chosen, Deployment(out=str(tmp_path / "run")))
+        run(*apps, config, nodes(tmp_path / "state"))
+        with pytest.raises(CheckpointError):  # a run without resume
+            run(*apps, config, nodes(tmp_path / "state"))
+    finally:
+        for log, (handlers, propagate, level) in zip(loggers, before, strict=True):
+            assert [h for h in log.handlers if isinstance(h, logging.FileHandler)] == []
+            log.handlers, log.propagate, log.level = handlers, propagate, level
+    lines = (tmp_path / "run" / "server.log").read_text().splitlines()
+    messages = [json.loads(line)["message"] if form else line for line in lines]
+    assert any("round 1 of 1 is done" in text for text in messages)
+    assert any("the run has failed: " in text and "already holds" in text for text in messages)

@@ -12,7 +12,7 @@ pytest.importorskip("flwr", reason="needs flwr: install the extra parsifl[flower
 from parsifl.core.errors import CapabilityError, CheckpointError, ConfigError, ParsiflError
 from parsifl.engine.experiment import Experiment
 from parsifl.flower import cluster
-from parsifl.flower.cluster import run_on_flower
+from parsifl.flower.cluster import parsed, run_on_flower
 from parsifl.flower.settings import DONE_FILE, ERROR_FILE, PROCESS_FILE
 
 CHOSEN = Experiment("fedavg", data="digits", clients=2, rounds=1)
@@ -45,6 +45,20 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     monkeypatch.setattr("parsifl.flower.cluster.Cluster", Pretended)
     monkeypatch.setattr(Pretended, "made", [], raising=False)
     return Pretended.made
+
+
+def test_an_error_of_flower_is_shown_in_its_own_words() -> None:
+    answer = '{"success": false, "error-message": "The value for key plan needs to be a string"}'
+    with pytest.raises(ParsiflError, match="flwr run failed: The value for key plan needs"):
+        parsed("run", f"Loading project\n{answer}")
+    with pytest.raises(ParsiflError, match="flwr list failed:\nno connection"):
+        parsed("list", "no connection")
+    assert parsed("run", 'Success\n{"success": true, "run-id": "7"}')["run-id"] == "7"
+
+
+def test_files_of_a_trial_are_private(tmp_path: Path) -> None:
+    cluster.Cluster(tmp_path / "flower", 1, secure=False)
+    assert (tmp_path / "flower").stat().st_mode & 0o777 == 0o700
 
 
 def test_nodes_read_the_data_where_the_user_says(

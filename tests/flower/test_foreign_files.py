@@ -34,6 +34,7 @@ def put(path: Path) -> Path:
         "error.txt",
         "done",
         "server.pid",
+        "server.log",
         "flower/app/pyproject.toml",
         "flower/app/federation/model.py",
         "flower/superlink.db",

@@ -489,3 +489,50 @@ def test_the_expiry_of_the_certificate_and_a_full_disk_are_reported(tmp_path: Pa
     ]
     with pytest.raises(ConfigError, match=r"deployment\.certificate="):
         link.federation(tmp_path / "run", certificate=str(tmp_path / "missing"))
+
+
+def test_a_node_is_added_and_the_certificate_renewed(tmp_path: Path) -> None:
+    keys = tls.make_keys(tmp_path / "keys", 2, days=3)
+    before = [keys.public(n).read_bytes() for n in range(2)]
+    assert call("flower", "add-node", str(keys.path))[0] == 0
+    assert [keys.public(n).read_bytes() for n in range(2)] == before
+    assert keys.node(2).stat().st_mode & 0o777 == 0o600
+    assert keys.public(2).exists()
+    old = keys.certificate.read_bytes()
+    assert call("flower", "renew", str(keys.path), "--days", "90")[0] == 0
+    assert keys.certificate.read_bytes() != old
+    assert call("flower", "add-node", str(tmp_path / "nowhere"))[0] != 0
+
+
+FLWR = """#!/bin/sh
+echo "$@" >> {log}
+[ "$1" = run ] || exit 0
+echo "Successfully started run 4711"
+echo "waiting for the clients 1, 2"
+{rest}
+"""
+
+
+@pytest.mark.parametrize("passes", [True, False])
+def test_check_prints_while_it_waits_and_ends_its_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, passes: bool
+) -> None:
+    program, log = tmp_path / "flwr", tmp_path / "log"
+    rest = 'echo "the check found no problem"' if passes else "sleep 600"
+    program.write_text(FLWR.format(log=log, rest=rest))
+    program.chmod(0o700)
+    monkeypatch.setattr("parsifl.flower.node.program", lambda _: str(program))
+    assert call("flower", "init", str(tmp_path / "app"))[0] == 0
+    printed: list[str] = []
+
+    def echo(text: str, **_: Any) -> None:
+        printed.append(text)
+        if not passes and "waiting" in text:  # it was printed before the command has ended
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("parsifl.flower.cli.operations.typer.echo", echo)
+        code, _ = call("flower", "check", str(tmp_path / "app"))
+    assert "waiting for the clients 1, 2\n" in printed
+    assert (code == 0) is passes
+    assert ("stop 4711" in log.read_text()) is not passes

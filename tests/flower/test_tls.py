@@ -10,7 +10,8 @@ pytest.importorskip("cryptography", reason="needs flwr: install the extra parsif
 from cryptography.hazmat.primitives import serialization
 
 from parsifl.core.errors import ConfigError
-from parsifl.flower.tls import make_keys
+from parsifl.flower.server_health import expiry
+from parsifl.flower.tls import make_keys, renew
 
 
 def handshake(server: ssl.SSLContext, client: ssl.SSLContext, host: str) -> None:
@@ -96,3 +97,21 @@ def test_a_long_host_name_has_a_certificate(tmp_path: Path) -> None:
 def test_impossible_lifetimes_are_rejected(days: int, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="days must be between 1 and 3650"):
         make_keys(tmp_path / "a", 1, days=days)
+
+
+def test_a_renewed_certificate_is_trusted_by_the_old_authority(tmp_path: Path) -> None:
+    keys = make_keys(tmp_path / "keys", 1, ["fl.example.org", "10.1.2.3"], days=3)
+    authority, before = keys.authority.read_bytes(), expiry(keys.certificate)
+    renew(keys, 400)
+    assert keys.authority.read_bytes() == authority
+    assert round((expiry(keys.certificate) - before) / 86_400) == 397
+    assert keys.key.stat().st_mode & 0o777 == 0o600
+    for host in ("fl.example.org", "10.1.2.3", "localhost"):
+        handshake(*contexts(keys.path, keys.authority), host)
+    with pytest.raises(ssl.SSLCertVerificationError):
+        handshake(*contexts(keys.path, keys.authority), "other.example.org")
+    with pytest.raises(ConfigError, match="when the authority expires"):
+        renew(keys, 5000)
+    keys.signing_key.unlink()
+    with pytest.raises(ConfigError, match="does not hold the keys of an authority"):
+        renew(keys, 30)

@@ -327,11 +327,7 @@ class Cluster:
         return status
 
     def _cli(self, *arguments: str) -> Any:
-        out = _output(self._cli_process(*arguments))
-        try:
-            return json.loads(out[out.index("{") :])
-        except ValueError:
-            raise ParsiflError(f"flwr {arguments[0]} failed:\n{out[-3000:]}") from None
+        return parsed(arguments[0], _output(self._cli_process(*arguments)))
 
     def _cli_process(self, *arguments: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -367,6 +363,17 @@ def _output(process: subprocess.Popen[str]) -> str:
         if process.poll() is None:
             process.kill()
             process.wait()
+
+
+def parsed(command: str, output: str) -> dict[str, Any]:
+    """Return the JSON that a `flwr` command printed; raise ParsiflError with its own message."""
+    try:
+        answer: dict[str, Any] = json.loads(output[output.index("{") :])
+    except ValueError:
+        raise ParsiflError(f"flwr {command} failed:\n{output[-3000:]}") from None
+    if not answer.get("success", True):
+        raise ParsiflError(f"flwr {command} failed: {answer.get('error-message', output)}")
+    return answer
 
 
 def free_port() -> int:

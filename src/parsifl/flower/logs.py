@@ -11,7 +11,10 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any
 
 VARIABLE = "PARSIFL_LOG"
@@ -39,6 +42,23 @@ def node_log() -> logging.Logger:
 def server_log(text: str) -> None:
     """Log progress of the server: as JSON if requested, else in Flower's log."""
     (node_log() if is_json() else logging.getLogger("flwr")).info(text)
+
+
+@contextmanager
+def log_file(path: Path) -> Iterator[None]:
+    """Append what the server logs to a file too, while the block runs."""
+    handler = logging.FileHandler(path, encoding="utf-8")
+    text = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
+    handler.setFormatter(JsonFormatter() if is_json() else text)
+    loggers = (node_log(), logging.getLogger("flwr"))
+    for logger in loggers:
+        logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeHandler(handler)
+        handler.close()
 
 
 def is_json() -> bool:

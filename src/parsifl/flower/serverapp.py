@@ -15,7 +15,7 @@ from parsifl.core.errors import ParsiflError
 from parsifl.engine.safe_files import locked, replace_file
 from parsifl.flower import settings
 from parsifl.flower.client import MakeProblem
-from parsifl.flower.logs import server_log
+from parsifl.flower.logs import log_file, server_log
 from parsifl.flower.message import (
     Envelope,
     Link,
@@ -28,7 +28,14 @@ from parsifl.flower.message import (
 )
 from parsifl.flower.network_schema import describe
 from parsifl.flower.server import Federation
-from parsifl.flower.settings import DONE_FILE, ERROR_FILE, PROCESS_FILE, DeploymentSettings, clear
+from parsifl.flower.settings import (
+    DONE_FILE,
+    ERROR_FILE,
+    LOG_FILE,
+    PROCESS_FILE,
+    DeploymentSettings,
+    clear,
+)
 
 _PULL_SECONDS = 0.1
 _REPEAT_SECONDS = 30.0
@@ -51,12 +58,14 @@ def app_of(make: Callable[[DeploymentSettings, Link], Federation]) -> ServerApp:
         with locked(out):  # the markers belong to a server that is still running
             clear(out)
             replace_file(out / PROCESS_FILE, str(os.getpid()).encode())
-            try:
-                _carry_out(make(chosen, GridLink(grid)), check=chosen.deployment.check)
-            except Exception as error:
-                text = f"{_text(error)}\n".encode(errors="backslashreplace")
-                replace_file(out / ERROR_FILE, text)
-                raise
+            with log_file(out / LOG_FILE):
+                try:
+                    _carry_out(make(chosen, GridLink(grid)), check=chosen.deployment.check)
+                except Exception as error:
+                    server_log(f"the run has failed: {_text(error)}")
+                    text = f"{_text(error)}\n".encode(errors="backslashreplace")
+                    replace_file(out / ERROR_FILE, text)
+                    raise
             replace_file(out / DONE_FILE, b"")
 
     return app

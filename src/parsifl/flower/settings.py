@@ -32,6 +32,9 @@ TRIAL_DIRECTORY = "flower"
 DEPLOYMENT_FILES = (ERROR_FILE, DONE_FILE, STATUS_FILE, PROCESS_FILE, TRIAL_DIRECTORY)
 """What a deployment writes to the run directory, besides the files of every run."""
 
+LOG_FILE = "server.log"
+"""In the run directory: the log of its servers."""
+
 NONE = "none"
 """Means None in `settings`, because TOML has no null value."""
 
@@ -124,9 +127,9 @@ def clear(out: Path) -> None:
     """
     marks = (DONE_FILE, ERROR_FILE, STATUS_FILE)
     process = out / PROCESS_FILE
-    reject_links(process, *(out / mark for mark in marks))
+    reject_links(process, out / LOG_FILE, *(out / mark for mark in marks))
     if not process.exists():  # every server writes it before anything else
-        reject_foreign(out, marks, PROCESS_FILE)
+        reject_foreign(out, (*marks, LOG_FILE), PROCESS_FILE)
     elif not process.read_text(errors="replace").isdecimal():
         raise CheckpointError(
             f"{process} was not written by Parsifl; move it, or choose another directory"

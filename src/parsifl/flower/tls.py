@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from parsifl.core.errors import ConfigError
-from parsifl.engine.safe_files import write_synced
+from parsifl.engine.safe_files import replace_file, write_synced
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _CURVE = ec.SECP384R1()
@@ -39,6 +39,11 @@ class KeyFolder:
     def authority(self) -> Path:
         """The authority's certificate."""
         return self.path / "ca.crt"
+
+    @property
+    def signing_key(self) -> Path:
+        """The authority's private key, which signs certificates."""
+        return self.path / "ca.key"
 
     @property
     def certificate(self) -> Path:
@@ -76,19 +81,20 @@ def make_keys(
     if found.authority.exists():
         raise ConfigError(f"{folder} already holds keys; choose another directory or delete them")
     pairs = [path for n in range(nodes) for path in (found.node(n), found.public(n))]
-    for path in (folder / "ca.key", found.key, found.certificate, *pairs):
+    for path in (found.signing_key, found.key, found.certificate, *pairs):
         if path.exists() or path.is_symlink():
             raise ConfigError(f"{path} exists and would be overwritten; choose another directory")
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
     authority = ec.generate_private_key(_CURVE)
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "parsifl test authority")])
-    root = _certificate(name, name, authority, authority, days, hosts=())
+    # the authority outlives the certificate, so that `renew` needs no new one
+    root = _certificate(name, name, authority, authority, _MOST_DAYS, hosts=())
     server = ec.generate_private_key(_CURVE)
     # a common name has at most 64 characters; clients check only the alternative names
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0][:64])])
     signed = _certificate(subject, name, server, authority, days, hosts)
-    write_synced(folder / "ca.key", _private(authority, serialization.PrivateFormat.PKCS8), 0o600)
+    write_synced(found.signing_key, _private(authority, serialization.PrivateFormat.PKCS8), 0o600)
     write_synced(found.key, _private(server, serialization.PrivateFormat.PKCS8), 0o600)
     write_synced(found.certificate, signed.public_bytes(serialization.Encoding.PEM), 0o644)
     for number in range(nodes):
@@ -96,6 +102,37 @@ def make_keys(
     # last: it marks the directory as complete
     write_synced(found.authority, root.public_bytes(serialization.Encoding.PEM), 0o644)
     return found
+
+
+def renew(folder: KeyFolder, days: int) -> None:
+    """Replace the server's certificate; names, keys and the authority stay the same.
+
+    Raises
+    ------
+    ConfigError
+        If the directory is not complete, or if the authority expires earlier.
+    """
+    try:
+        signer = serialization.load_pem_private_key(folder.signing_key.read_bytes(), None)
+        key = serialization.load_pem_private_key(folder.key.read_bytes(), None)
+        root = x509.load_pem_x509_certificate(folder.authority.read_bytes())
+        old = x509.load_pem_x509_certificate(folder.certificate.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{folder.path} does not hold the keys of an authority ({error})"
+        ) from None
+    assert isinstance(signer, ec.EllipticCurvePrivateKey)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    left = (root.not_valid_after_utc - datetime.datetime.now(datetime.UTC)).days
+    if not 1 <= days <= left:
+        raise ConfigError(
+            f"days must be between 1 and {left}, when the authority expires, got {days}; for a "
+            "longer time, create a new directory with `parsifl flower keys`"
+        )
+    names = old.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    hosts = [str(entry.value) for entry in names]
+    signed = _certificate(old.subject, root.subject, key, signer, days, hosts)
+    replace_file(folder.certificate, signed.public_bytes(serialization.Encoding.PEM), 0o644)
 
 
 def add_node(folder: KeyFolder, number: int) -> None:

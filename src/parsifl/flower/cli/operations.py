@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 import subprocess
 import time
 from pathlib import Path
@@ -17,6 +19,7 @@ from parsifl.flower import need_flower
 from parsifl.flower.cli.trial import read_config
 
 _ENDED = ("done", "checked")
+_STARTED = re.compile(r"started run (\d+)")
 
 
 def status(
@@ -112,9 +115,22 @@ def check(
     read_config(target)
     words = [program("flwr"), "run", str(target.resolve()), *([federation] if federation else [])]
     words += ["--run-config", "deployment.check=true", "--stream"]
-    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    typer.echo(done.stdout)
-    if "the check found no problem" not in done.stdout:
+    passed, run = False, ""
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                typer.echo(visible(line), nl=False)
+                passed = passed or "the check found no problem" in line
+                run = found[1] if (found := _STARTED.search(line)) else run
+        except KeyboardInterrupt:
+            process.terminate()
+            if run:  # it would wait for clients on the server
+                subprocess.run([words[0], "stop", run, *([federation] if federation else [])])
+            raise
+    if not passed:
         raise ConfigError("the check failed; see the lines above")
 
 
@@ -215,7 +231,53 @@ def rotate(
     typer.echo(f"{found.node(node)} and {found.public(node)} are new")
 
 
+def add_node(
+    folder: Path = typer.Argument(
+        metavar="DIR", help="A directory that `parsifl flower keys` created."
+    ),
+) -> None:
+    """Create the key pair of one more node, with the next number.
+
+    Register the public key with Flower. A new run with one more client includes the node.
+
+    Examples:
+
+      parsifl flower add-node keys
+    """
+    need_flower()
+    from parsifl.flower import tls
+
+    keys = tls.KeyFolder(folder)
+    if not keys.authority.exists():
+        raise ConfigError(f"{folder} holds no keys; `parsifl flower keys` creates them")
+    number = next(number for number in itertools.count() if not keys.public(number).exists())
+    tls.add_node(keys, number)
+    typer.echo(f"{keys.node(number)} and {keys.public(number)} are new")
+
+
+def renew(
+    folder: Path = typer.Argument(
+        metavar="DIR", help="A directory that `parsifl flower keys` created."
+    ),
+    days: int = typer.Option(30, min=1, help="Validity of the new certificate in days."),
+) -> None:
+    """Renew the server's certificate with the same authority and key.
+
+    Copy it to the server and restart the SuperLink. Nothing changes on the nodes.
+
+    Examples:
+
+      parsifl flower renew keys --days 365
+    """
+    need_flower()
+    from parsifl.flower import tls
+
+    keys = tls.KeyFolder(folder)
+    tls.renew(keys, days)
+    typer.echo(f"{keys.certificate} is new")
+
+
 def mount(group: typer.Typer) -> None:
     """Add the commands to a group."""
-    for command in (status, check, rotate, forget, backup, restore):
+    for command in (status, check, rotate, renew, add_node, forget, backup, restore):
         group.command()(command)
