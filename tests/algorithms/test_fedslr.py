@@ -13,6 +13,7 @@ from tests.algorithms import lowrank
 from tests.algorithms.lowrank import Engine
 from tests.reference_lowrank import Array, Slr, gradient, zeros
 from tests.reference_sparse import float16, int8
+from tests.support.fixtures import classifier
 from torch import nn
 
 from parsifl import wire
@@ -384,14 +385,14 @@ def test_a_client_that_diverges_under_a_low_rank_step_is_advised_to_lower_lr(
     settings: Any, executor: Any
 ) -> None:
     draw = np.random.default_rng(0)
-    data = [(draw.normal(size=(8, 6)), np.arange(8) % 3) for _ in range(3)]
+    data = [(draw.normal(size=(8, 4)), np.arange(8) % 3) for _ in range(3)]
     clients = ClientData.of(data)
     assert isinstance(clients.x, torch.Tensor)
     clients.x[clients.train[1]] *= 1e200  # the second step overflows
     method = FedSLR(lr=0.5, lam=1e-5, mu=1e-3, batch_size=4, local_steps=2, **settings)
     expected = r"^Client 1 diverged in round 1 \(upload .* is not finite\).* Lower `lr` \(now 0.5\)"
     with pytest.warns(DroppedClientWarning, match=expected) as said:
-        simulate(method, lowrank.PROBLEM, clients, 1, evaluate_every=0, executor=executor)
+        simulate(method, classifier(), clients, 1, evaluate_every=0, executor=executor)
     assert len(said) == 1
 
 

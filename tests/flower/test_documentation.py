@@ -14,6 +14,8 @@ from tests.flower.inprocess import InProcess
 
 from parsifl.core import registry
 from parsifl.core.algorithm import GatherAlgorithm
+from parsifl.core.errors import ConfigError
+from parsifl.flower.app_template import write_units
 from parsifl.flower.settings import Deployment
 from parsifl.sites.deployment.guards import Guards
 
@@ -89,8 +91,8 @@ def test_every_guard_is_explained_with_its_default() -> None:
 def test_systemd_accepts_the_units(name: str, tmp_path: Path) -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("needs systemd-analyze")
-    blocks = re.findall(r"```ini\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    (text,) = (block for block in blocks if f"system/{name}.service" in block)
+    write_units(tmp_path / "units", "fl.example.org", 1)
+    text = (tmp_path / "units" / f"{name}.service").read_text()
     program = {"superlink": "flower-superlink", "supernode": "parsifl flower node"}[name]
     command = re.search(rf"/opt/parsifl/bin/{program}", text)
     assert command is not None
@@ -104,3 +106,27 @@ def test_systemd_accepts_the_units(name: str, tmp_path: Path) -> None:
     # these are for systemd 254 and later; the page says what earlier ones do
     younger = ("RestartSteps", "RestartMaxDelaySec")
     assert [line for line in complaints if not any(key in line for key in younger)] == []
+
+
+@pytest.mark.parametrize("name", ["superlink", "supernode"])
+def test_the_units_are_hardened(name: str, tmp_path: Path) -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("needs systemd-analyze")
+    write_units(tmp_path, "fl.example.org", 1)
+    unit = tmp_path / f"{name}.service"
+    command = ["systemd-analyze", "security", "--offline=true", "--threshold=40", str(unit)]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    if "--offline" in found.stderr or "not been booted" in found.stderr:
+        pytest.skip("needs systemd-analyze security --offline")
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert "MemoryMax=" in unit.read_text()
+
+
+def test_units_name_the_server_and_the_node_and_replace_nothing(tmp_path: Path) -> None:
+    write_units(tmp_path, "10.0.0.7", 12)
+    text = (tmp_path / "supernode.service").read_text()
+    assert "--superlink 10.0.0.7:9000" in text
+    assert "--auth-supernode-private-key /etc/parsifl/node12 " in text
+    assert "'partition-id=12 data=" in text
+    with pytest.raises(ConfigError, match=r"flower\.env, superlink\.service, supernode\.service"):
+        write_units(tmp_path, "10.0.0.7", 13)

@@ -101,6 +101,22 @@ def write_app(
     replace_file(folder / "pyproject.toml", tomli_w.dumps(_project(name, config)).encode())
 
 
+def write_units(folder: Path, host: str, node: int) -> list[Path]:
+    """Write the systemd units of server and node, and their environment; return the files."""
+    sources = sorted(resources.files("parsifl.flower").joinpath("units").iterdir(), key=str)
+    targets = [folder / source.name for source in sources]
+    if existing := [path.name for path in targets if path.exists() or path.is_symlink()]:
+        raise ConfigError(f"{folder} already holds {', '.join(existing)}; choose another directory")
+    folder.mkdir(parents=True, exist_ok=True)
+    for source, target in zip(sources, targets, strict=True):
+        text = source.read_text().replace("fl.example.org", host)
+        text = text.replace("partition-id=1", f"partition-id={node}")
+        replace_file(
+            target, text.replace("/etc/parsifl/node1", f"/etc/parsifl/node{node}").encode()
+        )
+    return targets
+
+
 def _files(kind: Template) -> list[str]:
     """Return the files written next to the package."""
     names = (file.name.removesuffix(_SUFFIX) for file in kind.folder.iterdir())

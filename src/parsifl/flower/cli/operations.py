@@ -231,6 +231,23 @@ def rotate(
     typer.echo(f"{found.node(node)} and {found.public(node)} are new")
 
 
+def units(
+    folder: Path = typer.Argument(metavar="DIR", help="A directory for the files."),
+    host: str = typer.Option("fl.example.org", help="The name or address of the server."),
+    node: int = typer.Option(1, min=0, help="The number of the node."),
+) -> None:
+    """Write systemd units for the server and for a node, with restricted rights.
+
+    Examples:
+
+      parsifl flower units units --host fl.example.org --node 1
+    """
+    from parsifl.flower.app_template import write_units
+
+    for path in write_units(folder, host, node):
+        typer.echo(path)
+
+
 def add_node(
     folder: Path = typer.Argument(
         metavar="DIR", help="A directory that `parsifl flower keys` created."
@@ -279,5 +296,5 @@ def renew(
 
 def mount(group: typer.Typer) -> None:
     """Add the commands to a group."""
-    for command in (status, check, rotate, renew, add_node, forget, backup, restore):
+    for command in (status, check, units, rotate, renew, add_node, forget, backup, restore):
         group.command()(command)

@@ -194,18 +194,18 @@ def load(path: str | Path) -> FederatedSparse:
     try:
         found = _ESTIMATORS[values["estimator"]](**_read(values["params"]))
         state = _read(values["state"])
-        _check_state(type(found), state)
+        _check_state(state)
     except DAMAGED as error:
         raise DataError(f"{path} is not a saved estimator ({type(error).__name__})") from None
     found.__dict__.update(state)
     return found
 
 
-def _check_state(kind: type[FederatedSparse], state: Mapping[str, Any]) -> None:
+def _check_state(state: Mapping[str, Any]) -> None:
     """Raise unless these are fitted attributes whose numbers can be used for prediction."""
     for name, value in state.items():
         fitted = name in _PRIVATE or (name.isidentifier() and name.endswith("_"))
-        if not fitted or name.startswith("__") or hasattr(kind, name):
+        if not fitted or name.startswith("__"):
             raise ValueError(name)
         if name in _WEIGHTS and not _is_finite(value):
             raise ValueError(name)
