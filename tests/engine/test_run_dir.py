@@ -64,7 +64,7 @@ def test_a_run_is_a_folder(tmp_path: Path) -> None:
     assert read_config(place)["algorithm"]["name"] == "fedavg"
     assert read_config(place)["algorithm"]["lr"] == 0.1
     assert read_metrics(place) == result.metrics
-    assert json.loads((place / "environment.json").read_text()) == environment()
+    assert json.loads((place / "environment.json").read_text()).items() >= environment().items()
     scores = json.loads((place / "clients.json").read_text())
     assert scores["round"] == 2
     assert scores["personal"]["test"]["clients"] == [0, 1, 2, 3]

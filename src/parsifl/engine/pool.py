@@ -21,6 +21,7 @@ from parsifl.core.algorithm import AnyAlgorithm, ClientInfo, ClientUpdate
 from parsifl.core.batching import ClientRoundData
 from parsifl.core.keys import Key
 from parsifl.core.problem import Problem
+from parsifl.engine.allocator import keep_freed_memory
 from parsifl.engine.finite import has_diverged
 from parsifl.engine.threads import Scope, thread_scope
 from parsifl.wire import MessageStats
@@ -162,6 +163,9 @@ class ClientProgram:
 
     algorithm: AnyAlgorithm
     problem: Problem
+
+    def __post_init__(self) -> None:
+        keep_freed_memory()  # here: simulations, workers and nodes all compute through a program
 
     @cached_property
     def scope(self) -> Scope:

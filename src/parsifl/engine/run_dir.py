@@ -26,6 +26,7 @@ import tomli_w
 
 from parsifl import startup
 from parsifl.core.errors import CheckpointError
+from parsifl.engine.allocator import allocator
 from parsifl.engine.record import MODELS, RoundRecord, headline, select_round
 from parsifl.engine.safe_files import (
     is_temporary,
@@ -101,7 +102,8 @@ class RunDir:
             return
         remove_temporary(self.path)
         # config.toml comes last: it marks the directory as complete
-        replace_file(self.path / _ENVIRONMENT, json.dumps(environment(), indent=1).encode())
+        described = {**environment(), "allocator": allocator()}
+        replace_file(self.path / _ENVIRONMENT, json.dumps(described, indent=1).encode())
         replace_file(config, tomli_w.dumps(_plain(identity)).encode())
 
     def replaceable(self) -> bool:
