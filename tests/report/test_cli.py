@@ -96,7 +96,7 @@ def test_control_characters_of_a_crafted_run_do_not_reach_the_terminal(tmp_path:
     attack = "\x1b]0;owned\x07\x1b[2J\u202e"
     make_run(tmp_path / "a", score=f"x{attack}")
     make_run(tmp_path / "b", f"fedavg{attack}", settings={f"lr{attack}": attack})
-    (make_run(tmp_path / "c\x1b[2J") / "config.toml").write_text("algorithm = '\x1b'")
+    (make_run(tmp_path / "c\x07") / "config.toml").write_text("algorithm = '\x1b'")
     result = CliRunner().invoke(app, ["report", str(tmp_path), "-o", str(tmp_path / "page.html")])
     assert result.exit_code == 0, result.output
     assert "fedavg?" in result.output

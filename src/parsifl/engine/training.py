@@ -187,7 +187,8 @@ class Training:
         complete = 0 if found is None else found.round - (found.pending is not None)
         state.records = self.run_dir.truncate(complete, None if found is None else found.metrics)
         self.run_dir.set_target(rounds)
-        if 0 < complete < rounds and (note := self.run_dir.note_environment(complete)):
+        resumed = found is not None and complete < rounds
+        if resumed and (note := self.run_dir.note_environment(complete)):
             warnings.warn(f"{self.run_dir.path}: {note}", stacklevel=2)
             state.note = note
         if found is not None:
