@@ -101,3 +101,9 @@ def test_control_characters_of_a_crafted_run_do_not_reach_the_terminal(tmp_path:
     assert result.exit_code == 0, result.output
     assert "fedavg?" in result.output
     assert not {"\x1b", "\x07", "\u202e"} & set(result.output)
+
+
+def test_control_characters_of_an_error_do_not_reach_the_terminal(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["report", str(tmp_path / "gone\x07\u202e")])
+    assert result.exit_code == 2
+    assert "gone??" in result.output
