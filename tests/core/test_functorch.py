@@ -185,7 +185,7 @@ def test_a_run_without_private_functions_has_the_same_results(
     for place in (
         "engine.executors",
         "nn.functional",
-        "nn.metrics",
+        "nn.losses",
         "solvers.fused.vmap_bridge",
         "solvers.sgd",
         "solvers.update_rules",

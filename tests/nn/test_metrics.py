@@ -10,7 +10,8 @@ from torch.func import grad, vmap
 
 import parsifl
 from parsifl.core.errors import ConfigError
-from parsifl.nn.metrics import row_loss, top
+from parsifl.nn.losses import row_loss
+from parsifl.nn.metrics import top
 
 
 def test_cross_entropy_is_the_same_under_vmap_and_outside() -> None:

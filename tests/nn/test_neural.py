@@ -150,7 +150,7 @@ def test_a_factory_with_a_width_gives_narrower_problems_once() -> None:
     assert half is problem.narrow(0.5)
     assert half.shapes()["0.weight"] == (4, 3)
     assert problem.shapes()["0.weight"] == (8, 3)
-    assert (half.kind, half.dtype) == ("mse", torch.float64)
+    assert (half.row_loss.kind, half.dtype) == ("mse", torch.float64)
 
 
 @pytest.mark.parametrize("source", [linear, nn.Linear(3, 2)])

@@ -70,7 +70,9 @@ def identity_of(
 def _form(problem: Problem) -> str:
     """Return the repr of a problem, but not the default repr, which contains an address."""
     described = getattr(problem, "module", problem)
-    return "" if type(described).__repr__ is object.__repr__ else repr(described)
+    form = "" if type(described).__repr__ is object.__repr__ else repr(described)
+    loss = getattr(problem, "row_loss", None)  # one that has no name is not in the score
+    return form if loss is None or loss.kind is not None else f"{form} {loss.name}"
 
 
 def profiles_checksum(profiles: Iterable[Mapping[str, Any]]) -> str:

@@ -1,4 +1,4 @@
-"""The losses and metrics of networks, row by row.
+"""The metrics of networks, row by row.
 
 A metric is a function of outputs and targets that returns one number per row. Pass your own to
 `NeuralProblem(..., metrics={"top3": top(3)})`; records, tables and the report then show it.
@@ -7,26 +7,11 @@ A metric is a function of outputs and targets that returns one number per row. P
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Literal
 
 from torch import Tensor
-from torch.nn import functional
 
-from parsifl.core._functorch import is_transformed
 from parsifl.core.errors import ConfigError, DataError, reason
-
-Loss = Literal["cross-entropy", "mse"]
-
-
-def row_loss(kind: Loss, output: Tensor, y: Tensor) -> Tensor:
-    """Return the loss of each row."""
-    if kind == "cross-entropy" and output.ndim == 2 and y.ndim == 1 and is_transformed():
-        # the other form takes a third longer under vmap
-        return -functional.log_softmax(output, -1).gather(1, y.unsqueeze(1)).squeeze(1)
-    if kind == "cross-entropy":
-        return functional.cross_entropy(output, y, reduction="none")
-    return (output.reshape(y.shape) - y).square().reshape(len(y), -1).mean(-1)
-
+from parsifl.nn.losses import RowLoss
 
 RowMetric = Callable[[Tensor, Tensor], Tensor]
 
@@ -54,14 +39,16 @@ def top(count: int) -> RowMetric:
 
 
 def row_metrics(
-    kind: Loss, output: Tensor, y: Tensor, more: Mapping[str, RowMetric] | None = None
+    loss: RowLoss, output: Tensor, y: Tensor, more: Mapping[str, RowMetric] | None = None
 ) -> dict[str, Tensor]:
     """Return loss and accuracy (or squared error) of each row, and additional metrics."""
-    losses = row_loss(kind, output, y)
-    own = {"mse": losses} if kind == "mse" else {"accuracy": accuracy(output, y), "loss": losses}
+    losses = loss.rows(output, y)
+    values = {"mse": losses} if loss.kind == "mse" else {"loss": losses}
+    if loss.of_labels:
+        values = {"accuracy": accuracy(output, y), **values}
     if more:
-        own |= {name: _per_row(name, metric, output, y) for name, metric in more.items()}
-    return own
+        values |= {name: _per_row(name, metric, output, y) for name, metric in more.items()}
+    return values
 
 
 def _per_row(name: str, metric: RowMetric, output: Tensor, y: Tensor) -> Tensor:
@@ -79,9 +66,9 @@ def _per_row(name: str, metric: RowMetric, output: Tensor, y: Tensor) -> Tensor:
     return values
 
 
-def check_metrics(kind: Loss, metrics: Mapping[str, RowMetric]) -> dict[str, RowMetric]:
+def check_metrics(loss: RowLoss, metrics: Mapping[str, RowMetric]) -> dict[str, RowMetric]:
     """Return the user's metrics; raise ConfigError for invalid ones."""
-    reserved = {"mse"} if kind == "mse" else {"accuracy", "loss"}
+    reserved = {"mse"} if loss.kind == "mse" else {"loss", *(["accuracy"] * loss.of_labels)}
     if not isinstance(metrics, Mapping):
         raise ConfigError(
             "metrics must be a dictionary of names and functions, such as "

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from parsifl.core.errors import CapabilityError, DataError, RowError
 from parsifl.core.problem import FEW, HasModule, Params, check_metrics, try_predict, unreadable
-from parsifl.nn.metrics import Loss
+from parsifl.nn.losses import RowLoss
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
@@ -139,13 +139,15 @@ def restore_counters(module: nn.Module) -> None:
             layer.num_batches_tracked = torch.tensor(0)
 
 
-def check_data(problem: HasModule, loss: Loss, params: Params, x: Any, y: Tensor) -> None:
+def check_data(problem: HasModule, loss: RowLoss, params: Params, x: Any, y: Tensor) -> None:
     """Raise DataError for rows that a module cannot read, or targets that its loss cannot use."""
     output = try_predict(problem, params, x[:FEW])
     if isinstance(output, Exception):
         raise unreadable(x, output, _expected(problem, params, x[:FEW])) from output
-    if loss == "cross-entropy":
+    if loss.kind == "cross-entropy":
         _check_labels(y, output)
+    if loss.kind is None:
+        loss.check(output, y[:FEW])
     check_metrics(problem, params, x, y, output)
 
 

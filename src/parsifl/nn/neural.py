@@ -24,7 +24,8 @@ from parsifl.nn.flops import note_trained
 from parsifl.nn.functional import Functional
 from parsifl.nn.layer_chain import find_chain
 from parsifl.nn.layer_groups import head_parameters, layer_groups
-from parsifl.nn.metrics import Loss, RowMetric, check_metrics, row_loss, row_metrics
+from parsifl.nn.losses import Loss, LossFunction, loss_of
+from parsifl.nn.metrics import RowMetric, check_metrics, row_metrics
 from parsifl.nn.models.width import add_scalers
 from parsifl.nn.module_checks import (
     BATCH_NORMS,
@@ -56,7 +57,9 @@ class NeuralProblem:
         ``lambda: nn.Linear(4, 2)``, which is initialized by each seed. A factory that takes
         ``width`` makes the problem `Scalable`.
     loss
-        "cross-entropy" for class labels, "mse" for real targets.
+        "cross-entropy" for class labels, "mse" for real targets, a loss module of PyTorch such as
+        ``nn.CrossEntropyLoss(weight=..., label_smoothing=0.1)``, or a function of outputs and
+        targets that returns one number per row or the mean of the rows.
     head
         The name of the last layer; found automatically if not given.
     dtype
@@ -82,7 +85,7 @@ class NeuralProblem:
     def __init__(
         self,
         module: nn.Module | Factory,
-        loss: Loss = "cross-entropy",
+        loss: Loss | nn.Module | LossFunction = "cross-entropy",
         *,
         head: str | None = None,
         dtype: torch.dtype = torch.float32,
@@ -90,10 +93,8 @@ class NeuralProblem:
         buffers: BufferPolicy | None = None,
         metrics: Mapping[str, RowMetric] | None = None,
     ) -> None:
-        if loss not in ("cross-entropy", "mse"):
-            raise ConfigError(f"loss must be 'cross-entropy' or 'mse', got {loss!r:.80}")
-        self.kind: Loss = loss
-        self._metrics = check_metrics(loss, metrics or {})
+        self._loss_argument, self.row_loss = loss, loss_of(loss)
+        self._metrics = check_metrics(self.row_loss, metrics or {})
         self.dtype = dtype
         self._head_name = head
         if buffers not in (None, "average", "local", "batch"):
@@ -118,9 +119,10 @@ class NeuralProblem:
             add_scalers(self._training, scale, head)
         self._train = Functional(self._training)
         self._evaluate = Functional(copy.deepcopy(self._training).eval())
+        named = self.row_loss.kind
         plain = scale == 1.0 and not self.buffer_names
-        chain = find_chain(self._training) if plain else None
-        self.layer_chain = None if chain is None else LayerChain(chain, loss)
+        chain = find_chain(self._training) if plain and named is not None else None
+        self.layer_chain = None if chain is None or named is None else LayerChain(chain, named)
         self._narrow: dict[tuple[float, bool], NeuralProblem] = {}
 
     def __repr__(self) -> str:
@@ -135,19 +137,21 @@ class NeuralProblem:
             if value != default
         )
         return (
-            f"NeuralProblem({type(self._training).__name__}, loss={self.kind!r}{given}; "
+            f"NeuralProblem({type(self._training).__name__}, loss={self.row_loss.name}{given}; "
             f"{count:,} parameters)"
         )
 
     @property
     def primary_metric(self) -> str:
         """The metric that is reported first."""
-        return "accuracy" if self.kind == "cross-entropy" else "mse"
+        if self.row_loss.of_labels:
+            return "accuracy"
+        return "mse" if self.row_loss.kind == "mse" else "loss"
 
     @property
     def higher_is_better(self) -> bool:
-        """True for accuracy, False for the squared error."""
-        return self.kind == "cross-entropy"
+        """True for accuracy, False for a loss."""
+        return self.row_loss.of_labels
 
     @property
     def supports_vmap(self) -> bool:
@@ -247,10 +251,7 @@ class NeuralProblem:
         buffers = {n: params[n].clone() for n in self.buffer_names} if self.buffer_names else {}
         with dropout_key(batch.key):
             output = self._train({**params, **buffers} if buffers else params, batch.x)
-        losses = row_loss(self.kind, output, batch.y)
-        weight = batch.weight.to(losses.dtype)
-        # normalise the weights first: autograd then records one step instead of three
-        return losses.dot(weight / weight.sum().clamp(min=1)), buffers
+        return self.row_loss.mean(output, batch.y, batch.weight), buffers
 
     def metrics(self, params: Params, rows: Rows) -> dict[str, Tensor]:
         """Return loss and accuracy (or squared error) of each row."""
@@ -268,11 +269,11 @@ class NeuralProblem:
 
     def output_metrics(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
         """Return the metrics of each row from its output."""
-        return row_metrics(self.kind, output, y, self._metrics)
+        return row_metrics(self.row_loss, output, y, self._metrics)
 
     def check_data(self, params: Params, x: Any, y: Tensor) -> None:
         """Raise DataError for rows or targets that the model cannot train on."""
-        check_data(self, self.kind, params, x, y)
+        check_data(self, self.row_loss, params, x, y)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of every parameter and buffer."""
@@ -301,7 +302,7 @@ class NeuralProblem:
                 )
             self._narrow[width, scaled] = NeuralProblem(
                 partial(source, width=width),
-                self.kind,
+                self._loss_argument,
                 head=self._head_name,
                 dtype=self.dtype,
                 scale=width if scaled else 1.0,

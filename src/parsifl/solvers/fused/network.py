@@ -12,7 +12,7 @@ from torch import Tensor
 
 from parsifl.nn import layer_chain
 from parsifl.nn.layer_chain import Chain, Layer, parameters
-from parsifl.nn.metrics import Loss
+from parsifl.nn.losses import Loss
 from parsifl.solvers.fused.layers import (
     ActivateStage,
     AdaptivePoolStage,
