@@ -246,6 +246,7 @@ class Export:
         module = copy.deepcopy(self.problem.module)
         for name, part in self.parts.items():
             _set_value(module, name, part.dense())
+        complete(module, self.problem)
         for name, part in self.parts.items():
             if isinstance(part.base, LowRank) and part.extra is None:
                 module = _factorise(module, name, part.base)
@@ -312,6 +313,18 @@ def _set_value(module: nn.Module, name: str, value: Tensor) -> None:
         setattr(layer, own, copied)
     else:
         setattr(layer, own, nn.Parameter(copied))
+
+
+def complete(module: nn.Module, problem: HasModule) -> None:
+    """Set the constants and the tied parameters of a module, which are not in the parts."""
+    fixed = getattr(problem, "fixed", None)
+    if not fixed:
+        return
+    for name, value in fixed.constants.items():
+        _set_value(module, name, value)
+    for name, first in fixed.ties.items():
+        path, _, leaf = name.rpartition(".")
+        setattr(module.get_submodule(path), leaf, module.get_parameter(first))
 
 
 def _factorise(module: nn.Module, name: str, factors: LowRank) -> nn.Module:

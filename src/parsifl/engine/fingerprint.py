@@ -71,6 +71,8 @@ def _form(problem: Problem) -> str:
     """Return the repr of a problem, but not the default repr, which contains an address."""
     described = getattr(problem, "module", problem)
     form = "" if type(described).__repr__ is object.__repr__ else repr(described)
+    if constants := getattr(getattr(problem, "fixed", None), "constants", None):
+        form += " " + _checksum(*(constants[name].numpy() for name in sorted(constants)))
     loss = getattr(problem, "row_loss", None)  # one that has no name is not in the score
     return form if loss is None or loss.kind is not None else f"{form} {loss.name}"
 

@@ -16,6 +16,7 @@ from typing import final
 from torch import Tensor, nn
 
 from parsifl.core._functorch import ModuleSlots
+from parsifl.nn.fixed import FixedParts
 
 
 class _Gate:
@@ -55,11 +56,11 @@ class Functional:
 
     Values are set in the module for the duration of a call, as in `torch.func.functional_call`.
     Every call uses its own copy of the module, because the forward pass may write to buffers.
-    Copies are reused and share the parameters.
+    Copies are reused and share the parameters. `fixed` completes the parameters of each call.
     """
 
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
+    def __init__(self, module: nn.Module, fixed: FixedParts | None = None) -> None:
+        self._module, self._fixed = module, fixed
         self._idle: deque[_Call] = deque()  # a deque is thread-safe
 
     def __call__(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
@@ -70,7 +71,7 @@ class Functional:
             slots = self._copy()
         GATE.enter()
         try:
-            return slots(params, x)
+            return slots(self._fixed.complete(params, x.device) if self._fixed else params, x)
         finally:
             GATE.leave()
             self._idle.append(slots)

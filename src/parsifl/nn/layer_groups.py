@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from parsifl.core.errors import ConfigError, unknown
@@ -53,11 +53,7 @@ def layer_groups(
     else:
         named = [(group[0], _below(module, group)) for group in groups]
     sizes = {name: parameter.numel() for name, parameter in module.named_parameters()}
-    if tied := [one for _, own in named for one in own if one not in sizes]:
-        raise ConfigError(
-            f"parameter '{tied[0]}' is tied to another one, so it belongs to two layers; untie it: "
-            "parsifl.models.adapt(module) returns a copy without ties"
-        )
+    _check_untied([name for _, names in named for name in names], sizes)
     found = [LayerGroup(name, own, sum(sizes[one] for one in own)) for name, own in named if own]
     _check_partition(found, own_head, set(sizes))
     return tuple(found)
@@ -102,7 +98,18 @@ def find_head(module: nn.Module, head: str | None = None) -> str:
 
 def head_parameters(module: nn.Module, head: str | None = None) -> tuple[str, ...]:
     """Return the names of the parameters of the head."""
-    return _below(module, [find_head(module, head)])
+    names = _below(module, [find_head(module, head)])
+    _check_untied(names, dict(module.named_parameters()))
+    return names
+
+
+def _check_untied(names: Sequence[str], leaves: Collection[str]) -> None:
+    """Reject layers that share a parameter: an algorithm treats layers differently."""
+    if tied := [name for name in names if name not in leaves]:
+        raise ConfigError(
+            f"parameter '{tied[0]}' is tied to another one, so it belongs to two layers; untie it: "
+            "parsifl.models.adapt(module) returns a copy without ties"
+        )
 
 
 def _describe(name: str, child: nn.Module) -> str:

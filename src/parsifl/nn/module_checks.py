@@ -38,7 +38,7 @@ _REMEDY = "parsifl.models.adapt(module) returns a copy without it"
 def check_module(module: nn.Module, *, buffers: bool = False) -> None:
     """Reject modules with their own state or randomness; the error names the layer.
 
-    With `buffers`, floating-point buffers are allowed: they are federated.
+    With `buffers`, running statistics are allowed: they are federated.
     """
     for name, layer in module.named_modules():
         place = f"layer '{name}' ({type(layer).__name__})" if name else type(layer).__name__
@@ -56,52 +56,31 @@ def check_module(module: nn.Module, *, buffers: bool = False) -> None:
                 f"{place} draws unkeyed random numbers; set its dropout to 0, or replace it"
             )
         _check_buffers(place, layer, allowed=buffers)
-    for name, value in module.named_parameters():
-        if not value.requires_grad:
-            raise CapabilityError(
-                f"parameter '{name}' is frozen (requires_grad=False), but algorithms train all "
-                "parameters: make it a constant of the module, or choose an algorithm that freezes "
-                "layers (perfedmask, fedbabu)"
-            )
-    _check_untied(module)
     _check_inputs(module)
+
+
+def has_statistics(layer: nn.Module) -> bool:
+    """Return whether the buffers of a layer are running statistics."""
+    return isinstance(layer, BATCH_NORMS + INSTANCE_NORMS)
 
 
 def _check_buffers(place: str, layer: nn.Module, *, allowed: bool) -> None:
     buffers = dict(layer.named_buffers(recurse=False))
     if not buffers:
         return
-    statistics = isinstance(layer, BATCH_NORMS + INSTANCE_NORMS)
-    if not allowed:
-        remedy = (
-            "NeuralProblem(module, buffers='average') averages them over clients, 'local' keeps "
-            "them on the clients, 'batch' avoids them; parsifl.models.adapt(module, norm='group') "
-            "returns a copy without them"
-            if statistics
-            else "store constants as plain attributes of the module"
+    statistics = has_statistics(layer)
+    if statistics and not allowed:
+        raise CapabilityError(
+            f"{place} keeps buffers ({', '.join(buffers)}); NeuralProblem(module, "
+            "buffers='average') averages them over clients, 'local' keeps them on the clients, "
+            "'batch' avoids them; parsifl.models.adapt(module, norm='group') returns a copy "
+            "without them"
         )
-        raise CapabilityError(f"{place} keeps buffers ({', '.join(buffers)}); {remedy}")
     if statistics and getattr(layer, "momentum", 0.1) is None:
         raise CapabilityError(
             f"{place} averages over all batches (momentum=None), which is not supported; "
             "set its momentum to a number, such as 0.1"
         )
-    for name, value in buffers.items():
-        if name != COUNTER and not value.is_floating_point():
-            raise CapabilityError(
-                f"{place} has the buffer {name} of {value.dtype}, but only floating-point buffers "
-                "are supported: store constants as plain attributes of the module"
-            )
-
-
-def _check_untied(module: nn.Module) -> None:
-    owners: dict[int, str] = {}
-    for name, value in module.named_parameters(remove_duplicate=False):
-        if id(value) in owners:
-            raise CapabilityError(
-                f"parameter '{name}' is tied to '{owners[id(value)]}'; {_REMEDY} (untied)"
-            )
-        owners[id(value)] = name
 
 
 def _check_inputs(module: nn.Module) -> None:

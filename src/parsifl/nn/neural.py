@@ -17,9 +17,16 @@ from parsifl.core.batching import Batch, Rows
 from parsifl.core.errors import CapabilityError, ConfigError
 from parsifl.core.keys import Key
 from parsifl.core.layer_group import LayerGroup
-from parsifl.core.problem import ExecutionHints, LayerChain, Params
+from parsifl.core.problem import FEW, ExecutionHints, LayerChain, Params
 from parsifl.nn.adapt import adapt
 from parsifl.nn.dropout import dropout_key
+from parsifl.nn.fixed import (
+    FixedParts,
+    check_repeatable,
+    check_unchanged,
+    fixed_parts,
+    without_fixed,
+)
 from parsifl.nn.flops import note_trained
 from parsifl.nn.functional import Functional
 from parsifl.nn.layer_chain import find_chain
@@ -70,7 +77,8 @@ class NeuralProblem:
         What happens to running statistics (BatchNorm). "average": they are part of the parameters,
         the forward pass updates them, and the server averages them. "local": the same, but they
         stay on the clients. "batch": every batch is normalised by its own statistics, as by
-        `parsifl.models.adapt`. None: a module with running statistics is rejected.
+        `parsifl.models.adapt`. None: a module with running statistics is rejected. Other buffers
+        and frozen parameters (``requires_grad=False``) are constants: they are never sent.
     metrics
         Additional metrics by name: functions of outputs and targets that return a number per row
         (`parsifl.nn.metrics`).
@@ -112,15 +120,17 @@ class NeuralProblem:
                     f"expected an nn.Module or a factory of one, got {type(built).__name__}"
                 )
             check_module(built, buffers=buffers in ("average", "local"))
+            self.fixed = self._fixed_parts(built)
             meta = copy.deepcopy(built).to("meta").train().requires_grad_(False)
-        self._training = drop_counters(meta)
-        self.buffer_names = frozenset(name for name, _ in meta.named_buffers())
+        self._training = without_fixed(drop_counters(meta), self.fixed)
+        names = {name for name, _ in meta.named_buffers()} - self.fixed.constants.keys()
+        self.buffer_names = frozenset(names)
         if scale != 1.0:
             add_scalers(self._training, scale, head)
-        self._train = Functional(self._training)
-        self._evaluate = Functional(copy.deepcopy(self._training).eval())
+        self._train = Functional(self._training, self.fixed)
+        self._evaluate = Functional(copy.deepcopy(self._training).eval(), self.fixed)
         named = self.row_loss.kind
-        plain = scale == 1.0 and not self.buffer_names
+        plain = scale == 1.0 and not self.buffer_names and not self.fixed
         chain = find_chain(self._training) if plain and named is not None else None
         self.layer_chain = None if chain is None or named is None else LayerChain(chain, named)
         self._narrow: dict[tuple[float, bool], NeuralProblem] = {}
@@ -221,8 +231,17 @@ class NeuralProblem:
         return {
             name: value.detach().to("cpu", self.dtype, copy=True)
             for name, value in values.items()
-            if name.rpartition(".")[2] != COUNTER
+            if name.rpartition(".")[2] != COUNTER and name not in self.fixed.constants
         }
+
+    def _fixed_parts(self, built: nn.Module) -> FixedParts:
+        """Return constants and ties, which must not depend on the seed."""
+        federated = self.buffers in ("average", "local")
+        fixed = fixed_parts(built, self.dtype, federated=federated)
+        if fixed.constants and built is not self._source:
+            _seed(1)
+            check_repeatable(fixed, fixed_parts(self._built(), self.dtype, federated=federated))
+        return fixed
 
     def _built(self) -> nn.Module:
         source = self._source
@@ -274,6 +293,8 @@ class NeuralProblem:
     def check_data(self, params: Params, x: Any, y: Tensor) -> None:
         """Raise DataError for rows or targets that the model cannot train on."""
         check_data(self, self.row_loss, params, x, y)
+        if self.fixed.constants and isinstance(x, Tensor):
+            check_unchanged(self._training, self.fixed, params, x[:FEW])
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of every parameter and buffer."""
@@ -281,7 +302,8 @@ class NeuralProblem:
             **dict(self._training.named_parameters()),
             **dict(self._training.named_buffers()),
         }
-        return {name: tuple(value.shape) for name, value in named.items()}
+        leaves = {n: value for n, value in named.items() if n not in self.fixed.constants}
+        return {name: tuple(value.shape) for name, value in leaves.items()}
 
     def narrow(self, width: float, *, scaled: bool = True) -> NeuralProblem:
         """Return the same model at a fraction of its width, built once.
