@@ -10,7 +10,8 @@ from scipy.sparse import csr_matrix
 
 from parsifl.core.errors import ConfigError, DataError
 from parsifl.core.keys import Key
-from parsifl.data.clients import ClientData, as_tensor, pool
+from parsifl.data.client_rows import stack_rows
+from parsifl.data.clients import ClientData, as_tensor
 from parsifl.data.dataset import Dataset
 from parsifl.data.ragged import Ragged
 
@@ -247,7 +248,7 @@ HOLE = np.where(np.arange(6).reshape(3, 2) == 3, np.nan, 1.0)
 
 
 def test_clients_of_different_kinds_of_container_are_pooled() -> None:
-    pooled = pool([GOOD, (torch.zeros(1, 2, dtype=torch.float64), [1]), (X.tolist(), Y > 0)])
+    pooled = stack_rows([GOOD, (torch.zeros(1, 2, dtype=torch.float64), [1]), (X.tolist(), Y > 0)])
     assert pooled.x.shape == (7, 2)
     assert pooled.y.tolist() == [0, 1, 1, 1, 0, 1, 1]
     assert pooled.sizes.tolist() == [3, 1, 3]
@@ -255,7 +256,9 @@ def test_clients_of_different_kinds_of_container_are_pooled() -> None:
 
 
 def test_the_labels_of_a_classifier_may_be_minus_and_plus_one() -> None:
-    pooled = pool([(X, np.array([-1, 1, 1])), (X, np.array([-1, -1, -1])), (X, np.ones(3, int))])
+    pooled = stack_rows(
+        [(X, np.array([-1, 1, 1])), (X, np.array([-1, -1, -1])), (X, np.ones(3, int))]
+    )
     assert pooled.y.tolist() == [0, 1, 1, 0, 0, 0, 1, 1, 1]
     assert pooled.classes == 2
 
@@ -279,30 +282,30 @@ def test_the_labels_of_a_classifier_may_be_minus_and_plus_one() -> None:
 )
 def test_the_client_whose_data_do_not_fit_is_named(bad: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
-        pool([GOOD, bad, GOOD])
+        stack_rows([GOOD, bad, GOOD])
 
 
 def test_a_hole_in_a_sparse_matrix_or_in_a_target_is_found() -> None:
     sparse = csr_matrix(X)
     with pytest.raises(DataError, match="client 2: X has NaN"):
-        pool([(sparse, Y), (csr_matrix((3, 2)), Y), (csr_matrix(HOLE), Y)])
+        stack_rows([(sparse, Y), (csr_matrix((3, 2)), Y), (csr_matrix(HOLE), Y)])
     with pytest.raises(DataError, match="client 1: y has NaN"):
-        pool([(X, Y.astype(float)), (X, np.array([0, np.inf, 1]))])
+        stack_rows([(X, Y.astype(float)), (X, np.array([0, np.inf, 1]))])
 
 
 def test_values_whose_sum_is_not_finite_are_taken_and_those_that_cancel_are_not() -> None:
     large = np.full((3, 2), 3e38, dtype=np.float32)
-    assert np.array_equal(pool([(large, Y), (large, Y)]).x, np.concatenate([large, large]))
+    assert np.array_equal(stack_rows([(large, Y), (large, Y)]).x, np.concatenate([large, large]))
     both = np.where(np.arange(6).reshape(3, 2) < 3, np.inf, -np.inf)
     with pytest.raises(DataError, match="client 1: X has NaN"):
-        pool([GOOD, (both, Y)])
+        stack_rows([GOOD, (both, Y)])
 
 
 def test_no_clients_and_labels_with_two_axes_are_refused() -> None:
     with pytest.raises(DataError, match="no clients"):
-        pool([])
+        stack_rows([])
     with pytest.raises(DataError, match=r"one per row.*y.argmax\(1\)"):
-        pool([(X, np.zeros((3, 2), dtype=np.int64))])
+        stack_rows([(X, np.zeros((3, 2), dtype=np.int64))])
 
 
 @pytest.mark.parametrize(
@@ -318,4 +321,110 @@ def test_no_clients_and_labels_with_two_axes_are_refused() -> None:
 )
 def test_several_inputs_and_ragged_lists_are_explained(client: Any, text: str) -> None:
     with pytest.raises(DataError, match=text):
-        pool([client])
+        stack_rows([client])
+
+
+# ------------------------------------------------------------------ other forms of a client
+def lengths(parts: Any) -> list[int]:
+    return [len(part) for part in parts]
+
+
+def own_split(seed: int) -> tuple[Any, Any, Any, Any]:
+    draw = np.random.default_rng(seed)
+    return draw.normal(size=(6, 2)), np.arange(6) % 3, draw.normal(size=(4, 2)), np.arange(4) % 3
+
+
+def test_clients_may_bring_their_own_test_rows() -> None:
+    clients = [own_split(0), own_split(1)]
+    data = ClientData.of(clients)
+    assert lengths(data.validation) == [0, 0]
+    for number, (x, y, test_x, test_y) in enumerate(clients):
+        for part, features, targets in ((data.train, x, y), (data.test, test_x, test_y)):
+            rows = torch.from_numpy(part[number])
+            np.testing.assert_array_equal(data.x[rows], features)
+            np.testing.assert_array_equal(data.y[rows], targets)
+
+
+def test_clients_may_name_their_splits() -> None:
+    x, y, other, labels = own_split(0)
+    client = {"train": (x, y), "validation": (other[:1], labels[:1]), "test": (other, labels)}
+    data = ClientData.of([client, {"train": (x, y)}])
+    sizes = [lengths(part) for part in (data.train, data.validation, data.test)]
+    assert sizes == [[6, 6], [1, 0], [4, 0]]
+    np.testing.assert_array_equal(data.x[torch.from_numpy(data.validation[0])], other[:1])
+
+
+def test_a_split_of_their_own_takes_no_validation_share() -> None:
+    with pytest.raises(ConfigError, match=r"validation=0.2 does not apply"):
+        ClientData.of([own_split(0)] * 2, validation=0.2)
+
+
+@pytest.mark.parametrize(
+    ("client", "said"),
+    [
+        ({"train": (X, [0, 1, 0]), "eval": (X, [0, 1, 0])}, "got 'train', 'eval'"),
+        ({"test": (X, [0, 1, 0])}, "'train' is required"),
+        ((X, [0, 1, 0], np.ones((2, 5)), [0, 1]), "those of the training rows of client 1"),
+        ((X, [0, 1, 0], np.ones((2, 2)), [0]), "client 1: X has 2 rows but y has 1"),
+    ],
+)
+def test_a_malformed_split_is_named(client: Any, said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        ClientData.of([(X, np.array([0, 1, 0])), client])
+
+
+def test_a_dataset_stands_for_a_pair() -> None:
+    x, y, *_ = own_split(0)
+    whole = torch.utils.data.TensorDataset(torch.from_numpy(x), torch.from_numpy(y))
+    subsets = [torch.utils.data.Subset(whole, [0, 2]), torch.utils.data.Subset(whole, [5, 3, 1])]
+    data = ClientData.of(subsets, test=0.0)
+    np.testing.assert_array_equal(data.x, x[[0, 2, 5, 3, 1]])
+    assert data.y.tolist() == y[[0, 2, 5, 3, 1]].tolist()
+    assert lengths(data.train) == [2, 3]
+
+
+class Lazy:
+    """A map-style dataset that is not a list."""
+
+    def __init__(self, items: list[Any]) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, position: int) -> Any:
+        return self.items[position]
+
+
+@pytest.mark.parametrize(
+    ("items", "said"),
+    [
+        ([(np.ones(2), 0), (np.ones(3), 1)], r"item 1 of its Lazy has shape \[3\], but item 0"),
+        ([(np.ones(2), 0, 1)], r"item 0 of its Lazy must be a pair \(x, y\), got a tuple of 3"),
+        ([("a.png", 0)], "give the dataset a transform to tensors"),
+        ([], "client 0 has no rows"),
+        ([(np.ones(2), 0), (np.ones(2), [0, 1])], "targets of its items have unequal shapes"),
+    ],
+)
+def test_an_item_that_does_not_fit_is_named(items: list[Any], said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        ClientData.of([Lazy(items)])
+
+
+@pytest.mark.parametrize("kind", [list, np.array, lambda words: np.array(words, object)])
+def test_labels_may_be_words(kind: Any) -> None:
+    clients = [(X, kind(["no", "yes", "no"])), (X, kind(["maybe", "no", "yes"]))]
+    data = ClientData.of(clients, test=0.0)
+    assert data.y.tolist() == [1, 2, 1, 0, 1, 2]
+    assert (data.classes, data.source["labels"]) == (3, ["maybe", "no", "yes"])
+    ordered = ClientData.of(clients, test=0.0, labels=("no", "maybe", "yes", "never"))
+    assert ordered.y.tolist() == [0, 2, 0, 1, 0, 2]
+    assert ordered.classes == 4
+
+
+def test_words_that_do_not_fit_are_named() -> None:
+    words = (X, np.array(["no", "yes", "no"]))
+    with pytest.raises(DataError, match="client 1: y has the label 'yes', which is not among"):
+        ClientData.of([(X, np.array(["no"] * 3)), words], labels=["no"])
+    with pytest.raises(DataError, match="client 1: y has numbers, and that of other clients"):
+        ClientData.of([words, (X, np.array([0, 1, 0]))])

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from parsifl.core.errors import ConfigError, DataError
-from parsifl.data.preparation import prepare
+from parsifl.data.preparation import prepare, prepare_arrays
 from parsifl.data.ragged import Ragged
 
 
@@ -137,3 +137,24 @@ def test_text_stays_sparse_from_the_file_to_the_clients(real: Path) -> None:
 def test_options_of_test_rules_are_checked(rule: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         prepare("digits", clients=2, test=rule)
+
+
+def test_own_rows_are_divided_by_a_partition() -> None:
+    draw = np.random.default_rng(0)
+    x, y = draw.normal(3.0, 2.0, size=(120, 3)), np.repeat(["b", "a", "c"], 40)
+    data = prepare_arrays(
+        x, y, clients=4, partition="pathological:classes=1", normalize="feature", validation=0.1
+    )
+    assert data.source["labels"] == ["a", "b", "c"]
+    assert data.source["partition"] == "pathological:classes=1"
+    for split in (data.train, data.validation, data.test):
+        assert all(len(set(data.y[torch.from_numpy(part)].tolist())) <= 1 for part in split)
+    rows = np.concatenate([*data.train])
+    np.testing.assert_allclose(data.x[torch.from_numpy(rows)].mean(0), 0, atol=1e-6)
+
+
+def test_natural_groups_of_own_rows_may_be_words() -> None:
+    x, y = np.ones((6, 2)), np.array([0, 1, 0, 1, 0, 1])
+    wards = ["icu", "er", "icu", "er", "er", "icu"]
+    data = prepare_arrays(x, y, partition="natural-id", groups=wards, test=0.0)
+    assert [sorted(part.tolist()) for part in data.train] == [[1, 3, 4], [0, 2, 5]]

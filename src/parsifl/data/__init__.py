@@ -11,7 +11,7 @@ from parsifl.data.dataset import Dataset
 from parsifl.data.describe import bars, summary
 from parsifl.data.normalize import normalizations
 from parsifl.data.partitions import describe_partition, partition, partition_names
-from parsifl.data.preparation import prepare
+from parsifl.data.preparation import prepare, prepare_arrays
 from parsifl.data.ragged import Ragged
 from parsifl.data.registry import describe, fetch, load, names
 from parsifl.data.splits import label_shares, personal_tests, split, split_clients
@@ -32,6 +32,7 @@ __all__ = [
     "partition_names",
     "personal_tests",
     "prepare",
+    "prepare_arrays",
     "split",
     "split_clients",
     "summary",

@@ -14,6 +14,7 @@ import numpy as np
 
 from parsifl.core.errors import ConfigError, DataError
 from parsifl.core.keys import Key
+from parsifl.data.client_rows import stack_rows
 from parsifl.data.ragged import Array, Indices, Ragged
 from parsifl.data.splits import label_shares, split_clients
 
@@ -26,224 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ClientData", "Ragged"]
 
-_ONE_INPUT = (
-    ": a model takes one input; join several along the columns, np.hstack([X1, X2]), and split "
-    "them in the module's forward"
-)
 MOST_CLASSES = 10**6
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class Pooled:
-    """All rows of all clients, in the order of the clients."""
-
-    x: Any
-    y: Array
-    sizes: Indices
-    classes: int | None
-
-
-def pool(
-    clients: Sequence[tuple[Any, Any]], file: tuple[Path, np.dtype[Any] | None] | None = None
-) -> Pooled:
-    """Stack one `(X, y)` per client; errors name the client.
-
-    With a `file` (and the dtype to store, None: that of the data) the stack stays on disk.
-    """
-    if len(clients) == 0:
-        raise DataError("there are no clients; pass a list with one (X, y) per client")
-    _check_nesting(clients)
-    pairs = [_pair(number, client) for number, client in enumerate(clients)]
-    for number, (x, y) in enumerate(pairs):
-        _check_like_first(number, x, y, pairs[0])
-    sizes = np.array([len(y) for _, y in pairs], dtype=np.int64)
-    if file is not None:
-        x = _on_disk([x for x, _ in pairs], *file)
-    elif isinstance(pairs[0][0], np.ndarray):
-        x = np.concatenate([x for x, _ in pairs])
-        _check_finite("X", x, sizes)
-    else:
-        from scipy.sparse import vstack
-
-        x = vstack([x for x, _ in pairs], format="csr")
-        entries = np.diff(x.indptr[np.concatenate([[0], np.cumsum(sizes)])])
-        _check_finite("X", x.data, entries)
-    y = np.concatenate([y for _, y in pairs])
-    _check_finite("y", y, sizes)
-    if y.dtype.kind == "i" and y.ndim == 1 and y.min() == -1 and np.isin(y, (-1, 1)).all():
-        y = (y + 1) // 2  # the labels -1 and +1 of a classifier
-    return Pooled(x, y, sizes, _classes(y, sizes))
-
-
-def _on_disk(parts: Sequence[Any], path: Path, dtype: np.dtype[Any] | None) -> Array:
-    """Write the rows of the clients in order; return a memory map of the file."""
-    first = parts[0]
-    if not isinstance(first, np.ndarray):
-        raise DataError("sparse data are pooled in memory; remove the folder")
-    rows = sum(len(part) for part in parts)
-    kept = dtype or np.dtype(np.float64 if first.dtype == np.float64 else np.float32)
-    whole = np.lib.format.open_memmap(path, "w+", kept, (rows, *first.shape[1:]))
-    at = 0
-    for number, part in enumerate(parts):
-        _check_finite("X", part, np.array([len(part)]), number)
-        whole[at : at + len(part)] = part
-        at += len(part)
-    whole.flush()
-    mapped: Array = np.load(path, mmap_mode="r")
-    return mapped
-
-
-def _check_nesting(clients: Sequence[Any]) -> None:
-    """Reject the arrays of all clients in place of one pair for each client."""
-    if len(clients) != 2:
-        return
-    first, second = clients
-    arrays = all(len(getattr(part, "shape", ())) > 0 for part in clients)
-    if arrays and first.shape[0] == second.shape[0]:
-        raise DataError(
-            "expected a list with one pair (X, y) per client, got one pair of arrays: write "
-            "[(X, y)] for a single client, or divide the rows, such as "
-            "[(X[i::10], y[i::10]) for i in range(10)] for ten clients"
-        )
-    if not all(isinstance(part, list | tuple) and part for part in clients):
-        return
-    if not all(hasattr(array, "shape") for part in clients for array in part):
-        return
-    # of two clients, the first would be features with its own targets: matrix and vector
-    features, targets = ([tuple(array.shape) for array in part] for part in clients)
-    same_rows = [shape[:1] for shape in features] == [shape[:1] for shape in targets]
-    if same_rows and all(
-        len(x) > 1 and len(y) == 1 for x, y in zip(features, targets, strict=True)
-    ):
-        raise DataError(
-            "expected a list with one pair (X, y) per client, got a list of X and a list of y: "
-            "write list(zip(X, y))"
-        )
-
-
-def _pair(number: int, client: Any) -> tuple[Any, Array]:
-    if not isinstance(client, (tuple, list)) or len(client) != 2:
-        raise DataError(f"client {number}: expected a pair (X, y), got {_instead_of_pair(client)}")
-    x, y = _array(number, "X", client[0]), _array(number, "y", client[1])
-    if not isinstance(y, np.ndarray) or y.ndim == 0:
-        raise DataError(f"client {number}: y must be a dense array with one entry per row")
-    for label, array in (("X", x), ("y", y)):
-        if array.dtype.kind not in "biuf":
-            raise DataError(f"client {number}: {label} must contain numbers, not {array.dtype}")
-    if x.ndim < 2:
-        raise DataError(f"client {number}: X must have rows and columns, got shape {x.shape}")
-    if x.shape[0] != len(y):
-        several = isinstance(client[0], (tuple, list)) and x.ndim > 2 and x.shape[1] == len(y)
-        raise DataError(
-            f"client {number}: X has {x.shape[0]} rows but y has {len(y)}"
-            + (_ONE_INPUT if several else "")
-        )
-    if len(y) == 0:
-        raise DataError(f"client {number} has no rows; remove it from the list")
-    return x, y.astype(np.int64) if y.dtype.kind == "b" else y
-
-
-def _instead_of_pair(client: Any) -> str:
-    """Describe what was given for a client, with the way to a pair."""
-    kind = type(client).__name__
-    if hasattr(client, "dataset") and hasattr(client, "batch_size"):
-        return f"{kind}: pass the arrays of its `dataset`, not batches"
-    if (
-        hasattr(client, "__getitem__")
-        and hasattr(client, "__len__")
-        and not (isinstance(client, (tuple, list, str, Mapping)) or hasattr(client, "shape"))
-    ):
-        return (
-            f"{kind}: collate a dataset into its arrays, "
-            "torch.utils.data.default_collate([dataset[i] for i in range(len(dataset))])"
-        )
-    if not isinstance(client, (tuple, list)) or len(client) < 3:
-        return kind
-    rows = [len(part) if hasattr(part, "__len__") else None for part in client]
-    if len(client) == 4 and rows[0] == rows[1] and rows[2] == rows[3] and rows[0] is not None:
-        return (
-            "4 items: for (X, y, X_test, y_test), stack the rows and give ClientData the row "
-            "numbers of each split, ClientData(x, y, train, validation, test, ...), or pass "
-            "(X, y) and a fraction as test="
-        )
-    return f"{len(client)} items{_ONE_INPUT}"
-
-
-def _array(number: int, label: str, value: Any) -> Any:
-    """Return a NumPy array, or a CSR matrix if the value is sparse."""
-    if hasattr(value, "tocsr"):
-        return value.tocsr()
-    if hasattr(value, "detach"):
-        return value.detach().cpu().numpy()
-    if isinstance(value, Mapping):
-        hint = _ONE_INPUT if label == "X" else ""
-        raise DataError(f"client {number}: {label} must be one array, got a mapping{hint}")
-    try:
-        return np.asarray(value)
-    except (ValueError, TypeError) as error:
-        sizes = [np.shape(part) for part in value if hasattr(part, "shape")]
-        shapes = f" of shapes {', '.join(map(str, sizes[:3]))}" if sizes else " of unequal lengths"
-        inputs = bool(sizes) and all(len(size) > 1 and size[0] == sizes[0][0] for size in sizes)
-        hint = _ONE_INPUT if inputs and label == "X" else "; pad or drop rows of other lengths"
-        raise DataError(
-            f"client {number}: {label} must be one array, got {len(value)} parts{shapes}{hint}"
-        ) from error
-
-
-def _check_like_first(number: int, x: Any, y: Array, first: tuple[Any, Array]) -> None:
-    if isinstance(x, np.ndarray) != isinstance(first[0], np.ndarray):
-        raise DataError(f"client {number}: X must be sparse for all clients or for none")
-    for label, array, other in (("X", x, first[0]), ("y", y, first[1])):
-        if array.shape[1:] != other.shape[1:]:
-            raise DataError(
-                f"client {number}: rows of {label} have shape {array.shape[1:]}, "
-                f"those of client 0 {other.shape[1:]}; all clients need the same columns"
-            )
-        if _kind(array) != _kind(other):
-            raise DataError(
-                f"client {number}: {label} is {array.dtype} but client 0 has {other.dtype}; "
-                "use integers for all clients or floats for all"
-            )
-
-
-def _kind(array: Any) -> str:
-    return "f" if array.dtype.kind == "f" else "i"
-
-
-def _check_finite(label: str, values: Array, sizes: Indices, first: int = 0) -> None:
-    if values.dtype.kind != "f":
-        return
-    with np.errstate(over="ignore", invalid="ignore"):
-        if np.isfinite(values.sum()):  # one pass without writes; a large sum may overflow
-            return
-    wrong = np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))
-    if len(wrong):
-        client = first + int(np.searchsorted(np.cumsum(sizes), wrong[0], side="right"))
-        raise DataError(f"client {client}: {label} has NaN or infinite values; fill or drop them")
-
-
-def _classes(y: Array, sizes: Indices) -> int | None:
-    if y.dtype.kind == "f":
-        return None
-    if y.ndim != 1 and y.shape[1:] == (1,):
-        raise DataError(
-            f"integer targets are class labels, one per row, got shape {list(y.shape)}: flatten "
-            "them, y.ravel()"
-        )
-    if y.ndim != 1:
-        raise DataError(
-            f"integer targets are class labels, one per row, got shape {list(y.shape[1:])} per "
-            "row; convert one-hot targets to labels (y.argmax(1)), and other targets to floats"
-        )
-    if y.min() < 0:
-        row = int(np.argmin(y))
-        client = int(np.searchsorted(np.cumsum(sizes), row, side="right"))
-        raise DataError(
-            f"client {client}: integer targets are class labels from 0, or -1 and +1, "
-            f"got {y.min()}; recode them, or convert a numeric target to floats"
-        )
-    return int(y.max()) + 1
 
 
 @final
@@ -350,7 +134,7 @@ class ClientData:
     @classmethod
     def of(
         cls,
-        clients: Sequence[tuple[Any, Any]],
+        clients: Sequence[Any],
         *,
         test: float = 0.25,
         validation: float = 0.0,
@@ -358,8 +142,16 @@ class ClientData:
         dtype: torch.dtype | None = None,
         profiles: Sequence[Mapping[str, Any]] | None = None,
         folder: str | Path | None = None,
+        labels: Sequence[str] = (),
     ) -> ClientData:
         """Stack one `(X, y)` per client: arrays, tensors or SciPy sparse matrices.
+
+        A client may also be a map-style dataset of pairs, and may bring its own split:
+        `(X, y, X_test, y_test)`, or a dictionary of pairs with the keys "train", "validation" and
+        "test". Then `test` is not used, and `validation` must be 0.
+
+        Labels that are words become numbers in the order of `labels`. Default: in alphabetical
+        order. `source["labels"]` has the words.
 
         float64 and float32 are kept, integer features become float32 (unless `dtype` is given,
         such as torch.int64 for tokens; `parsifl.simulate` infers it from the model), and
@@ -372,25 +164,34 @@ class ClientData:
         >>> len(data), data.train.sizes.tolist(), data.test.sizes.tolist(), data.classes
         (1, [3], [1], 2)
         """
-        from parsifl.data.clients import pool
-
         _check_split(test, validation, dtype)
         if folder is not None:
             Path(folder).mkdir(parents=True, exist_ok=True)
-        pooled = pool(clients, None if folder is None else (Path(folder) / "x.npy", _number(dtype)))
-        parts = Ragged.from_sizes(np.arange(len(pooled.y)), pooled.sizes)
-        key = Key(seed, purpose="data/split")
-        train, held, tested = split_clients(parts, (1 - test - validation, validation, test), key)
-        x = _features(pooled.x, dtype)
+        file = None if folder is None else (Path(folder) / "x.npy", _number(dtype))
+        stacked = stack_rows(clients, file, labels)
+        parts = Ragged.from_sizes(np.arange(len(stacked.y)), stacked.sizes)
+        if stacked.splits is None:
+            key = Key(seed, purpose="data/split")
+            fractions = (1 - test - validation, validation, test)
+            train, held, tested = split_clients(parts, fractions, key)
+        else:
+            if validation > 0:
+                raise ConfigError(
+                    f"validation={validation:g} does not apply to clients with their own split: "
+                    'pass their validation rows, {"train": ..., "validation": ..., "test": ...}'
+                )
+            train, held, tested = _own_splits(parts, stacked.splits)
+        x = _features(stacked.x, dtype)
         return cls(
             x=x,
-            y=_targets(pooled.y, pooled.classes, x),
+            y=_targets(stacked.y, stacked.classes, x),
             train=train,
             validation=held,
             test=tested,
             profiles=({},) * len(parts) if profiles is None else tuple(profiles),
             name="own",
-            classes=pooled.classes,
+            classes=stacked.classes,
+            source={"labels": list(stacked.labels)} if stacked.labels else {},
         )
 
     @classmethod
@@ -459,6 +260,16 @@ class ClientData:
 
         flat = self.x.flatten(1) if isinstance(self.x, torch.Tensor) else self.x
         return replace(self, x=flat)
+
+
+def _own_splits(parts: Ragged, splits: Indices) -> tuple[Ragged, Ragged, Ragged]:
+    """Return the rows of each split; among a client's rows, the splits follow each other."""
+    starts = parts.offsets[:-1, None] + np.cumsum(splits, axis=1) - splits
+    train, held, tested = (
+        Ragged.of([np.arange(at, at + n) for at, n in zip(starts[:, k], splits[:, k], strict=True)])
+        for k in range(3)
+    )
+    return train, held, tested
 
 
 def _range(parts: Sequence[Indices]) -> str:

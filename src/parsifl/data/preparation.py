@@ -1,9 +1,9 @@
-"""Prepare client data from the name of a dataset in one call."""
+"""Prepare client data in one call: from the name of a dataset, or from your own arrays."""
 
 from __future__ import annotations
 
 import numbers
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,9 @@ import numpy as np
 
 from parsifl.core.errors import ConfigError, DataError, unknown
 from parsifl.core.keys import Key
+from parsifl.data.client_rows import stack_rows
 from parsifl.data.clients import ClientData
+from parsifl.data.dataset import Dataset
 from parsifl.data.partitions import partition as divide
 from parsifl.data.ragged import Ragged
 from parsifl.data.registry import Entry, entry, read
@@ -22,8 +24,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import torch
-
-    from parsifl.data.dataset import Dataset
 
 _DTYPES = ("float32", "float64")
 _OFFICIAL_TESTS = ("all", "groups", "shares")
@@ -104,6 +104,72 @@ def prepare(
         "dtype": str(dtype).removeprefix("torch."),
     }
     return replace(data, augment="" if augment == "none" else augment, source=source)
+
+
+def prepare_arrays(  # noqa: PLR0913 - keyword arguments with defaults
+    x: Any,
+    y: Any,
+    *,
+    clients: int | None = None,
+    partition: str = "iid",
+    groups: Any = None,
+    test: float = 0.25,
+    validation: float = 0.0,
+    normalize: str = "none",
+    seed: int = 0,
+    labels: Sequence[str] = (),
+) -> ClientData:
+    """Divide your own rows among clients, and scale them.
+
+    Parameters
+    ----------
+    x, y
+        All rows, and one target per row: a label (a number or a word) or a real number.
+    clients, partition
+        As in `prepare`, for example ``partition="dirichlet:alpha=0.3"``.
+    groups
+        The natural client of each row, for ``partition="natural-id"``: numbers or words.
+    test, validation
+        The shares of each client's rows that are held out.
+    normalize
+        One of `parsifl.data.normalizations()`. Default: rows are used as they are.
+    labels
+        The order of labels that are words. Default: alphabetical.
+
+    Examples
+    --------
+    >>> rows, words = np.random.default_rng(0).normal(size=(90, 2)), ["no", "yes", "no"] * 30
+    >>> data = prepare_arrays(rows, words, clients=5, partition="dirichlet:alpha=1")
+    >>> len(data), data.classes, data.source["labels"]
+    (5, 2, ['no', 'yes'])
+    """
+    stacked = stack_rows([(x, y)], labels=labels)
+    named = None if groups is None else np.unique(np.asarray(groups), return_inverse=True)
+    rows = Dataset(
+        name="own",
+        x=stacked.x,
+        y=stacked.y,
+        classes=stacked.classes,
+        groups=None if named is None else named[1],
+        group_names=() if named is None else tuple(str(name) for name in named[0]),
+    )
+    parts = divide(partition, rows, clients, Key(seed, purpose="data/partition"))
+    data = ClientData.from_dataset(
+        rows,
+        parts,
+        test=test,
+        validation=validation,
+        key=Key(seed, purpose="data/split"),
+        normalize=normalize,
+    )
+    source = {
+        "partition": partition,
+        "test": test,
+        "validation": validation,
+        "normalize": normalize,
+        **({"labels": list(stacked.labels)} if stacked.labels else {}),
+    }
+    return replace(data, source=source)
 
 
 def _dtype(name: str) -> torch.dtype:

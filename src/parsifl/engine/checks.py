@@ -23,6 +23,7 @@ from parsifl.core.batching import Rows
 from parsifl.core.errors import ConfigError, DataError, ParsiflWarning, RowError
 from parsifl.core.keys import Key
 from parsifl.core.problem import FEW, Params, Problem, try_predict
+from parsifl.data.client_rows import has_integer_features
 from parsifl.data.clients import ClientData
 from parsifl.data.ragged import Ragged
 from parsifl.engine.costs import NetworkModel
@@ -121,12 +122,10 @@ def check_profiles(algorithm: AnyAlgorithm, data: ClientData) -> None:
         warnings.warn(unread, ParsiflWarning, stacklevel=3)
 
 
-def stack_clients(
-    problem: Problem, clients: Sequence[tuple[Any, Any]], *, test: float
-) -> ClientData:
+def stack_clients(problem: Problem, clients: Sequence[Any], *, test: float) -> ClientData:
     """Stack a user's list; integers stay integers if the model does not accept real numbers."""
     data = ClientData.of(clients, test=test)
-    if not _integers(clients[0][0]):
+    if not has_integer_features(clients[0]):
         return data
     params = problem.init(Key(0))
     if isinstance(try_predict(problem, params, data.x[:FEW]), Exception):
@@ -176,9 +175,3 @@ def check_fit(problem: Problem, params: Params, data: ClientData, x: Design, y: 
         if found:  # rows that no client owns do not matter
             client, row = min(found)
             raise DataError(f"client {client} has {error.describe(row)}") from None
-
-
-def _integers(x: Any) -> bool:
-    if isinstance(x, Tensor):
-        return not x.is_floating_point() and x.dtype != torch.bool
-    return not hasattr(x, "tocsr") and np.asarray(x).dtype.kind in "iu"

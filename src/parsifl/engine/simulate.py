@@ -75,7 +75,8 @@ def simulate(  # noqa: PLR0913 - all arguments but four have a default
     problem
         The model and its loss: ``parsifl.NeuralProblem(module)`` or ``parsifl.GLM(...)``.
     clients
-        A list with one ``(X, y)`` pair per client, or a `ClientData`.
+        A list with one ``(X, y)`` pair per client, or a `ClientData`. With their own test rows,
+        clients are ``(X, y, X_test, y_test)`` or dictionaries; see `ClientData.of`.
     rounds
         The number of rounds in total. A resumed run continues until it has this many.
     test

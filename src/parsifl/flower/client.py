@@ -180,6 +180,11 @@ def placed(
         data = ClientData.of(
             [data], test=share, validation=experiment.validation, seed=experiment.seed
         )
+    if "labels" in data.source:
+        raise DataError(
+            "load() returned labels that are words: every node must give each class the same "
+            "number, so return numbers"
+        )
     if len(data) != 1:
         raise DataError(f"load() returned {len(data)} clients; a node is one client")
     before: list[Any] = [[]] * client
