@@ -225,6 +225,7 @@ def test_the_guards_limit_the_candidates_and_the_log_says_so(tmp_path: Path) -> 
             table[f"noise{i}"] = np.random.default_rng(100 + i).normal(size=len(table))
     experiment = Experiment("fedbestsubset", {"tau": 3}, clients=3, rounds=60, evaluate_every=0)
     sites = Sites(experiment, SPECS["linear"], tables, tmp_path / "state")
+    sites.limits = Guards(leverage=1.0)  # 27 rows stand out in 15 columns
     plan = DeploymentSettings(experiment, 3, Deployment(out=str(tmp_path / "run")))
     Regression(plan, sites, sites.log.append, SPECS["linear"]).run()
     assert any("allow 9 of 15 columns in one message" in line for line in sites.log)

@@ -9,19 +9,20 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, final
+from typing import Annotated, Any, Literal, NamedTuple, final
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import StringConstraints
 
 from parsifl.algorithms._bases.sparsity import SparsitySettings
 from parsifl.core import config, registry
 from parsifl.core.algorithm import ClientInfo
 from parsifl.core.config import Count, Fraction
-from parsifl.core.errors import ParsiflError
+from parsifl.core.errors import DataError, ParsiflError
 from parsifl.data.table_encoding import (
     Array,
     TableColumn,
@@ -35,6 +36,7 @@ from parsifl.engine.safe_files import replace_file
 from parsifl.flower.client import make_private
 from parsifl.flower.logs import node_log
 from parsifl.sites.deployment.agreement import Agreement, Family, Prepared
+from parsifl.sites.deployment.ledger import Exposure, Indices, Ledger, site_secret
 from parsifl.sites.search.fedbestsubset import FedBestSubset
 
 Mask = npt.NDArray[np.bool_]
@@ -46,6 +48,9 @@ _RANK = 1e-13
 """Smallest singular value that counts, relative to the largest: sums are sent in float64."""
 _GRAM_RANK = 1e-9
 """The same for the eigenvalues of inner products of matrices."""
+Profile = Literal["strict", "standard"]
+PROFILES: Mapping[Profile, tuple[float, float]] = {"strict": (0.5, 0.7), "standard": (0.8, 0.9)}
+"""The largest leverage of a row, and of a pair."""
 AUDIT_FILE = "audit.jsonl"
 _UNREAD = ("runs", "agreement", "requests")
 
@@ -77,9 +82,18 @@ class Guards:
         The largest number of training requests that are answered in a run.
     runs
         The largest number of runs that are answered about the same rows.
+    profile
+        The limits of leverage: "strict" (.5 for a row and .7 for a pair) or "standard" (.8, .9).
     leverage
-        The largest share of a row, or of two rows if `cell` is above 2, in linear combinations of
-        the sums of a request, and of the weights of all requests; 1 switches the rule off.
+        The largest leverage of a row in everything that was released about the table; None: that
+        of the profile; 1 switches the rule off.
+    pair
+        The same for two rows, if `cell` is above 2.
+    refusals
+        After this many refusals that depend on the rows, the site answers no further questions
+        about the table until its owner acts.
+    table
+        The name of the table: its ledger is `ledger-NAME.npz` in the state directory.
     algorithms
         The algorithms that may train on the table, separated by `|` in the node's configuration.
         FedBestSubset is the only one for families other than "linear".
@@ -93,7 +107,11 @@ class Guards:
     ratio: Fraction = 1 / 3
     rounds: Count = 100
     runs: Count = 10
-    leverage: Fraction = 0.9
+    profile: Profile = "strict"
+    leverage: Fraction | None = None
+    pair: Fraction | None = None
+    refusals: Count = 3
+    table: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")] = "table"
     algorithms: tuple[str, ...] = ("fedbestsubset",)
     release: Literal["auto", "manual"] = "auto"
 
@@ -115,6 +133,18 @@ class Guards:
         if "algorithms" in limits:
             limits["algorithms"] = tuple(str(limits["algorithms"]).split(SEPARATOR))
         return config.build(cls, limits)
+
+    @property
+    def row_limit(self) -> float:
+        """The largest leverage of a row."""
+        return PROFILES[self.profile][0] if self.leverage is None else self.leverage
+
+    @property
+    def pair_limit(self) -> float:
+        """The largest leverage of a pair, at least that of a row; 1 if pairs are not protected."""
+        if self.cell <= 2:
+            return 1.0
+        return max(PROFILES[self.profile][1] if self.pair is None else self.pair, self.row_limit)
 
     def columns(self, rows: int) -> int:
         """Return the maximum number of columns in a message of a site with this many rows."""
@@ -350,6 +380,10 @@ def check_leverage(released: Array, asked: Array, guards: Guards) -> None:
     _refuse_if_exposed(exposure.share, guards, exposure.rows, "with the earlier sums")
 
 
+def _old(guards: Guards) -> float:
+    return 0.9 if guards.leverage is None else guards.leverage
+
+
 class _Exposure(NamedTuple):
     """The dimensions of a span, the largest leverage of a row or a pair, and these rows."""
 
@@ -369,11 +403,11 @@ def _exposure(vectors: Array, guards: Guards) -> _Exposure:
     basis = basis[:, values > _RANK * values[0]]
     single = np.minimum((basis**2).sum(axis=1), 1.0)  # 1 but for rounding
     worst = _Exposure(basis.shape[1], float(single.max()), (int(single.argmax()),))
-    if guards.cell <= 2 or worst.share > guards.leverage:
+    if guards.cell <= 2 or worst.share > _old(guards):
         return worst
     # an eigenvalue is at most the sum of both leverages, which add up to the dimensions: only
     # few rows need a check of their pairs
-    for row in np.flatnonzero(single > guards.leverage / 2):
+    for row in np.flatnonzero(single > _old(guards) / 2):
         mixed = basis @ basis[row]
         pairs = (single + single[row]) / 2 + np.sqrt(((single - single[row]) / 2) ** 2 + mixed**2)
         pairs = np.minimum(pairs, 1.0)
@@ -391,6 +425,22 @@ def _scaled(vectors: Array) -> Array:
     size = np.abs(vectors).max(axis=0)
     scaled: Array = vectors / np.where(size > 0.0, size, 1.0)
     return scaled
+
+
+def _log_exposure(worst: Exposure, vectors: Mapping[str, Array], rows: Indices) -> None:
+    """Name the rows that stand out, and the vector with the largest share there, in the log."""
+    here = np.flatnonzero(np.isin(rows, worst.rows))
+    shares = {
+        name: float((vector[here] ** 2).sum() / max((vector**2).sum(), np.finfo(float).tiny))
+        for name, vector in vectors.items()
+    }
+    listed = " and ".join(str(row + 1) for row in here) or "that was removed or changed"
+    node_log().warning(
+        "row %s has a leverage of %.3f (pair: %.3f) in everything that was released, in this "
+        "request most of all by %r: merge levels, limit extreme values, remove a column, or "
+        "choose another guard-profile",
+        listed, worst.single, worst.pair, max(shares, key=shares.__getitem__),
+    )  # fmt: skip
 
 
 class RiskSetProducts:
@@ -465,7 +515,7 @@ def check_products(
         # the share of a pair is at most that of all entries of both rows, and these add up to
         # twice the dimensions, so only few rows need a check of their pairs
         total = own + _other_shares(early, late, into.T @ into)
-        for row in np.flatnonzero(total > guards.leverage / 2 - 1e-6):
+        for row in np.flatnonzero(total > _old(guards) / 2 - 1e-6):
             before, after = early[:, :row] * late[:, [row]], early[:, [row]] * late[:, row + 1 :]
             share = ((into @ np.concatenate([before, after], axis=1)) ** 2).sum(axis=0)
             both = 2 * share + own[row] + np.delete(own, row)
@@ -498,7 +548,7 @@ def _refuse_if_exposed(
     share: float, guards: Guards, rows: Sequence[int] = (), cause: str = ""
 ) -> None:
     """Refuse sums in which a row or a pair stands out; only the node's log names the rows."""
-    if share > guards.leverage:
+    if share > _old(guards):
         if rows:
             listed = " and ".join(str(row + 1) for row in rows)
             node_log().warning(
@@ -586,6 +636,52 @@ class Audit:
         content = json.dumps({"kind": kind, "reply": text}, indent=1)
         replace_file(place(f"pending-{name}.json"), content.encode())
         return False
+
+    def enter(
+        self,
+        request: str,
+        table: Mapping[str, Sequence[str]],
+        vectors: Mapping[str, Array],
+        noise: float,
+        guards: Guards,
+    ) -> None:
+        """Check the block of a request with the ledger of the table, and add it.
+
+        Parameters
+        ----------
+        request
+            A digest of everything that determines the answer: an equal question is free.
+        table
+            The values of this version of the table, which identify its rows.
+        vectors
+            The block: vectors [rows] by name, for the log of the site.
+        noise
+            The standard deviation of the noise in the sums, relative to their largest term.
+        """
+        path = self._path.with_name(f"ledger-{guards.table}.npz")
+        past = Ledger.read(path)
+        if len(past.refused) >= guards.refusals:
+            raise Refusal("closed", "the ledger of its table is closed until the owner opens it")
+        try:
+            grown, rows = past.with_rows(table, site_secret(self._path.parent))
+            if request in past.requests:
+                return
+            block = np.column_stack([np.ones(len(rows)), *vectors.values()])
+            grown = grown.with_block(request, block, rows, noise)
+        except DataError as error:
+            raise Refusal("ledger", f"{error}; its owner can start a new ledger") from None
+        worst = grown.exposure(guards.pair_limit)
+        if worst.single <= guards.row_limit and worst.pair <= guards.pair_limit:
+            grown.write(path)
+            return
+        if request not in past.refused:
+            replace(past, refused=(*past.refused, request)).write(path)
+        _log_exposure(worst, dict(zip(("(rows)", *vectors), block.T, strict=True)), rows)
+        raise Refusal(
+            "leverage",
+            "a row or a pair would stand out in everything that was released about its table; ask "
+            "for fewer columns, or set l2 if columns separate the classes or the events",
+        )
 
     def release(
         self,

@@ -372,6 +372,7 @@ class TableSite:
         table = {name: list(map(str, self._table[name])) for name in own.columns}
         entry["table"] = digest(table)
         if isinstance(request, AgreeRequest):
+            self._audit.enter(digest("agree", entry["table"]), table, {}, 0.0, self._guards)
             most = self._guards.columns(own.rows)
             return AgreeReply(
                 client=self._client,
@@ -449,6 +450,14 @@ class TableSite:
         weights, products = row_weights(problem, data, at), None
         design = np.column_stack([x, np.ones(len(x))])[:, list(columns)]
         labels = [[*names, "(intercept)"][place] for place in columns]
+        if self._spec.family == "linear":
+            used = np.flatnonzero(at.numpy()).tolist()
+            block = {names[place]: x[:, place] for place in sorted({*columns, *used})}
+            block["(target)"] = data.y[:, 0].numpy()
+            request = digest(entry["table"], agreement.to_json(), sorted(columns), at.tolist())
+            table = {name: list(map(str, self._table[name])) for name in own.columns}
+            self._audit.enter(request, table, block, 0.0, self._guards)
+            return
         if isinstance(problem, Cox):
             time, event, _ = data.y.unbind(1)
             products = partial(RiskSetProducts, time=time.numpy(), event=event.numpy())
