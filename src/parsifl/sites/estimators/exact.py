@@ -17,7 +17,7 @@ from parsifl.core.keys import Key
 from parsifl.core.problem import CurvatureSums, Summable
 from parsifl.linear.design import as_design
 from parsifl.sites.estimators.moments import Array, Indices
-from parsifl.sites.search.best_subset import quadratic_model, symmetric
+from parsifl.sites.search.best_subset import quadratic_model
 from parsifl.sites.search.certificate import Certificate, prove
 from parsifl.sites.search.fedbestsubset import (
     BestSubsetQuestion,
@@ -117,6 +117,27 @@ class ExactFit:
     def one_shot(self) -> bool:
         """Whether the sites sent the whole Hessian of a squared loss, which determines any fit."""
         return self.rules.quadratic and len(self.search.known) == self.rules.width
+
+    def polished(self) -> ExactFit:
+        """Return the fit after one Newton step on its support.
+
+        A search from gradients ends near the minimum. Losses and gradients of the sites follow
+        their quadratic models.
+        """
+        b = self.search.coefficients.copy()
+        ridge = self.rules.ridge[self.columns] * self.rows.sum()
+        gradient = self.gradients.sum(0) + ridge * b[self.columns]
+        hessian = self.information.sum(0) + np.diag(ridge)
+        step = -np.linalg.lstsq(hessian, gradient, rcond=1e-12)[0]
+        b[self.columns] += step
+        curved = self.information @ step
+        loss = self.search.loss + float(gradient @ step + step @ hessian @ step / 2)
+        return replace(
+            self,
+            search=replace(self.search, coefficients=b, loss=loss),
+            losses=self.losses + self.gradients @ step + curved @ step / 2,
+            gradients=self.gradients + curved,
+        )
 
     def path_numbers(self) -> Indices:
         """Return the numbers of terms of a path, including that of this fit."""
@@ -227,20 +248,22 @@ def exact_fit(
     if not (rules.quadratic and len(search.known) == rules.width):  # else all of it was sent before
         last = {"loss": history[-1]["loss"], "support": history[-1]["support"]}
         history.append({**record, **last})
-    empty = np.zeros(len(columns))
-    return ExactFit(
+    fit = ExactFit(
         search=search,
         rules=rules,
         columns=columns,
         rows=np.array([float(upload.rows) for upload in uploads]),
         losses=np.array([float(upload.loss) for upload in uploads]),
         gradients=np.stack([upload.gradient.numpy()[columns] for upload in uploads]),
-        information=np.stack([symmetric(upload.curvature.numpy(), empty) for upload in uploads]),
+        information=np.stack(
+            [algorithm.hessian(upload.curvature, question.candidates).numpy() for upload in uploads]
+        ),
         history=history,
         bytes_up=sum(record["bytes_up"] for record in history),
         bytes_down=sum(record["bytes_down"] for record in history),
         own_intercepts=algorithm.intercepts == "own",
     )
+    return fit.polished() if algorithm.gradients else fit
 
 
 def _asked(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal, final
 
 import numpy as np
@@ -13,11 +13,11 @@ from torch import Tensor
 
 from parsifl.core.algorithm import AdditiveAlgorithm, ClientInfo, ClientUpdate, Conformance
 from parsifl.core.batching import ClientRoundData, DataRequest
-from parsifl.core.config import Count, Size
+from parsifl.core.config import Count, Fraction, Size
 from parsifl.core.errors import CapabilityError, ConfigError
 from parsifl.core.keys import Key
 from parsifl.core.problem import CurvatureSums, Model, Params, Problem, Summable
-from parsifl.sites.search import best_subset, subset_state
+from parsifl.sites.search import best_subset, secant_search, subset_state
 from parsifl.sites.search.subset_state import ALWAYS, NEVER, Phase, Rules, Search, Sums
 
 
@@ -92,6 +92,12 @@ class FedBestSubset(
     units
         The unit of each coefficient except the intercept, numbered from 0. The columns of a unit
         (the levels of a factor) are selected together. Empty: every column is a unit.
+    gradients
+        Whether the server learns the Hessian from differences of gradients: clients send the
+        diagonal at the start, and the Hessian of the support with all columns when the steps have
+        converged, otherwise loss and gradient. For sites with guards.
+    noise
+        The width of the noise that sites add to their sums, relative to the largest term.
     """
 
     cites: ClassVar[str] = (
@@ -108,6 +114,8 @@ class FedBestSubset(
     max_bytes: Count = 8_000_000
     intercepts: Literal["shared", "own"] = "shared"
     units: tuple[int, ...] = ()
+    gradients: bool = False
+    noise: Fraction = 0.0
 
     def check(self) -> None:
         """Reject units that are not numbered from 0."""
@@ -129,6 +137,8 @@ class FedBestSubset(
     def started(self, problem: Summable, start: Tensor) -> BestSubsetState:
         """Return the state before the first round; an intercept starts at `start`."""
         first = subset_state.begin(self.rules(problem, start), start.to(torch.float64).numpy())
+        if self.gradients:
+            first = replace(first, candidates=np.zeros(0, np.int64))
         return _as_tensors(first, start.dtype)
 
     def rules(self, problem: Summable, like: Tensor) -> Rules:
@@ -156,6 +166,7 @@ class FedBestSubset(
             candidates=self.beside(width, len(always) + count, quadratic=problem.quadratic),
             quadratic=problem.quadratic,
             precision=torch.finfo(like.dtype).eps,
+            noise=self.noise,
         )
 
     def beside(self, width: int, support: int, *, quadratic: bool) -> int:
@@ -199,7 +210,8 @@ class FedBestSubset(
     ) -> BestSubsetState:
         """Take a step of the search."""
         rules = self.rules(problem, server.coefficients)
-        found = best_subset.advance(as_search(server), as_sums(total), rules)
+        advance = secant_search.advance if self.gradients else best_subset.advance
+        found = advance(as_search(server), as_sums(total), rules)
         return _as_tensors(found, server.coefficients.dtype)
 
     def model(self, problem: Summable, server: BestSubsetState) -> Model:
@@ -220,9 +232,24 @@ class FedBestSubset(
     ) -> ClientUpdate[None, CurvatureSums]:
         """Answer with sums."""
         own = self.intercepts == "own"
-        rows = data.all_rows()
-        sums = problem.curvature_sums(received.at, rows, received.candidates, own_intercept=own)
+        rows, columns, at = data.all_rows(), received.candidates, received.at[problem.name]
+        if not self.gradients:
+            sums = problem.curvature_sums(received.at, rows, columns, own_intercept=own)
+            return ClientUpdate(None, sums)
+        every = torch.arange(len(at), device=columns.device)
+        asked = every if len(columns) else columns
+        sums = problem.curvature_sums(received.at, rows, asked, own_intercept=own)
+        if len(columns):
+            sums = replace(sums, curvature=rows_of(sums.curvature, columns))
+        elif at[: len(at) - problem.intercept].any():
+            sums = replace(sums, diagonal=torch.zeros_like(sums.diagonal))
         return ClientUpdate(None, sums)
+
+    def hessian(self, packed: Tensor, columns: Tensor) -> Tensor:
+        """Return the Hessian on the candidates of an upload, from its `curvature`."""
+        if self.gradients:
+            return packed.reshape(len(columns), -1)[:, columns]
+        return rows_of(packed, torch.arange(len(columns))).reshape(len(columns), -1)
 
     def personalize(
         self, problem: Summable, received: BestSubsetQuestion, state: None, data: ClientRoundData
@@ -237,6 +264,19 @@ class FedBestSubset(
         super().check_capabilities(problem)
         if self.intercepts == "own" and not getattr(problem, "intercept", False):
             raise CapabilityError("intercepts='own' needs a problem with an intercept")
+
+
+def rows_of(packed: Tensor, columns: Tensor) -> Tensor:
+    """Return some rows of a symmetric matrix, one after the other, from its upper triangle.
+
+    >>> rows_of(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1])).tolist()
+    [2.0, 3.0]
+    """
+    size = (math.isqrt(8 * len(packed) + 1) - 1) // 2
+    full = packed.new_zeros((size, size))
+    upper = torch.triu_indices(size, size, device=packed.device).unbind()
+    full[upper] = packed
+    return (full + full.triu(1).mT)[columns].flatten()
 
 
 def as_search(state: BestSubsetState) -> Search:

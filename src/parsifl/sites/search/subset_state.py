@@ -53,6 +53,8 @@ class Rules:
         Whether the curvature is constant.
     precision
         The rounding error of the sums.
+    noise
+        The width of the noise in the sums, relative to their largest terms.
     """
 
     width: int
@@ -62,6 +64,7 @@ class Rules:
     candidates: int
     quadratic: bool
     precision: float = 2.0**-52
+    noise: float = 0.0
 
     @property
     def tolerance(self) -> float:
