@@ -24,10 +24,9 @@ if TYPE_CHECKING:
     from parsifl.core import keys as keys
     from parsifl.core.registry import get
     from parsifl.data.clients import ClientData
-    from parsifl.engine.costs import NetworkModel
-    from parsifl.engine.evaluation import Evaluation
     from parsifl.engine.run import Run
     from parsifl.engine.run_dir import open_run
+    from parsifl.engine.settings import Evaluation, NetworkModel
     from parsifl.engine.simulate import simulate
     from parsifl.linear.glm import GLM
     from parsifl.nn import models as models
@@ -35,9 +34,9 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "ClientData": "parsifl.data.clients",
-    "Evaluation": "parsifl.engine.evaluation",
+    "Evaluation": "parsifl.engine.settings",
     "GLM": "parsifl.linear.glm",
-    "NetworkModel": "parsifl.engine.costs",
+    "NetworkModel": "parsifl.engine.settings",
     "NeuralProblem": "parsifl.nn.neural",
     "Run": "parsifl.engine.run",
     "get": "parsifl.core.registry",

@@ -11,6 +11,7 @@ from tests.reference_lowrank import Draws, Rows, Weights
 from torch import nn
 
 from parsifl.core.algorithm import AnyAlgorithm
+from parsifl.core.config import Precision
 from parsifl.core.keys import Key
 from parsifl.core.leaves import densify
 from parsifl.data.clients import ClientData
@@ -19,7 +20,6 @@ from parsifl.engine.batch_sampler import BatchSampler, Infos
 from parsifl.engine.run import Run
 from parsifl.engine.simulate import simulate
 from parsifl.nn.neural import NeuralProblem
-from parsifl.wire.quantization import Precision
 
 SIZES = (11, 16, 7, 24, 13)
 FEATURES, HIDDEN, CLASSES = 6, 5, 3

@@ -14,7 +14,7 @@ from parsifl.algorithms.feddyn import FedDyn
 from parsifl.algorithms.fedslr import FedSLR
 from parsifl.algorithms.scaffold import Scaffold
 from parsifl.core import tree
-from parsifl.engine.evaluation import Evaluation
+from parsifl.engine.settings import Evaluation
 from parsifl.engine.simulate import simulate
 from parsifl.nn.neural import NeuralProblem
 from parsifl.solvers.upload_transforms import TopK

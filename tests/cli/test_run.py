@@ -145,7 +145,7 @@ def test_a_config_file_gives_values_and_options_win(tmp_path: Path) -> None:
         (["fedavg", "--set", "local_steps=2000000000"], "Lower local_steps"),
         (["fedavg", "--set", "local_steps=2147483647"], "Lower local_steps"),
         (["fedavg", "--test", "nan"], "from 0 to 1"),
-        (["fedavg", "--devices", "budget"], "write entry=value"),
+        (["fedavg", "--profiles", "budget"], "write entry=value"),
         (["fedavg", "--data", "digitz"], "did you mean 'digits'?"),
         (["fedavg", "--partition", "dirichlett"], "did you mean 'dirichlet'?"),
         (["fedavg", "--clients", "100000"], "clients"),

@@ -16,7 +16,8 @@ from parsifl.core.keys import Key
 from parsifl.core.problem import Problem
 from parsifl.data.clients import ClientData
 from parsifl.engine.batch_sampler import BatchSampler, Infos
-from parsifl.engine.costs import Cost, FlopCounter, NetworkModel
+from parsifl.engine.costs import Cost, FlopCounter
+from parsifl.engine.settings import NetworkModel
 from parsifl.engine.simulate import simulate
 from parsifl.nn import models
 from parsifl.nn.neural import NeuralProblem

@@ -24,10 +24,11 @@ from parsifl.core.errors import CapabilityError, ClientError, ConfigError
 from parsifl.core.keys import Key
 from parsifl.core.problem import Model, Params, Problem
 from parsifl.engine.batch_sampler import BatchSampler
-from parsifl.engine.evaluation import Evaluation, Scores
+from parsifl.engine.evaluation import Scores
 from parsifl.engine.evaluator import FINE_TUNE
 from parsifl.engine.pool import ClientRequest
 from parsifl.engine.record import RoundRecord, headline
+from parsifl.engine.settings import Evaluation
 from parsifl.engine.simulate import simulate
 from parsifl.linear.glm import GLM
 from parsifl.nn.neural import NeuralProblem

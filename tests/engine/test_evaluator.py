@@ -15,9 +15,9 @@ from parsifl.core.errors import ClientError
 from parsifl.core.keys import Key
 from parsifl.data.clients import ClientData
 from parsifl.engine import evaluator, threads
-from parsifl.engine.evaluation import Evaluation
 from parsifl.engine.pool import ClientRequest
 from parsifl.engine.run import Run
+from parsifl.engine.settings import Evaluation
 from parsifl.engine.simulate import simulate
 from parsifl.linear.glm import GLM
 from parsifl.nn.neural import NeuralProblem

@@ -96,32 +96,32 @@ def test_devices_are_dealt_in_groups() -> None:
 
 
 @pytest.mark.parametrize(
-    ("devices", "message"),
+    ("profiles", "message"),
     [
         ("bugdet=0.5", "did you mean 'budget'"),
         ("local_steps=1.5", "whole"),
         ("epochs=inf", "finite"),
     ],
 )
-def test_bad_profiles_are_named(devices: str, message: str) -> None:
+def test_bad_profiles_are_named(profiles: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        replace(QUICK, devices=devices).run()
+        replace(QUICK, profiles=profiles).run()
 
 
 def test_entries_of_a_profile_that_are_not_read_are_told() -> None:
     masked = replace(QUICK, algorithm="perfedmask", model="mlp:hidden=16+16")
     with pytest.warns(UserWarning, match="PerFedMask does not read width .*reads budget, epochs"):
-        replace(masked, devices="width=0.5+1").run()
+        replace(masked, profiles="width=0.5+1").run()
     with pytest.warns(UserWarning, match="FedAvg does not read budget, width"):
-        replace(QUICK, devices="budget=0.5+1,width=0.5+1,epochs=1+2").run()
-    sliced = replace(masked, settings={"base": "heterofl"}, devices="width=0.5+1,local_steps=1+2")
+        replace(QUICK, profiles="budget=0.5+1,width=0.5+1,epochs=1+2").run()
+    sliced = replace(masked, settings={"base": "heterofl"}, profiles="width=0.5+1,local_steps=1+2")
     sliced.run()
-    replace(masked, algorithm="heterofl", devices="width=0.5+1").run()
+    replace(masked, algorithm="heterofl", profiles="width=0.5+1").run()
 
 
 def test_a_device_with_steps_and_epochs_is_refused() -> None:
     with pytest.raises(ConfigError, match="client 0 has both epochs and local_steps"):
-        replace(QUICK, algorithm="fednova", devices="local_steps=2+4,epochs=1").run()
+        replace(QUICK, algorithm="fednova", profiles="local_steps=2+4,epochs=1").run()
 
 
 def test_numbers_of_numpy_are_budgets_and_widths() -> None:
@@ -148,7 +148,7 @@ def test_numbers_of_numpy_are_budgets_and_widths() -> None:
 def test_unequal_devices_do_unequal_work() -> None:
     equal = replace(QUICK, settings={"local_steps": 4}).run().metrics[0]["flops"]
     unequal = (
-        replace(QUICK, settings={"local_steps": 4}, devices="local_steps=2+4")
+        replace(QUICK, settings={"local_steps": 4}, profiles="local_steps=2+4")
         .run()
         .metrics[0]["flops"]
     )
@@ -157,9 +157,9 @@ def test_unequal_devices_do_unequal_work() -> None:
 
 def test_budgets_reach_the_masks() -> None:
     masked = replace(
-        QUICK, algorithm="perfedmask", model="mlp:hidden=16+16", devices="budget=0.4+1"
+        QUICK, algorithm="perfedmask", model="mlp:hidden=16+16", profiles="budget=0.4+1"
     )
-    free = replace(masked, devices="")
+    free = replace(masked, profiles="")
     assert masked.run().bytes_up < free.run().bytes_up
 
 

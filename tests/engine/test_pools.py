@@ -8,7 +8,7 @@ import time
 import types
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ from parsifl.engine import (
     StopTraining,
     Training,
 )
-from parsifl.engine.evaluation import Evaluation
+from parsifl.engine.settings import Evaluation, RunSettings
 
 SIZES = (6, 9, 8, 11, 7, 5)
 ALGORITHMS: dict[str, AnyAlgorithm] = {
@@ -116,7 +116,9 @@ def training(name: str, pool: Any = LocalPool, **more: Any) -> Training:
     options = {key: more.pop(key) for key in ("lose",) if key in more}
     program = ClientProgram(ALGORITHMS[name], problem)
     made = pool(program, data, **options) if pool is not LocalPool else LocalPool(program, data)
-    return Training(ALGORITHMS[name], problem, made, seed=4, participation=0.7, **more)
+    chosen = {field.name for field in fields(RunSettings)} & more.keys()
+    settings = RunSettings(seed=4, participation=0.7, **{name: more.pop(name) for name in chosen})
+    return Training(ALGORITHMS[name], problem, made, settings, **more)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

@@ -14,9 +14,10 @@ from parsifl.algorithms.fedavg import FedAvg
 from parsifl.core import tree
 from parsifl.core.algorithm import ClientInfo, ClientUpload
 from parsifl.core.keys import Key
-from parsifl.engine.costs import Cost, NetworkModel
+from parsifl.engine.costs import Cost
 from parsifl.engine.pool import ClientFailure, ClientResult
 from parsifl.engine.record import RoundRecord
+from parsifl.engine.settings import NetworkModel
 from parsifl.engine.tally import RoundTally
 from parsifl.wire import MessageStats
 

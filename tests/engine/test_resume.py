@@ -15,7 +15,7 @@ from tests.support.fixtures import classifier, clients
 
 from parsifl.algorithms.ditto import Ditto
 from parsifl.core import tree
-from parsifl.engine.evaluation import Evaluation
+from parsifl.engine.settings import Evaluation
 from parsifl.engine.simulate import simulate
 from parsifl.engine.training import RoundEnd
 from parsifl.testing.conformance.harness import snapshot

@@ -28,9 +28,9 @@ from parsifl.core.errors import ClientError
 from parsifl.core.keys import Key
 from parsifl.core.problem import Model, Params, Problem
 from parsifl.data.clients import ClientData
-from parsifl.engine.costs import NetworkModel
 from parsifl.engine.local_pool import LocalPool
 from parsifl.engine.pool import ClientProgram
+from parsifl.engine.settings import NetworkModel
 from parsifl.engine.simulate import simulate
 from parsifl.engine.training import RoundEnd, Training
 from parsifl.nn.neural import NeuralProblem

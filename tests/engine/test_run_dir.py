@@ -28,11 +28,10 @@ from parsifl.core.errors import CheckpointError, ClientError, ConfigError
 from parsifl.core.problem import Problem
 from parsifl.data.clients import ClientData
 from parsifl.engine import run_dir as load
-from parsifl.engine.costs import NetworkModel
-from parsifl.engine.evaluation import Evaluation
 from parsifl.engine.fingerprint import identity
 from parsifl.engine.record import RoundRecord
 from parsifl.engine.run_dir import RunDir, environment, open_run, read_config, read_records
+from parsifl.engine.settings import Evaluation, NetworkModel
 from parsifl.engine.simulate import simulate
 from parsifl.engine.training import RoundEnd
 from parsifl.linear.glm import GLM
@@ -579,8 +578,8 @@ def files(folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"participation": 1.5}, "participation must be a number above 0 and at most 1, got 1.5"),
-        ({"participation": 0}, "participation must be a number above 0 and at most 1, got 0"),
+        ({"participation": 1.5}, "participation = 1.5: Input should be less than or equal to 1"),
+        ({"participation": 0}, "participation = 0: Input should be greater than 0"),
         ({"algorithm": FedAvg(batch_size=999, last_batch="drop")}, "Use a smaller batch_size"),
         ({"algorithm": FedAvg(batch_size=2**30, local_steps=9)}, "Lower local_steps"),
         ({"clients": clients(profiles=[{"local_steps": 1, "epochs": 1}] * 4)}, "give one"),

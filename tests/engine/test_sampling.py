@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from parsifl.core.errors import ConfigError
 from parsifl.core.keys import Key
 from parsifl.engine import sampling
+from parsifl.engine.settings import RunSettings
 
 
 @given(st.integers(1, 200), st.floats(0.001, 1.0), st.integers(0, 99))
@@ -31,8 +32,8 @@ def test_every_client_is_drawn_about_equally_often() -> None:
 
 @pytest.mark.parametrize("participation", [0.0, -0.1, 1.01, float("nan")])
 def test_an_impossible_participation_is_refused(participation: float) -> None:
-    with pytest.raises(ConfigError, match="above 0 and at most 1"):
-        sampling.choose(5, participation, Key(0))
+    with pytest.raises(ConfigError, match="participation = "):
+        RunSettings(participation=participation)
 
 
 @settings(max_examples=10, deadline=None)

@@ -40,12 +40,12 @@ def test_a_client_that_does_not_exist_is_refused() -> None:
 
 @pytest.mark.parametrize("change", [{"rounds": 0}, {"evaluate_every": -1}])
 def test_impossible_counts_are_refused(change: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="must be a whole number and at least"):
+    with pytest.raises(ConfigError, match="Input should be greater than or equal to"):
         simulate(FedAvg(), classifier(), clients(), **{"rounds": 1, **change})
 
 
 def test_an_unknown_precision_is_refused() -> None:
-    with pytest.raises(ConfigError, match="unknown precision 'int9'; did you mean 'int8'"):
+    with pytest.raises(ConfigError, match=r"precision = 'int9': .* did you mean 'int8'"):
         simulate(FedAvg(), classifier(), clients(), 1, precision="int9")  # type: ignore[arg-type]  # a user's mistake
 
 

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.flower.inprocess import InProcess
 from torch import Tensor
 
 from parsifl.core import tree
 from parsifl.core.errors import CheckpointError, ConfigError, DataError, WireError
 from parsifl.data.clients import ClientData
+from parsifl.engine.executors import placed
 from parsifl.engine.experiment import Experiment
 from parsifl.flower.client import (
     ClientStates,
     RemoteClient,
     alone,
+    as_client_number,
     client_number,
-    placed,
     state_root,
 )
 from parsifl.flower.hello import DataSchema
@@ -45,14 +48,14 @@ def test_a_client_gets_its_rows_and_nobody_elses() -> None:
 
 
 def test_a_pair_becomes_the_client_of_its_number() -> None:
-    data = placed(PAIRS[0], 2, Experiment("fedavg"))
+    data = as_client_number(PAIRS[0], 2, Experiment("fedavg"))
     assert len(data) == 3
     assert [len(part) for part in data.train] == [0, 0, 6]
     assert len(data.test[2]) == 2
     with pytest.raises(DataError, match="a node is one client"):
-        placed(ClientData.of(PAIRS), 0, Experiment("fedavg"))
+        as_client_number(ClientData.of(PAIRS), 0, Experiment("fedavg"))
     with pytest.raises(ConfigError, match="needs a named dataset"):
-        placed(PAIRS[0], 0, Experiment("fedavg", test="all"))
+        as_client_number(PAIRS[0], 0, Experiment("fedavg", test="all"))
 
 
 @pytest.mark.parametrize("node", [{}, {"partition-id": "0"}, {"partition-id": -1}])
@@ -184,3 +187,20 @@ def test_a_method_without_state_writes_nothing(tmp_path: Path) -> None:
     durable.save(1, None)
     assert durable.load(1) is None
     assert not list(tmp_path.iterdir())
+
+
+def test_the_device_of_a_run_is_where_a_client_computes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match="the device 'cuda:99' cannot be used"):
+        RemoteClient(Experiment("fedavg", device="cuda:99"), 0, PAIRS[0], tmp_path)
+    devices: list[torch.device] = []
+
+    def spy(function: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
+        devices.append(device)
+        return placed(function, device)
+
+    monkeypatch.setattr("parsifl.flower.client.placed", spy)
+    chosen = Experiment("fedavg", model="glm", clients=2, rounds=1, device="cpu:0")
+    InProcess(chosen, tmp_path / "state").run(tmp_path / "run")
+    assert devices == [torch.device("cpu:0")] * 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import warnings
 from collections.abc import Callable
 from dataclasses import fields as settings_of
 from dataclasses import replace
@@ -20,8 +21,8 @@ from parsifl import wire
 from parsifl.core import registry, tree
 from parsifl.core.errors import CheckpointError, DataError, ParsiflError
 from parsifl.engine import checkpoint
-from parsifl.engine.evaluation import Evaluation
 from parsifl.engine.experiment import Experiment
+from parsifl.engine.settings import Evaluation
 from parsifl.flower.message import Envelope, Kind
 
 SAME = (
@@ -167,6 +168,28 @@ def test_a_killed_server_goes_on_with_the_same_bits(tmp_path: Path) -> None:
     assert tree.same(server_state(tmp_path / "run", chosen), expected.server)
     assert [r["personal"] for r in resumed] == [r["personal"] for r in expected.metrics]
     assert link.asked.count(("train", 0)) == 4
+
+
+@pytest.mark.parametrize(("seconds", "training"), [(0.0, 4), (3600.0, 5)])
+def test_a_deployment_saves_a_checkpoint_as_often_as_its_setting_says(
+    tmp_path: Path, seconds: float, training: int
+) -> None:
+    def kill(kind: Kind, client: int, request: Envelope, answer: Callable[[], Envelope]) -> Answer:
+        if kind == "train" and fields(request)["round"] == 1 and client == 0:
+            raise KeyboardInterrupt
+        return answer()
+
+    chosen = experiment("ditto", checkpoint_seconds=seconds)
+    link = InProcess(chosen, tmp_path / "state", kill)
+    with pytest.raises(KeyboardInterrupt):
+        link.run(tmp_path / "run")
+    assert (tmp_path / "run" / "checkpoint" / "LATEST").exists() == (training == 4)
+    link.fault = honest
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "the run .* was stopped before its first checkpoint")
+        link.run(tmp_path / "run", resume=True)
+    assert tree.same(server_state(tmp_path / "run", chosen), simulated(chosen).server)
+    assert link.asked.count(("train", 0)) == training
 
 
 def test_a_server_that_is_killed_while_judging_goes_on(tmp_path: Path) -> None:
@@ -445,7 +468,7 @@ def test_missing_clients_are_named_after_the_wait(tmp_path: Path) -> None:
 
 
 def test_entries_of_a_profile_that_are_not_read_are_logged(tmp_path: Path) -> None:
-    chosen = experiment("fedavg", devices="width=0.5,epochs=1", rounds=1)
+    chosen = experiment("fedavg", profiles="width=0.5,epochs=1", rounds=1)
     link = InProcess(chosen, tmp_path / "state")
     link.run(tmp_path / "run")
     told = [line for line in link.log if "does not read" in line]

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from parsifl.core.errors import ConfigError
-from parsifl.engine.evaluation import Evaluation
 from parsifl.engine.experiment import Experiment
+from parsifl.engine.settings import Evaluation
 from parsifl.flower import settings
 from parsifl.flower.settings import Deployment
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+import click
 import typer
 from typer import core, main, models
 
+from parsifl.core import renamed
 from parsifl.core.errors import ConfigError, ParsiflError
 from parsifl.core.text import visible
 
@@ -43,11 +45,24 @@ class FriendlyGroup(core.TyperGroup):
             with warnings.catch_warnings():
                 warnings.showwarning = _warn
                 return super().invoke(ctx)
+        except click.NoSuchOption as error:
+            name = error.option_name.lstrip("-").replace("-", "_")
+            new = renamed.SETTINGS.get(name, "").replace("_", "-")
+            if not new or new not in _names(error.ctx):
+                raise
+            typer.echo(f"error: {error.option_name} was renamed to --{new}", err=True)
+            raise typer.Exit(EXIT_MISTAKE) from None
         except BrokenPipeError:  # the reader, such as `head`, has enough; click ends quietly
             raise
         except (ParsiflError, OSError, UnicodeDecodeError) as error:
             typer.echo(visible(f"error: {error}"), err=True)
             raise typer.Exit(EXIT_MISTAKE) from None
+
+
+def _names(context: click.Context | None) -> list[str]:
+    """Return the options of a command, without dashes in front."""
+    options = [] if context is None else context.command.params
+    return [text.lstrip("-") for option in options for text in option.opts]
 
 
 def _warn(message: Warning | str, *_: object, **__: object) -> None:

@@ -2,58 +2,32 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 import tomllib
-from collections.abc import Mapping
+import typing
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Union
 
 import typer
 
 from parsifl import startup
 from parsifl.core import config
 from parsifl.core.errors import ConfigError
+from parsifl.engine.settings import Declaration, ExperimentSettings, declarations
 
 if TYPE_CHECKING:
     from parsifl.engine.experiment import Experiment
 
-ALGORITHM = typer.Argument(help="An algorithm, e.g. fedavg; see `parsifl list algorithms`.")
-DATA = typer.Option(None, help="A dataset, e.g. digits or mnist:normalize=unit.")
-CLIENTS = typer.Option(None, help="Number of clients.")
-PARTITION = typer.Option(None, help="How rows are divided among clients, e.g. dirichlet:alpha=0.1.")
-MODEL = typer.Option(
-    None, help="A model, e.g. mlp:hidden=100, vgg or glm. Default: chosen by the data."
-)
-DEVICES = typer.Option(
-    None, help="Device profiles, assigned to groups of clients, e.g. budget=0.125+1,epochs=2+4."
-)
-ROUNDS = typer.Option(None, help="Number of rounds.")
-SEED = typer.Option(None, help="Random seed; it determines all random numbers.")
-PARTICIPATION = typer.Option(None, help="Fraction of clients per round.")
+_DECLARED = {each.name: each for each in declarations(ExperimentSettings)}
+ALGORITHM = typer.Argument(help=_DECLARED["algorithm"].text)
 ENGINE = typer.Option(
     None, help="Where clients live: local (this process), flower or flower-sim (this machine)."
 )
-EXECUTOR = typer.Option(None, help="How clients run: auto, loop, threads, vmap or fused.")
-EVERY = typer.Option(None, "--evaluate-every", help="Rounds between evaluations; 0: never.")
-PRECISION = typer.Option(
-    None, help="Precision of values in messages: exact, bfloat16, float16 or int8."
-)
-VALIDATION = typer.Option(None, help="Fraction of each client's rows held out for validation.")
-TEST = typer.Option(
-    None, help="Fraction of rows held out for testing, or a rule: all, shares, groups."
-)
-FINE_TUNE = typer.Option(
-    None,
-    "--fine-tune-steps",
-    help="Fine-tune personal models for this many SGD steps before evaluation.",
-)
-TRAIN = typer.Option(
-    None, "--train-scores", help="Also evaluate on training rows; metrics.jsonl has the scores."
-)
-SELECT = typer.Option(None, help="Which round to report: last, best-validation, best-test.")
-SET = typer.Option(
-    [], "--set", help="A setting of the algorithm, e.g. lr=0.1, batch_size=none, milestones=10+20."
-)
+SET = typer.Option([], "--set", help=_DECLARED["settings"].text)
 CONFIG = typer.Option(
     None, "--config", help="A TOML file with these settings; command-line options take precedence."
 )
@@ -82,11 +56,66 @@ REPRODUCIBLE = typer.Option(
 JSON = typer.Option(False, "--json", help="Print JSON.")
 
 
-_EVALUATION = ("fine_tune_steps", "select", "train")
-_PLAIN = (
-    "algorithm", "data", "clients", "partition", "model", "devices", "rounds", "seed",
-    "participation", "engine", "executor", "evaluate_every", "precision", "validation", "test",
-)  # fmt: skip
+_TEXT = (str, int, float, bool)
+
+
+def _options() -> dict[str, tuple[Declaration, str]]:
+    """Return the declarations that have an option, and the table that each of them belongs to."""
+    nested = [(each, table.name) for table in _DECLARED.values() for each in table.nested]
+    every = [*((each, "") for each in _DECLARED.values()), *nested]
+    return {each.name: (each, table) for each, table in every if each.option}
+
+
+def with_run_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add an option for every setting of a run to a command; its context has their values.
+
+    A setting that the command declares itself gets no second option. The others precede `--set`.
+    """
+    hints = typing.get_type_hints(command)
+    declared = inspect.signature(command).parameters
+    parameters: list[inspect.Parameter] = []
+    for parameter in declared.values():
+        if parameter.name == "settings":
+            parameters += [
+                inspect.Parameter(
+                    name,
+                    inspect.Parameter.KEYWORD_ONLY,
+                    default=typer.Option(None, setting.option, help=_help(setting)),
+                    annotation=_plain_type(setting.hint) | None,
+                )
+                for name, (setting, _) in _options().items()
+                if name not in declared
+            ]
+        parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+    hints |= {each.name: each.annotation for each in parameters if each.name not in declared}
+
+    @functools.wraps(command)
+    def with_options(**values: Any) -> None:
+        command(**{name: value for name, value in values.items() if name in declared})
+
+    vars(with_options)["__signature__"] = inspect.Signature(parameters)
+    with_options.__annotations__ = hints
+    return with_options
+
+
+def _plain_type(hint: Any) -> Any:
+    """Return the type of the text of an option: text if several types are possible."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        return _plain_type(arguments[0])
+    if origin in (Union, UnionType):
+        kinds = {_plain_type(each) for each in arguments if each is not type(None)}
+        return kinds.pop() if len(kinds) == 1 else str
+    return hint if hint in _TEXT else str
+
+
+def _help(declared: Declaration) -> str:
+    values = config.choices(declared.hint)
+    more = f" One of {', '.join(values)}." if values else ""
+    default = declared.default
+    return f"{declared.text}{more}" + (
+        "" if default in (None, "", False) else f" Default: {default}."
+    )
 
 
 def experiment(params: Mapping[str, Any]) -> Experiment:
@@ -96,17 +125,19 @@ def experiment(params: Mapping[str, Any]) -> Experiment:
     return Experiment.read(merged(params))
 
 
-def merged(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge the TOML file, the options and the --set fields of a command."""
+def merged(params: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Merge defaults, the TOML file, the options and the --set fields of a command."""
     given = {name: value for name, value in params.items() if value is not None}
-    values = read_toml(Path(given["config"])) if "config" in given else {}
+    values = {**(defaults or {}), **(read_toml(Path(given["config"])) if "config" in given else {})}
     for name in ("settings", "evaluation", "network"):
         if not isinstance(values.get(name, {}), Mapping):
             raise ConfigError(f"{name} must be a table of the configuration file, as [{name}]")
-    values.update({name: given[name] for name in _PLAIN if name in given})
-    evaluation = {name: given[name] for name in _EVALUATION if name in given}
-    if evaluation:
-        values["evaluation"] = {**values.get("evaluation", {}), **evaluation}
+    values |= {name: given[name] for name in ("algorithm", "engine") if name in given}
+    for name, (_, table) in _options().items():
+        if name in given and table:
+            values[table] = {**values.get(table, {}), name: given[name]}
+        elif name in given:
+            values[name] = given[name]
     values["settings"] = {**values.get("settings", {}), **config.assignments(given["settings"])}
     return values
 

@@ -43,26 +43,11 @@ DEMO_NOTE = (
 )
 
 
-def run(  # typer reads the options from the signature; `context` holds their values
+@options.with_run_options
+def run(  # `context` holds the values of the options
     context: typer.Context,
     algorithm: str = options.ALGORITHM,
-    data: str | None = options.DATA,
-    clients: int | None = options.CLIENTS,
-    partition: str | None = options.PARTITION,
-    model: str | None = options.MODEL,
-    devices: str | None = options.DEVICES,
-    rounds: int | None = options.ROUNDS,
-    seed: int | None = options.SEED,
-    participation: float | None = options.PARTICIPATION,
     engine: str | None = options.ENGINE,
-    executor: str | None = options.EXECUTOR,
-    evaluate_every: int | None = options.EVERY,
-    precision: str | None = options.PRECISION,
-    validation: float | None = options.VALIDATION,
-    test: str | None = options.TEST,
-    fine_tune_steps: int | None = options.FINE_TUNE,
-    select: str | None = options.SELECT,
-    train: bool | None = options.TRAIN,
     settings: list[str] = options.SET,
     config: Path | None = options.CONFIG,
     out: Path | None = typer.Option(None, help="The run directory. Default: none is written."),
@@ -80,7 +65,7 @@ def run(  # typer reads the options from the signature; `context` holds their va
 
       parsifl run ditto --data mnist --partition dirichlet:alpha=0.1 --participation 0.5
 
-      parsifl run perfedmask --devices budget=0.25+1 --model mlp:hidden=64+32
+      parsifl run perfedmask --profiles budget=0.25+1 --model mlp:hidden=64+32
 
       parsifl run fedavg --config experiment.toml --resume --out runs/fedavg
 

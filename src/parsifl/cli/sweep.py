@@ -23,32 +23,19 @@ HELD_OUT = 0.1
 """The default fraction of validation rows, which select the best combination."""
 
 
-def sweep(  # typer reads the options from the signature; `context` holds their values
+@options.with_run_options
+def sweep(  # `context` holds the values of the options
     context: typer.Context,
     algorithm: str = options.ALGORITHM,
     grid: list[str] = typer.Option(
-        ..., "--grid", help="Values of a setting, name=a,b,c; repeatable."
+        ...,
+        "--grid",
+        help="Values of a setting of the algorithm or the run, name=a,b,c; repeatable.",
     ),
     seeds: int = typer.Option(1, help="Seeds per combination."),
     target: Literal["personal", "global"] = typer.Option(
         "personal", "--target", help="Which model's score is optimized."
     ),
-    data: str | None = options.DATA,
-    clients: int | None = options.CLIENTS,
-    partition: str | None = options.PARTITION,
-    model: str | None = options.MODEL,
-    devices: str | None = options.DEVICES,
-    rounds: int | None = options.ROUNDS,
-    seed: int | None = options.SEED,
-    participation: float | None = options.PARTICIPATION,
-    executor: str | None = options.EXECUTOR,
-    evaluate_every: int | None = options.EVERY,
-    precision: str | None = options.PRECISION,
-    validation: float | None = options.VALIDATION,
-    test: str | None = options.TEST,
-    fine_tune_steps: int | None = options.FINE_TUNE,
-    select: str | None = options.SELECT,
-    train: bool | None = options.TRAIN,
     settings: list[str] = options.SET,
     config: Path | None = options.CONFIG,
     out: Path = typer.Option(Path("runs/sweep"), help="The directory of all runs."),
@@ -75,7 +62,7 @@ def sweep(  # typer reads the options from the signature; `context` holds their 
     base = options.experiment(context.params)
     if not base.evaluate_every:
         raise ConfigError("a sweep compares scores: --evaluate-every must be at least 1")
-    if validation is None and not base.validation:
+    if context.params["validation"] is None and not base.validation:
         base = replace(base, validation=HELD_OUT)
     values = {
         name: list(dict.fromkeys(text.split(","))) for name, text in assignments(grid).items()
@@ -108,8 +95,9 @@ def _print_json(
 ) -> None:
     for outcome in outcomes:
         point = outcome.point.settings
-        algorithm = replace(base, settings={**base.settings, **point}).build_algorithm()
-        values = to_json(algorithm)  # as the algorithm read them: numbers, not text
+        varied = base.vary(point)
+        # numbers, not text
+        values = {**to_json(varied.build_algorithm()), **to_json(varied)}
         row = {
             "settings": {name: values[name] for name in point},
             "best": outcome is winner,

@@ -12,15 +12,17 @@ import dataclasses
 import functools
 import inspect
 import math
+import re
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from numbers import Real
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from annotated_types import Ge, Gt, Le, Lt
 
 from parsifl.core import renamed
-from parsifl.core.errors import ConfigError, unknown
+from parsifl.core.errors import ConfigError, did_you_mean, unknown
 
 Positive = Annotated[float, Gt(0.0)]
 NonNegative = Annotated[float, Ge(0.0)]
@@ -34,7 +36,28 @@ LARGEST = 2**31 - 1
 Count = Annotated[int, Ge(1), Le(LARGEST)]
 Size = Annotated[int, Ge(0), Le(LARGEST)]
 
+Precision = Literal["exact", "bfloat16", "float16", "int8"]
+"""The precision of values in messages."""
+
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Help:
+    """The description of a setting, as metadata of its annotation.
+
+    Parameters
+    ----------
+    text
+        One or more sentences.
+    option
+        Its option on the command line, empty if it has none. Default: "--" and its name, unless
+        its value is a table.
+    """
+
+    text: str
+    option: str | None = None
+
 
 SYNONYMS = {
     "batchsize": ("batch_size",),
@@ -160,7 +183,8 @@ def _adapters(kind: Any) -> dict[str, Any]:
     finite = pydantic.ConfigDict(allow_inf_nan=False, arbitrary_types_allowed=True)
 
     def adapter(hint: Any) -> Any:
-        nested = dataclasses.is_dataclass(hint)  # checks itself, and takes no configuration
+        bare = hint.__origin__ if typing.get_origin(hint) is Annotated else hint
+        nested = dataclasses.is_dataclass(bare)  # checks itself, and takes no configuration
         return pydantic.TypeAdapter(hint, config=None if nested else finite)
 
     return {name: adapter(hints[name]) for name in names}
@@ -190,8 +214,23 @@ def _validated(kind: type, name: str, adapter: Any, value: Any, *, strict: bool)
         if not strict and isinstance(value, str):
             with contextlib.suppress(pydantic.ValidationError):
                 return adapter.validate_python(None if value == "none" else value.split("+"))
-        reason = error.errors()[0]["msg"]
+        problem = error.errors()[0]
+        reason = problem["msg"]
+        if problem["type"] == "literal_error":
+            values = re.findall("'([^']+)'", problem["ctx"]["expected"])
+            reason = f"{reason}; {did_you_mean(value, values)}".removesuffix("; ")
         raise ConfigError(f"{kind.__name__}.{name} = {value!r}: {reason}") from None
+
+
+def choices(hint: Any) -> tuple[str, ...]:
+    """Return the values of a setting that has a fixed list of them.
+
+    >>> choices(Precision)
+    ('exact', 'bfloat16', 'float16', 'int8')
+    """
+    if typing.get_origin(hint) is Literal:
+        return tuple(map(str, typing.get_args(hint)))
+    return choices(typing.get_args(hint)[0]) if typing.get_origin(hint) is Annotated else ()
 
 
 def is_number(thing: Any) -> bool:

@@ -99,6 +99,16 @@ def reason(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """Return a question that names the nearest match; empty if no name is near.
+
+    >>> did_you_mean("int9", ["exact", "int8"])
+    "did you mean 'int8'?"
+    """
+    close = difflib.get_close_matches(str(name).lower(), sorted(known), n=1)
+    return f"did you mean '{close[0]}'?" if close else ""
+
+
 def unknown(kind: str, name: object, known: Iterable[str]) -> str:
     """Return the message for an unknown name, with the nearest match or all known names.
 
@@ -106,6 +116,5 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> str:
     "unknown algorithm 'fedavgg'; did you mean 'fedavg'?"
     """
     names = sorted(known)
-    close = difflib.get_close_matches(str(name).lower(), names, n=1)
-    hint = f"did you mean '{close[0]}'?" if close else "known: " + ", ".join(names)
+    hint = did_you_mean(name, names) or "known: " + ", ".join(names)
     return f"unknown {kind} '{name}'; {hint}"

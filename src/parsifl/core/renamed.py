@@ -14,6 +14,7 @@ from types import ModuleType
 SETTINGS = {
     "batch": "batch_size",
     "decay": "weight_decay",
+    "devices": "profiles",
     "partial": "last_batch",
     "steps": "local_steps",
 }

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from parsifl.engine.pool import PendingEvaluation as PendingEvaluation
     from parsifl.engine.record import RoundRecord as RoundRecord
     from parsifl.engine.run_dir import RunDir as RunDir
+    from parsifl.engine.settings import RunSettings as RunSettings
     from parsifl.engine.training import RoundEnd as RoundEnd
     from parsifl.engine.training import StopTraining as StopTraining
     from parsifl.engine.training import Training as Training
@@ -45,6 +46,7 @@ _HOMES = {
     "RoundEnd": "training",
     "RoundRecord": "record",
     "RunDir": "run_dir",
+    "RunSettings": "settings",
     "StopTraining": "training",
     "Training": "training",
 }

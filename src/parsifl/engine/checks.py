@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import numbers
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +25,6 @@ from parsifl.core.problem import FEW, Params, Problem, try_predict
 from parsifl.data.client_rows import has_integer_features
 from parsifl.data.clients import ClientData
 from parsifl.data.ragged import Ragged
-from parsifl.engine.costs import NetworkModel
-from parsifl.engine.evaluation import Evaluation
-from parsifl.engine.sampling import check_participation
 from parsifl.linear.design import Design
 
 
@@ -73,37 +69,17 @@ def check_learnable(problem: Problem) -> int:
     return sum(value.nbytes for value in params.values())
 
 
-def check_options(options: Mapping[str, Any], evaluation: Any, network: Any, run_dir: Any) -> None:
-    """Reject arguments of the wrong type or range."""
-    for name, least in (("rounds", 1), ("seed", 0), ("evaluate_every", 0), ("state_limit", 0)):
-        value = options[name]
-        if not _is(value, numbers.Integral) or value < least:
-            raise ConfigError(
-                f"{name} must be a whole number and at least {least}, got {_shown(value)}"
-            )
-    check_participation(options["participation"])
-    for callback in options["callbacks"]:
+def check_arguments(callbacks: Sequence[Any], run_dir: Any) -> None:
+    """Reject callbacks and a run directory of the wrong type."""
+    for callback in callbacks:
         if not callable(callback):
             raise ConfigError(
                 f"callbacks must be functions that take a RoundEnd, got {_kind(callback)}"
             )
-    for name, given, kind, wanted in (
-        ("evaluation", evaluation, Evaluation, "parsifl.Evaluation(...)"),
-        ("network", network, NetworkModel, "parsifl.NetworkModel(...)"),
-        ("run_dir", run_dir, (str, Path), "a path"),
-    ):
-        if given is not None and not isinstance(given, kind):
-            raise ConfigError(f"{name} must be {wanted}, got {_kind(given)}")
+    if run_dir is not None and not isinstance(run_dir, str | Path):
+        raise ConfigError(f"run_dir must be a path, got {_kind(run_dir)}")
     if run_dir == "":
         raise ConfigError('run_dir is empty; write "." for the current directory')
-
-
-def _is(value: Any, kind: type) -> bool:
-    return isinstance(value, kind) and not isinstance(value, bool)
-
-
-def _shown(value: Any) -> str:
-    return repr(value) if isinstance(value, str | int | float | None) else _kind(value)
 
 
 def _kind(value: Any) -> str:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, final
 
 from torch import Tensor
 
-from parsifl.core import config, tree
+from parsifl.core import tree
 from parsifl.core.algorithm import AnyAlgorithm
 from parsifl.core.batching import Batches, ClientRoundData
-from parsifl.core.config import NonNegative, Positive
 from parsifl.core.problem import Problem
 from parsifl.nn.flops import OperationCounter, noting_trained
 
@@ -156,37 +154,3 @@ def _cut(batches: Batches, steps: int) -> Batches:
 
 def _has_tensors_only(arguments: Any) -> bool:
     return all(isinstance(leaf, Tensor) for leaf in tree.leaves(arguments))
-
-
-@final
-@dataclass(frozen=True)
-class NetworkModel:
-    """A link between server and clients.
-
-    Parameters
-    ----------
-    latency
-        Seconds for a message to arrive, in each direction; 0 where nothing is sent.
-    up, down
-        Bytes per second; None means no limit.
-
-    Examples
-    --------
-    >>> NetworkModel(latency=0.15, up=1e6).seconds(up=1_000_000, down=0, flops=None, profile={})
-    1.15
-    """
-
-    latency: NonNegative = 0.0
-    up: Positive | None = None
-    down: Positive | None = None
-
-    def __post_init__(self) -> None:
-        config.check(self)
-
-    def seconds(self, up: int, down: int, flops: int | None, profile: Any) -> float:
-        """Return the seconds of one client's round, with computation if the device is known."""
-        speed = profile.get("flops_per_second")
-        computing = flops / speed if flops is not None and speed else 0.0
-        sending = up / (self.up or math.inf) + down / (self.down or math.inf)
-        messages = (up > 0) + (down > 0)
-        return messages * self.latency + sending + computing

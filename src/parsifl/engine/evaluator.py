@@ -24,10 +24,10 @@ from parsifl.core.problem import Model, execution
 from parsifl.data.clients import ClientData
 from parsifl.engine import executors
 from parsifl.engine.batch_sampler import BatchSampler
-from parsifl.engine.evaluation import Evaluation
 from parsifl.engine.executors import CPU, Executor, Outcome, Task, placed, run_alone
 from parsifl.engine.pool import ClientProgram, ClientRequest, ClientScores
 from parsifl.engine.record import SPLITS
+from parsifl.engine.settings import Evaluation
 from parsifl.engine.threads import run_jobs, single_threaded
 from parsifl.solvers.sgd import SgdConfig, sgd
 

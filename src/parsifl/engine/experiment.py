@@ -4,33 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol, final
+from typing import Any, Protocol, final
 
 import torch
 
 from parsifl import data
 from parsifl.core import config, registry
 from parsifl.core.algorithm import AnyAlgorithm
-from parsifl.core.config import Count, Fraction, Participation, Size
 from parsifl.core.errors import ConfigError, DataError, unknown
 from parsifl.core.keys import Key
 from parsifl.core.problem import Problem, flatten_inputs
 from parsifl.data.clients import ClientData
 from parsifl.data.spec import parse
 from parsifl.engine.callbacks import DistanceToTruth
-from parsifl.engine.costs import NetworkModel
-from parsifl.engine.evaluation import Evaluation
 from parsifl.engine.run import Run
+from parsifl.engine.settings import Evaluation, ExperimentSettings, NetworkModel
 from parsifl.engine.simulate import simulate
 from parsifl.engine.training import Callback, RoundEnd
 from parsifl.linear.glm import GLM
 from parsifl.linear.glm import NAME as COEFFICIENTS
 from parsifl.nn import models
 from parsifl.nn.neural import NeuralProblem
-from parsifl.wire import Precision
 
 PROFILE = ("budget", "epochs", "flops_per_second", "local_steps", "width")
 """Allowed entries of a device profile; the algorithm decides which of them it reads."""
@@ -39,46 +36,8 @@ _NESTED: dict[str, type[Any]] = {"evaluation": Evaluation, "network": NetworkMod
 
 @final
 @dataclass(frozen=True)
-class Experiment:
-    """One run.
-
-    Parameters
-    ----------
-    algorithm, settings
-        A registered algorithm and its fields.
-    data, clients, partition, test, validation
-        A dataset and how it is divided, as in `parsifl.data.prepare`.
-    model
-        A model of `parsifl.nn.models` with options ("mlp:hidden=100"), "glm", or "auto": a linear
-        model for regression and for sparse or double-precision data, the VGG for colour images of
-        32 pixels and more, an MLP otherwise.
-    devices
-        Profiles of unequal devices, such as "budget=0.125+1,epochs=1+4": the values of each entry
-        are given to consecutive groups of clients of equal size.
-    rounds, seed, participation, executor, evaluate_every, precision, evaluation, network
-        As in `parsifl.simulate`.
-    """
-
-    algorithm: str
-    settings: dict[str, Any] = field(default_factory=dict)
-    data: str = "digits"
-    clients: Count | None = None
-    partition: str | None = None
-    test: Fraction | str = 0.25
-    validation: Fraction = 0.0
-    model: str = "auto"
-    devices: str = ""
-    rounds: Count = 50
-    seed: Size = 0
-    participation: Participation = 1.0
-    executor: Literal["auto", "loop", "threads", "vmap", "fused"] = "auto"
-    evaluate_every: Size = 1
-    precision: Precision = "exact"
-    evaluation: Evaluation = field(default_factory=Evaluation)
-    network: NetworkModel = field(default_factory=NetworkModel)
-
-    def __post_init__(self) -> None:
-        config.check(self)
+class Experiment(ExperimentSettings):
+    """One run, described by plain values; `ExperimentSettings` declares them."""
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Experiment:
@@ -87,13 +46,21 @@ class Experiment:
         for name, kind in _NESTED.items():
             if isinstance(given.get(name), Mapping):
                 given[name] = config.build(kind, given[name])
-        known = [f.name for f in fields(cls)]
-        for name in given:
-            if name not in known:
-                raise ConfigError(unknown("setting", name, known))
+        config.check_names(cls, given)
         if "algorithm" not in given:
             raise ConfigError("no algorithm given; `parsifl list algorithms` shows all")
         return config.build(cls, given)
+
+    def vary(self, values: Mapping[str, Any]) -> Experiment:
+        """Return this experiment with other values of a grid.
+
+        A name is a setting of the run or, if the run has none of this name, of the algorithm.
+        """
+        current = {each.name: getattr(self, each.name) for each in fields(self)}
+        of_run = {name: value for name, value in values.items() if name in current}
+        others = {name: value for name, value in values.items() if name not in current}
+        current["settings"] = {**self.settings, **others}
+        return config.build(type(self), {**current, **of_run})
 
     def build_algorithm(self) -> AnyAlgorithm:
         """Return the configured algorithm."""
@@ -110,7 +77,7 @@ class Experiment:
             test=self.test,
             validation=self.validation,
         )
-        return replace(prepared, profiles=profiles(self.devices, len(prepared)))
+        return replace(prepared, profiles=profiles(self.profiles, len(prepared)))
 
     def run(
         self,
@@ -127,17 +94,10 @@ class Experiment:
             method,
             problem,
             clients.flattened() if flatten_inputs(problem) else clients,
-            self.rounds,
-            seed=self.seed,
-            participation=self.participation,
-            executor=self.executor,
             run_dir=run_dir,
-            evaluate_every=self.evaluate_every,
-            evaluation=self.evaluation,
-            network=self.network,
-            precision=self.precision,
             resume=resume,
             callbacks=[*_distances(problem, clients), *callbacks],
+            **self.run_settings().to_arguments(),
         )
 
 
@@ -158,17 +118,17 @@ def _distances(problem: Problem, clients: ClientData) -> list[Callback]:
     return [distance]
 
 
-def profiles(devices: str, count: int) -> tuple[dict[str, Any], ...]:
+def profiles(text: str, count: int) -> tuple[dict[str, Any], ...]:
     """Return the profile of each of `count` devices.
 
     >>> profiles("budget=0.125+1", 4)
     ({'budget': 0.125}, {'budget': 0.125}, {'budget': 1}, {'budget': 1})
     """
     try:
-        _, entries = parse(f"devices:{devices}")
+        _, entries = parse(f"profiles:{text}")
     except ConfigError:
         raise ConfigError(
-            f"cannot read the device profiles '{devices}'; write entry=value,..., e.g. "
+            f"cannot read the device profiles '{text}'; write entry=value,..., e.g. "
             "budget=0.125+1,epochs=2+4"
         ) from None
     for name in entries:

@@ -19,7 +19,6 @@ from parsifl.data.clients import ClientData
 from parsifl.engine import executors
 from parsifl.engine.batch_sampler import BatchSampler, Infos
 from parsifl.engine.costs import FlopCounter
-from parsifl.engine.evaluation import Evaluation
 from parsifl.engine.evaluator import Evaluator
 from parsifl.engine.executors import CPU, Executor, Outcome, Task, placed
 from parsifl.engine.finite import inspect
@@ -34,12 +33,12 @@ from parsifl.engine.pool import (
     PendingEvaluation,
 )
 from parsifl.engine.profiling import ONCE, PhaseTimer
+from parsifl.engine.settings import WINDOW, Evaluation
 from parsifl.engine.state_store import SegmentStore, StateStore
 from parsifl.engine.threads import single_threaded
 from parsifl.wire import MessageStats, Precision
 
 T = TypeVar("T")
-WINDOW = 200
 EVALUATION_WINDOW = 2000
 _CLIENTS = "clients"
 _OUTSIDE = "outside"

@@ -14,13 +14,13 @@ from parsifl.core.algorithm import AnyAlgorithm
 from parsifl.core.errors import CapabilityError, ConfigError
 from parsifl.core.keys import Key
 from parsifl.core.problem import Model, Problem
-from parsifl.engine.evaluation import Evaluation
 from parsifl.engine.export import Export, export
 from parsifl.engine.local_pool import LocalPool
 from parsifl.engine.pool import ClientRequest
 from parsifl.engine.profiling import profile
 from parsifl.engine.record import MODELS, RoundRecord, headline
 from parsifl.engine.run_dir import RunData
+from parsifl.engine.settings import Evaluation
 
 
 @dataclass(frozen=True, repr=False)

@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
-from parsifl.core import config
 from parsifl.core.errors import ConfigError
 from parsifl.core.keys import Key
-from parsifl.engine.evaluation import Evaluation
-
-
-def check_participation(participation: Any) -> None:
-    """Reject a value that is not a fraction above 0."""
-    if not config.is_number(participation) or not 0 < participation <= 1:
-        raise ConfigError(
-            f"participation must be a number above 0 and at most 1, got {participation!r:.80}"
-        )
+from parsifl.engine.settings import Evaluation
 
 
 def cohort_size(clients: int, participation: float) -> int:
     """Return how many clients take part: a fraction, but at least one."""
-    check_participation(participation)
     return max(1, round(clients * participation))
 
 

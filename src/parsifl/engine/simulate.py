@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Unpack
 
 from torch import Tensor
 
@@ -18,30 +18,27 @@ from parsifl.core.errors import ConfigError, DivergenceWarning, DroppedClientWar
 from parsifl.core.problem import Problem
 from parsifl.data.clients import ClientData
 from parsifl.engine import checks
-from parsifl.engine.costs import NetworkModel
-from parsifl.engine.evaluation import Evaluation
 from parsifl.engine.executors import BLOCK, CPU, check_device, choose_executor
 from parsifl.engine.fingerprint import identity
 from parsifl.engine.finite import divergence, has_diverged, lower_rate
-from parsifl.engine.local_pool import WINDOW, LocalPool
+from parsifl.engine.local_pool import LocalPool
 from parsifl.engine.pool import ClientProgram
 from parsifl.engine.run import Run
 from parsifl.engine.run_dir import RunDir
-from parsifl.engine.state_store import LIMIT, StateStore
+from parsifl.engine.settings import Evaluation, RunOptions, RunSettings, with_run_settings
+from parsifl.engine.state_store import StateStore
 from parsifl.engine.training import (
-    CHECKPOINT_SECONDS,
-    PATIENCE,
     Callback,
     RoundEnd,
     Training,
 )
-from parsifl.wire import Precision
 
 Clients = ClientData | Sequence[tuple[Any, Any]]
 WINDOW_BYTES = 1 << 30
 
 
-def simulate(  # noqa: PLR0913 - all arguments but four have a default
+@with_run_settings
+def simulate(
     algorithm: AnyAlgorithm,
     problem: Problem,
     clients: Clients,
@@ -49,21 +46,10 @@ def simulate(  # noqa: PLR0913 - all arguments but four have a default
     *,
     test: float | None = None,
     profiles: Sequence[Mapping[str, Any]] | None = None,
-    seed: int = 0,
-    participation: float = 1.0,
-    executor: Literal["auto", "loop", "threads", "vmap", "fused"] = "auto",
-    device: str = "cpu",
     run_dir: str | Path | None = None,
-    evaluate_every: int = 1,
-    evaluation: Evaluation | None = None,
-    network: NetworkModel | None = None,
-    precision: Precision = "exact",
     resume: bool = False,
     callbacks: Sequence[Callback] = (),
-    state_limit: int = LIMIT,
-    window: int = WINDOW,
-    checkpoint_seconds: float = CHECKPOINT_SECONDS,
-    patience: int = PATIENCE,
+    **settings: Unpack[RunOptions],
 ) -> Run:
     """Train a federation in this process and evaluate its models.
 
@@ -84,36 +70,14 @@ def simulate(  # noqa: PLR0913 - all arguments but four have a default
         Default: 0.25. A `ClientData` has its own split.
     profiles
         The device profile of each client, such as ``{"budget": 0.5}``; entries that the algorithm
-        reads are described in its documentation. None: those of a `ClientData`, or none.
-    seed
-        Determines all random numbers.
-    participation
-        The fraction of clients that take part in a round.
-    executor
-        "loop" runs clients one by one, "threads" one per thread, "vmap" and "fused" many at once
-        ("fused" uses handwritten SGD steps for models that it supports, and vmap for others).
-        "auto" chooses the fastest.
-    device
-        Where clients compute, such as "cuda". Data and states stay in main memory and are moved
-        to the device when needed.
+        reads are described in its documentation. Default: the profiles of a `ClientData`.
     run_dir
-        The directory in which the run is recorded and checkpointed; None writes nothing.
-    evaluate_every
-        Number of rounds between evaluations; the last round is always evaluated. 0: never.
-    evaluation, network, precision
-        How models are evaluated; the simulated network; the precision of values in messages.
+        The directory in which the run is recorded and checkpointed. Default: nothing is written.
     resume
         Continue the run in `run_dir`.
     callbacks
         Called at the end of every round (see `parsifl.engine.training.Callback`).
-    state_limit
-        Maximum bytes of client state in memory; the rest is stored in `run_dir`, or in a
-        temporary directory.
-    window, checkpoint_seconds
-        How many clients are prepared at a time, and the minimum time between two checkpoints.
-    patience
-        Stop with an error after this many consecutive rounds in which every client failed. If every
-        client fails in the first round, the run stops at once.
+    **settings
 
     Warns
     -----
@@ -132,24 +96,10 @@ def simulate(  # noqa: PLR0913 - all arguments but four have a default
             "test= applies to a list of (X, y) pairs; a ClientData has its own split "
             "(ClientData.of(..., test=...), parsifl.data.prepare(..., test=...))"
         )
-    options: dict[str, Any] = {
-        "seed": seed,
-        "participation": participation,
-        "precision": precision,
-        "evaluate_every": evaluate_every,
-    }
-    others = {"rounds": rounds, "state_limit": state_limit, "callbacks": callbacks}
-    if type(patience) is not int or patience < 1:
-        raise ConfigError(f"patience must be a whole number and at least 1, got {patience!r:.80}")
-    checks.check_options({**options, **others}, evaluation, network, run_dir)
+    checks.check_arguments(callbacks, run_dir)
+    config.check_names(RunSettings, settings)
+    chosen = RunSettings(rounds=rounds, **settings)
     size = checks.check_learnable(problem)
-    # NumPy numbers become plain ones, as a run directory stores them
-    options |= {
-        "seed": int(seed),
-        "participation": float(participation),
-        "evaluate_every": int(evaluate_every),
-    }
-    evaluation, network = evaluation or Evaluation(), network or NetworkModel()
     share = 0.25 if test is None else test
     data = (
         clients
@@ -159,29 +109,27 @@ def simulate(  # noqa: PLR0913 - all arguments but four have a default
     if profiles is not None:
         data = replace(data, profiles=tuple(profiles))
     checks.check_profiles(algorithm, data)
-    _check_validation_rows(evaluation, data)
+    _check_validation_rows(chosen.evaluation, data)
     algorithm = with_buffer_policy(algorithm, problem)
     algorithm.check_capabilities(problem)
-    where, sparse = check_device(device), not isinstance(data.x, Tensor)
-    chosen, block = choose_executor(executor, problem, sparse=sparse, cpu=where == CPU)
+    where, sparse = check_device(chosen.device), not isinstance(data.x, Tensor)
+    executor, block = choose_executor(chosen.executor, problem, sparse=sparse, cpu=where == CPU)
     described = {
-        **options,
-        "executor": chosen,
+        **chosen.identity(),
+        "executor": executor,
         "block": block,
-        "evaluation": config.to_json(evaluation),
-        "network": config.to_json(network),
         **({} if where == CPU else {"device": str(where)}),
     }
     pool = LocalPool(
         ClientProgram(algorithm, problem),
         data,
-        executor=chosen,
+        executor=executor,
         block=block,
         # messages and states of the clients of a window must fit in memory
-        window=max(BLOCK, min(window, WINDOW_BYTES // max(1, 4 * size))),
-        precision=precision,
-        evaluation=evaluation,
-        store=StateStore(state_limit),
+        window=max(BLOCK, min(chosen.window, WINDOW_BYTES // max(1, 4 * size))),
+        precision=chosen.precision,
+        evaluation=chosen.evaluation,
+        store=StateStore(chosen.state_limit),
         device=where,
     )
     on_disk = run_dir is not None
@@ -190,21 +138,15 @@ def simulate(  # noqa: PLR0913 - all arguments but four have a default
         algorithm,
         problem,
         pool,
-        seed=options["seed"],
-        participation=options["participation"],
-        evaluation=evaluation,
-        evaluate_every=options["evaluate_every"],
-        network=network,
+        chosen,
         callbacks=[_DroppedClients(), *callbacks],
         run_dir=None if run_dir is None else RunDir(Path(run_dir)),
         configuration=configuration,
-        checkpoint_seconds=checkpoint_seconds,
-        patience=patience,
     )
     with warnings.catch_warnings():
         # torch asks users to report layers that vmap runs one by one
         warnings.filterwarnings("ignore", message="There is a performance drop because we have not")
-        state = training.run(int(rounds), resume=resume)
+        state = training.run(chosen.rounds, resume=resume)
     last = max(0, len(state.records) - 1)
     if diverged := divergence(algorithm, problem, state.server, last):
         warnings.warn(diverged, DivergenceWarning, stacklevel=2)
@@ -213,11 +155,11 @@ def simulate(  # noqa: PLR0913 - all arguments but four have a default
         problem=problem,
         records=state.records,
         server=state.server,
-        evaluation=evaluation,
+        evaluation=chosen.evaluation,
         run_dir=None if run_dir is None else Path(run_dir),
         configuration=configuration,
         pool=pool,
-        seed=options["seed"],
+        seed=chosen.seed,
     )
 
 

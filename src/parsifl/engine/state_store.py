@@ -19,6 +19,7 @@ from safetensors.torch import save
 
 from parsifl.core import tree, tree_schema
 from parsifl.engine.safe_files import make_directory, reject_links, sync_directory
+from parsifl.engine.settings import STATE_LIMIT
 
 PART_BYTES = 64 << 20
 PART_LEAVES = 1024  # per file: reading a state reads the header of its file
@@ -26,8 +27,6 @@ PART_CLIENTS = 1 << 16
 _META = "parsifl"
 _NAME = re.compile(r"part-(\d{8,})\.safetensors")
 _LONGEST_HEADER = 100 << 20  # what safetensors itself accepts
-LIMIT = 2 << 30
-"""Maximum bytes of client state in memory."""
 _LEFT = 0.75  # of the limit stays in memory when states move to disk: they move many at a time
 
 
@@ -233,7 +232,7 @@ class StateStore:
         Where the others are stored; None for a temporary folder (see `tempfile.gettempdir`).
     """
 
-    def __init__(self, limit: int = LIMIT, folder: Path | None = None) -> None:
+    def __init__(self, limit: int = STATE_LIMIT, folder: Path | None = None) -> None:
         self._limit, self._folder = limit, folder
         self._recent: dict[int, Any] = {}
         self._held = 0

@@ -134,11 +134,12 @@ def experiments(base: Experiment, grid: Grid, seeds: int) -> Iterator[tuple[Poin
     """Yield every experiment; all are built, and thereby checked, before the first one runs."""
     if seeds < 1:
         raise ConfigError(f"seeds must be at least 1, got {seeds}")
+    if "seed" in grid:
+        raise ConfigError("a grid has no seeds: set the number of seeds per combination (--seeds)")
     planned = []
     for point in points(grid):
         for seed in range(base.seed, base.seed + seeds):
-            settings = {**base.settings, **point.settings}
-            experiment = replace(base, settings=settings, seed=seed)
+            experiment = replace(base.vary(point.settings), seed=seed)
             experiment.build_algorithm()
             planned.append((point, experiment))
     return iter(planned)

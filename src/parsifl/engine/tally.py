@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from parsifl.engine.costs import Cost, NetworkModel
+from parsifl.engine.costs import Cost
 from parsifl.engine.pool import ClientFailure, ClientResult
 from parsifl.engine.record import RoundRecord
+from parsifl.engine.settings import NetworkModel
 from parsifl.wire import MessageStats
 
 

@@ -20,8 +20,7 @@ from parsifl.core.errors import ClientError, ConfigError, ParsiflError
 from parsifl.core.keys import Key
 from parsifl.core.problem import Problem
 from parsifl.engine import checkpoint, sampling
-from parsifl.engine.costs import NetworkModel
-from parsifl.engine.evaluation import Evaluation, Scores
+from parsifl.engine.evaluation import Scores
 from parsifl.engine.finite import divergence, is_finite, lower_rate
 from parsifl.engine.pool import (
     ClientPool,
@@ -35,10 +34,10 @@ from parsifl.engine.pool import (
 from parsifl.engine.profiling import PhaseTimer
 from parsifl.engine.record import MODELS, SPLITS, RoundRecord
 from parsifl.engine.run_dir import RunDir, read_records
+from parsifl.engine.settings import Evaluation, RunSettings
 from parsifl.engine.tally import RoundTally
 
 CHECKPOINT_SECONDS = 5.0
-PATIENCE = 3
 
 
 class StopTraining(Exception):
@@ -93,24 +92,17 @@ class TrainingState:
 class Training:
     """A run: an algorithm on a problem with the clients of a pool.
 
-    After `patience` consecutive rounds in which every client failed, the run stops. If every client
-    fails in the first round, the setup is wrong and the run stops at once. Clients in
-    `left_out` neither train nor evaluate.
+    `settings.rounds` is not read: `run` takes the number of rounds. Clients in `left_out` neither
+    train nor evaluate.
     """
 
     algorithm: AnyAlgorithm
     problem: Problem
     pool: ClientPool
-    seed: int = 0
-    participation: float = 1.0
-    evaluation: Evaluation = field(default_factory=Evaluation)
-    evaluate_every: int = 1
-    network: NetworkModel = field(default_factory=NetworkModel)
+    settings: RunSettings = field(default_factory=RunSettings)
     callbacks: Sequence[Callback] = ()
     run_dir: RunDir | None = None
     configuration: Mapping[str, Any] = field(default_factory=dict)
-    checkpoint_seconds: float = CHECKPOINT_SECONDS
-    patience: int = PATIENCE
     left_out: frozenset[int] = frozenset()
 
     # ------------------------------------------------------------------ the run
@@ -149,7 +141,7 @@ class Training:
                 if not deferred:
                     self.run_dir.append(record)
                 last = last or bool(record.stopped)
-                if last or time.monotonic() - saved_at >= self.checkpoint_seconds:
+                if last or time.monotonic() - saved_at >= self._checkpoint_seconds:
                     saving = self._checkpoint(state)
                     saved_at = time.monotonic()
         return state
@@ -201,7 +193,9 @@ class Training:
     def _check_requests(self) -> None:
         """Raise the errors of the first cohort's mini-batches before anything is written."""
         statistics = self.problem.uses_batch_statistics
-        cohort = sampling.cohort(self._eligible, self.participation, self._key.replace(round=0))
+        cohort = sampling.cohort(
+            self._eligible, self.settings.participation, self._key.replace(round=0)
+        )
         checked: set[tuple[BatchSpec, int]] = set()
         for number in self._training(cohort):
             client = self.pool.clients[number]
@@ -239,7 +233,7 @@ class Training:
         self, state: TrainingState, server: Any, record: RoundRecord, *, last: bool
     ) -> tuple[RoundRecord, bool]:
         """Evaluate if due and call the callbacks; return whether the scores are still pending."""
-        every = self.evaluate_every
+        every = self.settings.evaluate_every
         due = bool(every) and (last or record.round % every == 0)
         deferred = due and not last and self._defers
         if due and not deferred:
@@ -266,9 +260,9 @@ class Training:
         self, server: Any, round: int, pending: PendingEvaluation | None
     ) -> tuple[Any, RoundRecord, list[ClientScores]]:
         algorithm, problem, key = self.algorithm, self.problem, self._key.replace(round=round)
-        cohort = sampling.cohort(self._eligible, self.participation, key)
+        cohort = sampling.cohort(self._eligible, self._participation, key)
         uploading = set(cohort)
-        tally = RoundTally(round + 1, len(cohort), self.network)
+        tally = RoundTally(round + 1, len(cohort), self.settings.network)
         accumulator = algorithm.accumulator(problem)
         scores: list[ClientScores] = []
         arrived = 0
@@ -329,8 +323,8 @@ class Training:
         """Stop if every client failed in the first round, or in too many consecutive ones."""
         if record.trained or not record.dropped:
             return
-        recent = [*history, record][-self.patience :]
-        empty = len(recent) == self.patience and not any(past.trained for past in recent)
+        recent = [*history, record][-self.settings.patience :]
+        empty = len(recent) == self.settings.patience and not any(past.trained for past in recent)
         if record.round == 1 or empty:
             client, reason = next(iter(record.dropped.items()))
             others = "and so did every other client"
@@ -343,13 +337,26 @@ class Training:
     def _program(self) -> ClientProgram:
         return ClientProgram(self.algorithm, self.problem)
 
+    @property
+    def _participation(self) -> float:
+        return self.settings.participation
+
+    @property
+    def _evaluation(self) -> Evaluation:
+        return self.settings.evaluation
+
+    @property
+    def _checkpoint_seconds(self) -> float:
+        seconds = self.settings.checkpoint_seconds
+        return CHECKPOINT_SECONDS if seconds is None else seconds
+
     @cached_property
     def _key(self) -> Key:
-        return Key(self.seed)
+        return Key(self.settings.seed)
 
     @cached_property
     def _eligible(self) -> Sequence[int]:
-        found = sampling.eligible_clients(len(self.pool.clients), self.evaluation, self._key)
+        found = sampling.eligible_clients(len(self.pool.clients), self._evaluation, self._key)
         return self._present(found)
 
     def _present(self, clients: Sequence[int]) -> Sequence[int]:
@@ -362,9 +369,9 @@ class Training:
 
     # ------------------------------------------------------------------ evaluation
     def _evaluated_clients(self, rounds: int) -> Sequence[int]:
-        sampled = self._sampled(rounds) if self.evaluation.clients == "sampled" else set()
+        sampled = self._sampled(rounds) if self._evaluation.clients == "sampled" else set()
         clients = len(self.pool.clients)
-        return self._present(sampling.evaluated(self.evaluation, clients, self._eligible, sampled))
+        return self._present(sampling.evaluated(self._evaluation, clients, self._eligible, sampled))
 
     def _sampled(self, rounds: int) -> set[int]:
         """Return the clients that trained in the first rounds; earlier results are reused."""
@@ -373,7 +380,7 @@ class Training:
             known, clients = 0, set()
         for round in range(known, rounds):
             key = self._key.replace(round=round)
-            cohort = sampling.cohort(self._eligible, self.participation, key)
+            cohort = sampling.cohort(self._eligible, self._participation, key)
             clients.update(self._training(cohort))
         self._sampled_until[:] = [rounds, clients]
         return set(clients)
@@ -418,7 +425,7 @@ class Training:
             for split in SPLITS:
                 scores = _columns(found, model, split)
                 if scores is not None:
-                    summary = scores.summary(self.evaluation, self.problem)
+                    summary = scores.summary(self._evaluation, self.problem)
                     summaries.setdefault(model, {})[split] = summary
                     detail.setdefault(model, {})[split] = scores.to_json()
         if self.run_dir is not None:

@@ -27,6 +27,7 @@ from parsifl.data.clients import ClientData
 from parsifl.data.ragged import Ragged
 from parsifl.engine.batch_sampler import BatchSampler, Infos
 from parsifl.engine.evaluator import Evaluator
+from parsifl.engine.executors import check_device, placed
 from parsifl.engine.experiment import Experiment, problem_for
 from parsifl.engine.finite import inspect
 from parsifl.engine.pool import ClientProgram, ClientRequest
@@ -165,7 +166,7 @@ def profile_of(node: NodeConfig) -> dict[str, Any]:
     return {name.removeprefix(start): node[name] for name in node if name.startswith(start)}
 
 
-def placed(
+def as_client_number(
     arrays: Arrays,
     client: int,
     experiment: Experiment,
@@ -249,9 +250,10 @@ class RemoteClient:
         profile: Mapping[str, Any] | None = None,
     ) -> None:
         self._experiment, self._client, self._root = experiment, client, root
+        self._device = check_device(experiment.device)
         self._algorithm = experiment.build_algorithm()
         self._types = self._algorithm.tree_types()
-        self._data = placed(arrays, client, experiment, profile)
+        self._data = as_client_number(arrays, client, experiment, profile)
         self._make = make or partial(problem_for, experiment.model)
 
     def answer(self, kind: Kind, envelope: Envelope) -> Envelope:
@@ -283,7 +285,7 @@ class RemoteClient:
         wanted = self._algorithm.batches(work.client, request.round)
         data = work.sampler.draw(self._client, wanted, work.key)
         state, lost = work.state()
-        update = work.program(work.received, state, data)
+        update = placed(work.program, self._device)(work.received, state, data)
         if fault := inspect(update).fault:
             return _unusable(work.program.cause(fault, data, work.key.seed))
         sent, state, precision = {}, update.state, self._experiment.precision
@@ -307,7 +309,13 @@ class RemoteClient:
     def evaluate(self, request: EvaluateRequest, parts: Parts) -> Envelope:
         """Evaluate the global and the personal model on the client's own rows."""
         work = self._prepare(request, parts)
-        evaluator = Evaluator(work.program, work.data, work.sampler, self._experiment.evaluation)
+        evaluator = Evaluator(
+            work.program,
+            work.data,
+            work.sampler,
+            self._experiment.evaluation,
+            device=self._device,
+        )
         asked = ClientRequest(work.client, work.key, None, upload=False)
         model = self._global_model(parts, work)
         state, lost = work.state()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from parsifl.core import config
 from parsifl.core.algorithm import unread_entries
 from parsifl.core.errors import CheckpointError
 from parsifl.core.problem import Problem
@@ -106,19 +106,16 @@ class Federation:
         if unread := unread_entries(self._algorithm, (c.profile for c in self._pool.clients)):
             self._log(f"warning: {unread}")
         chosen = self._experiment
+        # by default after every round, so that no client's work is lost
+        seconds = chosen.checkpoint_seconds or 0.0
         training = Training(
             self._algorithm,
             problem,
             self._pool,
-            seed=chosen.seed,
-            participation=chosen.participation,
-            evaluation=chosen.evaluation,
-            evaluate_every=chosen.evaluate_every,
-            network=chosen.network,
+            replace(chosen.run_settings(), checkpoint_seconds=seconds),
             callbacks=[self._report],
             run_dir=self._run_dir,
             configuration=self._configuration(problem),
-            checkpoint_seconds=0.0,  # every round, so that no client's work is lost
             left_out=frozenset(self._pool.left_out),
         )
         state = training.run(chosen.rounds, resume=resume)
@@ -150,15 +147,7 @@ class Federation:
             "augment": self._pool.schema.augment,
             "profiles": profiles_checksum(client.profile for client in clients),
         }
-        run = {
-            "seed": experiment.seed,
-            "participation": experiment.participation,
-            "precision": experiment.precision,
-            "evaluate_every": experiment.evaluate_every,
-            "executor": EXECUTOR,
-            "evaluation": config.to_json(experiment.evaluation),
-            "network": config.to_json(experiment.network),
-        }
+        run = {**experiment.identity(), "executor": EXECUTOR}
         return identity_of(self._algorithm, problem, data, run)
 
 

@@ -21,9 +21,10 @@ To add a form, write it in `wire.tensor_codec`. A new kind of leaf also needs a 
 
 from __future__ import annotations
 
+from parsifl.core.config import Precision
 from parsifl.wire.codec import as_received, decode, encode, measure, size
 from parsifl.wire.message_size import MessageStats, check, dense_size, entropy_size
-from parsifl.wire.quantization import PRECISIONS, Precision
+from parsifl.wire.quantization import PRECISIONS
 
 __all__ = [
     "PRECISIONS",

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from parsifl.core import tree
+from parsifl.core.config import Precision
 from parsifl.core.errors import WireError
 from parsifl.core.leaves import UNITS, LowRank, Sparse
 from parsifl.wire import frame, quantization, tensor_codec
 from parsifl.wire.message_size import MessageStats, dense_leaves
-from parsifl.wire.quantization import Precision
 
 T = TypeVar("T")
 LIMIT = 1 << 31

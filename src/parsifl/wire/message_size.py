@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from parsifl.core import tree, tree_schema
+from parsifl.core.config import Precision
 from parsifl.core.errors import WireError
 from parsifl.core.leaves import UNITS, LowRank, Sparse
 from parsifl.wire import quantization, range_coder
-from parsifl.wire.quantization import Precision
 
 
 def check(message: Any, template: Any) -> None:

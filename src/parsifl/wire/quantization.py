@@ -7,16 +7,16 @@ bfloat16 or float16 are rejected; int8 is symmetric with one scale per tensor: x
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from parsifl.core.config import Precision
 from parsifl.core.errors import ConfigError, unknown
 
-Precision = Literal["exact", "bfloat16", "float16", "int8"]
 PRECISIONS: tuple[Precision, ...] = ("exact", "bfloat16", "float16", "int8")
 CODES: dict[torch.dtype, str] = {
     torch.float64: "f8", torch.float32: "f4", torch.float16: "f2", torch.bfloat16: "b2",

@@ -21,8 +21,8 @@ from tests.sites.deployment.test_families import SPECS, hospitals
 from parsifl import wire
 from parsifl.core.errors import ConfigError, DataError
 from parsifl.core.problem import CurvatureSums
-from parsifl.engine.evaluation import Evaluation
 from parsifl.engine.experiment import Experiment
+from parsifl.engine.settings import Evaluation
 from parsifl.flower.hello import DataSchema
 from parsifl.flower.message import Envelope, Kind, respond
 from parsifl.sites.deployment import table_site

@@ -22,7 +22,7 @@ from parsifl.algorithms.fediterht import FedIterHT
 from parsifl.core.algorithm import AnyAlgorithm
 from parsifl.core.errors import ClientError, DivergenceWarning
 from parsifl.data.clients import ClientData
-from parsifl.engine.evaluation import Evaluation
+from parsifl.engine.settings import Evaluation
 from parsifl.engine.simulate import simulate
 from parsifl.engine.training import RoundEnd, StopTraining
 from parsifl.linear.glm import GLM

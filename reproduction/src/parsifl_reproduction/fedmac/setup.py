@@ -18,9 +18,9 @@ from parsifl.core import registry
 from parsifl.core.algorithm import AnyAlgorithm
 from parsifl.core.errors import ClientError, MissingDataError
 from parsifl.data import ClientData, prepare
-from parsifl.engine.evaluation import Evaluation
 from parsifl.engine.record import MODELS
 from parsifl.engine.run import Run
+from parsifl.engine.settings import Evaluation
 from parsifl.engine.simulate import simulate
 from parsifl.engine.training import RoundEnd
 from parsifl.nn.models import build

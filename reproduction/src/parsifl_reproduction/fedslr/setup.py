@@ -15,10 +15,9 @@ from parsifl.core import registry, tree
 from parsifl.core.errors import MissingDataError
 from parsifl.data import ClientData, prepare
 from parsifl.engine.batch_sampler import BatchSampler
-from parsifl.engine.costs import NetworkModel
-from parsifl.engine.evaluation import Evaluation
 from parsifl.engine.experiment import problem_for
 from parsifl.engine.run import Run
+from parsifl.engine.settings import Evaluation, NetworkModel
 from parsifl.engine.simulate import simulate
 from parsifl_reproduction.comparison import agreed
 from parsifl_reproduction.fedslr.representations import visible

@@ -14,7 +14,7 @@ import numpy as np
 
 from parsifl.algorithms.fedslr import FedSLR
 from parsifl.core.keys import Key
-from parsifl.engine.evaluation import Evaluation
+from parsifl.engine.settings import Evaluation
 from parsifl.engine.simulate import simulate
 from parsifl.linear.glm import GLM
 from parsifl_reproduction.comparison import compare

@@ -15,11 +15,11 @@ from parsifl.core.keys import Key
 from parsifl.data import ClientData
 from parsifl.data.ragged import Ragged
 from parsifl.engine import checkpoint
-from parsifl.engine.evaluation import Evaluation
 from parsifl.engine.local_pool import LocalPool
 from parsifl.engine.pool import ClientRequest
 from parsifl.engine.record import select_round
 from parsifl.engine.run import Run
+from parsifl.engine.settings import Evaluation
 from parsifl.engine.training import RoundEnd
 from parsifl_reproduction.recipe import Values
 

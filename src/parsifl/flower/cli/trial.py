@@ -13,7 +13,6 @@ import typer
 from parsifl.cli import options
 from parsifl.cli.errors import FriendlyGroup
 from parsifl.cli.progress import follow as progress_of
-from parsifl.core.config import assignments
 from parsifl.core.errors import ConfigError
 from parsifl.flower import need_flower
 
@@ -88,7 +87,9 @@ def keys(
 
 
 @app.command()
+@options.with_run_options
 def init(
+    context: typer.Context,
     folder: Path = typer.Argument(metavar="DIR", help="The directory for the app."),
     template: str = typer.Option(
         "csv", help="csv, partition, sparse-regression, or one of another package."
@@ -98,12 +99,6 @@ def init(
         help="An algorithm. Default: that of the template, fedavg or fedbestsubset.",
     ),
     clients: int = typer.Option(3, min=1, help="Number of clients in the federation."),
-    data: str | None = options.DATA,
-    partition: str | None = options.PARTITION,
-    model: str | None = options.MODEL,
-    rounds: int | None = options.ROUNDS,
-    seed: int | None = options.SEED,
-    evaluate_every: int | None = options.EVERY,
     settings: list[str] = options.SET,
 ) -> None:
     """Write a complete Flower app: pyproject.toml, server, client, README.
@@ -121,20 +116,7 @@ def init(
     from parsifl.flower.settings import Deployment, to_config
 
     kind = find(template)
-    options_given: dict[str, Any] = {
-        "algorithm": algorithm,
-        "clients": clients,
-        "data": data,
-        "partition": partition,
-        "model": model,
-        "rounds": rounds,
-        "seed": seed,
-        "evaluate_every": evaluate_every,
-    }
-    values = {name: value for name, value in options_given.items() if value is not None}
-    described = {**kind.defaults(algorithm), **values}
-    described["settings"] = {**described.get("settings", {}), **assignments(settings)}
-    chosen = Experiment.read(described)
+    chosen = Experiment.read(options.merged(context.params, kind.defaults(algorithm)))
     chosen.build_algorithm()  # errors in the settings are raised here, not on the nodes
     plan = Deployment(out=str((folder / "run").resolve()))
     written = to_config(chosen, plan)

@@ -28,6 +28,7 @@ from parsifl.engine.batch_sampler import BatchSampler, Infos
 from parsifl.engine.local_pool import LocalPool
 from parsifl.engine.pool import ClientProgram
 from parsifl.engine.run import Run
+from parsifl.engine.settings import RunSettings
 from parsifl.engine.simulate import simulate
 from parsifl.engine.training import Training
 from parsifl.testing.conformance.examples import Example, example_for
@@ -151,7 +152,7 @@ class Harness:
         program = WatchedProgram(self.algorithm, self.problem)
         pool = LocalPool(program, self.data)
         pool.store.restore(round_state.clients)
-        training = Training(self.algorithm, self.problem, pool, seed=SEED)
+        training = Training(self.algorithm, self.problem, pool, RunSettings(seed=SEED))
         server, _ = training.round(round_state.server, round_state.round)
         infos = [self.infos[client] for client in range(len(self.data))]
         client_steps = tuple(
