@@ -57,7 +57,7 @@ def test_show_handles_targets_that_are_numbers() -> None:
     ("arguments", "message"),
     [
         (["show", "digitz"], "did you mean 'digits'"),
-        (["show", "digits", "--partition", "dirichlet:alpha=x"], "must be float"),
+        (["show", "digits", "--partition", "dirichlet:alpha=x"], "Input should be a valid number"),
         (["show", "digits", "--clients", "9999"], "too few for 9999 clients"),
         (["fetch", "nothing-such"], "unknown dataset"),
     ],

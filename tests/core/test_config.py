@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import json
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from parsifl.algorithms.fedavg import FedAvg
 from parsifl.core import config, registry, renamed
 from parsifl.core.config import Count, Fraction, Momentum, NonNegative, Positive, Size
 from parsifl.core.errors import ConfigError
+from parsifl.engine.settings import ExperimentSettings
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ def test_text_says_none_and_several_values_where_a_field_may_have_them() -> None
     assert config.build(Settings, {"maybe": "none"}).maybe is None
     assert config.build(Settings, {"steps": "10+20"}).steps == (10, 20)
     assert config.build(Settings, {"steps": "10"}).steps == (10,)
-    with pytest.raises(ConfigError, match=r"^Settings.steps = '1,2': .* valid tuple"):
+    with pytest.raises(ConfigError, match=r"^Settings.steps = '1,2': .* valid integer"):
         config.build(Settings, {"steps": "1,2"})
     assert config.build(Settings, {"name": "none"}).name == "none"
     with pytest.raises(ConfigError, match=r"^Settings.count = 'none': .* valid integer"):
@@ -161,6 +163,7 @@ def test_a_name_that_a_class_has_is_taken_though_others_renamed_it() -> None:
 def test_every_new_name_and_every_synonym_belongs_to_some_algorithm() -> None:
     kinds = registry.algorithms().values()
     fields = {name for kind in kinds for name in inspect.signature(kind).parameters}
+    fields |= {field.name for field in dataclasses.fields(ExperimentSettings)}
     assert {*renamed.SETTINGS.values(), *sum(config.SYNONYMS.values(), ())} <= fields
     assert not renamed.SETTINGS.keys() & fields
 

@@ -74,7 +74,7 @@ def test_the_model_fits_the_data() -> None:
         ("glm:l3=1", "unknown setting of GLM 'l3'; known: .*intercept, keep, l2"),
         ("glm:l2=strong", "GLM.l2 = 'strong': .* valid number"),
         ("glm:dtype=float16", "GLM.dtype = 'float16': .* instance of dtype"),
-        ("glm:keep=first", "GLM.keep = .*'first',.*: .* valid integer"),
+        ("glm:keep=first", "GLM.keep = 'first': .* valid integer"),
     ):
         with pytest.raises(ConfigError, match=message):
             problem_for(wrong, real)

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from parsifl.cli.errors import FriendlyGroup
 from parsifl.cli.options import finite
+from parsifl.core import config
 
 if TYPE_CHECKING:
     from torch import nn
@@ -114,20 +115,18 @@ def curve(
 def _module(model: str, classes: int) -> nn.Module:
     import torch
 
-    from parsifl.engine.experiment import read_model
     from parsifl.nn import models
 
-    name, options = read_model(model)
+    name, options = config.parse(model)
     with torch.device("meta"):
         return models.build(name, **{"classes": classes, **options})
 
 
 def _input_shape(model: str) -> tuple[int, ...]:
-    from parsifl.engine.experiment import read_model
 
-    name, options = read_model(model)
+    name, options = config.parse(model)
     usual = _INPUTS.get(name, (3, 32, 32))
-    return (options.get("inputs", usual[0]), *usual[1:])
+    return (int(options.get("inputs", usual[0])), *usual[1:])
 
 
 def _budgets(devices: int, strong: float, shares: list[float], total: int) -> list[float]:

@@ -12,7 +12,8 @@ import typer
 
 from parsifl.cli import options
 from parsifl.cli.run import execute
-from parsifl.core.config import assignments, to_json
+from parsifl.core.config import grid as read_grid
+from parsifl.core.config import to_json
 from parsifl.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -64,9 +65,7 @@ def sweep(  # `context` holds the values of the options
         raise ConfigError("a sweep compares scores: --evaluate-every must be at least 1")
     if context.params["validation"] is None and not base.validation:
         base = replace(base, validation=HELD_OUT)
-    values = {
-        name: list(dict.fromkeys(text.split(","))) for name, text in assignments(grid).items()
-    }
+    values = read_grid(grid)
     options.check_directory(out)
     if out.exists() and any(out.iterdir()) and not resume:
         raise ConfigError(f"{out} is not empty; resume with --resume or choose another --out")

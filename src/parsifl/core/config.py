@@ -7,7 +7,6 @@ value is rejected with an error that names the field before any work is done, wh
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import inspect
@@ -90,6 +89,10 @@ UNSUPPORTED = {
 """Settings that users of other libraries expect, with what there is instead."""
 
 
+_SEVERAL = ("tuple_type", "list_type", "sequence_str")
+"""Errors of pydantic for text where several values are expected."""
+
+
 def check(settings: Any) -> None:
     """Check every field of a dataclass instance against its annotation.
 
@@ -99,7 +102,7 @@ def check(settings: Any) -> None:
     for name, adapter in _adapters(kind).items():
         given = getattr(settings, name)
         value = _plain(given)
-        _validated(kind, name, adapter, value, strict=True)
+        _validated(f"{kind.__name__}.{name}", adapter, value, strict=True)
         if value is not given:
             object.__setattr__(settings, name, value)  # the instance may be frozen
 
@@ -124,7 +127,7 @@ def build(kind: Callable[..., T], values: Mapping[str, Any]) -> T:
     adapters = _adapters(hashable)
     _check_names(hashable.__name__, values, adapters)
     given = {
-        name: _validated(hashable, name, adapters[name], _plain(value), strict=False)
+        name: _validated(f"{hashable.__name__}.{name}", adapters[name], _plain(value), strict=False)
         for name, value in values.items()
     }
     return kind(**given)
@@ -147,19 +150,91 @@ def _unknown_setting(kind: str, name: str, known: Collection[str]) -> str:
     return unknown(f"setting of {kind}", name, known)
 
 
-def assignments(texts: Iterable[str]) -> dict[str, Any]:
+def assignments(texts: Iterable[str]) -> dict[str, str]:
     """Read `setting=value` texts.
 
     >>> assignments(["lr=0.1"])
     {'lr': '0.1'}
     """
-    values: dict[str, Any] = {}
+    values: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name:
             raise ConfigError(f"cannot read '{text}'; write setting=value, e.g. lr=0.1")
         values[name.strip()] = value.strip()
     return values
+
+
+def parse(text: str) -> tuple[str, dict[str, str]]:
+    """Split a name from its options, all of them text.
+
+    >>> parse("dirichlet:alpha=0.1,min_size=5")
+    ('dirichlet', {'alpha': '0.1', 'min_size': '5'})
+    """
+    if not isinstance(text, str):
+        raise ConfigError(f"expected a name with options, as 'dirichlet:alpha=0.1', got {text!r}")
+    name, _, rest = text.partition(":")
+    if "=" in name or "(" in name:
+        start = name.partition("=")[0].partition("(")[0].strip()
+        raise ConfigError(
+            f"cannot read '{text}'; write {start}:option=value,..., such as dirichlet:alpha=0.1"
+        )
+    try:
+        return name.strip(), assignments(filter(None, rest.split(",")))
+    except ConfigError:
+        raise ConfigError(
+            f"cannot read '{rest}' in '{text}'; write name:option=value,..., and + between "
+            "several values of one option"
+        ) from None
+
+
+def grid(texts: Iterable[str]) -> dict[str, list[str]]:
+    """Read `setting=a,b,c` texts; a value that occurs twice counts once.
+
+    >>> grid(["lr=0.1,0.5"])
+    {'lr': ['0.1', '0.5']}
+    """
+    return {
+        name: list(dict.fromkeys(values.split(","))) for name, values in assignments(texts).items()
+    }
+
+
+def _keywords(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name: p for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+
+
+def option_defaults(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the keyword-only parameters of a function with their defaults; None if required."""
+    empty = inspect.Parameter.empty
+    return {
+        name: None if each.default is empty else each.default
+        for name, each in _keywords(function).items()
+    }
+
+
+def bind(what: str, function: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Validate loose values against the keyword-only parameters of a function."""
+    known = _keywords(function)
+    for name in values:
+        if name not in known:
+            raise ConfigError(
+                unknown(f"option of {what}", name, known)
+                if known
+                else f"{what} takes no options, got '{name}'"
+            )
+    for name, parameter in known.items():
+        if parameter.default is inspect.Parameter.empty and name not in values:
+            raise ConfigError(f"{what} needs the option '{name}'")
+    options = type("Options", (), {"__annotations__": {n: p.annotation for n, p in known.items()}})
+    # those of the other parameters may be imported for type checkers only
+    hints = typing.get_type_hints(options, function.__globals__, include_extras=True)
+    return {
+        name: _validated(
+            f"option '{name}' of {what}", _adapter(hints[name]), _plain(value), strict=False
+        )
+        for name, value in values.items()
+    }
 
 
 def to_json(settings: Any) -> dict[str, Any]:
@@ -174,20 +249,19 @@ def to_json(settings: Any) -> dict[str, Any]:
 
 @functools.cache
 def _adapters(kind: Any) -> dict[str, Any]:
+    plain = isinstance(kind, type) and not dataclasses.is_dataclass(kind)
+    hints = typing.get_type_hints(kind.__init__ if plain else kind, include_extras=True)
+    return {name: _adapter(hints[name]) for name in inspect.signature(kind).parameters}
+
+
+def _adapter(hint: Any) -> Any:
     # pydantic is imported late: it costs a tenth of a second, and `--help` does not need it
     import pydantic
 
-    plain = isinstance(kind, type) and not dataclasses.is_dataclass(kind)
-    hints = typing.get_type_hints(kind.__init__ if plain else kind, include_extras=True)
-    names = list(inspect.signature(kind).parameters)
     finite = pydantic.ConfigDict(allow_inf_nan=False, arbitrary_types_allowed=True)
-
-    def adapter(hint: Any) -> Any:
-        bare = hint.__origin__ if typing.get_origin(hint) is Annotated else hint
-        nested = dataclasses.is_dataclass(bare)  # checks itself, and takes no configuration
-        return pydantic.TypeAdapter(hint, config=None if nested else finite)
-
-    return {name: adapter(hints[name]) for name in names}
+    bare = hint.__origin__ if typing.get_origin(hint) is Annotated else hint
+    nested = dataclasses.is_dataclass(bare)  # checks itself, and takes no configuration
+    return pydantic.TypeAdapter(hint, config=None if nested else finite)
 
 
 def _plain(value: Any) -> Any:
@@ -203,23 +277,28 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _validated(kind: type, name: str, adapter: Any, value: Any, *, strict: bool) -> Any:
+def _validated(label: str, adapter: Any, value: Any, *, strict: bool) -> Any:
     import pydantic
+
+    strict = strict or isinstance(value, bool)
 
     try:
         # an int is accepted for a float, but True is not a number
         lenient = isinstance(value, int) and not isinstance(value, bool)
         return adapter.validate_python(value, strict=strict and not lenient)
     except pydantic.ValidationError as error:
-        if not strict and isinstance(value, str):
-            with contextlib.suppress(pydantic.ValidationError):
-                return adapter.validate_python(None if value == "none" else value.split("+"))
         problem = error.errors()[0]
-        reason = problem["msg"]
-        if problem["type"] == "literal_error":
-            values = re.findall("'([^']+)'", problem["ctx"]["expected"])
-            reason = f"{reason}; {did_you_mean(value, values)}".removesuffix("; ")
-        raise ConfigError(f"{kind.__name__}.{name} = {value!r}: {reason}") from None
+    if not strict and isinstance(value, str):
+        try:
+            return adapter.validate_python(None if value == "none" else value.split("+"))
+        except pydantic.ValidationError as error:
+            if problem["type"] in _SEVERAL:  # the text was one of several values
+                problem = error.errors()[0]
+    reason = problem["msg"]
+    if problem["type"] == "literal_error":
+        values = re.findall("'([^']+)'", problem["ctx"]["expected"])
+        reason = f"{reason}; {did_you_mean(value, values)}".removesuffix("; ")
+    raise ConfigError(f"{label} = {value!r}: {reason}")
 
 
 def choices(hint: Any) -> tuple[str, ...]:

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal, final
 
 import numpy as np
 
+from parsifl.core import config
 from parsifl.core.errors import ConfigError, DataError
 from parsifl.core.keys import Key
 from parsifl.core.registry import Registry
 from parsifl.data.ragged import Array, Indices, Ragged
-from parsifl.data.spec import bind, defaults, parse
 
 if TYPE_CHECKING:
     from parsifl.data.dataset import Dataset
@@ -62,7 +62,7 @@ def describe_partition(name: str) -> dict[str, Any]:
         "reads": rule.reads,
         "options": {
             option: list(value) if isinstance(value, tuple) else value
-            for option, value in defaults(rule.function).items()
+            for option, value in config.option_defaults(rule.function).items()
         },
         "notes": (rule.function.__doc__ or "").strip(),
     }
@@ -88,9 +88,9 @@ def partition(
     Ragged
         For each client the numbers of its rows; no client is empty.
     """
-    plain, written = parse(name)
+    plain, written = config.parse(name)
     rule = _PARTITIONS.find(plain)
-    bound = bind(f"partition '{rule.name}'", rule.function, {**written, **options})
+    bound = config.bind(f"partition '{rule.name}'", rule.function, {**written, **options})
     if clients is not None and clients < 1:
         raise ConfigError(f"the number of clients must be at least 1, got {clients}")
     if clients is None and rule.name not in ("natural-id", "size"):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from parsifl.core import config
 from parsifl.core.errors import ConfigError, DataError, unknown
 from parsifl.core.keys import Key
 from parsifl.data.client_rows import stack_rows
@@ -17,7 +18,6 @@ from parsifl.data.dataset import Dataset
 from parsifl.data.partitions import partition as divide
 from parsifl.data.ragged import Ragged
 from parsifl.data.registry import Entry, entry, read
-from parsifl.data.spec import bind, parse
 from parsifl.data.splits import group_tests, label_shares, personal_tests
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def prepare(
     for what, number in (("clients", clients), ("seed", seed)):
         if isinstance(number, bool) or not isinstance(number, numbers.Integral | None):
             raise ConfigError(f"{what} must be a whole number, got {number!r}")
-    plain, written = parse(name)
+    plain, written = config.parse(name)
     found = entry(plain)
     normalize = written.pop("normalize", found.about.normalize)
     augment = written.pop("augment", found.about.augment)
@@ -189,10 +189,12 @@ def _fraction(test: float | str) -> float | None:
 
 def _official(found: Entry, dataset: Dataset, parts: Ragged, rule: str, seed: int) -> Ragged:
     """Return for each client its rows of the official test split."""
-    rule, written = parse(rule)
+    rule, written = config.parse(rule)
     if rule not in _OFFICIAL_TESTS:
         raise ConfigError(unknown("test rule", rule, _OFFICIAL_TESTS) + ", or a fraction")
-    options = bind(f"test rule '{rule}'", personal_tests if rule == "shares" else _whole, written)
+    options = config.bind(
+        f"test rule '{rule}'", personal_tests if rule == "shares" else _whole, written
+    )
     if dataset.test_y is None:
         raise DataError(f"'{found.name}' has no official test split; use a fraction such as 0.25")
     if rule == "all":

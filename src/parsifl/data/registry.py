@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
+from parsifl.core import config
 from parsifl.core.registry import Registry
-from parsifl.data.spec import bind, defaults
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -125,7 +125,7 @@ def read(
     """Read a registered dataset; options may be text from the command line."""
     from parsifl.data.download import Files
 
-    bound = bind(f"dataset '{found.name}'", found.loader, options)
+    bound = config.bind(f"dataset '{found.name}'", found.loader, options)
     return found.loader(Files(found, data_dir, verify), **bound)
 
 
@@ -150,7 +150,7 @@ def describe(name: str) -> dict[str, Any]:
         "addresses": [remote.urls[0] for remote in about.remotes if remote.urls],
         "files": [remote.path for remote in about.remotes],
         "needs": about.needs,
-        "options": defaults(found.loader),
+        "options": config.option_defaults(found.loader),
         "normalize": about.normalize,
         "partition": about.partition,
         "dtype": about.dtype,

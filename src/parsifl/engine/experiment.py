@@ -18,7 +18,6 @@ from parsifl.core.errors import ConfigError, DataError, unknown
 from parsifl.core.keys import Key
 from parsifl.core.problem import Problem, flatten_inputs
 from parsifl.data.clients import ClientData
-from parsifl.data.spec import parse
 from parsifl.engine.callbacks import DistanceToTruth
 from parsifl.engine.run import Run
 from parsifl.engine.settings import Evaluation, ExperimentSettings, NetworkModel
@@ -29,8 +28,7 @@ from parsifl.linear.glm import NAME as COEFFICIENTS
 from parsifl.nn import models
 from parsifl.nn.neural import NeuralProblem
 
-PROFILE = ("budget", "epochs", "flops_per_second", "local_steps", "width")
-"""Allowed entries of a device profile; the algorithm decides which of them it reads."""
+_Numbers = tuple[float, ...]
 _NESTED: dict[str, type[Any]] = {"evaluation": Evaluation, "network": NetworkModel}
 
 
@@ -118,6 +116,17 @@ def _distances(problem: Problem, clients: ClientData) -> list[Callback]:
     return [distance]
 
 
+def _profile_entries(
+    *,
+    budget: _Numbers = (),
+    epochs: _Numbers = (),
+    flops_per_second: _Numbers = (),
+    local_steps: _Numbers = (),
+    width: _Numbers = (),
+) -> None:
+    """Declare the entries of a device profile; the algorithm decides which of them it reads."""
+
+
 def profiles(text: str, count: int) -> tuple[dict[str, Any], ...]:
     """Return the profile of each of `count` devices.
 
@@ -125,17 +134,17 @@ def profiles(text: str, count: int) -> tuple[dict[str, Any], ...]:
     ({'budget': 0.125}, {'budget': 0.125}, {'budget': 1}, {'budget': 1})
     """
     try:
-        _, entries = parse(f"profiles:{text}")
+        _, entries = config.parse(f"profiles:{text}")
     except ConfigError:
         raise ConfigError(
             f"cannot read the device profiles '{text}'; write entry=value,..., e.g. "
             "budget=0.125+1,epochs=2+4"
         ) from None
-    for name in entries:
-        if name not in PROFILE:
-            raise ConfigError(unknown("entry of a device profile", name, PROFILE))
-    values = {name: _literal(text) for name, text in entries.items()}
-    groups = {name: v if isinstance(v, tuple) else (v,) for name, v in values.items()}
+    groups = {
+        # whole numbers are written without a point, as in a profile from Python
+        name: [int(value) if value.is_integer() else value for value in values]
+        for name, values in config.bind("the device profiles", _profile_entries, entries).items()
+    }
     return tuple(
         {name: group[len(group) * device // count] for name, group in groups.items()}
         for device in range(count)
@@ -190,7 +199,7 @@ def _form(clients: ClientData) -> DataForm:
 def problem_for(model: str, data: ClientData | DataForm) -> Problem:
     """Return the problem for a model name and data of this form."""
     form = _form(data) if isinstance(data, ClientData) else data
-    name, options = read_model(model)
+    name, options = config.parse(model)
     if name == "auto":
         name = _automatic(form)
     if name == "glm":
@@ -204,20 +213,6 @@ def problem_for(model: str, data: ClientData | DataForm) -> Problem:
     inputs = math.prod(form.shape) if name == "mlp" else form.shape[0]
     factory = partial(_build, name, {"inputs": inputs, "classes": form.classes, **options})
     return NeuralProblem(factory, dtype=getattr(torch, form.dtype))
-
-
-def read_model(text: str) -> tuple[str, dict[str, Any]]:
-    """Split the name of a model from its options.
-
-    >>> read_model("mlp:hidden=100")
-    ('mlp', {'hidden': (100,)})
-    """
-    name, given = parse(text)
-    options = {key: _literal(value) for key, value in given.items()}
-    for several in ("hidden", "keep"):
-        if several in options and not isinstance(options[several], tuple):
-            options[several] = (options[several],)
-    return name, options
 
 
 def _build(name: str, options: dict[str, Any], width: float = 1.0) -> torch.nn.Module:
@@ -241,17 +236,3 @@ def _linear(form: DataForm, options: Mapping[str, Any]) -> Problem:
         "dtype": torch.float64 if form.dtype == "float64" else torch.float32,
     }
     return config.build(GLM, {**fitting, **options})
-
-
-def _literal(text: str) -> Any:
-    """Parse a number, numbers joined by +, true or false; anything else stays text."""
-    if "+" in text:
-        return tuple(_literal(part) for part in text.split("+"))
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text

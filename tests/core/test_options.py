@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from parsifl.core.config import bind, grid, option_defaults, parse
 from parsifl.core.errors import ConfigError
-from parsifl.data.spec import bind, defaults, parse
 
 
 def sample(
@@ -40,13 +40,13 @@ def test_values_of_the_declared_type_pass_through() -> None:
     ("given", "message"),
     [
         ({"alpa": "1"}, "did you mean 'alpha'"),
-        ({"alpha": "many"}, "must be float, got 'many'"),
-        ({"count": "1.5"}, "must be int"),
-        ({"count": 1.5}, "must be int"),
-        ({"count": True}, "must be int"),
-        ({"flag": "perhaps"}, "must be bool"),
-        ({"sizes": "1+x"}, "integers such as 10\\+20\\+30"),
-        ({"word": 3}, "must be text"),
+        ({"alpha": "many"}, "alpha' of x = 'many': Input should be a valid number"),
+        ({"count": "1.5"}, "Input should be a valid integer"),
+        ({"count": 1.5}, "Input should be a valid integer"),
+        ({"count": True}, "Input should be a valid integer"),
+        ({"flag": "perhaps"}, "Input should be a valid boolean"),
+        ({"sizes": "1+x"}, "sizes' of x = '1\\+x'"),
+        ({"word": 3}, "Input should be a valid string"),
     ],
 )
 def test_wrong_options_are_named(given: dict[str, Any], message: str) -> None:
@@ -59,7 +59,7 @@ def test_missing_and_superfluous_options() -> None:
         bind("x", needs, {})
     with pytest.raises(ConfigError, match="takes no options, got 'a'"):
         bind("x", nothing, {"a": 1})
-    assert defaults(needs) == {"path": None}
+    assert option_defaults(needs) == {"path": None}
 
 
 @pytest.mark.parametrize("text", ["d:alpha", "d:=1"])
@@ -74,3 +74,12 @@ def test_a_name_alone_has_no_options() -> None:
         "libsvm",
         {"path": "C:/a.txt", "columns": "4"},
     )
+
+
+def test_a_grid_lists_the_values_of_each_setting_once() -> None:
+    assert grid(["lr=0.1,0.5,0.1", "batch_size=none"]) == {
+        "lr": ["0.1", "0.5"],
+        "batch_size": ["none"],
+    }
+    with pytest.raises(ConfigError, match="write setting=value"):
+        grid(["lr"])
