@@ -193,6 +193,28 @@ def test_separation_is_reported_and_ridge_cures_it() -> None:
         FederatedSparseClassifier(1, keep=[0]).fit(np.c_[rare, x], y, np.arange(120) % 3)
 
 
+@pytest.mark.parametrize("mean", [1.0, 20.0, 50.0, 1e3, 1e6])
+def test_large_counts_are_not_reported_as_separated(mean: float) -> None:
+    draw = np.random.default_rng(0)
+    x = draw.standard_normal((400, 4))
+    y = draw.poisson(mean * np.exp(0.3 * x[:, 0] - 0.2 * x[:, 1]))
+    oracle = sm.GLM(y, sm.add_constant(x[:, :2]), family=sm.families.Poisson())
+    pooled = oracle.fit(tol=1e-15, maxiter=100)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ConvergenceWarning)
+        model = FederatedSparsePoisson(0, keep=[0, 1]).fit(x, y, np.arange(400) % 4)
+    found = [model.intercept_, *model.coef_[:2]]
+    np.testing.assert_allclose(found, pooled.params, rtol=1e-8)
+
+
+def test_a_level_without_counts_has_no_maximum() -> None:
+    draw = np.random.default_rng(0)
+    x = np.c_[draw.random(400) < 0.2, draw.standard_normal(400)].astype(float)
+    y = np.where(x[:, 0] == 1, 0, draw.poisson(30.0, 400))
+    with pytest.warns(ConvergenceWarning, match="set l2"):
+        FederatedSparsePoisson(0, keep=[0, 1]).fit(x, y, np.arange(400) % 4)
+
+
 # ---------------------------------------------------------------------- settings
 def test_few_rounds_and_odd_settings_are_named() -> None:
     sites = Regime("binomial", sizes=(60, 60), features=30, nonzero=2).draw()

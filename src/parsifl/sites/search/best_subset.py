@@ -34,8 +34,6 @@ _SHORTEST = 2.0**-14
 _INNER_STEPS = 4
 _REJECTIONS = 6
 """Consecutive failed trials before the search ends."""
-_FAR = 25.0
-"""Standard deviations of the predictor beyond which a coefficient counts as divergent."""
 _POLISHED = 1e-4
 """The Newton decrement, relative to 1 + loss, above which a support is not yet left."""
 _WORTH = 1e-7
@@ -175,7 +173,7 @@ def _explore(search: Search, rules: Rules) -> Search:
             if not whole and not _holds(search.known, wanted):
                 return _look(search, wanted)
             return _finished(replace(search, coefficients=target))
-        if _runs_off(search, decrement, rules, fit):
+        if _runs_off(search, rules, fit):
             return _finished(search, Phase.SEPARATED)
     growing = set(here) <= set(chosen)
     trial = replace(
@@ -225,20 +223,20 @@ def _moved(search: Search, target: Array, support: Mask, loss: float, model: Sub
     )
 
 
-def _runs_off(search: Search, decrement: float, rules: Rules, fit: Fit) -> bool:
-    """Return whether the curvature vanished, or the loss is flat at large coefficients."""
+def _runs_off(search: Search, rules: Rules, fit: Fit) -> bool:
+    """Return whether the loss has lost its curvature in some direction: it has no minimum.
+
+    The size of a coefficient is no evidence. What a unit of it means depends on the family: the
+    intercept of large counts is large, and a rare level may have a large coefficient.
+    """
     inside = search.support & (search.scale > 0)
     if not inside.any() or (rules.ridge > 0).any():
         return False
-    if (search.diagonal[inside] <= 1e-7 * search.scale[inside]).all():
+    if (search.diagonal[inside] <= 1e-7 * search.scale[inside]).any():
         return True
     # the part of a column that is independent of the others has no curvature left
     left = 1 / np.maximum(np.square(fit.root).sum(0), 1e-300)
-    if fit.full_rank and (left <= 1e-9 * search.diagonal[search.known[fit.columns]]).any():
-        return True
-    spread = np.sqrt(4.0 * search.scale[inside] / max(search.rows, 1.0))
-    far = bool((np.abs(search.coefficients[inside]) * spread).max() > _FAR)
-    return far and decrement < 1e-7 * (1 + abs(search.loss))
+    return bool(fit.full_rank and (left <= 1e-9 * search.diagonal[search.known[fit.columns]]).any())
 
 
 def _look(search: Search, wanted: Indices) -> Search:
