@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 from tests.support.regimes import Regime
 
-from parsifl.core.errors import ParsiflWarning
+from parsifl.core.errors import ConfigError, ParsiflWarning
 from parsifl.sites import (
     FederatedSparseClassifier,
     FederatedSparseCox,
@@ -100,6 +100,35 @@ def test_cox_without_ties_equals_lifelines() -> None:
     seen = np.array([(bool(e), t) for t, e in y], dtype=[("event", bool), ("time", float)])
     again = FederatedSparseCox(0, keep=KEEP).fit(sites.x, seen, groups=sites.groups)
     np.testing.assert_array_equal(again.summary().estimate, found.estimate)
+
+
+def test_efron_s_ties_equal_statsmodels_and_lifelines() -> None:
+    lifelines = pytest.importorskip("lifelines")
+    sites = _sites("cox")
+    time = np.minimum(np.ceil(sites.y[:, 0] / 4), 12)
+    assert len(np.unique(time)) == 12
+    y = np.stack([time, sites.y[:, 1]], axis=1)
+    oracle = sm.PHReg(time, sites.x[:, KEEP], status=y[:, 1], strata=sites.groups, ties="efron")
+    b = np.zeros(3)
+    for _ in range(20):
+        b = b - np.linalg.solve(oracle.hessian(b), oracle.score(b))
+    model = FederatedSparseCox(0, keep=KEEP, ties="efron").fit(sites.x, y, groups=sites.groups)
+    summary = model.summary()
+    np.testing.assert_allclose(summary.estimate, b, rtol=1e-8)
+    errors = np.sqrt(np.diag(np.linalg.inv(-oracle.hessian(b))))
+    np.testing.assert_allclose(summary.se, errors, rtol=1e-8)
+    assert model.information_criteria()["log_likelihood"] == pytest.approx(oracle.loglike(b))
+    frame = pd.DataFrame(np.c_[sites.x[:, KEEP], y], columns=[*"abc", "time", "event"])
+    frame["site"] = sites.groups
+    theirs = lifelines.CoxPHFitter()
+    theirs.fit(frame, "time", "event", strata="site", fit_options={"precision": 1e-14})
+    np.testing.assert_allclose(summary.estimate, theirs.params_, rtol=1e-6)
+    assert "Efron's ties" in model.methods_text()
+    with pytest.warns(ParsiflWarning, match="Set ties='efron'"):
+        FederatedSparseCox(0, keep=KEEP).fit(sites.x, y, groups=sites.groups)
+    unknown: Any = "exact"
+    with pytest.raises(ConfigError, match="ties must be"):
+        FederatedSparseCox(0, keep=KEEP, ties=unknown).fit(sites.x, y, groups=sites.groups)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -40,7 +40,7 @@ _MODELS = {
     "gaussian": "linear regression",
     "binomial": "logistic regression",
     "poisson": "Poisson regression",
-    "cox": "Cox regression, stratified by site, with Breslow's ties,",
+    "cox": "Cox regression, stratified by site, with {ties} ties,",
 }
 
 
@@ -294,7 +294,8 @@ class FederatedSparse(PublishedSolvers):
     def methods_text(self) -> str:
         """Return a paragraph for the methods section of a paper, with the numbers of this fit."""
         fit = self._fitted_exactly("methods_text()")
-        kind = _MODELS[self._family()]
+        ties = str(self._setting("ties", "")).capitalize() + "'s"
+        kind = _MODELS[self._family()].format(ties=ties)
         names = self.get_feature_names_out()[self.support_]
         chosen = ", ".join(str(name) for name in names) or "none"
         fixed = ", on top of those that were fixed" if np.size(self.keep) else ""

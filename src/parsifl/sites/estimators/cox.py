@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
 import torch
 
+from parsifl.core.errors import ParsiflWarning
 from parsifl.sites.estimators.base import FederatedSparse
-from parsifl.sites.estimators.moments import Array, centred, gather
-from parsifl.sites.families.cox import Cox
+from parsifl.sites.estimators.moments import Array, Indices, centred, gather
+from parsifl.sites.families.cox import Cox, Ties
+
+_TIED = 0.05
+"""The share of tied events above which Breslow's bias is a matter for intervals."""
 
 
 class FederatedSparseCox(FederatedSparse):
     """Proportional hazards with few non-zero coefficients, stratified by site.
 
-    Every site has its own baseline hazard, which never leaves it. Ties are handled by Breslow's
-    method. The fit equals the pooled stratified one. A site without an event has no influence on
-    the coefficients.
+    Every site has its own baseline hazard, which never leaves it. The fit equals the pooled
+    stratified one. A site without an event has no influence on the coefficients.
 
     Parameters are those of `FederatedSparseRegressor`; the only solver is "exact", and X must be
-    dense. `y` has two columns, the time and whether the event was observed (1) or censored (0), or
+    dense. `ties` says how events of the same time at a site count: "breslow", the default, or
+    "efron", which is more accurate if times are rounded, for example to months (a warning says
+    when). `y` has two columns, the time and whether the event was observed (1) or censored (0), or
     is a structured array with a Boolean field and a number (as in scikit-survival); with one
     dimension every event was observed. The score is Harrell's concordance.
 
@@ -38,7 +44,7 @@ class FederatedSparseCox(FederatedSparse):
     _papers = False
     fit_intercept = True  # the baseline takes its part
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - scikit-learn reads the parameters from the signature
         self,
         n_nonzero_coefs: int | None = None,
         *,
@@ -50,6 +56,7 @@ class FederatedSparseCox(FederatedSparse):
         column_groups: Any = None,
         max_bytes: int = 8_000_000,
         certificate_rounds: int = 0,
+        ties: Ties = "breslow",
     ) -> None:
         self.n_nonzero_coefs = n_nonzero_coefs
         self.solver = solver
@@ -60,6 +67,7 @@ class FederatedSparseCox(FederatedSparse):
         self.column_groups = column_groups
         self.max_bytes = max_bytes
         self.certificate_rounds = certificate_rounds
+        self.ties = ties
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -81,12 +89,13 @@ class FederatedSparseCox(FederatedSparse):
         weight = self._weights(sample_weight, X)
         if not (weight * event).any():
             raise ValueError("no event was observed: there is nothing to fit")
+        self._say_if_tied(time, event * weight, parts)
         moments = gather(X, time, weight, parts, standardize=self.standardize)
         x = centred(X, moments) / moments.scale
         kept = self._kept(X.shape[1])
         self._say_what_cannot_be_kept(x, kept)
         l2 = 0.0 if self.l2 is None else self.l2
-        problem = Cox(X.shape[1], l2=l2, keep=kept, weighted=True)
+        problem = Cox(X.shape[1], l2=l2, keep=kept, weighted=True, ties=self.ties)
         targets = torch.from_numpy(np.stack([time, event, weight], axis=1))
         found = self._train(problem, x, targets, parts, moments)
         self._say_if_pooled(groups)
@@ -94,6 +103,17 @@ class FederatedSparseCox(FederatedSparse):
         self.support_ = np.flatnonzero(found)
         self.coef_: Array = found / moments.scale
         return self
+
+    def _say_if_tied(self, time: Array, events: Array, parts: list[Indices]) -> None:
+        """Warn if Breslow's method would bias the coefficients."""
+        share = tied_share([(time[rows], events[rows]) for rows in parts])
+        if self.ties == "breslow" and share > _TIED:
+            warnings.warn(
+                f"events of the same time are {share:.1%} of the rows at risk, on average: with "
+                "ties='breslow' coefficients are biased towards 0. Set ties='efron'",
+                ParsiflWarning,
+                stacklevel=3,
+            )
 
     def _family(self) -> str:
         return "cox"
@@ -107,6 +127,23 @@ class FederatedSparseCox(FederatedSparse):
         """Return Harrell's concordance; with `groups`, pairs are formed within sites."""
         time, event = checked_times(np.asarray(two_columns(y), dtype=np.float64))
         return concordance(self.predict(X), time, event, groups)
+
+
+def tied_share(sites: list[tuple[Array, Array]]) -> float:
+    """Return how many of the rows at risk have an earlier event of the same time, on average.
+
+    The average is over events. It is about the relative error of Breslow's coefficients.
+
+    >>> tied_share([(np.array([1.0, 1.0, 2.0, 2.0]), np.array([1.0, 1.0, 1.0, 0.0]))])
+    0.08333333333333333
+    """
+    share, total = 0.0, 0
+    for time, events in sites:
+        times, count = np.unique(time[events > 0], return_counts=True)
+        at_risk = len(time) - np.searchsorted(np.sort(time), times)
+        share += float((count * (count - 1) / 2 / at_risk).sum())
+        total += int(count.sum())
+    return share / max(total, 1)
 
 
 def concordance(risk: Array, time: Array, event: Array, groups: Any = None) -> float:
