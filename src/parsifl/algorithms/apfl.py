@@ -90,18 +90,18 @@ class APFL(LocalSgd, Averaging[Problem, ApflClient]):
         *,
         first: bool,
     ) -> tuple[Params, ApflClient]:
-        own, alpha = client.own, client.alpha
-        pull = gradient(problem, mix(alpha, own, shared), batch)
+        personal, alpha = client.own, client.alpha
+        mixed_gradient = gradient(problem, mix(alpha, personal, shared), batch)
         if self.adaptive and first:
-            slope = tree.dot(pull, tree.subtract(own, shared))
-            alpha = (alpha - lr * slope).clamp(0.0, 1.0)
-        next_own = self._descend(own, tree.scale(client.alpha, pull), lr)
+            derivative = tree.dot(mixed_gradient, tree.subtract(personal, shared))
+            alpha = (alpha - lr * derivative).clamp(0.0, 1.0)
+        next_own = self._descend(personal, tree.scale(client.alpha, mixed_gradient), lr)
         next_shared = self._descend(shared, gradient(problem, shared, batch), lr)
         return next_shared, ApflClient(next_own, alpha)
 
-    def _descend(self, params: Params, slope: Params, lr: float) -> Params:
+    def _descend(self, params: Params, gradients: Params, lr: float) -> Params:
         keep = 1 - lr * self.weight_decay
-        return tree.map(lambda w, g: torch.sub(keep * w, g, alpha=lr), params, slope)
+        return tree.map(lambda w, g: torch.sub(keep * w, g, alpha=lr), params, gradients)
 
     def personalize(
         self, problem: Problem, received: Params, state: ApflClient, data: ClientRoundData
@@ -110,6 +110,6 @@ class APFL(LocalSgd, Averaging[Problem, ApflClient]):
         return Model(problem, mix(state.alpha, state.own, received))
 
 
-def mix(alpha: Tensor, own: Params, shared: Params) -> Params:
+def mix(alpha: Tensor, personal: Params, shared: Params) -> Params:
     """Return alpha * own + (1 - alpha) * shared."""
-    return tree.map(lambda v, w: alpha * v + (1 - alpha) * w, own, shared)
+    return tree.map(lambda v, w: alpha * v + (1 - alpha) * w, personal, shared)

@@ -176,8 +176,10 @@ class Composed(FederatedAlgorithm[Any, Any, Any, Any, Any, Any]):
             return self.algorithm.client_update(problem, received, state, data)
         update = self.algorithm.client_update(problem, received, state.inner, data)
         upload, stages = densify(update.upload), []
-        for number, (stage, own) in enumerate(zip(self.uploads, state.stages, strict=True)):
-            upload, following = stage.encode(upload, received, own, keys.fold(data.key, number))
+        for number, (stage, stage_state) in enumerate(zip(self.uploads, state.stages, strict=True)):
+            upload, following = stage.encode(
+                upload, received, stage_state, keys.fold(data.key, number)
+            )
             stages.append(following)
         return replace(update, state=TransformState(update.state, tuple(stages)), upload=upload)
 
@@ -195,8 +197,8 @@ class Composed(FederatedAlgorithm[Any, Any, Any, Any, Any, Any]):
 
     def personalize(self, problem: Any, received: Any, state: Any, data: ClientRoundData) -> Model:
         """Return the algorithm's personal model."""
-        own = state.inner if self.uploads else state
-        return self.algorithm.personalize(problem, received, own, data)
+        client_state = state.inner if self.uploads else state
+        return self.algorithm.personalize(problem, received, client_state, data)
 
     def batches(self, client: ClientInfo, round: int) -> DataRequest:
         """Read what the algorithm reads."""
@@ -239,19 +241,19 @@ class Composed(FederatedAlgorithm[Any, Any, Any, Any, Any, Any]):
 
     def tree_types(self) -> TreeTypes:
         """Compose the types of the trees."""
-        found = self.algorithm.tree_types()
+        tree_types = self.algorithm.tree_types()
         if self.uploads:
-            uplink, stages = found.uplink, []
+            uplink, stages = tree_types.uplink, []
             for stage in self.uploads:
-                uplink, own = stage.types(uplink)
-                stages.append(own)
-            kept: Any = types.GenericAlias(tuple, tuple(stages))
-            client = types.GenericAlias(TransformState, (found.client, kept))
-            found = replace(found, client=client, uplink=uplink)
+                uplink, stage_type = stage.types(uplink)
+                stages.append(stage_type)
+            stage_types: Any = types.GenericAlias(tuple, tuple(stages))
+            client = types.GenericAlias(TransformState, (tree_types.client, stage_types))
+            tree_types = replace(tree_types, client=client, uplink=uplink)
         if self.server_optimizer is not None:
             server = types.GenericAlias(OptimizedServer, self.server_optimizer.state_type())
-            found = replace(found, server=server)
-        return found
+            tree_types = replace(tree_types, server=server)
+        return tree_types
 
 
 def _described(part: Any) -> dict[str, Any]:

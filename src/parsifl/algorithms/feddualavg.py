@@ -96,11 +96,11 @@ class FedDualAvg(
         dual = received
         for batch in data["train"]:
             primal = self._primal(problem, dual)
-            slope = gradient(problem, primal, batch)
+            gradients = gradient(problem, primal, batch)
             if self.weight_decay:
-                slope = tree.axpy(self.weight_decay, primal, slope)
+                gradients = tree.axpy(self.weight_decay, primal, gradients)
             step = batch.active.to(dual.elapsed.dtype) * self.learning_rate(data.round)
-            dual = Dual(tree.axpy(-step, slope, dual.params), dual.elapsed + step)
+            dual = Dual(tree.axpy(-step, gradients, dual.params), dual.elapsed + step)
         return ClientUpdate(None, dual)
 
     def personalize(

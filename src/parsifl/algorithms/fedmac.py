@@ -92,7 +92,7 @@ class FedMac(MoreauEnvelope):
         >>> round(FedMac().over_bound())
         1644
         """
-        bend = self.gamma_w / self.rho if self.l1 == "smooth" else 0.0
-        smoothness = self.lam + bend
+        curvature = self.gamma_w / self.rho if self.l1 == "smooth" else 0.0
+        smoothness = self.lam + curvature
         local_steps = self.local_steps if self.epochs is None else 1
         return self.outer_lr * self.beta * local_steps * (18 + 256) * smoothness

@@ -278,19 +278,20 @@ class FedSLR(LocalSgd, AdditiveAlgorithm[Problem, SlrServer, SlrClient, Compact,
 
     def _needs_rank(self) -> list[tuple[str, str]]:
         """Return the settings that act on matrices only, with the way to remove them."""
-        found = []
+        needs = []
         if self.target_rank:
-            found.append((f"target_rank={self.target_rank}", "remove target_rank"))
+            needs.append((f"target_rank={self.target_rank}", "remove target_rank"))
         elif self.target_bytes:
-            found.append((f"target_bytes={self.target_bytes}", "remove target_bytes"))
+            needs.append((f"target_bytes={self.target_bytes}", "remove target_bytes"))
         elif self.lam and self.global_penalty == "low-rank":
-            found.append((f"lam={self.lam:g}", "set lam to 0, or use global_penalty='sparse'"))
+            needs.append((f"lam={self.lam:g}", "set lam to 0, or use global_penalty='sparse'"))
         refits = bool(self.refit_epochs) and self.refit_mu is not None
-        own = "refit_mu" if refits and not self.mu else "mu"
-        value = self.refit_mu if own == "refit_mu" else self.mu
+        setting = "refit_mu" if refits and not self.mu else "mu"
+        value = self.refit_mu if setting == "refit_mu" else self.mu
         if value and self.personal_penalty == "low-rank":
-            found.append((f"{own}={value:g}", f"set {own} to 0, or use personal_penalty='sparse'"))
-        return found
+            remedy = f"set {setting} to 0, or use personal_penalty='sparse'"
+            needs.append((f"{setting}={value:g}", remedy))
+        return needs
 
     def broadcast(
         self, problem: Problem, server: SlrServer, client: ClientInfo, key: Key

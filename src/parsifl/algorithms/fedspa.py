@@ -140,9 +140,9 @@ class FedSpa(LocalSgd, GatherAlgorithm[Problem, SpaServer, None, Masked, SpaUplo
         if len(data["probe"]) == 0:
             return {n: _mask(v) > 0 for n, v in received.items() if isinstance(v, Sparse)}
         share = self.replaced(data.round) if len(data["train"]) else 0.0
-        slope = gradient(problem, trained, data["probe"].batch(0))
+        gradients = gradient(problem, trained, data["probe"].batch(0))
         return {
-            name: next_mask(value, trained[name], slope[name], share)
+            name: next_mask(value, trained[name], gradients[name], share)
             for name, value in received.items()
             if isinstance(value, Sparse)
         }
@@ -190,9 +190,9 @@ def erk_counts(shapes: Mapping[str, tuple[int, ...]], density: float) -> dict[st
     full: set[str] = set()
     while True:
         rest = {name: shape for name, shape in shapes.items() if name not in full}
-        kept = density * sum(map(math.prod, shapes.values()))
-        kept -= sum(math.prod(shapes[name]) for name in full)
-        scale = kept / sum(map(sum, rest.values())) if rest else 0.0
+        remaining = density * sum(map(math.prod, shapes.values()))
+        remaining -= sum(math.prod(shapes[name]) for name in full)
+        scale = remaining / sum(map(sum, rest.values())) if rest else 0.0
         over = {name for name, shape in rest.items() if scale * sum(shape) > math.prod(shape)}
         if not over:
             counts = {name: max(1, round(scale * sum(shape))) for name, shape in rest.items()}
@@ -220,9 +220,9 @@ def next_mask(old: Sparse, trained: Tensor, gradient: Tensor, share: float) -> T
     inside = torch.zeros_like(flat).scatter(0, old.index, 1.0)
     # -1 is below every magnitude, so entries outside the mask are never kept
     stay = torch.where(inside > 0, flat.abs(), -1.0).topk(count - dropped).indices
-    kept = torch.zeros_like(flat).scatter(0, stay, 1.0)
-    grown = torch.where(kept > 0, -1.0, gradient.reshape(-1).abs()).topk(dropped).indices
-    return (kept.scatter(0, grown, 1.0) > 0).reshape(trained.shape)
+    stayed = torch.zeros_like(flat).scatter(0, stay, 1.0)
+    grown = torch.where(stayed > 0, -1.0, gradient.reshape(-1).abs()).topk(dropped).indices
+    return (stayed.scatter(0, grown, 1.0) > 0).reshape(trained.shape)
 
 
 def _under(mask: Tensor, value: Tensor) -> Sparse:

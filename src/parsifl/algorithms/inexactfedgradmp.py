@@ -103,12 +103,12 @@ class InexactFedGradMP(MatchingPursuit):
         always, gram = problem.unpenalized.get(problem.name, ()), problem.gram
         inside = coefficients
         if always:
-            kept = marked(always, coefficients.shape[-1])
-            inside = torch.where(kept, 0.0, coefficients)
+            unpenalized = marked(always, coefficients.shape[-1])
+            inside = torch.where(unpenalized, 0.0, coefficients)
         if gram is None:
             norm = torch.linalg.vector_norm(inside, dim=axes, keepdim=True)
         else:
             inner = (inside * (inside @ gram)).sum(axes, keepdim=True)
             norm = inner.clamp(min=0).sqrt()
         ball: Tensor = inside * (self.radius / norm.clamp(min=self.radius))
-        return torch.where(kept, coefficients, ball) if always else ball
+        return torch.where(unpenalized, coefficients, ball) if always else ball

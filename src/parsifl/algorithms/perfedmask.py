@@ -46,15 +46,15 @@ class _PlannedLayers(tuple[tuple[str, ...], ...]):
     @classmethod
     def of(cls, plan: MaskPlan) -> _PlannedLayers:
         """Return the names of the layers that each device of a plan trains."""
-        found, weights = cls(plan.named()), plan.instance.weights
-        found.weights = np.ones(len(found)) if weights is None else weights
-        found.sizes, found.numbers = plan.instance.sizes, _numbers(plan)
-        return found
+        planned, weights = cls(plan.named()), plan.instance.weights
+        planned.weights = np.ones(len(planned)) if weights is None else weights
+        planned.sizes, planned.numbers = plan.instance.sizes, _numbers(plan)
+        return planned
 
     def fits(self, weights: NDArray[np.float64], part: Masks) -> bool:
         """Return whether devices that take part have the weights of the plan, up to a factor."""
-        own, planned = weights[part], self.weights[part]
-        return not own.any() or np.allclose(planned / planned.sum(), own / own.sum())
+        shares, planned = weights[part], self.weights[part]
+        return not shares.any() or np.allclose(planned / planned.sum(), shares / shares.sum())
 
 
 @final
@@ -143,8 +143,8 @@ class PerFedMask(SubmodelAveraging):
 
     def profile_fields(self) -> tuple[str, ...]:
         """Return the entries with the budget of a device and, for slices or networks, its width."""
-        own = ("budget", "mask") if self.base == "model" else ("budget", "mask", "width")
-        return (*own, *super().profile_fields())
+        names = ("budget", "mask") if self.base == "model" else ("budget", "mask", "width")
+        return (*names, *super().profile_fields())
 
     def networks(self) -> int:
         """Return the number of networks in Split-Mix."""
@@ -212,8 +212,8 @@ class PerFedMask(SubmodelAveraging):
             here = key.replace(purpose=f"masks/{width}")
             weights = [self.weight(client) for client in named]
             blocks = self.blocks(one)
-            found = design_masks(blocks, named, weights, self.design, self.objective, here)
-            parts.append((members, *found))
+            design = design_masks(blocks, named, weights, self.design, self.objective, here)
+            parts.append((members, *design))
         masks = np.zeros((len(clients), len(names)), dtype=np.bool_)
         for members, rows, _ in parts:
             masks[members] = rows
@@ -252,12 +252,12 @@ class PerFedMask(SubmodelAveraging):
         plan = plan_of(
             instance_of(blocks, budgets, weights[part]), masks[part], "bias", method="given"
         )
-        found = {name: value for name, value in _numbers(plan).items() if name != "J"}
-        given = self.plan
-        if not isinstance(given, _PlannedLayers) or not part.all():
-            return found
-        same = np.array_equal(given.sizes, sizes) and given.fits(weights, part)
-        return {**given.numbers, **found} if same else found
+        numbers = {name: value for name, value in _numbers(plan).items() if name != "J"}
+        planned = self.plan
+        if not isinstance(planned, _PlannedLayers) or not part.all():
+            return numbers
+        same = np.array_equal(planned.sizes, sizes) and planned.fits(weights, part)
+        return {**planned.numbers, **numbers} if same else numbers
 
     def _weights(self, clients: Sequence[ClientInfo]) -> NDArray[np.float64]:
         return np.array([self.weight(client) for client in clients])
@@ -375,10 +375,10 @@ def _numbers(plan: MaskPlan | None) -> dict[str, float]:
     """Return the values of a plan; only an optimal one has a bound."""
     if plan is None:
         return {}
-    found = {"J": plan.J, "bias": plan.bias, "V": plan.V, "floor": plan.floor}
+    numbers = {"J": plan.J, "bias": plan.bias, "V": plan.V, "floor": plan.floor}
     if math.isfinite(plan.bound):
-        found |= {"bound": plan.bound, "proven": float(plan.proven)}
-    return found
+        numbers |= {"bound": plan.bound, "proven": float(plan.proven)}
+    return numbers
 
 
 def warn_of_gaps(masks: Masks, clients: Sequence[ClientInfo], names: Sequence[str]) -> None:

@@ -76,13 +76,13 @@ def examine(data_dir: Path | None = None) -> list[CheckResult]:
         "wire": messages,
         "data": lambda: data_folders(data_dir),
     }
-    found: list[CheckResult] = []
+    checks_done: list[CheckResult] = []
     for name, check in checks.items():
         try:
-            found += check()
+            checks_done += check()
         except Exception as error:  # a broken installation may fail in any way
-            found.append(CheckResult(name, "problem", f"{type(error).__name__}: {error}"))
-    return found
+            checks_done.append(CheckResult(name, "problem", f"{type(error).__name__}: {error}"))
+    return checks_done
 
 
 def python() -> Iterator[CheckResult]:
@@ -198,7 +198,7 @@ def data_folders(data_dir: Path | None) -> Iterator[CheckResult]:
     )
 
 
-def _complete(found: Entry, roots: Sequence[Path]) -> bool:
+def _complete(dataset: Entry, roots: Sequence[Path]) -> bool:
     """Return whether each file exists, as downloaded or unpacked; nothing is read."""
 
     def here(*files: str) -> bool:
@@ -206,14 +206,14 @@ def _complete(found: Entry, roots: Sequence[Path]) -> bool:
 
     return all(
         here(part.path) or (part.members and here(*(name for name, _ in part.members)))
-        for part in found.about.remotes
+        for part in dataset.about.remotes
     )
 
 
 def _extra(requirement: Requirement) -> str | None:
     """Return the extra that a requirement belongs to; None if it is always needed."""
-    found = re.search(r"extra == ['\"]([\w-]+)['\"]", str(requirement.marker or ""))
-    return found[1] if found else None
+    match = re.search(r"extra == ['\"]([\w-]+)['\"]", str(requirement.marker or ""))
+    return match[1] if match else None
 
 
 def _version(name: str) -> str | None:

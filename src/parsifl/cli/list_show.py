@@ -76,9 +76,9 @@ def show(
     from rich.table import Table
     from rich.text import Text
 
-    found = describe(algorithm)
+    described = describe(algorithm)
     if as_json:
-        typer.echo(json.dumps(found))
+        typer.echo(json.dumps(described))
         return
     console = Console()
     width = min(console.width, _WIDTH)
@@ -86,27 +86,27 @@ def show(
     def write(text: str) -> None:
         console.print(text, markup=False, highlight=False, width=width)
 
-    console.print(f"[bold]{found['class']}[/bold]", highlight=False)
-    write(f"{found['cites']}\n")
-    write(plain_text.docstring(found["text"], width))
+    console.print(f"[bold]{described['class']}[/bold]", highlight=False)
+    write(f"{described['cites']}\n")
+    write(plain_text.docstring(described["text"], width))
     table = Table(
         box=None, title="\nSettings (--set name=value)", title_justify="left", width=width
     )
     for column in ("name", "values", "default", "description"):
         table.add_column(column, no_wrap=column == "name", header_style="dim")
-    for field in found["fields"]:
+    for field in described["fields"]:
         row = (field["name"], field["type"], _value(field["default"]), field["description"])
         table.add_row(*(Text(cell) for cell in row))
     console.print(table)
-    if found["presets"]:
+    if described["presets"]:
         write("\nPresets (--set preset=name):")
-    for name, preset in found["presets"].items():
+    for name, preset in described["presets"].items():
         values = ", ".join(f"{key}={_value(value)}" for key, value in preset["settings"].items())
         notes = "; ".join(note for note in (preset["source"], preset["run"]) if note)
         write(f"  {name}: {values}\n    {notes}")
-    write(f"\nsent down: {found['down']}\nsent up: {found['up']}")
-    write(f"kept on the client: {found['client']}")
-    for capability, offered in found["requires"].items():
+    write(f"\nsent down: {described['down']}\nsent up: {described['up']}")
+    write(f"kept on the client: {described['client']}")
+    for capability, offered in described["requires"].items():
         write(f"needs a problem that is {capability}" + (offered and f": {offered}"))
 
 
@@ -147,10 +147,10 @@ def describe(name: str) -> dict[str, Any]:
 
 def _descriptions(kind: type) -> dict[str, str]:
     """Return the description of every setting, from the docstrings of a class and its bases."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for base in reversed(kind.__mro__):
-        found |= plain_text.parameters(inspect.cleandoc(vars(base).get("__doc__") or ""))
-    return found
+        texts |= plain_text.parameters(inspect.cleandoc(vars(base).get("__doc__") or ""))
+    return texts
 
 
 def _range(hint: Any) -> str:
@@ -203,8 +203,8 @@ def _type_name(kind: Any) -> str:
         return "nothing"
     if isinstance(kind, str):
         return kind
-    whole = str(kind) if typing.get_args(kind) else getattr(kind, "__name__", str(kind))
-    return re.sub(r"\b(?:\w+\.)+(\w)", r"\1", whole)
+    full_name = str(kind) if typing.get_args(kind) else getattr(kind, "__name__", str(kind))
+    return re.sub(r"\b(?:\w+\.)+(\w)", r"\1", full_name)
 
 
 def _first_line(thing: Any) -> str:

@@ -65,10 +65,10 @@ def plan(
         return
     from parsifl import masks
 
-    found = masks.layer_groups(_module(model, classes))
-    total = sum(block.size for block in found)
+    blocks = masks.layer_groups(_module(model, classes))
+    total = sum(block.size for block in blocks)
     budgets = _budgets(devices, strong, budget or [0.125], total)
-    best = masks.optimal(found, budgets, objective, seconds=seconds)
+    best = masks.optimal(blocks, budgets, objective, seconds=seconds)
     table = masks.compare(best, draws=draws, sca=sca)
     mean = masks.expected_bias(best, participation) if participation < 1.0 else None
     if as_json:

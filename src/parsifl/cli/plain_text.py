@@ -133,9 +133,9 @@ def _greek(text: str) -> str:
 def parameters(text: str) -> dict[str, str]:
     """Return the descriptions in the Parameters section of a docstring, by name."""
     section = re.search(r"^Parameters\n-+\n(.*?)(?=^\w[^\n]*\n-{3,}$|\Z)", text, re.M | re.S)
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for names, body in re.findall(
         r"^(\w[\w, ]*)\n((?:    [^\n]*(?:\n|\Z))+)", section[1] if section else "", re.MULTILINE
     ):
-        found |= dict.fromkeys(re.split(r",\s*", names), prose(body))
-    return found
+        texts |= dict.fromkeys(re.split(r",\s*", names), prose(body))
+    return texts

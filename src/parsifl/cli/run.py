@@ -187,9 +187,9 @@ def show(runs: Sequence[RunData]) -> None:
 
 def _show_distance(records: Sequence[RoundRecord]) -> None:
     """Print how far the global model is from the coefficients of a simulated dataset."""
-    found = records[-1].metrics.get("distance") if records else None
-    if found is not None:
-        typer.echo(f"Relative distance to the true coefficients, last round: {found:.3g}")
+    distance = records[-1].metrics.get("distance") if records else None
+    if distance is not None:
+        typer.echo(f"Relative distance to the true coefficients, last round: {distance:.3g}")
 
 
 def show_profile(records: Sequence[RoundRecord]) -> None:
@@ -197,13 +197,13 @@ def show_profile(records: Sequence[RoundRecord]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    found = profiling.profile(records)
-    once = found.pop(profiling.ONCE, 0.0)
-    total = sum(found.values())
+    phases = profiling.profile(records)
+    once = phases.pop(profiling.ONCE, 0.0)
+    total = sum(phases.values())
     table = Table(title=f"{len(records)} rounds, {total:.2f} s")
     for column in ("phase", "seconds", "ms per round", "share"):
         table.add_column(column, justify="left" if column == "phase" else "right")
-    for phase, seconds in found.items():
+    for phase, seconds in phases.items():
         share = seconds / total if total else 0.0
         milliseconds = 1e3 * seconds / len(records)
         table.add_row(phase, f"{seconds:.3f}", f"{milliseconds:.2f}", f"{share:.1%}")

@@ -137,12 +137,14 @@ def _grad_once(loss: Callable[[Params], tuple[Tensor, Params]], params: Params) 
             leaves = {name: _leaf(value, level) for name, value in params.items()}
             value, extra = loss(leaves)
             if value.requires_grad:
-                slopes = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
+                gradients = torch.autograd.grad(
+                    value, list(leaves.values()), materialize_grads=True
+                )
             else:  # the loss reads none of them
-                slopes = tuple(map(torch.zeros_like, leaves.values()))
-        named = zip(leaves, slopes, strict=True)
+                gradients = tuple(map(torch.zeros_like, leaves.values()))
+        named = zip(leaves, gradients, strict=True)
         return (
-            {name: _C._unwrap_for_grad(slope, level) for name, slope in named},
+            {name: _C._unwrap_for_grad(gradient, level) for name, gradient in named},
             {name: _C._unwrap_for_grad(leaf, level) for name, leaf in extra.items()},
         )
     finally:
@@ -164,8 +166,8 @@ def _public_grad_once(
 ) -> tuple[Params, Params]:
     if not params:
         return {}, loss(params)[1]
-    slopes, extra = torch.func.grad(loss, has_aux=True)(params)
-    return slopes, extra
+    gradients, extra = torch.func.grad(loss, has_aux=True)(params)
+    return gradients, extra
 
 
 # ------------------------------------------------------------------ backward passes
@@ -194,14 +196,14 @@ class _Slots:
 
     def __call__(self, values: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """Return the output for these values; afterwards the module holds none of them."""
-        places = [(self._places[name], value) for name, value in values.items()]
+        slots = [(self._places[name], value) for name, value in values.items()]
         try:
-            for (table, name, _), value in places:
+            for (table, name, _), value in slots:
                 table[name] = value
             output: Tensor = self._module(x)
             return output
         finally:
-            for (table, name, empty), _ in places:
+            for (table, name, empty), _ in slots:
                 table[name] = empty
 
 

@@ -214,14 +214,14 @@ class FederatedAlgorithm(ABC, Generic[P, S, C, D, U, T]):
 
     if not typing.TYPE_CHECKING:  # editors and type checkers see the fields only
 
-        def __new__(cls, *_: Any, **given: Any) -> Any:
+        def __new__(cls, *_: Any, **settings: Any) -> Any:
             """Reject names that are not settings before the dataclass does, with a suggestion."""
-            config.check_names(cls, given)
-            cls.check_given(given)
+            config.check_names(cls, settings)
+            cls.check_given(settings)
             return super().__new__(cls)
 
     @classmethod
-    def check_given(cls, given: Mapping[str, Any]) -> None:
+    def check_given(cls, settings: Mapping[str, Any]) -> None:
         """Raise ConfigError for settings that must not be given together, by keyword."""
 
     def __post_init__(self) -> None:
@@ -420,8 +420,8 @@ class ListAccumulator(Generic[U]):
     def add(self, upload: ClientUpload[U]) -> None:
         """Keep an upload."""
         value = canonical(upload.value)
-        kept = ClientUpload(upload.client, upload.weight, value, upload.received)
-        self._uploads.append(kept)
+        stored = ClientUpload(upload.client, upload.weight, value, upload.received)
+        self._uploads.append(stored)
 
     def merge(self, total: Sequence[ClientUpload[U]]) -> None:
         """Keep the uploads of another accumulator."""

@@ -52,15 +52,15 @@ class BatchSpec:
             raise ConfigError("a BatchSpec needs either steps= or epochs=: give exactly one")
         if self.batch_size is not None and self.batch_size < 1:
             raise ConfigError(f"batch_size must be at least 1, got {self.batch_size}")
-        whole = self.steps is None or type(self.steps) is int
-        if not whole or not _is_number(self.epochs):
+        is_integer = self.steps is None or type(self.steps) is int
+        if not is_integer or not _is_number(self.epochs):
             raise ConfigError(
                 "steps must be a whole number and epochs a finite one (also in a device profile), "
                 f"got steps={self.steps!r}, epochs={self.epochs!r}"
             )
         if (self.steps or 0) < 0 or (self.epochs or 0) < 0:
-            given = f"steps={self.steps}" if self.epochs is None else f"epochs={self.epochs}"
-            raise ConfigError(f"the number of steps must not be negative: got {given}")
+            shown = f"steps={self.steps}" if self.epochs is None else f"epochs={self.epochs}"
+            raise ConfigError(f"the number of steps must not be negative: got {shown}")
 
     def rows(self, samples: int) -> int:
         """Return the rows per step for a client with this many samples."""
@@ -180,8 +180,8 @@ def _taken(x: Any, rows: Tensor) -> Any:
     """Return x[rows] through `torch.embedding`, which takes half the time and supports vmap."""
     if not isinstance(x, Tensor) or x.ndim == 1 or not x.is_contiguous():
         return x[rows]
-    found = torch.embedding(x.flatten(1), rows)
-    return found if x.ndim == 2 else found.reshape(*rows.shape, *x.shape[1:])
+    rows_taken = torch.embedding(x.flatten(1), rows)
+    return rows_taken if x.ndim == 2 else rows_taken.reshape(*rows.shape, *x.shape[1:])
 
 
 @dataclass(frozen=True)

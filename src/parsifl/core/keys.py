@@ -92,8 +92,8 @@ class Key:
         import torch
 
         words = np.array(self.words(clients), np.uint64)
-        found: tuple[Tensor, ...] = torch.from_numpy(words.view(np.int64)).unbind()
-        return found
+        tensors: tuple[Tensor, ...] = torch.from_numpy(words.view(np.int64)).unbind()
+        return tensors
 
 
 def uniform(key: Tensor, shape: tuple[int, ...], salt: int = 0) -> Tensor:

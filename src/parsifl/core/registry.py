@@ -88,15 +88,15 @@ class Registry(Generic[T]):
 @functools.cache
 def algorithms() -> dict[str, type[AnyAlgorithm]]:
     """Return every registered algorithm by name, sorted."""
-    found: dict[str, type[AnyAlgorithm]] = {}
+    by_name: dict[str, type[AnyAlgorithm]] = {}
     for module in _modules():
         for name, kind in _algorithms_in(module).items():
-            if found.setdefault(name, kind) is not kind:
+            if by_name.setdefault(name, kind) is not kind:
                 raise ConfigError(
-                    f"two algorithms are called '{name}': {found[name].__module__} and "
+                    f"two algorithms are called '{name}': {by_name[name].__module__} and "
                     f"{module.__name__}; rename one of them"
                 )
-    return dict(sorted(found.items()))
+    return dict(sorted(by_name.items()))
 
 
 def find(name: str) -> type[AnyAlgorithm]:

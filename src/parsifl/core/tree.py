@@ -259,14 +259,14 @@ def accumulate(total: T | None, *contributions: Any) -> T:
 
 def _copied(factor: float | None, tree: Any) -> Any:
     """Return factor * tree in newly allocated memory."""
-    found, form = flatten(tree, units=(Scaled, Addend))
-    own = [
+    leaves, form = flatten(tree, units=(Scaled, Addend))
+    copies = [
         _copied(*_unscaled(factor, leaf))
         if isinstance(leaf, Scaled)
         else _product(factor, leaf.dense() if isinstance(leaf, Addend) else leaf)
-        for leaf in found
+        for leaf in leaves
     ]
-    return unflatten(own, form)
+    return unflatten(copies, form)
 
 
 def _unscaled(factor: float | None, tree: Any) -> _Part:
@@ -290,9 +290,10 @@ def _add_into(total: Any, parts: Sequence[_Part]) -> None:
     elif isinstance(total, dict):
         _add_into_dict(total, parts)
     elif isinstance(total, tuple):
-        for own, *column in zip(total, *(part for _, part in parts), strict=True):
+        for leaf_total, *column in zip(total, *(part for _, part in parts), strict=True):
             _add_into(
-                own, [(factor, leaf) for (factor, _), leaf in zip(parts, column, strict=True)]
+                leaf_total,
+                [(factor, leaf) for (factor, _), leaf in zip(parts, column, strict=True)],
             )
     elif is_dataclass(total) and not isinstance(total, type):
         for name in _field_names(type(total)):
@@ -306,8 +307,8 @@ def _add_into(total: Any, parts: Sequence[_Part]) -> None:
 def _add_into_dict(total: dict[str, Any], parts: Sequence[_Part]) -> None:
     columns: dict[str, list[_Part]] = {}
     for factor, part in parts:
-        for key, own in part.items():
-            columns.setdefault(key, []).append((factor, own))
+        for key, entry in part.items():
+            columns.setdefault(key, []).append((factor, entry))
     for key, column in columns.items():
         if key in total:
             _add_into(total[key], column)

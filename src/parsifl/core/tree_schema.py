@@ -79,22 +79,22 @@ class _Reader:
         return _Misfit(f"{name}: description does not fit the type {hint}", path.count("."))
 
     def _read_one(self, node: Any, hint: Any, path: str) -> Structure:
-        found: Structure | None = None
+        structure: Structure | None = None
         if isinstance(node, str):
-            found = self._read_leaf(node, hint)
+            structure = self._read_leaf(node, hint)
         elif not isinstance(node, dict):
             pass
         elif node.keys() == {"s"}:
-            found = _read_static(node["s"], hint)
+            structure = _read_static(node["s"], hint)
         elif node.keys() == {"d"} and isinstance(node["d"], dict):
-            found = self._read_dict(node["d"], hint, path)
+            structure = self._read_dict(node["d"], hint, path)
         elif node.keys() == {"u"} and isinstance(node["u"], list):
-            found = self._read_tuple(node["u"], hint, path)
+            structure = self._read_tuple(node["u"], hint, path)
         elif node.keys() == {"c", "f"} and isinstance(node["f"], dict):
-            found = self._read_class(node, hint, path)
-        if found is None:
+            structure = self._read_class(node, hint, path)
+        if structure is None:
             raise self._misfit(hint, path)
-        return found
+        return structure
 
     def _read_leaf(self, node: str, hint: Any) -> Structure | None:
         if node == "*":

@@ -164,14 +164,14 @@ def _on_disk(parts: Sequence[Any], path: Path, dtype: np.dtype[Any] | None) -> A
     if not isinstance(first, np.ndarray):
         raise DataError("sparse data are pooled in memory; remove the folder")
     rows = sum(len(part) for part in parts)
-    kept = dtype or np.dtype(np.float64 if first.dtype == np.float64 else np.float32)
-    whole = np.lib.format.open_memmap(path, "w+", kept, (rows, *first.shape[1:]))
+    stored_dtype = dtype or np.dtype(np.float64 if first.dtype == np.float64 else np.float32)
+    stored = np.lib.format.open_memmap(path, "w+", stored_dtype, (rows, *first.shape[1:]))
     at = 0
     for number, part in enumerate(parts):
         _check_finite("X", part, np.array([len(part)]), number)
-        whole[at : at + len(part)] = part
+        stored[at : at + len(part)] = part
         at += len(part)
-    whole.flush()
+    stored.flush()
     mapped: Array = np.load(path, mmap_mode="r")
     return mapped
 

@@ -77,9 +77,9 @@ class ClientData:
             if isinstance(getattr(self, name), np.ndarray):
                 object.__setattr__(self, name, as_tensor(getattr(self, name)))
             if not hasattr(getattr(self, name), "shape"):
-                given = type(getattr(self, name)).__name__
+                type_name = type(getattr(self, name)).__name__
                 raise DataError(
-                    f"{name} must be one tensor, array or CSR matrix with all rows, got a {given}"
+                    f"{name} must be one tensor, array or CSR matrix with all rows, got {type_name}"
                 )
         if (self.classes or 0) > MOST_CLASSES:  # a model with that many outputs
             raise DataError(
@@ -286,14 +286,14 @@ def _check_split(test: Any, validation: Any, dtype: Any) -> None:
     for what, share in (("test", test), ("validation", validation)):
         if isinstance(share, bool) or not isinstance(share, Real):
             arrays = hasattr(share, "__len__") and not isinstance(share, str)
-            given = f"a {type(share).__name__}" if arrays else f"{share!r:.80}"
-            own = (
+            shown = f"a {type(share).__name__}" if arrays else f"{share!r:.80}"
+            remedy = (
                 "; for your own split, give ClientData the row numbers of each split, "
                 "ClientData(x, y, train, validation, test, ...)"
             )
             raise ConfigError(
-                f"{what} must be a fraction of each client's rows, got {given}"
-                + (own if arrays else "")
+                f"{what} must be a fraction of each client's rows, got {shown}"
+                + (remedy if arrays else "")
             )
     if not isinstance(dtype, torch.dtype | None):
         raise ConfigError(f"dtype must be a torch dtype such as torch.float32, got {dtype!r:.80}")
@@ -330,8 +330,8 @@ def _targets(y: Array, classes: int | None, x: Tensor | csr_matrix) -> Tensor:
 
     if classes is not None:
         return as_tensor(np.asarray(y, dtype=np.int64))
-    kept = x.dtype if isinstance(x, torch.Tensor) else torch.from_numpy(x.data[:0]).dtype
-    return as_tensor(np.asarray(y)).to(kept if kept.is_floating_point else torch.float32)
+    dtype = x.dtype if isinstance(x, torch.Tensor) else torch.from_numpy(x.data[:0]).dtype
+    return as_tensor(np.asarray(y)).to(dtype if dtype.is_floating_point else torch.float32)
 
 
 def _plain(profile: Mapping[str, Any]) -> dict[str, Any]:

@@ -32,18 +32,18 @@ class Files:
 
     def roots(self) -> list[Path]:
         """Return the folders that are searched, in this order."""
-        given = [self.data_dir, os.environ.get(FOLDER_VARIABLE), _cache()]
-        return [Path(folder).expanduser() for folder in given if folder]
+        candidates = [self.data_dir, os.environ.get(FOLDER_VARIABLE), _cache()]
+        return [Path(folder).expanduser() for folder in candidates if folder]
 
     def path(self, *alternatives: str) -> Path:
         """Return the first alternative that exists in a data directory; else download it."""
-        found = self.local(*alternatives)
-        if found is None:
+        path = self.local(*alternatives)
+        if path is None:
             self._fetch(self._remote(alternatives))
-            found = self.local(*alternatives)
-        if found is None:
+            path = self.local(*alternatives)
+        if path is None:
             raise DataError(f"'{self.entry.name}': the archive does not hold {alternatives[0]}")
-        return found
+        return path
 
     def local(self, *alternatives: str) -> Path | None:
         """Return the first alternative that exists in a data directory, or None."""

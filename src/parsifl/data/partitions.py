@@ -459,11 +459,11 @@ def natural_id(
         shuffled = (
             key.replace(purpose="natural-id/split").numpy_generator().permutation(len(groups))
         )
-        place = np.empty(len(groups), np.int64)
+        piece = np.empty(len(groups), np.int64)
         for group in np.unique(groups):
-            own = shuffled[groups[shuffled] == group]
-            place[own] = np.arange(len(own)) * split // len(own)
-        groups = np.unique(groups, return_inverse=True)[1] * split + place
+            members = shuffled[groups[shuffled] == group]
+            piece[members] = np.arange(len(members)) * split // len(members)
+        groups = np.unique(groups, return_inverse=True)[1] * split + piece
     order = np.argsort(groups, kind="stable")
     present, counts = np.unique(groups, return_counts=True)
     everyone = Ragged.from_sizes(order, counts)

@@ -69,22 +69,22 @@ def prepare(
         if isinstance(number, bool) or not isinstance(number, numbers.Integral | None):
             raise ConfigError(f"{what} must be a whole number, got {number!r}")
     plain, written = config.parse(name)
-    found = entry(plain)
-    normalize = written.pop("normalize", found.about.normalize)
-    augment = written.pop("augment", found.about.augment)
-    dtype = _dtype(written.pop("dtype", found.about.dtype))
-    dataset = read(found, data_dir, dict(written))
+    registered = entry(plain)
+    normalize = written.pop("normalize", registered.about.normalize)
+    augment = written.pop("augment", registered.about.augment)
+    dtype = _dtype(written.pop("dtype", registered.about.dtype))
+    dataset = read(registered, data_dir, dict(written))
     share = _fraction(test)
     if share is not None:
         dataset = dataset.merged()
     parts = divide(
-        partition or found.about.partition,
+        partition or registered.about.partition,
         dataset,
         clients,
         Key(seed, purpose="data/partition"),
         **(options or {}),
     )
-    held = share if share is not None else _official(found, dataset, parts, str(test), seed)
+    held = share if share is not None else _official(registered, dataset, parts, str(test), seed)
     data = ClientData.from_dataset(
         dataset,
         parts,
@@ -96,7 +96,7 @@ def prepare(
     )
     source = {
         **written,
-        "partition": partition or found.about.partition,
+        "partition": partition or registered.about.partition,
         **{f"partition_{name}": value for name, value in (options or {}).items()},
         "test": test if share is None else share,
         "validation": validation,
@@ -187,7 +187,7 @@ def _fraction(test: float | str) -> float | None:
         return None
 
 
-def _official(found: Entry, dataset: Dataset, parts: Ragged, rule: str, seed: int) -> Ragged:
+def _official(registered: Entry, dataset: Dataset, parts: Ragged, rule: str, seed: int) -> Ragged:
     """Return for each client its rows of the official test split."""
     rule, written = config.parse(rule)
     if rule not in _OFFICIAL_TESTS:
@@ -196,17 +196,21 @@ def _official(found: Entry, dataset: Dataset, parts: Ragged, rule: str, seed: in
         f"test rule '{rule}'", personal_tests if rule == "shares" else _whole, written
     )
     if dataset.test_y is None:
-        raise DataError(f"'{found.name}' has no official test split; use a fraction such as 0.25")
+        raise DataError(
+            f"'{registered.name}' has no official test split; use a fraction such as 0.25"
+        )
     if rule == "all":
         return _whole(len(parts), len(dataset.test_y))
     if rule == "shares":
         if dataset.classes is None:
-            raise DataError(f"'{found.name}' has no labels to take shares of; use test=all")
+            raise DataError(f"'{registered.name}' has no labels to take shares of; use test=all")
         shares = label_shares(dataset.y, parts, dataset.classes)
         key = Key(seed, purpose="data/tests")
         return personal_tests(shares, dataset.test_y, key, **options)
     if dataset.groups is None or dataset.test_groups is None:
-        raise DataError(f"the test split of '{found.name}' has no groups; use test=shares or all")
+        raise DataError(
+            f"the test split of '{registered.name}' has no groups; use test=shares or all"
+        )
     owners = [np.unique(dataset.groups[part]) for part in parts]
     if any(len(owner) != 1 for owner in owners):
         raise DataError("test=groups needs clients of one group each: use partition natural-id")

@@ -116,7 +116,7 @@ def load(
 
 
 def read(
-    found: Entry,
+    registered: Entry,
     data_dir: str | Path | None,
     options: Mapping[str, Any],
     *,
@@ -125,24 +125,24 @@ def read(
     """Read a registered dataset; options may be text from the command line."""
     from parsifl.data.download import Files
 
-    bound = config.bind(f"dataset '{found.name}'", found.loader, options)
-    return found.loader(Files(found, data_dir, verify), **bound)
+    bound = config.bind(f"dataset '{registered.name}'", registered.loader, options)
+    return registered.loader(Files(registered, data_dir, verify), **bound)
 
 
 def fetch(name: str, data_dir: str | Path | None = None) -> list[Path]:
     """Download missing files of a dataset, and return the paths of all files."""
     from parsifl.data.download import Files
 
-    found = entry(name)
-    return Files(found, data_dir, verify=True).everything()
+    registered = entry(name)
+    return Files(registered, data_dir, verify=True).everything()
 
 
 def describe(name: str) -> dict[str, Any]:
     """Return the description of a dataset as JSON values."""
-    found = entry(name)
-    about = found.about
+    registered = entry(name)
+    about = registered.about
     return {
-        "name": found.name,
+        "name": registered.name,
         "title": about.title,
         "size": about.size,
         "citation": about.citation,
@@ -150,10 +150,10 @@ def describe(name: str) -> dict[str, Any]:
         "addresses": [remote.urls[0] for remote in about.remotes if remote.urls],
         "files": [remote.path for remote in about.remotes],
         "needs": about.needs,
-        "options": config.option_defaults(found.loader),
+        "options": config.option_defaults(registered.loader),
         "normalize": about.normalize,
         "partition": about.partition,
         "dtype": about.dtype,
         "augment": about.augment,
-        "notes": (found.loader.__doc__ or "").strip(),
+        "notes": (registered.loader.__doc__ or "").strip(),
     }

@@ -47,8 +47,8 @@ def split_clients(
     order = np.lexsort((key.numpy_generator().random(len(ragged.values)), owners))
     shuffled = ragged.values[order]
     cuts = _cuts(sizes, shares)
-    place = np.arange(len(shuffled)) - np.repeat(ragged.offsets[:-1], sizes)
-    stage = (place >= cuts[0][owners]).astype(np.int64) + (place >= cuts[1][owners])
+    rank = np.arange(len(shuffled)) - np.repeat(ragged.offsets[:-1], sizes)
+    stage = (rank >= cuts[0][owners]).astype(np.int64) + (rank >= cuts[1][owners])
     chosen = [
         Ragged.from_sizes(
             shuffled[stage == s], np.bincount(owners[stage == s], minlength=len(sizes))

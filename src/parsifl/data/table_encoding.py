@@ -121,8 +121,8 @@ def summarise_column(column: Column) -> ColumnSummary:
     there = column[observed(column)]
     if len(there) and is_words(column):
         levels, counts = np.unique(there, return_counts=True)
-        found = {str(k): int(n) for k, n in zip(levels, counts, strict=True)}
-        return LevelCounts(found, len(column) - len(there))
+        level_counts = {str(k): int(n) for k, n in zip(levels, counts, strict=True)}
+        return LevelCounts(level_counts, len(column) - len(there))
     if is_words(column):
         return NumberSums(0, 0.0, 0.0)
     numbers = there.astype(np.float64)
@@ -231,7 +231,7 @@ class Preprocessing:
 
     def sums(self, site: Summary) -> Array:
         """Return the sums of the standardised columns over the rows of a site, from its summary."""
-        found: list[float] = []
+        sums: list[float] = []
         for column in self.columns:
             part = site.columns[column.name]
             if isinstance(part, LevelCounts):
@@ -239,11 +239,11 @@ class Preprocessing:
             elif column.levels:  # no row of the site has a word
                 counts = {ABSENT: site.rows}
             else:
-                found.append(part.count * (part.mean - column.mean[0]))
+                sums.append(part.count * (part.mean - column.mean[0]))
                 continue
             for level, mean in zip(column.levels[1:], column.mean, strict=True):
-                found.append(counts.get(level, 0) - site.rows * mean)
-        return np.array(found) / self.scale
+                sums.append(counts.get(level, 0) - site.rows * mean)
+        return np.array(sums) / self.scale
 
 
 def _agreed(name: str, parts: Sequence[ColumnSummary], rows: int) -> TableColumn:
@@ -294,7 +294,7 @@ def unit_notes(summaries: Sequence[Summary], sites: Sequence[str]) -> list[str]:
     That is a mean more than 6 within-site standard deviations from that of the others, or mean
     and deviation that are both 4 times as large (or as small).
     """
-    found = []
+    notes = []
     for name in summaries[0].columns:
         known = [
             (site, part.mean, math.sqrt(part.squares / part.count))
@@ -311,12 +311,12 @@ def unit_notes(summaries: Sequence[Summary], sites: Sequence[str]) -> list[str]:
             ratios = abs(mean / middle) if middle else 1.0, spread / usual
             scaled = all(r > _RATIO for r in ratios) or all(r < 1 / _RATIO for r in ratios)
             if scaled or abs(mean - middle) > _FAR * max(spread, usual):
-                found.append(
+                notes.append(
                     f"column '{name}': {site} has mean {mean:.4g} and standard deviation "
                     f"{spread:.3g}, the other sites about {middle:.4g} and {usual:.3g}; check its "
                     "unit"
                 )
-    return found
+    return notes
 
 
 def _encoded(column: TableColumn, values: Column) -> Array:
@@ -329,22 +329,22 @@ def _encoded(column: TableColumn, values: Column) -> Array:
         return numbers[:, None]
     if not is_words(values) and there.any():
         raise DataError(f"the column '{column.name}' must hold words, such as {column.levels[0]}")
-    place = {level: position for position, level in enumerate(column.levels)}
-    found = [str(value) if known else ABSENT for value, known in zip(values, there, strict=True)]
-    new = sorted({level for level in found if level not in place})
-    if new and RARE not in place:
+    code_of = {level: position for position, level in enumerate(column.levels)}
+    words = [str(value) if known else ABSENT for value, known in zip(values, there, strict=True)]
+    new = sorted({level for level in words if level not in code_of})
+    if new and RARE not in code_of:
         warnings.warn(
             f"column '{column.name}': {_counted(new, 'level')} that no site had, such as "
             f"{new[0][:40]!r}, treated as {column.levels[0]!r}",
             ParsiflWarning,
             stacklevel=4,
         )
-    codes = [place.get(level, place.get(RARE, 0)) for level in found]
+    codes = [code_of.get(level, code_of.get(RARE, 0)) for level in words]
     return np.asarray(np.eye(len(column.levels))[codes][:, 1:])
 
 
-def _counted(found: Sequence[str], what: str) -> str:
-    return f"{len(found)} {what}{'s' * (len(found) != 1)}"
+def _counted(things: Sequence[str], what: str) -> str:
+    return f"{len(things)} {what}{'s' * (len(things) != 1)}"
 
 
 def named_levels(columns: Mapping[str, Column], name: str) -> set[str]:

@@ -66,10 +66,10 @@ def read_csv(path: str | Path) -> dict[str, list[str]]:
     if len(rows) < 2 or len({len(row) for row in rows}) > 1:
         raise DataError("the table is empty, or its rows have unequal lengths")
     names = _checked_names([name.strip() for name in rows[0]])
-    found = {name: [row[i].strip() for row in rows[1:]] for i, name in enumerate(names)}
+    columns = {name: [row[i].strip() for row in rows[1:]] for i, name in enumerate(names)}
     if delimiter == ";":
-        return {name: [_with_point(value) for value in values] for name, values in found.items()}
-    return found
+        return {name: [_with_point(value) for value in values] for name, values in columns.items()}
+    return columns
 
 
 def _with_point(value: str) -> str:
@@ -135,17 +135,17 @@ def _column(
         return _finite(name, array.astype(np.float64))
     if array.dtype.kind not in "biufUO":
         raise DataError(f"column '{name}' holds {array.dtype}; convert it to numbers or to text")
-    found = [_text(value, codes) for value in array.tolist()]
+    texts = [_text(value, codes) for value in array.tolist()]
     there = [value for value in array.tolist() if _text(value, codes)]
     worded = [isinstance(value, str) for value in there]
     if is_text or (frame and there and all(worded)):
-        return np.array(found, dtype=np.str_)
-    odd = [row for row, value in enumerate(found, 1) if value and not _is_number(value)]
+        return np.array(texts, dtype=np.str_)
+    odd = [row for row, value in enumerate(texts, 1) if value and not _is_number(value)]
     if odd and len(odd) < len(there):
         raise MixedColumnError(name, odd)
     if odd:
-        return np.array(found, dtype=np.str_)
-    return np.array([float(value) if value else math.nan for value in found])
+        return np.array(texts, dtype=np.str_)
+    return np.array([float(value) if value else math.nan for value in texts])
 
 
 def _finite(name: str, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

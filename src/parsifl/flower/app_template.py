@@ -81,21 +81,21 @@ def write_app(
     kind = find(template)
     if not (replace and _is_app(folder, name)):
         written = [folder / PACKAGE, *(folder / file for file in _files(kind))]
-        found = [path.name for path in written if path.exists()]
-        if "pyproject.toml" in found:
+        existing = [path.name for path in written if path.exists()]
+        if "pyproject.toml" in existing:
             raise ConfigError(f"{folder} already holds an app; choose another directory")
-        if found:
+        if existing:
             raise ConfigError(
-                f"{folder} already holds {', '.join(found)}, which would be overwritten; choose "
+                f"{folder} already holds {', '.join(existing)}, which would be overwritten; choose "
                 "another directory"
             )
     reject_links(folder, folder / PACKAGE)
     (folder / PACKAGE).mkdir(parents=True, exist_ok=True)
     replace_file(folder / PACKAGE / "__init__.py", b'"""A federation with parsifl."""\n')
-    for place in sorted(kind.folder.iterdir(), key=lambda file: file.name):
-        target = place.name.removesuffix(_SUFFIX)
+    for source in sorted(kind.folder.iterdir(), key=lambda file: file.name):
+        target = source.name.removesuffix(_SUFFIX)
         inside = folder / PACKAGE / target if target.endswith(".py") else folder / target
-        replace_file(inside, place.read_text().encode())
+        replace_file(inside, source.read_text().encode())
     if kind.write_examples is not None:
         kind.write_examples(folder / "examples")
     replace_file(folder / "pyproject.toml", tomli_w.dumps(_project(name, config)).encode())
@@ -127,10 +127,10 @@ def _files(kind: Template) -> list[str]:
 def _is_app(folder: Path, name: str) -> bool:
     """Return whether a directory contains an app that Parsifl wrote under this name."""
     try:
-        found = tomllib.loads((folder / "pyproject.toml").read_text())
+        project = tomllib.loads((folder / "pyproject.toml").read_text())
         return bool(
-            found["project"]["name"] == name
-            and found["tool"]["flwr"]["app"]["publisher"] == PUBLISHER
+            project["project"]["name"] == name
+            and project["tool"]["flwr"]["app"]["publisher"] == PUBLISHER
         )
     except (OSError, ValueError, LookupError, TypeError):
         return False

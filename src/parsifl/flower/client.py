@@ -115,8 +115,8 @@ class ClientStates:
         """Return the versions on disk, ascending."""
         if not self._folder.is_dir():
             return []
-        found = (_NAME.fullmatch(path.name) for path in self._folder.iterdir())
-        return sorted(int(match[1]) for match in found if match)
+        matches = (_NAME.fullmatch(path.name) for path in self._folder.iterdir())
+        return sorted(int(match[1]) for match in matches if match)
 
     def forget(self, accepted: int, oldest: int, newest: int) -> None:
         """Delete the versions that the server cannot request.
@@ -321,8 +321,8 @@ class RemoteClient:
         state, lost = work.state()
         (scores,) = evaluator.scores([asked], model, lambda _: (work.received, state))
         values: Any = scores.values
-        found = [metrics for splits in values.values() for metrics in splits.values()]
-        if not all(abs(value) <= LARGEST_METRIC for part in found for value in part.values()):
+        all_metrics = [metrics for splits in values.values() for metrics in splits.values()]
+        if not all(abs(value) <= LARGEST_METRIC for part in all_metrics for value in part.values()):
             return _unusable(f"its scores are not finite or exceed {LARGEST_METRIC:g}")
         samples: Any = {split: int(rows) for split, rows in scores.samples.items() if rows}
         reply = EvaluateReply(
@@ -345,9 +345,9 @@ class RemoteClient:
         note_context(run=request.experiment, round=request.round + 1, client=request.client)
         if request.client != self._client:
             raise WireError(f"client: this is {self._client}, not {request.client}")
-        schema, own = request.data_schema, DataSchema.of(self._data)
-        fewer = (schema.classes or 0) < (own.classes or 0)
-        if fewer or replace(schema, classes=own.classes) != own:
+        schema, local_schema = request.data_schema, DataSchema.of(self._data)
+        fewer = (schema.classes or 0) < (local_schema.classes or 0)
+        if fewer or replace(schema, classes=local_schema.classes) != local_schema:
             raise WireError("data_schema: does not match this client's rows")
         # built from the agreed schema: this client may lack classes that others have
         problem = self._make(schema.example())

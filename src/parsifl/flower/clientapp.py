@@ -57,11 +57,11 @@ class ParsiflClientApp(ClientApp):
 
     def _reply(self, kind: Kind, envelope: Envelope, context: Context) -> Envelope:
         run, node = dict(context.run_config), dict(context.node_config)
-        place = os.environ.get(worker.VARIABLE)
-        if place is None:
+        socket_path = os.environ.get(worker.VARIABLE)
+        if socket_path is None:
             return respond(self.make(run, node), kind, envelope)
         task = WorkerTask(kind, self._place(), context.run_id, run, node, envelope)
-        return worker.ask(Path(place), task)
+        return worker.ask(Path(socket_path), task)
 
     def _place(self) -> AppPlace:
         """Return the module that holds this app, for the worker to import."""

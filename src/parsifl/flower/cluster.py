@@ -107,8 +107,10 @@ class Cluster:
         self._home.mkdir(exist_ok=True)
         self.keys: KeyFolder | None = None
         if self._secure:
-            place = KeyFolder(self.folder / "keys")
-            self.keys = place if place.authority.exists() else make_keys(place.path, clients)
+            key_folder = KeyFolder(self.folder / "keys")
+            self.keys = (
+                key_folder if key_folder.authority.exists() else make_keys(key_folder.path, clients)
+            )
         self.environment = {
             **os.environ,
             **QUIET,
@@ -231,8 +233,8 @@ class Cluster:
 
     def spawn_node(self, number: int, options: Sequence[str]) -> None:
         """Start a SuperNode with these security options."""
-        own = self._node_config.replace("{id}", str(number))
-        config = f"partition-id={number} num-partitions={self.clients} {own}".strip()
+        extra = self._node_config.replace("{id}", str(number))
+        config = f"partition-id={number} num-partitions={self.clients} {extra}".strip()
         self._nodes[number] = self._popen(
             f"node{number}",
             *self._command,
@@ -462,14 +464,14 @@ def run_on_flower(
     chosen.build_algorithm().check_capabilities(problem)
     # all nodes are started here, and have new ids after every start
     plan = replace(deployment or Deployment(), out=str(out), resume=resume, rebind=True)
-    place = out / TRIAL_DIRECTORY
-    app = place / "app"
+    trial = out / TRIAL_DIRECTORY
+    app = trial / "app"
     clear(out)
-    reject_links(place)
+    reject_links(trial)
     write_app(app, PARTITION, to_config(chosen, plan), "trial", replace=True)
     variables = {} if data_dir is None else {FOLDER_VARIABLE: str(Path(data_dir).resolve())}
     with Cluster(
-        place,
+        trial,
         len(data),
         secure=secure,
         simulation=simulation,
@@ -478,8 +480,8 @@ def run_on_flower(
     ) as cluster:
         run = cluster.submit(app)
         follow(cluster, run, out, progress)
-    found = checkpoint.load(out / "checkpoint", chosen.build_algorithm().tree_types())
-    server = None if found is None else found.server
+    loaded = checkpoint.load(out / "checkpoint", chosen.build_algorithm().tree_types())
+    server = None if loaded is None else loaded.server
     records = read_records(out)
     return FlowerRun(chosen, out, records, server, problem.primary_metric, problem.higher_is_better)
 

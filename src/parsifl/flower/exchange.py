@@ -240,8 +240,8 @@ class Exchange:
             self._unreleased.clear()
             for client, reply in self._ask(silent, waiting).items():
                 if client in waiting:
-                    found = reply.carried if isinstance(reply, Envelope) else None
-                    scores[client] = self._scores(waiting[client], found or reply)
+                    carried = reply.carried if isinstance(reply, Envelope) else None
+                    scores[client] = self._scores(waiting[client], carried or reply)
                 if client not in silent:
                     continue
                 if isinstance(reply, Envelope):
@@ -334,9 +334,9 @@ class Exchange:
     def _result(self, request: Request, envelope: Envelope) -> ClientResult:
         reply = read_reply(TrainReply, envelope, request.message)
         upload, size = self._upload(request, envelope.parts)
-        found = inspect_upload(upload)
-        if found.fault:
-            raise WireError(found.fault)
+        inspected = inspect_upload(upload)
+        if inspected.fault:
+            raise WireError(inspected.fault)
         if reply.reinitialized:
             version = request.message.accepted
             self.notes.append(
@@ -351,7 +351,7 @@ class Exchange:
             down=request.down,
             up=self._measured(upload, size),
             flops=None if request.expected is None else request.expected.flops,
-            largest=found.largest,
+            largest=inspected.largest,
         )
 
     def _measured(self, upload: Any, size: int) -> MessageStats:

@@ -54,13 +54,13 @@ def this_machine(state: Path) -> Machine:
 
     import parsifl
 
-    place = next(path for path in (state, *state.absolute().parents) if path.exists())
+    folder = next(path for path in (state, *state.absolute().parents) if path.exists())
     return Machine(
         parsifl=parsifl.__version__,
         python=platform.python_version(),
         torch=version("torch"),
         clock=time.time(),
-        free=shutil.disk_usage(place).free if os.access(place, os.R_OK) else 0,
+        free=shutil.disk_usage(folder).free if os.access(folder, os.R_OK) else 0,
     )
 
 
@@ -68,11 +68,13 @@ def mismatch(machine: Machine | None) -> str:
     """Return why a node cannot take part, or "": server and nodes must run the same version."""
     import parsifl
 
-    own = parsifl.__version__
+    installed = parsifl.__version__
     if machine is None:
-        return f"the node does not report its version of Parsifl; install {own} on it"
-    if machine.parsifl != own:
-        return f"the node runs Parsifl {machine.parsifl}, the server {own}; install the same one"
+        return f"the node does not report its version of Parsifl; install {installed} on it"
+    if machine.parsifl != installed:
+        return (
+            f"the node runs Parsifl {machine.parsifl}, the server {installed}; install the same one"
+        )
     return ""
 
 
@@ -81,14 +83,14 @@ def concerns(machine: Machine, arrived: float) -> list[str]:
 
     `arrived` is when the report arrived, by the server's clock.
     """
-    found = []
+    texts = []
     ahead = machine.clock - arrived
     if abs(ahead) > CLOCK_SECONDS:
         side = "ahead of" if ahead > 0 else "behind"
-        found.append(f"its clock is {abs(ahead):,.0f} s {side} the server's")
+        texts.append(f"its clock is {abs(ahead):,.0f} s {side} the server's")
     if machine.free < LEAST_FREE:
-        found.append(f"only {machine.free / (1 << 20):,.0f} MiB are free for its state")
-    return found
+        texts.append(f"only {machine.free / (1 << 20):,.0f} MiB are free for its state")
+    return texts
 
 
 def _check_entries(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -348,14 +348,14 @@ def read_status(out: Path) -> dict[str, Any]:
     """Return the status of a run; raise ConfigError if it cannot be read."""
     path = out / STATUS_FILE
     try:
-        found = json.loads(path.read_bytes())
-        if found["format"] != FORMAT:
-            raise ConfigError(f"{path} has format {found['format']}, this version reads {FORMAT}")
+        content = json.loads(path.read_bytes())
+        if content["format"] != FORMAT:
+            raise ConfigError(f"{path} has format {content['format']}, this version reads {FORMAT}")
     except FileNotFoundError:
         raise ConfigError(
             f"{out} has no {STATUS_FILE}: no server of a deployment has started there"
         ) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path} cannot be read ({error})") from None
-    status: dict[str, Any] = found
+    status: dict[str, Any] = content
     return status

@@ -298,7 +298,7 @@ def read_reply(model: type[M], reply: Envelope | str | None, request: Message | 
     if reply is None or isinstance(reply, str):
         raise WireError(printable(reply or "no reply"))
     try:
-        found = read(model, reply)
+        message = read(model, reply)
     except WireError:
         failure = failure_in(reply)
         if failure is None:
@@ -309,10 +309,10 @@ def read_reply(model: type[M], reply: Envelope | str | None, request: Message | 
             raise WireError(text) from None
         raise RemoteFailure(failure) from None
     for name in ("client", "round", "experiment"):
-        wanted, got = getattr(request, name, None), getattr(found, name, None)
+        wanted, got = getattr(request, name, None), getattr(message, name, None)
         if wanted is not None and got != wanted:
             raise WireError(f"{name}: a reply for {got!r}, not {wanted!r}")
-    return found
+    return message
 
 
 def failure_in(reply: Envelope) -> FailureReply | None:
@@ -349,5 +349,5 @@ def describe(error: Exception) -> str:
 def _reason(error: ValidationError) -> str:
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     # members of unions are part of the location, but mean nothing to a reader
-    place = ".".join(str(step) for step in first["loc"] if not str(step).endswith("]"))
-    return printable(f"{place}: {first['msg']}" if place else first["msg"])
+    location = ".".join(str(step) for step in first["loc"] if not str(step).endswith("]"))
+    return printable(f"{location}: {first['msg']}" if location else first["msg"])

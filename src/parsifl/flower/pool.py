@@ -157,12 +157,12 @@ class FlowerPool:
                 failed[client.id] = describe(error)
         evaluated, unasked = self._evaluation(evaluation)
         exchange = self._exchange()
-        answers, found = exchange.collect(asked, failed, len(cohort), round + 1, evaluated)
+        answers, scores = exchange.collect(asked, failed, len(cohort), round + 1, evaluated)
         notes = (*exchange.notes, *self._dominant(cohort))
         if round == 0:
             notes += tuple(f"left out: {reason}" for reason in self.left_out.values())
         self.seconds = {"local": time.perf_counter() - started}
-        yield from self._all_scores({**unasked, **found})
+        yield from self._all_scores({**unasked, **scores})
         for number in sorted(answers):
             answer = answers[number]
             if isinstance(answer, str):
@@ -188,16 +188,16 @@ class FlowerPool:
     def _flag(self, weights: Mapping[int, float], what: str) -> dict[int, str]:
         """Return a note for every client with most of the weight, once per client."""
         total, most = sum(weights.values()), self._settings.deployment.largest_share
-        found = [
+        numbers = [
             number
             for number, weight in weights.items()
             if len(weights) > 2 and weight > most * total and (number, what) not in self._flagged
         ]
-        self._flagged.update((number, what) for number in found)
+        self._flagged.update((number, what) for number in numbers)
         return {
             number: f"client {number} has {weights[number] / total:.1%} of the {what} "
             f"(deployment.largest_share is {most:g}); its number of rows is not verified"
-            for number in found
+            for number in numbers
         }
 
     def _request(self, request: ClientRequest, encoder: _Encoder) -> Request:
@@ -236,8 +236,8 @@ class FlowerPool:
     def evaluate(self, requests: Iterable[ClientRequest], server: Any) -> Iterator[ClientScores]:
         """Let the clients evaluate their models on their own rows; they return only metrics."""
         asked, failed = self._evaluation(PendingEvaluation(requests, server))
-        found = self._exchange().evaluate(asked) if asked else {}
-        yield from self._all_scores({**failed, **found})
+        scores = self._exchange().evaluate(asked) if asked else {}
+        yield from self._all_scores({**failed, **scores})
 
     def _evaluation(
         self, evaluation: PendingEvaluation | None
@@ -287,8 +287,8 @@ class FlowerPool:
                     missing = ", ".join(sorted(known - metrics.keys()))
                     return ClientScores(client, reason=f"scores.{model}.{split}: no {missing}")
                 # other names would remove the metrics of every client from the record
-                kept = {name: v for name, v in metrics.items() if not known or name in known}
-                values.setdefault(model, {})[split] = kept
+                accepted = {name: v for name, v in metrics.items() if not known or name in known}
+                values.setdefault(model, {})[split] = accepted
         notes: tuple[str, ...] = ()
         if reply.reinitialized:
             notes = (f"client {client.id} was evaluated without its state, which is lost",)

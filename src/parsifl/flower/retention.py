@@ -47,15 +47,15 @@ def stored_runs(root: Path) -> list[StoredRun]:
     """Return the runs whose client state is below a state directory, oldest first."""
     if not root.is_dir():
         raise ConfigError(f"{root} is not a directory")
-    found = []
-    for place in root.iterdir():
-        if place.is_symlink() or not place.is_dir() or not _EXPERIMENT.fullmatch(place.name):
+    runs = []
+    for folder in root.iterdir():
+        if folder.is_symlink() or not folder.is_dir() or not _EXPERIMENT.fullmatch(folder.name):
             continue
-        files = [path for folder in _clients(place) for path in _states(folder)]
-        changed = max((path.stat().st_mtime for path in files), default=place.stat().st_mtime)
+        files = [path for folder in _clients(folder) for path in _states(folder)]
+        changed = max((path.stat().st_mtime for path in files), default=folder.stat().st_mtime)
         size = sum(path.stat().st_size for path in files)
-        found.append(StoredRun(place.name, place, size, changed))
-    return sorted(found, key=lambda item: item.changed)
+        runs.append(StoredRun(folder.name, folder, size, changed))
+    return sorted(runs, key=lambda item: item.changed)
 
 
 def forget(runs: Sequence[StoredRun]) -> None:
@@ -74,14 +74,14 @@ def older_than(runs: Sequence[StoredRun], days: float) -> list[StoredRun]:
     return [item for item in runs if item.changed < limit]
 
 
-def _clients(place: Path) -> list[Path]:
-    found = (path for path in place.iterdir() if _CLIENT.fullmatch(path.name))
-    return sorted(path for path in found if path.is_dir() and not path.is_symlink())
+def _clients(folder: Path) -> list[Path]:
+    children = (path for path in folder.iterdir() if _CLIENT.fullmatch(path.name))
+    return sorted(path for path in children if path.is_dir() and not path.is_symlink())
 
 
 def _states(folder: Path) -> list[Path]:
-    found = (path for path in folder.iterdir() if _STATE.fullmatch(path.name))
-    return sorted(path for path in found if path.is_file() and not path.is_symlink())
+    children = (path for path in folder.iterdir() if _STATE.fullmatch(path.name))
+    return sorted(path for path in children if path.is_file() and not path.is_symlink())
 
 
 def backup(run: Path, target: Path) -> int:
@@ -119,20 +119,20 @@ def restore(source: Path, run: Path) -> int:
         raise CheckpointError(f"{run} is not empty; restore into a new directory")
     try:
         with tarfile.open(source, "r:gz") as archive:
-            found = {entry.name: _content(archive, entry) for entry in archive}
-        _check_names(found)
-        manifest = json.loads(found.pop(MANIFEST))
+            contents = {entry.name: _content(archive, entry) for entry in archive}
+        _check_names(contents)
+        manifest = json.loads(contents.pop(MANIFEST))
         sums = dict(manifest["files"])
     except (OSError, EOFError, tarfile.TarError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{source} is not a backup that can be read ({error})") from None
-    damaged = [n for n in sums if hashlib.sha256(found.get(n, b"")).hexdigest() != sums[n]]
-    if damaged or found.keys() != sums.keys():
-        name = damaged[0] if damaged else sorted(found.keys() ^ sums.keys())[0]
+    damaged = [n for n in sums if hashlib.sha256(contents.get(n, b"")).hexdigest() != sums[n]]
+    if damaged or contents.keys() != sums.keys():
+        name = damaged[0] if damaged else sorted(contents.keys() ^ sums.keys())[0]
         raise CheckpointError(f"{source} is damaged: {name!r} is not what was saved")
-    for name, data in found.items():
+    for name, data in contents.items():
         make_directory((run / name).parent)
         write_synced(run / name, data)
-    return len(found)
+    return len(contents)
 
 
 def _check_names(names: Collection[str]) -> None:

@@ -74,7 +74,7 @@ class Federation:
         """Let every client report, and return problems for the operator."""
         self._prepare(resumed=False)
         self._pool.open(resumed=False)
-        members, found = self._pool.members, []
+        members, problems = self._pool.members, []
         for client, node in sorted(members.owners().items()):
             machine = members.machines[client]
             self._log(
@@ -82,11 +82,11 @@ class Federation:
                 f"Parsifl {machine.parsifl}, torch {machine.torch}, Python {machine.python}, "
                 f"{machine.free >> 20:,} MiB free"
             )
-            found += [f"client {client} (node {node}): {t}" for t in members.concerns[client]]
+            problems += [f"client {client} (node {node}): {t}" for t in members.concerns[client]]
         torches = sorted({machine.torch for machine in members.machines.values()})
         if len(torches) > 1:
-            found.append(f"nodes have different versions of torch: {', '.join(torches)}")
-        return [*self.monitor.health().problems(), *found]
+            problems.append(f"nodes have different versions of torch: {', '.join(torches)}")
+        return [*self.monitor.health().problems(), *problems]
 
     def _run(self) -> Sequence[RoundRecord]:
         resume = self._settings.deployment.resume

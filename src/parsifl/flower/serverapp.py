@@ -89,8 +89,8 @@ def _text(error: Exception) -> str:
 
 
 def _check(federation: Federation) -> None:
-    if found := federation.check():
-        raise ParsiflError("the check found problems:\n  " + "\n  ".join(found))
+    if problems := federation.check():
+        raise ParsiflError("the check found problems:\n  " + "\n  ".join(problems))
     server_log("the check found no problem")
 
 
@@ -119,7 +119,7 @@ class GridLink:
         if not requests:
             return {}
         started, pending = time.monotonic(), self._send(requests, timeout)
-        found: Replies = {}
+        replies: Replies = {}
         seconds: list[float] = []
         repeated: set[int] = set()
         # Flower's send_and_receive polls every three seconds, and also waits for dead nodes
@@ -127,13 +127,13 @@ class GridLink:
             for reply in self._grid.pull_messages(pending):
                 pending.discard(reply.metadata.reply_to_message_id)
                 node = reply.metadata.src_node_id
-                if node in requests and node not in found:
-                    found[node] = _read(reply)
+                if node in requests and node not in replies:
+                    replies[node] = _read(reply)
                     seconds.append(time.monotonic() - started)
                     self._slowest[node] = max(self._slowest.get(node, 0.0), seconds[-1])
-            elapsed, waiting = time.monotonic() - started, requests.keys() - found.keys()
-            if not waiting or (enough is not None and enough(found)) or elapsed > timeout:
-                return found
+            elapsed, waiting = time.monotonic() - started, requests.keys() - replies.keys()
+            if not waiting or (enough is not None and enough(replies)) or elapsed > timeout:
+                return replies
             if overdue := self._overdue(waiting - repeated, seconds, len(requests), elapsed):
                 repeated |= overdue
                 again = {node: requests[node] for node in overdue & {*self.nodes()}}

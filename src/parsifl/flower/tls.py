@@ -77,11 +77,11 @@ def make_keys(
         raise ConfigError(f"days must be between 1 and {_MOST_DAYS}, got {days}")
     # the SuperLink's own processes reach it over loopback, and check its certificate too
     hosts = list(dict.fromkeys([*hosts, *LOOPBACK]))
-    found = KeyFolder(folder)
-    if found.authority.exists():
+    key_folder = KeyFolder(folder)
+    if key_folder.authority.exists():
         raise ConfigError(f"{folder} already holds keys; choose another directory or delete them")
-    pairs = [path for n in range(nodes) for path in (found.node(n), found.public(n))]
-    for path in (found.signing_key, found.key, found.certificate, *pairs):
+    pairs = [path for n in range(nodes) for path in (key_folder.node(n), key_folder.public(n))]
+    for path in (key_folder.signing_key, key_folder.key, key_folder.certificate, *pairs):
         if path.exists() or path.is_symlink():
             raise ConfigError(f"{path} exists and would be overwritten; choose another directory")
     folder.mkdir(parents=True, exist_ok=True)
@@ -94,14 +94,16 @@ def make_keys(
     # a common name has at most 64 characters; clients check only the alternative names
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0][:64])])
     signed = _certificate(subject, name, server, authority, days, hosts)
-    write_synced(found.signing_key, _private(authority, serialization.PrivateFormat.PKCS8), 0o600)
-    write_synced(found.key, _private(server, serialization.PrivateFormat.PKCS8), 0o600)
-    write_synced(found.certificate, signed.public_bytes(serialization.Encoding.PEM), 0o644)
+    write_synced(
+        key_folder.signing_key, _private(authority, serialization.PrivateFormat.PKCS8), 0o600
+    )
+    write_synced(key_folder.key, _private(server, serialization.PrivateFormat.PKCS8), 0o600)
+    write_synced(key_folder.certificate, signed.public_bytes(serialization.Encoding.PEM), 0o644)
     for number in range(nodes):
-        add_node(found, number)
+        add_node(key_folder, number)
     # last: it marks the directory as complete
-    write_synced(found.authority, root.public_bytes(serialization.Encoding.PEM), 0o644)
-    return found
+    write_synced(key_folder.authority, root.public_bytes(serialization.Encoding.PEM), 0o644)
+    return key_folder
 
 
 def renew(folder: KeyFolder, days: int) -> None:

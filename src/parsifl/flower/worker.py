@@ -114,8 +114,8 @@ def supports_workers() -> bool:
 
 def check_peer(link: socket.socket) -> None:
     """Raise WireError unless the process at the other end belongs to this user."""
-    found = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    _, user, _ = _CREDENTIALS.unpack(found)
+    credentials = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _, user, _ = _CREDENTIALS.unpack(credentials)
     if user != os.geteuid():
         raise WireError(f"the other end of the socket belongs to user {user}")
 
@@ -135,13 +135,13 @@ def receive(link: socket.socket) -> bytes:
 
 
 def _exactly(link: socket.socket, size: int) -> bytes:
-    found = bytearray()
-    while len(found) < size:
-        more = link.recv(min(size - len(found), 1 << 20))
+    data = bytearray()
+    while len(data) < size:
+        more = link.recv(min(size - len(data), 1 << 20))
         if not more:
             raise EOFError
-        found += more
-    return bytes(found)
+        data += more
+    return bytes(data)
 
 
 def _frame(head: Mapping[str, Any], envelope: Envelope) -> bytes:
@@ -163,10 +163,10 @@ def _unframe(data: bytes) -> tuple[dict[str, Any], Envelope]:
     for one in reversed(fields["envelopes"]):
         parts: dict[str, bytes] = {}
         start = end - sum(one["parts"].values())
-        place = start
+        position = start
         for name, size in one["parts"].items():
-            parts[name] = rest[place : place + size]
-            place += size
+            parts[name] = rest[position : position + size]
+            position += size
         carried, end = Envelope(one["text"], parts, carried), start
     assert carried is not None
     return fields["head"], carried
@@ -210,13 +210,13 @@ class Worker:
             self._client = None
         return reply
 
-    def _load(self, place: AppPlace) -> ParsiflClientApp:
-        if self._place not in (None, place):
+    def _load(self, app: AppPlace) -> ParsiflClientApp:
+        if self._place not in (None, app):
             raise SystemExit(0)
         if self._app is None:
-            self._place = place
-            sys.path.insert(0, place.root)
-            self._app = getattr(importlib.import_module(place.module), place.name)
+            self._place = app
+            sys.path.insert(0, app.root)
+            self._app = getattr(importlib.import_module(app.module), app.name)
         assert self._app is not None
         return self._app
 

@@ -81,8 +81,8 @@ class _CsrProduct(torch.autograd.Function):
         ctx.design = inputs[1]
 
     @staticmethod
-    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, None]:
-        return ctx.design.rmatvec(slopes[0]), None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return ctx.design.rmatvec(gradients[0]), None
 
 
 class _CsrAdjoint(torch.autograd.Function):
@@ -95,8 +95,8 @@ class _CsrAdjoint(torch.autograd.Function):
         ctx.design = inputs[1]
 
     @staticmethod
-    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, None]:
-        return ctx.design.matvec(slopes[0]), None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return ctx.design.matvec(gradients[0]), None
 
 
 Design = Tensor | CsrDesign
@@ -161,11 +161,11 @@ def columns(x: Design, rows: Tensor, index: Tensor) -> Tensor:
     if not flat.is_contiguous():  # some columns of a larger matrix
         return flat[rows[:, :, None], index[:, None, :]]
     pool, starts = flat.view(-1).numpy(), rows.numpy() * flat.shape[1]
-    found = np.empty((*index.shape, rows.shape[1]), pool.dtype)
+    gathered_columns = np.empty((*index.shape, rows.shape[1]), pool.dtype)
     # client by client, so that the indices stay in the nearest cache
-    for some, start, column in zip(index.numpy(), starts, found, strict=True):
+    for some, start, column in zip(index.numpy(), starts, gathered_columns, strict=True):
         pool.take(np.add.outer(some, start), out=column, mode="clip")
-    return torch.from_numpy(found).mT
+    return torch.from_numpy(gathered_columns).mT
 
 
 def products(x: Design, rows: Tensor, coefficients: Tensor) -> Tensor:
@@ -232,33 +232,33 @@ class View:
 
     def product(self, coefficients: Tensor) -> Tensor:
         """Return X v for v [d], or X W' for W [classes, d]."""
-        given, rows = coefficients.numpy(), len(self.limits) - 1
+        vectors, rows = coefficients.numpy(), len(self.limits) - 1
         arrays = (self.limits, self.entries.places, self.entries.values)
-        found = np.zeros((rows, *given.shape[:-1]), given.dtype)
-        if given.ndim == 1:
-            vector = np.ascontiguousarray(given)
-            _kernels().csr_matvec(rows, self.entries.width, *arrays, vector, found)
+        products = np.zeros((rows, *vectors.shape[:-1]), vectors.dtype)
+        if vectors.ndim == 1:
+            vector = np.ascontiguousarray(vectors)
+            _kernels().csr_matvec(rows, self.entries.width, *arrays, vector, products)
         else:
-            sizes = (rows, self.entries.width, len(given))
-            _kernels().csr_matvecs(*sizes, *arrays, given.T.ravel(), found.ravel())
-        result = np.empty_like(found[::2])
-        result[self.order] = found[::2]
+            sizes = (rows, self.entries.width, len(vectors))
+            _kernels().csr_matvecs(*sizes, *arrays, vectors.T.ravel(), products.ravel())
+        result = np.empty_like(products[::2])
+        result[self.order] = products[::2]
         return torch.from_numpy(result)
 
     def adjoint(self, residuals: Tensor) -> Tensor:
         """Return X' r for r [n], or R' X for R [n, classes]."""
-        given, rows = residuals.numpy(), len(self.limits) - 1
+        vectors, rows = residuals.numpy(), len(self.limits) - 1
         # the arrays of a CSR matrix are those of its transpose in CSC
         arrays = (self.limits, self.entries.places, self.entries.values)
-        spread = np.zeros((rows, *given.shape[1:]), given.dtype)
-        spread[::2] = given[self.order]
-        found = np.zeros((self.entries.width, *given.shape[1:]), given.dtype)
-        if given.ndim == 1:
-            _kernels().csc_matvec(self.entries.width, rows, *arrays, spread, found)
+        spread = np.zeros((rows, *vectors.shape[1:]), vectors.dtype)
+        spread[::2] = vectors[self.order]
+        products = np.zeros((self.entries.width, *vectors.shape[1:]), vectors.dtype)
+        if vectors.ndim == 1:
+            _kernels().csc_matvec(self.entries.width, rows, *arrays, spread, products)
         else:
-            sizes = (self.entries.width, rows, given.shape[1])
-            _kernels().csc_matvecs(*sizes, *arrays, spread.ravel(), found.ravel())
-        return torch.from_numpy(found.T)
+            sizes = (self.entries.width, rows, vectors.shape[1])
+            _kernels().csc_matvecs(*sizes, *arrays, spread.ravel(), products.ravel())
+        return torch.from_numpy(products.T)
 
 
 @dataclass(frozen=True)
@@ -298,11 +298,11 @@ def compacted(batches: Batches, also: Array) -> Compacted:
     occurs = also.copy()
     every = np.ones(max(len(part.places), len(drawn)), np.bool_)  # a Boolean product marks columns
     _kernels().csc_matvec(width, len(drawn), part.starts, part.places, every, every, occurs)
-    kept = np.flatnonzero(occurs)
-    place = np.empty(width, part.places.dtype)
-    place[kept] = np.arange(len(kept), dtype=place.dtype)
-    small = Entries(part.starts, place.take(part.places), part.values, len(kept))
-    return Compacted(small, torch.from_numpy(kept), order.reshape(index.shape))
+    used_columns = np.flatnonzero(occurs)
+    new_number = np.empty(width, part.places.dtype)
+    new_number[used_columns] = np.arange(len(used_columns), dtype=new_number.dtype)
+    small = Entries(part.starts, new_number.take(part.places), part.values, len(used_columns))
+    return Compacted(small, torch.from_numpy(used_columns), order.reshape(index.shape))
 
 
 def _kernels() -> Any:

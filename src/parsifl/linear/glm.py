@@ -113,11 +113,11 @@ class GLM:
 
     def _checked_start(self, start: Tensor) -> Tensor:
         if tuple(start.shape) != self._shape or not bool(torch.isfinite(start).all()):
-            found = f"shape {list(start.shape)}"
+            shown = f"shape {list(start.shape)}"
             if tuple(start.shape) == self._shape:
-                found = "NaN or infinite entries"
+                shown = "NaN or infinite entries"
             raise ConfigError(
-                f"start must hold finite numbers of shape {list(self._shape)}, got {found}"
+                f"start must hold finite numbers of shape {list(self._shape)}, got {shown}"
             )
         return start.detach().to(self.dtype, copy=True)
 
@@ -336,19 +336,19 @@ class GLM:
         u = self.predict(params, rows.x)
         u = u + rows.y[..., -1].to(u.dtype) if self.offset else u
         y, importance = self._targets(rows.y)
-        fit, found = self.datafit, dict[str, Tensor]()
+        fit, metrics = self.datafit, dict[str, Tensor]()
         if fit.classes:
             right = (u > 0) == (y > 0) if self._single else u.argmax(-1) == y
-            found |= {"accuracy": right.to(u.dtype), "loss": fit.loss(u, y)}
+            metrics |= {"accuracy": right.to(u.dtype), "loss": fit.loss(u, y)}
         elif fit.deviance is not None:
             y = y.to(u.dtype)
-            found |= {"loss": fit.loss(u, y), "deviance": fit.deviance(u, y)}
+            metrics |= {"loss": fit.loss(u, y), "deviance": fit.deviance(u, y)}
         if not fit.classes:
-            found["mse"] = ((u if fit.mean is None else fit.mean(u)) - y).square()
+            metrics["mse"] = ((u if fit.mean is None else fit.mean(u)) - y).square()
         if self.l2:
             penalty = (self._ridge * params[NAME].square()).sum() / 2
-            found["objective"] = fit.loss(u, y) * importance + penalty
-        return found
+            metrics["objective"] = fit.loss(u, y) * importance + penalty
+        return metrics
 
     def curvature_sums(
         self, params: Params, rows: Rows, candidates: Tensor, *, own_intercept: bool = False
@@ -377,8 +377,8 @@ class GLM:
         y, importance = self._targets(rows.y)
         u = self.predict(params, rows.x) - coefficients[-1]
         u = u + rows.y[..., -1] if self.offset else u
-        found = best_intercept(self.datafit, u, y.to(u.dtype), rows.weight * importance)
-        return {NAME: torch.cat([coefficients[:-1], found[None].to(coefficients.dtype)])}
+        intercept = best_intercept(self.datafit, u, y.to(u.dtype), rows.weight * importance)
+        return {NAME: torch.cat([coefficients[:-1], intercept[None].to(coefficients.dtype)])}
 
     def compact(self, batches: Batches, coefficients: Tensor) -> GLMSteps | None:
         """Return SGD steps on the columns that CSR batches or the coefficients touch.
@@ -393,8 +393,8 @@ class GLM:
         if self.intercept:
             positions = torch.cat([positions, torch.tensor([self.features])])
         ridge = self._ridge[positions] if self.l2 else self._ridge[:0]
-        whole = Selection(batches.x, batches.y, batches.index, batches.weight)
-        return GLMSteps(self, small, positions, ridge, *self._shares(whole))
+        selection = Selection(batches.x, batches.y, batches.index, batches.weight)
+        return GLMSteps(self, small, positions, ridge, *self._shares(selection))
 
     def predictions(self, coefficients: Tensor, data: Selection) -> Tensor:
         """Return the linear predictor u of the selected rows."""
@@ -403,9 +403,9 @@ class GLM:
     def gradients(self, coefficients: Tensor, data: Selection, u: Tensor) -> Tensor:
         """Return the gradients of the mean losses over the selected rows, including the l2 term."""
         targets, share = self._shares(data)
-        slope = self.datafit.slope(u, targets)
-        slope = slope * (share if self._single else share[..., None])
-        pulled = self._predictor.pull(data.x, data.rows, slope.to(self.dtype))
+        derivative = self.datafit.slope(u, targets)
+        derivative = derivative * (share if self._single else share[..., None])
+        pulled = self._predictor.pull(data.x, data.rows, derivative.to(self.dtype))
         return pulled + self._ridge * coefficients if self.l2 else pulled
 
     def _shares(self, data: Selection) -> tuple[Tensor, Tensor]:
@@ -429,7 +429,7 @@ class GLM:
             start, ridge = start * lengths, ridge / lengths.square()
         if not bool(valid.all()):
             start *= valid
-        columns, places = self._columns(data, index, valid)
+        columns, positions = self._columns(data, index, valid)
         return Restricted(
             columns=columns,
             targets=targets,
@@ -442,7 +442,7 @@ class GLM:
             curvature=self.datafit.curvature,
             scale=self.datafit.smoothness if self.datafit.quadratic else None,
             u=u,
-            places=places,
+            places=positions,
             majorizer=self.datafit.majorizer,
             lengths=lengths,
             stretch=self._stretch,
@@ -493,23 +493,23 @@ class GLMSteps:
         u = rows.product(coefficients[..., :-1] if intercept else coefficients)
         u = u + coefficients[..., -1] if intercept else u
         share = self.shares[step]
-        slope = self.problem.datafit.slope(u, self.targets[step])
-        slope = slope * (share if u.ndim == 1 else share[:, None])
-        back = rows.adjoint(slope)
+        derivative = self.problem.datafit.slope(u, self.targets[step])
+        derivative = derivative * (share if u.ndim == 1 else share[:, None])
+        back = rows.adjoint(derivative)
         if intercept:
-            back = torch.cat([back, slope.sum(0)[..., None]], dim=-1)
+            back = torch.cat([back, derivative.sum(0)[..., None]], dim=-1)
         return back + self.ridge * coefficients if self.problem.l2 else back
 
 
 def _checked_keep(keep: Sequence[int], width: int) -> tuple[int, ...]:
     try:
-        places = sorted({operator.index(position) for position in keep})
+        positions = sorted({operator.index(position) for position in keep})
     except TypeError:
         raise ConfigError(f"keep must list positions of coefficients, got {keep!r:.80}") from None
-    outside = [position for position in places if not 0 <= position < width]
+    outside = [position for position in positions if not 0 <= position < width]
     if outside:
         raise ConfigError(f"keep names coefficient {outside[0]}, but there are 0 .. {width - 1}")
-    return tuple(places)
+    return tuple(positions)
 
 
 def _brief(keep: tuple[int, ...]) -> str:
@@ -519,5 +519,5 @@ def _brief(keep: tuple[int, ...]) -> str:
 
 
 def _is_count(value: Any) -> bool:
-    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    return bool(whole and value >= 1)
+    is_integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    return bool(is_integer and value >= 1)

@@ -63,15 +63,15 @@ class Predictor:
     def all_columns(self, x: Design, rows: Tensor) -> Tensor:
         """Return du/d(coefficient) for rows [B, n] and all coefficients: [B, n, width]."""
         if self.dictionary is None:
-            found = design.gathered(x, rows)
+            columns = design.gathered(x, rows)
         else:
-            found = torch.stack([design.matvec(x[chosen], self.dictionary.mT) for chosen in rows])
-        return functional.pad(found, (0, 1), value=1.0) if self.intercept else found
+            columns = torch.stack([design.matvec(x[chosen], self.dictionary.mT) for chosen in rows])
+        return functional.pad(columns, (0, 1), value=1.0) if self.intercept else columns
 
     def columns(self, x: Design, rows: Tensor, index: Tensor) -> Tensor:
         """Return du/d(coefficient) for rows [B, n]: [B, n, k] for index [B, k]; no dictionary."""
         last = self.width - 1
         if not self.intercept:
             return design.columns(x, rows, index)
-        found = design.columns(x, rows, index.clamp(max=last - 1))
-        return torch.where((index == last)[:, None], torch.ones_like(found), found)
+        gathered = design.columns(x, rows, index.clamp(max=last - 1))
+        return torch.where((index == last)[:, None], torch.ones_like(gathered), gathered)

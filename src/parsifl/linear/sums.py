@@ -54,18 +54,18 @@ def glm_sums(
         u = u + best_intercept(datafit, u, y, weight)
     elif intercept:
         u = u + coefficients[-1]
-    slope, bend = weight * datafit.slope(u, y), weight * datafit.curvature(u)
-    gradient, diagonal = design.rmatvec(x, slope), _square_sums(x, bend)
+    derivative, curvature_weight = weight * datafit.slope(u, y), weight * datafit.curvature(u)
+    gradient, diagonal = design.rmatvec(x, derivative), _square_sums(x, curvature_weight)
     columns = _columns(x, candidates, intercept)
-    curvature = columns.mT @ (columns * bend[:, None])
+    curvature = columns.mT @ (columns * curvature_weight[:, None])
     if intercept:
-        gradient = torch.cat([gradient, slope.sum()[None]])
-        diagonal = torch.cat([diagonal, bend.sum()[None]])
+        gradient = torch.cat([gradient, derivative.sum()[None]])
+        diagonal = torch.cat([diagonal, curvature_weight.sum()[None]])
     if own_intercept:
-        total = bend.sum().clamp(min=torch.finfo(bend.dtype).tiny)
-        cross = torch.cat([design.rmatvec(x, bend), bend.sum()[None]])
+        total = curvature_weight.sum().clamp(min=torch.finfo(curvature_weight.dtype).tiny)
+        cross = torch.cat([design.rmatvec(x, curvature_weight), curvature_weight.sum()[None]])
         diagonal = (diagonal - cross * cross / total).clamp(min=0)
-        shared = columns.mT @ bend
+        shared = columns.mT @ curvature_weight
         curvature = curvature - shared[:, None] * shared / total
         inner = torch.ones_like(gradient)
         inner[-1] = 0.0
@@ -85,14 +85,14 @@ def best_intercept(datafit: Datafit, u: Tensor, y: Tensor, weight: Tensor) -> Te
         events = (weight * y).sum() / total
         low = u.new_tensor(_FURTHEST).neg().exp()
         return (torch.log(torch.maximum(events, low) / level) - shift).clamp(-_FURTHEST, _FURTHEST)
-    found = u.new_zeros(())
+    intercept = u.new_zeros(())
     steps = 1 if u.is_meta else _NEWTON_STEPS  # for its shape one suffices
     for _ in range(steps):  # a fixed number: many sites may run at once
-        slope = (weight * datafit.slope(u + found, y)).sum() / total
-        bend = (weight * datafit.curvature(u + found)).sum() / total
-        step = (slope / bend.clamp(min=1e-12)).clamp(-2.0, 2.0)
-        found = (found - step).clamp(-_FURTHEST, _FURTHEST)
-    return found
+        derivative = (weight * datafit.slope(u + intercept, y)).sum() / total
+        second = (weight * datafit.curvature(u + intercept)).sum() / total
+        step = (derivative / second.clamp(min=1e-12)).clamp(-2.0, 2.0)
+        intercept = (intercept - step).clamp(-_FURTHEST, _FURTHEST)
+    return intercept
 
 
 def upper(matrix: Tensor) -> Tensor:
@@ -114,7 +114,7 @@ def _square_sums(x: Design, weight: Tensor) -> Tensor:
 def _columns(x: Design, index: Tensor, intercept: bool) -> Tensor:
     width = x.shape[1] if isinstance(x, CsrDesign) else x.reshape(len(x), -1).shape[1]
     inner = index.clamp(max=width - 1) if intercept else index
-    found = x.columns(inner) if isinstance(x, CsrDesign) else x.reshape(len(x), -1)[:, inner]
+    columns = x.columns(inner) if isinstance(x, CsrDesign) else x.reshape(len(x), -1)[:, inner]
     if not intercept:
-        return found
-    return torch.where(index == width, torch.ones_like(found), found)
+        return columns
+    return torch.where(index == width, torch.ones_like(columns), columns)

@@ -90,16 +90,18 @@ class Probe:
         """Return the bytes of activations that autograd keeps for this backward pass."""
         import torch
 
-        own = {parameter.untyped_storage()._cdata for parameter in self.module.parameters()}
-        kept: dict[int, Tensor] = {}
+        parameters = {parameter.untyped_storage()._cdata for parameter in self.module.parameters()}
+        saved: dict[int, Tensor] = {}
 
         def pack(tensor: Tensor) -> Tensor:
-            kept[tensor.untyped_storage()._cdata] = tensor
+            saved[tensor.untyped_storage()._cdata] = tensor
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             self._loss(trained, to_input=False)
-        return sum(t.untyped_storage().nbytes() for key, t in kept.items() if key not in own)
+        return sum(
+            t.untyped_storage().nbytes() for key, t in saved.items() if key not in parameters
+        )
 
     def block_bytes(self) -> Floats:
         """Return the bytes of the parameters of each block."""
@@ -146,9 +148,9 @@ def _open(child: nn.Module, inputs: Any, output: Any) -> None:
     import torch
 
     del child
-    given = [one for one in inputs if isinstance(one, torch.Tensor)]
-    whole = given and not any(one.is_floating_point() for one in given)
-    if whole and isinstance(output, torch.Tensor) and output.is_floating_point():
+    tensors = [one for one in inputs if isinstance(one, torch.Tensor)]
+    are_integers = tensors and not any(one.is_floating_point() for one in tensors)
+    if are_integers and isinstance(output, torch.Tensor) and output.is_floating_point():
         output.requires_grad_(True)
 
 
@@ -213,8 +215,10 @@ def flops_costs(module: nn.Module, sample: Tensor, head: str | None = None) -> C
     # with all input gradients computed, a block adds only its weight gradient
     base = probe.backward_flops([], to_input=True)
     add = np.array([probe.backward_flops([b], to_input=True) - base for b in range(count)], float)
-    whole = np.array([probe.backward_flops(range(first, count)) for first in range(count)], float)
-    return Costs(probe.blocks, add, _falling(whole - np.cumsum(add[::-1])[::-1]))
+    backward = np.array(
+        [probe.backward_flops(range(first, count)) for first in range(count)], float
+    )
+    return Costs(probe.blocks, add, _falling(backward - np.cumsum(add[::-1])[::-1]))
 
 
 def memory_costs(
@@ -229,9 +233,13 @@ def memory_costs(
         raise ConfigError(f"slots must be an integer (0 for SGD, 2 for Adam), got {slots!r}")
     probe = Probe.of(module, sample, layer_groups(module, head))
     count = len(probe.blocks)
-    kept = np.array([probe.kept_bytes(range(first, count)) for first in range(count)], dtype=float)
+    activations = np.array(
+        [probe.kept_bytes(range(first, count)) for first in range(count)], dtype=float
+    )
     return Costs(
-        probe.blocks, (1 + int(slots)) * probe.block_bytes(), _falling(kept) + probe.all_bytes()
+        probe.blocks,
+        (1 + int(slots)) * probe.block_bytes(),
+        _falling(activations) + probe.all_bytes(),
     )
 
 
@@ -266,13 +274,13 @@ def from_bytes(
 ) -> MaskPlan:
     """Plan for devices with a limit of uploaded bytes per round; `weights` as in `optimal`."""
     goal = read_objective(objective)
-    found = layer_groups(module, head)
+    blocks = layer_groups(module, head)
     sizes = {
         name: parameter.numel() * parameter.element_size()
         for name, parameter in module.named_parameters()
     }
-    add = np.array([float(sum(sizes[name] for name in block.parameters)) for block in found])
-    costs = Costs(found, add, np.zeros_like(add))
+    add = np.array([float(sum(sizes[name] for name in block.parameters)) for block in blocks])
+    costs = Costs(blocks, add, np.zeros_like(add))
     return solve(costs.instance(bytes_budgets, weights), goal, seconds=seconds)
 
 

@@ -114,16 +114,16 @@ def _knapsack(instance: Instance, limit: float) -> tuple[float, NDArray[np.bool_
         upper = np.where(np.arange(count) >= first, 1.0, 0.0)
         if float(lower @ instance.add) > room:
             continue
-        found = milp(
+        optimum = milp(
             -instance.sizes,
             integrality=np.ones(count, dtype=np.int64),
             bounds=Bounds(lower, upper),
             constraints=LinearConstraint(instance.add[None], -np.inf, room),
             options={"time_limit": 1.0},
         )
-        dual = found.mip_dual_bound
+        dual = optimum.mip_dual_bound
         bound = max(bound, float(instance.sizes.sum()) if dual is None else -dual)
-        chosen = np.asarray(found.x) > 0.5
+        chosen = np.asarray(optimum.x) > 0.5
         if chosen @ instance.sizes > best @ instance.sizes:
             best = chosen
     return bound, best

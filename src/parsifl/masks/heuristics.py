@@ -80,10 +80,10 @@ def family_values(instance: Instance, family: Masks, objective: Objective) -> Fl
         return np.array([value(instance, masks, objective) for masks in family])
     coverage = family.sum(axis=1)
     least = np.where(family, coverage[:, None, :], np.inf).min(axis=2)
-    found = instance.total * (1.0 / least).sum(axis=1) - (coverage > 0) @ instance.sizes
+    values = instance.total * (1.0 / least).sum(axis=1) - (coverage > 0) @ instance.sizes
     if objective == "J":
-        found += instance.reach.sum() - coverage @ instance.sizes
-    return np.asarray(found)
+        values += instance.reach.sum() - coverage @ instance.sizes
+    return np.asarray(values)
 
 
 def common(instance: Instance, catalogue: Catalogue) -> Masks:
@@ -202,13 +202,13 @@ def _cover_most(instance: Instance, devices: NDArray[np.intp]) -> Masks:
     # a small reward for training more keeps devices from idling
     gain = np.tile(instance.sizes, count) * 1e-3 / count
     cost = -np.concatenate([gain, np.zeros(columns), instance.sizes]) / instance.total
-    found = milp(
+    optimum = milp(
         cost,
         integrality=np.ones(len(cost), dtype=np.int64),
         bounds=Bounds(0.0, 1.0),
         constraints=LinearConstraint(rows, -np.inf, upper),
         options={"time_limit": _SECONDS},
     )
-    if found.x is None:
+    if optimum.x is None:
         return np.zeros((count, layers), dtype=bool)
-    return np.asarray(found.x[:columns].reshape(count, layers) > 0.5)
+    return np.asarray(optimum.x[:columns].reshape(count, layers) > 0.5)

@@ -106,8 +106,8 @@ class Instance:
 
     def fits(self, masks: Masks, limits: Floats) -> Masks:
         """Return which masks are within their limits (both of the same length, or one limit)."""
-        kept: Masks = self.cost(masks) <= limits + _TOLERANCE * np.maximum(1.0, np.abs(limits))
-        return kept
+        within: Masks = self.cost(masks) <= limits + _TOLERANCE * np.maximum(1.0, np.abs(limits))
+        return within
 
     def _roof(self) -> Floats:
         roof: Floats = self.limits + _TOLERANCE * np.maximum(1.0, np.abs(self.limits))
@@ -202,8 +202,8 @@ def value(instance: Instance, masks: Masks, objective: Objective) -> float:
     """Return the objective of these masks."""
     if objective == "V":
         return variance(instance, masks)
-    found = bias(instance.sizes, masks, instance.weights)
-    return found + slack(instance, masks) if objective == "J" else found
+    term = bias(instance.sizes, masks, instance.weights)
+    return term + slack(instance, masks) if objective == "J" else term
 
 
 def instance_of(
@@ -219,13 +219,13 @@ def instance_of(
 
 def read_weights(weights: Iterable[float], devices: int) -> Floats | None:
     """Return the weights of the devices in the server's mean; None if they are equal."""
-    given = listed(weights, "weights", "one weight per device, such as its number of rows")
-    good = all(is_number(one) and 0 < one < math.inf for one in given)
-    if len(given) != devices or not good:
+    values = listed(weights, "weights", "one weight per device, such as its number of rows")
+    good = all(is_number(one) and 0 < one < math.inf for one in values)
+    if len(values) != devices or not good:
         raise ConfigError(
-            f"weights must be {devices} positive numbers, one per device, got {given!r:.80}"
+            f"weights must be {devices} positive numbers, one per device, got {values!r:.80}"
         )
-    parts = np.array([float(one) for one in given])
+    parts = np.array([float(one) for one in values])
     return None if (parts == parts[0]).all() else parts
 
 
@@ -234,8 +234,10 @@ def read_layers(layers: Layers) -> tuple[tuple[str, ...], Floats]:
     if isinstance(layers, Mapping):
         pairs: list[tuple[str, Any]] = [(str(name), size) for name, size in layers.items()]
     else:
-        given = listed(layers, "layers", "one size per layer, or masks.layer_groups(module)")
-        pairs = [_pair(index, layer) for index, layer in enumerate(given)]
+        listed_layers = listed(
+            layers, "layers", "one size per layer, or masks.layer_groups(module)"
+        )
+        pairs = [_pair(index, layer) for index, layer in enumerate(listed_layers)]
     if not pairs:
         raise ConfigError("there are no layers to mask; pass at least one layer size")
     names = [name for name, _ in pairs]
@@ -249,15 +251,15 @@ def read_layers(layers: Layers) -> tuple[tuple[str, ...], Floats]:
 
 def read_budgets(budgets: Iterable[float]) -> Floats:
     """Return the budgets as an array, naming the device whose budget is not a number."""
-    given = listed(budgets, "budgets", "one budget per device, such as [0.5e6, 1e6]")
-    if not given:
+    listed_budgets = listed(budgets, "budgets", "one budget per device, such as [0.5e6, 1e6]")
+    if not listed_budgets:
         raise ConfigError("there are no devices; pass one budget per device")
-    for device, budget in enumerate(given):
+    for device, budget in enumerate(listed_budgets):
         if not is_number(budget):
             raise ConfigError(f"the budget of device {device} is {budget!r}; a budget is a number")
         if not budget >= 0:
             raise ConfigError(f"the budget of device {device} is {budget}; it must not be negative")
-    return np.array([min(float(budget), 1e300) for budget in given])
+    return np.array([min(float(budget), 1e300) for budget in listed_budgets])
 
 
 def read_objective(objective: str) -> Objective:
@@ -286,5 +288,5 @@ def listed(things: Any, what: str, wanted: str) -> list[Any]:
 
 def is_whole(thing: Any, least: int) -> bool:
     """Return whether something is a whole number of at least this size."""
-    whole = isinstance(thing, int | np.integer) and not isinstance(thing, bool)
-    return whole and int(thing) >= least
+    is_integer = isinstance(thing, int | np.integer) and not isinstance(thing, bool)
+    return is_integer and int(thing) >= least

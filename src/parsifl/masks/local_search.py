@@ -42,9 +42,9 @@ def improve(
         for row in np.argsort(-design.count, kind="stable"):
             if time.perf_counter() < deadline:
                 improved |= design.move(int(row), pools[int(design.group[row])])
-    found = design.expand(masks)
-    better = value(instance, found, objective) < value(instance, masks, objective)
-    return found if better and instance.broken(found) is None else masks
+    candidate = design.expand(masks)
+    better = value(instance, candidate, objective) < value(instance, masks, objective)
+    return candidate if better and instance.broken(candidate) is None else masks
 
 
 def _pool(catalogue: Catalogue, group: DeviceGroup) -> Masks:
@@ -108,17 +108,17 @@ class _Design:
         most = max(12, _WORK // self.sets.size)
         if len(targets) <= most:
             return targets
-        own = self.instance.total / np.where(targets, coverage, np.inf).min(axis=1)
+        scores = self.instance.total / np.where(targets, coverage, np.inf).min(axis=1)
         if self.objective == "J":
-            own -= targets @ self.instance.sizes
-        return targets[np.argsort(own, kind="stable")[:most]]
+            scores -= targets @ self.instance.sizes
+        return targets[np.argsort(scores, kind="stable")[:most]]
 
     def _scores(self, row: int, moved: float, targets: Masks, coverage: Floats) -> Floats:
         """Return the objective (up to a constant) after moving `moved` devices to each target."""
         stays = self.count.copy()
         stays[row] -= moved
-        kept = stays > 0
-        sets, count = self.sets[kept], stays[kept]
+        is_used = stays > 0
+        sets, count = self.sets[is_used], stays[is_used]
         chunk = max(1, _CHUNK // (max(1, len(sets)) * sets.shape[1]))
         parts = []
         for start in range(0, len(targets), chunk):
@@ -156,17 +156,21 @@ def exchange(
     work = sum(len(g.members) * len(c) for g, c in zip(groups, candidates, strict=True))
     if objective != "V" and work * masks.size > _MOST_WORK:
         return masks
-    found, best = masks.copy(), value(instance, masks, objective)
+    improved_masks, best = masks.copy(), value(instance, masks, objective)
     improved = True
     while improved and time.perf_counter() < deadline:
         improved = False
         for group, sets in zip(groups, candidates, strict=True):
             for device in group.members:
-                values = _values(instance, found, int(device), sets, objective)
+                values = _values(instance, improved_masks, int(device), sets, objective)
                 choice = int(values.argmin())
                 if values[choice] < best - 1e-9 * instance.total:
-                    found[device], best, improved = sets[choice], float(values[choice]), True
-    return found
+                    improved_masks[device], best, improved = (
+                        sets[choice],
+                        float(values[choice]),
+                        True,
+                    )
+    return improved_masks
 
 
 def enumerated(
@@ -207,10 +211,10 @@ def _candidates(
         return sets[instance.fits(sets, limit)]
     maximal = catalogue.maximal(group.limit)
     fullest = np.argsort(-(maximal @ instance.sizes), kind="stable")[: _MOST_SETS // 4]
-    whole = maximal[fullest]
+    largest = maximal[fullest]
     single = np.eye(len(instance.sizes), dtype=bool)
-    cut = (whole[:, None] & ~single).reshape(-1, whole.shape[1])
-    sets = np.unique(np.concatenate([whole, cut, single, masks[group.members]]), axis=0)
+    cut = (largest[:, None] & ~single).reshape(-1, largest.shape[1])
+    sets = np.unique(np.concatenate([largest, cut, single, masks[group.members]]), axis=0)
     return sets[sets.any(axis=1) & instance.fits(sets, limit)]
 
 
@@ -219,23 +223,23 @@ def _values(
 ) -> Floats:
     """Return the objective after this device takes each of the sets."""
     weight, sizes = shares(instance, masks), instance.sizes
-    own = weight[device]
+    device_weight = weight[device]
     change = sets.astype(float) - masks[device]
-    coverage = weight @ masks + own * change  # [sets, layers]
+    coverage = weight @ masks + device_weight * change  # [sets, layers]
     bare = ((coverage <= 1e-12) & instance.trainable()).any(axis=1)
     safe = np.where(coverage > 1e-12, coverage, np.inf)
     if objective == "V":
-        squares = (weight**2) @ masks + own**2 * change
-        found = (squares / safe**2) @ sizes - float((weight**2).sum()) * float(sizes.sum())
-        return np.where(bare, np.inf, found)
+        squares = (weight**2) @ masks + device_weight**2 * change
+        values = (squares / safe**2) @ sizes - float((weight**2).sum()) * float(sizes.sum())
+        return np.where(bare, np.inf, values)
     rest = np.delete(np.arange(len(masks)), device)
     least = np.where(masks[rest], safe[:, None, :], np.inf).min(axis=2)
-    gamma = (1.0 / least) @ weight[rest] + own / np.where(sets, safe, np.inf).min(axis=1)
-    found = instance.total * gamma - (coverage > 1e-12) @ sizes
+    gamma = (1.0 / least) @ weight[rest] + device_weight / np.where(sets, safe, np.inf).min(axis=1)
+    values = instance.total * gamma - (coverage > 1e-12) @ sizes
     if objective == "J":
         trained = masks @ sizes
-        found += float((instance.reach - trained).sum()) - change @ sizes
-    return np.where(bare, np.inf, found)
+        values += float((instance.reach - trained).sum()) - change @ sizes
+    return np.where(bare, np.inf, values)
 
 
 def lower_bound(instance: Instance, objective: Objective, least_slack: float) -> float:
@@ -251,8 +255,8 @@ def lower_bound(instance: Instance, objective: Objective, least_slack: float) ->
     if objective == "V":
         return _least_variance(instance, weight, reach, able)
     covered = float(instance.sizes[instance.trainable()].sum())
-    found = floor(instance.total, covered, float(weight @ reach))
-    return found + least_slack if objective == "J" else found
+    bound = floor(instance.total, covered, float(weight @ reach))
+    return bound + least_slack if objective == "J" else bound
 
 
 def _least_variance(instance: Instance, weight: Floats, reach: Floats, able: Masks) -> float:

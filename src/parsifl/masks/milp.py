@@ -50,8 +50,10 @@ def set_columns(groups: Sequence[DeviceGroup], catalogue: Catalogue) -> MilpColu
     owner = np.repeat(np.arange(len(groups)), [len(listed) for listed in lists])
     count = sparse.csr_array((np.ones(len(sets)), (owner, np.arange(len(sets)))))
     cover = sparse.csr_array(sets.T.astype(float))
-    own = sparse.csr_array((0, len(sets)))
-    return MilpColumns(sets, count, cover, own, np.array([len(group.members) for group in groups]))
+    limits = sparse.csr_array((0, len(sets)))
+    return MilpColumns(
+        sets, count, cover, limits, np.array([len(group.members) for group in groups])
+    )
 
 
 def knapsack_columns(instance: Instance, groups: Sequence[DeviceGroup]) -> MilpColumns:
@@ -120,32 +122,32 @@ class Program:
         kinds = np.zeros(len(cost), dtype=np.int64)
         kinds[columns + labels : -1] = 1
         kinds[:columns] = int(integral)
-        found = milp(
+        optimum = milp(
             cost,
             integrality=kinds,
             bounds=Bounds(lower, upper),
             constraints=[LinearConstraint(*row) for row in self.rows],
             options=options,
         )
-        return Answer(self._bound(found), self._masks(found) if integral else None)
+        return Answer(self._bound(optimum), self._masks(optimum) if integral else None)
 
-    def _bound(self, found: Any) -> float:
+    def _bound(self, optimum: Any) -> float:
         constant = -float(self.instance.sizes[self.layers].sum())
         if self.objective == "J":
             constant += float(self.instance.reach.sum())
-        dual = getattr(found, "mip_dual_bound", None)
+        dual = getattr(optimum, "mip_dual_bound", None)
         if dual is None or not np.isfinite(dual):
             return -np.inf
         return float(dual) * self.instance.total + constant
 
-    def _masks(self, found: Any) -> list[Masks] | None:
+    def _masks(self, optimum: Any) -> list[Masks] | None:
         sets = self.columns.sets
-        if found.x is None or sets is None:
+        if optimum.x is None or sets is None:
             return None
         levels, layers = len(self.starts), len(self.layers)
-        used = np.rint(found.x[: levels * self.level_columns]).astype(int)
+        used = np.rint(optimum.x[: levels * self.level_columns]).astype(int)
         used = used.reshape(levels, self.level_columns)
-        flags = found.x[levels * (self.level_columns + layers) : -1].reshape(levels, layers) > 0.5
+        flags = optimum.x[levels * (self.level_columns + layers) : -1].reshape(levels, layers) > 0.5
         allowed = np.zeros((levels, sets.shape[1]), dtype=bool)
         allowed[:, self.layers] = flags
         owner = self.columns.count.toarray().argmax(axis=0)

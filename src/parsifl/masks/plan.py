@@ -151,14 +151,14 @@ def plan_of(
     messages: Iterable[str] = (),
 ) -> MaskPlan:
     """Evaluate masks and wrap them."""
-    found, left = bias(instance.sizes, masks, instance.weights), slack(instance, masks)
+    plan_bias, left = bias(instance.sizes, masks, instance.weights), slack(instance, masks)
     reached = value(instance, masks, objective)
     numbers = tuple(range(instance.devices)) if devices is None else tuple(devices)
     return MaskPlan(
         instance=instance,
         masks=masks,
         objective=objective,
-        bias=found,
+        bias=plan_bias,
         slack=left,
         bound=min(bound, reached),  # rounding must not put the bound above the value
         method=method,
@@ -171,20 +171,20 @@ def plan_of(
 def messages_of(instance: Instance, devices: Sequence[int] | None = None) -> tuple[str, ...]:
     """Name the devices that cannot train any layer and the layers that no device can train."""
     numbers = range(instance.devices) if devices is None else devices
-    found = []
+    messages = []
     cheapest = (instance.add + instance.tail).min()
     idle = np.flatnonzero(~instance.active())
     if len(idle):
         named = _list([numbers[int(row)] for row in idle])
-        found.append(
+        messages.append(
             f"{named} cannot train any layer: the budget is below the smallest layer, "
             f"which costs {cheapest:,.0f}; raise the budget or remove the device"
         )
     bare = np.flatnonzero(~instance.trainable())
     if len(bare):
         names = ", ".join(instance.names[layer] for layer in bare)
-        found.append(f"no device can train layer {names}: it keeps its initial value")
-    return tuple(found)
+        messages.append(f"no device can train layer {names}: it keeps its initial value")
+    return tuple(messages)
 
 
 def _list(devices: Sequence[int]) -> str:
@@ -225,8 +225,8 @@ def expected_bias(plan: MaskPlan, participation: float, *, draws: int = 4000) ->
         return _summed(plan, kinds, counts, cohort)
     generator = Key(0, purpose="participation").numpy_generator()
     came = generator.multivariate_hypergeometric(counts, cohort, size=draws)
-    found = _biases(plan.instance.sizes, kinds, came)
-    return ExpectedBias(float(found.mean()), float(found.std(ddof=1) / math.sqrt(draws)), cohort)
+    biases = _biases(plan.instance.sizes, kinds, came)
+    return ExpectedBias(float(biases.mean()), float(biases.std(ddof=1) / math.sqrt(draws)), cohort)
 
 
 def _summed(plan: MaskPlan, kinds: Floats, counts: Ints, cohort: int) -> ExpectedBias:
@@ -236,8 +236,8 @@ def _summed(plan: MaskPlan, kinds: Floats, counts: Ints, cohort: int) -> Expecte
         for came in listed
     ]
     chance = np.exp(np.array(ways) - math.log(math.comb(int(counts.sum()), cohort)))
-    found = _biases(plan.instance.sizes, kinds, listed)
-    return ExpectedBias(float(chance @ found), 0.0, cohort)
+    biases = _biases(plan.instance.sizes, kinds, listed)
+    return ExpectedBias(float(chance @ biases), 0.0, cohort)
 
 
 def _cohorts(counts: list[int], cohort: int) -> Iterator[tuple[int, ...]]:

@@ -55,19 +55,19 @@ def sca(
     share = mask / np.maximum(mask.sum(axis=0), 1.0)
     growth = (_LAST_PENALTY / _FIRST_PENALTY) ** (1.0 / max(1, iterations - 1))
     model = _Model(cvxpy, instance)
-    done, found = 0, start
+    done, best = 0, start
     for step in range(iterations):
         moved = model.solve(mask, share, _FIRST_PENALTY * growth**step)
         if moved is None:
             break
         change = float(np.linalg.norm(moved[0] - mask))
         mask, share = moved
-        found = min(found, _rounded(instance, mask), key=lambda masks: value(instance, masks, "J"))
+        best = min(best, _rounded(instance, mask), key=lambda masks: value(instance, masks, "J"))
         done = step + 1
         if change <= tolerance:
             break
     distance = float((mask - mask**2).sum())
-    return SCAResult(found, done, distance, time.perf_counter() - begin)
+    return SCAResult(best, done, distance, time.perf_counter() - begin)
 
 
 class _Model:

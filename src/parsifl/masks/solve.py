@@ -159,7 +159,7 @@ def _exchanged(
     simple = [heuristics.spread(instance), heuristics.sequential(instance), *drawn]
     starts = [heuristics.repaired(instance, masks) for masks in simple]
     starts = [*(plan.masks for plan in plans), *starts]
-    found = [
+    exchanged = [
         exchange(instance, masks, objective, catalogue, end)
         for masks in starts
         if instance.broken(masks) is None
@@ -168,7 +168,7 @@ def _exchanged(
     least = search.least_slack_of() if objective == "J" else 0.0
     return plan_of(
         instance,
-        min(found, key=lambda masks: value(instance, masks, objective)),
+        min(exchanged, key=lambda masks: value(instance, masks, objective)),
         objective,
         bound=lower_bound(instance, objective, least),
         method="exchange",
@@ -195,11 +195,11 @@ def replan(plan: MaskPlan, leave: Iterable[int], *, seconds: float = 15.0) -> Ma
     rest = (plan.instance.asked or plan.instance).take(rows)
     fresh = solve(rest, plan.objective, seconds=seconds)
     devices = tuple(plan.devices[row] for row in rows)
-    kept = plan.masks[rows]
-    if rest.broken(kept) is None and value(rest, kept, plan.objective) <= fresh.value:
+    previous = plan.masks[rows]
+    if rest.broken(previous) is None and value(rest, previous, plan.objective) <= fresh.value:
         return plan_of(
             rest,
-            kept,
+            previous,
             plan.objective,
             bound=fresh.bound,
             method="kept",
@@ -243,9 +243,9 @@ class _Search:
         """Keep these masks if they are feasible and better."""
         if masks is None or self.instance.broken(masks) is not None:
             return
-        found = value(self.instance, masks, self.objective)
-        if found < self.value:
-            self.masks, self.value, self.method = masks, found, method
+        objective_value = value(self.instance, masks, self.objective)
+        if objective_value < self.value:
+            self.masks, self.value, self.method = masks, objective_value, method
 
     def closed_form(self) -> None:
         """Bound by the layer that the fewest devices can train; attained by one mask for the rest.
@@ -345,13 +345,13 @@ class _Search:
         self._take(low.groups, answer.masks, "program")
 
     def _take(
-        self, groups: Sequence[DeviceGroup], found: list[Masks] | None, method: str
+        self, groups: Sequence[DeviceGroup], group_masks: list[Masks] | None, method: str
     ) -> list[int]:
         """Offer the masks of a program and return the coverages that its devices pay for."""
-        if found is None:
+        if group_masks is None:
             return []
         masks = np.zeros_like(self.masks)
-        for group, rows in zip(groups, found, strict=True):
+        for group, rows in zip(groups, group_masks, strict=True):
             masks[group.members] = rows
         masks = heuristics.topped_up(self.instance, heuristics.repaired(self.instance, masks))
         before = self.value

@@ -85,8 +85,8 @@ class Ensemble:
         score = getattr(self.base, "output_metrics", None)
         if score is None:
             raise CapabilityError(f"{type(self.base).__name__} does not declare `output_metrics`")
-        found: dict[str, Tensor] = score(self.predict(params, rows.x), rows.y)
-        return found
+        metrics: dict[str, Tensor] = score(self.predict(params, rows.x), rows.y)
+        return metrics
 
     @cached_property
     def head(self) -> tuple[str, ...]:

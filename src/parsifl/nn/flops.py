@@ -32,15 +32,15 @@ class _Counting:
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Run an operation and add its cost."""
-        given = kwargs or {}
+        options = kwargs or {}
         with self:  # type: ignore[attr-defined]  # a mode
-            result = function.decompose(*args, **given)
+            result = function.decompose(*args, **options)
         if result is not NotImplemented:
             return result
-        result = function(*args, **given)
+        result = function(*args, **options)
         formula = _formulas().get(function.overloadpacket)
         if formula is not None:
-            spent = int(formula(*args, **given, out_val=result))
+            spent = int(formula(*args, **options, out_val=result))
             if inside_backward():
                 self.backward += spent
             else:

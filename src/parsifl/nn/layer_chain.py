@@ -175,10 +175,10 @@ def _follow(graph: fx.Graph, module: nn.Module) -> list[Layer] | None:
         elif node.op == "output":
             return layers if node.args == (previous,) else None
         else:
-            found = _layer(node, previous, module)
-            if found is None:
+            next_layers = _layer(node, previous, module)
+            if next_layers is None:
                 return None
-            layers += found
+            layers += next_layers
             previous = node
     return None
 
@@ -192,12 +192,12 @@ def _layer(node: fx.Node, previous: fx.Node | None, module: nn.Module) -> list[L
         return _module_layer(name, module.get_submodule(name))
     if node.op not in ("call_function", "call_method"):
         return None
-    given = {name: value for name, value in node.kwargs.items() if name != "inplace"}
-    if node.target in _ACTIVATIONS and len(node.args) == 1 and not given:
+    options = {name: value for name, value in node.kwargs.items() if name != "inplace"}
+    if node.target in _ACTIVATIONS and len(node.args) == 1 and not options:
         return [Activate(_ACTIVATIONS[node.target])]
     if node.target in (torch.flatten, "flatten"):
-        whole = (*node.args[1:], *given.items()) in ((1,), (("start_dim", 1),))
-        return [Flatten()] if whole else None
+        is_plain = (*node.args[1:], *options.items()) in ((1,), (("start_dim", 1),))
+        return [Flatten()] if is_plain else None
     maker = _POOL_FUNCTIONS.get(node.target)
     return None if maker is None else _pool_function(maker, node)
 
@@ -220,8 +220,8 @@ def _module_layer(name: str, layer: nn.Module) -> list[Layer] | None:
     if type(layer) is nn.Identity:
         return []
     reader = _READERS.get(type(layer))
-    found = None if reader is None else reader(f"{name}." if name else "", layer)
-    return None if found is None else [found]
+    layer_form = None if reader is None else reader(f"{name}." if name else "", layer)
+    return None if layer_form is None else [layer_form]
 
 
 def _weight(prefix: str, layer: Any) -> str | None:
@@ -277,8 +277,8 @@ def _mean_pool(_: str, layer: Any) -> Layer | None:
 
 def _adaptive_pool(_: str, layer: Any) -> Layer | None:
     size = layer.output_size
-    whole = isinstance(size, int) or None not in size
-    return AdaptivePool(_pair(size)) if whole else None
+    is_fixed = isinstance(size, int) or None not in size
+    return AdaptivePool(_pair(size)) if is_fixed else None
 
 
 def _dropout(_: str, layer: Any) -> Layer:

@@ -54,9 +54,11 @@ def layer_groups(
         named = [(group[0], _below(module, group)) for group in groups]
     sizes = {name: parameter.numel() for name, parameter in module.named_parameters()}
     _check_untied([name for _, names in named for name in names], sizes)
-    found = [LayerGroup(name, own, sum(sizes[one] for one in own)) for name, own in named if own]
-    _check_partition(found, own_head, set(sizes))
-    return tuple(found)
+    blocks = [
+        LayerGroup(name, names, sum(sizes[one] for one in names)) for name, names in named if names
+    ]
+    _check_partition(blocks, own_head, set(sizes))
+    return tuple(blocks)
 
 
 def find_head(module: nn.Module, head: str | None = None) -> str:
@@ -130,20 +132,20 @@ def _by_weight(module: nn.Module, head: set[str]) -> list[tuple[str, tuple[str, 
 
     A norm that comes before any weight joins the first.
     """
-    found: list[tuple[str, tuple[str, ...]]] = []
+    blocks: list[tuple[str, tuple[str, ...]]] = []
     waiting: tuple[str, ...] = ()
     for name, child in module.named_modules():
         prefix = f"{name}." if name else ""
         named = {prefix + leaf: value for leaf, value in child.named_parameters(recurse=False)}
-        own = tuple(leaf for leaf in named if leaf not in head)
-        if any(named[leaf].ndim > 1 for leaf in own):
-            found.append((name or own[0], waiting + own))
+        leaves = tuple(leaf for leaf in named if leaf not in head)
+        if any(named[leaf].ndim > 1 for leaf in leaves):
+            blocks.append((name or leaves[0], waiting + leaves))
             waiting = ()
-        elif found:
-            found[-1] = (found[-1][0], found[-1][1] + own)
+        elif blocks:
+            blocks[-1] = (blocks[-1][0], blocks[-1][1] + leaves)
         else:
-            waiting += own
-    return found if found or not waiting else [(waiting[0], waiting)]
+            waiting += leaves
+    return blocks if blocks or not waiting else [(waiting[0], waiting)]
 
 
 def _below(module: nn.Module, names: Sequence[str]) -> tuple[str, ...]:
@@ -155,10 +157,10 @@ def _below(module: nn.Module, names: Sequence[str]) -> tuple[str, ...]:
     return tuple(below)
 
 
-def _check_partition(found: Sequence[LayerGroup], head: Sequence[str], known: set[str]) -> None:
-    if not found:
+def _check_partition(blocks: Sequence[LayerGroup], head: Sequence[str], known: set[str]) -> None:
+    if not blocks:
         raise ConfigError("the model has no layer besides its head; there is nothing to mask")
-    listed = [name for block in found for name in block.parameters]
+    listed = [name for block in blocks for name in block.parameters]
     listed += list(head)
     if twice := {name for name in listed if listed.count(name) > 1}:
         raise ConfigError(f"parameter '{min(twice)}' is in two blocks; each belongs to one")

@@ -41,21 +41,23 @@ def check_module(module: nn.Module, *, buffers: bool = False) -> None:
     With `buffers`, running statistics are allowed: they are federated.
     """
     for name, layer in module.named_modules():
-        place = f"layer '{name}' ({type(layer).__name__})" if name else type(layer).__name__
+        described = f"layer '{name}' ({type(layer).__name__})" if name else type(layer).__name__
         if isinstance(layer, nn.modules.lazy.LazyModuleMixin):
             raise CapabilityError(
-                f"{place} has lazy parameters; run the module once on a sample before you pass it"
+                f"{described} has lazy parameters; run the module once on a sample first"
             )
         if isinstance(layer, nn.AlphaDropout | nn.FeatureAlphaDropout) and layer.p > 0:
-            raise CapabilityError(f"{place} draws unkeyed random numbers; replace it by nn.Dropout")
+            raise CapabilityError(
+                f"{described} draws unkeyed random numbers; replace it by nn.Dropout"
+            )
         if isinstance(layer, DROPOUTS) and layer.p > 0:
-            raise CapabilityError(f"{place} draws unkeyed random numbers; {_REMEDY}")
+            raise CapabilityError(f"{described} draws unkeyed random numbers; {_REMEDY}")
         inner = getattr(layer, "dropout", 0.0)  # of attention and recurrent layers, a number
         if isinstance(layer, nn.RReLU) or (isinstance(inner, float) and inner > 0):
             raise CapabilityError(
-                f"{place} draws unkeyed random numbers; set its dropout to 0, or replace it"
+                f"{described} draws unkeyed random numbers; set its dropout to 0, or replace it"
             )
-        _check_buffers(place, layer, allowed=buffers)
+        _check_buffers(described, layer, allowed=buffers)
     _check_inputs(module)
 
 
@@ -64,21 +66,21 @@ def has_statistics(layer: nn.Module) -> bool:
     return isinstance(layer, BATCH_NORMS + INSTANCE_NORMS)
 
 
-def _check_buffers(place: str, layer: nn.Module, *, allowed: bool) -> None:
+def _check_buffers(described: str, layer: nn.Module, *, allowed: bool) -> None:
     buffers = dict(layer.named_buffers(recurse=False))
     if not buffers:
         return
     statistics = has_statistics(layer)
     if statistics and not allowed:
         raise CapabilityError(
-            f"{place} keeps buffers ({', '.join(buffers)}); NeuralProblem(module, "
+            f"{described} keeps buffers ({', '.join(buffers)}); NeuralProblem(module, "
             "buffers='average') averages them over clients, 'local' keeps them on the clients, "
             "'batch' avoids them; parsifl.models.adapt(module, norm='group') returns a copy "
             "without them"
         )
     if statistics and getattr(layer, "momentum", 0.1) is None:
         raise CapabilityError(
-            f"{place} averages over all batches (momentum=None), which is not supported; "
+            f"{described} averages over all batches (momentum=None), which is not supported; "
             "set its momentum to a number, such as 0.1"
         )
 
@@ -182,5 +184,7 @@ def _expected(problem: HasModule, params: Params, rows: Any) -> str:
 def first_layer(module: nn.Module) -> str:
     """Return the first layer with parameters, with its name."""
     layers = module.named_modules()
-    own = (f"{name}: {layer!r}" for name, layer in layers if [*layer.parameters(recurse=False)])
-    return next(own, type(module).__name__).removeprefix(": ")
+    weighted = (
+        f"{name}: {layer!r}" for name, layer in layers if [*layer.parameters(recurse=False)]
+    )
+    return next(weighted, type(module).__name__).removeprefix(": ")

@@ -138,7 +138,7 @@ class NeuralProblem:
     def __repr__(self) -> str:
         """Return the module, its size and the loss in one line."""
         count = self._size()
-        given = "".join(
+        options = "".join(
             f", {name}={value}"
             for name, value, default in (
                 ("buffers", repr(self.buffers), "None"),
@@ -147,7 +147,7 @@ class NeuralProblem:
             if value != default
         )
         return (
-            f"NeuralProblem({type(self._training).__name__}, loss={self.row_loss.name}{given}; "
+            f"NeuralProblem({type(self._training).__name__}, loss={self.row_loss.name}{options}; "
             f"{count:,} parameters)"
         )
 
@@ -251,13 +251,13 @@ class NeuralProblem:
         """Return the module's output in evaluation mode; arrays are accepted too."""
         if isinstance(x, Tensor):
             return self._evaluate(params, x)
-        given = torch.as_tensor(x)
+        rows = torch.as_tensor(x)
         try:
-            return self._evaluate(params, given.to(self.dtype))
+            return self._evaluate(params, rows.to(self.dtype))
         except RuntimeError:
-            if given.is_floating_point():
+            if rows.is_floating_point():
                 raise
-            return self._evaluate(params, given)  # tokens
+            return self._evaluate(params, rows)  # tokens
 
     def loss(self, params: Params, batch: Batch) -> Tensor:
         """Return the weighted mean loss of a batch, in training mode."""

@@ -24,10 +24,10 @@ def output_layers(module: nn.Module) -> tuple[str, ...] | None:
     ('2',)
     """
     first = _Tracer(answer=True)
-    found = _nearest(module, first)
+    names = _nearest(module, first)
     if first.decisions:
-        found |= _nearest(module, _Tracer(answer=False))
-    return tuple(sorted(found)) or None
+        names |= _nearest(module, _Tracer(answer=False))
+    return tuple(sorted(names)) or None
 
 
 @final
@@ -84,7 +84,7 @@ def _nearest(module: nn.Module, tracer: _Tracer) -> set[str]:
         return set()
     named = module.named_parameters(remove_duplicate=False)
     heavy = [name for name, parameter in named if parameter.ndim > 1]
-    found: set[str] = set()
+    names: set[str] = set()
     seen: set[fx.Node] = set()
     waiting = list(reversed(nodes))[:1]
     while waiting:
@@ -92,11 +92,11 @@ def _nearest(module: nn.Module, tracer: _Tracer) -> set[str]:
         if node in seen:
             continue
         seen.add(node)
-        if own := _owners(node, heavy):
-            found.update(own)
+        if owners := _owners(node, heavy):
+            names.update(owners)
         else:
             waiting += node.all_input_nodes
-    return found
+    return names
 
 
 def _owners(node: Any, heavy: Sequence[str]) -> list[str]:

@@ -100,21 +100,25 @@ def _score(
     ]
     columns: dict[str, list[float | None]] = {n: [] for n in ("mean", "worst", "seeds", "clients")}
     for number in shared:
-        found = [s for seed in seeds if (s := seed.get(number)) is not None]
-        whole = len(found) == len(seeds)
-        means = [s["mean"] for s in found]
-        columns["mean"].append(_tidy(fmean(means)) if whole else None)
-        columns["worst"].append(_tidy(fmean(s["worst_decile"] for s in found)) if whole else None)
-        columns["clients"].append(_tidy(fmean(s["std"] for s in found)) if whole else None)
-        columns["seeds"].append(_tidy(stdev(means)) if whole and len(means) > 1 else None)
+        summaries = [s for seed in seeds if (s := seed.get(number)) is not None]
+        is_complete = len(summaries) == len(seeds)
+        means = [s["mean"] for s in summaries]
+        columns["mean"].append(_tidy(fmean(means)) if is_complete else None)
+        columns["worst"].append(
+            _tidy(fmean(s["worst_decile"] for s in summaries)) if is_complete else None
+        )
+        columns["clients"].append(
+            _tidy(fmean(s["std"] for s in summaries)) if is_complete else None
+        )
+        columns["seeds"].append(_tidy(stdev(means)) if is_complete and len(means) > 1 else None)
     return columns
 
 
 def _ledger(group: RunGroup) -> dict[str, Any]:
     """Return costs and the algorithm's own metrics, round by round."""
     shared = _thin(_shared_rounds(group, lambda r: r.round > 0))
-    kept = set(shared)
-    rounds = [{r.round: r for r in run.records if r.round in kept} for run in group.runs]
+    drawn_rounds = set(shared)
+    rounds = [{r.round: r for r in run.records if r.round in drawn_rounds} for run in group.runs]
     info = dict.fromkeys(name for seed in rounds for r in seed.values() for name in r.metrics)
     series: dict[str, Callable[[RoundRecord], float | None]] = {
         "up, share of dense": lambda r: r.bytes_up / r.dense_up if r.dense_up else None,
@@ -150,17 +154,17 @@ def _reported(name: str, round: RoundRecord) -> float | None:
 
 
 def _mean(values: Any) -> float | None:
-    found = list(values)
-    return None if any(value is None for value in found) else _tidy(fmean(found))
+    numbers = list(values)
+    return None if any(value is None for value in numbers) else _tidy(fmean(numbers))
 
 
 def _clients(group: RunGroup, model: str) -> list[dict[str, Any]]:
     """Return the score of every client, by run; runs with the same `pair` saw the same rows."""
-    found: list[dict[str, Any]] = []
+    runs: list[dict[str, Any]] = []
     for run in group.runs:
         scores = run.clients.get((model, "test"))
         if scores is not None and run.score in scores.values:
-            found.append(
+            runs.append(
                 {
                     "seed": run.seed,
                     "pair": f"{run.seed} {run.data_checksum}",
@@ -170,13 +174,13 @@ def _clients(group: RunGroup, model: str) -> list[dict[str, Any]]:
                     "values": [_tidy(value) for value in scores.values[run.score]],
                 }
             )
-    return found
+    return runs
 
 
 def _anatomy(group: RunGroup) -> dict[str, Any] | None:
     """Return the sparsity of the first seed's last state, unless it is dense."""
-    found = read_anatomy(group.runs[0].path)
-    return asdict(found) if found is not None and found.parsimonious else None
+    anatomy = read_anatomy(group.runs[0].path)
+    return asdict(anatomy) if anatomy is not None and anatomy.parsimonious else None
 
 
 def _totals(group: RunGroup) -> dict[str, float | None]:

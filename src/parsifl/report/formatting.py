@@ -56,13 +56,13 @@ def score(value: float | None, name: str, *, unit: bool = True) -> str:
     return significant(value, 4)
 
 
-def share(part: float, whole: float) -> str:
+def share(part: float, total: float) -> str:
     """Return a fraction in per cent.
 
     >>> share(1, 3), share(0, 0)
     ('33.3 %', '–')
     """
-    return f"{100 * part / whole:.1f} %" if whole else MISSING
+    return f"{100 * part / total:.1f} %" if total else MISSING
 
 
 def significant(value: float, digits: int = 3) -> str:

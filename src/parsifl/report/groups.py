@@ -55,10 +55,10 @@ class Section:
 
 def sections(runs: Sequence[RunData]) -> list[Section]:
     """Sort runs into sections, in the order in which they were named."""
-    found: dict[tuple[str, str, bool], list[RunData]] = {}
+    by_data: dict[tuple[str, str, bool], list[RunData]] = {}
     for run in runs:
-        found.setdefault((run.data, run.score, run.maximize), []).append(run)
-    return [_section(*key, members) for key, members in found.items()]
+        by_data.setdefault((run.data, run.score, run.maximize), []).append(run)
+    return [_section(*key, members) for key, members in by_data.items()]
 
 
 def _section(data: str, score: str, maximize: bool, runs: Sequence[RunData]) -> Section:
@@ -108,13 +108,13 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     >>> flat({"run": {"seed": 0, "network": {"up": 1.0}}})
     {'run.seed': 0, 'run.network.up': 1.0}
     """
-    found: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
     for name, value in config.items():
         if isinstance(value, Mapping):
-            found.update(flat(value, f"{prefix}{name}."))
+            entries.update(flat(value, f"{prefix}{name}."))
         else:
-            found[prefix + name] = value
-    return found
+            entries[prefix + name] = value
+    return entries
 
 
 def differences(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
@@ -139,10 +139,10 @@ def _labels(grouped: Sequence[tuple[RunData, ...]]) -> list[str]:
     for runs in grouped:
         name = runs[0].algorithm
         peers = [_shared(other[0]) for other in grouped if other[0].algorithm == name]
-        own = _shared(runs[0])
+        shared = _shared(runs[0])
         if count[name] > 1:
             changed = [
-                f"{field.rpartition('.')[2]}={own.get(field, ABSENT)}"
+                f"{field.rpartition('.')[2]}={shared.get(field, ABSENT)}"
                 for field in differences(peers)
             ]
             name = f"{name} {', '.join(changed[:3])}"

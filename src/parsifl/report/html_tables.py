@@ -17,20 +17,20 @@ _PHASES = {"local": "local work", "aggregate": "aggregation", "evaluate": "evalu
 
 def headline_sheet(section: Section, name: str) -> Grid:
     """Return the first table of a section."""
-    found = rows(section)
-    protocols, marks = _protocols(found, scores=_evaluated(section))
-    labels = [Cell(f"{row.label}{mark}") for row, mark in zip(found, marks, strict=True)]
+    table_rows = rows(section)
+    protocols, marks = _protocols(table_rows, scores=_evaluated(section))
+    labels = [Cell(f"{row.label}{mark}") for row, mark in zip(table_rows, marks, strict=True)]
     columns = [
         (Column("algorithm", numeric=False), labels),
-        *(_score_columns(section, found) if _evaluated(section) else ()),
-        (Column("bytes up", "bytes up"), [_size(row.bytes_up) for row in found]),
-        (Column("bytes down", "bytes down"), [_size(row.bytes_down) for row in found]),
-        (Column("time", "seconds"), [_seconds(row.seconds) for row in found]),
+        *(_score_columns(section, table_rows) if _evaluated(section) else ()),
+        (Column("bytes up", "bytes up"), [_size(row.bytes_up) for row in table_rows]),
+        (Column("bytes down", "bytes down"), [_size(row.bytes_down) for row in table_rows]),
+        (Column("time", "seconds"), [_seconds(row.seconds) for row in table_rows]),
         (
             Column("rounds"),
-            [_rounds(row, g.runs) for row, g in zip(found, section.groups, strict=True)],
+            [_rounds(row, g.runs) for row, g in zip(table_rows, section.groups, strict=True)],
         ),
-        (Column("seeds"), [Cell(str(len(row.seeds)), len(row.seeds)) for row in found]),
+        (Column("seeds"), [Cell(str(len(row.seeds)), len(row.seeds)) for row in table_rows]),
     ]
     headings = tuple(heading for heading, _ in columns)
     return Grid(name, "Results", headings, _transposed([cells for _, cells in columns]), protocols)
@@ -40,11 +40,11 @@ def _evaluated(section: Section) -> bool:
     return any(run.evaluates for run in section.runs)
 
 
-def _score_columns(section: Section, found: Sequence[Row]) -> list[tuple[Column, list[Cell]]]:
+def _score_columns(section: Section, table_rows: Sequence[Row]) -> list[tuple[Column, list[Cell]]]:
     score, better = section.score, section.maximize
     title = f"{score}, %" if score in formatting.PERCENT else score
-    shared = [row.global_model for row in found]
-    personal = [row.personal_model for row in found]
+    shared = [row.global_model for row in table_rows]
+    personal = [row.personal_model for row in table_rows]
     parts = (
         (shared, "mean", better, Column(f"global {title}", f"global {score}")),
         (personal, "mean", better, Column(f"personal {title}", f"personal {score}")),
@@ -69,13 +69,13 @@ def _score_columns(section: Section, found: Sequence[Row]) -> list[tuple[Column,
 
 def _protocols(found: Sequence[Row], *, scores: bool) -> tuple[tuple[str, ...], list[str]]:
     """Return the protocol sentences, and a mark for each row if they differ."""
-    own = [
+    row_protocols = [
         tuple(found.protocol for found in (row.global_model, row.personal_model) if found)
         for row in found
     ]
     # an algorithm without a global model does not follow another protocol
     kinds: dict[str, set[str]] = {"Global": set(), "Personal": set()}
-    for texts in own:
+    for texts in row_protocols:
         for text in texts:
             kinds[text.partition(":")[0]].add(text)
     closing = ["Bytes and time are totals of a run; time is wall time, including evaluation."]
@@ -87,9 +87,11 @@ def _protocols(found: Sequence[Row], *, scores: bool) -> tuple[tuple[str, ...], 
     if any(len(row.seeds) > 1 for row in found):
         closing.append("± is the standard deviation over seeds; costs are means over seeds.")
     if all(len(texts) <= 1 for texts in kinds.values()):
-        return (*(text for texts in kinds.values() for text in texts), *closing), [""] * len(own)
-    distinct = list(dict.fromkeys(texts for texts in own if texts))
-    marks = [f" ({distinct.index(texts) + 1})" if texts else "" for texts in own]
+        return (*(text for texts in kinds.values() for text in texts), *closing), [""] * len(
+            row_protocols
+        )
+    distinct = list(dict.fromkeys(texts for texts in row_protocols if texts))
+    marks = [f" ({distinct.index(texts) + 1})" if texts else "" for texts in row_protocols]
     sentences = [f"({at}) {' '.join(texts)}" for at, texts in enumerate(distinct, start=1)]
     return (*sentences, *closing), marks
 
@@ -174,7 +176,7 @@ def gain_sheets(section: Section, name: str) -> list[Grid]:
     ]
 
 
-def _gain_sheet(section: Section, name: str, found: Sequence[Gain]) -> Grid:
+def _gain_sheet(section: Section, name: str, group_gains: Sequence[Gain]) -> Grid:
     percent = section.score in formatting.PERCENT
     unit = "points" if percent else section.score
     body = [
@@ -187,7 +189,7 @@ def _gain_sheet(section: Section, name: str, found: Sequence[Gain]) -> Grid:
             _fraction(gain.share(1)),
             _fraction(gain.share(-1)),
         )
-        for gain in found
+        for gain in group_gains
     ]
     headings = (
         Column("algorithm", numeric=False),
@@ -198,7 +200,7 @@ def _gain_sheet(section: Section, name: str, found: Sequence[Gain]) -> Grid:
         Column("clients better", "share of clients better"),
         Column("clients worse", "share of clients worse"),
     )
-    over = found[0].baseline.label
+    over = group_gains[0].baseline.label
     rounds = sorted({run.clients_round for run in section.runs if run.clients_round is not None})
     notes = (
         f"Personal {section.score} on test rows; positive is better than {over}. Paired by seed: "
@@ -211,12 +213,13 @@ def _gain_sheet(section: Section, name: str, found: Sequence[Gain]) -> Grid:
 
 def difference_sheet(section: Section, name: str) -> Grid | None:
     """Return the fields on which the configurations differ; None if there are none."""
-    found = differences([group.config for group in section.groups])
-    if not found:
+    fields = differences([group.config for group in section.groups])
+    if not fields:
         return None
     labels = [group.label for group in section.groups]
     body = tuple(
-        (Cell(field), *(Cell(_shown(value)) for value in values)) for field, values in found.items()
+        (Cell(field), *(Cell(_shown(value)) for value in values))
+        for field, values in fields.items()
     )
     headings = tuple(Column(title, numeric=False) for title in ("field", *labels))
     return Grid(name, "What differs", headings, body)
@@ -250,10 +253,10 @@ def _seconds(number: Number) -> Cell:
     return Cell(formatting.seconds(number.mean), number.mean, number.spread)
 
 
-def _share(part: Number, whole: Number) -> Cell:
-    if not whole.mean:
+def _share(part: Number, total: Number) -> Cell:
+    if not total.mean:
         return _EMPTY
-    return Cell(formatting.share(part.mean, whole.mean), part.mean / whole.mean)
+    return Cell(formatting.share(part.mean, total.mean), part.mean / total.mean)
 
 
 def _fraction(value: float | None) -> Cell:

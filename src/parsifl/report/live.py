@@ -57,10 +57,10 @@ class LivePage:
 
 def _stamp(file: Path) -> str:
     try:
-        found = file.stat()
+        status = file.stat()
     except OSError:
         return "absent"
-    return f"{found.st_size} {found.st_mtime_ns}"
+    return f"{status.st_size} {status.st_mtime_ns}"
 
 
 class _Server(ThreadingHTTPServer):

@@ -71,9 +71,9 @@ def _reject_other(output: Path) -> None:
 
 def render(runs: Sequence[RunData], version: str = "", left_out: Sequence[str] = ()) -> str:
     """Return the page; with a `version` it polls its server for a newer one and reloads."""
-    found = sections(runs)
-    named = {f"s{at}": section for at, section in enumerate(found)}
-    level = 2 if len(found) == 1 else 3  # heading level: a single section needs no heading
+    page_sections = sections(runs)
+    named = {f"s{at}": section for at, section in enumerate(page_sections)}
+    level = 2 if len(page_sections) == 1 else 3  # heading level: a single section needs no heading
     extras = {name: _extras(section, name, level) for name, section in named.items()}
     sheets = {
         name: {**_sheets(section, name), **{t.name: t for e in extras[name] for t in e.tables}}
@@ -100,11 +100,11 @@ def render(runs: Sequence[RunData], version: str = "", left_out: Sequence[str] =
         for name, section in named.items()
     ]
     return render_page(
-        _title(found),
+        _title(page_sections),
         f"{len(runs)} run{'s' if len(runs) != 1 else ''}",
         _notes(left_out) + "".join(bodies),
         data,
-        contents=_contents(found),
+        contents=_contents(page_sections),
         version=version,
     )
 
@@ -154,20 +154,20 @@ def _embedded(data: Mapping[str, Any]) -> str:
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
-def _title(found: Sequence[Section]) -> str:
-    labels = {group.label for section in found for group in section.groups}
-    named = list(dict.fromkeys(section.title for section in found))
+def _title(page_sections: Sequence[Section]) -> str:
+    labels = {group.label for section in page_sections for group in section.groups}
+    named = list(dict.fromkeys(section.title for section in page_sections))
     what = next(iter(labels)) if len(labels) == 1 else f"{len(labels)} algorithms"
     where = named[0] if len(named) == 1 else f"{len(named)} datasets"
     return f"{what} on {where}"
 
 
-def _contents(found: Sequence[Section]) -> str:
-    if len(found) == 1:
+def _contents(page_sections: Sequence[Section]) -> str:
+    if len(page_sections) == 1:
         return ""
     items = "".join(
         f'<li><a href="#s{at}">{html.escape(_heading(section))}</a></li>'
-        for at, section in enumerate(found)
+        for at, section in enumerate(page_sections)
     )
     return f'<nav aria-label="Sections"><ul class="contents">{items}</ul></nav>'
 
@@ -178,13 +178,13 @@ def _heading(section: Section) -> str:
 
 
 def _sheets(section: Section, name: str) -> dict[str, Grid]:
-    found = {"headline": headline_sheet(section, f"{name}-results")}
+    tables = {"headline": headline_sheet(section, f"{name}-results")}
     for at, sheet in enumerate(gain_sheets(section, f"{name}-gain")):
-        found[f"gain{at}"] = sheet
-    found["ledger"] = ledger_sheet(section, f"{name}-ledger")
-    found["cost"] = cost_sheet(section, f"{name}-cost")
+        tables[f"gain{at}"] = sheet
+    tables["ledger"] = ledger_sheet(section, f"{name}-ledger")
+    tables["cost"] = cost_sheet(section, f"{name}-cost")
     differing = difference_sheet(section, f"{name}-differences")
-    return found if differing is None else {**found, "differences": differing}
+    return tables if differing is None else {**tables, "differences": differing}
 
 
 def _section(

@@ -71,7 +71,9 @@ def baselines(section: Section) -> list[RunGroup]:
             chosen += groups
             continue
         scores = [_mean(group, "validation") for group in groups]
-        known = [(sign * score, -place) for place, score in enumerate(scores) if score is not None]
+        known = [
+            (sign * score, -position) for position, score in enumerate(scores) if score is not None
+        ]
         if known and len(known) == len(groups):
             chosen.append(groups[-max(known)[1]])
     return chosen
@@ -100,17 +102,17 @@ def _candidates(section: Section, name: str) -> list[RunGroup]:
 
 def gains(section: Section, baseline: RunGroup) -> list[Gain]:
     """Return the gain of every other algorithm over a baseline, where they share a seed."""
-    found: list[Gain] = []
+    all_gains: list[Gain] = []
     for group in section.groups:
         if group is baseline:
             continue
         pairs = list(_pairs(group, baseline))
         by_seed = [_difference(run, other) for run, other in pairs]
-        kept = tuple(value for value in by_seed if value is not None)
+        by_known_seed = tuple(value for value in by_seed if value is not None)
         by_client = tuple(value for pair in pairs for value in _client_gains(*pair))
-        if kept:
-            found.append(Gain(group, baseline, kept, by_client))
-    return found
+        if by_known_seed:
+            all_gains.append(Gain(group, baseline, by_known_seed, by_client))
+    return all_gains
 
 
 def _pairs(group: RunGroup, baseline: RunGroup) -> Iterator[tuple[RunData, RunData]]:

@@ -61,35 +61,35 @@ def read_anatomy(path: Path) -> Anatomy | None:
         match = _LATEST.match((folder / "LATEST").read_text())
         if match is None:
             return None
-        place = folder / match[0]
-        state = json.loads((place / "state.json").read_text(encoding="utf-8"))
-        holders = _holders(place, state)
-        found = _anatomy(int(state["round"]), holders)
-        return None if found is None else replace(found, masks=_masks(state["server"]))
+        checkpoint = folder / match[0]
+        state = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
+        holders = _holders(checkpoint, state)
+        anatomy = _anatomy(int(state["round"]), holders)
+        return None if anatomy is None else replace(anatomy, masks=_masks(state["server"]))
     # a running engine may replace the checkpoint while it is read; a second attempt succeeds
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return None
 
 
-def _holders(place: Path, state: Mapping[str, Any]) -> dict[str, dict[str, Leaf]]:
+def _holders(checkpoint: Path, state: Mapping[str, Any]) -> dict[str, dict[str, Leaf]]:
     """Return the named leaves of the server and of each client."""
-    server = _tensors(place / "server.safetensors")
+    server = _tensors(checkpoint / "server.safetensors")
     holders: dict[str, dict[str, Leaf]] = {SERVER: {}}
     for at, (name, client) in enumerate(_names(state["server"], "", "")):
         holders.setdefault(client or SERVER, {})[name] = server[str(at)]
-    kept: dict[str, dict[str, Leaf]] = {}
+    client_leaves: dict[str, dict[str, Leaf]] = {}
     names = [
         Path(part).name for part, *_ in state["pool"].get("segments", [])
     ]  # nothing outside the directory
-    files = [place.parent / "clients" / name for name in names]
+    files = [checkpoint.parent / "clients" / name for name in names]
     if sum(file.stat().st_size for file in files) > _MOST_BYTES:
-        raise ValueError(f"the states in {place.parent} are too large to be drawn")
+        raise ValueError(f"the states in {checkpoint.parent} are too large to be drawn")
     for file in files:  # the oldest first: a later file replaces a client's state
         tensors, metadata = _tensors(file), _metadata(file)
         for client, form in metadata["clients"].items():
             names = [name for name, _ in _names(metadata["forms"][form], "", "")]
-            kept[client] = {n: tensors[f"{client}/{at}"] for at, n in enumerate(names)}
-    for client, leaves in kept.items():
+            client_leaves[client] = {n: tensors[f"{client}/{at}"] for at, n in enumerate(names)}
+    for client, leaves in client_leaves.items():
         holders.setdefault(client, {}).update(leaves)
     return holders
 

@@ -79,9 +79,9 @@ def rows(section: Section) -> list[Row]:
 
 def total(group: RunGroup, cost: Callable[[RoundRecord], float | None]) -> float | None:
     """Return a cost of a whole run, averaged over seeds; None if a round does not record it."""
-    found = [[cost(round) for round in run.records] for run in group.runs]
-    known = [[value for value in run if value is not None] for run in found]
-    return fmean(map(sum, known)) if known == found else None
+    costs = [[cost(round) for round in run.records] for run in group.runs]
+    known = [[value for value in run if value is not None] for run in costs]
+    return fmean(map(sum, known)) if known == costs else None
 
 
 def _row(group: RunGroup) -> Row:
@@ -109,15 +109,17 @@ def _row(group: RunGroup) -> Row:
 
 
 def _model_score(group: RunGroup, model: str) -> ModelScore | None:
-    chosen = [(run, found) for run in group.runs if (found := run.selected(model)) is not None]
+    chosen = [
+        (run, selected) for run in group.runs if (selected := run.selected(model)) is not None
+    ]
     if not chosen:
         return None
-    summaries = [found.scores[model]["test"][run.score] for run, found in chosen]
+    summaries = [selected.scores[model]["test"][run.score] for run, selected in chosen]
     return ModelScore(
         mean=Number.of([summary["mean"] for summary in summaries]),
         std=Number.of([summary["std"] for summary in summaries]),
         worst_decile=Number.of([summary["worst_decile"] for summary in summaries]),
-        protocol=_protocol(chosen[0][0], model, [found.round for _, found in chosen]),
+        protocol=_protocol(chosen[0][0], model, [selected.round for _, selected in chosen]),
     )
 
 
@@ -159,8 +161,8 @@ def evaluated_clients(run: RunData, model: str) -> str:
 
 
 def _rule(run: RunData, model: str, chosen: Iterable[int]) -> str:
-    found = sorted(set(chosen))
-    where = f"{found[0]}" if len(found) == 1 else f"{found[0]} to {found[-1]}"
+    rounds = sorted(set(chosen))
+    where = f"{rounds[0]}" if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"
     split = run.selecting_split(model)
     if split is None:
         asked = str(run.evaluation.get("select", "last"))

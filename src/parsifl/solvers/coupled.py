@@ -87,8 +87,8 @@ class Coupled(Rule):
 
     def slope(self, w: Tensor, anchor: Tensor) -> Tensor:
         """Return the term that `before_` subtracts, divided by lr."""
-        slope = self.decay * w - self.lam * anchor
-        return slope + self.gamma * self._sign(w) if self._smooth(self.gamma) else slope
+        gradient = self.decay * w - self.lam * anchor
+        return gradient + self.gamma * self._sign(w) if self._smooth(self.gamma) else gradient
 
     def shrink_(self, w: Tensor, lr: float) -> None:
         """Take the proximal step of gamma |theta|_1."""
@@ -216,12 +216,12 @@ class _Nested:
         """Take steps until the subproblem is solved; solved clients are masked."""
         moving = batch.active
         for _ in range(self.inner):
-            found = gradient(self.problem, theta, batch)
-            slope = {
-                name: self._slope(name, found[name], w, anchor[name]) for name, w in theta.items()
+            fit = gradient(self.problem, theta, batch)
+            total = {
+                name: self._slope(name, fit[name], w, anchor[name]) for name, w in theta.items()
             }
-            moved = {name: self._moved(name, w, slope[name]) for name, w in theta.items()}
-            moving = moving & (self._residual(theta, slope, moved) > self.accuracy)
+            moved = {name: self._moved(name, w, total[name]) for name, w in theta.items()}
+            moving = moving & (self._residual(theta, total, moved) > self.accuracy)
             theta = tree.where(moving, moved, theta)
         return theta
 
@@ -237,16 +237,16 @@ class _Nested:
     def _slope(self, name: str, gradient: Tensor, w: Tensor, anchor: Tensor) -> Tensor:
         return gradient + self.config.weight_decay * w + self.rule.of(name).slope(w, anchor)
 
-    def _moved(self, name: str, w: Tensor, slope: Tensor) -> Tensor:
-        moved = w - self.config.lr * slope
+    def _moved(self, name: str, w: Tensor, gradient: Tensor) -> Tensor:
+        moved = w - self.config.lr * gradient
         self.rule.of(name).shrink_(moved, self.config.lr)
         return moved
 
-    def _residual(self, theta: Params, slope: Params, moved: Params) -> Tensor:
+    def _residual(self, theta: Params, gradient: Params, moved: Params) -> Tensor:
         """Return |grad H|^2, or with the proximal step the squared gradient mapping."""
         if self.rule.proximal:
-            slope = tree.scale(1 / self.config.lr, tree.subtract(theta, moved))
-        return tree.dot(slope, slope)
+            gradient = tree.scale(1 / self.config.lr, tree.subtract(theta, moved))
+        return tree.dot(gradient, gradient)
 
 
 def sparsify(
@@ -266,7 +266,7 @@ def sparsify(
     if not threshold:
         return params
     always = always or {}
-    exempt = {name: marked(places, params[name].shape[-1]) for name, places in always.items()}
+    exempt = {name: marked(positions, params[name].shape[-1]) for name, positions in always.items()}
     cut: float | Tensor = threshold
     sizes = torch.cat(
         [
@@ -276,9 +276,9 @@ def sparsify(
             for name, leaf in params.items()
         ]
     )
-    kept = math.ceil(floor * len(sizes))
-    if kept:
-        smallest_kept = sizes.kthvalue(len(sizes) - kept + 1).values
+    n_kept = math.ceil(floor * len(sizes))
+    if n_kept:
+        smallest_kept = sizes.kthvalue(len(sizes) - n_kept + 1).values
         cut = smallest_kept.clamp(max=threshold)
     pruned = {}
     for name, leaf in params.items():

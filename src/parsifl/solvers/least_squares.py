@@ -40,23 +40,23 @@ def _correction(matrix: Tensor, residual: Tensor) -> Tensor:
     """Minimize |matrix z - residual|^2, both with a leading client axis."""
     if matrix.shape[1] < matrix.shape[2]:
         return _shortest(matrix, residual)
-    found, trusted = _by_normal_equations(matrix, residual)
+    solutions, trusted = _by_normal_equations(matrix, residual)
     if not bool(trusted.all()):
         doubtful = ~trusted
-        found[doubtful] = _shortest(matrix[doubtful], residual[doubtful])
-    return found
+        solutions[doubtful] = _shortest(matrix[doubtful], residual[doubtful])
+    return solutions
 
 
 def _by_normal_equations(matrix: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
     """Solve by Cholesky, refined if needed; also return where that is nearly as good as QR."""
     factor, sine = _cholesky(matrix.mT @ matrix)
-    found = _solved(factor, matrix, residual)
+    solutions = _solved(factor, matrix, residual)
     near = ~(sine**2 * _LOST > torch.finfo(sine.dtype).eps)
     if bool(near.any()):
-        some, first = matrix[near], found[near]
+        some, first = matrix[near], solutions[near]
         left = residual[near] - (some @ first[..., None])[..., 0]
-        found[near] = first + _solved(factor[near], some, left)
-    return found, _trusted(sine)
+        solutions[near] = first + _solved(factor[near], some, left)
+    return solutions, _trusted(sine)
 
 
 def _trusted(sine: Tensor) -> Tensor:
@@ -90,8 +90,8 @@ def _shortest(matrix: Tensor, residual: Tensor) -> Tensor:
     between calls with the same input.
     """
     limit = matrix.shape[1] * torch.finfo(matrix.dtype).eps
-    found = torch.linalg.lstsq(matrix, residual[..., None], rcond=limit, driver="gelsd")
-    solution: Tensor = found.solution[..., 0]
+    fit = torch.linalg.lstsq(matrix, residual[..., None], rcond=limit, driver="gelsd")
+    solution: Tensor = fit.solution[..., 0]
     return solution
 
 
@@ -99,10 +99,10 @@ def solve_symmetric(system: Tensor, right: Tensor) -> Tensor:
     """Solve positive semidefinite systems [clients, k, k]; singular ones by minimum norm."""
     factor, sine = _cholesky(system.clone())
     trusted = _trusted(sine)
-    found = torch.cholesky_solve(right[..., None], factor)[..., 0]
+    solution = torch.cholesky_solve(right[..., None], factor)[..., 0]
     if not bool(trusted.all()):
         doubtful = ~trusted
         limit = max(_RELATIVE, 10 * len(system[0]) * torch.finfo(system.dtype).eps)
         inverse = torch.linalg.pinv(system[doubtful], rtol=limit, hermitian=True)
-        found[doubtful] = (inverse @ right[doubtful][..., None])[..., 0]
-    return found
+        solution[doubtful] = (inverse @ right[doubtful][..., None])[..., 0]
+    return solution

@@ -34,8 +34,8 @@ def first_order_maml(
 
 def slope(problem: Problem, params: Params, batch: Batch, decay: float) -> Params:
     """Return the gradient of the loss with weight decay."""
-    found = gradient(problem, params, batch)
-    return shifted(found, decay, params) if decay else found
+    gradients = gradient(problem, params, batch)
+    return shifted(gradients, decay, params) if decay else gradients
 
 
 def shifted(params: Params, factor: float, direction: Params) -> Params:

@@ -75,8 +75,8 @@ class Pursuit:
             return self._pursue(problem, batches.x, batches.y, *tensors)
 
         drawn = (batches.index, batches.weight, batches.active, full.index, full.weight, key)
-        found, short = eager(work, current, *drawn)
-        return found, short
+        coefficients, short = eager(work, current, *drawn)
+        return coefficients, short
 
     def _template(self, current: Tensor, batches: Batches, full: Batches) -> Tensor:
         """Run only the products whose operations are counted; return coefficients without data."""
@@ -107,9 +107,9 @@ class Pursuit:
         for step, length in enumerate(_lengths(weight)):
             drawn, share, at = (part[:, step, :length] for part in (index, weight, where))
             batch = Selection(x, y, drawn, share)
-            slope = problem.gradients(current, batch, _picked(u, at))
+            gradients = problem.gradients(current, batch, _picked(u, at))
             seed = key if step == 0 else key ^ step
-            moved = self._iterate(problem, current, slope, u, everything, seed)
+            moved = self._iterate(problem, current, gradients, u, everything, seed)
             going = active[:, step]
             if bool(going.all()):
                 current, u = moved
@@ -121,7 +121,7 @@ class Pursuit:
         self,
         problem: SupportSolvable,
         current: Tensor,
-        slope: Tensor,
+        gradients: Tensor,
         u: Tensor,
         everything: Selection,
         key: Tensor,
@@ -129,25 +129,25 @@ class Pursuit:
         """Return the next iterate, and its predictions for all rows."""
         always = problem.unpenalized.get(problem.name, ())
         if problem.gram is not None:  # correlations: the norms of atoms must not matter
-            slope = slope / dictionary.divisors(problem.gram)
-        merged = self.sparsity.mask(slope, always, lead=1, multiple=2, select=largest_now)
+            gradients = gradients / dictionary.divisors(problem.gram)
+        merged = self.sparsity.mask(gradients, always, lead=1, multiple=2, select=largest_now)
         # the same width for every client, so that no client depends on the others of its block
         width, by_row = current.shape[-1], self._by_row(current)
         room = min(self.sparsity.count(width, 3) + len(always), width) if by_row else 0
         index, valid = places(merged.logical_or_(nonzero_now(current)), room)
         part = problem.restrict(current, everything, index, valid, u)
-        found = _coefficients(part, self.solve(part, key)) * valid
+        solution = _coefficients(part, self.solve(part, key)) * valid
         by_cost = self.prune == "cost"
         short = problem.gram is None and by_row and (by_cost or not always)
         if short:  # only merged coefficients can be kept: select among them
             count = self.sparsity.count(width)
             if by_cost:
                 exempt = torch.isin(index, torch.tensor(always, device=index.device))
-                found = without_the_cheapest(part, found, valid, exempt, count)
+                solution = without_the_cheapest(part, solution, valid, exempt, count)
             else:
-                found = torch.where(largest_now(found, count), found, 0.0)
+                solution = torch.where(largest_now(solution, count), solution, 0.0)
         # unused positions refer to coefficient 0, whose value must be kept: add, do not set
-        full = torch.zeros_like(current).scatter_add_(-1, index, found)
+        full = torch.zeros_like(current).scatter_add_(-1, index, solution)
         moved = self.bound(problem, full if short else self.pruned(problem, full, lead=1), 1)
         if problem.gram is None:  # its support is within the merged one, whose columns are known
             return moved, predictor(part, moved.gather(-1, index) * valid)
@@ -173,10 +173,10 @@ class Pursuit:
             data = Selection(full.x, full.y, rows[:, 0], weight[:, 0])
             part = problem.restrict(now, data, *self._support(problem, now))  # in unit atoms
             gradient = restricted.gradient(part, part.start).flatten(1)
-            found = restricted.hessian(part, part.start)
+            hessian = restricted.hessian(part, part.start)
             if not problem.quadratic:
-                found = _packed(found, restricted.majorizer(part, part.start))
-            return gradient, found
+                hessian = _packed(hessian, restricted.majorizer(part, part.start))
+            return gradient, hessian
 
         gradient, hessian = eager(work, current, full.index, full.weight)
         return {"gradient": gradient, "hessian": hessian}
@@ -191,18 +191,18 @@ class Pursuit:
         """
         index, valid = (part[0] for part in self._support(problem, current[None]))
         used = valid.flatten().to(current.dtype)
-        slope = mean["gradient"] * used
+        gradient = mean["gradient"] * used
 
         def newton(matrix: Tensor) -> Tensor:
             system = matrix * used[:, None] * used + torch.diag(1 - used)
-            return solve_symmetric(system[None], slope[None])[0]
+            return solve_symmetric(system[None], gradient[None])[0]
 
         if problem.quadratic:
             step = newton(mean["hessian"])
         else:
             hessian, bound = _unpacked(mean["hessian"])
             step = newton(hessian)
-            if not bool(step @ bound @ step <= 2 * (slope @ step)):  # NaN included
+            if not bool(step @ bound @ step <= 2 * (gradient @ step)):  # NaN included
                 step = newton(bound)
         change = step.reshape(index.shape) * valid
         if problem.gram is not None:
@@ -256,7 +256,7 @@ def _tiny(like: Tensor) -> float:
 
 
 def without_the_cheapest(
-    part: Restricted, found: Tensor, valid: Tensor, exempt: Tensor, count: int
+    part: Restricted, coefficients: Tensor, valid: Tensor, exempt: Tensor, count: int
 ) -> Tensor:
     """Remove coefficients one by one until `count` per row are left besides the exempt ones.
 
@@ -266,20 +266,20 @@ def without_the_cheapest(
     other is expensive. H^-1 is updated, and computed again after a removal that was almost free:
     there the update would leave rounding errors that decide the next ones.
     """
-    alive = valid.expand_as(found).flatten(1)
-    used = alive.to(found.dtype)
-    hessian = restricted.hessian(part, found) * used[:, :, None] * used[:, None]
-    level = hessian.diagonal(dim1=1, dim2=2).amax(1).clamp(min=_tiny(found))
+    alive = valid.expand_as(coefficients).flatten(1)
+    used = alive.to(coefficients.dtype)
+    hessian = restricted.hessian(part, coefficients) * used[:, :, None] * used[:, None]
+    level = hessian.diagonal(dim1=1, dim2=2).amax(1).clamp(min=_tiny(coefficients))
     system = hessian / level[:, None, None] + torch.diag_embed(1 - used + _SINGULAR)
     inverse = torch.linalg.inv(system)
-    b, free = found.flatten(1) * used, alive & ~exempt.expand_as(found).flatten(1)
-    clients, rows = torch.arange(len(b)), found.shape[1] if found.ndim == 3 else 1
+    b, free = coefficients.flatten(1) * used, alive & ~exempt.expand_as(coefficients).flatten(1)
+    clients, rows = torch.arange(len(b)), coefficients.shape[1] if coefficients.ndim == 3 else 1
     while True:
         left = free.reshape(len(b), rows, -1)
         spare = (left & (left.sum(2, keepdim=True) > count)).flatten(1)
         going = spare.any(1)
         if not bool(going.any()):
-            return b.reshape(found.shape)
+            return b.reshape(coefficients.shape)
         pivots = inverse.diagonal(dim1=1, dim2=2).clamp(min=_tiny(b))
         cheapest = torch.where(spare, b.square() / pivots, torch.inf).argmin(1)
         column = inverse[clients, :, cheapest] * going[:, None]
@@ -315,5 +315,5 @@ def _picked(u: Tensor, where: Tensor) -> Tensor:
     return u.gather(1, where if u.ndim == 2 else where[..., None].expand(-1, -1, u.shape[-1]))
 
 
-def _where(going: Tensor, moved: Tensor, kept: Tensor) -> Tensor:
-    return torch.where(going.reshape(-1, *(1,) * (moved.ndim - 1)), moved, kept)
+def _where(going: Tensor, moved: Tensor, stayed: Tensor) -> Tensor:
+    return torch.where(going.reshape(-1, *(1,) * (moved.ndim - 1)), moved, stayed)

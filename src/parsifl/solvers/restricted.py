@@ -43,10 +43,10 @@ def loss(part: Restricted, z: Tensor) -> Tensor:
 
 def gradient(part: Restricted, z: Tensor) -> Tensor:
     """Return the gradients at z."""
-    slope = part.slope(predictor(part, z), part.targets)
+    derivative = part.slope(predictor(part, z), part.targets)
     if part.places is None:
-        return (part.columns.mT @ (part.weight * slope)[..., None])[..., 0] + part.ridge * z
-    shared = (part.weight[..., None] * slope).mT @ part.columns
+        return (part.columns.mT @ (part.weight * derivative)[..., None])[..., 0] + part.ridge * z
+    shared = (part.weight[..., None] * derivative).mT @ part.columns
     return functional.pad(shared, (0, 1)).gather(-1, part.places) + part.ridge * z
 
 
@@ -74,11 +74,11 @@ def _assembled(part: Restricted, z: Tensor, curvature: Tensor) -> Tensor:
 
 def class_columns(part: Restricted) -> Tensor:
     """Return the columns of each class, [clients, classes, n, k], zero in unused positions."""
-    places, padded = part.places, functional.pad(part.columns, (0, 1))
-    if places is None:
+    positions, padded = part.places, functional.pad(part.columns, (0, 1))
+    if positions is None:
         return part.columns[:, None]
-    wide = padded[:, None].expand(-1, places.shape[1], -1, -1)
-    return wide.gather(-1, places[:, :, None].expand(-1, -1, wide.shape[2], -1))
+    wide = padded[:, None].expand(-1, positions.shape[1], -1, -1)
+    return wide.gather(-1, positions[:, :, None].expand(-1, -1, wide.shape[2], -1))
 
 
 def minimize(part: Restricted) -> Tensor:
@@ -153,7 +153,7 @@ def _descend_at_once(part: Restricted, delta: float, steps: int) -> Tensor:
     matrix of the rows.
     """
     largest, least = curvatures(part)
-    slope = gradient(part, part.start)
+    start_gradient = gradient(part, part.start)
     root = part.columns * (_bound(part) * part.weight).sqrt()[..., None]
     wide = root.shape[-1] > root.shape[-2] and not bool(part.ridge.any())
     gram = root @ root.mT if wide else root.mT @ root + torch.diag_embed(part.ridge)
@@ -165,21 +165,22 @@ def _descend_at_once(part: Restricted, delta: float, steps: int) -> Tensor:
         basis = root.mT @ vectors / torch.where(known, singular, torch.inf)[:, None]
     else:
         basis = vectors
-    along = (basis.mT @ slope[..., None])[..., 0]
-    kept = (1 - values / largest[:, None]).clamp(min=0)
-    taken = _steps_taken(kept, along, delta * least, steps)[:, None]
-    sums = torch.where(kept < 1, (1 - kept**taken) / (1 - kept), taken)  # 1 + kept + kept^2 + ...
+    along = (basis.mT @ start_gradient[..., None])[..., 0]
+    factor = (1 - values / largest[:, None]).clamp(min=0)
+    taken = _steps_taken(factor, along, delta * least, steps)[:, None]
+    # the geometric series 1 + factor + factor^2 + ...
+    sums = torch.where(factor < 1, (1 - factor**taken) / (1 - factor), taken)
     change: Tensor = (basis @ (sums * along / largest[:, None])[..., None])[..., 0]
     return part.start - change
 
 
-def _steps_taken(kept: Tensor, along: Tensor, shortest: Tensor, steps: int) -> Tensor:
+def _steps_taken(factor: Tensor, along: Tensor, shortest: Tensor, steps: int) -> Tensor:
     """Return how many steps have a gradient longer than `shortest`; gradients never grow."""
-    low = torch.zeros(len(kept), dtype=kept.dtype)
+    low = torch.zeros(len(factor), dtype=factor.dtype)
     high = torch.full_like(low, steps)
     for _ in range(steps.bit_length()):
         middle = ((low + high) / 2).floor()
-        longer = (kept ** middle[:, None] * along).norm(dim=-1) > shortest
+        longer = (factor ** middle[:, None] * along).norm(dim=-1) > shortest
         low = torch.where(longer, (middle + 1).minimum(high), low)
         high = torch.where(longer, high, middle)
     return low
@@ -305,8 +306,8 @@ def _sample(part: Restricted, squares: Tensor, key: Tensor, batch: int, step: in
 
 def _equally_weighted(part: Restricted) -> Tensor:
     """Return for each client [clients, 1] whether all its rows have one weight."""
-    places = torch.arange(part.weight.shape[1], device=part.weight.device)
-    used = places < part.rows[:, None]
+    row_numbers = torch.arange(part.weight.shape[1], device=part.weight.device)
+    used = row_numbers < part.rows[:, None]
     equal: Tensor = ((part.weight == part.weight[:, :1]) | ~used).all(1, keepdim=True)
     return equal
 

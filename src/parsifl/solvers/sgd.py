@@ -69,8 +69,8 @@ def sgd_pair(
         if not buffers:
             walk.step(gradient(problem, walk.params, batch, fixed), batch, ragged=batches.ragged)
             continue
-        slopes, moved = gradient_and_buffers(problem, walk.params, batch, {**fixed, **buffers})
-        walk.step(slopes, batch, ragged=batches.ragged)
+        gradients, moved = gradient_and_buffers(problem, walk.params, batch, {**fixed, **buffers})
+        walk.step(gradients, batch, ragged=batches.ragged)
         for name, old in buffers.items():
             buffers[name] = torch.where(batch.active, moved[name], old)
     return {name: (walk.params | buffers)[name] for name in params}, walk.aux
@@ -88,10 +88,10 @@ def gradient(
     if network is not None:
         return fused.gradient(network, params, fixed, batch)
     trained, buffers = split_buffers(problem, params)
-    slopes, _ = gradient_and_buffers(problem, trained, batch, {**fixed, **buffers})
+    gradients, _ = gradient_and_buffers(problem, trained, batch, {**fixed, **buffers})
     if not buffers:
-        return slopes
-    return {n: slopes[n] if n in slopes else torch.zeros_like(v) for n, v in params.items()}
+        return gradients
+    return {n: gradients[n] if n in gradients else torch.zeros_like(v) for n, v in params.items()}
 
 
 def gradient_and_buffers(
@@ -115,9 +115,9 @@ def gradient_and_buffers(
     leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
     with torch.enable_grad():
         value, buffers = loss(leaves)
-        found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
-    slopes = zip(leaves.items(), found, strict=True)
-    return {n: torch.zeros_like(v) if s is None else s for (n, v), s in slopes}, buffers
+        gradients = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+    pairs = zip(leaves.items(), gradients, strict=True)
+    return {n: torch.zeros_like(v) if s is None else s for (n, v), s in pairs}, buffers
 
 
 def _may_put_channels_last(*trees: Params) -> bool:

@@ -93,9 +93,9 @@ def _wide(matrix: Tensor, threshold: float, start: Tensor | None) -> Factors:
     if len(matrix) <= DIRECT:
         return _direct(matrix, threshold)
     if start is not None and 3 * start.shape[1] <= len(matrix):
-        found = _warm(matrix, threshold, start)
-        if found is not None:
-            return found
+        factors = _warm(matrix, threshold, start)
+        if factors is not None:
+            return factors
     return _peeled(matrix, threshold)
 
 

@@ -75,28 +75,28 @@ def shrunk(values: Tensor, shrink: float | Tensor, always: tuple[int, ...] = ())
 
 def descend(problem: Problem, params: Params, batches: Batches, config: SgdConfig) -> SparseParams:
     """Run SGD; with a CSR design only on the columns that occur, with a sparse result."""
-    found = _on_columns(problem, params, batches, config, None)
-    return dict(sgd(problem, params, batches, config)) if found is None else found
+    sparse_params = _on_columns(problem, params, batches, config, None)
+    return dict(sgd(problem, params, batches, config)) if sparse_params is None else sparse_params
 
 
 def threshold(
     problem: Problem, params: Params, batches: Batches, config: SgdConfig, sparsity: Sparsity
 ) -> SparseParams:
     """Run SGD with H_tau after each step."""
-    found = _on_columns(problem, params, batches, config, sparsity)
-    if found is not None:
-        return found
+    sparse_params = _on_columns(problem, params, batches, config, sparsity)
+    if sparse_params is not None:
+        return sparse_params
     if len(params) == 1 or sparsity.scope != "all":
         rule = HardThresholdRule(sparsity, kept_places(problem))
         return dict(sgd(problem, params, batches, config, rule=rule))
     velocity = tree.zeros_like(params) if config.momentum else None
     for batch in batches:  # all layers share one budget and are thresholded together
-        slope = gradient(problem, params, batch)
+        gradients = gradient(problem, params, batch)
         if config.weight_decay:
-            slope = tree.axpy(config.weight_decay, params, slope)
+            gradients = tree.axpy(config.weight_decay, params, gradients)
         if velocity is not None:  # a client without remaining steps needs no velocity
-            slope = velocity = tree.axpy(config.momentum, velocity, slope)
-        moved = sparsity.project(problem, tree.axpy(-config.lr, slope, params))
+            gradients = velocity = tree.axpy(config.momentum, velocity, gradients)
+        moved = sparsity.project(problem, tree.axpy(-config.lr, gradients, params))
         params = tree.where(batch.active, moved, params) if batches.ragged else moved
     return dict(params)
 
@@ -108,17 +108,21 @@ def _on_columns(
     if isinstance(batches.x, Tensor) or not hasattr(problem, "compact") or not len(batches):
         return None
     able = cast(Compactable, problem)
-    whole = params[able.name]
-    small = able.compact(batches, whole)
+    weight = params[able.name]
+    small = able.compact(batches, weight)
     if small is None:
         return None
-    places = small.positions
-    kept = able.unpenalized.get(able.name, ())
-    always = tuple(torch.isin(places, torch.tensor(kept)).nonzero()[:, 0].tolist()) if kept else ()
+    positions = small.positions
+    exempt = able.unpenalized.get(able.name, ())
+    always = (
+        tuple(torch.isin(positions, torch.tensor(exempt)).nonzero()[:, 0].tolist())
+        if exempt
+        else ()
+    )
     if sparsity is not None:
-        dense = not len(places) or (sparsity.spare_vectors and whole.ndim < 2)
-        sparsity = None if dense else sparsity.on_columns(places, tuple(whole.shape), kept)
-    z, velocity = whole.index_select(-1, places), whole.new_zeros(())
+        dense = not len(positions) or (sparsity.spare_vectors and weight.ndim < 2)
+        sparsity = None if dense else sparsity.on_columns(positions, tuple(weight.shape), exempt)
+    z, velocity = weight.index_select(-1, positions), weight.new_zeros(())
     for step in range(len(batches)):
         gradient = small.gradient(z, step)
         if config.weight_decay:
@@ -127,13 +131,13 @@ def _on_columns(
         z = z.sub_(velocity, alpha=config.lr)
         if sparsity is not None:
             z = torch.where(sparsity.mask(z, always, select=largest_now), z, 0.0)
-    return {able.name: _sparse(z, places, whole)}
+    return {able.name: _sparse(z, positions, weight)}
 
 
-def _sparse(z: Tensor, places: Tensor, whole: Tensor) -> Sparse:
+def _sparse(z: Tensor, positions: Tensor, weight: Tensor) -> Sparse:
     # NumPy is faster here; after plain steps every column that occurs is in use
     if z.ndim == 1 and bool(z.numpy().all()):
-        return Sparse(places, z, tuple(whole.shape))
-    rows, columns = z.reshape(-1, len(places)).nonzero().unbind(1)
-    index = rows * whole.shape[-1] + places[columns]
-    return Sparse(index, z.reshape(-1, len(places))[rows, columns], tuple(whole.shape))
+        return Sparse(positions, z, tuple(weight.shape))
+    rows, columns = z.reshape(-1, len(positions)).nonzero().unbind(1)
+    index = rows * weight.shape[-1] + positions[columns]
+    return Sparse(index, z.reshape(-1, len(positions))[rows, columns], tuple(weight.shape))

@@ -59,14 +59,14 @@ def measure(message: Any, precision: Precision = "exact") -> MessageStats:
     """Return the size of a message in one pass over its values."""
     leaves, structure = tree.flatten(message, units=UNITS)
     mark = (precision, structure, *[_mark(leaf, precision) for leaf in leaves])
-    found = _kept.get(mark)
-    if found is None:
-        found = _measured(leaves, structure, precision)
+    stats = _kept.get(mark)
+    if stats is None:
+        stats = _measured(leaves, structure, precision)
         if None not in mark:  # the clients of a round send messages of the same structure
             if len(_kept) >= _KEPT:
                 _kept.clear()
-            _kept[mark] = found
-    return found
+            _kept[mark] = stats
+    return stats
 
 
 _KEPT = 256
@@ -95,14 +95,14 @@ def _measured(leaves: list[Any], structure: tree.Structure, precision: str) -> M
 def _forms(
     leaves: list[Any], names: list[str], precision: str, checked: bool
 ) -> list[tensor_codec.Form]:
-    found: list[tensor_codec.Form] = []
+    forms: list[tensor_codec.Form] = []
     for leaf, name in zip(leaves, names, strict=True):
         if isinstance(leaf, Sparse):
-            found.append(tensor_codec.of_sparse(leaf, precision, name, checked))
+            forms.append(tensor_codec.of_sparse(leaf, precision, name, checked))
         else:
             tensors = _tensors(leaf)
-            found.extend([tensor_codec.of_tensor(t, precision, name, checked) for t in tensors])
-    return found
+            forms.extend([tensor_codec.of_tensor(t, precision, name, checked) for t in tensors])
+    return forms
 
 
 def _described(leaves: list[Any], structure: tree.Structure) -> tuple[list[str], int, bytes]:

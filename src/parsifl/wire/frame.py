@@ -211,10 +211,10 @@ def _parse(text: bytes) -> Any:
 
 
 def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    members = dict(pairs)
+    if len(members) != len(pairs):
         raise ValueError(f"a key is given twice among {[key for key, _ in pairs][:5]}")
-    return found
+    return members
 
 
 def _integer(text: str) -> int:

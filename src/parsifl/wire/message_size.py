@@ -31,9 +31,9 @@ def check(message: Any, template: Any) -> None:
             _difference(tree_schema.to_json(structure), tree_schema.to_json(expected), "")
         )
     for leaf, target, name in zip(leaves, wanted, tree.names(structure), strict=True):
-        found, right = _form(leaf), _form(target)
-        if found != right:
-            raise WireError(f"{name}: {found} instead of {right}")
+        form, right = _form(leaf), _form(target)
+        if form != right:
+            raise WireError(f"{name}: {form} instead of {right}")
 
 
 def _form(leaf: Any) -> tuple[torch.dtype, tuple[int, ...]]:
@@ -42,16 +42,20 @@ def _form(leaf: Any) -> tuple[torch.dtype, tuple[int, ...]]:
     return (leaf.value if isinstance(leaf, Sparse) else leaf).dtype, tuple(leaf.shape)
 
 
-def _difference(found: Any, expected: Any, path: str) -> str:
+def _difference(structure: Any, expected: Any, path: str) -> str:
     """Return the first difference between two descriptions, which must differ."""
     name = path.removeprefix(".") or "(root)"
-    if isinstance(found, str) or isinstance(expected, str) or found.keys() != expected.keys():
-        return f"{name}: {_kind(found)} instead of {_kind(expected)}"
-    if "s" in found:
-        return f"{name}: {found['s']!r} instead of {expected['s']!r}"
-    if found.get("c") != expected.get("c"):
-        return f"{name}: class {found['c']} instead of {expected['c']}"
-    ours, theirs = _children(found), _children(expected)
+    if (
+        isinstance(structure, str)
+        or isinstance(expected, str)
+        or structure.keys() != expected.keys()
+    ):
+        return f"{name}: {_kind(structure)} instead of {_kind(expected)}"
+    if "s" in structure:
+        return f"{name}: {structure['s']!r} instead of {expected['s']!r}"
+    if structure.get("c") != expected.get("c"):
+        return f"{name}: class {structure['c']} instead of {expected['c']}"
+    ours, theirs = _children(structure), _children(expected)
     for key in [*theirs, *ours]:
         if key not in ours:
             return f"{path}.{key}".removeprefix(".") + ": missing"

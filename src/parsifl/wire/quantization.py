@@ -113,8 +113,8 @@ def count_nonzero(tensor: Tensor) -> int:
 
 
 def _integers(tensor: Tensor) -> NDArray[Any]:
-    own = tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor
-    entries = own.numpy(force=True)
+    numbers = tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor
+    entries = numbers.numpy(force=True)
     return entries.view(_INTEGERS[entries.itemsize])
 
 

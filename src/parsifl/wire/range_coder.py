@@ -61,10 +61,10 @@ def length(size: int, count: int) -> int:
     """
     if is_trivial(size, count):
         return 0
-    whole, ones, zeros = (n * math.log2(n) for n in (size, count, size - count))
+    total, ones, zeros = (n * math.log2(n) for n in (size, count, size - count))
     # far more than the loss of symbols and of floating-point rounding
     slack = 2.0**-10 + size * 2.0**-40
-    return math.ceil((whole - ones - zeros + slack) / 8)
+    return math.ceil((total - ones - zeros + slack) / 8)
 
 
 class _Model(NamedTuple):
@@ -77,10 +77,10 @@ class _Model(NamedTuple):
 @functools.lru_cache(maxsize=64)
 def _model(size: int, count: int, width: int) -> _Model:
     """Divide 2^128 among the symbols of `width` positions, rounding up in their favour."""
-    shared, whole = (1 << _WEIGHT) - (1 << width), size**width
+    shared, total = (1 << _WEIGHT) - (1 << width), size**width
     weights, starts = [], [0]
     for ones in range(width + 1):
-        weights.append(-(-shared * count**ones * (size - count) ** (width - ones) // whole))
+        weights.append(-(-shared * count**ones * (size - count) ** (width - ones) // total))
         starts.append(starts[-1] + math.comb(width, ones) * weights[-1])
     return _Model(starts, weights)
 
@@ -105,15 +105,15 @@ def encode(mask: NDArray[np.bool_], count: int) -> bytes:
 
 def _symbols(mask: NDArray[np.bool_]) -> tuple[list[int], list[int]]:
     """Return for each block its number of ones, and the rank of their places."""
-    places = np.flatnonzero(mask)
-    block = places // _BLOCK
+    positions = np.flatnonzero(mask)
+    block = positions // _BLOCK
     counts = np.bincount(block, minlength=-(-mask.size // _BLOCK))
     before = np.cumsum(counts) - counts
     # the combinatorial number system: the sum of C(place, turn) over the ones of a block
-    turn = np.arange(1, places.size + 1) - before[block]
+    turn = np.arange(1, positions.size + 1) - before[block]
     ranks, filled = np.zeros(counts.size, np.int64), np.flatnonzero(counts)
     if filled.size:
-        ranks[filled] = np.add.reduceat(_CHOOSE[places % _BLOCK, turn], before[filled])
+        ranks[filled] = np.add.reduceat(_CHOOSE[positions % _BLOCK, turn], before[filled])
     return counts.tolist(), ranks.tolist()
 
 
@@ -177,11 +177,11 @@ def decode(data: memoryview, size: int, count: int) -> Iterator[NDArray[np.intp]
         if tail:
             last = reader.read(_model(size, count, tail), 1)
             counts, ranks = counts + last[0], ranks + last[1]
-        found = _places(np.array(counts), np.array(ranks), np.flatnonzero(counts))
-        left -= found.size
+        positions = _places(np.array(counts), np.array(ranks), np.flatnonzero(counts))
+        left -= positions.size
         if left < 0:
             break
-        yield found + start
+        yield positions + start
     if left or not reader.is_exact():
         raise ValueError(f"support does not code {count} of {size} positions")
 
@@ -194,13 +194,13 @@ def _places(
     if filled.size < counts.size:
         counts, ranks = counts[filled], ranks[filled]
     bits = np.zeros((_BLOCK, counts.size), np.bool_)
-    for place in reversed(range(_BLOCK)):
-        below = _CHOOSE[place].take(counts)  # 1 where no ones are left; the rank is then 0
-        np.greater_equal(ranks, below, out=bits[place])
-        ranks -= below * bits[place]
-        counts -= bits[place]
-    found = np.flatnonzero(bits.T)
-    return found + _BLOCK * skipped[found // _BLOCK] if skipped.any() else found
+    for bit in reversed(range(_BLOCK)):
+        below = _CHOOSE[bit].take(counts)  # 1 where no ones are left; the rank is then 0
+        np.greater_equal(ranks, below, out=bits[bit])
+        ranks -= below * bits[bit]
+        counts -= bits[bit]
+    positions = np.flatnonzero(bits.T)
+    return positions + _BLOCK * skipped[positions // _BLOCK] if skipped.any() else positions
 
 
 class _Reader:

@@ -229,9 +229,9 @@ def read_tensor(reader: Reader, record: Record) -> Tensor:
     if record.nonzeros != _DENSE:
         bits = np.zeros(record.size, entries.dtype)
         filled = 0
-        for found in _positions(code, record):
-            bits[found] = entries[filled : filled + found.size]
-            filled += found.size
+        for positions in _positions(code, record):
+            bits[positions] = entries[filled : filled + positions.size]
+            filled += positions.size
         entries = bits
     return _finished(entries, scale, record, record.shape)
 
@@ -245,9 +245,9 @@ def read_sparse(reader: Reader, record: Record) -> Sparse:
     else:
         index = np.empty(record.nonzeros, np.int64)
         filled = 0
-        for found in _positions(code, record):
-            index[filled : filled + found.size] = found
-            filled += found.size
+        for positions in _positions(code, record):
+            index[filled : filled + positions.size] = positions
+            filled += positions.size
     value = _finished(entries, scale, record, (index.size,))
     return Sparse(torch.from_numpy(index.astype(np.int64, copy=False)), value, record.shape)
 

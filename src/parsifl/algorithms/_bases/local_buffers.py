@@ -76,8 +76,8 @@ class LocalBuffers(AdditiveAlgorithm[Problem, Any, Any, Any, Any, Any]):
         self, problem: Problem, received: Any, state: BufferedState[Any], data: ClientRoundData
     ) -> ClientUpdate[BufferedState[Any], Any]:
         """Train with the client's own buffers, and keep the updated ones."""
-        whole = {**received, **state.buffers}
-        update = self.inner.client_update(problem, whole, state.inner, data)
+        params = {**received, **state.buffers}
+        update = self.inner.client_update(problem, params, state.inner, data)
         upload, buffers = split_buffers(problem, update.upload)
         return replace(update, state=BufferedState(update.state, buffers), upload=upload)
 
@@ -95,8 +95,8 @@ class LocalBuffers(AdditiveAlgorithm[Problem, Any, Any, Any, Any, Any]):
         self, problem: Problem, received: Any, state: BufferedState[Any], data: ClientRoundData
     ) -> Model:
         """Evaluate the inner algorithm's model with the client's own buffers."""
-        whole = {**received, **state.buffers}
-        model: Model = self.inner.personalize(problem, whole, state.inner, data)
+        params = {**received, **state.buffers}
+        model: Model = self.inner.personalize(problem, params, state.inner, data)
         return model
 
     def contribute(self, problem: Problem, upload: Any, weight: float) -> Any:

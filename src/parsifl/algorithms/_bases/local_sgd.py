@@ -55,15 +55,15 @@ class LocalSgd:
     last_batch: Partial = "pad"
 
     @classmethod
-    def check_given(cls, given: Mapping[str, Any]) -> None:
+    def check_given(cls, settings: Mapping[str, Any]) -> None:
         """Reject `epochs` together with `local_steps`."""
         # dataclasses.replace passes every field, so that no pair counts as explicit
-        copied = given.keys() >= {field.name for field in fields(cls)}
-        if not copied and "local_steps" in given and given.get("epochs") is not None:
+        copied = settings.keys() >= {field.name for field in fields(cls)}
+        if not copied and "local_steps" in settings and settings.get("epochs") is not None:
             raise ConfigError(
                 "`local_steps` and `epochs` are mutually exclusive: got "
-                f"local_steps={given['local_steps']} and epochs={given['epochs']}. Remove one of "
-                "them."
+                f"local_steps={settings['local_steps']} and epochs={settings['epochs']}. Remove "
+                "one of them."
             )
 
     def learning_rate(self, round: int) -> float:

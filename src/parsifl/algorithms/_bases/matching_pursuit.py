@@ -179,9 +179,9 @@ class MatchingPursuit(
         if self._refits(data.round):
             return ClientUpdate(None, self.pursuit().curvature(problem, current, data["all"]))
         select = data["select"]
-        found, short = self.pursuit().run(problem, current, select, data["all"], data.key)
+        coefficients, short = self.pursuit().run(problem, current, select, data["all"], data.key)
         metrics = {} if short is None else {"underdetermined": short}
-        return ClientUpdate(None, {problem.name: found}, metrics)
+        return ClientUpdate(None, {problem.name: coefficients}, metrics)
 
     def personalize(
         self, problem: SupportSolvable, received: Params, state: None, data: ClientRoundData
@@ -198,7 +198,7 @@ class MatchingPursuit(
         if not any(bool(weight) for weight in total.weight.values()):
             return server  # only clients of weight 0 took part
         if self._refits(key.round):
-            found = self.pursuit().refitted(problem, server[problem.name], total.value())
+            coefficients = self.pursuit().refitted(problem, server[problem.name], total.value())
         else:
-            found = self.pursuit().pruned(problem, total.value()[problem.name])
-        return {problem.name: self.bound(problem, found)}
+            coefficients = self.pursuit().pruned(problem, total.value()[problem.name])
+        return {problem.name: self.bound(problem, coefficients)}

@@ -119,14 +119,14 @@ class MoreauEnvelope(
 
     def _warn_of_oscillation(self) -> None:
         """Warn if a step is longer than twice the inverse curvature at zero."""
-        decay, found = self.rule().decay, []
+        decay, steps = self.rule().decay, []
         if self.gamma_w:
             product = self.outer_lr * (self.lam + self.gamma_w / self.rho)
-            found.append(("outer_lr * (lam + gamma_w / rho)", product, "outer_lr or gamma_w"))
+            steps.append(("outer_lr * (lam + gamma_w / rho)", product, "outer_lr or gamma_w"))
         if self.gamma:
             term = "lr * (lam + gamma / rho)" if decay else "lr * gamma / rho"
-            found.append((term, self.lr * (decay + self.gamma / self.rho), "lr or gamma"))
-        for term, product, remedy in found:
+            steps.append((term, self.lr * (decay + self.gamma / self.rho), "lr or gamma"))
+        for term, product, remedy in steps:
             if product >= 2:
                 warnings.warn(
                     f"{term} = {product:g} should be below 2: entries near zero oscillate and "

@@ -123,8 +123,8 @@ class SubmodelAveraging(
     def model(self, problem: Problem, server: SubmodelServer) -> Model:
         """Return the whole model."""
         count = self.networks()
-        whole = self._whole(problem, SubmodelSpec(1 / count, (0,)) if count else SubmodelSpec())
-        return Model(whole, server.params)
+        full = self._whole(problem, SubmodelSpec(1 / count, (0,)) if count else SubmodelSpec())
+        return Model(full, server.params)
 
     def broadcast(
         self, problem: Problem, server: SubmodelServer, client: ClientInfo, key: Key
@@ -187,11 +187,11 @@ class SubmodelAveraging(
     ) -> Model:
         """Evaluate every device on the received model, including the head, after fine-tuning."""
         spec = SubmodelSpec() if self.deploys_full() else received.spec
-        whole = self._whole(problem, spec)
+        full = self._whole(problem, spec)
         params = {**received.params, **state}
         if "tune" in data.batches:
-            params = sgd(whole, params, data["tune"], self.sgd(data.round))
-        return Model(whole, params)
+            params = sgd(full, params, data["tune"], self.sgd(data.round))
+        return Model(full, params)
 
     # ------------------------------------------------------------------ parts
     def _start(self, problem: Problem, key: Key) -> Params:
@@ -251,8 +251,8 @@ class SubmodelAveraging(
             return [name for name in received.params if name.startswith(starts)]
         one = layered(problem if spec.width == 1.0 else narrowed(problem, spec.width))
         parts = [*(group.parameters for group in one.layer_groups), one.head]
-        own = {name for index in spec.blocks for name in parts[index]}
-        wanted = {start + name for start in starts for name in own}
+        names = {name for index in spec.blocks for name in parts[index]}
+        wanted = {start + name for start in starts for name in names}
         return [name for name in received.params if name in wanted]
 
 

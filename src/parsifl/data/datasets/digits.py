@@ -27,10 +27,10 @@ from parsifl.data.registry import About, dataset
 def digits(_files: Files) -> Dataset:
     """Gray levels 0 to 16; no official test split."""
     # importing scikit-learn takes a second, which would delay every message to a client
-    found = importlib.util.find_spec("sklearn")
-    if found is None or not found.submodule_search_locations:
+    spec = importlib.util.find_spec("sklearn")
+    if spec is None or not spec.submodule_search_locations:
         raise DataError("the digits ship with scikit-learn, which is not installed")
-    path = Path(found.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz"
+    path = Path(spec.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz"
     with gzip.open(path, "rt") as file:
         rows = np.loadtxt(file, delimiter=",", dtype=np.int64)
     return Dataset(

@@ -85,10 +85,10 @@ def femnist_digits(files: Files) -> Dataset:
     """
     folder = files.local("femnist")
     leaf = {split: sorted(folder.glob(f"{split}/*.json")) for split in _SPLITS} if folder else {}
-    whole = sorted(folder.glob("all_data_*.json")) if folder else []
-    if whole or leaf.get("train"):
-        train = [w for path in whole or leaf["train"] for w in read_leaf(path)]
-        test = [] if whole else [w for path in leaf["test"] for w in read_leaf(path)]
+    unsplit = sorted(folder.glob("all_data_*.json")) if folder else []
+    if unsplit or leaf.get("train"):
+        train = [w for path in unsplit or leaf["train"] for w in read_leaf(path)]
+        test = [] if unsplit else [w for path in leaf["test"] for w in read_leaf(path)]
     else:
         train, test = (
             list(read_hdf5(files.path(f"femnist/{_HDF5.format(split)}"))) for split in _SPLITS

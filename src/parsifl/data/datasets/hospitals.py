@@ -82,10 +82,10 @@ def heart_disease(files: Files, *, missing: str = "median") -> Dataset:
     rows = np.concatenate(tables)
     x, y, features = rows[:, :-1], (rows[:, -1] > 0).astype(np.int64), _HEART
     if missing == "drop":
-        kept = [i for i, name in enumerate(_HEART) if name not in _MOSTLY_MISSING]
-        x, features = x[:, kept], tuple(_HEART[i] for i in kept)
-        whole = ~np.isnan(x).any(axis=1)
-        x, y, groups = x[whole], y[whole], groups[whole]
+        columns = [i for i, name in enumerate(_HEART) if name not in _MOSTLY_MISSING]
+        x, features = x[:, columns], tuple(_HEART[i] for i in columns)
+        is_complete = ~np.isnan(x).any(axis=1)
+        x, y, groups = x[is_complete], y[is_complete], groups[is_complete]
     elif missing in ("median", "indicator"):
         holes = np.isnan(x)
         x = fill_with_median(x)

@@ -58,15 +58,15 @@ def communities_crime(files: Files) -> Dataset:
     rows = read_rows((",".join(row) for row in table), _CRIME_COLUMNS, str(path))
     names = _attributes(files.path("communities-crime/communities.names").read_text())
     features = rows[:, _CRIME_KEYS:-1]
-    kept = np.flatnonzero(np.isnan(features).mean(axis=0) <= 0.5)
+    columns = np.flatnonzero(np.isnan(features).mean(axis=0) <= 0.5)
     groups, group_names = _number(rows[:, 0], "state")
     return Dataset(
         "communities-crime",
-        fill_with_median(features[:, kept]),
+        fill_with_median(features[:, columns]),
         rows[:, -1],
         groups=groups,
         group_names=group_names,
-        feature_names=tuple(names[_CRIME_KEYS + i] for i in kept),
+        feature_names=tuple(names[_CRIME_KEYS + i] for i in columns),
     )
 
 

@@ -39,14 +39,14 @@ def status(
     """
     from parsifl.flower.monitor import ALIVE_SECONDS, read_status
 
-    found = read_status(out)
-    found["alive"] = abs(time.time() - found["updated"]) < ALIVE_SECONDS
+    state = read_status(out)
+    state["alive"] = abs(time.time() - state["updated"]) < ALIVE_SECONDS
     if as_json:
-        typer.echo(json.dumps(found, indent=1))
+        typer.echo(json.dumps(state, indent=1))
     else:
-        typer.echo(visible("\n".join(_lines(found))))
-    ended = found["state"] in _ENDED
-    if found["state"] == "failed" or not (ended or found["alive"]):
+        typer.echo(visible("\n".join(_lines(state))))
+    ended = state["state"] in _ENDED
+    if state["state"] == "failed" or not (ended or state["alive"]):
         raise typer.Exit(1)
 
 
@@ -124,7 +124,7 @@ def check(
             for line in process.stdout:
                 typer.echo(visible(line), nl=False)
                 passed = passed or "the check found no problem" in line
-                run = found[1] if (found := _STARTED.search(line)) else run
+                run = match[1] if (match := _STARTED.search(line)) else run
         except KeyboardInterrupt:
             process.terminate()
             if run:  # it would wait for clients on the server
@@ -157,11 +157,11 @@ def forget(
     from parsifl.flower.retention import forget as remove
     from parsifl.flower.retention import older_than, stored_runs
 
-    found = stored_runs(folder)
-    unknown = set(run) - {item.run for item in found}
+    runs = stored_runs(folder)
+    unknown = set(run) - {item.run for item in runs}
     if unknown:
         raise ConfigError(f"{folder} has no state of the run {sorted(unknown)[0]}")
-    chosen = [item for item in found if item.run in run] if run else found
+    chosen = [item for item in runs if item.run in run] if run else runs
     chosen = chosen if older is None else older_than(chosen, older)
     if delete and not run and older is None:
         raise ConfigError("name what to delete: --run ID or --older-than DAYS")
@@ -170,7 +170,7 @@ def forget(
         typer.echo(f"{item.run}  {item.size:,} bytes, changed {age:,.1f} days ago")
     if delete:
         remove(chosen)
-    typer.echo(f"{len(chosen)} of {len(found)} runs {'deleted' if delete else 'listed'}")
+    typer.echo(f"{len(chosen)} of {len(runs)} runs {'deleted' if delete else 'listed'}")
 
 
 def backup(
@@ -224,11 +224,11 @@ def rotate(
     need_flower()
     from parsifl.flower.tls import KeyFolder, add_node
 
-    found = KeyFolder(folder)
-    if not found.public(node).exists():
+    key_folder = KeyFolder(folder)
+    if not key_folder.public(node).exists():
         raise ConfigError(f"{folder} has no key of node {node}")
-    add_node(found, node)
-    typer.echo(f"{found.node(node)} and {found.public(node)} are new")
+    add_node(key_folder, node)
+    typer.echo(f"{key_folder.node(node)} and {key_folder.public(node)} are new")
 
 
 def units(

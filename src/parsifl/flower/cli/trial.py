@@ -77,12 +77,12 @@ def keys(
     need_flower()
     from parsifl.flower.tls import make_keys
 
-    found = make_keys(folder, nodes, host, days)
-    typer.echo(f"{found.authority}: copy it to every machine (it is public).")
-    typer.echo(f"{found.certificate}, {found.key}: keep them on the server.")
+    key_folder = make_keys(folder, nodes, host, days)
+    typer.echo(f"{key_folder.authority}: copy it to every machine (it is public).")
+    typer.echo(f"{key_folder.certificate}, {key_folder.key}: keep them on the server.")
     typer.echo(
-        f"{found.node(0)} ...: one private key per node; "
-        f"register {found.public(0)} ... with the server."
+        f"{key_folder.node(0)} ...: one private key per node; "
+        f"register {key_folder.public(0)} ... with the server."
     )
 
 
@@ -217,8 +217,8 @@ def _stay(cluster: Cluster) -> None:
 def read_config(target: Path) -> dict[str, Any]:
     """Return the configuration of a Parsifl app."""
     try:
-        found = tomllib.loads((target / "pyproject.toml").read_text())
-        config: dict[str, Any] = found["tool"]["flwr"]["app"]["config"]
+        project = tomllib.loads((target / "pyproject.toml").read_text())
+        config: dict[str, Any] = project["tool"]["flwr"]["app"]["config"]
     except (OSError, KeyError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{target} does not contain a Flower app ({error})") from None
     if "algorithm" not in config or "out" not in config.get("deployment", {}):

@@ -46,7 +46,7 @@ class Sparsity:
     groups: Groups | None = None
 
     def on_columns(
-        self, places: Tensor, shape: tuple[int, ...], always: tuple[int, ...] = ()
+        self, positions: Tensor, shape: tuple[int, ...], always: tuple[int, ...] = ()
     ) -> Sparsity:
         """Return the same limit for the columns at `places` of a parameter that is zero elsewhere.
 
@@ -59,7 +59,7 @@ class Sparsity:
         if self.groups is None:
             return replace(self, tau=self.count(width - lead * len(always)), density=None)
         number = labels(self.groups, width)
-        here = number.reshape(lead, -1)[:, places].flatten()
+        here = number.reshape(lead, -1)[:, positions].flatten()
         tau = self.count(int(number.max()) + 1)
         return replace(self, tau=tau, density=None, groups=tuple(here.tolist()))
 
@@ -115,10 +115,10 @@ class Sparsity:
         rows = value if self.scope == "row" or value.ndim == lead + 1 else value.flatten(lead)
         if not always:
             return self._largest(rows, 0, multiple, select).reshape(value.shape)
-        kept = marked(always, value.shape[-1]).expand(value.shape).reshape(rows.shape)
+        exempted_entries = marked(always, value.shape[-1]).expand(value.shape).reshape(rows.shape)
         exempted = len(always) * (rows.shape[-1] // value.shape[-1])
-        chosen = self._largest(torch.where(kept, 0.0, rows), exempted, multiple, select)
-        return (chosen | kept).reshape(value.shape)
+        chosen = self._largest(torch.where(exempted_entries, 0.0, rows), exempted, multiple, select)
+        return (chosen | exempted_entries).reshape(value.shape)
 
     def _largest(self, rows: Tensor, exempted: int, multiple: int, select: Select) -> Tensor:
         width = rows.shape[-1]
@@ -131,8 +131,8 @@ class Sparsity:
 def kept_places(problem: Problem) -> Mapping[str, tuple[int, ...]]:
     """Return the coefficients that the problem exempts from sparsity, by parameter."""
     # isinstance(problem, HasUnpenalized) is equivalent but a hundred times slower
-    kept: Mapping[str, tuple[int, ...]] = getattr(problem, "unpenalized", {})
-    return {name: places for name, places in kept.items() if places}
+    unpenalized: Mapping[str, tuple[int, ...]] = getattr(problem, "unpenalized", {})
+    return {name: positions for name, positions in unpenalized.items() if positions}
 
 
 Groups = int | tuple[int, ...]

@@ -99,8 +99,8 @@ def hard_threshold(values: Tensor, count: int) -> Tensor:
     return torch.where(largest(values, count), values, 0.0)
 
 
-def marked(places: tuple[int, ...], width: int) -> Tensor:
+def marked(positions: tuple[int, ...], width: int) -> Tensor:
     """Return a mask [width] with the given positions set."""
     mask = torch.zeros(width, dtype=torch.bool)
-    mask[list(places)] = True
+    mask[list(positions)] = True
     return mask

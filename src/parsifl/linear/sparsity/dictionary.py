@@ -83,13 +83,13 @@ def project(gram: Tensor, coefficients: Tensor, chosen: Tensor) -> Tensor:
     system = system + torch.diag_embed(1 - mask)  # an unused position has its own equation
     right = (coefficients @ gram).gather(-1, index) * unit
     factor, failed = torch.linalg.cholesky_ex(system)
-    found = torch.cholesky_solve(right[..., None], factor)[..., 0]
+    projected = torch.cholesky_solve(right[..., None], factor)[..., 0]
     alike = (failed != 0) | ~(factor.diagonal(dim1=-2, dim2=-1).amin(-1) > _PIVOT)
     if bool(alike.any()):  # nearly identical atoms: the solution of least norm
         limit = max(_RELATIVE, 10 * len(gram) * torch.finfo(gram.dtype).eps)
         inverse = torch.linalg.pinv(system, rtol=limit, hermitian=True)
-        found = torch.where(alike[..., None], (inverse @ right[..., None])[..., 0], found)
-    return torch.zeros_like(coefficients).scatter_add(-1, index, found * unit)
+        projected = torch.where(alike[..., None], (inverse @ right[..., None])[..., 0], projected)
+    return torch.zeros_like(coefficients).scatter_add(-1, index, projected * unit)
 
 
 def pursue(gram: Tensor, coefficients: Tensor, count: int, always: tuple[int, ...] = ()) -> Tensor:
@@ -104,12 +104,12 @@ def pursue(gram: Tensor, coefficients: Tensor, count: int, always: tuple[int, ..
     """
     chosen = torch.zeros_like(coefficients, dtype=torch.bool)
     chosen[..., list(always)] = True
-    found = project(gram, coefficients, chosen) if always else torch.zeros_like(coefficients)
+    codes = project(gram, coefficients, chosen) if always else torch.zeros_like(coefficients)
     for _ in range(min(count, gram.shape[0] - len(always))):
-        left = ((coefficients - found) @ gram / divisors(gram)).abs().masked_fill(chosen, -1.0)
+        left = ((coefficients - codes) @ gram / divisors(gram)).abs().masked_fill(chosen, -1.0)
         chosen = chosen.scatter(-1, left.argmax(-1, keepdim=True), True)
-        found = project(gram, coefficients, chosen)
-    return found
+        codes = project(gram, coefficients, chosen)
+    return codes
 
 
 def lengths(gram: Tensor) -> Tensor:
@@ -138,10 +138,10 @@ def omp(dictionary: Tensor, signals: Tensor, sparsity: int) -> Tensor:
         chosen = torch.cat([chosen, scores.argmax(1, keepdim=True)], dim=1)
         parts = dictionary.mT[chosen].mT
         weights = torch.linalg.lstsq(parts, signals.mT[..., None], driver="gelsd").solution[..., 0]
-        found = torch.zeros_like(codes).scatter(0, chosen.mT, weights.mT)
+        next_codes = torch.zeros_like(codes).scatter(0, chosen.mT, weights.mT)
         # a signal that is already represented needs no more atoms
         going = residual.norm(dim=0) > 1e-12 * scale
-        codes = torch.where(going, found, codes)
+        codes = torch.where(going, next_codes, codes)
         residual = signals - dictionary @ codes
     return codes
 

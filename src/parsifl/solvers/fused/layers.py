@@ -139,12 +139,12 @@ class LinearStage:
     def backward(self, gradient: Tensor, below: bool) -> Tensor:
         """Pass on g^T x, and return g W."""
         rows = gradient if gradient.ndim == 3 else gradient.flatten(1, -2)
-        found = torch.bmm(rows, self._weight) if below else gradient
+        below_gradient = torch.bmm(rows, self._weight) if below else gradient
         if self._land is not None:
             self._land(rows.mT, self._rows)
         if self._land_bias is not None:
             self._land_bias(self._ones(rows), rows)
-        return found.view(self._shape) if below and gradient.ndim != 3 else found
+        return below_gradient.view(self._shape) if below and gradient.ndim != 3 else below_gradient
 
     def _ones(self, rows: Tensor) -> Tensor:
         """Return ones that sum the rows in a product: one call for the sum and its step."""
@@ -173,12 +173,12 @@ class EmbedStage:
     def backward(self, gradient: Tensor, below: bool) -> Tensor:
         """Sum the gradients of each row of the table; there is no layer below."""
         if self._land is not None:
-            found = gradient.new_zeros(self._table.shape)
+            table_gradient = gradient.new_zeros(self._table.shape)
             rows = gradient.flatten(0, -2)
-            found.view(-1, self._table.shape[2]).index_add_(0, self._at, rows)
+            table_gradient.view(-1, self._table.shape[2]).index_add_(0, self._at, rows)
             if self._padding is not None:
-                found[:, self._padding] = 0
-            self._land(found, None)
+                table_gradient[:, self._padding] = 0
+            self._land(table_gradient, None)
         return gradient
 
 
@@ -200,16 +200,16 @@ class ActivateStage:
 
     def backward(self, gradient: Tensor, below: bool) -> Tensor:
         """Multiply by the derivative."""
-        found: Tensor
+        input_gradient: Tensor
         if self._function == "relu":
-            found = _aten.threshold_backward.grad_input(
+            input_gradient = _aten.threshold_backward.grad_input(
                 gradient, self._output, 0, grad_input=gradient
             )
         elif self._function == "tanh":
-            found = _aten.tanh_backward(gradient, self._output)
+            input_gradient = _aten.tanh_backward(gradient, self._output)
         else:
-            found = _aten.sigmoid_backward(gradient, self._output)
-        return found
+            input_gradient = _aten.sigmoid_backward(gradient, self._output)
+        return input_gradient
 
 
 @final
@@ -276,12 +276,12 @@ class PoolStage:
 
     def backward(self, gradient: Tensor, below: bool) -> Tensor:
         """Send gradients to the maxima, or spread them over the window."""
-        given = (merged(gradient), self._images, *self._window)
+        inputs = (merged(gradient), self._images, *self._window)
         if self._kind == "max":
-            found = _aten.max_pool2d_with_indices_backward(*given, (1, 1), False, self._where)
+            spread = _aten.max_pool2d_with_indices_backward(*inputs, (1, 1), False, self._where)
         else:
-            found = _aten.avg_pool2d_backward(*given, False, True, None)
-        return parted(found, len(gradient))
+            spread = _aten.avg_pool2d_backward(*inputs, False, True, None)
+        return parted(spread, len(gradient))
 
 
 @final
@@ -298,8 +298,8 @@ class AdaptivePoolStage:
 
     def backward(self, gradient: Tensor, below: bool) -> Tensor:
         """Spread gradients over the cells."""
-        found = _aten._adaptive_avg_pool2d_backward(merged(gradient), self._images)
-        return parted(found, len(gradient))
+        input_gradient = _aten._adaptive_avg_pool2d_backward(merged(gradient), self._images)
+        return parted(input_gradient, len(gradient))
 
 
 @final
@@ -327,13 +327,13 @@ class GroupNormStage:
         clients, rows = len(gradient), self._kept[0]
         wanted = (below, *(land is not None for land in self._landings))
         above = merged(gradient).contiguous(memory_format=_memory(rows))
-        found, *affine = _aten.native_group_norm_backward(
+        input_gradient, *affine = _aten.native_group_norm_backward(
             above, *self._kept, *_sizes(rows), clients * self._groups, wanted
         )
-        for land, slope in zip(self._landings, affine, strict=True):
+        for land, affine_gradient in zip(self._landings, affine, strict=True):
             if land is not None:
-                land(slope.view(clients, -1), None)
-        return parted(found, clients) if below else gradient
+                land(affine_gradient.view(clients, -1), None)
+        return parted(input_gradient, clients) if below else gradient
 
 
 @final
@@ -348,8 +348,8 @@ class LayerNormStage:
     def forward(self, value: Tensor, key: Tensor | None) -> Tensor:
         """Normalise, and store the normalised values, means and deviations."""
         rows = value.contiguous()
-        output, *kept = torch.native_layer_norm(rows, self._shape, None, None, self._eps)
-        self._normed, self._kept = output, (rows, self._shape, *kept)
+        output, *statistics = torch.native_layer_norm(rows, self._shape, None, None, self._eps)
+        self._normed, self._kept = output, (rows, self._shape, *statistics)
         if self._weight is not None:
             output = output * self._aligned(self._weight, value)
         if self._bias is not None:
@@ -365,10 +365,10 @@ class LayerNormStage:
             self._land((gradient * self._normed).sum(others), None)
         if self._land_bias is not None:
             self._land_bias(gradient.sum(others), None)
-        found: Tensor = _aten.native_layer_norm_backward(
+        input_gradient: Tensor = _aten.native_layer_norm_backward(
             above.contiguous(), *self._kept, None, None, (True, False, False)
         )[0]
-        return found
+        return input_gradient
 
     def _aligned(self, weight: Tensor, value: Tensor) -> Tensor:
         """Give a weight the axes of the values that it scales."""
@@ -472,15 +472,15 @@ class UnfoldedStage:
     def backward(self, gradient: Tensor, below: bool) -> Tensor:
         """Proceed as a linear layer, and fold the gradient of the columns."""
         rows = gradient.permute(0, 1, 3, 4, 2).flatten(1, 3)
-        found = gradient
+        below_gradient = gradient
         if below:
             columns = torch.bmm(rows, self._weight.flatten(2))
-            found = _folded(self._layer, self._weight, self._value, columns)
+            below_gradient = _folded(self._layer, self._weight, self._value, columns)
         if self._land is not None:
             self._land(rows.transpose(1, 2), self._columns)
         if self._land_bias is not None:
             self._land_bias(rows.sum(1), None)
-        return found
+        return below_gradient
 
 
 def output_size(layer: Conv, weight: Tensor, value: Tensor) -> Pair:
@@ -509,15 +509,15 @@ def _folded(layer: Conv, weight: Tensor, value: Tensor, columns: Tensor) -> Tens
     """Sum the gradients of all windows that contain an entry of the images."""
     clients, rows, channels, *inner = value.shape
     (tall, wide), (height, width) = layer.padding, inner
-    found = value.new_zeros(clients, rows, channels, height + 2 * tall, width + 2 * wide)
+    images = value.new_zeros(clients, rows, channels, height + 2 * tall, width + 2 * wide)
     size = output_size(layer, weight, value)
     parts = columns.view(clients, rows, *size, *weight.shape[2:]).permute(5, 6, 0, 1, 4, 2, 3)
     for i in range(weight.shape[3]):
         down = _window(i, layer.dilation[0], layer.stride[0], size[0])
         for j in range(weight.shape[4]):
             right = _window(j, layer.dilation[1], layer.stride[1], size[1])
-            found[..., down, right].add_(parts[i, j])
-    return found[..., tall : tall + height, wide : wide + width]
+            images[..., down, right].add_(parts[i, j])
+    return images[..., tall : tall + height, wide : wide + width]
 
 
 def _window(at: int, dilation: int, stride: int, count: int) -> slice:

@@ -57,10 +57,14 @@ class Block:
     def __init__(self, steps: Steps, schedule: Schedule, tensors: Sequence[Leaf]) -> None:
         self._steps, self._schedule = steps, schedule
         size, fixed = len(steps.trained), len(steps.frozen)
-        own, frozen, rest = tensors[:size], tensors[size : size + fixed], tensors[size + fixed :]
+        trained, frozen, rest = (
+            tensors[:size],
+            tensors[size : size + fixed],
+            tensors[size + fixed :],
+        )
         trees = [
             dict(zip(steps.trained, part, strict=True))
-            for part in (own, *(rest[at : at + size] for at in range(0, len(rest), size)))
+            for part in (trained, *(rest[at : at + size] for at in range(0, len(rest), size)))
         ]
         across = _lies_across(steps, trees)
         params, *aux = trees
@@ -88,16 +92,16 @@ class Block:
 
     def _leading(self, count: int) -> _Leading:
         """Return the first `count` clients, which take the following steps."""
-        places = {}
+        states = {}
         for name, w in self._params.items():
             aux = tuple(part[name] for part in self._aux)
-            place = _Place(self._steps.rule.of(name), w, aux, self._velocity.get(name))
-            places[name] = place.part(slice(count))
+            state = _Place(self._steps.rule.of(name), w, aux, self._velocity.get(name))
+            states[name] = state.part(slice(count))
         frozen = {
             name: value[:count].expand(count, *value.shape[1:])
             for name, value in self._frozen.items()
         }
-        return _Leading(self._steps, places, frozen)
+        return _Leading(self._steps, states, frozen)
 
 
 def _lies_across(steps: Steps, trees: Sequence[Mapping[str, Leaf]]) -> str | None:
@@ -122,9 +126,9 @@ class _Leading:
     """The clients that still have steps to take, as host of their network."""
 
     def __init__(
-        self, steps: Steps, places: Mapping[str, _Place], frozen: Mapping[str, Tensor]
+        self, steps: Steps, states: Mapping[str, _Place], frozen: Mapping[str, Tensor]
     ) -> None:
-        self._steps, self._places, self._frozen = steps, places, frozen
+        self._steps, self._places, self._frozen = steps, states, frozen
         self._line = steps.rule.line()
 
     def read(self, name: str) -> Tensor:
@@ -135,31 +139,31 @@ class _Leading:
         """Return the step w <- after(w - lr (g + e)) of a trained weight."""
         if name not in self._places:
             return None
-        rule, config, place = self._steps.rule, self._steps.config, self._places[name]
+        rule, config, state = self._steps.rule, self._steps.config, self._places[name]
         if type(rule) is Rule and not config.momentum:
             keep = 1 - config.lr * config.weight_decay
-            return partial(add_product_, place.w, factor=-config.lr, keep=keep)
-        count, entries = len(place.w), _BENT if self._line is None else _LINEAR
-        size = max(1, entries * count // place.w.numel())
+            return partial(add_product_, state.w, factor=-config.lr, keep=keep)
+        count, entries = len(state.w), _BENT if self._line is None else _LINEAR
+        size = max(1, entries * count // state.w.numel())
         cuts = [slice(at, min(at + size, count)) for at in range(0, count, size)]
         if len(cuts) == 1:
-            return partial(self._move, place)
-        return partial(self._move_parts, [(rows, place.part(rows)) for rows in cuts])
+            return partial(self._move, state)
+        return partial(self._move_parts, [(rows, state.part(rows)) for rows in cuts])
 
     def _move_parts(
         self, parts: Sequence[tuple[slice, _Place]], left: Tensor, right: Tensor | None
     ) -> None:
-        for rows, place in parts:
-            self._move(place, left[rows], None if right is None else right[rows])
+        for rows, state in parts:
+            self._move(state, left[rows], None if right is None else right[rows])
 
-    def _move(self, place: _Place, left: Tensor, right: Tensor | None) -> None:
-        rule, config, w, aux = place.rule, self._steps.config, place.w, place.aux
-        if place.velocity is not None:
-            add_product_(place.velocity, left, right, 1.0, config.momentum)
-            self._add_slope(place.velocity, place)
+    def _move(self, state: _Place, left: Tensor, right: Tensor | None) -> None:
+        rule, config, w, aux = state.rule, self._steps.config, state.w, state.aux
+        if state.velocity is not None:
+            add_product_(state.velocity, left, right, 1.0, config.momentum)
+            self._add_slope(state.velocity, state)
             if rule.takes_step:
                 w.zero_()
-            w.sub_(place.velocity, alpha=config.lr)
+            w.sub_(state.velocity, alpha=config.lr)
         elif self._line is None:
             old = w.clone() if config.weight_decay else w
             if rule.takes_step:
@@ -169,27 +173,27 @@ class _Leading:
                 w.sub_(old, alpha=config.lr * config.weight_decay)
             add_product_(w, left, right, -config.lr)
         else:
-            own = self._line.own + config.weight_decay
-            keep = -config.lr * own if rule.takes_step else 1 - config.lr * own
+            decay = self._line.own + config.weight_decay
+            keep = -config.lr * decay if rule.takes_step else 1 - config.lr * decay
             add_product_(w, left, right, -config.lr, keep)
             for leaf, factor in zip(aux, self._line.others, strict=False):
                 w.sub_(leaf, alpha=config.lr * factor)
         rule.after_(w, aux, config.lr)
 
-    def _add_slope(self, velocity: Tensor, place: _Place) -> None:
+    def _add_slope(self, velocity: Tensor, state: _Place) -> None:
         """Add e(w, aux) and the decay to the velocity."""
-        rule, config, w, aux = place.rule, self._steps.config, place.w, place.aux
-        own = config.weight_decay
+        rule, config, w, aux = state.rule, self._steps.config, state.w, state.aux
+        decay = config.weight_decay
         if self._line is None:
             trial = w.clone()
             rule.before_(trial, aux, config.lr)
             velocity.add_(w - trial, alpha=1 / config.lr)
         else:
-            own += self._line.own
+            decay += self._line.own
             for leaf, factor in zip(aux, self._line.others, strict=False):
                 velocity.add_(leaf, alpha=factor)
-        if own:
-            velocity.add_(w, alpha=own)
+        if decay:
+            velocity.add_(w, alpha=decay)
 
 
 @final

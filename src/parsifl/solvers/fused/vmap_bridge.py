@@ -87,8 +87,8 @@ def gradient(network: Network, params: Params, frozen: Params, batch: Batch) -> 
         x, y, weight, key, *weights = (aligned(leaf, count) for leaf in leaves)
         values = dict(zip([*params, *frozen], weights, strict=True))
         step = Step(count, x, y, row_scale(weight), key)
-        found = GradientCollector(values, frozenset(params)).at(network, step)
-        return [found[name] for name in params]
+        gradients = GradientCollector(values, frozenset(params)).at(network, step)
+        return [gradients[name] for name in params]
 
     data = (batch.x, batch.y, batch.weight, batch.key)
     outputs = _for_block(find, [*data, *params.values(), *frozen.values()])

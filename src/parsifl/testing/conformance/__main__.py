@@ -46,9 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console(soft_wrap=True)
     try:
         kinds = [registry.find(name) for name in options.names or registry.algorithms()]
-        own = registry.load_object(options.problem)() if options.problem else (None, None)
+        example = registry.load_object(options.problem)() if options.problem else (None, None)
         settings = config.assignments(options.set)
-        table = {kind.__name__: run_checks(small(kind, settings), *own) for kind in kinds}
+        table = {kind.__name__: run_checks(small(kind, settings), *example) for kind in kinds}
     except ParsiflError as error:
         Console(stderr=True).print(str(error), style="red", markup=False, highlight=False)
         return 2

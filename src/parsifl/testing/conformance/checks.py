@@ -90,12 +90,12 @@ def settings_survive_json(harness: Harness) -> None:
 def types_match(harness: Harness) -> None:
     """Check that states and messages have the annotated types."""
     types, round_state = harness.algorithm.tree_types(), harness.second
-    found: list[tuple[str, Any, Any]] = [("server state", round_state.server, types.server)]
+    values: list[tuple[str, Any, Any]] = [("server state", round_state.server, types.server)]
     for step in round_state.client_steps:
-        found.append(("client state", step.result.state, types.client))
-        found.append(("downlink", step.down, types.downlink))
-        found.append(("upload", step.result.upload, types.uplink))
-    for what, value, hint in found:
+        values.append(("client state", step.result.state, types.client))
+        values.append(("downlink", step.down, types.downlink))
+        values.append(("upload", step.result.upload, types.uplink))
+    for what, value, hint in values:
         structure = tree.flatten(value, units=UNITS)[1]
         try:
             read = tree_schema.from_json(tree_schema.to_json(structure), hint, units=UNITS)
@@ -333,15 +333,15 @@ def order_irrelevant(harness: Harness) -> None:
 @check("resumed equals uninterrupted")
 def resumed_equals_uninterrupted(harness: Harness) -> None:
     """Check that a resumed run is bit-identical to an uninterrupted one."""
-    whole = harness.simulate(rounds=3, participation=0.6)
+    uninterrupted = harness.simulate(rounds=3, participation=0.6)
     with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder) / "run"
-        harness.simulate(rounds=2, participation=0.6, run_dir=place)
-        resumed = harness.simulate(rounds=3, participation=0.6, run_dir=place, resume=True)
-        found = snapshot(resumed)  # states may still be in the directory
-    expect(tree.same(snapshot(whole), found), "states or models differ in their bits")
+        run_dir = Path(folder) / "run"
+        harness.simulate(rounds=2, participation=0.6, run_dir=run_dir)
+        resumed = harness.simulate(rounds=3, participation=0.6, run_dir=run_dir, resume=True)
+        restored = snapshot(resumed)  # states may still be in the directory
+    expect(tree.same(snapshot(uninterrupted), restored), "states or models differ in their bits")
     expect(
-        [_timeless(r) for r in whole.metrics] == [_timeless(r) for r in resumed.metrics],
+        [_timeless(r) for r in uninterrupted.metrics] == [_timeless(r) for r in resumed.metrics],
         "the records of the rounds differ",
     )
 
@@ -371,17 +371,17 @@ def dtype_and_device_kept(harness: Harness) -> None:
 def _check_dtype(harness: Harness) -> None:
     sample = next(iter(harness.problem.init(harness.key).values()))
     round_state = harness.first
-    found: dict[str, Any] = {
+    trees: dict[str, Any] = {
         "server state": round_state.server,
         "models": harness.models(round_state),
     }
     for step in round_state.client_steps:
-        found[f"client {step.info.id}"] = {
+        trees[f"client {step.info.id}"] = {
             "client state": step.result.state,
             "downlink": step.down,
             "upload": step.result.upload,
         }
-    leaves, structure = tree.flatten(found)
+    leaves, structure = tree.flatten(trees)
     for name, leaf in zip(tree.names(structure), leaves, strict=True):
         if isinstance(leaf, Tensor) and leaf.is_floating_point():
             here, wanted = (leaf.dtype, leaf.device), (sample.dtype, sample.device)
@@ -454,12 +454,12 @@ def personal_state_stays(harness: Harness) -> None:
 
     Compares, after training, tensors with more than one entry and more than one value.
     """
-    kept = False
+    has_state = False
     for step in harness.second.client_steps:
         public, sent = _informative(step.down), _informative(step.result.upload)
         for when, state in (("old", step.client), ("new", step.result.state)):
             for name, leaf in _informative(state).items():
-                kept = True
+                has_state = True
                 if any(_equal(leaf, other) for other in public.values()):
                     continue
                 for field, other in sent.items():
@@ -468,7 +468,7 @@ def personal_state_stays(harness: Harness) -> None:
                         f"the {when} state '{name}' of client {step.info.id} is uploaded as "
                         f"'{field}'",
                     )
-    if not kept:
+    if not has_state:
         raise NotApplicable("clients keep nothing")
 
 

@@ -201,8 +201,10 @@ class Harness:
     def models(self, round_state: RoundState) -> dict[str, Any]:
         """Return the parameters of the global model and of all personal ones."""
         shared = self.algorithm.model(self.problem, round_state.server)
-        found = {f"client {i}": self.personal(round_state, i).params for i in range(len(self.data))}
-        return found if shared is None else {"global": shared.params, **found}
+        personal = {
+            f"client {i}": self.personal(round_state, i).params for i in range(len(self.data))
+        }
+        return personal if shared is None else {"global": shared.params, **personal}
 
 
 def harness_for(
