@@ -93,3 +93,8 @@ def with_rows(count: int) -> ClientData:
     train = [np.asarray(part) for part in DATA.train]
     train[2] = train[2][:count]
     return replace(DATA, train=train)
+
+
+def by_epochs(settings: dict[str, Any], epochs: float) -> dict[str, Any]:
+    """Return settings that measure local work in epochs, which excludes `local_steps`."""
+    return {name: v for name, v in settings.items() if name != "local_steps"} | {"epochs": epochs}

@@ -19,7 +19,7 @@ BASE: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("engine", personal.ENGINES)
-@pytest.mark.parametrize("settings", [BASE, {**BASE, "start": "cloud", "epochs": 1.0}])
+@pytest.mark.parametrize("settings", [BASE, personal.by_epochs({**BASE, "start": "cloud"}, 1.0)])
 def test_rounds_match_the_papers_equations(settings: dict[str, Any], engine: Any) -> None:
     method = FedAMP(**settings)
     models, clouds = attentive_rounds(

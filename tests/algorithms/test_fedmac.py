@@ -59,9 +59,9 @@ def expected(method: FedMac) -> Any:
         SPARSE,
         PROXIMAL,
         {**BASE, "beta": 1.5},
-        {**BASE, "epochs": 2.0},
+        personal.by_epochs(BASE, 2.0),
         {**SPARSE, "inner": 3},
-        {**SPARSE, "inner": 3, "epochs": 1.0},
+        personal.by_epochs({**SPARSE, "inner": 3}, 1.0),
         {**SPARSE, "inner": 6, "accuracy": 0.4},
         {**PROXIMAL, "inner": 6, "accuracy": 0.05},
         {**SPARSE, "threshold": 0.3, "floor": 0.5},
@@ -146,7 +146,7 @@ class Gate(nn.Module):
 )
 def test_batched_equals_one_by_one_where_nothing_can_be_fused(settings: dict[str, Any]) -> None:
     problem = NeuralProblem(Gate, dtype=torch.float64)
-    method = FedMac(**settings, epochs=1.5, threshold=0.1)
+    method = FedMac(**personal.by_epochs(settings, 1.5), threshold=0.1)
     runs = [simulate(method, problem, personal.DATA, 2, executor=e) for e in personal.ENGINES]
     assert [run.metrics[0]["executor"] for run in runs] == ["loop", "vmap"]
     assert not any(record["notes"] for record in runs[1].metrics)

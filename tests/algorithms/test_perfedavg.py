@@ -23,7 +23,7 @@ def reference(method: PerFedAvg) -> MetaStep:
     "settings",
     [
         BASE,
-        {**BASE, "epochs": 2.0},
+        personal.by_epochs(BASE, 2.0),
         {**BASE, "variant": "hessian-free", "delta": 1e-2},
         {**BASE, "batch_size": 6},  # two parts are more rows than the smallest client has
     ],

@@ -38,7 +38,7 @@ def reference(method: PFedMe) -> Coupling:
         {**BASE, "inner": 5, "beta": 2.0},
         {**BASE, "inner": 1, "gamma": 0.1, "rho": 0.05},
         {**BASE, "inner": 4, "gamma": 0.1, "l1": "proximal"},
-        {**BASE, "inner": 8, "accuracy": 0.5, "epochs": 1.0},
+        personal.by_epochs({**BASE, "inner": 8, "accuracy": 0.5}, 1.0),
         {**BASE, "inner": 1, "gamma": 0.1, "rho": 0.05, "threshold": 0.2, "floor": 0.5},
     ],
 )
