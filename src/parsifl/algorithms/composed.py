@@ -27,9 +27,10 @@ from parsifl.core.errors import CapabilityError, ConfigError
 from parsifl.core.keys import Key
 from parsifl.core.leaves import densify
 from parsifl.core.problem import Model, Params
-from parsifl.solvers.server_optimizers import ServerOptimizer
+from parsifl.core.registry import Registry
+from parsifl.solvers.server_optimizers import SERVER_OPTIMIZERS, ServerOptimizer
 from parsifl.solvers.svt import Compact
-from parsifl.solvers.upload_transforms import UploadTransform
+from parsifl.solvers.upload_transforms import UploadTransform, upload_transforms
 
 C = TypeVar("C")
 G = TypeVar("G")
@@ -346,3 +347,41 @@ def _median(values: Sequence[Tensor]) -> Tensor:
     ordered = torch.stack(tuple(values)).sort(0).values
     count = len(values)
     return (ordered[(count - 1) // 2] + ordered[count // 2]) / 2
+
+
+AGGREGATIONS: Registry[Aggregation] = Registry("aggregation", {"median": CoordinateMedian})
+"""Robust rules by the name that describes a run."""
+
+
+def compose(
+    algorithm: AnyAlgorithm,
+    uploads: str | None = None,
+    aggregation: str | None = None,
+    server_optimizer: str | None = None,
+) -> AnyAlgorithm:
+    """Return an algorithm with the changes that a run describes; without any, the algorithm.
+
+    >>> from parsifl.algorithms.fedavg import FedAvg
+    >>> compose(FedAvg(), server_optimizer="adam:lr=0.05").server_optimizer.lr
+    0.05
+    """
+    if uploads is None and aggregation is None and server_optimizer is None:
+        return algorithm
+    return Composed(
+        algorithm,
+        () if uploads is None else upload_transforms(uploads),
+        None if aggregation is None else _aggregation(aggregation),
+        None if server_optimizer is None else _server_optimizer(server_optimizer),
+    )
+
+
+def _aggregation(text: str) -> Aggregation:
+    name, options = config.parse(text)
+    rule = AGGREGATIONS.find(name)
+    config.build(rule, options)  # no rule has options so far
+    return rule
+
+
+def _server_optimizer(text: str) -> ServerOptimizer:
+    name, options = config.parse(text)
+    return config.build(SERVER_OPTIMIZERS.find(name), options)

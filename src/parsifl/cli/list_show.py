@@ -7,22 +7,36 @@ import json
 import re
 import types
 import typing
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
 from parsifl.cli import plain_text
 from parsifl.core.config import LARGEST
 
-Kind = Literal["algorithms", "datasets", "models", "partitions"]
+if TYPE_CHECKING:
+    from parsifl.core.registry import Registry
+
+Kind = Literal[
+    "algorithms",
+    "datasets",
+    "models",
+    "partitions",
+    "uploads",
+    "aggregations",
+    "server-optimizers",
+]
+Changes = Literal["uploads", "aggregations", "server-optimizers"]
 _KIND = typer.Argument(help="What to list.")
 _JSON = typer.Option(False, "--json", help="Print JSON.")
 _WIDTH = 100
+_OPTIONS = ("--upload", "--aggregation", "--server-optimizer")
 _LIMITS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 
 
 def list_(kind: Kind = _KIND, as_json: bool = _JSON) -> None:
-    """List algorithms, datasets, models or partitions.
+    """List algorithms, datasets, models, partitions, or changes to an algorithm.
 
     Examples:
 
@@ -53,6 +67,8 @@ def _catalog(kind: Kind) -> dict[str, str]:
         from parsifl.nn import models
 
         return {"glm": _first_line(GLM)} | {name: models.summary(name) for name in models.names()}
+    if kind in typing.get_args(Changes):
+        return {name: _first_line(part) for name, part in _changes()[kind].items()}
     from parsifl import data
 
     if kind == "partitions":
@@ -62,11 +78,31 @@ def _catalog(kind: Kind) -> dict[str, str]:
     return {name: data.describe(name)["title"] for name in data.names()}
 
 
+def _changes() -> dict[str, dict[str, Any]]:
+    """Return the classes of upload transforms, aggregations and server optimizers by name."""
+    from parsifl.algorithms.composed import AGGREGATIONS
+    from parsifl.solvers.server_optimizers import SERVER_OPTIMIZERS
+    from parsifl.solvers.upload_transforms import UPLOADS
+
+    registries: dict[str, Registry[Any]] = {
+        "uploads": UPLOADS,
+        "aggregations": AGGREGATIONS,
+        "server-optimizers": SERVER_OPTIMIZERS,
+    }
+    return {
+        kind: {name: registry.find(name) for name in registry.names()}
+        for kind, registry in registries.items()
+    }
+
+
 def show(
-    algorithm: str = typer.Argument(help="An algorithm; see `parsifl list algorithms`."),
+    name: str = typer.Argument(
+        help="An algorithm, an upload transform, an aggregation or a server optimizer; see "
+        "`parsifl list`."
+    ),
     as_json: bool = _JSON,
 ) -> None:
-    """Show an algorithm: its equations, settings, messages and citation.
+    """Show an algorithm or a change to one: its equations, settings, messages and citation.
 
     Example:
 
@@ -76,7 +112,7 @@ def show(
     from rich.table import Table
     from rich.text import Text
 
-    described = describe(algorithm)
+    described = describe(name)
     if as_json:
         typer.echo(json.dumps(described))
         return
@@ -87,17 +123,24 @@ def show(
         console.print(text, markup=False, highlight=False, width=width)
 
     console.print(f"[bold]{described['class']}[/bold]", highlight=False)
-    write(f"{described['cites']}\n")
+    if "cites" in described:
+        write(f"{described['cites']}\n")
     write(plain_text.docstring(described["text"], width))
-    table = Table(
-        box=None, title="\nSettings (--set name=value)", title_justify="left", width=width
-    )
+    title = f"\nSettings ({described['written']})"
+    table = Table(box=None, title=title, title_justify="left", width=width)
     for column in ("name", "values", "default", "description"):
         table.add_column(column, no_wrap=column == "name", header_style="dim")
     for field in described["fields"]:
         row = (field["name"], field["type"], _value(field["default"]), field["description"])
         table.add_row(*(Text(cell) for cell in row))
-    console.print(table)
+    if described["fields"]:
+        console.print(table)
+    if "down" in described:
+        _write_messages(described, write)
+
+
+def _write_messages(described: dict[str, Any], write: Callable[[str], None]) -> None:
+    """Write the presets, messages and requirements of an algorithm."""
     if described["presets"]:
         write("\nPresets (--set preset=name):")
     for name, preset in described["presets"].items():
@@ -114,35 +157,60 @@ def describe(name: str) -> dict[str, Any]:
     """Return the content of `show` as plain values."""
     import dataclasses
 
-    from parsifl.core import config, registry
+    from parsifl.core import registry
     from parsifl.core.problem import OFFERED_BY
 
+    for option, parts in zip(_OPTIONS, _changes().values(), strict=True):
+        if registry.plain(name) in parts:
+            return _describe_change(registry.plain(name), parts[registry.plain(name)], option)
     algorithm = registry.find(name)()
     kind, trees = type(algorithm), algorithm.tree_types()
-    values = config.to_json(algorithm)
-    hints = typing.get_type_hints(kind, include_extras=True)
-    known = _descriptions(kind)
-    fields = [
-        {
-            "name": f.name,
-            "type": _range(hints[f.name]),
-            "default": values[f.name],
-            "description": known.get(f.name, ""),
-        }
-        for f in dataclasses.fields(kind)  # type: ignore[arg-type]  # algorithms are dataclasses
-    ]
     return {
         "name": kind.__name__.lower(),
         "class": kind.__name__,
         "cites": kind.cites,
         "text": inspect.getdoc(kind) or "",
-        "fields": fields,
+        "fields": _settings(algorithm),
+        "written": "--set name=value",
         "presets": {name: dataclasses.asdict(preset) for name, preset in kind.presets.items()},
         "down": _type_name(trees.downlink),
         "up": _type_name(trees.uplink),
         "client": _type_name(trees.client),
         "requires": {c.__name__: OFFERED_BY.get(c, "") for c in kind.requires},
     }
+
+
+def _describe_change(name: str, kind: type[Any], option: str) -> dict[str, Any]:
+    import dataclasses
+
+    fields = _settings(kind()) if dataclasses.is_dataclass(kind) else []
+    return {
+        "name": name,
+        "class": kind.__name__,
+        "text": inspect.getdoc(kind) or "",
+        "fields": fields,
+        "written": f"{option} {name}:name=value" if fields else f"{option} {name}",
+    }
+
+
+def _settings(configured: Any) -> list[dict[str, Any]]:
+    """Return name, range, default and description of every field of a dataclass instance."""
+    import dataclasses
+
+    from parsifl.core import config
+
+    kind = type(configured)
+    values, known = config.to_json(configured), _descriptions(kind)
+    hints = typing.get_type_hints(kind, include_extras=True)
+    return [
+        {
+            "name": each.name,
+            "type": _range(hints[each.name]),
+            "default": values[each.name],
+            "description": known.get(each.name, ""),
+        }
+        for each in dataclasses.fields(kind)
+    ]
 
 
 def _descriptions(kind: type) -> dict[str, str]:

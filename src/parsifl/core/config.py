@@ -7,6 +7,7 @@ value is rejected with an error that names the field before any work is done, wh
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -281,6 +282,9 @@ def _validated(label: str, adapter: Any, value: Any, *, strict: bool) -> Any:
     import pydantic
 
     strict = strict or isinstance(value, bool)
+    if not strict and value == "none":
+        with contextlib.suppress(pydantic.ValidationError):
+            return adapter.validate_python(None)
 
     try:
         # an int is accepted for a float, but True is not a number
@@ -290,7 +294,7 @@ def _validated(label: str, adapter: Any, value: Any, *, strict: bool) -> Any:
         problem = error.errors()[0]
     if not strict and isinstance(value, str):
         try:
-            return adapter.validate_python(None if value == "none" else value.split("+"))
+            return adapter.validate_python(value.split("+"))
         except pydantic.ValidationError as error:
             if problem["type"] in _SEVERAL:  # the text was one of several values
                 problem = error.errors()[0]

@@ -12,6 +12,7 @@ from typing import Any, Protocol, final
 import torch
 
 from parsifl import data
+from parsifl.algorithms.composed import compose
 from parsifl.core import config, registry
 from parsifl.core.algorithm import AnyAlgorithm
 from parsifl.core.errors import ConfigError, DataError, unknown
@@ -61,8 +62,8 @@ class Experiment(ExperimentSettings):
         return config.build(type(self), {**current, **of_run})
 
     def build_algorithm(self) -> AnyAlgorithm:
-        """Return the configured algorithm."""
-        return registry.get(self.algorithm, **self.settings)
+        """Return the configured algorithm with the changes that the run describes."""
+        return compose(registry.get(self.algorithm, **self.settings), **self.changes())
 
     def load(self, data_dir: str | Path | None = None) -> ClientData:
         """Return the data of the clients."""
@@ -87,6 +88,7 @@ class Experiment(ExperimentSettings):
     ) -> Run:
         """Run it in this process."""
         method, clients = self.build_algorithm(), self.load(data_dir)
+        unchanged = dict.fromkeys(self.changes())  # the algorithm has the changes already
         problem = problem_for(self.model, clients)
         return simulate(
             method,
@@ -95,7 +97,7 @@ class Experiment(ExperimentSettings):
             run_dir=run_dir,
             resume=resume,
             callbacks=[*_distances(problem, clients), *callbacks],
-            **self.run_settings().to_arguments(),
+            **{**self.run_settings().to_arguments(), **unchanged},
         )
 
 

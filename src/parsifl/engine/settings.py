@@ -174,6 +174,28 @@ class RunSettings:
             "are moved to the device when needed."
         ),
     ] = "cpu"
+    uploads: Annotated[
+        str | None,
+        Help(
+            "How uploads are compressed, e.g. topk:fraction=0.01; see `parsifl list uploads`. "
+            "Default: not at all.",
+            option="--upload",
+        ),
+    ] = None
+    aggregation: Annotated[
+        str | None,
+        Help(
+            "A robust rule in place of the mean, e.g. median; see `parsifl list aggregations`. "
+            "Default: the rule of the algorithm."
+        ),
+    ] = None
+    server_optimizer: Annotated[
+        str | None,
+        Help(
+            "Updates the server's parameters, e.g. adam:lr=0.05; see `parsifl list "
+            "server-optimizers`. Default: the algorithm's own update."
+        ),
+    ] = None
     precision: Annotated[Precision, Help("Precision of values in messages.")] = "exact"
     evaluate_every: Annotated[
         Size,
@@ -224,6 +246,14 @@ class RunSettings:
         """Return the settings as arguments of a function."""
         return {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
 
+    def changes(self) -> dict[str, str | None]:
+        """Return the changes to the algorithm, as `compose` takes them."""
+        return {
+            "uploads": self.uploads,
+            "aggregation": self.aggregation,
+            "server_optimizer": self.server_optimizer,
+        }
+
     def identity(self) -> dict[str, Any]:
         """Return the settings that change the results of every run, as JSON values."""
         return {
@@ -243,6 +273,9 @@ class RunOptions(TypedDict, total=False):
     participation: float
     executor: Executors
     device: str
+    uploads: str | None
+    aggregation: str | None
+    server_optimizer: str | None
     precision: Precision
     evaluate_every: int
     evaluation: Evaluation

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from parsifl import startup
 from parsifl.algorithms._bases.local_buffers import with_buffer_policy
+from parsifl.algorithms.composed import compose
 from parsifl.core import config
 from parsifl.core.algorithm import AnyAlgorithm
 from parsifl.core.errors import ConfigError, DivergenceWarning, DroppedClientWarning
@@ -99,6 +100,7 @@ def simulate(
     checks.check_arguments(callbacks, run_dir)
     config.check_names(RunSettings, settings)
     chosen = RunSettings(rounds=rounds, **settings)
+    algorithm = compose(algorithm, **chosen.changes())
     size = checks.check_learnable(problem)
     share = 0.25 if test is None else test
     data = (

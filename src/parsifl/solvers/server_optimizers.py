@@ -1,20 +1,26 @@
 """Server optimizers, which update the parameters from the clients' mean.
 
+To add one, write it here and list it in `SERVER_OPTIMIZERS`.
+
 References
 ----------
 Reddi et al., Adaptive Federated Optimization, ICLR 2021.
+Hsu et al., Measuring the Effects of Non-Identical Data Distribution, 2019 (FedAvgM).
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, final
 
 import torch
+from torch import Tensor
 
 from parsifl.core import config, tree
 from parsifl.core.config import Momentum, Positive
 from parsifl.core.problem import Params
+from parsifl.core.registry import Registry
 
 
 class ServerOptimizer(Protocol):
@@ -34,60 +40,140 @@ class ServerOptimizer(Protocol):
 
 
 @dataclass(frozen=True)
-class AdamState:
-    """Running means of the change and of its square."""
+class AdaptiveState:
+    """The running mean of the change, and an estimate of its square."""
 
     first: Params
     second: Params
 
 
 @dataclass(frozen=True)
-class Adam:
-    """FedAdam's server step, without bias correction, as in the paper.
+class _Adaptive(ABC):
+    """Abstract base: move by the mean change over the root of an estimate of its square.
 
-    Parameters
-    ----------
-    lr, beta1, beta2, tau
-        Step size, decay of both moments, and the degree of adaptivity.
+    With the change d of a round: m = beta1 m + (1 - beta1) d, v as the subclass says, and
+    w = w + lr m / (sqrt(v) + tau), without bias correction.
     """
 
     lr: Positive = 0.1
     beta1: Momentum = 0.9
-    beta2: Momentum = 0.99
     tau: Positive = 1e-3
 
     def __post_init__(self) -> None:
         config.check(self)
 
-    def init(self, params: Params) -> AdamState:
-        """Start with zero moments."""
-        return AdamState(tree.zeros_like(params), tree.zeros_like(params))
+    def init(self, params: Params) -> AdaptiveState:
+        """Start with a zero mean."""
+        start = self._first_square
+        square = tree.map(lambda value: torch.full_like(value, start), params)
+        return AdaptiveState(tree.zeros_like(params), square)
 
-    def step(self, previous: Params, mean: Params, state: AdamState) -> tuple[Params, AdamState]:
-        """Divide the mean change by the root of its mean square."""
+    def step(
+        self, previous: Params, mean: Params, state: AdaptiveState
+    ) -> tuple[Params, AdaptiveState]:
+        """Update both moments and move."""
         change = tree.subtract(mean, previous)
         first = tree.map(lambda m, d: self.beta1 * m + (1 - self.beta1) * d, state.first, change)
-        second = tree.map(
-            lambda v, d: self.beta2 * v + (1 - self.beta2) * d * d, state.second, change
-        )
+        second = tree.map(self._next_square, state.second, change)
         moved = tree.map(
             lambda w, m, v: w + self.lr * m / (torch.sqrt(v) + self.tau), previous, first, second
         )
-        return moved, AdamState(first, second)
+        return moved, AdaptiveState(first, second)
 
     def state_type(self) -> Any:
         """Return the type of the moments."""
-        return AdamState
+        return AdaptiveState
+
+    @property
+    def _first_square(self) -> float:
+        """The square before the first round; the paper requires at least tau^2."""
+        return self.tau**2
+
+    @abstractmethod
+    def _next_square(self, square: Tensor, change: Tensor) -> Tensor: ...
 
 
+@final
 @dataclass(frozen=True)
-class Sgd:
-    """SGD on the pseudo-gradient; with `lr` = 1 and no momentum it has no effect.
+class Adam(_Adaptive):
+    """FedAdam's server step: v = beta2 v + (1 - beta2) d^2, from v = 0.
 
     Parameters
     ----------
-    lr, momentum
-        Step size, and heavy-ball momentum (FedAvgM).
+    lr
+        Step size.
+    beta1, beta2
+        Decay of the running means of the change and of its square.
+    tau
+        Added to the root of the square; a smaller value adapts more.
+    """
+
+    beta2: Momentum = 0.99
+
+    @property
+    def _first_square(self) -> float:
+        return 0.0
+
+    def _next_square(self, square: Tensor, change: Tensor) -> Tensor:
+        return self.beta2 * square + (1 - self.beta2) * change * change
+
+
+@final
+@dataclass(frozen=True)
+class Yogi(_Adaptive):
+    """FedYogi's server step: v = v - (1 - beta2) d^2 sign(v - d^2), from v = tau^2.
+
+    Parameters
+    ----------
+    lr
+        Step size.
+    beta1
+        Decay of the running mean of the change.
+    beta2
+        1 - beta2 is the speed of the square, which shrinks more slowly than Adam's.
+    tau
+        Added to the root of the square; a smaller value adapts more.
+    """
+
+    beta2: Momentum = 0.99
+
+    def _next_square(self, square: Tensor, change: Tensor) -> Tensor:
+        change_square = change * change
+        return square - (1 - self.beta2) * change_square * torch.sign(square - change_square)
+
+
+@final
+@dataclass(frozen=True)
+class Adagrad(_Adaptive):
+    """FedAdagrad's server step: v = v + d^2, from v = tau^2; steps become shorter.
+
+    Parameters
+    ----------
+    lr
+        Step size.
+    beta1
+        Decay of the running mean of the change. Default: 0, as in the paper's experiments.
+    tau
+        Added to the root of the square; a smaller value adapts more.
+    """
+
+    beta1: Momentum = 0.0
+
+    def _next_square(self, square: Tensor, change: Tensor) -> Tensor:
+        return square + change * change
+
+
+@final
+@dataclass(frozen=True)
+class Sgd:
+    """SGD on the change with momentum (FedAvgM); the default settings have no effect.
+
+    Parameters
+    ----------
+    lr
+        Step size.
+    momentum
+        Heavy-ball momentum: u = momentum u + d, w = w + lr u.
     """
 
     lr: Positive = 1.0
@@ -108,3 +194,9 @@ class Sgd:
     def state_type(self) -> Any:
         """Return the type of the velocity."""
         return Params
+
+
+SERVER_OPTIMIZERS: Registry[type[ServerOptimizer]] = Registry(
+    "server optimizer", {"adagrad": Adagrad, "adam": Adam, "sgd": Sgd, "yogi": Yogi}
+)
+"""Server optimizers by the name that describes a run, as in "adam:lr=0.05"."""

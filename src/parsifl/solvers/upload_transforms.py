@@ -1,6 +1,7 @@
 """Stages of an upload: the client encodes it, the server decodes it.
 
 Stages work only on tensors, because they run under vmap. They receive the client's downlink.
+To add one, write it here and list it in `UPLOADS`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from parsifl.core.config import Fraction
 from parsifl.core.errors import ConfigError
 from parsifl.core.leaves import Sparse, densify
 from parsifl.core.problem import Params
+from parsifl.core.registry import Registry
 
 
 class UploadTransform(Protocol):
@@ -106,3 +108,28 @@ class TopK:
     def types(self, uplink: Any) -> tuple[Any, Any]:
         """Return sparse leaves, and a residual."""
         return dict[str, Tensor | Sparse], Params
+
+
+UPLOADS: Registry[type[UploadTransform]] = Registry(
+    "upload transform", {"delta": Delta, "topk": TopK}
+)
+"""Upload transforms by the name that describes a run, as in "topk:fraction=0.01"."""
+
+
+def upload_transforms(text: str) -> tuple[UploadTransform, ...]:
+    """Return the stages that a text describes, joined by +.
+
+    Large entries of a model do not show what a client has learned, so `TopK` selects entries of
+    the change: it follows `Delta`.
+
+    >>> upload_transforms("topk:fraction=0.01")
+    (Delta(), TopK(fraction=0.01))
+    """
+    stages: list[UploadTransform] = []
+    for each in text.split("+"):
+        name, options = config.parse(each)
+        stage = config.build(UPLOADS.find(name), options)
+        if isinstance(stage, TopK) and not any(isinstance(before, Delta) for before in stages):
+            stages.append(Delta())
+        stages.append(stage)
+    return tuple(stages)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from tests.flower.inprocess import changed, fields
 
-from parsifl.core.errors import ParsiflError
+from parsifl.core.errors import ConfigError, ParsiflError
 from parsifl.data.tables import as_columns
 from parsifl.engine.experiment import Experiment
 from parsifl.flower.app_template import write_app
@@ -204,3 +204,15 @@ def test_a_hostile_summary_does_not_end_the_study(rows: Any, tmp_path: Path) -> 
     link._answer = lying
     study(sites, tmp_path / "run").run()
     assert any("node 11 cannot take part yet: summary" in line for line in sites.log)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("aggregation", "median"), ("server_optimizer", "adam"), ("uploads", "topk")]
+)
+def test_a_regression_rejects_changes_to_its_algorithm(
+    name: str, text: str, tmp_path: Path
+) -> None:
+    chosen = replace(EXPERIMENT, **{name: text})  # type: ignore[arg-type]
+    settings = DeploymentSettings(chosen, 3, Deployment(out=str(tmp_path)))
+    with pytest.raises(ConfigError, match=f"messages of plain algorithms: remove {name}"):
+        Regression(settings, None, print, SPEC)  # type: ignore[arg-type]  # not reached

@@ -85,6 +85,11 @@ class Regression(Federation):
     ) -> None:
         # sites have no rows for tests, and refuse to score training rows
         experiment = replace(settings.experiment, evaluate_every=0)
+        if changes := [name for name, text in experiment.changes().items() if text is not None]:
+            raise ConfigError(
+                f"the sites of a regression check the messages of plain algorithms: remove "
+                f"{', '.join(changes)}"
+            )
         settings = replace(settings, experiment=experiment)
         if isinstance(
             settings.experiment.build_algorithm(), FedBestSubset
