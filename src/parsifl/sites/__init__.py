@@ -10,7 +10,9 @@ What is here, in the order of reading:
 - `families`: problems beside the generalized linear models of `parsifl.linear` (Cox);
 - `search`: the best-subset search from sums over sites, its federated algorithm, and certificates;
 - `estimators`: the estimators, with cross-validation, tables, and saved models;
-- `inference`, `diagnosis`, `plots`: standard errors, theorem constants, figures;
+- `standard_errors`, `heterogeneity`, `summary`, `inference`: covariances, differences between
+  sites, the table of coefficients, and inference after a selection;
+- `diagnosis`, `plots`: theorem constants, figures;
 - `pages`: coefficients and fits in the report;
 - `deployment`: sites with tables on Flower, their guards, and the app template.
 
@@ -36,13 +38,13 @@ from parsifl.sites.estimators.preprocessor import FederatedPreprocessor
 from parsifl.sites.estimators.regressor import FederatedSparseRegressor
 from parsifl.sites.estimators.saved import load, save
 from parsifl.sites.inference import (
-    Inference,
     Stability,
     post_double_selection,
     split_inference,
     stability_selection,
 )
 from parsifl.sites.search.certificate import Certificate
+from parsifl.sites.summary import Inference
 
 __all__ = [
     "Certificate",

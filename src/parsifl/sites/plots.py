@@ -16,7 +16,8 @@ from sklearn.metrics import roc_auc_score, roc_curve
 from parsifl.core.errors import ConfigError
 from parsifl.sites.estimators.cox import checked_times, two_columns
 from parsifl.sites.estimators.moments import Array
-from parsifl.sites.inference import Inference, Stability
+from parsifl.sites.inference import Stability
+from parsifl.sites.summary import Inference
 
 __all__ = [
     "calibration_plot",

@@ -191,7 +191,12 @@ def test_the_estimator_of_a_deployment_is_that_of_the_process(family: str, tmp_p
     mine, theirs = model.summary(), expected.summary()
     assert mine.names == theirs.names
     assert np.allclose(mine.estimate, theirs.estimate, rtol=1e-10, atol=1e-12)
-    assert np.allclose(mine.site_estimates, theirs.site_estimates, rtol=1e-7, equal_nan=True)
+    if family == "linear":  # other families take one Newton step in a deployment
+        assert np.allclose(mine.site_estimates, theirs.site_estimates, rtol=1e-7, equal_nan=True)
+        assert np.allclose(mine.site_se, theirs.site_se, rtol=1e-7, equal_nan=True)
+        assert np.allclose(mine.q, theirs.q, rtol=1e-6)
+    distance = np.abs(mine.site_estimates - theirs.site_estimates) / theirs.site_se
+    assert np.nanmax(distance) < 1
     criteria = model.information_criteria()
     assert criteria == pytest.approx(expected.information_criteria(), rel=1e-9)
     assert model.certificate_.proven is expected.certificate_.proven

@@ -20,19 +20,20 @@ from parsifl.sites.estimators.export import Missing, as_sklearn
 from parsifl.sites.estimators.moments import Array, Indices, Moments
 from parsifl.sites.estimators.published import PAPERS, PublishedSolvers
 from parsifl.sites.estimators.settings import whole
+from parsifl.sites.estimators.site_fits import Intercept, site_fits
 from parsifl.sites.inference import (
     FIXED,
     SELECTED,
     Columns,
-    Inference,
     information_criteria,
     table,
-    undetermined,
     was_selected,
 )
 from parsifl.sites.search.certificate import Certificate
 from parsifl.sites.search.fedbestsubset import FedBestSubset
 from parsifl.sites.search.subset_state import Phase
+from parsifl.sites.standard_errors import Errors, undetermined
+from parsifl.sites.summary import Inference
 
 SOLVERS = ("auto", "exact", *PAPERS)
 _EXACT_ROUNDS = 60
@@ -49,6 +50,8 @@ class FederatedSparse(PublishedSolvers):
 
     _papers = True
     """Whether the solvers of the papers support this model."""
+    _describes_sites = True
+    """Whether sites also fit the columns of the model themselves, for `summary()`."""
 
     # ------------------------------------------------------------------ the choice of a solver
     def _choose(self, problem: Any, tau: int, *, own_intercept: bool) -> None:
@@ -169,6 +172,10 @@ class FederatedSparse(PublishedSolvers):
         fit = exact_fit(algorithm, problem, sites, first, rounds=self._rounds(_EXACT_ROUNDS))
         if self.certificate_rounds and not fit.one_shot:
             fit = certified(fit, algorithm, problem, sites, int(self.certificate_rounds))
+        if self._describes_sites and self._setting("dictionary", None) is None:
+            kind = self._intercept_kind()
+            found = site_fits(problem, sites.rows, fit.search.coefficients, fit.columns, kind)
+            fit, self.summary_bytes_ = replace(fit, by_site=found), found.bytes_up
         self._exact: ExactFit | None = fit
         self.history_, self.n_iter_ = fit.history, len(fit.history)
         self.bytes_up_ = fit.bytes_up + moments.bytes_up + self._agreement_bytes[0]
@@ -189,6 +196,11 @@ class FederatedSparse(PublishedSolvers):
         else:
             self._say_if_dependent(fit)
         return np.array(fit.search.coefficients)
+
+    def _intercept_kind(self) -> Intercept:
+        if self._family() == "cox" or not self.fit_intercept:
+            return "none"
+        return "own" if self._setting("center", "global") == "client" else "shared"
 
     def _further_intercepts(self, problem: Any, sites: int) -> int:
         """Return the number of intercepts that are not among the columns of the fit."""
@@ -279,17 +291,31 @@ class FederatedSparse(PublishedSolvers):
         fit = self._fitted_exactly("information_criteria()")
         return information_criteria(fit, self._family(), gamma)
 
-    def summary(self, *, level: float = 0.95) -> Inference:
+    def summary(self, *, level: float = 0.95, se: Errors = "auto") -> Inference:
         """Return the table of coefficients, overall and by site, with its guarantee.
 
         Standard errors and intervals are given if no column was selected by these rows, that is
         if `n_nonzero_coefs=0` and `keep` names the model, or if all columns are in it. For a
         selected model use `split_inference`, `post_double_selection` or `stability_selection`.
+
+        Parameters
+        ----------
+        level
+            The level of the intervals.
+        se
+            "model" uses the observed information; it holds if the model does. "robust" (HC1, for
+            Cox models that of Lin and Wei) and "HC0", without its factor n / (n - p), hold if the
+            variance differs between rows. "dispersion" scales the information by Pearson's
+            dispersion (quasi-Poisson). "cluster" holds if rows of a site depend on each other; it
+            uses t with one degree of freedom less than sites, and warns below 20 sites. "auto" is
+            "robust" for weights of a sample (`weight_type="sampling"`), else "model".
         """
         fit = self._fitted_exactly("summary()")
         if self._setting("dictionary", None) is not None:
             raise ValueError("summary() describes features, not the atoms of a dictionary")
-        return table(fit, self._columns, self._family(), selected=was_selected(fit), level=level)
+        return table(
+            fit, self._columns, self._family(), selected=was_selected(fit), level=level, errors=se
+        )
 
     def methods_text(self) -> str:
         """Return a paragraph for the methods section of a paper, with the numbers of this fit."""
@@ -363,3 +389,13 @@ class FederatedSparse(PublishedSolvers):
         self._columns = Columns(self._names(), sites, mean, scale, implied, target)
         if self._exact is not None:
             self._exact = replace(self._exact, centred=centred, constant=constant)
+            self._note_weights()
+
+    def _note_weights(self) -> None:
+        """Store what the weights of the fit mean; a deployment has none."""
+        if self._exact is not None and hasattr(self, "_weighting"):
+            kind, scale, logs = self._weighting
+            logs = logs if kind == "precision" else 0.0
+            self._exact = replace(
+                self._exact, weight_type=kind, weight_scale=scale, log_weights=logs
+            )

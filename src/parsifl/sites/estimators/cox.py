@@ -57,6 +57,7 @@ class FederatedSparseCox(FederatedSparse):
         max_bytes: int = 8_000_000,
         certificate_rounds: int = 0,
         ties: Ties = "breslow",
+        weight_type: str = "sampling",
     ) -> None:
         self.n_nonzero_coefs = n_nonzero_coefs
         self.solver = solver
@@ -68,6 +69,7 @@ class FederatedSparseCox(FederatedSparse):
         self.max_bytes = max_bytes
         self.certificate_rounds = certificate_rounds
         self.ties = ties
+        self.weight_type = weight_type
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -16,7 +16,7 @@ import numpy as np
 from scipy import sparse
 from scipy.special import xlogy
 from sklearn.base import ClassifierMixin, RegressorMixin, clone
-from sklearn.metrics import log_loss, roc_auc_score
+from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import GroupKFold, KFold, StratifiedKFold, check_cv
 from sklearn.utils import _safe_indexing
 from sklearn.utils.multiclass import check_classification_targets
@@ -34,13 +34,28 @@ from parsifl.sites.estimators.poisson import FederatedSparsePoisson
 from parsifl.sites.estimators.preprocessor import owners
 from parsifl.sites.estimators.regressor import FederatedSparseRegressor
 from parsifl.sites.estimators.settings import check_target
+from parsifl.sites.estimators.site_fits import Terms
 from parsifl.sites.search import best_subset, subset_state
 from parsifl.sites.search.fedbestsubset import FedBestSubset
 from parsifl.sites.search.subset_state import Sums
 
 RULES = ("best", "one-se")
 Fold = tuple[Indices, Indices]
-Error = Callable[[Any, Any, Any, Array, Any], float]
+Extra = dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class HeldOut:
+    """Rows that took no part in a fit."""
+
+    x: Any
+    y: Any
+    weight: Array
+    groups: Any
+    offset: Any
+
+
+Error = Callable[[Any, HeldOut], float]
 
 
 class FederatedSparseCV(FederatedSparse):
@@ -97,6 +112,10 @@ class FederatedSparseCV(FederatedSparse):
 
     def fit(self, X: Any, y: Any, groups: Any = None, sample_weight: Any = None) -> Any:
         """Try the path, then fit to all sites."""
+        return self._search(X, y, groups, sample_weight, {})
+
+    def _search(self, X: Any, y: Any, groups: Any, sample_weight: Any, extra: Extra) -> Any:
+        """Fit; `extra` holds further arrays of `fit`, with an entry for each row."""
         if self.rule not in RULES:
             raise ConfigError(unknown("rule", str(self.rule), RULES))
         name = next(iter(self._errors)) if self.scoring is None else self.scoring
@@ -106,6 +125,8 @@ class FederatedSparseCV(FederatedSparse):
         rows = len(y)
         names, _ = self._clients(groups, rows)
         weight = self._weights(sample_weight, np.empty((rows, 1)))
+        if sample_weight is not None:
+            extra = {**extra, "sample_weight": np.asarray(sample_weight)}
         base = self._base()
         self.path_ = self._numbers(X.shape[1] if is_table(X) else base._width(X.shape[1]))
         folds = _with_weight(self._folds(y, groups, len(names)), weight)
@@ -117,14 +138,17 @@ class FederatedSparseCV(FederatedSparse):
             error = self._errors[name]
             found = np.array(
                 [
-                    [self._error(error, int(k), X, y, groups, weight, fold) for fold in folds]
+                    [
+                        self._error(error, int(k), X, y, groups, weight, extra, fold)
+                        for fold in folds
+                    ]
                     for k in self.path_
                 ]
             )
         self.error_path_ = found
         held = np.array([float(weight[rows].sum()) for _, rows in folds])
         self.n_nonzero_coefs_ = self._chosen(held)
-        best = self._fitted(self.n_nonzero_coefs_, X, y, groups, weight)
+        best = self._fitted(self.n_nonzero_coefs_, X, y, groups, extra, describes=True)
         self.best_estimator_ = best
         self.preprocessing_ = best.preprocessing_
         self.coef_, self.support_, self.n_iter_ = best.coef_, best.support_, best.n_iter_
@@ -193,19 +217,37 @@ class FederatedSparseCV(FederatedSparse):
         return base
 
     def _error(
-        self, error: Error, number: int, x: Any, y: Any, groups: Any, weight: Array, fold: Fold
+        self,
+        error: Error,
+        number: int,
+        x: Any,
+        y: Any,
+        groups: Any,
+        weight: Array,
+        extra: Extra,
+        fold: Fold,
     ) -> float:
         train, held = fold
         sites = None if groups is None else np.asarray(groups)
         inside = None if sites is None else sites[train]
         part = _safe_indexing(x, train)
-        model = self._fitted(number, part, y[train], inside, weight[train])
-        outside = None if sites is None else sites[held]
-        return error(model, _safe_indexing(x, held), y[held], weight[held], outside)
+        more = {name: values[train] for name, values in extra.items()}
+        model = self._fitted(number, part, y[train], inside, more, describes=False)
+        rows = HeldOut(
+            _safe_indexing(x, held),
+            y[held],
+            weight[held],
+            None if sites is None else sites[held],
+            extra["offset"][held] if "offset" in extra else 0.0,
+        )
+        return error(model, rows)
 
-    def _fitted(self, number: int, x: Any, y: Any, groups: Any, weight: Array) -> Any:
+    def _fitted(
+        self, number: int, x: Any, y: Any, groups: Any, extra: Extra, *, describes: bool
+    ) -> Any:
         model = clone(self._base()).set_params(n_nonzero_coefs=number)
-        model.fit(x, y, groups=groups, sample_weight=weight)
+        model._describes_sites = describes
+        model.fit(x, y, groups=groups, **extra)
         self.bytes_up_ += model.bytes_up_
         self.bytes_down_ += model.bytes_down_
         return model
@@ -224,33 +266,36 @@ class FederatedSparseCV(FederatedSparse):
         return validate_data(self, x, accept_sparse="csr", dtype=np.float64, reset=False)
 
 
-def _mse(model: Any, x: Any, y: Array, weight: Array, _: Any) -> float:
-    return float(np.average((model.predict(x) - y) ** 2, weights=weight))
+def _mse(model: Any, rows: HeldOut) -> float:
+    return float(np.average((model.predict(rows.x) - rows.y) ** 2, weights=rows.weight))
 
 
-def _log_loss(model: Any, x: Any, y: Any, weight: Array, _: Any) -> float:
-    chance = model.predict_proba(x)
-    return 2 * float(log_loss(y, chance, sample_weight=weight, labels=model.classes_))
+def _log_loss(model: Any, rows: HeldOut) -> float:
+    # by position: scikit-learn's log_loss sorts labels
+    chance = model.predict_proba(rows.x)
+    place = np.array([model.classes_.tolist().index(label) for label in rows.y.tolist()])
+    likely = np.clip(chance[np.arange(len(place)), place], np.finfo(float).eps, 1.0)
+    return -2 * float(np.average(np.log(likely), weights=rows.weight))
 
 
-def _auc(model: Any, x: Any, y: Any, weight: Array, _: Any) -> float:
+def _auc(model: Any, rows: HeldOut) -> float:
     if len(model.classes_) != 2:
         raise ValueError("scoring='auc' needs two classes; use 'deviance'")
-    truth = y == model.classes_[1]
+    truth = rows.y == model.classes_[1]
     if truth.all() or not truth.any():
         return float("nan")
-    return 1 - float(roc_auc_score(truth, model.decision_function(x), sample_weight=weight))
+    scores = model.decision_function(rows.x)
+    return 1 - float(roc_auc_score(truth, scores, sample_weight=rows.weight))
 
 
-def _poisson_deviance(model: Any, x: Any, y: Array, weight: Array, _: Any) -> float:
-    mean = np.maximum(model.predict(x), 1e-300)
-    return 2 * float(np.average(xlogy(y, y / mean) - y + mean, weights=weight))
+def _poisson_deviance(model: Any, rows: HeldOut) -> float:
+    y, mean = rows.y, np.maximum(model.predict(rows.x, offset=rows.offset), 1e-300)
+    return 2 * float(np.average(xlogy(y, y / mean) - y + mean, weights=rows.weight))
 
 
-def _discordance(model: Any, x: Any, y: Array, weight: Array, groups: Any) -> float:
-    del weight  # pairs have none
-    time, event = checked_times(y)
-    return 1 - concordance(model.predict(x), time, event, groups)
+def _discordance(model: Any, rows: HeldOut) -> float:
+    time, event = checked_times(rows.y)  # pairs have no weight
+    return 1 - concordance(model.predict(rows.x), time, event, rows.groups)
 
 
 class FederatedSparseRegressorCV(RegressorMixin, FederatedSparseCV):  # type: ignore[misc]  # untyped
@@ -307,6 +352,23 @@ class FederatedSparsePoissonCV(RegressorMixin, FederatedSparseCV):  # type: igno
         tags = super().__sklearn_tags__()
         tags.target_tags.positive_only = True
         return tags
+
+    def fit(
+        self,
+        X: Any,
+        y: Any,
+        groups: Any = None,
+        sample_weight: Any = None,
+        offset: Any = None,
+    ) -> Any:
+        """Try the path, then fit to all sites; `offset` is the log of each row's exposure."""
+        extra = {} if offset is None else {"offset": np.asarray(offset, dtype=np.float64)}
+        return self._search(X, y, groups, sample_weight, extra)
+
+    def predict(self, X: Any, offset: Any = 0.0) -> Any:
+        """Return the expected counts of the chosen model; `offset` is the log of the exposure."""
+        check_is_fitted(self)
+        return self.best_estimator_.predict(self._checked(X), offset=offset)
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Return the fraction of the deviance that is explained (1 is perfect)."""
@@ -391,6 +453,26 @@ class Products:
         residual = self.products @ b
         inner = self.products[np.ix_(columns, columns)]
         return float(b @ residual / 2), residual[columns], inner
+
+    def with_intercept(self, columns: Indices) -> Callable[[Array], Terms]:
+        """Return the derivatives at coefficients of these columns and an intercept."""
+        wide = np.append(columns, len(self.sums) - 1)  # the target is the last column
+        products = np.block(
+            [
+                [self.products[np.ix_(wide, wide)], self.sums[wide, None]],
+                [self.sums[None, wide], np.array([[self.count]])],
+            ]
+        )
+        place = np.delete(np.arange(len(wide) + 1), len(columns))
+        inner, right = products[np.ix_(place, place)], products[place, len(columns)]
+        squares = products[len(columns), len(columns)]
+
+        def terms(b: Array) -> Terms:
+            loss = float(b @ inner @ b / 2 - right @ b + squares / 2)
+            nothing = np.zeros_like(inner)
+            return Terms(loss, inner @ b - right, inner, nothing, 2 * loss)
+
+        return terms
 
     def error(self, slopes: Array, intercept: float) -> float:
         """Return the mean squared error of a model on these rows."""

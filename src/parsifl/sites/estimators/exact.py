@@ -17,6 +17,7 @@ from parsifl.core.keys import Key
 from parsifl.core.problem import CurvatureSums, Summable
 from parsifl.linear.design import as_design
 from parsifl.sites.estimators.moments import Array, Indices
+from parsifl.sites.estimators.site_fits import SiteFits
 from parsifl.sites.search.best_subset import quadratic_model
 from parsifl.sites.search.certificate import Certificate, prove
 from parsifl.sites.search.fedbestsubset import (
@@ -96,6 +97,11 @@ class ExactFit:
         The constant of the negative log-likelihood that the loss omits.
     proof
         A certificate that took additional rounds.
+    by_site
+        The fits of the sites and sums for robust errors; None if sites did not send them.
+    weight_type, weight_scale, log_weights
+        What weights mean ("" without weights), their mean before they were scaled to 1, and for
+        precision weights of a squared loss the sum of the logarithms of those that were used.
     """
 
     search: Search
@@ -112,6 +118,10 @@ class ExactFit:
     centred: Literal["", "global", "client"] = ""
     constant: float = 0.0
     proof: Certificate | None = None
+    by_site: SiteFits | None = None
+    weight_type: str = ""
+    weight_scale: float = 1.0
+    log_weights: float = 0.0
 
     @property
     def one_shot(self) -> bool:

@@ -46,6 +46,7 @@ class FederatedSparsePoisson(RegressorMixin, FederatedSparse):  # type: ignore[m
         column_groups: Any = None,
         max_bytes: int = 8_000_000,
         certificate_rounds: int = 0,
+        weight_type: str = "sampling",
     ) -> None:
         self.n_nonzero_coefs = n_nonzero_coefs
         self.solver = solver
@@ -58,6 +59,7 @@ class FederatedSparsePoisson(RegressorMixin, FederatedSparse):  # type: ignore[m
         self.column_groups = column_groups
         self.max_bytes = max_bytes
         self.certificate_rounds = certificate_rounds
+        self.weight_type = weight_type
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -13,6 +13,7 @@ from parsifl.linear.glm import GLM
 from parsifl.sites.estimators.base import FederatedSparse
 from parsifl.sites.estimators.moments import Array, centred, centred_by_client, gather, scaled
 from parsifl.sites.estimators.preprocessor import owners
+from parsifl.sites.estimators.settings import weighting
 
 _REWEIGHTINGS, _SHRUNK = 2, 4.0
 
@@ -84,6 +85,11 @@ class FederatedSparseRegressor(RegressorMixin, FederatedSparse):  # type: ignore
         Further settings of the algorithm by name, such as {"candidates": 50} for "exact" or
         {"radius": 10.0} or {"delta": 1e-6} for those of the papers. Matching pursuit prunes by
         removal cost; {"prune": "largest"} is the rule of its paper.
+    weight_type
+        What `sample_weight` means for standard errors and criteria; estimates do not depend on
+        it. "sampling" are weights of a sample, such as inverse probabilities: errors are robust.
+        "frequency" says how often a row occurred. "precision" are inverse variances, up to a
+        factor in a linear regression.
 
     Attributes
     ----------
@@ -141,6 +147,9 @@ class FederatedSparseRegressor(RegressorMixin, FederatedSparse):  # type: ignore
             self._fit(X, y, groups, weight / scale)
             sent = sent[0] + self.bytes_up_, sent[1] + self.bytes_down_
         self.site_variances_ = variance
+        # the weights of sites are known to be precisions; those of rows are what they were before
+        self._weighting = weighting(self.weight_type, sample_weight)
+        self._note_weights()
         self.bytes_up_, self.bytes_down_ = sent
         return self
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from parsifl.sites.estimators.exact import ExactFit
 from parsifl.sites.estimators.moments import Array
 from parsifl.sites.estimators.poisson import FederatedSparsePoisson
 from parsifl.sites.estimators.regressor import FederatedSparseRegressor
+from parsifl.sites.estimators.site_fits import SiteFits, fitted
 from parsifl.sites.inference import Columns, path_criteria, was_selected
 from parsifl.sites.search.certificate import Certificate
 from parsifl.sites.search.subset_state import Phase, Rules, Search
@@ -46,6 +47,7 @@ _PARTS: dict[str, type[Any]] = {
         TableColumn,
         Certificate,
         ExactFit,
+        SiteFits,
         Search,
         Rules,
         Columns,
@@ -55,7 +57,7 @@ _PARTS: dict[str, type[Any]] = {
 _KINDS = "biufUO"
 _MOST_BYTES = 1 << 28
 """Maximum size of an array; a dtype of long texts needs memory that the file does not have."""
-_PRIVATE = frozenset({"_exact", "_columns", "_agreement_bytes"})
+_PRIVATE = frozenset({"_exact", "_columns", "_agreement_bytes", "_weighting"})
 _WEIGHTS = frozenset({"coef_", "intercept_", "atom_coef_", "preprocessing_"})
 
 
@@ -332,11 +334,26 @@ def assembled(estimator: FederatedSparse, outcome: DeployedFit) -> FederatedSpar
         model.coef_, model.intercept_ = model.coef_[None], np.array([model.intercept_])
     if centred:
         model._note(found.mean, found.scale, "global", outcome.target_mean)
+        if outcome.products and outcome.exact is not None:
+            model._exact = replace(model._exact, by_site=_linear_fits(outcome))
         if len(outcome.products) > 1:
             _note_errors(model, outcome.products)
     else:
         model._note(found.mean, found.scale, constant=outcome.constant)
     return estimator
+
+
+def _linear_fits(outcome: DeployedFit) -> SiteFits:
+    """Return the fits of sites with their own intercepts, from their products of columns."""
+    assert outcome.exact is not None
+    columns = outcome.exact.columns
+    answers = []
+    for site in outcome.products:
+        terms = site.with_intercept(columns)
+        first = np.append(outcome.coefficients[columns], 0.0)
+        answers.append((terms(first), *fitted(terms, first)))
+    fits = SiteFits.of(answers, [site.count for site in outcome.products], "shared")
+    return replace(fits, outer=np.zeros(0), site_outer=np.zeros(0))
 
 
 def _note_errors(model: Any, sites: Sequence[Products]) -> None:

@@ -15,7 +15,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 
 from parsifl import wire
 from parsifl.core.batching import Rows
-from parsifl.core.errors import ConfigError
+from parsifl.core.errors import ConfigError, unknown
 from parsifl.data.table_encoding import Preprocessing, is_words, observed
 from parsifl.data.tables import Columns, as_columns, is_table
 from parsifl.linear.design import as_design
@@ -23,6 +23,8 @@ from parsifl.linear.glm import GLM
 from parsifl.linear.sparsity.dictionary import RandomDictionary
 from parsifl.sites.estimators.moments import Array, Indices, Moments, centred, scaled
 from parsifl.sites.estimators.preprocessor import agreed, owners
+
+WEIGHT_TYPES = ("sampling", "frequency", "precision")
 
 
 class EstimatorSettings(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
@@ -51,6 +53,7 @@ class EstimatorSettings(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         random_state: Any = None,
         site_variances: bool = False,
         solver_options: Any = None,
+        weight_type: str = "sampling",
     ) -> None:
         self.n_nonzero_coefs = n_nonzero_coefs
         self.solver = solver
@@ -72,6 +75,7 @@ class EstimatorSettings(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         self.random_state = random_state
         self.site_variances = site_variances
         self.solver_options = solver_options
+        self.weight_type = weight_type
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -94,6 +98,7 @@ class EstimatorSettings(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         Sites agree on the encoding from counts and sums, each row with a weight counting once.
         """
         self._agreement_bytes = 0, 0
+        self._weighting = weighting(self.weight_type, sample_weight)
         check_target(y, as_numbers="y_numeric" in checks or "multi_output" in checks)
         if not is_table(X):
             self.preprocessing_ = None
@@ -319,6 +324,29 @@ class EstimatorSettings(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         if isinstance(dictionary, RandomDictionary):
             return dictionary.draw()
         return None if dictionary is None else _matrix(dictionary)
+
+
+def weighting(kind: str, sample_weight: Any) -> tuple[str, float, float]:
+    """Return what weights mean, their mean, and the sum of their logarithms if the mean is 1.
+
+    Rows of weight 0 do not count. Without weights the meaning is an empty text.
+    """
+    if kind not in WEIGHT_TYPES:
+        raise ConfigError(unknown("weight_type", str(kind), WEIGHT_TYPES))
+    if sample_weight is None:
+        return "", 1.0, 0.0
+    weight = np.atleast_1d(np.asarray(sample_weight, dtype=np.float64)).ravel()
+    if kind == "frequency" and (weight != np.round(weight)).any():
+        first = weight[weight != np.round(weight)][0]
+        raise ValueError(
+            "weight_type='frequency' says how often a row occurs, and needs whole numbers in "
+            f"sample_weight; got {first:g}. Use 'precision' or 'sampling' for other weights"
+        )
+    weight = weight[weight > 0]
+    if not len(weight):
+        return kind, 1.0, 0.0
+    scale = float(weight.mean())
+    return kind, scale, float(np.log(weight / scale).sum())
 
 
 def whole(value: Any) -> bool:
