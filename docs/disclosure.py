@@ -53,6 +53,7 @@ FIELDS = {
     "samples.*": "the number of test or validation rows",
     "scores": "means over the client's test or validation rows, per model and metric",
     "columns": "how many columns one message of the site may have, by its guards",
+    "noise": "the width of the noise in later sums, by its guards",
     "units": "the unit that the site's schema declares for a column",
     "summary.rows": "the number of rows of the table",
     "summary.columns.*.count": "how many values a numeric column has",

@@ -32,6 +32,7 @@ from parsifl.sites import (
 )
 from parsifl.sites.deployment.agreement import RegressionSpec
 from parsifl.sites.deployment.guards import Guards
+from parsifl.sites.deployment.ledger import Ledger
 from parsifl.sites.deployment.regression import MODEL_FILE, Regression
 from parsifl.sites.deployment.table_site import TableSite
 
@@ -42,8 +43,8 @@ SPECS = {
     "poisson": RegressionSpec("visits", "poisson", exposure="years"),
     "cox": RegressionSpec("days", "cox", event="died"),
 }
-LIMITS = {"poisson": Guards(leverage=0.99)}
-"""The first steps of a Poisson fit give few rows with large counts most of the weight."""
+LIMITS = {"poisson": Guards(leverage=0.99), "cox": Guards(leverage=0.99)}
+"""Few rows with large counts, or late times, have most of the weight."""
 
 
 def hospitals(family: str) -> list[pd.DataFrame]:
@@ -150,8 +151,10 @@ def test_one_round_of_a_linear_regression_tells_the_number_of_terms(tmp_path: Pa
     assert curve.get_legend().get_texts()[1].get_text() == "chosen: 3 (as asked)"
     page = pages.build_fit(model, tmp_path / "fit.html").read_text()
     assert page.count("Cross-validation over sites") == 2  # a caption, and its label
-    for released in (tmp_path / "state").glob("client-*/released-*.npy"):
-        assert len(np.load(released)) == 1  # the last question repeats the first
+    for path in (tmp_path / "state").glob("client-*/ledger-*.npz"):
+        used = Ledger.read(path)
+        columns = len(model.get_feature_names_out())
+        assert used.vectors.shape[1] == columns + 2  # a constant, the columns and the target: once
 
 
 @pytest.mark.parametrize("family", SPECS)
@@ -185,23 +188,50 @@ def test_the_estimator_of_a_deployment_is_that_of_the_process(family: str, tmp_p
     assert type(model) is type(expected)
     assert list(model.get_feature_names_out()) == list(expected.get_feature_names_out())
     assert {"age", "ward=surgery", "marker2"} <= set(model.get_feature_names_out()[model.support_])
-    assert np.allclose(model.coef_, expected.coef_, rtol=1e-10, atol=1e-12)
-    scores = "decision_function" if family == "logistic" else "predict"
-    assert np.allclose(getattr(model, scores)(x), getattr(expected, scores)(x), rtol=1e-9)
     mine, theirs = model.summary(), expected.summary()
     assert mine.names == theirs.names
-    assert np.allclose(mine.estimate, theirs.estimate, rtol=1e-10, atol=1e-12)
-    if family == "linear":  # other families take one Newton step in a deployment
+    if family == "linear":
+        assert np.allclose(model.coef_, expected.coef_, rtol=1e-10, atol=1e-12)
+        assert np.allclose(model.predict(x), expected.predict(x), rtol=1e-9)
+        assert np.allclose(mine.estimate, theirs.estimate, rtol=1e-10, atol=1e-12)
         assert np.allclose(mine.site_estimates, theirs.site_estimates, rtol=1e-7, equal_nan=True)
         assert np.allclose(mine.site_se, theirs.site_se, rtol=1e-7, equal_nan=True)
         assert np.allclose(mine.q, theirs.q, rtol=1e-6)
-    distance = np.abs(mine.site_estimates - theirs.site_estimates) / theirs.site_se
-    assert np.nanmax(distance) < 1
-    criteria = model.information_criteria()
-    assert criteria == pytest.approx(expected.information_criteria(), rel=1e-9)
-    assert model.certificate_.proven is expected.certificate_.proven
+        assert model.certificate_.proven is expected.certificate_.proven
+    else:  # the sums have noise
+        errors = 1 / np.sqrt(np.nansum(theirs.site_se**-2, axis=0))
+        assert (np.abs(mine.estimate - theirs.estimate) < 0.05 * errors).all()
+        # sites take one step of Newton's method in a deployment, and fit themselves in process
+        far = np.abs(mine.site_estimates - theirs.site_estimates) / theirs.site_se
+        assert np.nanmax(far) < 1
+        assert not model.certificate_.proven
+    criteria, exact = model.information_criteria(), expected.information_criteria()
+    assert criteria == pytest.approx(exact, rel=1e-9 if family == "linear" else 5e-3)
     agreement = sum(len(r.text) for r in sites.sent if '"summary"' in r.text)
     assert read_metrics(tmp_path / "run")[0]["bytes_up"] > agreement > 1000
+
+
+@pytest.mark.parametrize("family", ["logistic", "cox"])
+def test_a_site_without_noise_needs_no_tolerance(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(LIMITS, family, Guards(leverage=1.0, noise=0.0))
+    model, _ = deployed(family, tmp_path)
+    expected, _ = in_process(family)
+    assert np.allclose(model.coef_, expected.coef_, rtol=1e-3, atol=1e-5)
+
+
+def test_the_same_question_has_the_same_answer(tmp_path: Path) -> None:
+    """A repeated fit repeats every number, and uses up nothing."""
+    first, _ = deployed("logistic", tmp_path)
+    path = tmp_path / "state" / "client-0" / "ledger-table.npz"
+    used = Ledger.read(path)
+    (tmp_path / "run").rename(tmp_path / "earlier")
+    again, _ = deployed("logistic", tmp_path)
+    assert again.coef_.tolist() == first.coef_.tolist()
+    assert Ledger.read(path).requests == used.requests
+    other, _ = deployed("logistic", tmp_path / "other")  # another secret: other noise
+    assert other.coef_.tolist() != first.coef_.tolist()
 
 
 def test_a_model_fixed_in_advance_has_standard_errors(tmp_path: Path) -> None:
@@ -284,6 +314,7 @@ def run(family: str, tables: list[pd.DataFrame], folder: Path, **settings: Any) 
     settings = {"tau": 3, **settings}
     experiment = Experiment("fedbestsubset", settings, clients=3, rounds=60, evaluate_every=0)
     sites = Sites(experiment, SPECS[family], tables, folder / "state")
+    sites.limits = Guards(profile="standard")
     plan = DeploymentSettings(experiment, 3, Deployment(out=str(folder / "run"), wait=0.01))
     Regression(plan, sites, sites.log.append, SPECS[family]).run()
     return load(folder / "run" / MODEL_FILE), sites
@@ -306,7 +337,7 @@ def test_separation_would_single_out_rows_and_ridge_cures_it(tmp_path: Path) -> 
     tables = hospitals("logistic")
     for table in tables:
         table["outcome"] = np.where(table.marker2 > 0, "dead", "alive")
-    with pytest.raises(ParsiflError, match=r"rule 'leverage'.*separate the classes.*set l2"):
+    with pytest.raises(ParsiflError, match=r"rule 'leverage'.*set l2 if columns separate"):
         run("logistic", tables, tmp_path / "plain", tau=1)
     SPECS["ridge"] = RegressionSpec("outcome", "logistic", l2=0.1)
     try:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, final
 
 import numpy as np
 import numpy.typing as npt
-from annotated_types import Ge, MaxLen
+from annotated_types import Ge, Le, MaxLen
 from pydantic import ConfigDict, TypeAdapter
 
 from parsifl.core.errors import DataError, WireError
@@ -140,6 +140,8 @@ class Agreement:
         Maximum number of columns in one message that the guards of every site allow.
     sites
         How many sites take part.
+    noise
+        The largest width of the noise that a site adds to its sums.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -149,9 +151,12 @@ class Agreement:
     preprocessing: Preprocessing
     columns: Count
     sites: Count
+    noise: Annotated[float, Ge(0), Le(1)] = 0.0
 
     @classmethod
-    def of(cls, summaries: Sequence[Summary], spec: RegressionSpec, columns: int) -> Agreement:
+    def of(
+        cls, summaries: Sequence[Summary], spec: RegressionSpec, columns: int, noise: float = 0.0
+    ) -> Agreement:
         """Build the agreement from the summaries of the sites, ordered by client number."""
         absent = [n for n in spec.columns if any(n not in s.columns for s in summaries)]
         if absent:
@@ -162,7 +167,7 @@ class Agreement:
         ]
         parts = [summary.columns[spec.target] for summary in summaries]
         classes, middle = _middle(spec, parts)
-        return cls(spec, classes, middle, Preprocessing.of(inner), columns, len(summaries))
+        return cls(spec, classes, middle, Preprocessing.of(inner), columns, len(summaries), noise)
 
     @classmethod
     def read(cls, values: Any) -> Agreement:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import io
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, final
+from typing import Annotated, Any, Literal, final
 
 import numpy as np
 import numpy.typing as npt
@@ -44,10 +43,6 @@ _PREFIX = "guard-"
 SEPARATOR = "|"
 """Between the entries of a list in the node's configuration."""
 _SMALLEST, _LARGEST, _FARTHEST = 1e-100, 1e100, 1e6
-_RANK = 1e-13
-"""Smallest singular value that counts, relative to the largest: sums are sent in float64."""
-_GRAM_RANK = 1e-9
-"""The same for the eigenvalues of inner products of matrices."""
 Profile = Literal["strict", "standard"]
 PROFILES: Mapping[Profile, tuple[float, float]] = {"strict": (0.5, 0.7), "standard": (0.8, 0.9)}
 """The largest leverage of a row, and of a pair."""
@@ -89,6 +84,9 @@ class Guards:
         of the profile; 1 switches the rule off.
     pair
         The same for two rows, if `cell` is above 2.
+    noise
+        The width of the noise in the sums of a logistic, Poisson or Cox regression, relative to
+        their largest term.
     refusals
         After this many refusals that depend on the rows, the site answers no further questions
         about the table until its owner acts.
@@ -110,6 +108,7 @@ class Guards:
     profile: Profile = "strict"
     leverage: Fraction | None = None
     pair: Fraction | None = None
+    noise: Fraction = 0.03
     refusals: Count = 3
     table: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")] = "table"
     algorithms: tuple[str, ...] = ("fedbestsubset",)
@@ -331,100 +330,10 @@ def check_cells(
 def check_question(
     candidates: Sequence[int], used: Sequence[int], width: int, rows: int, guards: Guards
 ) -> None:
-    """Check the request of a round: few columns in the matrix, and no coefficient outside it."""
+    """Check the request of a round: few columns in the matrix and few with a coefficient."""
     if len(set(candidates)) != len(candidates) or not all(0 <= c < width for c in candidates):
         raise Refusal("support", "the candidates are not different columns of the design matrix")
-    if not set(used) <= set(candidates):
-        raise Refusal("support", "a coefficient differs from zero outside the candidates")
-    check_width(len(candidates), rows, guards)
-
-
-def check_request(vectors: Array, labels: Sequence[str], guards: Guards) -> None:
-    """Check that no row or pair stands out in the sums of one request.
-
-    From a gradient X'r and a curvature X'(w X_C) a server computes X't for every t in the span of
-    1, the residuals r, the weights w, and the products of weights and candidates. In a Cox model
-    the curvature X'K X_C replaces the weights: t is in the span of 1, r and K X_C.
-
-    Parameters
-    ----------
-    vectors
-        The vectors [rows, number] that span t.
-    labels
-        The name of each vector, for the log of the site.
-    """
-    exposure = _exposure(vectors, guards)
-    squares = _scaled(vectors) ** 2
-    inside = squares[list(exposure.rows)].sum(axis=0)
-    parts = inside / np.maximum(squares.sum(axis=0), np.finfo(float).tiny)
-    cause = f"in this request, most of all by {labels[parts.argmax()]!r}"
-    _refuse_if_exposed(exposure.share, guards, exposure.rows, cause)
-
-
-def check_leverage(released: Array, asked: Array, guards: Guards) -> None:
-    """Check that no row or pair can be isolated from released and requested sums.
-
-    A sum over rows is X's with weights s. Any linear combination of sums that a server forms is
-    X't with t in the span of all weights, including the equal weights of the first sums.
-
-    Parameters
-    ----------
-    released
-        The weights [requests, rows] of released sums.
-    asked
-        The weights [rows] of the requested sum.
-    """
-    every = np.concatenate([np.ones((1, len(asked))), released, asked[None]])
-    exposure = _exposure(every.T, guards)
-    _refuse_many(exposure.dimensions, len(asked), guards)
-    _refuse_if_exposed(exposure.share, guards, exposure.rows, "with the earlier sums")
-
-
-def _old(guards: Guards) -> float:
-    return 0.9 if guards.leverage is None else guards.leverage
-
-
-class _Exposure(NamedTuple):
-    """The dimensions of a span, the largest leverage of a row or a pair, and these rows."""
-
-    dimensions: int
-    share: float
-    rows: tuple[int, ...]
-
-
-def _exposure(vectors: Array, guards: Guards) -> _Exposure:
-    """Return how far a row or a pair stands out in the span of vectors [rows, number].
-
-    A row stands out if the span nearly contains its unit vector: if its leverage, the diagonal
-    entry of the projection P onto the span, is nearly 1. Two rows stand out if some t of length 1
-    has nearly all of its squared length on them: if their block of P has an eigenvalue near 1.
-    """
-    basis, values, _ = np.linalg.svd(_scaled(vectors), full_matrices=False)
-    basis = basis[:, values > _RANK * values[0]]
-    single = np.minimum((basis**2).sum(axis=1), 1.0)  # 1 but for rounding
-    worst = _Exposure(basis.shape[1], float(single.max()), (int(single.argmax()),))
-    if guards.cell <= 2 or worst.share > _old(guards):
-        return worst
-    # an eigenvalue is at most the sum of both leverages, which add up to the dimensions: only
-    # few rows need a check of their pairs
-    for row in np.flatnonzero(single > _old(guards) / 2):
-        mixed = basis @ basis[row]
-        pairs = (single + single[row]) / 2 + np.sqrt(((single - single[row]) / 2) ** 2 + mixed**2)
-        pairs = np.minimum(pairs, 1.0)
-        pairs[row] = 0.0
-        other = int(pairs.argmax())
-        if pairs[other] > worst.share:
-            worst = _Exposure(basis.shape[1], float(pairs[other]), (int(row), other))
-    return worst
-
-
-def _scaled(vectors: Array) -> Array:
-    """Return vectors with a largest entry of 1; zero vectors remain zero."""
-    if not np.isfinite(vectors).all():
-        raise Refusal("leverage", "sums at these coefficients are not finite")
-    size = np.abs(vectors).max(axis=0)
-    scaled: Array = vectors / np.where(size > 0.0, size, 1.0)
-    return scaled
+    check_width(len({*candidates, *used}), rows, guards)
 
 
 def _log_exposure(worst: Exposure, vectors: Mapping[str, Array], rows: Indices) -> None:
@@ -434,140 +343,14 @@ def _log_exposure(worst: Exposure, vectors: Mapping[str, Array], rows: Indices) 
         name: float((vector[here] ** 2).sum() / max((vector**2).sum(), np.finfo(float).tiny))
         for name, vector in vectors.items()
     }
+    cause = max(shares, key=shares.__getitem__) if shares else "the number of rows"
     listed = " and ".join(str(row + 1) for row in here) or "that was removed or changed"
     node_log().warning(
         "row %s has a leverage of %.3f (pair: %.3f) in everything that was released, in this "
         "request most of all by %r: merge levels, limit extreme values, remove a column, or "
         "choose another guard-profile",
-        listed, worst.single, worst.pair, max(shares, key=shares.__getitem__),
+        listed, worst.single, worst.pair, cause,
     )  # fmt: skip
-
-
-class RiskSetProducts:
-    """The matrix K of the curvature X'KX of a Cox model with Breslow's ties.
-
-    With hazard ratios r, K_ij = -r_i r_j C(min(t_i, t_j)) off the diagonal, where C(t) adds up
-    d / S^2 over the events until t, and S the ratios at risk; rows of K add up to 0. With rows in
-    the order of time, an entry above the diagonal is a product, -early_i late_j.
-
-    Parameters
-    ----------
-    log_ratios
-        The logarithm of each row's hazard ratio.
-    """
-
-    def __init__(self, log_ratios: Array, *, time: Array, event: Array) -> None:
-        ratio = np.exp(log_ratios - log_ratios.max())
-        moments, place = np.unique(time, return_inverse=True)
-        events = np.bincount(place, event, len(moments))
-        at_risk = np.cumsum(np.bincount(place, ratio, len(moments))[::-1])[::-1]
-        per_set = np.where(events > 0, 1 / np.maximum(at_risk, np.finfo(float).tiny), 0.0)
-        self.order = order = np.argsort(place, kind="stable")
-        squares = np.cumsum(events * per_set * per_set)[place]
-        self.late = ratio[order]
-        self.early = (ratio * squares)[order]
-        self.diagonal = (ratio * (np.cumsum(events * per_set)[place] - ratio * squares))[order]
-
-    def times(self, x: Array) -> Array:
-        """Return K x for the columns of x [rows, columns], in time proportional to the rows."""
-        # K times a constant is 0; from the first row, because constant columns are then exactly 0
-        centered = x - x[0]
-        centered = (centered - centered.mean(axis=0))[self.order]
-        early, late, diagonal = (part[:, None] for part in (self.early, self.late, self.diagonal))
-        before = _after((early * centered)[::-1])[::-1]
-        product = diagonal * centered - early * _after(late * centered) - late * before
-        by_row: Array = np.empty_like(product)
-        by_row[self.order] = product
-        return by_row
-
-
-def check_products(
-    released: Sequence[RiskSetProducts], asked: RiskSetProducts, guards: Guards
-) -> None:
-    """Check that no row or pair can be isolated from sums of products over pairs of rows.
-
-    The curvature of a Cox model is X'KX with a matrix K [rows, rows]: the rows at risk are combined
-    in each event. The server obtains X'TX with T in the span of all K and of the identity. A row or
-    a pair stands out if some T of length 1 has nearly all of its squared length in their entries,
-    whose shares in the projection onto the span are summed. The time is proportional to the rows,
-    and to the square of the number of matrices.
-    """
-    every, rows = [*released, asked], len(asked.late)
-    nothing, one = np.zeros((1, rows)), np.ones((1, rows))
-    early = np.concatenate([nothing, [products.early for products in every]])
-    late = np.concatenate([nothing, [products.late for products in every]])
-    diagonal = np.concatenate([one, [products.diagonal for products in every]])
-    with np.errstate(over="ignore", invalid="ignore"):
-        inner = diagonal @ diagonal.T
-        for i, j in zip(*np.triu_indices(len(inner)), strict=True):
-            inner[i, j] += 2 * (early[i] * early[j]) @ _after(late[i] * late[j])
-    inner = np.triu(inner) + np.triu(inner, 1).T
-    if not np.isfinite(inner).all():
-        raise Refusal("leverage", "sums at these coefficients are not finite")
-    size = np.sqrt(np.diag(inner))
-    size = np.where(size > 0, size, 1.0)
-    values, vectors = np.linalg.eigh(inner / np.outer(size, size))
-    kept = values > _GRAM_RANK * values[-1]
-    into = (vectors[:, kept] / np.sqrt(values[kept])).T / size
-    own = ((into @ diagonal) ** 2).sum(axis=0)
-    worst = float(own.max())
-    if guards.cell > 2:
-        # the share of a pair is at most that of all entries of both rows, and these add up to
-        # twice the dimensions, so only few rows need a check of their pairs
-        total = own + _other_shares(early, late, into.T @ into)
-        for row in np.flatnonzero(total > _old(guards) / 2 - 1e-6):
-            before, after = early[:, :row] * late[:, [row]], early[:, [row]] * late[:, row + 1 :]
-            share = ((into @ np.concatenate([before, after], axis=1)) ** 2).sum(axis=0)
-            both = 2 * share + own[row] + np.delete(own, row)
-            worst = max(worst, float(both.max(initial=0.0)))
-    _refuse_many(int(kept.sum()), rows, guards)
-    _refuse_if_exposed(worst, guards)
-
-
-def _other_shares(early: Array, late: Array, weight: Array) -> Array:
-    """Return the shares of the off-diagonal entries of each row."""
-    found = np.zeros(early.shape[1])
-    for i, j in zip(*np.triu_indices(len(weight)), strict=True):
-        a, b = early[i] * early[j], late[i] * late[j]
-        part = a * _after(b) + b * _after(a[::-1])[::-1]
-        found += (weight[i, j] if i == j else 2 * weight[i, j]) * part
-    return found
-
-
-def _after(values: Array) -> Array:
-    """Return the sum of the values after each value, along the first axis.
-
-    >>> _after(np.array([1.0, 2.0, 3.0]))
-    array([5., 3., 0.])
-    """
-    later: Array = np.cumsum(values[:0:-1], axis=0)[::-1]
-    return np.concatenate([later, np.zeros_like(values[:1])])
-
-
-def _refuse_if_exposed(
-    share: float, guards: Guards, rows: Sequence[int] = (), cause: str = ""
-) -> None:
-    """Refuse sums in which a row or a pair stands out; only the node's log names the rows."""
-    if share > _old(guards):
-        if rows:
-            listed = " and ".join(str(row + 1) for row in rows)
-            node_log().warning(
-                "row %s has a leverage of %.3f %s: merge levels, limit extreme values, remove a "
-                "column, or raise guard-leverage", listed, share, cause
-            )  # fmt: skip
-        raise Refusal(
-            "leverage",
-            "a row or a pair would stand out in these sums, alone or combined with earlier ones; "
-            "if columns separate the classes or the events, set l2",
-        )
-
-
-def _refuse_many(dimensions: int, rows: int, guards: Guards) -> None:
-    if dimensions > guards.columns(rows):
-        raise Refusal(
-            "leverage",
-            f"the released sums would span more dimensions than {guards.ratio:.3g} times its rows",
-        )
 
 
 def _spot(values: Column) -> Mask | None:
@@ -616,6 +399,10 @@ class Audit:
             return []
         return [json.loads(line) for line in self._path.read_text().splitlines()]
 
+    def secret(self) -> bytes:
+        """Return the secret of the site."""
+        return site_secret(self._path.parent)
+
     def write(self, entry: Mapping[str, Any]) -> None:
         """Add an entry and sync it to disk."""
         stamped = {"time": datetime.now(UTC).isoformat(timespec="seconds"), **entry}
@@ -656,18 +443,20 @@ class Audit:
         vectors
             The block: vectors [rows] by name, for the log of the site.
         noise
-            The standard deviation of the noise in the sums, relative to their largest term.
+            The width of the noise in the sums, relative to their largest term.
         """
         path = self._path.with_name(f"ledger-{guards.table}.npz")
         past = Ledger.read(path)
         if len(past.refused) >= guards.refusals:
             raise Refusal("closed", "the ledger of its table is closed until the owner opens it")
         try:
-            grown, rows = past.with_rows(table, site_secret(self._path.parent))
+            grown, rows = past.with_rows(table, self.secret())
             if request in past.requests:
                 return
-            block = np.column_stack([np.ones(len(rows)), *vectors.values()])
-            grown = grown.with_block(request, block, rows, noise)
+            block = np.column_stack([np.zeros((len(rows), 0)), *vectors.values()])
+            if not np.isfinite(block).all():
+                raise Refusal("leverage", "sums at these coefficients are not finite")
+            grown = grown.with_block(request, block, rows, noise / np.sqrt(12))
         except DataError as error:
             raise Refusal("ledger", f"{error}; its owner can start a new ledger") from None
         worst = grown.exposure(guards.pair_limit)
@@ -676,40 +465,12 @@ class Audit:
             return
         if request not in past.refused:
             replace(past, refused=(*past.refused, request)).write(path)
-        _log_exposure(worst, dict(zip(("(rows)", *vectors), block.T, strict=True)), rows)
+        _log_exposure(worst, vectors, rows)
         raise Refusal(
             "leverage",
             "a row or a pair would stand out in everything that was released about its table; ask "
             "for fewer columns, or set l2 if columns separate the classes or the events",
         )
-
-    def release(
-        self,
-        table: str,
-        weights: Array,
-        guards: Guards,
-        products: Callable[[Array], RiskSetProducts] | None = None,
-    ) -> None:
-        """Check the row weights [2, rows] of sums against those of earlier sums, and store them.
-
-        They stay in a file of the site as long as the table is the same, whatever the model. With
-        `products` the second row does not hold weights, but the values that define a matrix over
-        pairs of rows.
-        """
-        kind = "sums" if products is None else "risk-sets"
-        path = self._path.with_name(f"released-{table}-{kind}.npy")
-        past = np.load(path) if path.exists() else np.zeros((0, *weights.shape))
-        if any(np.array_equal(weights, known) for known in past):
-            return  # asked before: the answer is the same
-        check_leverage(past[:, 0], weights[0], guards)
-        if products is None:
-            check_leverage(past[:, 1], weights[1], guards)
-        else:
-            check_products([products(row) for row in past[:, 1]], products(weights[1]), guards)
-        data = io.BytesIO()
-        np.save(data, np.concatenate([past, weights[None]]))
-        replace_file(path, data.getvalue())
-        path.chmod(0o600)
 
 
 def digest(*values: Any) -> str:

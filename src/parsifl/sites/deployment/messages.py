@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, final
 
-from annotated_types import Ge, Lt, MaxLen
+from annotated_types import Ge, Le, Lt, MaxLen
 from pydantic import AfterValidator, Field
 
 from parsifl.data.table_encoding import MOST_COLUMNS, Summary, Text, check_counts
@@ -39,11 +39,12 @@ class ProductsRequest(Addressed):
 
 @final
 class AgreeReply(Message):
-    """The sums over a site's table, declared units, and the most columns a message may have."""
+    """The sums over a site's table, declared units, and limits of later messages."""
 
     longest: ClassVar[int] = LONG
     client: ClientId
     columns: Annotated[int, Ge(0), Lt(MOST_ROWS)]
+    noise: Annotated[float, Ge(0), Le(1)] = 0.0
     units: Annotated[dict[Text, Annotated[str, MaxLen(100)]], MaxLen(MOST_COLUMNS)] = Field(
         default_factory=dict
     )

@@ -45,7 +45,7 @@ from parsifl.sites.deployment.messages import (
     ProductsReply,
     ProductsRequest,
 )
-from parsifl.sites.deployment.table_site import problem_of
+from parsifl.sites.deployment.table_site import guarded, problem_of
 from parsifl.sites.estimators.base import FederatedSparse
 from parsifl.sites.estimators.cv import Products
 from parsifl.sites.estimators.exact import ExactFit
@@ -70,7 +70,7 @@ _CURE = (
 _ENDS = {
     Phase.SEPARATED: "the selected columns separate the classes (or the events): the likelihood "
     "has no maximum; set l2 of the RegressionSpec, for example to 0.01",
-    Phase.STALLED: "the search stopped because rounding prevents a further decrease of the loss",
+    Phase.STALLED: "the search stopped because rounding or noise prevents a further decrease",
     Phase.LOOK: "the search did not converge within the rounds; the model is the best so far",
 }
 
@@ -90,6 +90,7 @@ class Regression(Federation):
                 f"the sites of a regression check the messages of plain algorithms: remove "
                 f"{', '.join(changes)}"
             )
+        experiment = guarded(experiment, spec)
         settings = replace(settings, experiment=experiment)
         if isinstance(
             settings.experiment.build_algorithm(), FedBestSubset
@@ -106,7 +107,8 @@ class Regression(Federation):
         self._summaries: dict[int, Summary] = {}
 
     def _problem(self, data: ClientData) -> Problem:
-        return problem_of(self._spec, self._agreed().kept)(data)
+        agreement = self._agreed()
+        return problem_of(self._spec, agreement.kept, agreement.target_mean)(data)
 
     def _agreed(self) -> Agreement:
         return Agreement.read(self._pool.agreement)
@@ -152,12 +154,13 @@ class Regression(Federation):
     def _agree(self) -> Agreement:
         found = self._described()
         columns = min(reply.columns for reply in found.values())
+        noise = max(reply.noise for reply in found.values())
         self._summaries = {client: found[client].summary for client in sorted(found)}
         summaries = list(self._summaries.values())
         _check_units(found)
         for note in unit_notes(summaries, [f"client {client}" for client in self._summaries]):
             self._log(f"warning: {note}")
-        return Agreement.of(summaries, self._spec, columns)
+        return Agreement.of(summaries, self._spec, columns, noise)
 
     def _described(self) -> dict[int, AgreeReply]:
         """Return the aggregates of the table of every site."""
@@ -238,11 +241,12 @@ class Regression(Federation):
                 )
             wanted = 2 * algorithm.tau + 20 if candidates is None else candidates
             candidates = max(min(wanted, room), 1)
+        if agreement.columns < width and not algorithm.gradients:
             self._log(
                 f"the guards of a site allow {agreement.columns} of {width} columns in one "
                 f"message: {candidates} candidates besides the support"
             )
-        return replace(algorithm, units=factors, candidates=candidates)
+        return replace(algorithm, units=factors, candidates=candidates, noise=agreement.noise)
 
     def _report(self, event: RoundEnd) -> None:
         super()._report(event)
@@ -300,6 +304,9 @@ class Regression(Federation):
                 bytes_down=0,
                 own_intercepts=False,
             )
+            if getattr(self._algorithm, "gradients", False):
+                fit = fit.polished()
+                b = fit.search.coefficients
         if fit is not None and fit.search.phase != Phase.CONVERGED:
             self._log(f"warning: {_ENDS.get(fit.search.phase, _ENDS[Phase.LOOK])}")
         outcome = DeployedFit(

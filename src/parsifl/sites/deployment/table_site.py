@@ -6,8 +6,7 @@ import json
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, final
 
@@ -17,10 +16,10 @@ from annotated_types import MaxLen
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from parsifl import wire
-from parsifl.core import tree
-from parsifl.core.batching import Rows
+from parsifl.core import registry, tree
+from parsifl.core.batching import ClientRoundData
 from parsifl.core.errors import ConfigError, DataError, WireError
-from parsifl.core.problem import Problem
+from parsifl.core.problem import CurvatureSums, Problem
 from parsifl.data.clients import ClientData
 from parsifl.data.ragged import Ragged
 from parsifl.data.table_encoding import (
@@ -47,6 +46,7 @@ from parsifl.flower.network_schema import (
     read,
 )
 from parsifl.linear.glm import GLM
+from parsifl.linear.sums import upper
 from parsifl.sites.deployment import guards as rules
 from parsifl.sites.deployment.agreement import Agreement, Prepared, RegressionSpec
 from parsifl.sites.deployment.guards import (
@@ -54,7 +54,6 @@ from parsifl.sites.deployment.guards import (
     Audit,
     Guards,
     Refusal,
-    RiskSetProducts,
     check_history,
     digest,
     few_differ,
@@ -67,9 +66,12 @@ from parsifl.sites.deployment.messages import (
     ProductsReply,
     ProductsRequest,
 )
-from parsifl.sites.families.cox import Cox, cox_losses
-from parsifl.sites.search.fedbestsubset import FedBestSubset
+from parsifl.sites.deployment.row_terms import RowTerms, all_rows, keyed_noise
+from parsifl.sites.families.cox import Cox
+from parsifl.sites.search.fedbestsubset import BestSubsetQuestion, FedBestSubset
 
+Hide = Callable[[CurvatureSums], CurvatureSums]
+"""Adds the noise of a request to its sums."""
 _PASSING = ("experiment", "machine")
 """Fields about the run and the machine, ignored when deciding whether a reply is new."""
 LoadTable = Callable[[NodeConfig], Any]
@@ -271,8 +273,20 @@ def _withheld(name: str, numbers: Array, guards: Guards) -> Array:
     return numbers
 
 
-def problem_of(spec: RegressionSpec, kept: tuple[int, ...] = ()) -> MakeProblem:
-    """Return a function that builds the problem; columns are centred, rows have weights."""
+def guarded(experiment: Experiment, spec: RegressionSpec) -> Experiment:
+    """Return the experiment of sites with guards: sums of GLMs and Cox models are gradients."""
+    if registry.find(experiment.algorithm) is not FedBestSubset or spec.family == "linear":
+        return experiment
+    return replace(experiment, settings={**experiment.settings, "gradients": True})
+
+
+def problem_of(
+    spec: RegressionSpec, kept: tuple[int, ...] = (), mean: float | None = None
+) -> MakeProblem:
+    """Return a function that builds the problem; columns are centred, rows have weights.
+
+    An intercept starts at that of a model with this mean of the target and no columns.
+    """
 
     def make(data: ClientData) -> Problem:
         width = int(data.x.shape[1])
@@ -287,9 +301,17 @@ def problem_of(spec: RegressionSpec, kept: tuple[int, ...] = ()) -> MakeProblem:
             keep=kept,
             weighted=True,
             offset=spec.family == "poisson",
+            start=_start(spec, width, mean),
         )
 
     return make
+
+
+def _start(spec: RegressionSpec, width: int, mean: float | None) -> Array | None:
+    if not mean or spec.family not in ("logistic", "poisson"):
+        return None
+    odds = mean / (1 - mean) if spec.family == "logistic" and mean < 1 else mean
+    return np.append(np.zeros(width), np.log(odds))
 
 
 class TableSite:
@@ -319,9 +341,10 @@ class TableSite:
         schema: TableSchema | None = None,
         guards: Guards | None = None,
     ) -> None:
-        self._experiment, self._client, self._root = experiment, client, root
+        self._experiment, self._client, self._root = guarded(experiment, spec), client, root
         self._table, self._spec = table, spec
         self._schema, self._guards = schema or TableSchema(), guards or Guards()
+        self._sums = FedBestSubset(0, gradients=spec.family != "linear")
         self._audit = Audit(root / f"client-{client}")
 
     def answer(self, kind: Kind, envelope: Envelope) -> Envelope:
@@ -369,7 +392,7 @@ class TableSite:
         rules.check_algorithm(self._experiment, self._spec.family, self._guards)
         own = prepare(self._table, self._spec, self._schema, self._guards)
         rules.check_plan(self._experiment, self._client, own.rows, self._guards)
-        table = {name: list(map(str, self._table[name])) for name in own.columns}
+        table = self._text(own)
         entry["table"] = digest(table)
         if isinstance(request, AgreeRequest):
             self._audit.enter(digest("agree", entry["table"]), table, {}, 0.0, self._guards)
@@ -377,6 +400,7 @@ class TableSite:
             return AgreeReply(
                 client=self._client,
                 columns=most,
+                noise=self._guards.noise,
                 units=self._schema.units,
                 summary=own.summary(),
             ).envelope()
@@ -399,8 +423,8 @@ class TableSite:
         self._hold(request, agreement, entry, request.round, envelope.parts.get("down"))
         problem: Any = make(data)
         if isinstance(self._experiment.build_algorithm(), FedBestSubset):
-            self._check_sums(envelope, own, agreement, data, problem, entry)
-            return _whole(site.train(request, envelope.parts))
+            hide = self._check_sums(envelope, own, agreement, data, problem, entry)
+            return self._hidden(_whole(site.train(request, envelope.parts)), hide)
         # other algorithms may combine all products of columns
         start, columns = torch.zeros(problem.width, dtype=torch.float64), range(problem.width)
         self._release(own, agreement, data, problem, start, columns, entry)
@@ -414,7 +438,7 @@ class TableSite:
         data: ClientData,
         problem: Any,
         entry: dict[str, Any],
-    ) -> None:
+    ) -> Hide:
         """Check a round of sums: few columns, no small cell, and no row that stands out."""
         kind = self._experiment.build_algorithm().tree_types().downlink
         try:
@@ -428,7 +452,15 @@ class TableSite:
         if not fits:
             raise WireError("down: not a question about sums")
         rules.check_question(candidates, used, problem.width, own.rows, self._guards)
-        self._release(own, agreement, data, problem, at, candidates, entry)
+        return self._release(own, agreement, data, problem, at, candidates, entry)
+
+    def _hidden(self, reply: Envelope, hide: Hide) -> Envelope:
+        """Return a reply whose sums have noise."""
+        if "upload" not in reply.parts:
+            return reply
+        sums = hide(wire.decode(reply.parts["upload"], CurvatureSums, limit=1 << 31))
+        upload = wire.encode(sums, self._experiment.precision)
+        return Envelope(reply.text, {**reply.parts, "upload": upload})
 
     def _release(
         self,
@@ -439,35 +471,30 @@ class TableSite:
         at: torch.Tensor,
         columns: Sequence[int],
         entry: dict[str, Any],
-    ) -> None:
-        """Check sums at these coefficients against all released sums, and record them."""
+    ) -> Hide:
+        """Check sums at these coefficients with the ledger; return what hides them in noise."""
         names, units = agreement.preprocessing.names, agreement.preprocessing.units
         owners = [agreement.preprocessing.columns[unit].name for unit in units]
         inner = [place for place in columns if place < len(names)]
-        x = np.asarray(data.x)
-        rules.check_cells(own, owners, x, inner, self._guards)
+        used = [place for place in np.flatnonzero(at.numpy()).tolist() if place < len(names)]
+        x, columns = np.asarray(data.x), list(columns)
+        rules.check_cells(own, owners, x, sorted({*inner, *used}), self._guards)
         entry["columns"] = [names[place] for place in inner]
-        weights, products = row_weights(problem, data, at), None
-        design = np.column_stack([x, np.ones(len(x))])[:, list(columns)]
-        labels = [[*names, "(intercept)"][place] for place in columns]
+        request = digest(entry["table"], agreement.to_json(), columns, at.tolist())
         if self._spec.family == "linear":
-            used = np.flatnonzero(at.numpy()).tolist()
             block = {names[place]: x[:, place] for place in sorted({*columns, *used})}
             block["(target)"] = data.y[:, 0].numpy()
-            request = digest(entry["table"], agreement.to_json(), sorted(columns), at.tolist())
-            table = {name: list(map(str, self._table[name])) for name in own.columns}
-            self._audit.enter(request, table, block, 0.0, self._guards)
-            return
-        if isinstance(problem, Cox):
-            time, event, _ = data.y.unbind(1)
-            products = partial(RiskSetProducts, time=time.numpy(), event=event.numpy())
-            vectors = [products(weights[1]).times(design)]
-        else:
-            vectors = [weights[1][:, None] * design, weights[1][:, None]]
-            labels += ["(weights)"]
-        every = np.column_stack([*vectors, weights[0], np.ones(len(x))])
-        rules.check_request(every, [*labels, "(residuals)", "(rows)"], self._guards)
-        self._audit.release(entry["table"], weights, self._guards, products)
+            self._audit.enter(request, self._text(own), block, 0.0, self._guards)
+            return lambda sums: sums
+        terms, width = RowTerms.of(problem, data, at), self._guards.noise
+        block = terms.block(columns, [*names, "(intercept)"], diagonal=not used)
+        self._audit.enter(request, self._text(own), block, width, self._guards)
+        secret = self._audit.secret()
+        return lambda sums: terms.noisy(sums, columns, width, secret, request)
+
+    def _text(self, own: Prepared) -> dict[str, list[str]]:
+        """Return the values of the table that identify its rows."""
+        return {name: list(map(str, self._table[name])) for name in own.columns}
 
     def _hold(
         self,
@@ -510,37 +537,24 @@ class TableSite:
         self._hold(request, agreement, entry, support, list(request.coefficients))
         at, columns = torch.zeros(width, dtype=torch.float64), torch.tensor(support)
         at[columns] = torch.tensor(request.coefficients, dtype=torch.float64)
-        self._release(own, agreement, data, problem, at, support, entry)
-        rows = Rows(data.x, data.y, torch.ones(own.rows, dtype=torch.float64))
-        found = problem.curvature_sums({problem.name: at}, rows, columns)
-        constant = torch.lgamma(data.y[:, 0] + 1).sum() if self._spec.family == "poisson" else 0.0
+        hide = self._release(own, agreement, data, problem, at, support, entry)
+        model = {problem.name: at}
+        question = BestSubsetQuestion(model, model, columns)
+        rows = ClientRoundData({}, all_rows(data), torch.tensor(0), 0)
+        found = hide(self._sums.client_update(problem, question, None, rows).upload)
+        counts = np.zeros(1)
+        if self._spec.family == "poisson":
+            counts = torch.lgamma(data.y[:, 0] + 1).numpy()
+        largest, name = np.abs(counts).max(), f"{entry['table']} constant"
+        hidden = keyed_noise(self._audit.secret(), name, np.asarray(largest), self._guards.noise)
         sums = {
             "loss": found.loss,
-            "constant": torch.as_tensor(constant, dtype=torch.float64),
+            "constant": torch.tensor(float(counts.sum() + hidden), dtype=torch.float64),
             "gradient": found.gradient[columns],
-            "curvature": found.curvature,
+            "curvature": upper(self._sums.hessian(found.curvature, columns)),
         }
         head = {name: getattr(request, name) for name in ("client", "round", "experiment")}
         return ProductsReply(**head).envelope({"sums": wire.encode(sums)})
-
-
-def row_weights(problem: Any, data: ClientData, at: torch.Tensor) -> Array:
-    """Return the weights [2, rows] of rows and products in sums at these coefficients.
-
-    The products of a Cox model follow from the logarithms of the hazard ratios, which replace the
-    second weights.
-    """
-    params = {problem.name: at}
-    if isinstance(problem, Cox):
-        u = problem.predict(params, data.x).requires_grad_()
-        time, event, weight = data.y.unbind(1)
-        (slope,) = torch.autograd.grad((weight * cox_losses(u, time, event, weight)).sum(), u)
-        return np.stack([slope.numpy(), u.detach().numpy()])
-    u = problem.predict(params, data.x)
-    u = u + data.y[:, -1] if problem.offset else u
-    return np.stack(
-        [problem.datafit.slope(u, data.y[:, 0]).numpy(), problem.datafit.curvature(u).numpy()]
-    )
 
 
 def _whole(reply: Envelope) -> Envelope:

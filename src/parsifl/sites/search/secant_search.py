@@ -25,8 +25,10 @@ from parsifl.sites.search.best_subset import penalised, quadratic_model
 from parsifl.sites.search.subset_model import SubsetModel, Units
 from parsifl.sites.search.subset_state import Array, Indices, Mask, Phase, Rules, Search, Sums
 
-_CLOSE = 1e-3
+_CLOSE = 1e-2
 """The squared distance to the minimum, in standard errors, at which products are requested."""
+_CURVED = 0.01
+"""The change of the gradient along a step, below which noise would decide the update."""
 _NEAR = 0.1
 """The same at which one Newton step with these products suffices."""
 _WORTH = 0.01
@@ -35,9 +37,9 @@ _FARTHEST = 3.0
 """The longest step, in standard deviations of the predictor."""
 _FAILURES = 5
 """Consecutive failed trials before a point counts as the minimum."""
-_TINY = 1e-300
 _TERMS = 10.0
 """The largest loss of a row, relative to the mean loss: the noise of the loss depends on it."""
+_TINY = 1e-300
 
 
 def advance(search: Search, sums: Sums, rules: Rules) -> Search:
@@ -98,7 +100,7 @@ def _updated(search: Search, step: Array, change: Array) -> Array:
     """Return the packed curvature of the model after a step that changed the gradient."""
     full = _unpacked(search.curvature, len(step))
     before, curved = full @ step, float(step @ change)
-    if curved > 10 * _CLOSE and float(step @ before) > 0:  # else noise would decide
+    if curved > _CURVED and float(step @ before) > 0:
         full += np.outer(change, change) / curved
         full -= np.outer(before, before) / float(step @ before)
     packed: Array = full[np.triu_indices(len(step))]
