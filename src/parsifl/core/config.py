@@ -100,11 +100,13 @@ def check(settings: Any) -> None:
     Numbers of NumPy are replaced by those of Python.
     """
     kind: Any = type(settings)
+    # the settings of a run are arguments: users do not know the class that holds them
+    prefix = "" if getattr(kind, "are_arguments", False) else f"{kind.__name__}."
     for name, adapter in _adapters(kind).items():
-        given = getattr(settings, name)
-        value = _plain(given)
-        _validated(f"{kind.__name__}.{name}", adapter, value, strict=True)
-        if value is not given:
+        raw = getattr(settings, name)
+        value = _plain(raw)
+        _validated(f"{prefix}{name}", adapter, value, strict=True)
+        if value is not raw:
             object.__setattr__(settings, name, value)  # the instance may be frozen
 
 

@@ -17,7 +17,7 @@ import textwrap
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, TypedDict, TypeVar, final
+from typing import Annotated, Any, ClassVar, Literal, TypedDict, TypeVar, final
 
 from annotated_types import Ge, Le
 
@@ -148,6 +148,8 @@ class NetworkModel:
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
     """The settings of a run, apart from its algorithm, its problem and its data."""
+
+    are_arguments: ClassVar[bool] = True
 
     rounds: Annotated[
         Count,

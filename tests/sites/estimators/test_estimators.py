@@ -300,7 +300,7 @@ def test_constant_columns_get_no_coefficient() -> None:
         ({"local_steps": "3"}, "local_steps must be a whole number and at least 1, got '3'"),
         ({"rounds": "3"}, "rounds must be a whole number"),
         ({"batch_size": "all"}, "batch"),
-        ({"participation": "half"}, "participation must be a number"),
+        ({"participation": "half"}, "^participation = 'half': Input should be a valid number"),
         ({"solver": "lasso"}, "unknown solver"),
         ({"center": "nobody"}, "center must be"),
         ({"keep": [10]}, "keep names feature 10"),
