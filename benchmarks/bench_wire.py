@@ -39,7 +39,8 @@ def thinned(params: dict[str, Tensor], density: float) -> dict[str, Tensor]:
     """Return the tensors with zeros in most places."""
     generator = Key(1, purpose="bench").torch_generator()
     return {
-        name: value * (torch.rand(value.shape, generator=generator) < density)
+        # a product with the mask would leave -0.0, which is an entry on the wire
+        name: torch.where(torch.rand(value.shape, generator=generator) < density, value, 0.0)
         for name, value in params.items()
     }
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from parsifl.algorithms.ditto import Ditto
 from parsifl.algorithms.fedavg import FedAvg
@@ -136,3 +136,37 @@ def test_models_that_are_tuned_are_evaluated_as_those_that_are_not() -> None:
     ours, theirs = (run.metrics[-1]["personal"]["test"]["loss"] for run in (plain, tuned))
     assert ours["mean"] == pytest.approx(theirs["mean"], rel=1e-5)
     assert ours["std"] == pytest.approx(theirs["std"], rel=1e-5)
+
+
+class Counted:
+    """Counts how many rows are scored."""
+
+    def __init__(self, problem: NeuralProblem, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.rows = 0
+        score = type(problem).output_metrics
+
+        def counting(problem: NeuralProblem, output: Tensor, y: Tensor) -> dict[str, Tensor]:
+            self.rows += len(y)
+            return score(problem, output, y)
+
+        monkeypatch.setattr(type(problem), "output_metrics", counting)
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "times"),
+    [
+        (FedAvg(local_steps=1), {}, 1),
+        (Ditto(local_steps=1), {}, 2),  # clients have personal models
+        (FedAvg(local_steps=1), {"evaluation": Evaluation(fine_tune_steps=1)}, 2),
+        (FedAvg(local_steps=1), {"precision": "float16"}, 2),  # clients receive a rounded model
+    ],
+)
+def test_the_scores_of_the_global_model_are_computed_once(
+    monkeypatch: pytest.MonkeyPatch, method: Any, changes: dict[str, Any], times: int
+) -> None:
+    problem, clients = CASES["mlp"]
+    run = simulate(method, problem, clients, 1, executor="loop", evaluate_every=0, **changes)
+    counted = Counted(problem, monkeypatch)
+    means = personal(run)
+    assert counted.rows == times * sum(map(len, clients.test))
+    assert (means == scores(run, range(len(SIZES)), "global")) is (times == 1)

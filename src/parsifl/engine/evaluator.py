@@ -77,6 +77,7 @@ class Evaluator:
         samples: dict[int, dict[str, int]] = {client: {} for client in asked}
         values: dict[int, dict[str, dict[str, Any]]] = {client: {} for client in asked}
         notes: tuple[str, ...] = ()
+        unchanged = set() if model is None else self._with_global_model(requests, model, load)
         for split in SPLITS[0 if self._evaluation.train else 1 :]:
             parts = self._parts(split)
             ids = [client for client in asked if len(parts[client])]
@@ -84,7 +85,10 @@ class Evaluator:
                 continue
             personal, more = self._personal_means([asked[i] for i in ids], parts, load)
             notes += more
-            shared = {} if model is None else self._global_means(model, ids, split)
+            shared = {client: personal[client] for client in ids if client in unchanged}
+            others = [client for client in ids if client not in unchanged]
+            if others and model is not None:
+                shared.update(self._global_means(model, others, split))
             for client in ids:
                 samples[client][split] = len(parts[client])
                 values[client].setdefault("personal", {})[split] = personal[client]
@@ -93,6 +97,26 @@ class Evaluator:
         for client, request in asked.items():
             yield ClientScores(request.client, samples[client], values[client], notes)
             notes = ()
+
+    def _with_global_model(
+        self, requests: Sequence[ClientRequest], model: Model, load: Load
+    ) -> set[int]:
+        """Return the clients whose personal model is the global one: its scores are theirs.
+
+        Where the first client has another model, so have the others, and no state is read.
+        """
+        clients: set[int] = set()
+        for request in requests:
+            if self._request(request.client).batches:
+                return clients
+            try:
+                personal = self.personal_model(request, load)
+            except Exception:  # reported where this model is evaluated
+                return clients
+            if personal.problem is not model.problem or personal.params is not model.params:
+                return clients
+            clients.add(request.client.id)
+        return clients
 
     # ------------------------------------------------------------------ the global model
     def _global_means(
