@@ -194,7 +194,10 @@ def test_why_a_run_failed_is_in_its_folder(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("identity")
 @pytest.mark.parametrize("error", [ValueError("odd \ud800"), ParsiflError("odd \ud800")])
 def test_any_failure_leaves_its_reason(
-    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    error: Exception,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     def fail(*_: Any) -> None:
         raise error
@@ -205,6 +208,7 @@ def test_any_failure_leaves_its_reason(
     with pytest.raises(type(error)):
         run(parsifl.flower.server_app(), parsifl.flower.client_app(), config, [])
     assert "odd " in (tmp_path / "run" / ERROR_FILE).read_text()
+    assert all(record.getMessage().isprintable() for record in caplog.records)
 
 
 @pytest.mark.usefixtures("identity")

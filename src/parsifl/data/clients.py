@@ -79,7 +79,8 @@ class ClientData:
             if not hasattr(getattr(self, name), "shape"):
                 type_name = type(getattr(self, name)).__name__
                 raise DataError(
-                    f"{name} must be one tensor, array or CSR matrix with all rows, got {type_name}"
+                    f"{name} must be one tensor, array or CSR matrix with all rows, got a "
+                    f"{type_name}"
                 )
         if (self.classes or 0) > MOST_CLASSES:  # a model with that many outputs
             raise DataError(

@@ -17,6 +17,8 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
+from parsifl.core.text import visible
+
 VARIABLE = "PARSIFL_LOG"
 _FIELDS = ("run", "round", "client", "node")
 _context: ContextVar[dict[str, Any] | None] = ContextVar("parsifl_log", default=None)
@@ -40,14 +42,17 @@ def node_log() -> logging.Logger:
 
 
 def server_log(text: str) -> None:
-    """Log progress of the server: as JSON if requested, else in Flower's log."""
-    (node_log() if is_json() else logging.getLogger("flwr")).info(text)
+    """Log progress of the server: as JSON if requested, else in Flower's log.
+
+    The text may come from other machines.
+    """
+    (node_log() if is_json() else logging.getLogger("flwr")).info(visible(text))
 
 
 @contextmanager
 def log_file(path: Path) -> Iterator[None]:
     """Append what the server logs to a file too, while the block runs."""
-    handler = logging.FileHandler(path, encoding="utf-8")
+    handler = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
     text = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
     handler.setFormatter(JsonFormatter() if is_json() else text)
     loggers = (node_log(), logging.getLogger("flwr"))
