@@ -22,8 +22,9 @@ and fails if a value is not listed here. The server rejects any other field.
 No message carries rows, labels of single rows or client state. A personal model leaves its client
 only if it is the upload of the algorithm (FedAMP, HeurFedAMP). An upload is computed from rows and
 can reveal information about them: Parsifl has no differential privacy and no secure aggregation.
-The guards of a site with a table refuse many requests that would isolate rows, but not all:
-`docs/privacy-officer.md` lists what they do not cover. Such a site trains with FedBestSubset only,
+The guards of a site with a table limit the leverage of rows and pairs in everything that ever left
+it, and add noise to the sums of logistic, Poisson and Cox regressions. What they promise, and what
+they do not cover, is in `docs/privacy-officer.md`. Such a site trains with FedBestSubset only,
 unless its owner allows other algorithms (`guard-algorithms`), and refuses to evaluate.
 `SECURITY.md` has the threat model.
 

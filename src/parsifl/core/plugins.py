@@ -5,6 +5,7 @@
 | `parsifl.algorithms` | a module with final subclasses of `FederatedAlgorithm` |
 | `parsifl.commands` | a function or a `typer.Typer`, a subcommand of `parsifl` |
 | `parsifl.engines` | a function that runs an experiment: `parsifl run --engine NAME` |
+| `parsifl.owners` | "ledgers" shows or changes what a site has released: `parsifl flower site` |
 | `parsifl.reports` | "page" writes the page about run directories, "table" prints a table |
 | `parsifl.sections` | a function that adds a section about some runs to the page |
 | `parsifl.templates` | a `flower.app_template.Template` of `parsifl flower init` |
@@ -22,6 +23,7 @@ from parsifl.core.errors import ConfigError, unknown
 ALGORITHMS = "parsifl.algorithms"
 COMMANDS = "parsifl.commands"
 ENGINES = "parsifl.engines"
+OWNERS = "parsifl.owners"
 REPORTS = "parsifl.reports"
 SECTIONS = "parsifl.sections"
 TEMPLATES = "parsifl.templates"

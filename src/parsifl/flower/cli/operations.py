@@ -1,4 +1,4 @@
-"""`parsifl flower status`, `check`, `forget`, `backup` and `restore`, for operators."""
+"""`parsifl flower status`, `check`, `forget`, `site`, `backup` and others, for operators."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 import typer
 
 from parsifl.cli.options import finite
+from parsifl.core import plugins
 from parsifl.core.errors import ConfigError
 from parsifl.core.text import visible
 from parsifl.flower import need_flower
@@ -173,6 +174,32 @@ def forget(
     typer.echo(f"{len(chosen)} of {len(runs)} runs {'deleted' if delete else 'listed'}")
 
 
+def site(
+    folder: Path = typer.Argument(metavar="DIR", help="The state directory of a node."),
+    client: int | None = typer.Option(None, min=0, help="The number of a client."),
+    table: str | None = typer.Option(None, help="The name of a table (guard-table)."),
+    reopen: bool = typer.Option(False, "--open", help="Open a ledger that refusals have closed."),
+    new: bool = typer.Option(False, "--new", help="Start a new ledger; the old one is set aside."),
+) -> None:
+    """Show the owner of a table what was released about it, and what may still leave.
+
+    For each table: rows, answers, the largest leverage of a row and of a pair, what each profile
+    still allows, and refusals. An opened or a new ledger is noted in the audit file. After --new
+    the old answers no longer count: a server that kept them can combine them with new ones.
+
+    Examples:
+
+      parsifl flower site ~/.parsifl/state
+
+      parsifl flower site ~/.parsifl/state --client 0 --table table --open
+    """
+    if reopen and new:
+        raise ConfigError("--open and --new exclude each other: remove one of them")
+    change = "open" if reopen else "new" if new else None
+    for line in plugins.load(plugins.OWNERS, "ledgers")(folder, client, table, change):
+        typer.echo(line)
+
+
 def backup(
     run: Path = typer.Argument(help="The run directory, while no server is writing to it."),
     file: Path = typer.Argument(help="The new file, such as study.tar.gz."),
@@ -296,5 +323,5 @@ def renew(
 
 def mount(group: typer.Typer) -> None:
     """Add the commands to a group."""
-    for command in (status, check, units, rotate, renew, add_node, forget, backup, restore):
+    for command in (status, check, units, rotate, renew, add_node, forget, site, backup, restore):
         group.command()(command)
