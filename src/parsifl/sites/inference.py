@@ -30,6 +30,7 @@ from parsifl.sites.standard_errors import (
     Errors,
     covariance,
     degrees_of_freedom,
+    dependence,
     information_scale,
     moves,
     observations,
@@ -123,7 +124,7 @@ def table(
         statistic = estimate / se
     guarantee = SELECTED
     if not selected:
-        guarantee = _guarantee(fit, family, errors) + _without_errors(names, dependent)
+        guarantee = _guarantee(fit, family, errors) + _without_errors(fit, names, dependent)
     return Inference(
         names=names,
         estimate=estimate,
@@ -179,13 +180,13 @@ def _on_sites(effects: SiteEffects | None) -> tuple[str, ...]:
     )
 
 
-def _without_errors(names: list[str], dependent: npt.NDArray[np.bool_]) -> str:
+def _without_errors(fit: ExactFit, names: list[str], dependent: npt.NDArray[np.bool_]) -> str:
     found = [name for name, depends in zip(names, dependent, strict=True) if depends]
     if not found:
         return ""
     return (
-        f" The rows do not determine {', '.join(found)}: columns of the model depend linearly on "
-        "each other, the estimates are those of least norm, and no standard errors are given."
+        f" The rows do not determine {', '.join(found)}: columns of the model {dependence(fit)}, "
+        "the estimates are those of least norm, and no standard errors are given."
     )
 
 

@@ -13,6 +13,8 @@ from parsifl.sites.estimators.moments import Array
 
 Errors = Literal["auto", "model", "robust", "HC0", "dispersion", "cluster"]
 _DEPENDENT, _DUST = 1e-12, 1e-6
+_ROUNDED = 2e-14
+"""The smallest eigenvalue of correlations that is not a rounding error."""
 
 
 def dispersion(fit: ExactFit, family: str) -> float:
@@ -56,15 +58,33 @@ def undetermined(fit: ExactFit) -> Array:
     It is empty unless columns of the model depend linearly on each other. Directions are exactly 0
     in the coefficients that are determined.
     """
-    bend = fit.information.sum(0) + np.diag(fit.rules.ridge[fit.columns] * fit.rows.sum())
-    return null_space(bend)
+    return null_space(_with_ridge(fit))
+
+
+def dependence(fit: ExactFit) -> str:
+    """Return how the undetermined columns are related, as the predicate of a sentence."""
+    bend = _with_ridge(fit)
+    least = float(np.linalg.eigvalsh(_correlations(bend)[0])[0])
+    if least > _ROUNDED:
+        return "are nearly equal, or nearly dependent, and not decidable at this precision"
+    return "depend linearly on each other"
+
+
+def _with_ridge(fit: ExactFit) -> Array:
+    ridge = np.diag(fit.rules.ridge[fit.columns] * fit.rows.sum())
+    return np.asarray(fit.information.sum(0) + ridge)
+
+
+def _correlations(information: Array) -> tuple[Array, Array]:
+    size = np.sqrt(np.maximum(np.diag(information), 0.0))
+    size = np.where(size > 0, size, 1.0)
+    return information / np.outer(size, size), size
 
 
 def null_space(information: Array) -> Array:
     """Return a basis [coefficients, directions] of the directions without information."""
-    size = np.sqrt(np.maximum(np.diag(information), 0.0))
-    size = np.where(size > 0, size, 1.0)
-    values, vectors = np.linalg.eigh(information / np.outer(size, size))
+    inner, size = _correlations(information)
+    values, vectors = np.linalg.eigh(inner)
     free = vectors[:, values <= _DEPENDENT]
     return np.asarray(np.where(np.abs(free) > _DUST, free, 0.0) / size[:, None])
 

@@ -18,7 +18,7 @@ from sklearn.exceptions import ConvergenceWarning
 from tests.support.regimes import REGIMES, Regime
 
 from parsifl import data
-from parsifl.core.errors import ConfigError
+from parsifl.core.errors import ConfigError, ParsiflWarning
 from parsifl.linear.glm import GLM
 from parsifl.sites import (
     FederatedSparseClassifier,
@@ -213,6 +213,41 @@ def test_a_level_without_counts_has_no_maximum() -> None:
     y = np.where(x[:, 0] == 1, 0, draw.poisson(30.0, 400))
     with pytest.warns(ConvergenceWarning, match="set l2"):
         FederatedSparsePoisson(0, keep=[0, 1]).fit(x, y, np.arange(400) % 4)
+
+
+# ---------------------------------------------------------------------- certificates
+@pytest.mark.parametrize("seed", range(4))
+def test_columns_that_are_nearly_equal_are_not_called_proven(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    x, z = draw.standard_normal((100, 6)), draw.standard_normal(100)
+    x[:, 1] = x[:, 0] + 1e-6 * z
+    groups = np.arange(100) % 4
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ParsiflWarning)
+        certificate = FederatedSparseRegressor(2).fit(x, z, groups).certificate_
+    assert not certificate.proven  # columns 0 and 1 together explain z
+    assert "not decidable at this precision" in certificate.reason
+    with pytest.warns(ParsiflWarning, match="not decidable at this precision"):
+        fixed = FederatedSparseRegressor(0, keep=[0, 1]).fit(x, z, groups)
+    assert "not decidable at this precision" in fixed.summary().guarantee
+    x[:, 1] = x[:, 0] + 1e-3 * z
+    model = FederatedSparseRegressor(2).fit(x, z, groups)
+    assert model.support_.tolist() == [0, 1]
+    assert model.certificate_.proven
+
+
+def test_a_certificate_of_equal_columns_holds_and_the_nodes_are_a_setting() -> None:
+    draw = np.random.default_rng(0)
+    x = draw.standard_normal((200, 30))
+    x[:, 1:] += 2 * x[:, :-1]
+    x[:, 3] = 1.8 * x[:, 2] + 32.0
+    y = x @ draw.standard_normal(30) + 20 * draw.standard_normal(200)
+    few = FederatedSparseRegressor(6, certificate_nodes=1).fit(x, y).certificate_
+    assert not few.proven
+    assert few.nodes == 1
+    assert FederatedSparseRegressor(6, certificate_nodes=100_000).fit(x, y).certificate_.proven
+    with pytest.raises(ValueError, match="certificate_nodes must be"):
+        FederatedSparseRegressor(6, certificate_nodes=0).fit(x, y)
 
 
 # ---------------------------------------------------------------------- settings

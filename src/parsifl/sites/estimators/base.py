@@ -32,7 +32,7 @@ from parsifl.sites.inference import (
 from parsifl.sites.search.certificate import Certificate
 from parsifl.sites.search.fedbestsubset import FedBestSubset
 from parsifl.sites.search.subset_state import Phase
-from parsifl.sites.standard_errors import Errors, undetermined
+from parsifl.sites.standard_errors import Errors, dependence, undetermined
 from parsifl.sites.summary import Inference
 
 SOLVERS = ("auto", "exact", *PAPERS)
@@ -65,6 +65,11 @@ class FederatedSparse(PublishedSolvers):
         if not whole(self.certificate_rounds) or self.certificate_rounds < 0:
             raise ValueError(
                 f"certificate_rounds must be a whole number, got {self.certificate_rounds!r}"
+            )
+        nodes = self._setting("certificate_nodes", None)
+        if nodes is not None and (not whole(nodes) or nodes < 1):
+            raise ValueError(
+                f"certificate_nodes must be a whole number of at least 1, or None, got {nodes!r}"
             )
         obstacle = self._obstacle(problem, tau)
         if self.solver in PAPERS:
@@ -170,6 +175,7 @@ class FederatedSparse(PublishedSolvers):
         algorithm = self._algorithm(problem, tau, own_intercept=own_intercept)
         sites = Sites.of(x, y, parts)
         fit = exact_fit(algorithm, problem, sites, first, rounds=self._rounds(_EXACT_ROUNDS))
+        fit = replace(fit, nodes=self._setting("certificate_nodes", None))
         if self.certificate_rounds and not fit.one_shot:
             fit = certified(fit, algorithm, problem, sites, int(self.certificate_rounds))
         if self._describes_sites and self._setting("dictionary", None) is None:
@@ -264,9 +270,9 @@ class FederatedSparse(PublishedSolvers):
         names = [name for place, name in enumerate(self._names()) if place in places]
         if len(names) > 1:
             warnings.warn(
-                f"the columns {', '.join(names)} of the model depend linearly on each other, so "
-                "the rows do not determine their coefficients: those of least norm are returned, "
-                "without standard errors. Remove one of the columns, or set l2",
+                f"the columns {', '.join(names)} of the model {dependence(fit)}, so the sums do "
+                "not determine their coefficients: those of least norm are returned, without "
+                "standard errors. Remove one of the columns, or set l2",
                 ParsiflWarning,
                 stacklevel=6,
             )

@@ -19,7 +19,7 @@ from parsifl.linear.design import as_design
 from parsifl.sites.estimators.moments import Array, Indices
 from parsifl.sites.estimators.site_fits import SiteFits
 from parsifl.sites.search.best_subset import quadratic_model
-from parsifl.sites.search.certificate import Certificate, prove
+from parsifl.sites.search.certificate import Certificate, prove, undecided
 from parsifl.sites.search.fedbestsubset import (
     BestSubsetQuestion,
     FedBestSubset,
@@ -97,6 +97,8 @@ class ExactFit:
         The constant of the negative log-likelihood that the loss omits.
     proof
         A certificate that took additional rounds.
+    nodes
+        How many nodes branch and bound may visit; None: as many as take about a second.
     by_site
         The fits of the sites and sums for robust errors; None if sites did not send them.
     weight_type, weight_scale, log_weights
@@ -118,6 +120,7 @@ class ExactFit:
     centred: Literal["", "global", "client"] = ""
     constant: float = 0.0
     proof: Certificate | None = None
+    nodes: int | None = None
     by_site: SiteFits | None = None
     weight_type: str = ""
     weight_scale: float = 1.0
@@ -189,8 +192,13 @@ class ExactFit:
         chosen = np.unique(rules.labels[search.support & (rules.labels >= 0)])
         here = tuple(np.searchsorted(names, chosen).tolist())
         nodes = int(np.clip(_NODE_WORK / max(len(names), 1) ** 3, 1, 20_000))
+        nodes = nodes if self.nodes is None else self.nodes
+        value = model.fit(here).value
         lowest, _, visited = model.bound(here, len(here), nodes)
-        return Certificate.of(search.loss, search.loss + lowest - model.fit(here).value, visited)
+        found = Certificate.of(search.loss, search.loss + lowest - value, visited)
+        if found.proven and (reason := undecided(model, here, nodes)):
+            return Certificate(False, float("nan"), visited, reason)
+        return found
 
 
 def certified(

@@ -73,6 +73,9 @@ class FederatedSparseRegressor(RegressorMixin, FederatedSparse):  # type: ignore
     certificate_rounds
         Maximum number of additional rounds of "exact" for `certificate_`. A squared loss fitted in
         one round needs none; other losses need some tens of rounds for about 20 columns.
+    certificate_nodes
+        How many supports and sets of supports the proof for a squared loss may bound; None: as
+        many as take about a second, at most 20,000.
     participation
         The fraction of sites per round; "exact" needs all.
     random_state

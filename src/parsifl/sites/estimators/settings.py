@@ -49,6 +49,7 @@ class EstimatorSettings(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         refit: bool = True,
         max_bytes: int = 8_000_000,
         certificate_rounds: int = 0,
+        certificate_nodes: int | None = None,
         participation: float = 1.0,
         random_state: Any = None,
         site_variances: bool = False,
@@ -71,6 +72,7 @@ class EstimatorSettings(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         self.refit = refit
         self.max_bytes = max_bytes
         self.certificate_rounds = certificate_rounds
+        self.certificate_nodes = certificate_nodes
         self.participation = participation
         self.random_state = random_state
         self.site_variances = site_variances

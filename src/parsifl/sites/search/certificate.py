@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from parsifl.sites.search.best_subset import penalised, symmetric
-from parsifl.sites.search.subset_model import SubsetModel, Units
+from parsifl.sites.search.subset_model import DEPENDENT, SubsetModel, Units
 from parsifl.sites.search.subset_state import ALWAYS, Array, Indices, Rules, Sums
 
 _STEPS = 30
@@ -23,6 +23,8 @@ _MINIMAL = 1e-10
 """The Newton decrement, relative to 1 + loss, below which a bound counts as converged."""
 _TIE = 1e-8
 _SHORTEST = 2.0**-12
+_LOST, _IMPRECISE, _ROUNDED, _PRECISE = 1e-14, 1e-11, 1e-13, 1e-9
+_MOST_PAIRS = 50
 
 Ask = Callable[[Sequence[tuple[Array, Indices]]], list[Sums]]
 """Returns the sums over all sites, without a ridge, at some coefficients with their columns."""
@@ -98,6 +100,68 @@ class _Fitted:
         found = np.zeros(width)
         found[self.columns[fit.columns]] = fit.coefficients
         return found
+
+
+def undecided(model: SubsetModel, here: Units, nodes: int) -> str:
+    """Return why a proof does not hold for columns that are nearly equal; empty if it does.
+
+    A column that differs from another by less than about 1e-5 of its size adds nothing in the
+    search, because the sums lose the difference. Subsets with both columns are bounded here, with
+    the difference, scaled to size 1, in place of the second column.
+    """
+    pairs, count = _near_pairs(model), len(here)
+    if count < 2 or not pairs:
+        return ""
+    value, support = model.fit(here).value, model.columns(here)
+    slack = _PRECISE * abs(value)
+    for number, (i, j) in enumerate(pairs):
+        text = (
+            f"columns {i} and {j} are nearly equal, and whether a support with both has a smaller "
+            "loss is not decidable at this precision: remove one, or center and scale their "
+            "difference"
+        )
+        left, product, other = _difference(model, i, j)
+        if left <= _LOST and product <= _ROUNDED * np.sqrt(abs(2 * value)):
+            continue  # equal up to rounding
+        both = left <= _IMPRECISE and {i, j} <= set(support.tolist())
+        if left <= _LOST or both or number >= _MOST_PAIRS:
+            return text
+        lowest, _, _ = other.bound(tuple(range(count - 2)), count - 2, nodes)
+        if lowest < value - slack:
+            return text
+    return ""
+
+
+def _near_pairs(model: SubsetModel) -> list[tuple[int, int]]:
+    """Return pairs of units of one column whose difference the search does not see."""
+    columns = np.array([unit[0] for unit in model.units if len(unit) == 1], np.int64)
+    size = np.sqrt(np.maximum(np.diag(model.curvature)[columns], 0.0))
+    size = np.where(size > 0, size, np.inf)
+    inner = model.curvature[np.ix_(columns, columns)] / np.outer(size, size)
+    near = np.argwhere(
+        np.triu(1 - inner**2 <= 2 * DEPENDENT, 1) & np.isfinite(np.outer(size, size))
+    )
+    return [(int(columns[i]), int(columns[j])) for i, j in near]
+
+
+def _difference(model: SubsetModel, i: int, j: int) -> tuple[float, float, SubsetModel]:
+    """Return what column j has beside column i, and a model with both, where j is this part.
+
+    That is its fraction of the curvature, its product with the target for a column j of size 1,
+    and the model.
+    """
+    change = np.eye(len(model.target))
+    change[j, i] = -model.curvature[i, j] / model.curvature[i, i]
+    curvature = change @ model.curvature @ change.T
+    left = float(curvature[j, j] / model.curvature[j, j])
+    product = float(abs(change[j] @ model.target) / np.sqrt(model.curvature[j, j]))
+    scale = 1 / np.sqrt(max(curvature[j, j], _LOST * model.curvature[j, j]))
+    change[j] *= scale
+    curvature = change @ model.curvature @ change.T
+    curvature[j, i] = curvature[i, j] = 0.0
+    units = [unit for unit in model.units if unit[0] not in (i, j)]
+    always = np.sort(np.append(model.always, [i, j])).astype(np.int64)
+    return left, product, SubsetModel(curvature, change @ model.target, units, always)
 
 
 def prove(

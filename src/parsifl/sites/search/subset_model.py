@@ -25,7 +25,7 @@ Indices = npt.NDArray[np.int64]
 Units = tuple[int, ...]
 """Unit numbers, ascending."""
 
-_DEPENDENT = 1e-10
+DEPENDENT = 1e-10
 """A column whose Schur complement is smaller, relative to its curvature, adds nothing."""
 _SINGULAR = 1e-12
 _BARRED = 20
@@ -332,7 +332,7 @@ class SubsetModel:
 
 
 def _gain(residual: Array, schur: Array, diagonal: Array) -> Array:
-    usable = schur > _DEPENDENT * diagonal
+    usable = schur > DEPENDENT * diagonal
     return np.where(usable, residual**2 / np.where(usable, schur, 1.0) / 2, 0.0)
 
 
