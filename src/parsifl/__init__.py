@@ -70,7 +70,7 @@ __all__ = [
     "open_run",
     "simulate",
 ]
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 startup.prepare()
 renamed.install()
