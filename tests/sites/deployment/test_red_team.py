@@ -39,7 +39,7 @@ from parsifl.sites.deployment.table_site import (
     ColumnSchema,
     TableSchema,
     TableSite,
-    _data,
+    data_of,
     prepare,
     problem_of,
 )
@@ -65,7 +65,7 @@ class Attacker:
         self.x = self.agreement.preprocessing.standardised(own.columns)
         self.y = self.agreement.targets(own.columns)
         self.width = self.x.shape[1] + (family in ("logistic", "poisson"))
-        self.data = _data(self.x, self.y)
+        self.data = data_of(self.x, self.y)
         self.problem: Any = problem_of(self.spec, self.agreement.kept)(self.data)
         self.sums: list[CurvatureSums] = []
         self.asked: list[tuple[Any, list[int]]] = []

@@ -83,18 +83,25 @@ def test_a_fit_continues_without_a_site_that_refuses_at_once(tmp_path: Path) -> 
     )
 
 
-@pytest.mark.parametrize("family", ["linear", "logistic"])
-def test_a_site_that_refuses_later_is_left_out_of_all_sums(family: str, tmp_path: Path) -> None:
-    strict = Guards(leverage=0.01)  # the first sums break it
+@pytest.mark.parametrize(
+    ("family", "strict", "rule"),
+    [
+        ("linear", Guards(leverage=0.01), "leverage"),  # the first sums break it
+        ("logistic", Guards(rounds=1), "requests"),
+    ],
+)
+def test_a_site_that_refuses_later_is_left_out_of_all_sums(
+    family: str, strict: Guards, rule: str, tmp_path: Path
+) -> None:
     others = dict.fromkeys((0, 1, 3), Guards(leverage=0.95))  # 90 rows are few for two fits
     study(family, tmp_path, {2: strict, **others}, on_refusal="continue")
     model: Any = load(tmp_path / "run" / MODEL_FILE)
     alone = expected(family, left_out=2)
     near = 1e-8 if family == "linear" else 0.02  # the sums of a logistic regression have noise
-    assert np.allclose(model.coef_, alone.coef_, rtol=near, atol=1e-10)
+    assert np.allclose(model.coef_, alone.coef_, rtol=near, atol=near / 2)
     assert np.allclose(model.intercept_, alone.intercept_, rtol=near)
     assert list(model.left_out_) == ["2"]
-    assert "rule 'leverage'" in model.left_out_["2"]
+    assert f"rule '{rule}'" in model.left_out_["2"]
     records = read_metrics(tmp_path / "run")
     assert all(record["trained"] == 3 for record in records)
     study(family, tmp_path / "at-once", {2: Guards(rows=1000), **others}, on_refusal="continue")

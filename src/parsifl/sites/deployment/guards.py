@@ -399,6 +399,26 @@ class Audit:
             return []
         return [json.loads(line) for line in self._path.read_text().splitlines()]
 
+    def ledger(
+        self, table: Mapping[str, Sequence[str]], guards: Guards
+    ) -> tuple[Ledger, Ledger, Indices]:
+        """Return the ledger, with the rows of this version of the table, and their positions."""
+        past = Ledger.read(self._path.with_name(f"ledger-{guards.table}.npz"))
+        if len(past.refused) >= guards.refusals:
+            raise Refusal("closed", "the ledger of its table is closed until the owner opens it")
+        try:
+            grown, rows = past.with_rows(table, self.secret())
+        except DataError as error:
+            raise Refusal("ledger", f"{error}; its owner can start a new ledger") from None
+        return past, grown, rows
+
+    def count_refusal(self, request: str, guards: Guards) -> None:
+        """Count a refusal that depends on the rows, once for each question."""
+        path = self._path.with_name(f"ledger-{guards.table}.npz")
+        past = Ledger.read(path)
+        if request not in past.refused:
+            replace(past, refused=(*past.refused, request)).write(path)
+
     def secret(self) -> bytes:
         """Return the secret of the site."""
         return site_secret(self._path.parent)
@@ -446,25 +466,18 @@ class Audit:
             The width of the noise in the sums, relative to their largest term.
         """
         path = self._path.with_name(f"ledger-{guards.table}.npz")
-        past = Ledger.read(path)
-        if len(past.refused) >= guards.refusals:
-            raise Refusal("closed", "the ledger of its table is closed until the owner opens it")
-        try:
-            grown, rows = past.with_rows(table, self.secret())
-            if request in past.requests:
-                return
-            block = np.column_stack([np.zeros((len(rows), 0)), *vectors.values()])
-            if not np.isfinite(block).all():
-                raise Refusal("leverage", "sums at these coefficients are not finite")
-            grown = grown.with_block(request, block, rows, noise / np.sqrt(12))
-        except DataError as error:
-            raise Refusal("ledger", f"{error}; its owner can start a new ledger") from None
+        past, grown, rows = self.ledger(table, guards)
+        if request in past.requests:
+            return
+        block = np.column_stack([np.zeros((len(rows), 0)), *vectors.values()])
+        if not np.isfinite(block).all():
+            raise Refusal("leverage", "sums at these coefficients are not finite")
+        grown = grown.with_block(request, block, rows, noise / np.sqrt(12))
         worst = grown.exposure(guards.pair_limit)
         if worst.single <= guards.row_limit and worst.pair <= guards.pair_limit:
             grown.write(path)
             return
-        if request not in past.refused:
-            replace(past, refused=(*past.refused, request)).write(path)
+        self.count_refusal(request, guards)
         _log_exposure(worst, vectors, rows)
         raise Refusal(
             "leverage",

@@ -6,7 +6,7 @@ import json
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, final
 
@@ -70,6 +70,8 @@ from parsifl.sites.deployment.row_terms import RowTerms, all_rows, keyed_noise
 from parsifl.sites.families.cox import Cox
 from parsifl.sites.search.fedbestsubset import BestSubsetQuestion, FedBestSubset
 
+_MARGIN = 0.1
+"""How much a forecast may exceed a limit of leverage: the fit of all sites is another one."""
 Hide = Callable[[CurvatureSums], CurvatureSums]
 """Adds the noise of a request to its sums."""
 _PASSING = ("experiment", "machine")
@@ -368,6 +370,36 @@ class TableSite:
             self._audit.write({**entry, "bytes": size, **json.loads(reply.text)})
         return reply
 
+    def _look_ahead(
+        self, own: Prepared, table: Mapping[str, Sequence[str]], entry: dict[str, Any]
+    ) -> None:
+        """Refuse a fit that cannot be answered, before anything about it leaves the site."""
+        algorithm, guards = self._experiment.build_algorithm(), self._guards
+        if self._spec.family == "linear" or not isinstance(algorithm, FedBestSubset):
+            return
+        from parsifl.sites.deployment.forecast import forecast  # it fits with `problem_of`
+
+        _, ledger, rows = self._audit.ledger(table, guards)
+        ahead = forecast(own, algorithm, ledger, rows, guards)
+        if ahead is None:
+            return
+        entry["forecast"] = {"row": ahead.alone.single, "pair": ahead.alone.pair, **ahead.further}
+        node_log().info(
+            "a fit with %d terms has a leverage of about %.2f of a row and %.2f of a pair in a new "
+            "ledger; further fits that this ledger allows: %s", algorithm.tau, ahead.alone.single,
+            ahead.alone.pair, ahead.further,
+        )  # fmt: skip
+        row, pair = (min(one + _MARGIN, 1.0) for one in (guards.row_limit, guards.pair_limit))
+        if ahead.alone.single > row or ahead.alone.pair > pair:
+            asked = digest("forecast", entry["table"], asdict(self._spec), algorithm.tau)
+            self._audit.count_refusal(asked, guards)
+            raise Refusal(
+                "forecast",
+                f"a fit with {algorithm.tau} terms would make a row or a pair stand out among "
+                f"{own.rows} rows; choose fewer terms or set l2 (its owner can choose another "
+                "guard-profile)",
+            )
+
     def _approved(self, kind: Kind, reply: Envelope) -> Envelope:
         """Return a reply that a person at the site has approved; otherwise store it and refuse."""
         head = json.loads(reply.text)
@@ -396,6 +428,7 @@ class TableSite:
         entry["table"] = digest(table)
         if isinstance(request, AgreeRequest):
             self._audit.enter(digest("agree", entry["table"]), table, {}, 0.0, self._guards)
+            self._look_ahead(own, table, entry)
             most = self._guards.columns(own.rows)
             return AgreeReply(
                 client=self._client,
@@ -410,7 +443,7 @@ class TableSite:
         agreement = Agreement.read(agreed)
         rules.check_agreement(agreement, own, self._guards)
         x, y = agreement.preprocessing.standardised(own.columns), agreement.targets(own.columns)
-        data = _data(x, y)
+        data = data_of(x, y)
         make = problem_of(self._spec, agreement.kept)
         if isinstance(request, ProductsRequest):
             return self._products(request, agreement, own, data, make(data), entry)
@@ -566,7 +599,8 @@ def _whole(reply: Envelope) -> Envelope:
     return reply
 
 
-def _data(x: Array, y: Array) -> ClientData:
+def data_of(x: Array, y: Array) -> ClientData:
+    """Return rows as the data of one client."""
     rows, none = Ragged.of([range(len(y))]), Ragged.empty(1)
     features, targets = torch.from_numpy(x), torch.from_numpy(y)
     return ClientData(features, targets, rows, none, none, ({},), name="own")
