@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup check test test-matrix deploy wheel docs notebooks bench bench-peers compare-base demo format clean
+.PHONY: help setup check test test-matrix deploy red-team wheel docs notebooks bench bench-peers compare-base demo format clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -30,6 +30,9 @@ test-matrix: setup  ## tests that assert bits, with one machine factor changed a
 
 deploy: setup  ## deployments that are killed, attacked and resumed on loopback (minutes)
 	PARSIFL_DEPLOY=1 $(BIN)/pytest tests/flower/test_on_demand.py tests/flower/test_namespaces.py
+
+red-team: setup  ## search for questions that isolate a patient, 2,500 for each family (minutes)
+	PARSIFL_RED_TEAM=2500 $(BIN)/pytest -s tests/sites/deployment/test_adversary.py
 
 wheel: setup  ## the wheel with its extras in a new environment: demo, and a run on Ray
 	$(BIN)/python tools/check_wheel.py build/wheel
