@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -68,7 +69,14 @@ _CONDITIONS = {
     "cluster": "Standard errors are clustered by site: they hold if rows of a site depend on each "
     "other, for many sites.",
 }
+SPLITS = (
+    "In each of {splits} random splits the columns were selected on some rows and tested on the "
+    "others. The p-values are aggregated over splits and hold for all columns together; estimates "
+    "are medians over the splits that selected the column. There are no intervals."
+)
 _FEW_CLUSTERS, _CERTAIN = 20, 0.05
+_LEAST = 0.05
+"""The smallest quantile of p-values over splits."""
 
 
 @dataclass(frozen=True)
@@ -255,14 +263,16 @@ def _criteria(
     }
 
 
-def split_inference(
+def split_inference(  # noqa: PLR0913 - every argument but three has a default
     estimator: Any,
     X: Any,
     y: Any,
     groups: Any = None,
     *,
     sample_weight: Any = None,
+    offset: Any = None,
     fraction: float = 0.5,
+    splits: int = 1,
     level: float = 0.95,
     seed: int = 0,
 ) -> Inference:
@@ -271,9 +281,17 @@ def split_inference(
     Parameters
     ----------
     estimator
-        A sparse estimator; it is cloned.
+        A sparse estimator, or one with cross-validation, which then also runs on these rows
+        alone; it is cloned.
+    offset
+        The log of each row's exposure, for Poisson regression.
     fraction
         The fraction of a site's rows used for selection.
+    splits
+        How many random splits. One split depends on the seed. With several, p-values are those of
+        Meinshausen, Meier and Bühlmann (2009), which hold for every column together with the
+        other columns (family-wise); estimates are medians over the splits that selected the
+        column, and there are no intervals. 50 splits are a common choice.
     level
         The level of the intervals.
     seed
@@ -291,17 +309,82 @@ def split_inference(
     """
     if not 0 < fraction < 1:
         raise ValueError(f"fraction must lie between 0 and 1, got {fraction!r}")
+    if not whole(splits) or splits < 1:
+        raise ConfigError(f"splits must be a whole number of at least 1, got {splits!r}")
     data = X if is_table(X) else check_array(X, accept_sparse="csr", dtype=np.float64)
     target = np.asarray(y)
-    first = _half(groups, len(target), fraction, seed)
-    chosen = _fitted(clone(estimator), data, target, groups, sample_weight, first)
-    keep = chosen.selected()
-    if not keep:
-        raise ValueError("no column was selected: there is nothing to estimate")
-    fixed = clone(estimator).set_params(n_nonzero_coefs=0, keep=keep, solver="exact", l2=None)
-    model = _fitted(fixed, data, target, groups, sample_weight, ~first)
-    found: Inference = replace(model.summary(level=level), guarantee=SPLIT)
-    return found
+    extra = _extra(sample_weight=sample_weight, offset=offset)
+    tables: list[Inference] = []
+    for number in range(splits):
+        key = Key(seed, round=number, purpose="split")
+        first = _half(groups, len(target), fraction, key)
+        chosen = _fitted(clone(estimator), data, target, groups, extra, first)
+        keep = chosen.selected()
+        if not keep and splits == 1:
+            raise ValueError("no column was selected: there is nothing to estimate")
+        if keep:
+            fixed = _fixed(estimator, keep)
+            tables.append(_fitted(fixed, data, target, groups, extra, ~first).summary(level=level))
+    if not tables:
+        raise ValueError(f"no column was selected in any of {splits} splits")
+    if splits > 1:
+        return _over_splits(tables, splits)
+    return replace(tables[0], guarantee=SPLIT)
+
+
+def _fixed(estimator: Any, keep: list[Any]) -> Any:
+    """Return an estimator of a model that is fixed, without cross-validation or ridge."""
+    base = estimator._base() if hasattr(estimator, "_base") else estimator
+    return clone(base).set_params(n_nonzero_coefs=0, keep=keep, solver="exact", l2=None)
+
+
+def _over_splits(tables: list[Inference], splits: int) -> Inference:
+    """Return the median estimates and aggregated p-values of several splits."""
+    names = sorted({name for table in tables for name in table.names})
+    names.sort(key=lambda name: -sum(name in table.names for table in tables))
+    estimates = np.full((splits, len(names)), np.nan)
+    pvalues = np.ones((splits, len(names)))
+    for row, each in enumerate(tables):
+        place = [names.index(name) for name in each.names]
+        estimates[row, place] = each.estimate
+        tested = sum(name != "(intercept)" for name in each.names)
+        pvalues[row, place] = np.minimum(np.nan_to_num(each.pvalue, nan=1.0) * tested, 1.0)
+    first, none = tables[0], np.full(len(names), np.nan)
+    fields = ("se", "lower", "upper", "statistic", "q", "q_pvalue", "i2", "tau2")
+    random = ("random_estimate", "random_se", "random_lower", "random_upper")
+    empty: dict[str, Any] = dict.fromkeys((*fields, *random), none)
+    return replace(
+        first,
+        names=names,
+        estimate=np.nanmedian(estimates, axis=0),
+        pvalue=np.array([aggregated(values) for values in pvalues.T]),
+        frequency=np.isfinite(estimates).mean(axis=0),
+        sites=[],
+        site_estimates=np.zeros((0, len(names))),
+        site_se=np.zeros((0, len(names))),
+        site_effects=None,
+        guarantee=SPLITS.format(splits=splits),
+        notes=(),
+        **empty,
+    )
+
+
+def aggregated(pvalues: Array) -> float:
+    """Return one p-value for those of several splits, by quantiles.
+
+    Meinshausen, Meier and Bühlmann (2009), with the smallest quantile 0.05.
+
+    >>> round(aggregated(np.full(50, 0.001)), 6)
+    0.004
+    """
+    ordered = np.sort(pvalues)
+    ranks = np.arange(1, len(ordered) + 1) / len(ordered)
+    # the infimum over quantiles is at one of the p-values, or at the smallest quantile
+    usable = ranks >= _LEAST
+    candidates = ordered[usable] / ranks[usable]
+    at_least = ordered[max(math.ceil(_LEAST * len(ordered)) - 1, 0)] / _LEAST
+    smallest = min(float(candidates.min()), float(at_least))
+    return min(1.0, (1 - math.log(_LEAST)) * smallest)
 
 
 def post_double_selection(
@@ -333,6 +416,7 @@ def post_double_selection(
     if getattr(estimator, "_family", lambda: "")() != "gaussian":
         raise ValueError("post_double_selection needs a FederatedSparseRegressor")
     target, every = np.asarray(y, dtype=np.float64), np.ones(len(y), np.bool_)
+    extra = _extra(sample_weight=sample_weight)
     if is_table(X):
         data, columns = X, list(X.columns)
         if exposure not in columns:
@@ -348,40 +432,52 @@ def post_double_selection(
     rest = data[others] if is_table(data) else data[:, others]
     keep = {exposure}
     for aim in (target, treated):
-        model = _fitted(clone(estimator), rest, aim, groups, sample_weight, every)
+        model = _fitted(clone(estimator), rest, aim, groups, extra, every)
         found = model.selected()
         keep |= set(found if is_table(data) else (others[place] for place in found))
-    fixed = clone(estimator).set_params(
-        n_nonzero_coefs=0,
-        keep=[name for name in columns if name in keep],
-        solver="exact",
-        l2=None,
-    )
-    model = _fitted(fixed, data, target, groups, sample_weight, every)
+    fixed = _fixed(estimator, [name for name in columns if name in keep])
+    model = _fitted(fixed, data, target, groups, extra, every)
     whole: Inference = model.summary(level=level, se=se)
     label = str(exposure) if is_table(data) else f"x{exposure}"
     place = [whole.names.index(label)]
     return replace(whole.of(place), names=[label], guarantee=DOUBLE)
 
 
+def _extra(**arrays: Any) -> dict[str, Any]:
+    """Return the arrays of `fit` that were given."""
+    return {name: np.asarray(values) for name, values in arrays.items() if values is not None}
+
+
 def _fitted(
-    model: Any, x: Any, y: Any, groups: Any, weight: Any, rows: np.ndarray[Any, Any]
+    model: Any,
+    x: Any,
+    y: Any,
+    groups: Any,
+    extra: Mapping[str, Any],
+    rows: np.ndarray[Any, Any],
 ) -> Any:
     inside = None if groups is None else np.asarray(groups)[rows]
-    given = None if weight is None else np.asarray(weight)[rows]
-    part = _safe_indexing(x, np.flatnonzero(rows))
-    return model.fit(part, y[rows], groups=inside, sample_weight=given)
+    more = {name: values[rows] for name, values in extra.items()}
+    return model.fit(_safe_indexing(x, np.flatnonzero(rows)), y[rows], groups=inside, **more)
 
 
-def _half(groups: Any, rows: int, fraction: float, seed: int) -> np.ndarray[Any, Any]:
+def _half(groups: Any, rows: int, fraction: float, key: Key) -> np.ndarray[Any, Any]:
     owner: Indices = np.zeros(rows, np.int64)
     if groups is not None:
         owner = np.unique(np.asarray(groups), return_inverse=True)[1]
     first = np.zeros(rows, np.bool_)
     for site in range(int(owner.max()) + 1):
-        draw = Key(seed, client=site, purpose="split").numpy_generator()
+        draw = replace(key, client=site).numpy_generator()
         own = draw.permutation(np.flatnonzero(owner == site))
         first[own[: round(fraction * len(own))]] = True
+    if first.all() or not first.any():
+        largest = int(np.bincount(owner).max())
+        raise ValueError(
+            f"fraction={fraction:g} of sites with at most {largest} "
+            f"row{'s' * (largest > 1)} leaves no row to {'estimate' if first.any() else 'select'} "
+            "on: sites with one row cannot be split. Pass groups=None if sites have no effects, or "
+            "use stability_selection(by='clients')"
+        )
     return first
 
 
@@ -415,12 +511,14 @@ class Stability:
     threshold: float
 
 
-def stability_selection(
+def stability_selection(  # noqa: PLR0913 - every argument but four has a default
     estimator: Any,
     X: Any,
     y: Any,
     groups: Any,
     *,
+    sample_weight: Any = None,
+    offset: Any = None,
     subsamples: int = 50,
     threshold: float = 0.7,
     by: Literal["clients", "rows"] = "clients",
@@ -432,6 +530,8 @@ def stability_selection(
     ----------
     estimator
         An estimator of this package; it is cloned.
+    offset
+        The log of each row's exposure, for Poisson regression.
     by
         A subsample is half of the "clients", or half of the "rows" of every client.
     threshold
@@ -450,11 +550,11 @@ def stability_selection(
             "stability selection counts features, but with a dictionary every feature has a "
             "coefficient: pass X @ dictionary to an estimator without one"
         )
-    frequency = np.zeros(X.shape[1])
+    frequency, extra = np.zeros(X.shape[1]), _extra(sample_weight=sample_weight, offset=offset)
     for number in range(subsamples):
-        rows = _subsample(owner, by, Key(seed, round=number, purpose="stability"))
-        part = _safe_indexing(X, rows)
-        chosen = clone(estimator).fit(part, y[rows], groups=owner[rows]).selected()
+        rows = np.zeros(len(y), np.bool_)
+        rows[_subsample(owner, by, Key(seed, round=number, purpose="stability"))] = True
+        chosen = _fitted(clone(estimator), X, y, owner, extra, rows).selected()
         frequency[[names.index(str(column)) for column in chosen]] += 1
         count += len(chosen)
     frequency /= subsamples

@@ -73,6 +73,8 @@ class Inference:
         The level of the intervals.
     family
         "gaussian", "binomial", "poisson" or "cox".
+    frequency
+        How often each column was selected, for several splits; else None.
     """
 
     names: list[str]
@@ -98,6 +100,7 @@ class Inference:
     notes: tuple[str, ...]
     level: float
     family: str
+    frequency: Array | None = None
 
     def of(self, places: Sequence[int]) -> Inference:
         """Return the table of some of the coefficients."""
@@ -112,12 +115,15 @@ class Inference:
         """Return the table as text, its heading first."""
         rows = [["", "estimate", "SE", f"{self.level:.0%} CI", "statistic", "p", "Q", "I2"]]
         rows[0] += [f"site {site}" for site in self.sites]
+        rows[0] += ["selected"] * (self.frequency is not None)
         for i, name in enumerate(self.names):
             interval = "" if np.isnan(self.se[i]) else f"[{self.lower[i]:.4g}, {self.upper[i]:.4g}]"
             row = [name, _text(self.estimate[i]), _text(self.se[i]), interval]
             row += [_text(self.statistic[i], 3), _text(self.pvalue[i], 2), _text(self.q[i], 3)]
             row.append("" if np.isnan(self.i2[i]) else f"{self.i2[i]:.0%}")
-            rows.append([*row, *(_text(value) for value in self.site_estimates[:, i])])
+            row += [_text(value) for value in self.site_estimates[:, i]]
+            row += [] if self.frequency is None else [f"{self.frequency[i]:.0%}"]
+            rows.append(row)
         return rows
 
     def __str__(self) -> str:
@@ -230,6 +236,8 @@ class Inference:
         }
         if adjust is not None:
             columns["adjusted p"] = self.adjusted(adjust)
+        if self.frequency is not None:
+            columns["selected"] = self.frequency
         return {
             **columns,
             "Q": self.q,

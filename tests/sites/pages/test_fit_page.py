@@ -54,7 +54,7 @@ def test_a_classifier_has_every_figure_that_rows_allow(tmp_path: Path) -> None:
     text = page.read_text()
     for words in ("chosen: 2 (one-se)", "best + 1 SE", "threshold 0.8", "hence optimistic", "AUC "):
         assert words in text
-    assert "A logistic regression was fitted to" in text
+    assert "A logistic regression of " in text
     names = [node.get("id") for _, svg in figures(page) for node in svg.iter() if node.get("id")]
     clips = [name for name in names if name and re.match("[a-z][0-9a-f]{10}", name)]
     assert len(clips) == len(set(clips)) > 0

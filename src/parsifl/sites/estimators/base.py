@@ -53,6 +53,9 @@ class FederatedSparse(PublishedSolvers):
     _describes_sites = True
     """Whether sites also fit the columns of the model themselves, for `summary()`."""
 
+    _tuned = False
+    """Whether cross-validation over the same rows chose the number of terms."""
+
     # ------------------------------------------------------------------ the choice of a solver
     def _choose(self, problem: Any, tau: int, *, own_intercept: bool) -> None:
         """Set `solver_` and `solver_reason_`."""
@@ -320,8 +323,34 @@ class FederatedSparse(PublishedSolvers):
         if self._setting("dictionary", None) is not None:
             raise ValueError("summary() describes features, not the atoms of a dictionary")
         return table(
-            fit, self._columns, self._family(), selected=was_selected(fit), level=level, errors=se
+            fit,
+            self._columns,
+            self._family(),
+            selected=self._tuned or was_selected(fit),
+            level=level,
+            errors=se,
+            notes=self._notes(),
         )
+
+    def _notes(self) -> tuple[str, ...]:
+        """Return sentences on what is modelled, and on imputed columns."""
+        notes = []
+        events: int | None = getattr(self, "n_events_", None)
+        if self._family() == "binomial":
+            other, positive = self.classes_
+            count = "" if events is None else f" ({events} rows)"
+            notes.append(f"The coefficients are log odds of {positive}{count} against {other}.")
+        elif events is not None:
+            notes.append(f"{events} events were observed.")
+        imputed: Mapping[str, float] = getattr(self, "imputed_", {})
+        if imputed:
+            listed = ", ".join(f"{name} ({share:.1%})" for name, share in imputed.items())
+            notes.append(
+                f"Missing values were replaced by the mean of the column: {listed}. Intervals "
+                "ignore this and are too short: with 30 % missing at random they covered 86 % in "
+                "a simulation."
+            )
+        return tuple(notes)
 
     def methods_text(self) -> str:
         """Return a paragraph for the methods section of a paper, with the numbers of this fit."""
@@ -334,7 +363,7 @@ class FederatedSparse(PublishedSolvers):
         selection = (
             f"Best-subset selection allowed {fit.rules.count} of {int(fit.rules.labels.max()) + 1} "
             f"terms{fixed}"
-            if was_selected(fit)
+            if self._tuned or was_selected(fit)
             else "The terms of the model were fixed in advance"
         )
         ridge = f" with a ridge penalty of {self.l2:g} in standardised units" if self.l2 else ""
@@ -345,14 +374,23 @@ class FederatedSparse(PublishedSolvers):
                 "were a level of their own, and the most frequent level was the reference."
             )
         return (
-            f"A {kind} was fitted to {fit.rows.sum():.0f} observations at {len(fit.rows)} sites "
+            f"A {kind}{self._modelled()} was fitted to {fit.rows.sum():.0f} observations at "
+            f"{len(fit.rows)} sites "
             f"({fit.rows.min():.0f} to {fit.rows.max():.0f} per site){ridge}, from sums over the "
             "rows of each site (FedBestSubset in Parsifl), which gives the estimates of the pooled "
             f"data.{encoding} {selection}; the terms in the model are: {chosen}. The sites sent "
             f"{self.bytes_up_:,} bytes in {self.n_iter_} round{'s' * (self.n_iter_ != 1)}. "
             + self._absent()
-            + (SELECTED if was_selected(fit) else FIXED)
+            + (SELECTED if self._tuned or was_selected(fit) else FIXED)
         )
+
+    def _modelled(self) -> str:
+        """Return what a model of classes or events describes."""
+        events: int | None = getattr(self, "n_events_", None)
+        count = "" if events is None else f" ({events} events)"
+        if self._family() == "binomial":
+            return f" of {self.classes_[1]} against {self.classes_[0]}{count}"
+        return count
 
     def _absent(self) -> str:
         """Return a sentence on sites of a deployment that were excluded, or an empty text."""

@@ -13,13 +13,14 @@ from sklearn.utils.multiclass import check_classification_targets
 from parsifl.core.errors import ConfigError
 from parsifl.linear.glm import GLM
 from parsifl.sites.estimators.base import FederatedSparse
-from parsifl.sites.estimators.moments import Array, gather
+from parsifl.sites.estimators.moments import Array, Indices, gather
 
 
 class FederatedSparseClassifier(ClassifierMixin, FederatedSparse):  # type: ignore[misc]  # untyped
     """Logistic (two classes) or softmax regression with few non-zero coefficients per class.
 
-    Like `FederatedSparseRegressor`, with these differences: `n_nonzero_coefs` counts coefficients
+    Like `FederatedSparseRegressor`, with these differences: `positive` names the class of two
+    whose odds are modelled (None: the one that sorts last); `n_nonzero_coefs` counts coefficients
     of each class; "exact" does not support more than two classes, for which "auto" uses Fed-HT
     with a refit (or use scikit-learn's `OneVsRestClassifier` around this one); a site may have
     rows of only one class, but not the whole federation. Coefficients are those of pooled maximum
@@ -29,7 +30,9 @@ class FederatedSparseClassifier(ClassifierMixin, FederatedSparse):  # type: igno
     Attributes
     ----------
     classes_
-        The labels.
+        The labels. The second is modelled: `positive`, if it is set.
+    n_events_
+        The number of rows of the second of two classes.
     coef_, intercept_
         In the units of X: one row for two classes (the odds of the second), else one per class.
     support_
@@ -57,6 +60,7 @@ class FederatedSparseClassifier(ClassifierMixin, FederatedSparse):  # type: igno
         self.classes_, labels = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(f"there is only one class, {self.classes_[0]}; 2 are needed")
+        labels = self._in_order(labels)
         self.clients_, parts = self._clients(groups, len(labels))
         weight = self._weights(sample_weight, X)
         if len(np.unique(labels[weight > 0])) < 2:
@@ -86,6 +90,8 @@ class FederatedSparseClassifier(ClassifierMixin, FederatedSparse):  # type: igno
         if own and binary:
             found = self._with_common_intercept(found, problem, x, targets, len(parts))
         self._note(centre, moments.scale)
+        if binary:
+            self.n_events_ = int((labels[weight > 0] == 1).sum())
         found = np.atleast_2d(found)
         slopes = found[:, :-1] if problem.intercept else found
         self.support_ = np.flatnonzero((slopes != 0).any(axis=0))
@@ -96,6 +102,20 @@ class FederatedSparseClassifier(ClassifierMixin, FederatedSparse):  # type: igno
         offset = found[:, -1] if problem.intercept else np.zeros(len(found))
         self.intercept_ = offset - np.asarray(self.coef_ * centre).sum(axis=1)
         return self
+
+    def _in_order(self, labels: Indices) -> Indices:
+        """Put the class `positive` last in `classes_`; return the labels in this order."""
+        if self.positive is None:
+            return labels
+        names = self.classes_.tolist()
+        if len(names) != 2 or self.positive not in names:
+            raise ValueError(
+                f"positive must be one of two classes, got {self.positive!r}; y has {names}"
+            )
+        if names.index(self.positive) == 1:
+            return labels
+        self.classes_ = self.classes_[::-1]
+        return 1 - labels
 
     def _family(self) -> str:
         return "binomial"

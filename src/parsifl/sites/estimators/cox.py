@@ -102,6 +102,7 @@ class FederatedSparseCox(FederatedSparse):
         found = self._train(problem, x, targets, parts, moments)
         self._say_if_pooled(groups)
         self._note(np.zeros_like(moments.mean), moments.scale)
+        self.n_events_ = int(((weight > 0) & (event > 0)).sum())
         self.support_ = np.flatnonzero(found)
         self.coef_: Array = found / moments.scale
         return self

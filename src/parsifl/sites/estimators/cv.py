@@ -29,6 +29,7 @@ from parsifl.linear.glm import GLM
 from parsifl.sites.estimators.base import FederatedSparse
 from parsifl.sites.estimators.classifier import FederatedSparseClassifier
 from parsifl.sites.estimators.cox import FederatedSparseCox, checked_times, concordance, two_columns
+from parsifl.sites.estimators.export import Missing
 from parsifl.sites.estimators.moments import Array, Indices
 from parsifl.sites.estimators.poisson import FederatedSparsePoisson
 from parsifl.sites.estimators.preprocessor import owners
@@ -36,8 +37,11 @@ from parsifl.sites.estimators.regressor import FederatedSparseRegressor
 from parsifl.sites.estimators.settings import check_target
 from parsifl.sites.estimators.site_fits import Terms
 from parsifl.sites.search import best_subset, subset_state
+from parsifl.sites.search.certificate import Certificate
 from parsifl.sites.search.fedbestsubset import FedBestSubset
 from parsifl.sites.search.subset_state import Sums
+from parsifl.sites.standard_errors import Errors
+from parsifl.sites.summary import Inference
 
 RULES = ("best", "one-se")
 Fold = tuple[Indices, Indices]
@@ -149,7 +153,9 @@ class FederatedSparseCV(FederatedSparse):
         held = np.array([float(weight[rows].sum()) for _, rows in folds])
         self.n_nonzero_coefs_ = self._chosen(held)
         best = self._fitted(self.n_nonzero_coefs_, X, y, groups, extra, describes=True)
+        best._tuned = len(self.path_) > 1
         self.best_estimator_ = best
+        self._folds_used = len(folds)
         self.preprocessing_ = best.preprocessing_
         self.coef_, self.support_, self.n_iter_ = best.coef_, best.support_, best.n_iter_
         for attribute in ("intercept_", "classes_", "feature_names_in_", "n_features_in_"):
@@ -246,7 +252,8 @@ class FederatedSparseCV(FederatedSparse):
         self, number: int, x: Any, y: Any, groups: Any, extra: Extra, *, describes: bool
     ) -> Any:
         model = clone(self._base()).set_params(n_nonzero_coefs=number)
-        model._describes_sites = describes
+        if not describes:
+            model._describes_sites = False
         model.fit(x, y, groups=groups, **extra)
         self.bytes_up_ += model.bytes_up_
         self.bytes_down_ += model.bytes_down_
@@ -254,6 +261,40 @@ class FederatedSparseCV(FederatedSparse):
 
     def _family(self) -> str:
         return str(self._base()._family())
+
+    # ------------------------------------------------------------------ what the best fit says
+    @property
+    def certificate_(self) -> Certificate:
+        """The certificate of the chosen model."""
+        check_is_fitted(self)
+        return self.best_estimator_.certificate_  # type: ignore[no-any-return]
+
+    def information_criteria(self, *, gamma: float = 1.0) -> dict[str, float]:
+        """Return the log-likelihood and the criteria of the chosen model."""
+        check_is_fitted(self)
+        return self.best_estimator_.information_criteria(gamma=gamma)  # type: ignore[no-any-return]
+
+    def summary(self, *, level: float = 0.95, se: Errors = "auto") -> Inference:
+        """Return the table of the chosen model; its rows selected it, unless the path is fixed."""
+        check_is_fitted(self)
+        return self.best_estimator_.summary(level=level, se=se)  # type: ignore[no-any-return]
+
+    def methods_text(self) -> str:
+        """Return a paragraph for the methods section, with the cross-validation."""
+        check_is_fitted(self)
+        text: str = self.best_estimator_.methods_text()
+        numbers = ", ".join(str(number) for number in self.path_)
+        name = next(iter(self._errors)) if self.scoring is None else self.scoring
+        rule = "smallest error" if self.rule == "best" else "one-standard-error rule"
+        return (
+            f"The number of terms ({self.n_nonzero_coefs_}, out of {numbers}) was chosen by "
+            f"{self._folds_used}-fold cross-validation ({name}, {rule}). {text}"
+        )
+
+    def to_sklearn(self, *, missing: Missing = "nan") -> Any:
+        """Return the chosen model as a fitted scikit-learn estimator."""
+        check_is_fitted(self)
+        return self.best_estimator_.to_sklearn(missing=missing)
 
     def predict(self, X: Any) -> Any:
         """Predict with the chosen model."""

@@ -9,20 +9,20 @@ from sklearn.compose import ColumnTransformer
 from sklearn.impute import SimpleImputer
 from sklearn.linear_model import LinearRegression, LogisticRegression, PoissonRegressor
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import OneHotEncoder
+from sklearn.preprocessing import FunctionTransformer, OneHotEncoder
 
 from parsifl.core.errors import ConfigError, unknown
 from parsifl.data.table_encoding import ABSENT, RARE, Preprocessing, TableColumn
 from parsifl.sites.estimators.moments import Array
 
 Missing = Literal["nan", "empty"]
-_CODES: dict[str, tuple[Any, ...]] = {"nan": (None, np.nan), "empty": ("",)}  # frames have either
+_MISSING = ("nan", "empty")
 
 
 def as_sklearn(estimator: Any, missing: Missing) -> Any:
     """Return a scikit-learn estimator with the same predictions."""
-    if missing not in _CODES:
-        raise ConfigError(unknown("missing", str(missing), tuple(_CODES)))
+    if missing not in _MISSING:
+        raise ConfigError(unknown("missing", str(missing), _MISSING))
     found: Preprocessing | None = estimator.preprocessing_
     slopes, intercept = estimator.coef_, np.asarray(getattr(estimator, "intercept_", 0.0))
     if found is None:
@@ -40,6 +40,7 @@ def _model(estimator: Any, slopes: Array, intercept: Array) -> Any:
     if family == "binomial":
         labels = estimator.classes_
         model = LogisticRegression(max_iter=1).fit(np.zeros((len(labels), width)), labels)
+        model.classes_ = labels.copy()  # `positive` comes last, whatever its name
     elif family == "poisson":
         model = PoissonRegressor(max_iter=1).fit(np.zeros((2, width)), np.ones(2))
     else:
@@ -91,11 +92,23 @@ def _step(column: TableColumn, missing: Missing) -> Any:
         handle_unknown="ignore",
         sparse_output=False,
     )
-    absent = [
-        SimpleImputer(missing_values=code, strategy="constant", fill_value=ABSENT)
-        for code in _CODES[missing]
-    ]
-    return make_pipeline(*absent, encoder)
+    if missing == "nan":
+        absent: Any = FunctionTransformer(words, feature_names_out="one-to-one")
+    else:
+        absent = SimpleImputer(missing_values="", strategy="constant", fill_value=ABSENT)
+    return make_pipeline(absent, encoder)
+
+
+def words(table: Any) -> Any:
+    """Return a table of words as objects, with a level for missing ones.
+
+    The imputer of scikit-learn knows one code at a time, and rejects a frame that has others:
+    frames mark missing words by None, NaN or pandas.NA, depending on the dtype.
+    """
+    import pandas as pd
+
+    frame = pd.DataFrame(table).astype(object)
+    return frame.mask(frame.isna(), ABSENT)
 
 
 def _named(column: TableColumn) -> list[str]:

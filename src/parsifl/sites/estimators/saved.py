@@ -57,7 +57,7 @@ _PARTS: dict[str, type[Any]] = {
 _KINDS = "biufUO"
 _MOST_BYTES = 1 << 28
 """Maximum size of an array; a dtype of long texts needs memory that the file does not have."""
-_PRIVATE = frozenset({"_exact", "_columns", "_agreement_bytes", "_weighting"})
+_PRIVATE = frozenset({"_exact", "_columns", "_agreement_bytes", "_weighting", "_tuned"})
 _WEIGHTS = frozenset({"coef_", "intercept_", "atom_coef_", "preprocessing_"})
 
 

@@ -55,6 +55,7 @@ class EstimatorSettings(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         site_variances: bool = False,
         solver_options: Any = None,
         weight_type: str = "sampling",
+        positive: Any = None,
     ) -> None:
         self.n_nonzero_coefs = n_nonzero_coefs
         self.solver = solver
@@ -78,6 +79,7 @@ class EstimatorSettings(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         self.site_variances = site_variances
         self.solver_options = solver_options
         self.weight_type = weight_type
+        self.positive = positive
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -100,6 +102,7 @@ class EstimatorSettings(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         Sites agree on the encoding from counts and sums, each row with a weight counting once.
         """
         self._agreement_bytes = 0, 0
+        self.imputed_: dict[str, float] = {}
         self._weighting = weighting(self.weight_type, sample_weight)
         check_target(y, as_numbers="y_numeric" in checks or "multi_output" in checks)
         if not is_table(X):
@@ -118,6 +121,10 @@ class EstimatorSettings(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         found, self._agreement_bytes = agreed(columns, parts, sites)
         X, y = validate_data(self, found.design(columns), y, dtype=np.float64, **checks)
         self.preprocessing_ = found
+        for column in found.columns:
+            absent = 1 - float(observed(columns[column.name]).mean())
+            if absent and not column.levels:
+                self.imputed_[column.name] = absent
         self.feature_names_in_ = np.array(list(columns), dtype=object)
         self.n_features_in_ = len(columns)
         return X, y
