@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from parsifl import wire as wire
     from parsifl.core import errors as errors
     from parsifl.core import keys as keys
+    from parsifl.core.metrics import Metric
     from parsifl.core.registry import get
     from parsifl.data.clients import ClientData
     from parsifl.engine.run import Run
@@ -36,6 +37,7 @@ _HOMES = {
     "ClientData": "parsifl.data.clients",
     "Evaluation": "parsifl.engine.settings",
     "GLM": "parsifl.linear.glm",
+    "Metric": "parsifl.core.metrics",
     "NetworkModel": "parsifl.engine.settings",
     "NeuralProblem": "parsifl.nn.neural",
     "Run": "parsifl.engine.run",
@@ -63,6 +65,7 @@ __all__ = [
     "GLM",
     "ClientData",
     "Evaluation",
+    "Metric",
     "NetworkModel",
     "NeuralProblem",
     "Run",

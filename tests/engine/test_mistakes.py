@@ -18,6 +18,7 @@ import parsifl
 from parsifl.algorithms.fedavg import FedAvg
 from parsifl.core.errors import CapabilityError, ClientError, ConfigError, DataError
 from parsifl.core.keys import Key
+from parsifl.core.metrics import Metric
 from parsifl.data.ragged import Ragged
 from parsifl.engine.batch_sampler import BatchSampler
 from parsifl.engine.checks import check_fit
@@ -436,16 +437,30 @@ def failing(output: Tensor, y: Tensor) -> Tensor:  # noqa: ARG001 - the signatur
     ],
 )  # fmt: skip
 def test_a_metric_that_is_not_per_row_is_named(metric: Any, told: str) -> None:
-    problem = parsifl.NeuralProblem(lambda: nn.Linear(4, 3), metrics={"own": metric})
+    problem = parsifl.NeuralProblem(lambda: nn.Linear(4, 3), metrics=[Metric("own", True, metric)])
     message = rejected(pairs(), problem)
     assert "metric 'own'" in message
     assert re.search(told, message)
 
 
-def test_metrics_need_names() -> None:
-    metrics: Any = [lambda o, y: (o.argmax(-1) == y).float()]
-    with pytest.raises(ConfigError, match=r"metrics must be a dictionary of names.*got a list"):
+@pytest.mark.parametrize(
+    ("metrics", "told"),
+    [
+        ([failing], r"metrics must be a list such as \[Metric.*got <function failing"),
+        ({"own": failing}, r"metrics must be a list such as \[Metric.*got a dict"),
+        ([Metric("own", True, failing)] * 2, "two metrics are called 'own'"),
+    ],
+)
+def test_metrics_have_names_and_directions(metrics: Any, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
         parsifl.NeuralProblem(lambda: nn.Linear(4, 3), metrics=metrics)
+
+
+def test_a_metric_of_the_problem_is_not_replaced() -> None:
+    problem = parsifl.NeuralProblem(linear, dtype=torch.float64)
+    named = Metric("loss", True, lambda o, _: o[:, 0])
+    with pytest.raises(ConfigError, match="the metric 'loss' is always recorded"):
+        parsifl.simulate(FedAvg(local_steps=1), problem, clients(), 1, metrics=[named])
 
 
 @pytest.mark.parametrize("text", ["dirichlet=0.1", "dirichlet(0.1)", "dirichlet(alpha=0.1)"])

@@ -14,7 +14,7 @@ from typing import Any
 from parsifl.engine.experiment import Experiment, problem_for
 from parsifl.engine.run import Run
 from parsifl.engine.simulate import simulate
-from parsifl.flower.client import RemoteClient, alone
+from parsifl.flower.client import MakeProblem, RemoteClient, alone
 from parsifl.flower.message import Envelope, Kind, Replies, Requests, answered, respond
 from parsifl.flower.server import Federation
 from parsifl.flower.settings import Deployment, DeploymentSettings
@@ -41,6 +41,7 @@ class InProcess:
     exchanges: list[dict[int, Kind]] = entry(default_factory=list)
     log: list[str] = entry(default_factory=list)
     waited: float = 0.0
+    make: MakeProblem | None = None
 
     def __post_init__(self) -> None:
         self._data = self.experiment.load()
@@ -73,7 +74,9 @@ class InProcess:
     def site(self, client: int) -> Callable[[Kind, Envelope], Envelope]:
         # a new one for every request, as Flower starts a new process
         def answer(kind: Kind, request: Envelope) -> Envelope:
-            site = RemoteClient(self.experiment, client, alone(self._data, client), self.root)
+            site = RemoteClient(
+                self.experiment, client, alone(self._data, client), self.root, self.make
+            )
             return respond(site, kind, request)
 
         return lambda kind, request: answered(lambda: answer(kind, request))
@@ -87,7 +90,7 @@ class InProcess:
         settings = DeploymentSettings(
             self.experiment, count, Deployment(out=str(out), **{"wait": 1.0, **deployment})
         )
-        return Federation(settings, self, self.log.append)
+        return Federation(settings, self, self.log.append, self.make)
 
 
 def fields(envelope: Envelope) -> dict[str, Any]:

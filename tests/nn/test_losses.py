@@ -15,6 +15,7 @@ from parsifl.algorithms import Ditto, FedAvg, FedRep, PerFedAvg
 from parsifl.core.batching import Batch
 from parsifl.core.errors import ConfigError, DataError
 from parsifl.core.keys import Key
+from parsifl.core.metrics import Metric
 from parsifl.engine.fingerprint import _form
 from parsifl.nn.losses import loss_of
 from parsifl.nn.neural import NeuralProblem
@@ -102,7 +103,7 @@ def test_algorithms_that_need_the_head_or_curvature_take_any_loss(algorithm: Any
 
 
 def test_a_function_records_its_loss_and_the_metrics_that_are_added() -> None:
-    metrics = {"hits": lambda output, y: (output.argmax(-1) == y).float()}
+    metrics = [Metric("hits", True, lambda output, y: (output.argmax(-1) == y).float())]
     problem = NeuralProblem(network, focal, metrics=metrics)
     assert (problem.primary_metric, problem.higher_is_better) == ("loss", False)
     run = simulate(FedAvg(), problem, clients(), 1)

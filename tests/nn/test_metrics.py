@@ -3,13 +3,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from torch import nn
 from torch.func import grad, vmap
 
 import parsifl
-from parsifl.core.errors import ConfigError
+from parsifl.core.metrics import Metric
 from parsifl.nn.losses import row_loss
 from parsifl.nn.metrics import top
 
@@ -40,7 +39,7 @@ def clients() -> list[Any]:
 def test_a_metric_of_the_user_is_recorded_beside_the_others() -> None:
     problem = parsifl.NeuralProblem(
         lambda: nn.Linear(4, 3),
-        metrics={"top3": top(3), "margin": lambda out, y: out.gather(1, y[:, None])[:, 0]},
+        metrics=[top(3), Metric("margin", True, lambda out, y: out.gather(1, y[:, None])[:, 0])],
     )
     run = parsifl.simulate(parsifl.get("ditto", local_steps=2), problem, clients(), rounds=1)
     scores = run.records[-1].scores["personal"]["test"]
@@ -52,18 +51,5 @@ def test_top_agrees_with_accuracy_at_one() -> None:
     generator = torch.Generator().manual_seed(3)
     output = torch.randn(50, 5, generator=generator)
     y = torch.randint(0, 5, (50,), generator=generator)
-    assert torch.equal(top(1)(output, y), (output.argmax(1) == y).float())
-    assert top(9)(output, y).min() == 1.0
-
-
-@pytest.mark.parametrize(
-    ("metrics", "text"),
-    [
-        ({"loss": top(2)}, "always recorded"),
-        ({"top 3": top(3)}, "identifier"),
-        ({"top3": 3}, "must be a function"),
-    ],
-)
-def test_unusable_metrics_are_rejected(metrics: Any, text: str) -> None:
-    with pytest.raises(ConfigError, match=text):
-        parsifl.NeuralProblem(lambda: nn.Linear(4, 3), metrics=metrics)
+    assert torch.equal(top(1).rows(output, y), (output.argmax(1) == y).float())
+    assert top(9).rows(output, y).min() == 1.0

@@ -10,6 +10,8 @@ members, each of which has a default:
 `flatten_inputs`                  whether rows are flattened to vectors first; False
 `check_data(params, x, y)`        raises `DataError` for data that the model cannot train on
 `output_metrics(output, y)`       `metrics` from outputs, so that clients are scored together
+`extra_metrics`                   metrics besides those of `metrics` (`core.metrics.Metric`)
+`scored(params, rows)`            outputs and targets as these metrics read them
 `buffer_names`                    leaves of `params` that the forward pass updates; empty
 `local_buffers`                   whether buffers stay on the clients; False
 `loss_and_buffers(params, batch)` the loss and the updated buffers; needed if there are buffers

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from parsifl.core.errors import CapabilityError, ConfigError, unknown
+from parsifl.core.metrics import higher_is_better
 from parsifl.core.problem import Params
 from parsifl.data.ragged import Array
 from parsifl.engine.record import RoundRecord
@@ -52,7 +53,7 @@ class EarlyStopping:
     def __call__(self, event: RoundEnd, /) -> None:
         """Raise `StopTraining` if the score has stopped improving."""
         name = self.metric or event.problem.primary_metric
-        larger = name == event.problem.primary_metric and event.problem.higher_is_better
+        larger = higher_is_better(event.problem, name)
         scores = [self._score(record, name) for record in (*event.history, event.record)]
         known = [score if larger else -score for score in scores if score is not None]
         if scores[-1] is None:

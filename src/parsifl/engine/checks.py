@@ -21,6 +21,7 @@ from parsifl.core.algorithm import (
 from parsifl.core.batching import Rows
 from parsifl.core.errors import ConfigError, DataError, ParsiflWarning, RowError
 from parsifl.core.keys import Key
+from parsifl.core.metrics import extra_metrics, scored
 from parsifl.core.problem import FEW, Params, Problem, try_predict
 from parsifl.data.client_rows import has_integer_features
 from parsifl.data.clients import ClientData
@@ -129,6 +130,25 @@ def check_primary_metric(problem: Problem, params: Params, x: Design, y: Tensor)
         )
 
 
+def check_extra_metrics(problem: Problem, params: Params, x: Design, y: Tensor) -> None:
+    """Reject a further metric that has the name of one of the problem's, or that fails.
+
+    Rows that the problem cannot read are no error here.
+    """
+    extra = extra_metrics(problem)
+    try:
+        rows = Rows(x[:FEW], y[:FEW], next(iter(params.values())).new_ones(len(y[:FEW])))
+        names = problem.metrics(params, rows) if extra else {}
+        output, target = scored(problem, params, rows) if extra else (y, y)
+    except Exception:  # a user's problem may raise anything
+        return
+    for metric in extra:
+        if metric.name in names:
+            raise ConfigError(f"the metric '{metric.name}' is always recorded; choose another name")
+        if metric.per_row is not None:
+            metric.rows(output, target)
+
+
 def check_fit(problem: Problem, params: Params, data: ClientData, x: Design, y: Tensor) -> None:
     """Reject data that the problem cannot train on, if it has a `check_data`.
 
@@ -136,6 +156,7 @@ def check_fit(problem: Problem, params: Params, data: ClientData, x: Design, y: 
     the model with `params`.
     """
     check_primary_metric(problem, params, x, y)
+    check_extra_metrics(problem, params, x, y)
     check: Callable[[Params, Design, Tensor], None] | None = getattr(problem, "check_data", None)
     if check is None:
         return

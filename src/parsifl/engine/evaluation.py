@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from parsifl.core.metrics import higher_is_better
 from parsifl.core.problem import Problem
 from parsifl.engine.settings import Evaluation
 
@@ -36,10 +37,7 @@ class Scores:
         uniform = evaluation.weighting == "uniform"
         weights = np.ones_like(self.samples) if uniform else self.samples
         return {
-            # every metric except a maximised score is a loss
-            name: _summary(
-                values, weights, name == problem.primary_metric and problem.higher_is_better
-            )
+            name: _summary(values, weights, higher_is_better(problem, name))
             for name, values in self.values.items()
         }
 

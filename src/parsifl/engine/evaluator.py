@@ -20,6 +20,7 @@ from parsifl.core.algorithm import ClientInfo
 from parsifl.core.batching import BatchSpec, ClientRoundData, DataRequest, Rows
 from parsifl.core.errors import ClientError, ConfigError, DataError, reason
 from parsifl.core.keys import Key
+from parsifl.core.metrics import Metric, extra_metrics, scored
 from parsifl.core.problem import Model, execution
 from parsifl.data.clients import ClientData
 from parsifl.engine import executors
@@ -43,7 +44,8 @@ _WINDOW = 40  # clients that are fine-tuned and evaluated at a time, in several 
 _PIECE_ROWS = 1024  # most rows of several clients that are scored together
 _LARGE = 2_000_000  # parameters times rows above which a thread is worthwhile
 _ALIGNED = 64  # bytes: newly allocated memory is aligned to a multiple of this
-_OUTPUT = "output of a network"
+_OUTPUT = "output of a network"  # no identifier, so no name of a metric
+_TARGET = "targets of rows"
 
 
 class Evaluator:
@@ -60,6 +62,9 @@ class Evaluator:
         device: torch.device = CPU,
     ) -> None:
         self._algorithm, self._problem = program.algorithm, program.problem
+        self._metrics = extra_metrics(program.problem)
+        of_sets = any(each.per_set is not None for each in self._metrics)
+        self._alone = self._problem.uses_batch_statistics or of_sets
         self._data, self._sampler, self._evaluation = data, sampler, evaluation
         self._executor: Executor = executor
         self._block, self._device = block, device
@@ -135,15 +140,15 @@ class Evaluator:
     def _means(self, model: Model, ids: Sequence[int], parts: Sequence[Any]) -> Columns:
         """Evaluate one model on the rows of some clients."""
         if model.problem.uses_batch_statistics:
-            found = [_batchwise_means(model, self._gathered(parts[client])) for client in ids]
+            found = [
+                _batchwise_means(model, self._gathered(parts[client]), self._metrics)
+                for client in ids
+            ]
             return {name: np.array([float(means[name]) for means in found]) for name in found[0]}
         sizes = _sizes(ids, parts)
         rows = parts[ids[0]] if len(ids) == 1 else np.concatenate([parts[i] for i in ids])
         starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-        return {
-            name: np.add.reduceat(column, starts) / sizes
-            for name, column in self._row_metrics(model, rows).items()
-        }
+        return _client_means(self._row_metrics(model, rows), starts, sizes, self._metrics)
 
     def _gathered(self, rows: npt.NDArray[np.int64]) -> Rows:
         """Return rows by number; images have channels last, which halves convolution time."""
@@ -152,18 +157,15 @@ class Evaluator:
             return found
         return replace(found, x=found.x.contiguous(memory_format=torch.channels_last))
 
-    def _row_metrics(self, model: Model, rows: npt.NDArray[np.int64]) -> Columns:
+    def _row_metrics(self, model: Model, rows: npt.NDArray[np.int64]) -> dict[str, Tensor]:
         """Evaluate rows piece by piece: all of them at once would not fit in memory."""
         size = _piece(self._data)
 
         def evaluate(at: int) -> dict[str, Tensor]:
-            return model.problem.metrics(model.params, self._gathered(rows[at : at + size]))
+            return _columns(model, self._gathered(rows[at : at + size]), self._metrics)
 
         found = _on_one_core([partial(evaluate, at) for at in range(0, len(rows), size)])
-        return {
-            name: np.concatenate([piece[name].double().numpy() for piece in found])
-            for name in found[0]
-        }
+        return {name: torch.cat([piece[name] for piece in found]) for name in found[0]}
 
     # ------------------------------------------------------------------ personal models
     def _personal_means(
@@ -171,9 +173,9 @@ class Evaluator:
     ) -> tuple[Mapping[int, Mapping[str, float]], tuple[str, ...]]:
         if not any(self._request(request.client).batches for request in requests):
             outcome = self._as_they_are(requests, parts, load)
-        elif self._executor in ("vmap", "fused") and not self._problem.uses_batch_statistics:
+        elif self._executor in ("vmap", "fused") and not self._alone:
             outcome = self._in_batches(requests, parts, load)
-        else:  # padding would enter the statistics of a batch
+        else:  # padding would enter the statistics of a batch, or the score of a set of rows
             alone: Executor = "threads" if self._executor == "threads" else "loop"
             tasks = [Task(request.client.id, (request,)) for request in requests]
             by_itself = partial(self._by_itself, parts, load)
@@ -209,7 +211,7 @@ class Evaluator:
     ) -> dict[str, Tensor]:
         """Personalize, fine-tune and evaluate one client; under vmap for many, with padded rows."""
         model = self._personalized(received, state, data)
-        metrics = model.problem.metrics(model.params, rows)
+        metrics = _columns(model, rows, self._metrics)
         total = rows.weight.sum().clamp(min=1)
         return {name: (column * rows.weight).sum() / total for name, column in metrics.items()}
 
@@ -315,20 +317,53 @@ class Evaluator:
         ends = np.cumsum(sizes)
         rows = self._gathered(np.concatenate([parts[client] for client in ids]))
         models = (self._personalized(*self._arguments(request, load)) for request in chunk)
-        columns = _stacked_metrics(models, ends.tolist(), rows)
+        columns = _stacked_metrics(models, ends.tolist(), rows, self._metrics)
         starts = np.concatenate([[0], ends[:-1]])
-        means = {
-            name: np.add.reduceat(column.double().numpy(), starts) / sizes
-            for name, column in columns.items()
-        }
-        return dict(_by_client(ids, means))
+        return dict(_by_client(ids, _client_means(columns, starts, sizes, self._metrics)))
 
     def _parts(self, split: str) -> Sequence[Any]:
         found: Sequence[Any] = getattr(self._data, split)
         return found
 
 
-def _stacked_metrics(models: Iterator[Model], ends: Sequence[int], rows: Rows) -> dict[str, Tensor]:
+def _columns(model: Model, rows: Rows, metrics: Sequence[Metric]) -> dict[str, Tensor]:
+    """Return the metrics of each row, and what metrics of sets of rows read."""
+    columns = model.problem.metrics(model.params, rows)
+    if metrics:
+        columns = {**columns, **_more(metrics, *scored(model.problem, model.params, rows))}
+    return columns
+
+
+def _more(metrics: Sequence[Metric], output: Tensor, y: Tensor) -> dict[str, Tensor]:
+    columns = {each.name: each.rows(output, y) for each in metrics if each.per_row is not None}
+    if any(each.per_set is not None for each in metrics):
+        columns |= {_OUTPUT: output, _TARGET: y}
+    return columns
+
+
+def _client_means(
+    columns: Mapping[str, Tensor],
+    starts: npt.NDArray[np.int64],
+    sizes: npt.NDArray[np.int64],
+    metrics: Sequence[Metric],
+) -> Columns:
+    """Return one number per client, whose rows follow each other."""
+    means = {
+        name: np.add.reduceat(column.double().numpy(), starts) / sizes
+        for name, column in columns.items()
+        if name not in (_OUTPUT, _TARGET)
+    }
+    for metric in metrics:
+        if metric.per_set is not None:
+            output, y = (torch.split(columns[name], sizes.tolist()) for name in (_OUTPUT, _TARGET))
+            values = [metric.value(*pair) for pair in zip(output, y, strict=True)]
+            means[metric.name] = np.array(values, dtype=np.float64)
+    return means
+
+
+def _stacked_metrics(
+    models: Iterator[Model], ends: Sequence[int], rows: Rows, metrics: Sequence[Metric]
+) -> dict[str, Tensor]:
     """Evaluate every row on its client's model; the outputs of networks are scored together."""
     pieces: list[dict[str, Tensor]] = []
     score: Callable[[Tensor, Tensor], dict[str, Tensor]] | None = None
@@ -340,10 +375,12 @@ def _stacked_metrics(models: Iterator[Model], ends: Sequence[int], rows: Rows) -
             pieces.append({_OUTPUT: model.problem.predict(model.params, x)})
         else:
             own = Rows(x, rows.y[start:end], rows.weight[start:end])
-            pieces.append(model.problem.metrics(model.params, own))
+            pieces.append(_columns(model, own, metrics))
         start = end
     found = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
-    return found if score is None else score(found[_OUTPUT], rows.y)
+    if score is None:
+        return found
+    return {**score(found[_OUTPUT], rows.y), **_more(metrics, found[_OUTPUT], rows.y)}
 
 
 def _on_one_core(jobs: Sequence[Callable[[], T]], *, threads: bool = True) -> list[T]:
@@ -373,16 +410,24 @@ def _piece(data: ClientData) -> int:
     return max(1, PIECE_BYTES // max(1, data.x[:1].nbytes))
 
 
-def _batchwise_means(model: Model, rows: Rows) -> dict[str, Tensor]:
+def _batchwise_means(model: Model, rows: Rows, metrics: Sequence[Metric]) -> dict[str, Any]:
     size = _STATISTICS_ROWS
     parts = [
-        model.problem.metrics(
-            model.params,
+        _columns(
+            model,
             Rows(rows.x[i : i + size], rows.y[i : i + size], rows.weight[i : i + size]),
+            metrics,
         )
         for i in range(0, len(rows.y), size)
     ]
-    return {name: torch.cat([part[name] for part in parts]).mean() for name in parts[0]}
+    columns = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    of_rows = {n: c.mean() for n, c in columns.items() if n not in (_OUTPUT, _TARGET)}
+    of_sets = {
+        each.name: each.value(columns[_OUTPUT], columns[_TARGET])
+        for each in metrics
+        if each.per_set is not None
+    }
+    return {**of_rows, **of_sets}
 
 
 def _cut(x: Any, start: int, end: int) -> Any:

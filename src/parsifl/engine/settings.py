@@ -407,5 +407,6 @@ def with_run_settings(function: F) -> F:
             f"    {each.name}\n" + textwrap.indent(textwrap.fill(each.text, 92), " " * 8)
             for each in missing
         ]
-        function.__doc__ = function.__doc__.replace("    **settings\n", "\n".join(lines) + "\n")
+        marker = "    **settings\n"
+        function.__doc__ = function.__doc__.replace(marker, "\n".join([*lines, marker]))
     return function

@@ -16,6 +16,7 @@ from parsifl.algorithms.composed import compose
 from parsifl.core import config
 from parsifl.core.algorithm import AnyAlgorithm
 from parsifl.core.errors import ConfigError, DivergenceWarning, DroppedClientWarning
+from parsifl.core.metrics import Metric, with_metrics
 from parsifl.core.problem import Problem
 from parsifl.data.clients import ClientData
 from parsifl.engine import checks
@@ -39,7 +40,7 @@ WINDOW_BYTES = 1 << 30
 
 
 @with_run_settings
-def simulate(
+def simulate(  # noqa: PLR0913 - all arguments but four have a default
     algorithm: AnyAlgorithm,
     problem: Problem,
     clients: Clients,
@@ -50,6 +51,7 @@ def simulate(
     run_dir: str | Path | None = None,
     resume: bool = False,
     callbacks: Sequence[Callback] = (),
+    metrics: Sequence[Metric] = (),
     **settings: Unpack[RunOptions],
 ) -> Run:
     """Train a federation in this process and evaluate its models.
@@ -78,7 +80,10 @@ def simulate(
         Continue the run in `run_dir`.
     callbacks
         Called at the end of every round (see `parsifl.engine.training.Callback`).
+    metrics
+        Further metrics, besides those that the problem always has (see `parsifl.Metric`).
     **settings
+        Settings of the run, declared in `parsifl.engine.settings.RunSettings`.
 
     Warns
     -----
@@ -101,6 +106,7 @@ def simulate(
     config.check_names(RunSettings, settings)
     chosen = RunSettings(rounds=rounds, **settings)
     algorithm = compose(algorithm, **chosen.changes())
+    problem = with_metrics(problem, metrics)
     size = checks.check_learnable(problem)
     share = 0.25 if test is None else test
     data = (

@@ -22,6 +22,7 @@ from parsifl.core.algorithm import AnyAlgorithm, ClientInfo
 from parsifl.core.batching import Rows
 from parsifl.core.errors import CheckpointError
 from parsifl.core.keys import Key
+from parsifl.core.metrics import extra_metrics
 from parsifl.core.problem import Problem, flatten_inputs
 from parsifl.data.clients import ClientData
 from parsifl.engine.local_pool import Outbox
@@ -357,6 +358,7 @@ def _metric_names(problem: Problem, schema: DataSchema) -> frozenset[str]:
     example = schema.example()
     rows = Rows(schema.zeros(), example.y, torch.ones(1, dtype=torch.float64))
     try:
-        return frozenset(problem.metrics(problem.init(Key(0)), rows))
+        own = problem.metrics(problem.init(Key(0)), rows)
     except Exception:  # a problem with its own kind of rows
         return frozenset()
+    return frozenset([*own, *(metric.name for metric in extra_metrics(problem))])

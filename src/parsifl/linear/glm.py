@@ -325,6 +325,12 @@ class GLM:
             raise DataError("a row has a weight that is negative or not finite")
         return datafits.check_targets(self.datafit, y[:, 0], self.classes)
 
+    def scored(self, params: Params, rows: Rows) -> tuple[Tensor, Tensor]:
+        """Return the linear predictor with its offset, and the target without the weight."""
+        u = self.predict(params, rows.x)
+        u = u + rows.y[..., -1].to(u.dtype) if self.offset else u
+        return u, self._targets(rows.y)[0]
+
     def metrics(self, params: Params, rows: Rows) -> dict[str, Tensor]:
         """Return the scores of each row, without its weight.
 
@@ -333,9 +339,8 @@ class GLM:
         weight of the row, plus the l2 term. Its mean over the training rows is minimized
         (`Evaluation(train=True)`).
         """
-        u = self.predict(params, rows.x)
-        u = u + rows.y[..., -1].to(u.dtype) if self.offset else u
-        y, importance = self._targets(rows.y)
+        u, y = self.scored(params, rows)
+        _, importance = self._targets(rows.y)
         fit, metrics = self.datafit, dict[str, Tensor]()
         if fit.classes:
             right = (u > 0) == (y > 0) if self._single else u.argmax(-1) == y

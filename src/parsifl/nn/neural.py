@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial, wraps
 from threading import RLock
 from typing import Any, Literal, final
@@ -17,6 +17,7 @@ from parsifl.core.batching import Batch, Rows
 from parsifl.core.errors import CapabilityError, ConfigError
 from parsifl.core.keys import Key
 from parsifl.core.layer_group import LayerGroup
+from parsifl.core.metrics import Metric, checked_metrics
 from parsifl.core.problem import FEW, ExecutionHints, LayerChain, Params
 from parsifl.nn.adapt import adapt
 from parsifl.nn.dropout import dropout_key
@@ -32,7 +33,7 @@ from parsifl.nn.functional import Functional
 from parsifl.nn.layer_chain import find_chain
 from parsifl.nn.layer_groups import head_parameters, layer_groups
 from parsifl.nn.losses import Loss, LossFunction, loss_of
-from parsifl.nn.metrics import RowMetric, check_metrics, row_metrics
+from parsifl.nn.metrics import row_metrics
 from parsifl.nn.models.width import add_scalers
 from parsifl.nn.module_checks import (
     BATCH_NORMS,
@@ -80,8 +81,7 @@ class NeuralProblem:
         `parsifl.models.adapt`. None: a module with running statistics is rejected. Other buffers
         and frozen parameters (``requires_grad=False``) are constants: they are never sent.
     metrics
-        Additional metrics by name: functions of outputs and targets that return a number per row
-        (`parsifl.nn.metrics`).
+        Further metrics, such as ``[parsifl.nn.metrics.top(3)]`` (see `parsifl.Metric`).
 
     Examples
     --------
@@ -99,10 +99,10 @@ class NeuralProblem:
         dtype: torch.dtype = torch.float32,
         scale: float = 1.0,
         buffers: BufferPolicy | None = None,
-        metrics: Mapping[str, RowMetric] | None = None,
+        metrics: Sequence[Metric] = (),
     ) -> None:
         self._loss_argument, self.row_loss = loss, loss_of(loss)
-        self._metrics = check_metrics(self.row_loss, metrics or {})
+        self.extra_metrics = checked_metrics(metrics)
         self.dtype = dtype
         self._head_name = head
         if buffers not in (None, "average", "local", "batch"):
@@ -288,7 +288,7 @@ class NeuralProblem:
 
     def output_metrics(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
         """Return the metrics of each row from its output."""
-        return row_metrics(self.row_loss, output, y, self._metrics)
+        return row_metrics(self.row_loss, output, y)
 
     def check_data(self, params: Params, x: Any, y: Tensor) -> None:
         """Raise DataError for rows or targets that the model cannot train on."""
@@ -329,7 +329,7 @@ class NeuralProblem:
                 dtype=self.dtype,
                 scale=width if scaled else 1.0,
                 buffers=self.buffers,
-                metrics=self._metrics,
+                metrics=self.extra_metrics,
             )
         return self._narrow[width, scaled]
 
