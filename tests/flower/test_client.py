@@ -12,13 +12,16 @@ import numpy as np
 import pytest
 import torch
 from tests.flower.inprocess import InProcess
-from torch import Tensor
+from torch import Tensor, nn
 
+from parsifl.algorithms.fedavg import FedAvg
 from parsifl.core import tree
 from parsifl.core.errors import CheckpointError, ConfigError, DataError, WireError
 from parsifl.data.clients import ClientData
+from parsifl.engine.batch_sampler import BatchSampler
 from parsifl.engine.executors import placed
 from parsifl.engine.experiment import Experiment
+from parsifl.engine.simulate import simulate
 from parsifl.flower.client import (
     ClientStates,
     RemoteClient,
@@ -30,6 +33,7 @@ from parsifl.flower.client import (
 from parsifl.flower.hello import DataSchema
 from parsifl.flower.message import Envelope, answered
 from parsifl.flower.network_schema import FailureReply, TrainRequest, failure_in
+from parsifl.nn.neural import NeuralProblem
 
 RNG = np.random.default_rng(0)
 PAIRS = [(RNG.standard_normal((n, 2)), RNG.integers(0, 2, n)) for n in (8, 12, 16)]
@@ -49,13 +53,25 @@ def test_a_client_gets_its_rows_and_nobody_elses() -> None:
 
 def test_a_pair_becomes_the_client_of_its_number() -> None:
     data = as_client_number(PAIRS[0], 2, Experiment("fedavg"))
-    assert len(data) == 3
-    assert [len(part) for part in data.train] == [0, 0, 6]
-    assert len(data.test[2]) == 2
+    assert (len(data), data.first) == (1, 2)
+    assert len(data.rows_by_client("train")[2]) == 6
+    assert len(data.rows_by_client("test")[2]) == 2
+    for other in (1, 3):
+        with pytest.raises(IndexError):
+            data.rows_by_client("train")[other]
     with pytest.raises(DataError, match="a node is one client"):
         as_client_number(ClientData.of(PAIRS), 0, Experiment("fedavg"))
     with pytest.raises(ConfigError, match="needs a named dataset"):
         as_client_number(PAIRS[0], 0, Experiment("fedavg", test="all"))
+
+
+def test_a_client_that_is_alone_is_named_by_its_number() -> None:
+    x, _ = PAIRS[0]
+    data = as_client_number((x, np.full(len(x), 3)), 2, Experiment("fedavg"))
+    with pytest.raises(DataError, match="client 2 has"):
+        BatchSampler(data, NeuralProblem(nn.Linear(2, 2)))
+    with pytest.raises(ConfigError, match="numbers from 0, got first=2"):
+        simulate(FedAvg(), NeuralProblem(nn.Linear(2, 4)), data, 1)
 
 
 @pytest.mark.parametrize("node", [{}, {"partition-id": "0"}, {"partition-id": -1}])

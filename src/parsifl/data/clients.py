@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Protocol, final
 
 import numpy as np
 
@@ -28,6 +28,27 @@ if TYPE_CHECKING:
 __all__ = ["ClientData", "Ragged"]
 
 MOST_CLASSES = 10**6
+
+
+class RowsByClient(Protocol):
+    """Row numbers by client number."""
+
+    def __getitem__(self, client: int, /) -> Indices:
+        """Return the row numbers of a client."""
+
+
+@final
+@dataclass(frozen=True)
+class _Numbered:
+    """The parts of clients whose numbers start at `first`."""
+
+    parts: Sequence[Indices]
+    first: int
+
+    def __getitem__(self, client: int, /) -> Indices:
+        if client < self.first:
+            raise IndexError(f"there is no client {client}; the first one is {self.first}")
+        return self.parts[client - self.first]
 
 
 @final
@@ -58,6 +79,9 @@ class ClientData:
     truth
         The coefficients that generated a real target, if they are known and the same for all
         clients.
+    first
+        The number of the first client. Default: 0. A client that is alone on a machine has its
+        number here: random draws depend on it.
     """
 
     x: Tensor | csr_matrix
@@ -71,6 +95,7 @@ class ClientData:
     augment: str = ""
     source: Mapping[str, Any] = field(default_factory=dict)
     truth: Array | None = None
+    first: int = 0
 
     def __post_init__(self) -> None:
         for name in ("x", "y"):
@@ -107,6 +132,11 @@ class ClientData:
 
     def __len__(self) -> int:
         return len(self.train)
+
+    def rows_by_client(self, split: str) -> RowsByClient:
+        """Return the row numbers of a split ("train", "validation", "test") by client number."""
+        rows: Sequence[Indices] = getattr(self, split)
+        return _Numbered(rows, self.first) if self.first else rows
 
     def __repr__(self) -> str:
         """Return sizes instead of values.

@@ -76,7 +76,8 @@ class BatchSampler:
     ) -> list[ClientRoundData]:
         """Draw the data of many clients; clients with equally many rows are drawn together."""
         alike: dict[tuple[str, BatchSpec, int], list[int]] = {}
-        owned = [self._data.train[client] for client in clients]
+        rows_of = self._data.rows_by_client("train")
+        owned = [rows_of[client] for client in clients]
         for place, (rows, work) in enumerate(zip(owned, works, strict=True)):
             if work.batches and not len(rows):
                 raise DataError(f"client {clients[place]} has no training rows; remove it")

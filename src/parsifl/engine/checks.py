@@ -62,6 +62,15 @@ def check_parts(algorithm: Any, problem: Any, clients: Any) -> None:
         )
 
 
+def check_numbers(data: ClientData) -> None:
+    """Reject the data of a client that is alone on a machine: a simulation has all clients."""
+    if data.first:
+        raise ConfigError(
+            f"the clients of a simulation have numbers from 0, got first={data.first}: remove "
+            "`first`, which is the number of a client in a deployment"
+        )
+
+
 def check_learnable(problem: Problem) -> int:
     """Reject a model without parameters; return its size in bytes."""
     params = problem.init(Key(0))
@@ -168,7 +177,8 @@ def check_fit(problem: Problem, params: Params, data: ClientData, x: Design, y: 
         for part in map(Ragged.of, (data.train, data.validation, data.test)):
             places = np.flatnonzero(wrong[part.values])
             if len(places):
-                found.append((int(part.owners()[places[0]]), int(part.values[places[0]])))
+                owner = data.first + int(part.owners()[places[0]])
+                found.append((owner, int(part.values[places[0]])))
         if found:  # rows that no client owns do not matter
             client, row = min(found)
             raise DataError(f"client {client} has {error.describe(row)}") from None

@@ -22,7 +22,7 @@ from parsifl.core.errors import ClientError, ConfigError, DataError, reason
 from parsifl.core.keys import Key
 from parsifl.core.metrics import Metric, extra_metrics, scored
 from parsifl.core.problem import Model, execution
-from parsifl.data.clients import ClientData
+from parsifl.data.clients import ClientData, RowsByClient
 from parsifl.engine import executors
 from parsifl.engine.batch_sampler import BatchSampler
 from parsifl.engine.executors import CPU, Executor, Outcome, Task, placed, run_alone
@@ -137,7 +137,7 @@ class Evaluator:
             ) from error
         return _by_client(ids, columns)
 
-    def _means(self, model: Model, ids: Sequence[int], parts: Sequence[Any]) -> Columns:
+    def _means(self, model: Model, ids: Sequence[int], parts: RowsByClient) -> Columns:
         """Evaluate one model on the rows of some clients."""
         if model.problem.uses_batch_statistics:
             found = [
@@ -169,7 +169,7 @@ class Evaluator:
 
     # ------------------------------------------------------------------ personal models
     def _personal_means(
-        self, requests: Sequence[ClientRequest], parts: Sequence[Any], load: Load
+        self, requests: Sequence[ClientRequest], parts: RowsByClient, load: Load
     ) -> tuple[Mapping[int, Mapping[str, float]], tuple[str, ...]]:
         if not any(self._request(request.client).batches for request in requests):
             outcome = self._as_they_are(requests, parts, load)
@@ -189,7 +189,7 @@ class Evaluator:
         return found, tuple(outcome.fallbacks)
 
     def _in_batches(
-        self, requests: Sequence[ClientRequest], parts: Sequence[Any], load: Load
+        self, requests: Sequence[ClientRequest], parts: RowsByClient, load: Load
     ) -> Outcome:
         """Fine-tune and evaluate several blocks of clients at a time, in threads."""
         outcome = Outcome()
@@ -216,7 +216,7 @@ class Evaluator:
         return {name: (column * rows.weight).sum() / total for name, column in metrics.items()}
 
     def _by_itself(
-        self, parts: Sequence[Any], load: Load, request: ClientRequest
+        self, parts: RowsByClient, load: Load, request: ClientRequest
     ) -> dict[str, float]:
         model = self._personalized(*self._arguments(request, load))
         return _by_client([0], self._means(model, [request.client.id], parts))[0]
@@ -259,7 +259,7 @@ class Evaluator:
     # client's few rows only once. Clients share the gathering of rows and the scoring of outputs,
     # where calls cost more than arithmetic. A client gets the same numbers as it would alone.
     def _as_they_are(
-        self, requests: Sequence[ClientRequest], parts: Sequence[Any], load: Load
+        self, requests: Sequence[ClientRequest], parts: RowsByClient, load: Load
     ) -> Outcome:
         rows = sum(len(parts[request.client.id]) for request in requests) / len(requests)
         jobs = [
@@ -279,7 +279,7 @@ class Evaluator:
         return sum(value.numel() for value in self._problem.init(Key(0)).values())
 
     def _chunks(
-        self, requests: Sequence[ClientRequest], parts: Sequence[Any]
+        self, requests: Sequence[ClientRequest], parts: RowsByClient
     ) -> Iterator[list[ClientRequest]]:
         together = not self._problem.uses_batch_statistics
         most = min(_piece(self._data), _PIECE_ROWS) if together else 0
@@ -295,7 +295,7 @@ class Evaluator:
         yield chunk
 
     def _evaluate_chunk(
-        self, chunk: Sequence[ClientRequest], parts: Sequence[Any], load: Load
+        self, chunk: Sequence[ClientRequest], parts: RowsByClient, load: Load
     ) -> Outcome:
         outcome = Outcome()
         try:
@@ -310,7 +310,7 @@ class Evaluator:
         return outcome
 
     def _together(
-        self, chunk: Sequence[ClientRequest], parts: Sequence[Any], load: Load
+        self, chunk: Sequence[ClientRequest], parts: RowsByClient, load: Load
     ) -> dict[int, Any]:
         ids = [request.client.id for request in chunk]
         sizes = _sizes(ids, parts)
@@ -321,9 +321,8 @@ class Evaluator:
         starts = np.concatenate([[0], ends[:-1]])
         return dict(_by_client(ids, _client_means(columns, starts, sizes, self._metrics)))
 
-    def _parts(self, split: str) -> Sequence[Any]:
-        found: Sequence[Any] = getattr(self._data, split)
-        return found
+    def _parts(self, split: str) -> RowsByClient:
+        return self._data.rows_by_client(split)
 
 
 def _columns(model: Model, rows: Rows, metrics: Sequence[Metric]) -> dict[str, Tensor]:
@@ -399,7 +398,7 @@ def _by_client(ids: Sequence[int], columns: Columns) -> dict[int, dict[str, floa
     }
 
 
-def _sizes(ids: Sequence[int], parts: Sequence[Any]) -> npt.NDArray[np.int64]:
+def _sizes(ids: Sequence[int], parts: RowsByClient) -> npt.NDArray[np.int64]:
     return np.array([len(parts[client]) for client in ids])
 
 

@@ -116,6 +116,7 @@ def simulate(  # noqa: PLR0913 - all arguments but four have a default
     )
     if profiles is not None:
         data = replace(data, profiles=tuple(profiles))
+    checks.check_numbers(data)
     checks.check_profiles(algorithm, data)
     _check_validation_rows(chosen.evaluation, data)
     algorithm = with_buffer_policy(algorithm, problem)

@@ -25,7 +25,7 @@ from parsifl.core.keys import Key
 from parsifl.core.problem import Model, Problem, flatten_inputs
 from parsifl.data.clients import ClientData
 from parsifl.data.ragged import Ragged
-from parsifl.engine.batch_sampler import BatchSampler, Infos
+from parsifl.engine.batch_sampler import BatchSampler
 from parsifl.engine.evaluator import Evaluator
 from parsifl.engine.executors import check_device, placed
 from parsifl.engine.experiment import Experiment, problem_for
@@ -188,18 +188,7 @@ def as_client_number(
         )
     if len(data) != 1:
         raise DataError(f"load() returned {len(data)} clients; a node is one client")
-    before: list[Any] = [[]] * client
-
-    def at(parts: Any) -> Ragged:
-        return Ragged.of([*before, parts[0]])
-
-    return replace(
-        data,
-        train=at(data.train),
-        validation=at(data.validation),
-        test=at(data.test),
-        profiles=({},) * client + ({**data.profiles[0], **(profile or {})},),
-    )
+    return replace(data, first=client, profiles=({**data.profiles[0], **(profile or {})},))
 
 
 def alone(data: ClientData, client: int) -> ClientData:
@@ -269,7 +258,7 @@ class RemoteClient:
 
     def hello(self) -> Envelope:
         """Report the number of rows and their schema, never a row."""
-        info = Infos(self._data)[self._client]
+        info = self._info(self._data)
         reply = HelloReply(
             client=self._client,
             samples=info.samples,
@@ -341,6 +330,9 @@ class RemoteClient:
             return self._algorithm.model(problem, tree.copy(server))
         return None
 
+    def _info(self, data: ClientData) -> ClientInfo:
+        return ClientInfo(self._client, len(data.train[0]), data.profiles[0])
+
     def _prepare(self, request: WorkRequest, parts: Parts) -> _Work:
         note_context(run=request.experiment, round=request.round + 1, client=request.client)
         if request.client != self._client:
@@ -363,7 +355,7 @@ class RemoteClient:
         states = ClientStates(self._root, request.experiment, self._client, self._types.client)
         return _Work(
             request=request,
-            client=Infos(data)[self._client],
+            client=self._info(data),
             program=ClientProgram(self._algorithm, problem),
             data=data,
             sampler=BatchSampler(data, problem),
