@@ -188,8 +188,10 @@ def data_folders(data_dir: Path | None) -> Iterator[CheckResult]:
         if folder and not Path(folder).expanduser().is_dir():
             yield CheckResult("data directory", "problem", f"{source} is not a directory: {folder}")
     entries = [entry(name) for name in data.names()]
-    remote = [found for found in entries if found.about.remotes]
-    here = [found.name for found in remote if _complete(found, Files(found, data_dir).roots())]
+    remote = [dataset for dataset in entries if dataset.about.remotes]
+    here = [
+        dataset.name for dataset in remote if _complete(dataset, Files(dataset, data_dir).roots())
+    ]
     roots = ", ".join(str(root) for root in Files(entries[0], data_dir).roots())
     yield CheckResult("data directory", "ok", f"searched in this order: {roots}")
     shown = ", ".join(here) or "none; they are downloaded when first used"

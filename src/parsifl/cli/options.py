@@ -127,18 +127,21 @@ def experiment(params: Mapping[str, Any]) -> Experiment:
 
 def merged(params: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Merge defaults, the TOML file, the options and the --set fields of a command."""
-    given = {name: value for name, value in params.items() if value is not None}
-    values = {**(defaults or {}), **(read_toml(Path(given["config"])) if "config" in given else {})}
+    options = {name: value for name, value in params.items() if value is not None}
+    values = {
+        **(defaults or {}),
+        **(read_toml(Path(options["config"])) if "config" in options else {}),
+    }
     for name in ("settings", "evaluation", "network"):
         if not isinstance(values.get(name, {}), Mapping):
             raise ConfigError(f"{name} must be a table of the configuration file, as [{name}]")
-    values |= {name: given[name] for name in ("algorithm", "engine") if name in given}
+    values |= {name: options[name] for name in ("algorithm", "engine") if name in options}
     for name, (_, table) in _options().items():
-        if name in given and table:
-            values[table] = {**values.get(table, {}), name: given[name]}
-        elif name in given:
-            values[name] = given[name]
-    values["settings"] = {**values.get("settings", {}), **config.assignments(given["settings"])}
+        if name in options and table:
+            values[table] = {**values.get(table, {}), name: options[name]}
+        elif name in options:
+            values[name] = options[name]
+    values["settings"] = {**values.get("settings", {}), **config.assignments(options["settings"])}
     return values
 
 

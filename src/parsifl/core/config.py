@@ -110,10 +110,10 @@ def check(settings: Any) -> None:
             object.__setattr__(settings, name, value)  # the instance may be frozen
 
 
-def check_names(kind: type, given: Iterable[str]) -> None:
+def check_names(kind: type, names: Iterable[str]) -> None:
     """Reject names that are not fields of a dataclass."""
     if dataclasses.is_dataclass(kind):
-        _check_names(kind.__name__, given, [each.name for each in dataclasses.fields(kind)])
+        _check_names(kind.__name__, names, [each.name for each in dataclasses.fields(kind)])
 
 
 def build(kind: Callable[..., T], values: Mapping[str, Any]) -> T:
@@ -129,15 +129,15 @@ def build(kind: Callable[..., T], values: Mapping[str, Any]) -> T:
     hashable: Any = kind
     adapters = _adapters(hashable)
     _check_names(hashable.__name__, values, adapters)
-    given = {
+    validated = {
         name: _validated(f"{hashable.__name__}.{name}", adapters[name], _plain(value), strict=False)
         for name, value in values.items()
     }
-    return kind(**given)
+    return kind(**validated)
 
 
-def _check_names(kind: str, given: Iterable[str], known: Collection[str]) -> None:
-    for name in given:
+def _check_names(kind: str, names: Iterable[str], known: Collection[str]) -> None:
+    for name in names:
         if name not in known:
             raise ConfigError(_unknown_setting(kind, name, known))
 

@@ -78,22 +78,24 @@ class BatchSampler:
         alike: dict[tuple[str, BatchSpec, int], list[int]] = {}
         rows_of = self._data.rows_by_client("train")
         owned = [rows_of[client] for client in clients]
-        for place, (rows, work) in enumerate(zip(owned, works, strict=True)):
+        for position, (rows, work) in enumerate(zip(owned, works, strict=True)):
             if work.batches and not len(rows):
-                raise DataError(f"client {clients[place]} has no training rows; remove it")
+                raise DataError(f"client {clients[position]} has no training rows; remove it")
             for name, draw in work.batches.items():
-                alike.setdefault((name, draw, len(rows)), []).append(place)
+                alike.setdefault((name, draw, len(rows)), []).append(position)
         draws: list[dict[str, Batches]] = [{} for _ in clients]
-        for (name, draw, _), places in alike.items():
+        for (name, draw, _), positions in alike.items():
             drawn = key.replace(purpose=f"batches/{name}")
-            members = [clients[place] for place in places]
-            found = self._batches([owned[place] for place in places], draw, members, drawn)
-            for place, batches in zip(places, found, strict=True):
-                draws[place][name] = batches
+            members = [clients[position] for position in positions]
+            drawn_batches = self._batches(
+                [owned[position] for position in positions], draw, members, drawn
+            )
+            for position, batches in zip(positions, drawn_batches, strict=True):
+                draws[position][name] = batches
         own_keys = key.replace(purpose="local").tensors(clients)
         return [
-            ClientRoundData(own, self.rows(rows) if work.rows else None, own_key, key.round)
-            for own, rows, work, own_key in zip(draws, owned, works, own_keys, strict=True)
+            ClientRoundData(batches_of, self.rows(rows) if work.rows else None, own_key, key.round)
+            for batches_of, rows, work, own_key in zip(draws, owned, works, own_keys, strict=True)
         ]
 
     def rows(self, rows: Index) -> Rows:
@@ -110,14 +112,16 @@ class BatchSampler:
         draw.check(samples, batch_statistics=self._problem.uses_batch_statistics)
         positions, valid = schedule(samples, draw, key.generators(clients))
         read = np.broadcast_to(positions, (len(clients), *positions.shape[1:]))
-        index = torch.from_numpy(np.array([own[at] for own, at in zip(rows, read, strict=True)]))
+        index = torch.from_numpy(
+            np.array([rows_of[at] for rows_of, at in zip(rows, read, strict=True)])
+        )
         weight = torch.from_numpy(valid).to(self._dtype)
         active = torch.ones(len(weight), dtype=torch.bool)
-        for own, own_key in zip(index.unbind(), key.tensors(clients), strict=True):
+        for rows_of, own_key in zip(index.unbind(), key.tensors(clients), strict=True):
             yield Batches(
                 x=self._x,
                 y=self._y,
-                index=own,
+                index=rows_of,
                 weight=weight,
                 active=active,
                 key=own_key,

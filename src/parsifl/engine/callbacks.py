@@ -74,10 +74,10 @@ class EarlyStopping:
             )
 
     def _score(self, record: RoundRecord, name: str) -> float | None:
-        found = record.scores.get(self.model, {}).get(self.split, {}).get(name)
-        if found is None:
+        summary = record.scores.get(self.model, {}).get(self.split, {}).get(name)
+        if summary is None:
             return None
-        return found["mean"] if math.isfinite(found["mean"]) else -math.inf
+        return summary["mean"] if math.isfinite(summary["mean"]) else -math.inf
 
 
 @dataclass(frozen=True)
@@ -120,15 +120,17 @@ class DistanceToTruth:
         if name not in params:
             raise ConfigError(f"DistanceToTruth: {unknown('parameter', name, params)}")
         try:
-            found = value if isinstance(value, Tensor) else torch.from_numpy(np.array(value, float))
+            tensor = (
+                value if isinstance(value, Tensor) else torch.from_numpy(np.array(value, float))
+            )
         except (TypeError, ValueError):
             raise ConfigError(
                 f"DistanceToTruth: the truth of '{name}' must be an array or a tensor of numbers, "
                 f"got {type(value).__name__}"
             ) from None
-        if found.shape != params[name].shape:
+        if tensor.shape != params[name].shape:
             raise ConfigError(
-                f"DistanceToTruth: the truth of '{name}' has shape {tuple(found.shape)}, but the "
+                f"DistanceToTruth: the truth of '{name}' has shape {tuple(tensor.shape)}, but the "
                 f"parameter has shape {tuple(params[name].shape)}: give one value for each entry"
             )
-        return found
+        return tensor

@@ -90,9 +90,9 @@ def save(directory: Path, state: Checkpoint, save_pool: Callable[[Path], dict[st
     lines = [f"{name} {checksum(*contents.values())}", *(line for _, line in earlier)]
     replace_file(directory / _LATEST, "\n".join(lines).encode())
     remove_temporary(directory)
-    kept = {name, *(old for old, _ in earlier)}
+    needed = {name, *(old for old, _ in earlier)}
     for path in directory.iterdir():
-        if _NAME.fullmatch(path.name) and path.name not in kept:
+        if _NAME.fullmatch(path.name) and path.name not in needed:
             remove_directory(path, _FILES)
 
 
@@ -114,26 +114,26 @@ def load(
     failures: list[tuple[Path, Exception]] = []
     for at, line in enumerate(lines):
         match = _LINE.fullmatch(line)
-        place = folder / (match[1] if match else _LATEST)
+        checkpoint_dir = folder / (match[1] if match else _LATEST)
         try:
             if match is None:
                 raise ValueError("it does not name a checkpoint with its checksum")
-            found = _read(folder, place, match[2], types, restore_pool)
+            loaded = _read(folder, checkpoint_dir, match[2], types, restore_pool)
         except (
             OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError,
             SafetensorError,
         ) as error:  # fmt: skip
-            failures.append((place, error))
+            failures.append((checkpoint_dir, error))
             continue
         if failures:
             bad, reason = failures[0]
             warnings.warn(
                 f"the checkpoint {bad} cannot be read ({reason}); resuming from the previous one, "
-                f"{place}",
+                f"{checkpoint_dir}",
                 stacklevel=2,
             )
             replace_file(folder / _LATEST, "\n".join(lines[at:]).encode())
-        return found
+        return loaded
     bad, reason = failures[0]
     raise CheckpointError(
         f"the checkpoint {bad} cannot be read ({reason}); restore it from a copy, or delete the "
@@ -173,17 +173,17 @@ def _listed(folder: Path) -> list[tuple[str, str]]:
         text = (folder / _LATEST).read_text(errors="replace")
     except FileNotFoundError:
         return []
-    found = (_LINE.fullmatch(line) for line in text.splitlines())
-    return [(match[1], match[0]) for match in found if match]
+    matches = (_LINE.fullmatch(line) for line in text.splitlines())
+    return [(match[1], match[0]) for match in matches if match]
 
 
 def _reject_unlisted(folder: Path) -> None:
     """Raise CheckpointError if LATEST is missing: a fresh start would delete the checkpoints."""
-    found = sorted(folder.glob("round-*")) if folder.exists() else []
-    if len(found) > 1:  # a single one may be a first checkpoint that was interrupted
+    rounds = sorted(folder.glob("round-*")) if folder.exists() else []
+    if len(rounds) > 1:  # a single one may be a first checkpoint that was interrupted
         raise CheckpointError(
-            f"{folder} holds {', '.join(path.name for path in found)} but no {_LATEST}; restore it "
-            "from a copy, or delete the run directory to start from the beginning"
+            f"{folder} holds {', '.join(path.name for path in rounds)} but no {_LATEST}; restore "
+            "it from a copy, or delete the run directory to start from the beginning"
         )
 
 

@@ -32,13 +32,13 @@ from parsifl.linear.design import Design
 def check_parts(algorithm: Any, problem: Any, clients: Any) -> None:
     """Reject wrong types of algorithm, problem and data with an error that suggests a fix."""
     if not isinstance(algorithm, FederatedAlgorithm):
-        given = repr(algorithm) if isinstance(algorithm, str) else _kind(algorithm)
+        shown = repr(algorithm) if isinstance(algorithm, str) else _kind(algorithm)
         name = algorithm if isinstance(algorithm, str) else "fedavg"
         remedy = f"parsifl.get({name!r})"
         if isinstance(algorithm, type) and issubclass(algorithm, FederatedAlgorithm):
             remedy = f"{algorithm.__name__}()"
         raise ConfigError(
-            f"algorithm must be a configured algorithm, got {given}; write {remedy}, or run a "
+            f"algorithm must be a configured algorithm, got {shown}; write {remedy}, or run a "
             "parsifl.engine.experiment.Experiment, which takes names"
         )
     if isinstance(problem, nn.Module):
@@ -172,13 +172,13 @@ def check_fit(problem: Problem, params: Params, data: ClientData, x: Design, y: 
     try:
         check(params, x, y)
     except RowError as error:
-        wrong, found = np.zeros(len(y), bool), []
+        wrong, faults = np.zeros(len(y), bool), []
         wrong[error.rows] = True
         for part in map(Ragged.of, (data.train, data.validation, data.test)):
-            places = np.flatnonzero(wrong[part.values])
-            if len(places):
-                owner = data.first + int(part.owners()[places[0]])
-                found.append((owner, int(part.values[places[0]])))
-        if found:  # rows that no client owns do not matter
-            client, row = min(found)
+            positions = np.flatnonzero(wrong[part.values])
+            if len(positions):
+                owner = data.first + int(part.owners()[positions[0]])
+                faults.append((owner, int(part.values[positions[0]])))
+        if faults:  # rows that no client owns do not matter
+            client, row = min(faults)
             raise DataError(f"client {client} has {error.describe(row)}") from None

@@ -140,11 +140,14 @@ class Evaluator:
     def _means(self, model: Model, ids: Sequence[int], parts: RowsByClient) -> Columns:
         """Evaluate one model on the rows of some clients."""
         if model.problem.uses_batch_statistics:
-            found = [
+            client_means = [
                 _batchwise_means(model, self._gathered(parts[client]), self._metrics)
                 for client in ids
             ]
-            return {name: np.array([float(means[name]) for means in found]) for name in found[0]}
+            return {
+                name: np.array([float(means[name]) for means in client_means])
+                for name in client_means[0]
+            }
         sizes = _sizes(ids, parts)
         rows = parts[ids[0]] if len(ids) == 1 else np.concatenate([parts[i] for i in ids])
         starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
@@ -152,10 +155,10 @@ class Evaluator:
 
     def _gathered(self, rows: npt.NDArray[np.int64]) -> Rows:
         """Return rows by number; images have channels last, which halves convolution time."""
-        found = self._sampler.rows(rows)
-        if not isinstance(found.x, Tensor) or found.x.ndim != 4:
-            return found
-        return replace(found, x=found.x.contiguous(memory_format=torch.channels_last))
+        gathered = self._sampler.rows(rows)
+        if not isinstance(gathered.x, Tensor) or gathered.x.ndim != 4:
+            return gathered
+        return replace(gathered, x=gathered.x.contiguous(memory_format=torch.channels_last))
 
     def _row_metrics(self, model: Model, rows: npt.NDArray[np.int64]) -> dict[str, Tensor]:
         """Evaluate rows piece by piece: all of them at once would not fit in memory."""
@@ -164,8 +167,8 @@ class Evaluator:
         def evaluate(at: int) -> dict[str, Tensor]:
             return _columns(model, self._gathered(rows[at : at + size]), self._metrics)
 
-        found = _on_one_core([partial(evaluate, at) for at in range(0, len(rows), size)])
-        return {name: torch.cat([piece[name] for piece in found]) for name in found[0]}
+        pieces = _on_one_core([partial(evaluate, at) for at in range(0, len(rows), size)])
+        return {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
 
     # ------------------------------------------------------------------ personal models
     def _personal_means(
@@ -182,11 +185,11 @@ class Evaluator:
             outcome = executors.run(by_itself, tasks, alone, self._block)
         for client, failure in outcome.failures.items():
             raise ClientError("evaluation", client, requests[0].key.round + 1, failure)
-        found = {
+        client_means = {
             client: {name: float(value) for name, value in means.items()}
             for client, means in outcome.results.items()
         }
-        return found, tuple(outcome.fallbacks)
+        return client_means, tuple(outcome.fallbacks)
 
     def _in_batches(
         self, requests: Sequence[ClientRequest], parts: RowsByClient, load: Load
@@ -286,11 +289,11 @@ class Evaluator:
         chunk: list[ClientRequest] = []
         rows = 0
         for request in requests:
-            own = len(parts[request.client.id])
-            rows += own
+            n_rows = len(parts[request.client.id])
+            rows += n_rows
             if chunk and rows > most:
                 yield chunk
-                chunk, rows = [], own
+                chunk, rows = [], n_rows
             chunk.append(request)
         yield chunk
 
@@ -373,13 +376,13 @@ def _stacked_metrics(
         if score is not None:
             pieces.append({_OUTPUT: model.problem.predict(model.params, x)})
         else:
-            own = Rows(x, rows.y[start:end], rows.weight[start:end])
-            pieces.append(_columns(model, own, metrics))
+            client_rows = Rows(x, rows.y[start:end], rows.weight[start:end])
+            pieces.append(_columns(model, client_rows, metrics))
         start = end
-    found = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
+    columns = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
     if score is None:
-        return found
-    return {**score(found[_OUTPUT], rows.y), **_more(metrics, found[_OUTPUT], rows.y)}
+        return columns
+    return {**score(columns[_OUTPUT], rows.y), **_more(metrics, columns[_OUTPUT], rows.y)}
 
 
 def _on_one_core(jobs: Sequence[Callable[[], T]], *, threads: bool = True) -> list[T]:

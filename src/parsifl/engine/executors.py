@@ -224,8 +224,8 @@ def _stacked_arguments(
             columns.append(_stacked(padded))
             continue
         for name in names:  # weights that happen to be one object are still each client's own
-            own = [getattr(leaf, name) for leaf in padded]
-            columns.append(_stacked(own) if name in _POOLED else (torch.stack(own), True))
+            weights = [getattr(leaf, name) for leaf in padded]
+            columns.append(_stacked(weights) if name in _POOLED else (torch.stack(weights), True))
     return columns, tree.structure(tree.unflatten(first, members[0].structure))
 
 
@@ -308,12 +308,12 @@ def choose_executor(
 def check_device(device: str | torch.device) -> torch.device:
     """Return the device; raise ConfigError if this machine or this build of torch lacks it."""
     try:
-        found = torch.device(device)
-        torch.zeros(1, device=found).cpu()
+        torch_device = torch.device(device)
+        torch.zeros(1, device=torch_device).cpu()
     except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
         first = str(error).splitlines()[0]
         raise ConfigError(f"the device {str(device)!r} cannot be used: {first}") from error
-    return found
+    return torch_device
 
 
 def placed(function: Callable[..., Any], device: torch.device) -> Callable[..., Any]:

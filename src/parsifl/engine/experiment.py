@@ -41,14 +41,14 @@ class Experiment(ExperimentSettings):
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Experiment:
         """Build an experiment from plain values, such as those of a TOML file."""
-        given = dict(values)
+        settings = dict(values)
         for name, kind in _NESTED.items():
-            if isinstance(given.get(name), Mapping):
-                given[name] = config.build(kind, given[name])
-        config.check_names(cls, given)
-        if "algorithm" not in given:
+            if isinstance(settings.get(name), Mapping):
+                settings[name] = config.build(kind, settings[name])
+        config.check_names(cls, settings)
+        if "algorithm" not in settings:
             raise ConfigError("no algorithm given; `parsifl list algorithms` shows all")
-        return config.build(cls, given)
+        return config.build(cls, settings)
 
     def vary(self, values: Mapping[str, Any]) -> Experiment:
         """Return this experiment with other values of a grid.

@@ -198,8 +198,8 @@ def _take(
     extra = None
     if "nonzeros" in entry:
         code = memoryview(tensors[f"{name}/support"].numpy().tobytes())
-        found = list(range_coder.decode(code, math.prod(shape), entry["nonzeros"]))
-        index = np.concatenate([np.zeros(0, np.int64), *found]).astype(np.int64)
+        positions = list(range_coder.decode(code, math.prod(shape), entry["nonzeros"]))
+        index = np.concatenate([np.zeros(0, np.int64), *positions]).astype(np.int64)
         extra = Sparse(torch.from_numpy(index), tensors[f"{name}/values"], shape)
     part = StoredTensor(base, extra)
     value = part.dense()
@@ -276,7 +276,7 @@ class Export:
         ours, theirs = _latencies(thin, dense, x, repeats)
         with torch.no_grad():
             gap = float((thin(x) - dense(x)).abs().max())
-        found: dict[str, Any] = {
+        numbers_by_name: dict[str, Any] = {
             "parameters": self.parameters,
             "dense_parameters": numbers,
             "milliseconds": ours,
@@ -285,8 +285,8 @@ class Export:
             "ideal_bytes": self.ideal_bytes,
         }
         if path is not None:
-            found["file_bytes"] = self.save(path)
-        return found
+            numbers_by_name["file_bytes"] = self.save(path)
+        return numbers_by_name
 
 
 def export(model: Model, shared: Model | None = None, client: int | None = None) -> Export:
@@ -307,12 +307,12 @@ def load(path: str | Path, problem: HasModule) -> Export:
 
 
 def _set_value(module: nn.Module, name: str, value: Tensor) -> None:
-    place, _, own = name.rpartition(".")
-    layer, copied = module.get_submodule(place), value.detach().clone()
-    if own in dict(layer.named_buffers(recurse=False)):
-        setattr(layer, own, copied)
+    path, _, leaf = name.rpartition(".")
+    layer, copied = module.get_submodule(path), value.detach().clone()
+    if leaf in dict(layer.named_buffers(recurse=False)):
+        setattr(layer, leaf, copied)
     else:
-        setattr(layer, own, nn.Parameter(copied))
+        setattr(layer, leaf, nn.Parameter(copied))
 
 
 def complete(module: nn.Module, problem: HasModule) -> None:
@@ -329,9 +329,9 @@ def complete(module: nn.Module, problem: HasModule) -> None:
 
 def _factorise(module: nn.Module, name: str, factors: LowRank) -> nn.Module:
     """Replace the layer that owns a weight by two thin ones, if its type is supported."""
-    place, _, own = name.rpartition(".")
-    layer = module.get_submodule(place)
-    if own != "weight":
+    path, _, leaf = name.rpartition(".")
+    layer = module.get_submodule(path)
+    if leaf != "weight":
         return module
     pair = None
     if isinstance(layer, nn.Linear):
@@ -340,9 +340,9 @@ def _factorise(module: nn.Module, name: str, factors: LowRank) -> nn.Module:
         pair = _convolution_pair(layer, factors)
     if pair is None:
         return module
-    if not place:
+    if not path:
         return pair
-    above, _, last = place.rpartition(".")
+    above, _, last = path.rpartition(".")
     setattr(module.get_submodule(above), last, pair)
     return module
 

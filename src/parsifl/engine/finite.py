@@ -91,12 +91,12 @@ def is_finite(value: Any) -> bool:
 
 def inspect(result: ClientUpdate[Any, Any]) -> Inspection:
     """Check for NaN, infinity, and uploads that are too large to be combined with others."""
-    found = inspect_upload(result.upload)
+    inspected = inspect_upload(result.upload)
     for what, part in (("state", result.state), ("info", result.metrics)):
-        if found.fault:
-            return found
-        found = Inspection(_inspect(what, part, bounded=False).fault, found.largest)
-    return found
+        if inspected.fault:
+            return inspected
+        inspected = Inspection(_inspect(what, part, bounded=False).fault, inspected.largest)
+    return inspected
 
 
 def inspect_upload(upload: Any) -> Inspection:
@@ -117,11 +117,11 @@ def limit(dtype: torch.dtype) -> float:
 def _inspect(what: str, part: Any, *, bounded: bool) -> Inspection:
     leaves, structure = tree.flatten(part, units=(LowRank,))
     largest = 0.0
-    for place, found in enumerate(leaves):
-        leaf = found.dense() if isinstance(found, LowRank) else found
+    for position, stored in enumerate(leaves):
+        leaf = stored.dense() if isinstance(stored, LowRank) else stored
         if not isinstance(leaf, Tensor) or is_ordinary(leaf):
             continue
-        name = f"{what} {tree.names(structure)[place]}"
+        name = f"{what} {tree.names(structure)[position]}"
         if not _finite(leaf):
             return Inspection(f"{name} is not finite", math.inf)
         size = float(leaf.abs().max())

@@ -172,7 +172,7 @@ class LocalPool:
         done = _Done(timer.seconds)
         notes = tuple(outcome.fallbacks)
         with single_threaded():
-            found = {
+            inspections = {
                 client: inspect(update)
                 for client, update in outcome.results.items()
                 if client not in outcome.ordinary
@@ -181,7 +181,7 @@ class LocalPool:
             sent: dict[int, tuple[Any, MessageStats] | str] = {}
             # in reverse order: the uploads that are added first are then still in the cache
             for client in sorted(outcome.results, reverse=True):
-                fault = found[client].fault if client in found else ""
+                fault = inspections[client].fault if client in inspections else ""
                 request, data = prepared[client].request, prepared[client].task.arguments[2]
                 fault = self.program.cause(fault, data, request.key.seed)
                 sent[client] = fault or self._send(outcome.results[client], prepared[client])
@@ -203,7 +203,7 @@ class LocalPool:
                 up=message[1],
                 flops=item.flops,
                 notes=notes,
-                largest=found[client].largest if client in found else 0.0,
+                largest=inspections[client].largest if client in inspections else 0.0,
             )
             notes = ()
             state = update.state

@@ -37,9 +37,9 @@ class PhaseTimer:
         Concurrent jobs accumulate more CPU time than wall time, so only proportions are used.
         """
         now = time.perf_counter()
-        passed, whole = now - self._last, sum(parts.values())
+        passed, total = now - self._last, sum(parts.values())
         for phase, part in parts.items():
-            share = passed * part / whole if whole else passed / len(parts)
+            share = passed * part / total if total else passed / len(parts)
             self.seconds[phase] = self.seconds.get(phase, 0.0) + share
         self._last = now
 

@@ -69,8 +69,8 @@ class RoundRecord:
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON values; scores are at the top level, by model."""
-        found = {name: value for name, value in vars(self).items() if name != "scores"}
-        found |= {
+        fields = {name: value for name, value in vars(self).items() if name != "scores"}
+        fields |= {
             "devices": [dict(device) for device in self.devices],
             "dropped": dict(self.dropped),
             "metrics": dict(self.metrics),
@@ -78,9 +78,9 @@ class RoundRecord:
             "seconds": dict(self.seconds),
         }
         for rare in ("unevaluated", "stopped"):
-            if not found[rare]:
-                del found[rare]
-        return {**found, **self.scores}
+            if not fields[rare]:
+                del fields[rare]
+        return {**fields, **self.scores}
 
     @classmethod
     def from_json(cls, line: Mapping[str, Any]) -> RoundRecord:

@@ -56,8 +56,8 @@ class Run:
 
     def _scores(self) -> str:
         score, summary = self.problem.primary_metric, self.summary()
-        found = [f"{m} {summary[m]['mean']:.3f}" for m in MODELS if summary[m] is not None]
-        return f", {score}: {', '.join(found)}" if found else ""
+        texts = [f"{m} {summary[m]['mean']:.3f}" for m in MODELS if summary[m] is not None]
+        return f", {score}: {', '.join(texts)}" if texts else ""
 
     @property
     def metrics(self) -> list[dict[str, Any]]:

@@ -155,17 +155,17 @@ class RunDir:
     def set_aside(self) -> Path:
         """Move a finished attempt to `attempt-NUMBER`, so that a new one can start here."""
         number = 1
-        while (place := self.path / f"attempt-{number}").exists():
+        while (attempt := self.path / f"attempt-{number}").exists():
             number += 1
-        make_directory(place)
+        make_directory(attempt)
         # config.toml comes last: as long as it is here, the run can be resumed
         for name in (_CHECKPOINT, _METRICS, _CLIENTS, _TARGET, _ENVIRONMENT, _CONFIG):
             if (self.path / name).exists():
-                (self.path / name).rename(place / name)
-        sync_directory(place)
+                (self.path / name).rename(attempt / name)
+        sync_directory(attempt)
         sync_directory(self.path)
         self._mark, self._target = (0, 0), {}
-        return place
+        return attempt
 
     def note_environment(self, round: int) -> str:
         """Append the versions of a resumed run to environment.json if they have changed.
@@ -187,14 +187,14 @@ class RunDir:
         changed = [f"{n} {before[n]} -> {now[n]}" for n in now if before[n] != now[n]]
         return f"resumed with other versions: {', '.join(changed)}; results may differ by rounding"
 
-    def _check_same(self, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-        if found.get("format", 1) != wanted.get("format", 1):
+    def _check_same(self, stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+        if stored.get("format", 1) != wanted.get("format", 1):
             raise CheckpointError(
-                f"{self.path} has run directory format {found.get('format', 1)}, but Parsifl "
+                f"{self.path} has run directory format {stored.get('format', 1)}, but Parsifl "
                 f"{version('parsifl')} writes format {wanted.get('format', 1)}: resume with the "
                 "version in environment.json, or choose a new directory"
             )
-        before, now = _flat(found), _flat(wanted)
+        before, now = _flat(stored), _flat(wanted)
         if before.get(_REPRODUCIBLE) and not now.get(_REPRODUCIBLE):
             raise CheckpointError(
                 f"{self.path} was created by a reproducible run: resume it with --reproducible "
@@ -255,19 +255,19 @@ class RunDir:
             raise self._damaged(f"it has {len(content)} bytes, but the checkpoint needs {mark[0]}")
         else:
             content = content[: mark[0]]
-        found = (len(content), zlib.crc32(content))
-        if mark is not None and found != mark:
+        read_mark = (len(content), zlib.crc32(content))
+        if mark is not None and read_mark != mark:
             raise self._damaged("its checksum does not match the checkpoint")
-        kept = _records(content)
-        if [record.round for record in kept] != list(range(1, round + 1)):
+        complete = _records(content)
+        if [record.round for record in complete] != list(range(1, round + 1)):
             raise self._damaged(
-                f"it has {len(kept)} complete lines, but the checkpoint is of round {round}"
-                if len(kept) != round
+                f"it has {len(complete)} complete lines, but the checkpoint is of round {round}"
+                if len(complete) != round
                 else "rounds are repeated, missing or out of order"
             )
         replace_file(self._metrics, content)
-        self._mark = found
-        return kept
+        self._mark = read_mark
+        return complete
 
     def _damaged(self, reason: str) -> CheckpointError:
         return CheckpointError(
@@ -336,12 +336,12 @@ def _records(content: bytes) -> list[RoundRecord]:
 
 def environment() -> dict[str, str]:
     """Return the versions that a result may depend on."""
-    found = {
+    machine = {
         "python": platform.python_version(),
         "machine": platform.machine(),
     }
     installed = {package: _version(package) for package in _PACKAGES}
-    return {**found, **{name: number for name, number in installed.items() if number is not None}}
+    return {**machine, **{name: number for name, number in installed.items() if number is not None}}
 
 
 @cache
@@ -469,8 +469,8 @@ class RunData:
 
     def evaluated(self, model: str, split: str = "test") -> list[RoundRecord]:
         """Return the rounds in which a model has a finite score on a split."""
-        found = ((r, r.scores.get(model, {}).get(split, {}).get(self.score)) for r in self.records)
-        return [r for r, scores in found if scores is not None and math.isfinite(scores["mean"])]
+        pairs = ((r, r.scores.get(model, {}).get(split, {}).get(self.score)) for r in self.records)
+        return [r for r, scores in pairs if scores is not None and math.isfinite(scores["mean"])]
 
     def selecting_split(self, model: str) -> str | None:
         """Return the split that selects the headline round; None selects the last round."""
@@ -496,13 +496,13 @@ class RunData:
 
 def find_runs(paths: Iterable[Path]) -> list[Path]:
     """Return run directories: each path itself, or all below it, damaged ones included."""
-    found: list[Path] = []
+    run_dirs: list[Path] = []
     for path in paths:
         if (path / "config.toml").exists() or not path.is_dir():
-            found.append(path)
+            run_dirs.append(path)
         else:
-            found.extend(list(_below(path, _DEEPEST)) or [path])
-    return list(dict.fromkeys(found))
+            run_dirs.extend(list(_below(path, _DEEPEST)) or [path])
+    return list(dict.fromkeys(run_dirs))
 
 
 def _below(path: Path, levels: int) -> Iterator[Path]:
@@ -526,17 +526,17 @@ def read_runs(paths: Sequence[Path], left_out: list[str] | None = None) -> list[
     """
     if not paths:
         raise CheckpointError("no run directory was named; give at least one")
-    found: list[RunData] = []
+    runs: list[RunData] = []
     for path in find_runs(paths):
         try:
-            found.append(open_run(path))
+            runs.append(open_run(path))
         except CheckpointError as error:
             if left_out is None or path in paths:
                 raise
             left_out.append(f"left out: {error}")
-    if not found:
+    if not runs:
         raise CheckpointError(f"no run directory can be read:\n  {'; '.join(left_out or ())}")
-    return found
+    return runs
 
 
 def open_run(path: str | Path) -> RunData:
@@ -550,10 +550,10 @@ def open_run(path: str | Path) -> RunData:
     target = _target(path / "target.json", notes)
     if records and target is not None and len(records) < target and not records[-1].stopped:
         notes.append(f"{len(records)} of {target} rounds are finished")
-    found = RunData(path, config, records, clients, clients_round, environment, (), target)
-    if records and found.evaluates and not any(record.scores for record in records):
+    run = RunData(path, config, records, clients, clients_round, environment, (), target)
+    if records and run.evaluates and not any(record.scores for record in records):
         notes.append("no round has been evaluated yet")
-    return replace(found, notes=tuple(notes))
+    return replace(run, notes=tuple(notes))
 
 
 def _target(file: Path, notes: list[str]) -> int | None:
@@ -586,8 +586,8 @@ def _config(path: Path) -> dict[str, Any]:
 
 
 def _table(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = config.get(name, {})
-    return found if isinstance(found, Mapping) else {}
+    table = config.get(name, {})
+    return table if isinstance(table, Mapping) else {}
 
 
 def _read_leniently(file: Path, notes: list[str]) -> tuple[RoundRecord, ...]:
@@ -595,7 +595,7 @@ def _read_leniently(file: Path, notes: list[str]) -> tuple[RoundRecord, ...]:
         lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         lines = []
-    found: dict[int, RoundRecord] = {}
+    by_round: dict[int, RoundRecord] = {}
     damaged: list[int] = []
     for number, line in enumerate(lines, start=1):
         try:
@@ -603,25 +603,25 @@ def _read_leniently(file: Path, notes: list[str]) -> tuple[RoundRecord, ...]:
         except DAMAGED:
             damaged.append(number)
             continue
-        found[record.round] = record
+        by_round[record.round] = record
     if damaged:
         where = ", ".join(map(str, damaged[:5])) + (" ..." if len(damaged) > 5 else "")
         plural = "s" if len(damaged) > 1 else ""
         notes.append(f"metrics.jsonl: damaged line{plural} {where} left out")
-    if not found:
+    if not by_round:
         notes.append("no round has been finished yet")
-    return tuple(found[number] for number in sorted(found))
+    return tuple(by_round[number] for number in sorted(by_round))
 
 
 def _clients(file: Path, notes: list[str]) -> tuple[int | None, dict[tuple[str, str], ScoreTable]]:
-    found = _json(file, notes)
+    content = _json(file, notes)
     try:
         scores = {
             (model, split): _client_scores(values)
             for model in MODELS
-            for split, values in found.get(model, {}).items()
+            for split, values in content.get(model, {}).items()
         }
-        return (int(found["round"]) if scores else None), scores
+        return (int(content["round"]) if scores else None), scores
     except DAMAGED:
         notes.append(f"{file.name} is damaged and left out")
         return None, {}
@@ -642,12 +642,12 @@ def _client_scores(values: Mapping[str, Any]) -> ScoreTable:
 
 def _json(file: Path, notes: list[str]) -> dict[str, Any]:
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except (OSError, *DAMAGED):
-        found = None
-    if not isinstance(found, dict):
+        content = None
+    if not isinstance(content, dict):
         notes.append(f"{file.name} is damaged and left out")
         return {}
-    return found
+    return content

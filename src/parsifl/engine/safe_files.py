@@ -81,10 +81,10 @@ def reject_links(*paths: Path) -> None:
 
 def reject_foreign(folder: Path, names: Iterable[str], mark: str) -> None:
     """Raise CheckpointError if a directory has files with our names but not our `mark`."""
-    found = [name for name in names if (folder / name).exists()]
-    if found:
+    existing = [name for name in names if (folder / name).exists()]
+    if existing:
         raise CheckpointError(
-            f"{folder} holds {', '.join(found)} but no {mark} of Parsifl; the files may not "
+            f"{folder} holds {', '.join(existing)} but no {mark} of Parsifl; the files may not "
             "belong to a run and are left alone: move them, or choose another directory"
         )
 
@@ -166,13 +166,13 @@ def is_temporary(path: Path) -> bool:
     return bool(_TEMPORARY.fullmatch(path.name)) and path.is_file() and not path.is_symlink()
 
 
-def remove_directory(place: Path, names: Iterable[str]) -> None:
+def remove_directory(folder: Path, names: Iterable[str]) -> None:
     """Delete a directory if it contains only regular files with these names."""
-    if place.is_symlink() or not place.is_dir():
+    if folder.is_symlink() or not folder.is_dir():
         return
-    found, known = list(place.iterdir()), set(names)
-    if all(path.name in known and path.is_file() and not path.is_symlink() for path in found):
-        for path in found:
+    children, known = list(folder.iterdir()), set(names)
+    if all(path.name in known and path.is_file() and not path.is_symlink() for path in children):
+        for path in children:
             path.unlink()
         with contextlib.suppress(OSError):
-            place.rmdir()
+            folder.rmdir()

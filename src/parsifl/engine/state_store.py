@@ -188,8 +188,8 @@ class SegmentStore(Mapping[int, Any]):
         """Return the files whose names have our form, with their numbers."""
         if not self.folder.is_dir():
             return []
-        found = ((path, _NAME.fullmatch(path.name)) for path in self.folder.iterdir())
-        return [(path, int(match[1])) for path, match in found if match]
+        matches = ((path, _NAME.fullmatch(path.name)) for path in self.folder.iterdir())
+        return [(path, int(match[1])) for path, match in matches if match]
 
 
 def checksum(*contents: Path | bytes) -> str:

@@ -110,7 +110,9 @@ class GridResult:
         if split == "validation":
             known = [scores[model] for scores in self.validation if model in scores]
         else:
-            known = [found["mean"] for each in self.summaries if (found := each[model]) is not None]
+            known = [
+                summary["mean"] for each in self.summaries if (summary := each[model]) is not None
+            ]
         if not known or len(known) < len(self.summaries):
             return None
         return math.fsum(known) / len(known)
@@ -165,16 +167,16 @@ def sweep(
     ]
     with locked(folder):
         finished = dict(run_jobs(jobs, processes))
-    found: dict[str, GridResult] = {}
+    outcomes: dict[str, GridResult] = {}
     for number, (point, _) in enumerate(planned):
         summary, validation = finished[number]
-        before = found.get(point.label, GridResult(point, ()))
-        found[point.label] = replace(
+        before = outcomes.get(point.label, GridResult(point, ()))
+        outcomes[point.label] = replace(
             before,
             summaries=(*before.summaries, summary),
             validation=(*before.validation, validation),
         )
-    return list(found.values())
+    return list(outcomes.values())
 
 
 def _headline(
@@ -197,8 +199,8 @@ def _validation(run: Run) -> dict[str, float]:
 
 def chosen_by(outcomes: Sequence[GridResult], model: str) -> Split:
     """Return which rows select the best: test rows only if there are no validation rows."""
-    whole = all(outcome.mean(model, "validation") is not None for outcome in outcomes)
-    return "validation" if whole else "test"
+    is_complete = all(outcome.mean(model, "validation") is not None for outcome in outcomes)
+    return "validation" if is_complete else "test"
 
 
 def best(outcomes: Sequence[GridResult], model: str, maximize: bool) -> GridResult:

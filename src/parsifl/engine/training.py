@@ -163,30 +163,30 @@ class Training:
             return state
         self.run_dir.open(self.configuration, resume=resume)
         directory = self.run_dir.checkpoints
-        found = checkpoint.load(directory, self.algorithm.tree_types(), self.pool.restore)
-        if found is not None and found.round > rounds:
+        loaded = checkpoint.load(directory, self.algorithm.tree_types(), self.pool.restore)
+        if loaded is not None and loaded.round > rounds:
             raise ConfigError(
-                f"{self.run_dir.path} already has {found.round} rounds, more than the {rounds} "
-                f"requested; request {found.round} or more, or choose another directory"
+                f"{self.run_dir.path} already has {loaded.round} rounds, more than the {rounds} "
+                f"requested; request {loaded.round} or more, or choose another directory"
             )
-        if found is None and (lost := len(read_records(self.run_dir.path))):
+        if loaded is None and (lost := len(read_records(self.run_dir.path))):
             which = "round 1 is" if lost == 1 else f"rounds 1 to {lost} are"
             warnings.warn(
                 f"the run in {self.run_dir.path} was stopped before its first checkpoint: {which} "
                 "repeated",
                 stacklevel=2,
             )
-        complete = 0 if found is None else found.round - (found.pending is not None)
-        state.records = self.run_dir.truncate(complete, None if found is None else found.metrics)
+        complete = 0 if loaded is None else loaded.round - (loaded.pending is not None)
+        state.records = self.run_dir.truncate(complete, None if loaded is None else loaded.metrics)
         self.run_dir.set_target(rounds)
-        resumed = found is not None and complete < rounds
+        resumed = loaded is not None and complete < rounds
         if resumed and (note := self.run_dir.note_environment(complete)):
             warnings.warn(f"{self.run_dir.path}: {note}", stacklevel=2)
             state.note = note
-        if found is not None:
-            state.server = found.server
-            if found.pending is not None:
-                state.records.append(found.pending)
+        if loaded is not None:
+            state.server = loaded.server
+            if loaded.pending is not None:
+                state.records.append(loaded.pending)
                 state.pending = True
         return state
 
@@ -356,8 +356,8 @@ class Training:
 
     @cached_property
     def _eligible(self) -> Sequence[int]:
-        found = sampling.eligible_clients(len(self.pool.clients), self._evaluation, self._key)
-        return self._present(found)
+        eligible = sampling.eligible_clients(len(self.pool.clients), self._evaluation, self._key)
+        return self._present(eligible)
 
     def _present(self, clients: Sequence[int]) -> Sequence[int]:
         if not self.left_out:  # there may be a million clients
@@ -418,32 +418,32 @@ class Training:
     def _evaluated(self, server: Any, round: int) -> list[ClientScores]:
         return list(self.pool.evaluate(self._evaluation_requests(server, round), server))
 
-    def _scored(self, record: RoundRecord, found: Sequence[ClientScores]) -> RoundRecord:
+    def _scored(self, record: RoundRecord, client_scores: Sequence[ClientScores]) -> RoundRecord:
         summaries: dict[str, Any] = {}
         detail: dict[str, Any] = {"round": record.round}
         for model in MODELS:
             for split in SPLITS:
-                scores = _columns(found, model, split)
+                scores = _columns(client_scores, model, split)
                 if scores is not None:
                     summary = scores.summary(self._evaluation, self.problem)
                     summaries.setdefault(model, {})[split] = summary
                     detail.setdefault(model, {})[split] = scores.to_json()
         if self.run_dir is not None:
             self.run_dir.write_clients(detail)
-        notes = tuple(dict.fromkeys(note for scores in found for note in scores.notes))
+        notes = tuple(dict.fromkeys(note for scores in client_scores for note in scores.notes))
         return replace(
             record,
             scores=summaries,
             notes=(*record.notes, *notes),
-            unevaluated={s.client.id: s.reason for s in found if s.reason},
+            unevaluated={s.client.id: s.reason for s in client_scores if s.reason},
         )
 
 
-def _columns(found: Sequence[ClientScores], model: str, split: str) -> Scores | None:
+def _columns(client_scores: Sequence[ClientScores], model: str, split: str) -> Scores | None:
     """Return one column per metric over the clients that have rows in this split."""
     rows = [
         (scores.client.id, scores.samples[split], scores.values[model][split])
-        for scores in found
+        for scores in client_scores
         if split in scores.values.get(model, {})
     ]
     if not rows:
@@ -458,16 +458,16 @@ def _columns(found: Sequence[ClientScores], model: str, split: str) -> Scores | 
 
 def _overflow(tally: RoundTally, key: Key) -> ParsiflError:
     largest, client = tally.largest
-    kept = "checkpoints of earlier rounds are intact"
+    intact = "checkpoints of earlier rounds are intact"
     if largest and math.isfinite(largest):
         return ClientError(
             "aggregation",
             client,
             key.round + 1,
             "the aggregated state is not finite, and the upload of this client has the largest "
-            f"value, {largest:.3g}; {kept}: correct or exclude the client and resume",
+            f"value, {largest:.3g}; {intact}: correct or exclude the client and resume",
         )
     return ParsiflError(
         f"round {key.round + 1}: the aggregated state is not finite, and no upload stands out; "
-        f"{kept}: use smaller step sizes at the server"
+        f"{intact}: use smaller step sizes at the server"
     )

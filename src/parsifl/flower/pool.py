@@ -358,7 +358,7 @@ def _metric_names(problem: Problem, schema: DataSchema) -> frozenset[str]:
     example = schema.example()
     rows = Rows(schema.zeros(), example.y, torch.ones(1, dtype=torch.float64))
     try:
-        own = problem.metrics(problem.init(Key(0)), rows)
+        names = problem.metrics(problem.init(Key(0)), rows)
     except Exception:  # a problem with its own kind of rows
         return frozenset()
-    return frozenset([*own, *(metric.name for metric in extra_metrics(problem))])
+    return frozenset([*names, *(metric.name for metric in extra_metrics(problem))])

@@ -146,14 +146,14 @@ def read(values: Mapping[str, Any]) -> DeploymentSettings:
     """
     tree: dict[str, Any] = {}
     for name, value in values.items():
-        place = tree
+        table_values = tree
         *tables, last = name.split(".")
         for table in tables:
-            place = place.setdefault(table, {})
-        place[last] = value
+            table_values = table_values.setdefault(table, {})
+        table_values[last] = value
     deployment = config.build(Deployment, tree.pop(_TABLE, {}))
-    given = tree.get("settings", {})
-    tree["settings"] = {name: None if value == NONE else value for name, value in given.items()}
+    settings = tree.get("settings", {})
+    tree["settings"] = {name: None if value == NONE else value for name, value in settings.items()}
     experiment = Experiment.read(tree)
     if experiment.clients is None:
         raise ConfigError("clients is not set; set it to the number of clients of the federation")
@@ -162,16 +162,16 @@ def read(values: Mapping[str, Any]) -> DeploymentSettings:
 
 def to_config(experiment: Experiment, deployment: Deployment) -> dict[str, Any]:
     """Return the tables for [tool.flwr.app.config] without values that are None."""
-    found: dict[str, Any] = {}
+    described: dict[str, Any] = {}
     for item in fields(experiment):
         value = getattr(experiment, item.name)
         if item.name in ("evaluation", "network"):
             value = config.to_json(value)
         if item.name == "settings":  # None is a choice here, not an omission
             value = {name: NONE if chosen is None else chosen for name, chosen in value.items()}
-        found[item.name] = value
-    found[_TABLE] = config.to_json(deployment)
-    plain: dict[str, Any] = _without_none(found)
+        described[item.name] = value
+    described[_TABLE] = config.to_json(deployment)
+    plain: dict[str, Any] = _without_none(described)
     return plain
 
 

@@ -51,17 +51,17 @@ def status(
         raise typer.Exit(1)
 
 
-def _lines(found: dict[str, Any]) -> list[str]:
-    now, exchange = time.time(), found["exchange"]
-    heard = f"{now - found['updated']:,.0f} s ago"
-    if found["alive"] or found["state"] in (*_ENDED, "failed"):
-        state = f"{found['state']}, round {found['round']} of {found['rounds']}, updated {heard}"
+def _lines(status: dict[str, Any]) -> list[str]:
+    now, exchange = time.time(), status["exchange"]
+    heard = f"{now - status['updated']:,.0f} s ago"
+    if status["alive"] or status["state"] in (*_ENDED, "failed"):
+        state = f"{status['state']}, round {status['round']} of {status['rounds']}, updated {heard}"
     else:
-        state = f"ended, last heard {heard}, round {found['round']} of {found['rounds']}"
+        state = f"ended, last heard {heard}, round {status['round']} of {status['rounds']}"
     lines = [
-        f"{found['algorithm']}: {state}",
-        f"{found['bytes_up']:,} bytes up, {found['bytes_down']:,} down, "
-        f"results dropped: {found['dropped']}",
+        f"{status['algorithm']}: {state}",
+        f"{status['bytes_up']:,} bytes up, {status['bytes_down']:,} down, "
+        f"results dropped: {status['dropped']}",
     ]
     waiting: list[int] = []
     if exchange:
@@ -70,7 +70,7 @@ def _lines(found: dict[str, Any]) -> list[str]:
             f"{exchange['kind']}: {len(waiting)} of {exchange['asked']} replies are missing after "
             f"{now - exchange['since']:,.0f} s"
         )
-    for client in found["clients"]:
+    for client in status["clients"]:
         since = client["last_reply"]
         heard = "never replied"
         if since is not None:
@@ -81,10 +81,10 @@ def _lines(found: dict[str, Any]) -> list[str]:
         lines.append(
             f"  client {client['client']} (node {client['node']}): {here}, {heard}{late}{problem}"
         )
-    server = found["server"]
+    server = status["server"]
     lines.append(f"server: {server['free'] >> 20:,} MiB free{_expiry(server)}")
-    if found["last_error"]:
-        lines.append(f"last error: {found['last_error']}")
+    if status["last_error"]:
+        lines.append(f"last error: {status['last_error']}")
     return lines
 
 
