@@ -359,14 +359,12 @@ def compose(
     aggregation: str | None = None,
     server_optimizer: str | None = None,
 ) -> AnyAlgorithm:
-    """Return an algorithm with the changes that a run describes; without any, the algorithm.
+    """Return an algorithm with the changes that a run describes.
 
     >>> from parsifl.algorithms.fedavg import FedAvg
     >>> compose(FedAvg(), server_optimizer="adam:lr=0.05").server_optimizer.lr
     0.05
     """
-    if uploads is None and aggregation is None and server_optimizer is None:
-        return algorithm
     return Composed(
         algorithm,
         () if uploads is None else upload_transforms(uploads),

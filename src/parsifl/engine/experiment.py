@@ -12,7 +12,6 @@ from typing import Any, Protocol, final
 import torch
 
 from parsifl import data
-from parsifl.algorithms.composed import compose
 from parsifl.core import config, registry
 from parsifl.core.algorithm import AnyAlgorithm
 from parsifl.core.errors import ConfigError, DataError, unknown
@@ -63,7 +62,7 @@ class Experiment(ExperimentSettings):
 
     def build_algorithm(self) -> AnyAlgorithm:
         """Return the configured algorithm with the changes that the run describes."""
-        return compose(registry.get(self.algorithm, **self.settings), **self.changes())
+        return self.compose(registry.get(self.algorithm, **self.settings))
 
     def load(self, data_dir: str | Path | None = None) -> ClientData:
         """Return the data of the clients."""

@@ -17,7 +17,7 @@ import textwrap
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal, TypedDict, TypeVar, final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypedDict, TypeVar, final
 
 from annotated_types import Ge, Le
 
@@ -34,6 +34,9 @@ from parsifl.core.config import (
     Size,
 )
 from parsifl.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from parsifl.core.algorithm import AnyAlgorithm
 
 F = TypeVar("F", bound=Callable[..., Any])
 Select = Literal["last", "best-validation", "best-test"]
@@ -255,6 +258,14 @@ class RunSettings:
             "aggregation": self.aggregation,
             "server_optimizer": self.server_optimizer,
         }
+
+    def compose(self, algorithm: AnyAlgorithm) -> AnyAlgorithm:
+        """Return an algorithm with the changes that the run describes."""
+        if all(text is None for text in self.changes().values()):
+            return algorithm  # a node imports its algorithm and nothing else
+        from parsifl.algorithms.composed import compose
+
+        return compose(algorithm, **self.changes())
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that change the results of every run, as JSON values."""

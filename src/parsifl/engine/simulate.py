@@ -12,7 +12,6 @@ from torch import Tensor
 
 from parsifl import startup
 from parsifl.algorithms._bases.local_buffers import with_buffer_policy
-from parsifl.algorithms.composed import compose
 from parsifl.core import config
 from parsifl.core.algorithm import AnyAlgorithm
 from parsifl.core.errors import ConfigError, DivergenceWarning, DroppedClientWarning
@@ -105,7 +104,7 @@ def simulate(  # noqa: PLR0913 - all arguments but four have a default
     checks.check_arguments(callbacks, run_dir)
     config.check_names(RunSettings, settings)
     chosen = RunSettings(rounds=rounds, **settings)
-    algorithm = compose(algorithm, **chosen.changes())
+    algorithm = chosen.compose(algorithm)
     problem = with_metrics(problem, metrics)
     size = checks.check_learnable(problem)
     share = 0.25 if test is None else test
