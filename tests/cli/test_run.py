@@ -296,3 +296,12 @@ def test_reproduce_explains_how_to_install_it_whatever_is_asked(
     result = CliRunner().invoke(group, ["reproduce", *words])
     assert result.exit_code == 2
     assert "`pip install ./reproduction`" in result.stderr
+
+
+def test_the_former_option_for_profiles_names_the_new_one() -> None:
+    result = CliRunner().invoke(app, ["run", "fedavg", "--devices", "budget=0.5"])
+    assert result.exit_code == 2
+    assert "--devices was renamed to --profiles" in result.output
+    other = CliRunner().invoke(app, ["run", "fedavg", "--batch", "3"])  # a setting, not an option
+    assert other.exit_code == 2
+    assert "No such option" in other.output
