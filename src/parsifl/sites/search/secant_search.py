@@ -35,10 +35,10 @@ _WORTH = 0.01
 """The decrease of the loss, a log-likelihood, that an exchange must predict."""
 _FARTHEST = 3.0
 """The longest step, in standard deviations of the predictor."""
-_FAILURES = 5
-"""Consecutive failed trials before a point counts as the minimum."""
+_FAILURES = 4
+"""Consecutive trials without progress before a point counts as the minimum."""
 _TERMS = 10.0
-"""The largest loss of a row, relative to the mean loss: the noise of the loss depends on it."""
+"""The largest loss of a row, relative to the mean loss (at least .5), for the noise of the loss."""
 _TINY = 1e-300
 
 
@@ -62,11 +62,13 @@ def advance(search: Search, sums: Sums, rules: Rules) -> Search:
     change = sums.gradient - search.gradient - rules.ridge * sums.rows * step
     curvature = _updated(search, step, change)
     fall = search.loss - sums.loss
-    if abs(fall) < rules.noise * _TERMS * abs(sums.loss) / sums.rows:
+    if abs(fall) < rules.noise * _TERMS * max(abs(sums.loss) / sums.rows, 0.5):
         fall = -float((search.gradient + sums.gradient) @ step) / 2  # more precise if short
     least = _WORTH if search.phase == Phase.EXCHANGE else 0.0
     if fall > least:
-        return _propose(replace(_accepted(search, sums), curvature=curvature, tries=0), rules)
+        failures = search.failures + 1 if fall < _CLOSE else 0  # noise can seem to be progress
+        accepted = replace(_accepted(search, sums), curvature=curvature, tries=0)
+        return _propose(replace(accepted, failures=failures), rules)
     return _propose(replace(search, curvature=curvature, failures=search.failures + 1), rules)
 
 
