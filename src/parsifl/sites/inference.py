@@ -220,7 +220,8 @@ def information_criteria(fit: ExactFit, family: str, gamma: float = 1.0) -> dict
     """Return the log-likelihood and the information criteria.
 
     EBIC is that of Chen and Chen (2008), GIC the one that abess uses: log log n log p for each
-    coefficient.
+    selected coefficient. A factor counts with all its coefficients; only the number of possible
+    choices in EBIC is that of terms.
     """
     n, loss = observations(fit), float(fit.losses.sum())
     scale = information_scale(fit, family)
@@ -228,19 +229,22 @@ def information_criteria(fit: ExactFit, family: str, gamma: float = 1.0) -> dict
     if family == "gaussian":
         likelihood = _gaussian(n, scale * loss) + fit.log_weights / 2
     free = fit.rules.labels >= 0
-    chosen = len(np.unique(fit.rules.labels[fit.search.support & free]))
-    return _criteria(fit, likelihood, degrees_of_freedom(fit, family), chosen, gamma)
+    selected = fit.rules.labels[fit.search.support & free]
+    count, terms = degrees_of_freedom(fit, family), len(np.unique(selected))
+    return _criteria(fit, likelihood, count, terms, len(selected), gamma)
 
 
 def path_criteria(fit: ExactFit, path: SubsetPath) -> list[dict[str, float]]:
     """Return the same for every number of terms of a linear regression without a ridge."""
     n, extra = float(fit.rows.sum()), degrees_of_freedom(fit, "gaussian") - len(fit.columns)
-    return [
-        _criteria(fit, _gaussian(n, loss), int(np.count_nonzero(slopes)) + extra, number, 1.0)
-        for number, slopes, loss in zip(
-            path.numbers.tolist(), path.coefficients, path.losses.tolist(), strict=True
-        )
-    ]
+    free, found = fit.rules.labels >= 0, []
+    for number, slopes, loss in zip(
+        path.numbers.tolist(), path.coefficients, path.losses.tolist(), strict=True
+    ):
+        count, selected = int(np.count_nonzero(slopes)), int(np.count_nonzero(slopes[free]))
+        likelihood = _gaussian(n, loss)
+        found.append(_criteria(fit, likelihood, count + extra, number, selected, 1.0))
+    return found
 
 
 def _gaussian(n: float, loss: float) -> float:
@@ -248,10 +252,10 @@ def _gaussian(n: float, loss: float) -> float:
 
 
 def _criteria(
-    fit: ExactFit, likelihood: float, count: int, chosen: int, gamma: float
+    fit: ExactFit, likelihood: float, count: int, terms: int, selected: int, gamma: float
 ) -> dict[str, float]:
     n, units = observations(fit), max(int(fit.rules.labels.max(initial=-1)) + 1, 0)
-    ways = math.lgamma(units + 1) - math.lgamma(chosen + 1) - math.lgamma(units - chosen + 1)
+    ways = math.lgamma(units + 1) - math.lgamma(terms + 1) - math.lgamma(units - terms + 1)
     bic = -2 * likelihood + count * math.log(n)
     return {
         "log_likelihood": likelihood,
@@ -259,7 +263,7 @@ def _criteria(
         "bic": bic,
         "ebic": bic + 2 * gamma * ways,
         "gic": -2 * likelihood
-        + chosen * math.log(max(units, 2)) * math.log(max(math.log(n), math.e)),
+        + selected * math.log(max(units, 2)) * math.log(max(math.log(n), math.e)),
     }
 
 
@@ -318,7 +322,7 @@ def split_inference(  # noqa: PLR0913 - every argument but three has a default
     for number in range(splits):
         key = Key(seed, round=number, purpose="split")
         first = _half(groups, len(target), fraction, key)
-        chosen = _fitted(clone(estimator), data, target, groups, extra, first)
+        chosen = _fitted(_interim(estimator), data, target, groups, extra, first)
         keep = chosen.selected()
         if not keep and splits == 1:
             raise ValueError("no column was selected: there is nothing to estimate")
@@ -432,7 +436,7 @@ def post_double_selection(
     rest = data[others] if is_table(data) else data[:, others]
     keep = {exposure}
     for aim in (target, treated):
-        model = _fitted(clone(estimator), rest, aim, groups, extra, every)
+        model = _fitted(_interim(estimator), rest, aim, groups, extra, every)
         found = model.selected()
         keep |= set(found if is_table(data) else (others[place] for place in found))
     fixed = _fixed(estimator, [name for name in columns if name in keep])
@@ -446,6 +450,13 @@ def post_double_selection(
 def _extra(**arrays: Any) -> dict[str, Any]:
     """Return the arrays of `fit` that were given."""
     return {name: np.asarray(values) for name, values in arrays.items() if values is not None}
+
+
+def _interim(estimator: Any) -> Any:
+    """Return a clone whose fit only selects."""
+    model = clone(estimator)
+    model._interim = True
+    return model
 
 
 def _fitted(
@@ -554,7 +565,7 @@ def stability_selection(  # noqa: PLR0913 - every argument but four has a defaul
     for number in range(subsamples):
         rows = np.zeros(len(y), np.bool_)
         rows[_subsample(owner, by, Key(seed, round=number, purpose="stability"))] = True
-        chosen = _fitted(clone(estimator), X, y, owner, extra, rows).selected()
+        chosen = _fitted(_interim(estimator), X, y, owner, extra, rows).selected()
         frequency[[names.index(str(column)) for column in chosen]] += 1
         count += len(chosen)
     frequency /= subsamples

@@ -10,6 +10,7 @@ from scipy import stats
 from parsifl.core.errors import ConfigError, unknown
 from parsifl.sites.estimators.exact import ExactFit
 from parsifl.sites.estimators.moments import Array
+from parsifl.sites.search.best_subset import quadratic_model
 
 Errors = Literal["auto", "model", "robust", "HC0", "dispersion", "cluster"]
 _DEPENDENT, _DUST = 1e-12, 1e-6
@@ -50,6 +51,26 @@ def degrees_of_freedom(fit: ExactFit, family: str) -> int:
     elif fit.centred == "global":
         extra = 1
     return len(fit.columns) + (extra if family != "cox" else 0)
+
+
+def removals(fit: ExactFit, family: str) -> list[tuple[int, int, float]]:
+    """Return label, number of coefficients, and rise of the deviance without it, of each term.
+
+    The rise follows from the quadratic model at the solution; of a linear regression it is in
+    units of the residual variance.
+    """
+    selected = np.unique(fit.rules.labels[fit.search.support & (fit.rules.labels >= 0)])
+    if not len(selected) or not np.isin(fit.columns, fit.search.known).all():
+        return []
+    model, names = quadratic_model(fit.search, fit.rules)
+    here = tuple(np.searchsorted(names, selected).tolist())
+    costs = model.costs(model.fit(here), here)
+    sizes = [int((fit.rules.labels == label).sum()) for label in selected]
+    noise = dispersion(fit, family)
+    return [
+        (int(label), size, float(2 * cost / noise))
+        for label, size, cost in zip(selected, sizes, costs, strict=True)
+    ]
 
 
 def undetermined(fit: ExactFit) -> Array:

@@ -32,7 +32,7 @@ from parsifl.sites.inference import (
 from parsifl.sites.search.certificate import Certificate
 from parsifl.sites.search.fedbestsubset import FedBestSubset
 from parsifl.sites.search.subset_state import Phase
-from parsifl.sites.standard_errors import Errors, dependence, undetermined
+from parsifl.sites.standard_errors import Errors, dependence, removals, undetermined
 from parsifl.sites.summary import Inference
 
 SOLVERS = ("auto", "exact", *PAPERS)
@@ -50,8 +50,9 @@ class FederatedSparse(PublishedSolvers):
 
     _papers = True
     """Whether the solvers of the papers support this model."""
-    _describes_sites = True
-    """Whether sites also fit the columns of the model themselves, for `summary()`."""
+    _interim = False
+    """Whether the fit only selects, for another fit: it has no site estimates, and some warnings
+    about the selection are left to the user's own fits."""
 
     _tuned = False
     """Whether cross-validation over the same rows chose the number of terms."""
@@ -181,7 +182,7 @@ class FederatedSparse(PublishedSolvers):
         fit = replace(fit, nodes=self._setting("certificate_nodes", None))
         if self.certificate_rounds and not fit.one_shot:
             fit = certified(fit, algorithm, problem, sites, int(self.certificate_rounds))
-        if self._describes_sites and self._setting("dictionary", None) is None:
+        if not self._interim and self._setting("dictionary", None) is None:
             kind = self._intercept_kind()
             found = site_fits(problem, sites.rows, fit.search.coefficients, fit.columns, kind)
             fit, self.summary_bytes_ = replace(fit, by_site=found), found.bytes_up
@@ -204,6 +205,7 @@ class FederatedSparse(PublishedSolvers):
             )
         else:
             self._say_if_dependent(fit)
+            self._say_if_factors_gain_little(fit)
         return np.array(fit.search.coefficients)
 
     def _intercept_kind(self) -> Intercept:
@@ -279,6 +281,33 @@ class FederatedSparse(PublishedSolvers):
                 ParsiflWarning,
                 stacklevel=6,
             )
+
+    def _say_if_factors_gain_little(self, fit: ExactFit) -> None:
+        """Warn about selected factors that noise with as many coefficients would match."""
+        if self._interim or not was_selected(fit):
+            return
+        for label, size, drop in removals(fit, self._family()):
+            asked = size * np.log(fit.rows.sum())
+            if size > 1 and drop < asked:
+                name = self._term(fit, label)
+                warnings.warn(
+                    f"the selected term {name} has {size} coefficients and lowers the deviance by "
+                    f"{drop:.3g}, where BIC asks for {asked:.3g}: n_nonzero_coefs counts terms, so "
+                    "a factor with many levels can replace a better column. Merge levels, leave "
+                    f"{name} out, or compare information_criteria()",
+                    ParsiflWarning,
+                    stacklevel=6,
+                )
+
+    def _term(self, fit: ExactFit, label: int) -> str:
+        """Return the name of a term: the column of a table, or the columns of a group."""
+        columns = np.flatnonzero(fit.rules.labels == label)
+        if self.preprocessing_ is not None:
+            names = self.preprocessing_.columns
+            units = dict.fromkeys(self.preprocessing_.units[place] for place in columns)
+            return " + ".join(repr(names[unit].name) for unit in units)
+        names_of = self._names()
+        return f"{names_of[columns[0]]} .. {names_of[columns[-1]]}"
 
     # ------------------------------------------------------------------ what can be said
     def _fitted_exactly(self, what: str) -> ExactFit:

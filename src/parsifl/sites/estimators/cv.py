@@ -152,7 +152,7 @@ class FederatedSparseCV(FederatedSparse):
         self.error_path_ = found
         held = np.array([float(weight[rows].sum()) for _, rows in folds])
         self.n_nonzero_coefs_ = self._chosen(held)
-        best = self._fitted(self.n_nonzero_coefs_, X, y, groups, extra, describes=True)
+        best = self._fitted(self.n_nonzero_coefs_, X, y, groups, extra, interim=False)
         best._tuned = len(self.path_) > 1
         self.best_estimator_ = best
         self._folds_used = len(folds)
@@ -238,7 +238,7 @@ class FederatedSparseCV(FederatedSparse):
         inside = None if sites is None else sites[train]
         part = _safe_indexing(x, train)
         more = {name: values[train] for name, values in extra.items()}
-        model = self._fitted(number, part, y[train], inside, more, describes=False)
+        model = self._fitted(number, part, y[train], inside, more, interim=True)
         rows = HeldOut(
             _safe_indexing(x, held),
             y[held],
@@ -249,11 +249,11 @@ class FederatedSparseCV(FederatedSparse):
         return error(model, rows)
 
     def _fitted(
-        self, number: int, x: Any, y: Any, groups: Any, extra: Extra, *, describes: bool
+        self, number: int, x: Any, y: Any, groups: Any, extra: Extra, *, interim: bool
     ) -> Any:
         model = clone(self._base()).set_params(n_nonzero_coefs=number)
-        if not describes:
-            model._describes_sites = False
+        if interim:
+            model._interim = True
         model.fit(x, y, groups=groups, **extra)
         self.bytes_up_ += model.bytes_up_
         self.bytes_down_ += model.bytes_down_

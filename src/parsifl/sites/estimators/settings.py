@@ -15,7 +15,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 
 from parsifl import wire
 from parsifl.core.batching import Rows
-from parsifl.core.errors import ConfigError, unknown
+from parsifl.core.errors import ConfigError, ParsiflWarning, unknown
 from parsifl.data.table_encoding import Preprocessing, is_words, observed
 from parsifl.data.tables import Columns, as_columns, is_table
 from parsifl.linear.design import as_design
@@ -24,6 +24,8 @@ from parsifl.linear.sparsity.dictionary import RandomDictionary
 from parsifl.sites.estimators.moments import Array, Indices, Moments, centred, scaled
 from parsifl.sites.estimators.preprocessor import agreed, owners
 
+_FEW_LEVELS = 10
+"""How many levels a factor may have however few rows there are."""
 WEIGHT_TYPES = ("sampling", "frequency", "precision")
 
 
@@ -117,7 +119,7 @@ class EstimatorSettings(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         weight = self._weights(sample_weight, np.empty((rows, 1)))
         parts = [kept for part in parts if len(kept := part[weight[part] > 0])]
         sites = [f"site {names[owner[part[0]]]}" for part in parts]
-        _say_if_mostly_numbers(columns)
+        _say_if_odd_words(columns)
         found, self._agreement_bytes = agreed(columns, parts, sites)
         X, y = validate_data(self, found.design(columns), y, dtype=np.float64, **checks)
         self.preprocessing_ = found
@@ -394,18 +396,26 @@ def _is_missing(value: Any) -> bool:
     return isinstance(value, float) and value != value
 
 
-def _say_if_mostly_numbers(columns: Columns) -> None:
-    """Warn about text columns that are mostly numbers, with codes such as "<0.3"."""
+def _say_if_odd_words(columns: Columns) -> None:
+    """Warn about text columns that are mostly numbers, or look like names of rows."""
     for name, values in columns.items():
         if not is_words(values):
             continue
-        levels = [str(level) for level in np.unique(values[observed(values)])]
+        levels, rows = [str(level) for level in np.unique(values[observed(values)])], len(values)
         others = [level for level in levels if not _is_number(level)]
         if others and len(levels) >= 10 * len(others):
             warnings.warn(
                 f"column {name!r} is treated as words because of values such as {others[0]!r}, but "
                 "most of its values are numbers: replace such codes by numbers or by NaN",
                 UserWarning,
+                stacklevel=5,
+            )
+        elif len(levels) > max(_FEW_LEVELS, rows**0.5):
+            warnings.warn(
+                f"column {name!r} has {len(levels)} levels in {rows} rows and looks like an "
+                "identifier: as one term it takes a coefficient for each level. Remove it, or "
+                "merge levels",
+                ParsiflWarning,
                 stacklevel=5,
             )
 
