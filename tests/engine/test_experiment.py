@@ -33,7 +33,7 @@ def test_values_from_a_file_become_an_experiment() -> None:
     [
         ({"rounds": 3}, "no algorithm given"),
         ({"algorithm": "fedavg", "round": 3}, "did you mean 'rounds'"),
-        ({"algorithm": "fedavg", "rounds": "many"}, "Experiment.rounds"),
+        ({"algorithm": "fedavg", "rounds": "many"}, "^rounds = "),
         ({"algorithm": "fedavg", "evaluation": {"selct": "last"}}, "did you mean 'select'"),
     ],
 )

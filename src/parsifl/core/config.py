@@ -100,12 +100,10 @@ def check(settings: Any) -> None:
     Numbers of NumPy are replaced by those of Python.
     """
     kind: Any = type(settings)
-    # the settings of a run are arguments: users do not know the class that holds them
-    prefix = "" if getattr(kind, "are_arguments", False) else f"{kind.__name__}."
     for name, adapter in _adapters(kind).items():
         raw = getattr(settings, name)
         value = _plain(raw)
-        _validated(f"{prefix}{name}", adapter, value, strict=True)
+        _validated(_label(kind, name), adapter, value, strict=True)
         if value is not raw:
             object.__setattr__(settings, name, value)  # the instance may be frozen
 
@@ -130,10 +128,15 @@ def build(kind: Callable[..., T], values: Mapping[str, Any]) -> T:
     adapters = _adapters(hashable)
     _check_names(hashable.__name__, values, adapters)
     validated = {
-        name: _validated(f"{hashable.__name__}.{name}", adapters[name], _plain(value), strict=False)
+        name: _validated(_label(kind, name), adapters[name], _plain(value), strict=False)
         for name, value in values.items()
     }
     return kind(**validated)
+
+
+def _label(kind: Any, name: str) -> str:
+    # the settings of a run are arguments: users do not know the class that holds them
+    return name if getattr(kind, "are_arguments", False) else f"{kind.__name__}.{name}"
 
 
 def _check_names(kind: str, names: Iterable[str], known: Collection[str]) -> None:
