@@ -61,6 +61,23 @@ def test_the_noise_is_at_least_what_the_ledger_assumes(
     assert exact.gradient.tolist() == sums.gradient.tolist()
 
 
+def test_the_diagonal_of_a_flag_is_in_the_block(tmp_path: Path) -> None:
+    """Squares of a 0/1 column are a line in it: with the sum of weights, they give X'w."""
+    attacker = Attacker("poisson", tmp_path)  # exposures differ, so weights do at the start too
+    names = [*attacker.agreement.preprocessing.names, "(intercept)"]
+    terms = RowTerms.of(attacker.problem, attacker.data, torch.zeros(len(names)).double())
+    flag = next(i for i, name in enumerate(names) if "=" in name)
+    low, high = np.unique(terms.design[:, flag])
+    weights = terms.products[:, -1]
+    diagonal = terms.design[:, flag] @ terms.products[:, flag]
+    read = (diagonal + low * high * weights.sum()) / (low + high)
+    assert read == pytest.approx(terms.design[:, flag] @ weights)
+    block = np.stack(list(terms.block([], names, diagonal=True).values()), axis=1)
+    left = weights - block @ np.linalg.lstsq(block, weights, rcond=None)[0]
+    assert np.abs(left).max() < 1e-12
+    assert list(terms.block([], names, diagonal=False)) == ["residuals"]
+
+
 def test_a_profile_sets_the_limits_that_the_owner_does_not() -> None:
     assert (Guards().row_limit, Guards().pair_limit) == (0.5, 0.7)
     standard = Guards.of({"guard-profile": "standard"})
