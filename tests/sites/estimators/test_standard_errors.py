@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -228,3 +229,18 @@ def test_split_inference_estimates_without_the_ridge() -> None:
     assert len(shared) > 1
     if summary.names == plain.names:
         np.testing.assert_allclose(summary.estimate, plain.estimate)
+
+
+@pytest.mark.parametrize("family", ["gaussian", "binomial"])
+def test_errors_that_need_further_sums_say_so_after_a_deployment(family: str) -> None:
+    sites = _sites(family)
+    model = _fitted(family, sites)
+    before = model.summary().se
+    model._exact = replace(model._exact, by_site=None)  # as the sites of a deployment answer
+    np.testing.assert_allclose(model.summary().se, before, rtol=1e-9)
+    for kind in ("robust", "HC0", "dispersion"):
+        with pytest.raises(ConfigError, match="sites of a deployment do not send"):
+            model.summary(se=kind)
+    if family == "binomial":  # the gradients of sites suffice
+        with pytest.warns(ParsiflWarning, match="with 8 sites"):
+            assert np.isfinite(model.summary(se="cluster").se).all()
