@@ -143,22 +143,22 @@ def load(
 
 def _read(
     folder: Path,
-    place: Path,
+    checkpoint: Path,
     expected: str,
     types: TreeTypes,
     restore_pool: Callable[[Path, dict[str, Any]], None],
 ) -> Checkpoint:
-    reject_links(place, *(place / name for name in _FILES))
-    if _checksum(place) != expected:
+    reject_links(checkpoint, *(checkpoint / name for name in _FILES))
+    if _checksum(checkpoint) != expected:
         raise ValueError("its checksum does not match")
-    state = json.loads((place / "state.json").read_text())
+    state = json.loads((checkpoint / "state.json").read_text())
     if state.get("format") != FORMAT:
         raise CheckpointError(
-            f"{place} has checkpoint format {state.get('format', 1)}, but this version of Parsifl "
+            f"{checkpoint} has checkpoint format {state.get('format', 1)}, but this Parsifl "
             f"reads format {FORMAT}: resume with the version in environment.json, or choose a new "
             "directory"
         )
-    server_leaves = load_file(place / "server.safetensors")
+    server_leaves = load_file(checkpoint / "server.safetensors")
     server = _rebuild(state["server"], types.server, server_leaves)
     restore_pool(folder, state["pool"])
     pending = None if state["pending"] is None else RoundRecord.from_json(state["pending"])
@@ -187,12 +187,12 @@ def _reject_unlisted(folder: Path) -> None:
         )
 
 
-def _make_room(place: Path) -> None:
+def _make_room(checkpoint: Path) -> None:
     """Delete the remains of an interrupted `save`."""
-    remove_directory(place, _FILES)
-    if place.exists() or place.is_symlink():
+    remove_directory(checkpoint, _FILES)
+    if checkpoint.exists() or checkpoint.is_symlink():
         raise CheckpointError(
-            f"{place} is in the way of a checkpoint and was not written by Parsifl; move it, and "
+            f"{checkpoint} is in the way of a checkpoint and is not Parsifl's; move it, and "
             "resume the run"
         )
 
@@ -204,5 +204,5 @@ def _rebuild(description: Any, hint: Any, leaves: Mapping[str, Any]) -> Any:
     return tree.unflatten([leaves[str(i)].clone() for i in range(count)], structure)
 
 
-def _checksum(place: Path) -> str:
-    return checksum(*(place / name for name in _FILES))
+def _checksum(checkpoint: Path) -> str:
+    return checksum(*(checkpoint / name for name in _FILES))

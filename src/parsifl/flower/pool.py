@@ -263,17 +263,17 @@ class FlowerPool:
         return asked, failed
 
     def _all_scores(self, answers: Mapping[int, EvaluateReply | str]) -> Iterator[ClientScores]:
-        found = [self._scores(self.clients[number], answers[number]) for number in sorted(answers)]
+        scores = [self._scores(self.clients[number], answers[number]) for number in sorted(answers)]
         for split in SPLITS:
-            rows = {each.client.id: each.samples[split] for each in found if split in each.samples}
+            rows = {each.client.id: each.samples[split] for each in scores if split in each.samples}
             flagged = self._flag(rows, f"{split} rows")
-            found = [
+            scores = [
                 replace(each, notes=(*each.notes, flagged[each.client.id]))
                 if each.client.id in flagged
                 else each
-                for each in found
+                for each in scores
             ]
-        yield from found
+        yield from scores
 
     def _scores(self, client: ClientInfo, reply: EvaluateReply | str) -> ClientScores:
         if isinstance(reply, str):

@@ -202,12 +202,12 @@ class Entries:
         picked = chosen.astype(self.starts.dtype, copy=False)
         starts = np.zeros(len(picked) + 1, self.starts.dtype)
         np.cumsum(self.starts[picked + 1] - self.starts[picked], out=starts[1:])
-        places = np.empty(starts[-1], self.places.dtype)
+        positions = np.empty(starts[-1], self.places.dtype)
         values = np.empty(starts[-1], self.values.dtype)
         _kernels().csr_row_index(
-            len(picked), picked, self.starts, self.places, self.values, places, values
+            len(picked), picked, self.starts, self.places, self.values, positions, values
         )
-        return Entries(starts, places, values, self.width)
+        return Entries(starts, positions, values, self.width)
 
     def view(self, chosen: Array) -> View:
         """Return some rows, by their numbers (which may repeat), without a copy.
@@ -293,8 +293,8 @@ def compacted(batches: Batches, also: Array) -> Compacted:
     drawn, order = np.unique(index, return_inverse=True)
     matrix = batches.x.matrix
     width, number = matrix.shape[1], np.result_type(matrix.indptr, matrix.indices)
-    starts, places = (a.astype(number, copy=False) for a in (matrix.indptr, matrix.indices))
-    part = Entries(starts, places, matrix.data, width).rows(drawn)
+    starts, positions = (a.astype(number, copy=False) for a in (matrix.indptr, matrix.indices))
+    part = Entries(starts, positions, matrix.data, width).rows(drawn)
     occurs = also.copy()
     every = np.ones(max(len(part.places), len(drawn)), np.bool_)  # a Boolean product marks columns
     _kernels().csc_matvec(width, len(drawn), part.starts, part.places, every, every, occurs)

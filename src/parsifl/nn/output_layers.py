@@ -60,7 +60,7 @@ class _Tracer(fx.Tracer):
 
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Trace a submodule; calls of other threads are not traced."""
-        if all(m is not own for own in self.root.modules()):
+        if all(m is not layer for layer in self.root.modules()):
             return forward(*args, **kwargs)
         return super().call_module(m, forward, args, kwargs)
 

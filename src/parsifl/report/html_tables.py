@@ -67,11 +67,15 @@ def _score_columns(section: Section, table_rows: Sequence[Row]) -> list[tuple[Co
     ]
 
 
-def _protocols(found: Sequence[Row], *, scores: bool) -> tuple[tuple[str, ...], list[str]]:
+def _protocols(table_rows: Sequence[Row], *, scores: bool) -> tuple[tuple[str, ...], list[str]]:
     """Return the protocol sentences, and a mark for each row if they differ."""
     row_protocols = [
-        tuple(found.protocol for found in (row.global_model, row.personal_model) if found)
-        for row in found
+        tuple(
+            table_rows.protocol
+            for table_rows in (row.global_model, row.personal_model)
+            if table_rows
+        )
+        for row in table_rows
     ]
     # an algorithm without a global model does not follow another protocol
     kinds: dict[str, set[str]] = {"Global": set(), "Personal": set()}
@@ -84,7 +88,7 @@ def _protocols(found: Sequence[Row], *, scores: bool) -> tuple[tuple[str, ...], 
             "Spread and worst decile are those of the personal models; the worst decile is the "
             f"mean over the worst tenth of clients. {closing[0]}"
         )
-    if any(len(row.seeds) > 1 for row in found):
+    if any(len(row.seeds) > 1 for row in table_rows):
         closing.append("± is the standard deviation over seeds; costs are means over seeds.")
     if all(len(texts) <= 1 for texts in kinds.values()):
         return (*(text for texts in kinds.values() for text in texts), *closing), [""] * len(

@@ -100,7 +100,7 @@ def _visited(
     problem: GLM, data: ClientData, tau: int, steps: int, rounds: int, seed: int
 ) -> list[torch.Tensor]:
     size = min(4 * tau, problem.width)
-    found = []
+    supports = []
     for round in range(1, rounds + 1):
         run = simulate(
             FedGradMP(tau=tau, local_steps=steps, batch_size=None),
@@ -114,8 +114,8 @@ def _visited(
         others = np.setdiff1d(np.arange(problem.width), support)
         more = Key(seed, round, purpose="diagnosis").numpy_generator().permutation(others)
         chosen = np.sort(np.concatenate([support, more[: size - len(support)]]))
-        found.append(torch.from_numpy(chosen))
-    return found
+        supports.append(torch.from_numpy(chosen))
+    return supports
 
 
 def _curvatures(problem: GLM, data: ClientData, rows: Any, index: torch.Tensor) -> Array:

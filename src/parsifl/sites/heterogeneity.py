@@ -72,10 +72,10 @@ def _of_site(fit: ExactFit, family: str, site: int) -> tuple[Array, Array, Array
 
 def _one_step(fit: ExactFit, family: str, site: int) -> tuple[Array, Array, Array]:
     """Return one Newton step from the common coefficients, for sums of a deployment."""
-    bend, slope = fit.information[site], fit.gradients[site]
-    bread = np.linalg.pinv(bend, rcond=1e-12, hermitian=True)
-    b = fit.search.coefficients[fit.columns] - bread @ slope
-    spread, free = dispersion(fit, family) * bread, null_space(bend)
+    hessian, gradient = fit.information[site], fit.gradients[site]
+    bread = np.linalg.pinv(hessian, rcond=1e-12, hermitian=True)
+    b = fit.search.coefficients[fit.columns] - bread @ gradient
+    spread, free = dispersion(fit, family) * bread, null_space(hessian)
     if fit.centred == "global":  # the intercept follows from the means of all sites
         b, free = np.append(b, np.nan), np.pad(free, ((0, 1), (0, 0)))
         spread = np.pad(spread, (0, 1), constant_values=np.nan)

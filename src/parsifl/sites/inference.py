@@ -189,11 +189,11 @@ def _on_sites(effects: SiteEffects | None) -> tuple[str, ...]:
 
 
 def _without_errors(fit: ExactFit, names: list[str], dependent: npt.NDArray[np.bool_]) -> str:
-    found = [name for name, depends in zip(names, dependent, strict=True) if depends]
-    if not found:
+    lacking = [name for name, depends in zip(names, dependent, strict=True) if depends]
+    if not lacking:
         return ""
     return (
-        f" The rows do not determine {', '.join(found)}: columns of the model {dependence(fit)}, "
+        f" The rows do not determine {', '.join(lacking)}: columns of the model {dependence(fit)}, "
         "the estimates are those of least norm, and no standard errors are given."
     )
 
@@ -205,15 +205,15 @@ def _numbers(fit: ExactFit) -> list[str]:
 def _to_units(fit: ExactFit, columns: Columns) -> tuple[Array, list[str]]:
     """Return the matrix from (slopes, intercept) to (intercept, slopes) in the units of X."""
     features = len(columns.scale)
-    slopes = fit.columns[fit.columns < features]
-    scale, mean = columns.scale[slopes], columns.mean[slopes]
-    names = [columns.names[place] for place in slopes]
-    if not columns.implied_intercept and len(slopes) == len(fit.columns):
+    column_numbers = fit.columns[fit.columns < features]
+    scale, mean = columns.scale[column_numbers], columns.mean[column_numbers]
+    names = [columns.names[column] for column in column_numbers]
+    if not columns.implied_intercept and len(column_numbers) == len(fit.columns):
         return np.diag(1 / scale), names
-    found = np.zeros((len(slopes) + 1, len(slopes) + 1))
-    found[0, :-1], found[0, -1] = -mean / scale, 1.0
-    found[1:, :-1] = np.diag(1 / scale)
-    return found, ["(intercept)", *names]
+    matrix = np.zeros((len(column_numbers) + 1, len(column_numbers) + 1))
+    matrix[0, :-1], matrix[0, -1] = -mean / scale, 1.0
+    matrix[1:, :-1] = np.diag(1 / scale)
+    return matrix, ["(intercept)", *names]
 
 
 def information_criteria(fit: ExactFit, family: str, gamma: float = 1.0) -> dict[str, float]:
@@ -237,14 +237,17 @@ def information_criteria(fit: ExactFit, family: str, gamma: float = 1.0) -> dict
 def path_criteria(fit: ExactFit, path: SubsetPath) -> list[dict[str, float]]:
     """Return the same for every number of terms of a linear regression without a ridge."""
     n, extra = float(fit.rows.sum()), degrees_of_freedom(fit, "gaussian") - len(fit.columns)
-    free, found = fit.rules.labels >= 0, []
-    for number, slopes, loss in zip(
+    free, criteria = fit.rules.labels >= 0, []
+    for number, coefficients, loss in zip(
         path.numbers.tolist(), path.coefficients, path.losses.tolist(), strict=True
     ):
-        count, selected = int(np.count_nonzero(slopes)), int(np.count_nonzero(slopes[free]))
+        count, selected = (
+            int(np.count_nonzero(coefficients)),
+            int(np.count_nonzero(coefficients[free])),
+        )
         likelihood = _gaussian(n, loss)
-        found.append(_criteria(fit, likelihood, count + extra, number, selected, 1.0))
-    return found
+        criteria.append(_criteria(fit, likelihood, count + extra, number, selected, 1.0))
+    return criteria
 
 
 def _gaussian(n: float, loss: float) -> float:
@@ -349,10 +352,10 @@ def _over_splits(tables: list[Inference], splits: int) -> Inference:
     estimates = np.full((splits, len(names)), np.nan)
     pvalues = np.ones((splits, len(names)))
     for row, each in enumerate(tables):
-        place = [names.index(name) for name in each.names]
-        estimates[row, place] = each.estimate
+        positions = [names.index(name) for name in each.names]
+        estimates[row, positions] = each.estimate
         tested = sum(name != "(intercept)" for name in each.names)
-        pvalues[row, place] = np.minimum(np.nan_to_num(each.pvalue, nan=1.0) * tested, 1.0)
+        pvalues[row, positions] = np.minimum(np.nan_to_num(each.pvalue, nan=1.0) * tested, 1.0)
     first, none = tables[0], np.full(len(names), np.nan)
     fields = ("se", "lower", "upper", "statistic", "q", "q_pvalue", "i2", "tau2")
     random = ("random_estimate", "random_se", "random_lower", "random_upper")
@@ -379,7 +382,7 @@ def aggregated(pvalues: Array) -> float:
     Meinshausen, Meier and Bühlmann (2009), with the smallest quantile 0.05.
 
     >>> round(aggregated(np.full(50, 0.001)), 6)
-    0.004
+    0.003996
     """
     ordered = np.sort(pvalues)
     ranks = np.arange(1, len(ordered) + 1) / len(ordered)
@@ -437,14 +440,14 @@ def post_double_selection(
     keep = {exposure}
     for aim in (target, treated):
         model = _fitted(_interim(estimator), rest, aim, groups, extra, every)
-        found = model.selected()
-        keep |= set(found if is_table(data) else (others[place] for place in found))
+        selected = model.selected()
+        keep |= set(selected if is_table(data) else (others[column] for column in selected))
     fixed = _fixed(estimator, [name for name in columns if name in keep])
     model = _fitted(fixed, data, target, groups, extra, every)
-    whole: Inference = model.summary(level=level, se=se)
+    table: Inference = model.summary(level=level, se=se)
     label = str(exposure) if is_table(data) else f"x{exposure}"
-    place = [whole.names.index(label)]
-    return replace(whole.of(place), names=[label], guarantee=DOUBLE)
+    column = [table.names.index(label)]
+    return replace(table.of(column), names=[label], guarantee=DOUBLE)
 
 
 def _extra(**arrays: Any) -> dict[str, Any]:
@@ -479,8 +482,8 @@ def _half(groups: Any, rows: int, fraction: float, key: Key) -> np.ndarray[Any, 
     first = np.zeros(rows, np.bool_)
     for site in range(int(owner.max()) + 1):
         draw = replace(key, client=site).numpy_generator()
-        own = draw.permutation(np.flatnonzero(owner == site))
-        first[own[: round(fraction * len(own))]] = True
+        site_rows = draw.permutation(np.flatnonzero(owner == site))
+        first[site_rows[: round(fraction * len(site_rows))]] = True
     if first.all() or not first.any():
         largest = int(np.bincount(owner).max())
         raise ValueError(

@@ -60,8 +60,8 @@ def coefficient_path(
         values.append(np.atleast_2d(model.coef_)[0] * model._columns.scale)
         names = list(model.get_feature_names_out())
     lines = np.array(values)
-    for place in np.flatnonzero(lines.any(axis=0)):
-        ax.plot(list(path), lines[:, place], marker="o", markersize=3, label=names[place])
+    for column in np.flatnonzero(lines.any(axis=0)):
+        ax.plot(list(path), lines[:, column], marker="o", markersize=3, label=names[column])
     ax.axhline(0, color="grey", linewidth=0.5)
     ax.set(xlabel="terms", ylabel="coefficient x standard deviation")
     ax.xaxis.get_major_locator().set_params(integer=True)
@@ -88,13 +88,13 @@ def cv_curve(model: Any, ax: Any = None) -> Any:
     return ax
 
 
-def stability_plot(found: Stability, ax: Any = None) -> Any:
+def stability_plot(stability: Stability, ax: Any = None) -> Any:
     """Draw how often each column was selected, and the threshold."""
     ax = _axes(ax)
-    order = np.argsort(found.frequency)
-    ax.barh([found.names[place] for place in order], found.frequency[order])
-    label = f"threshold {found.threshold:g}"
-    ax.axvline(found.threshold, color="black", linestyle="--", label=label)
+    order = np.argsort(stability.frequency)
+    ax.barh([stability.names[column] for column in order], stability.frequency[order])
+    label = f"threshold {stability.threshold:g}"
+    ax.axvline(stability.threshold, color="black", linestyle="--", label=label)
     ax.set(xlabel="selected in this share of subsamples", xlim=(0, 1))
     ax.legend(fontsize="small")
     return ax
@@ -104,23 +104,23 @@ def forest_plot(table: Inference, name: str, ax: Any = None) -> Any:
     """Draw one coefficient at each site, and that of all sites together, with intervals."""
     if name not in table.names:
         raise ValueError(f"unknown coefficient {name!r}; known: {', '.join(table.names)}")
-    ax, place = _axes(ax), table.names.index(name)
-    own, errors = table.site_estimates[:, place], table.site_se[:, place]
-    wide = 1.96 if np.isnan(table.se[place]) else _width(table, place)
+    ax, row = _axes(ax), table.names.index(name)
+    estimates, errors = table.site_estimates[:, row], table.site_se[:, row]
+    wide = 1.96 if np.isnan(table.se[row]) else _width(table, row)
     rows = [*table.sites, "all sites"]
-    centre = np.append(own, table.estimate[place])
-    half = wide * np.append(errors, table.se[place])
+    centre = np.append(estimates, table.estimate[row])
+    half = wide * np.append(errors, table.se[row])
     heights = np.arange(len(rows))[::-1]
     ax.errorbar(centre, heights, xerr=np.nan_to_num(half), fmt="s", capsize=3)
     ax.set_yticks(heights, rows)
     ax.axvline(0, color="grey", linewidth=0.5)
-    i2 = "" if np.isnan(table.i2[place]) else f" (I2 = {table.i2[place]:.0%})"
+    i2 = "" if np.isnan(table.i2[row]) else f" (I2 = {table.i2[row]:.0%})"
     ax.set(xlabel=f"coefficient of {name}{i2}")
     return ax
 
 
-def _width(table: Inference, place: int) -> float:
-    return float((table.upper[place] - table.lower[place]) / 2 / table.se[place])
+def _width(table: Inference, row: int) -> float:
+    return float((table.upper[row] - table.lower[row]) / 2 / table.se[row])
 
 
 def calibration_plot(model: Any, X: Any, y: Any, bins: int = 10, ax: Any = None) -> Any:

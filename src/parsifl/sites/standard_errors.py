@@ -84,8 +84,8 @@ def undetermined(fit: ExactFit) -> Array:
 
 def dependence(fit: ExactFit) -> str:
     """Return how the undetermined columns are related, as the predicate of a sentence."""
-    bend = _with_ridge(fit)
-    least = float(np.linalg.eigvalsh(_correlations(bend)[0])[0])
+    hessian = _with_ridge(fit)
+    least = float(np.linalg.eigvalsh(_correlations(hessian)[0])[0])
     if least > _ROUNDED:
         return "are nearly equal, or nearly dependent, and not decidable at this precision"
     return "depend linearly on each other"
@@ -124,7 +124,7 @@ def covariance(fit: ExactFit, family: str, errors: Errors = "auto") -> tuple[Arr
     if errors not in get_args(Errors):
         raise ConfigError(unknown("se", str(errors), get_args(Errors)))
     kind = resolved(fit, errors)
-    bend, bread = _bread(fit)
+    hessian, bread = _bread(fit)
     n, p = observations(fit), degrees_of_freedom(fit, family)
     free = max(n - p, 1)
     law: Any = stats.t(free) if family == "gaussian" else stats.norm()
@@ -134,9 +134,9 @@ def covariance(fit: ExactFit, family: str, errors: Errors = "auto") -> tuple[Arr
         noise = dispersion(fit, family) if family == "gaussian" else 1 / scale
         if fit.weight_type == "frequency" and family == "gaussian":
             noise = noise / scale
-        return noise * bread @ bend @ bread, law
+        return noise * bread @ hessian @ bread, law
     if kind == "dispersion":
-        return pearson_dispersion(fit, family) / scale * bread @ bend @ bread, stats.t(free)
+        return pearson_dispersion(fit, family) / scale * bread @ hessian @ bread, stats.t(free)
     if kind == "cluster":
         gradients = _gradients(fit)
         sites = int((fit.rows > 0).sum())
@@ -177,14 +177,14 @@ def _bread(fit: ExactFit) -> tuple[Array, Array]:
     """Return the information, and the inverse of it with the ridge."""
     penalty = fit.rules.ridge[fit.columns] * fit.rows.sum()
     if fit.by_site is not None:
-        bend = fit.by_site.information.sum(0)
+        hessian = fit.by_site.information.sum(0)
     else:
-        bend = fit.information.sum(0)
+        hessian = fit.information.sum(0)
         if fit.centred == "global":  # orthogonal to the centred columns
-            bend = np.pad(bend, (0, 1))
-            bend[-1, -1] = fit.rows.sum()
-    penalty = np.pad(penalty, (0, len(bend) - len(penalty)))
-    return bend, np.linalg.pinv(bend + np.diag(penalty), rcond=1e-14, hermitian=True)
+            hessian = np.pad(hessian, (0, 1))
+            hessian[-1, -1] = fit.rows.sum()
+    penalty = np.pad(penalty, (0, len(hessian) - len(penalty)))
+    return hessian, np.linalg.pinv(hessian + np.diag(penalty), rcond=1e-14, hermitian=True)
 
 
 def _gradients(fit: ExactFit) -> Array:

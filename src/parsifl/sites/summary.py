@@ -102,13 +102,13 @@ class Inference:
     family: str
     frequency: Array | None = None
 
-    def of(self, places: Sequence[int]) -> Inference:
+    def of(self, rows: Sequence[int]) -> Inference:
         """Return the table of some of the coefficients."""
-        values: dict[str, Any] = {"names": [self.names[place] for place in places]}
+        values: dict[str, Any] = {"names": [self.names[row] for row in rows]}
         for item in fields(self):
             column = getattr(self, item.name)
             if isinstance(column, np.ndarray):  # the last axis is that of the coefficients
-                values[item.name] = column[..., places]
+                values[item.name] = column[..., rows]
         return replace(self, **values)
 
     def cells(self) -> list[list[str]]:

@@ -47,24 +47,24 @@ class Forecast:
 
 
 def forecast(
-    own: Prepared, algorithm: FedBestSubset, ledger: Ledger, rows: Indices, guards: Guards
+    table: Prepared, algorithm: FedBestSubset, ledger: Ledger, rows: Indices, guards: Guards
 ) -> Forecast | None:
     """Return the forecast of a fit of a GLM or a Cox model; None if no dry run is possible.
 
     The site fits its own rows alone. Its path is not that of the fit of all sites, but its
     coefficients, and therefore its weights, have similar sizes.
     """
-    spec = replace(own.spec, l2=max(own.spec.l2, _RIDGE))
-    own = replace(own, spec=spec)
+    spec = replace(table.spec, l2=max(table.spec.l2, _RIDGE))
+    table = replace(table, spec=spec)
     try:
-        agreement = Agreement.of([own.summary()], spec, guards.columns(own.rows))
-        x = agreement.preprocessing.standardised(own.columns)
-        data, kept = data_of(x, agreement.targets(own.columns)), agreement.kept
+        agreement = Agreement.of([table.summary()], spec, guards.columns(table.rows))
+        x = agreement.preprocessing.standardised(table.columns)
+        data, always = data_of(x, agreement.targets(table.columns)), agreement.kept
     except DataError:  # one class, or a column that only other sites have
         return None
     if x.size > _MOST_VALUES or not x.shape[1]:
         return None
-    problem: Any = problem_of(spec, kept, agreement.target_mean)(data)
+    problem: Any = problem_of(spec, always, agreement.target_mean)(data)
     units = np.unique(agreement.preprocessing.units, return_inverse=True)[1].tolist()
     algorithm = replace(algorithm, units=tuple(units), gradients=True, noise=guards.noise)
     empty = Ledger(rows=ledger.rows, vectors=np.zeros((len(ledger.rows), 0)))
@@ -93,7 +93,7 @@ def _after(
     """Return the ledger after a fit of these rows."""
     server = algorithm.started(problem, problem.init(Key(0))[problem.name])
     site, no_key = ClientInfo(0, len(rows)), torch.tensor(0)
-    names = [str(place) for place in range(problem.width)]
+    names = [str(position) for position in range(problem.width)]
     inner = problem.width - problem.intercept
     for number in range(_ROUNDS):
         question = algorithm.broadcast(problem, server, site, Key(0))

@@ -225,28 +225,28 @@ def check_width(columns: int, rows: int, guards: Guards) -> None:
         )
 
 
-def check_agreement(agreement: Agreement, own: Prepared, guards: Guards) -> None:
+def check_agreement(agreement: Agreement, table: Prepared, guards: Guards) -> None:
     """Check an agreement from the server against the site's own table."""
     if agreement.sites < guards.sites:
         raise Refusal("sites", f"the run has fewer than {guards.sites} sites left")
-    if agreement.spec != own.spec:
-        target = own.spec.target
+    if agreement.spec != table.spec:
+        target = table.spec.target
         raise Refusal("target", f"the run does not predict '{target}', as this site expects")
-    preprocessing, features = agreement.preprocessing, own.features
+    preprocessing, features = agreement.preprocessing, table.features
     if sorted(column.name for column in preprocessing.columns) != sorted(features):
         raise Refusal("columns", "the agreed columns are not the columns of its table")
-    worded = own.spec.family == "logistic"
-    reach = 1.0 if worded else _FARTHEST * (1 + _size(own.numbers(own.spec.target)))
-    if preprocessing.rows < own.rows or not abs(agreement.target_mean) <= reach:
+    worded = table.spec.family == "logistic"
+    reach = 1.0 if worded else _FARTHEST * (1 + _size(table.numbers(table.spec.target)))
+    if preprocessing.rows < table.rows or not abs(agreement.target_mean) <= reach:
         raise Refusal("agreement", "the agreed numbers of rows and means are impossible")
-    if worded and not named_levels(own.columns, own.spec.target) <= set(agreement.classes):
+    if worded and not named_levels(table.columns, table.spec.target) <= set(agreement.classes):
         raise Refusal("target", "the agreed classes are not those of its table")
     for column in preprocessing.columns:
-        _check_column(column, own)
+        _check_column(column, table)
 
 
-def _check_column(column: TableColumn, own: Prepared) -> None:
-    values = own.columns[column.name]
+def _check_column(column: TableColumn, table: Prepared) -> None:
+    values = table.columns[column.name]
     if observed(values).any() and bool(column.levels) is not is_words(values):
         raise Refusal(
             "kinds", f"column '{column.name}': numbers here and words there, or vice versa"
@@ -256,12 +256,12 @@ def _check_column(column: TableColumn, own: Prepared) -> None:
     if len(known) != len(column.levels) or not fits:
         raise Refusal("levels", f"column '{column.name}': its levels are malformed")
     worded = known and is_words(values)
-    if worded and not named_levels(own.columns, column.name) <= known:
+    if worded and not named_levels(table.columns, column.name) <= known:
         raise Refusal("levels", f"column '{column.name}': levels of this site are missing")
     means, scales = np.array(column.mean), np.array(column.scale)
     # distant means and extreme scales would turn rounding and overflow into comparisons of values;
     # the limit follows from sums that the server has, so a refusal reveals nothing new
-    reach = 1.0 if known else _FARTHEST * (1 + _size(own.numbers(column.name)))
+    reach = 1.0 if known else _FARTHEST * (1 + _size(table.numbers(column.name)))
     plausible = (np.abs(means) <= reach) & (scales >= _SMALLEST) & (scales <= _LARGEST)
     if not plausible.all():
         raise Refusal("scales", f"column '{column.name}': an impossible mean or scale")
@@ -277,7 +277,7 @@ def check_support(
     """Return the positions of the selected columns, if the run may request them."""
     method = experiment.build_algorithm()
     most = method.sparsity.count(width) if isinstance(method, SparsitySettings) else width
-    inside = all(type(place) is int and 0 <= place < width for place in support)
+    inside = all(type(position) is int and 0 <= position < width for position in support)
     if not inside or len(set(support)) != len(support) or len(support) > most:
         raise Refusal("support", f"expected at most {most} different positions of columns")
     check_width(len(support), rows, guards)
@@ -285,7 +285,7 @@ def check_support(
 
 
 def check_cells(
-    own: Prepared, names: Sequence[str], x: Array, products: Sequence[int], guards: Guards
+    table: Prepared, names: Sequence[str], x: Array, products: Sequence[int], guards: Guards
 ) -> None:
     """Check that no product of two columns is a sum over a few rows.
 
@@ -299,18 +299,18 @@ def check_cells(
         The positions of the columns by which the others are multiplied: those of the curvature and
         those with a coefficient, because a gradient contains products with them.
     """
-    width, targets = len(names), [own.columns[name] for name in own.spec.columns]
+    width, targets = len(names), [table.columns[name] for name in table.spec.columns]
     factors = {*products, *range(width, width + len(targets))}
     masks, owner, multiplied = [], [], []
-    columns = zip((*names, *own.spec.columns), (*x.T, *targets), strict=True)
+    columns = zip((*names, *table.spec.columns), (*x.T, *targets), strict=True)
     for position, (label, values) in enumerate(columns):
         if (mask := _spot(values)) is not None:
             masks += [mask, ~mask]
             owner += [label, label]
             multiplied += [position in factors] * 2
     for name in dict.fromkeys(names):
-        if not is_words(own.columns[name]):
-            masks.append(observed(own.columns[name]))
+        if not is_words(table.columns[name]):
+            masks.append(observed(table.columns[name]))
             owner.append(name)
             multiplied.append(any(names[position] == name for position in products))
     if not any(multiplied):
@@ -355,9 +355,9 @@ def _log_exposure(worst: Exposure, vectors: Mapping[str, Array], rows: Indices) 
 
 def _spot(values: Column) -> Mask | None:
     """Return where a column has its most common value; None if no value is common."""
-    found, counts = np.unique(values, return_counts=True)
-    usual = values == found[counts.argmax()]
-    return usual if len(found) == 2 or 2 * int(usual.sum()) > len(values) else None
+    distinct, counts = np.unique(values, return_counts=True)
+    usual = values == distinct[counts.argmax()]
+    return usual if len(distinct) == 2 or 2 * int(usual.sum()) > len(values) else None
 
 
 def few_differ(values: Array, cell: int) -> bool:
@@ -437,11 +437,11 @@ class Audit:
 
         A new reply is described in `pending-....json`.
         """
-        place = self._path.with_name
-        if place(f"approved-{name}.json").exists():
+        beside = self._path.with_name
+        if beside(f"approved-{name}.json").exists():
             return True
         content = json.dumps({"kind": kind, "reply": text}, indent=1)
-        replace_file(place(f"pending-{name}.json"), content.encode())
+        replace_file(beside(f"pending-{name}.json"), content.encode())
         return False
 
     def enter(

@@ -65,12 +65,12 @@ def manage(
 
 def ledgers(folder: Path) -> list[OwnedLedger]:
     """Return the ledgers of all clients of a node, by client and table."""
-    found = []
+    owned = []
     for path in folder.glob("client-*/ledger-*.npz"):
         client, name = _CLIENT.fullmatch(path.parent.name), _NAME.fullmatch(path.name)
         if client and name:
-            found.append(OwnedLedger(int(client[1]), name[1], path))
-    return sorted(found, key=lambda one: (one.client, one.table))
+            owned.append(OwnedLedger(int(client[1]), name[1], path))
+    return sorted(owned, key=lambda one: (one.client, one.table))
 
 
 def opened(one: OwnedLedger) -> str:

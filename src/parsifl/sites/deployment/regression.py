@@ -144,27 +144,27 @@ class Regression(Federation):
         up += refusal.size[0] + sum(record.bytes_up for record in records)
         down += refusal.size[1] + sum(record.bytes_down for record in records)
         if (path / "config.toml").exists():
-            place = self._run_dir.set_aside()
-            self._log(f"the earlier attempt is in {place.name}")
+            attempt = self._run_dir.set_aside()
+            self._log(f"the earlier attempt is in {attempt.name}")
         owners = self._pool.members.owners()
         self._connect(left_out)
         self._pool.members.adopt(owners)
         self._pool.book(self._pool.present[0], up, down)
 
     def _agree(self) -> Agreement:
-        found = self._described()
-        columns = min(reply.columns for reply in found.values())
-        noise = max(reply.noise for reply in found.values())
-        self._summaries = {client: found[client].summary for client in sorted(found)}
+        described = self._described()
+        columns = min(reply.columns for reply in described.values())
+        noise = max(reply.noise for reply in described.values())
+        self._summaries = {client: described[client].summary for client in sorted(described)}
         summaries = list(self._summaries.values())
-        _check_units(found)
+        _check_units(described)
         for note in unit_notes(summaries, [f"client {client}" for client in self._summaries]):
             self._log(f"warning: {note}")
         return Agreement.of(summaries, self._spec, columns, noise)
 
     def _described(self) -> dict[int, AgreeReply]:
         """Return the aggregates of the table of every site."""
-        found: dict[int, AgreeReply] = {}
+        described: dict[int, AgreeReply] = {}
         end = time.monotonic() + self._settings.deployment.wait
         reasons: dict[int, str] = {}
         refused: dict[int, tuple[int, str]] = {}  # by node: its client, and why
@@ -174,34 +174,34 @@ class Regression(Federation):
             nodes = members.nodes()
             asked = [node for node in nodes if reasons.get(node) != ""]
             requests: Requests = dict.fromkeys(asked, ("agree", AgreeRequest().envelope()))
-            enough = members.all_of(wanted - set(found))
+            enough = members.all_of(wanted - set(described))
             for node, reply in self._link.ask(requests, _AGREE_SECONDS, enough).items():
-                reason = self._take(node, reply, found, refused)
+                reason = self._take(node, reply, described, refused)
                 if reason and reason != reasons.get(node):
                     self._log(f"node {node} cannot take part yet: {reason}")
                 reasons[node] = reason
-            if len(found) == len(wanted):
+            if len(described) == len(wanted):
                 break
             if time.monotonic() > end:
-                text = f"{len(found)} of {len(wanted)} clients have described their tables; "
+                text = f"{len(described)} of {len(wanted)} clients have described their tables; "
                 text += "; ".join(sorted({reason for reason in reasons.values() if reason}))
                 # a client that another node has described meanwhile is not refused
                 refusing = {
                     client: why
                     for node, (client, why) in sorted(refused.items(), key=itemgetter(1))
-                    if client not in found and not members.contradiction(client, node)
+                    if client not in described and not members.contradiction(client, node)
                 }
-                if wanted == {*found, *refusing}:
+                if wanted == {*described, *refusing}:
                     raise SitesRefused(text, refusing)
                 raise ParsiflError(text)
             self._link.pause(1.0)
-        return found
+        return described
 
     def _take(
         self,
         node: int,
         reply: Envelope | str,
-        found: dict[int, AgreeReply],
+        described: dict[int, AgreeReply],
         refused: dict[int, tuple[int, str]],
     ) -> str:
         """Store a summary or a refusal; return why there is no summary, or an empty text."""
@@ -210,7 +210,7 @@ class Regression(Federation):
         try:
             message = read_reply(AgreeReply, reply)
             members.bind(message.client, node)
-            found[message.client] = message
+            described[message.client] = message
         except Exception as error:  # an invalid reply of one node must not affect the others
             client = error.client if isinstance(error, RemoteFailure) else None
             if client is not None and (reason := members.contradiction(client, node)):
@@ -225,8 +225,8 @@ class Regression(Federation):
     def _fitted_algorithm(self, algorithm: FedBestSubset) -> FedBestSubset:
         """Select factors as a whole, and keep the number of candidates within the guards."""
         agreement = self._agreed()
-        found = agreement.preprocessing
-        _, labels, sizes = np.unique(found.units, return_inverse=True, return_counts=True)
+        preprocessing = agreement.preprocessing
+        _, labels, sizes = np.unique(preprocessing.units, return_inverse=True, return_counts=True)
         factors = tuple(labels.tolist()) if (sizes > 1).any() else ()
         width = len(labels) + (self._spec.family in ("logistic", "poisson"))
         support = int(np.sort(sizes)[::-1][: algorithm.tau].sum())
@@ -271,7 +271,7 @@ class Regression(Federation):
             asked, at = np.arange(rules.width), np.zeros(rules.width)
         else:
             asked, at = columns, b[columns] if exact else np.zeros(len(columns))
-        sums = self._asked([int(place) for place in asked], at)
+        sums = self._asked([int(position) for position in asked], at)
         size = sum(part.pop("size") for part in sums)
         products: list[Products] = []
         if one_shot:
@@ -282,9 +282,9 @@ class Regression(Federation):
                 (part["loss"], part["gradient"], symmetric(part["curvature"], 0 * at))
                 for part in sums
             ]
-        losses, slopes, bends = (np.stack(parts) for parts in zip(*answers, strict=True))
+        losses, gradients, hessians = (np.stack(parts) for parts in zip(*answers, strict=True))
         if not exact:  # pooled least squares on the support
-            b[columns] = np.linalg.lstsq(bends.sum(0), -slopes.sum(0), rcond=1e-14)[0]
+            b[columns] = np.linalg.lstsq(hessians.sum(0), -gradients.sum(0), rcond=1e-14)[0]
         history = [
             {name: getattr(record, name) for name in ("round", "trained", "bytes_up", "bytes_down")}
             for record in state.records
@@ -297,8 +297,8 @@ class Regression(Federation):
                 columns=columns,
                 rows=np.array([float(self._pool.clients[i].samples) for i in present]),
                 losses=losses,
-                gradients=slopes,
-                information=bends,
+                gradients=gradients,
+                information=hessians,
                 history=history,
                 bytes_up=size,
                 bytes_down=0,
@@ -338,8 +338,8 @@ class Regression(Federation):
         """Return count, sums and products of every site, in the agreed units."""
         agreement = self._agreed()
         if not self._summaries:  # the run was resumed
-            found = self._described()
-            self._summaries = {client: reply.summary for client, reply in found.items()}
+            described = self._described()
+            self._summaries = {client: reply.summary for client, reply in described.items()}
         made = []
         for client, part in zip(self._pool.present, sums, strict=True):
             summary = self._summaries[client]
@@ -385,20 +385,20 @@ class Regression(Federation):
                 break
             self._link.pause(RELEASE_SECONDS)
             replies = {**replies, **self._link.ask(waiting, timeout)}
-        found: list[dict[str, Any]] = []
+        answers: list[dict[str, Any]] = []
         refused: dict[int, str] = {}
         for client in self._pool.present:
             if client not in requests:
                 raise ParsiflError(f"client {client} is not connected for the last step; resume")
             try:
                 reply = replies.get(online[client])
-                found.append(self._sums(requests[client], reply, len(columns)))
+                answers.append(self._sums(requests[client], reply, len(columns)))
             except SitesRefused as refusal:
                 refused |= refusal.reasons
         if refused:
-            size = sum(part["size"] for part in found)
+            size = sum(part["size"] for part in answers)
             raise SitesRefused("; ".join(refused.values()), refused, (size, 0))
-        return found
+        return answers
 
     def _sums(
         self, request: ProductsRequest, reply: Envelope | str | None, size: int

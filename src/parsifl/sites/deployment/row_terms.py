@@ -54,9 +54,11 @@ class RowTerms:
             u = problem.predict({problem.name: at}, data.x).requires_grad_()
             time, event, weight = data.y.unbind(1)
             losses = cox_losses(u, time, event, weight)
-            (slope,) = torch.autograd.grad((weight * losses).sum(), u)
+            (derivative,) = torch.autograd.grad((weight * losses).sum(), u)
             risks = RiskSetProducts(u.detach().numpy(), time=time.numpy(), event=event.numpy())
-            return cls(x, slope.numpy(), risks.times(x), losses.detach().numpy(), weighted=False)
+            return cls(
+                x, derivative.numpy(), risks.times(x), losses.detach().numpy(), weighted=False
+            )
         u, y = problem.predict({problem.name: at}, data.x), data.y[:, 0]
         u = u + data.y[:, -1] if problem.offset else u
         design = np.column_stack([x, np.ones(len(x))]) if problem.intercept else x
@@ -76,7 +78,9 @@ class RowTerms:
         asked = {*columns}
         if self.weighted and (diagonal or asked):
             asked.add(self.design.shape[1] - 1)
-        vectors = {f"products with {names[place]}": self.products[:, place] for place in asked}
+        vectors = {
+            f"products with {names[position]}": self.products[:, position] for position in asked
+        }
         return {**vectors, "residuals": self.residuals}
 
     def noisy(
@@ -141,15 +145,17 @@ class RiskSetProducts:
 
     def __init__(self, log_ratios: Array, *, time: Array, event: Array) -> None:
         ratio = np.exp(log_ratios - log_ratios.max())
-        moments, place = np.unique(time, return_inverse=True)
-        events = np.bincount(place, event, len(moments))
-        at_risk = np.cumsum(np.bincount(place, ratio, len(moments))[::-1])[::-1]
+        moments, moment_of_row = np.unique(time, return_inverse=True)
+        events = np.bincount(moment_of_row, event, len(moments))
+        at_risk = np.cumsum(np.bincount(moment_of_row, ratio, len(moments))[::-1])[::-1]
         per_set = np.where(events > 0, 1 / np.maximum(at_risk, np.finfo(float).tiny), 0.0)
-        self.order = order = np.argsort(place, kind="stable")
-        squares = np.cumsum(events * per_set * per_set)[place]
+        self.order = order = np.argsort(moment_of_row, kind="stable")
+        squares = np.cumsum(events * per_set * per_set)[moment_of_row]
         self.late = ratio[order]
         self.early = (ratio * squares)[order]
-        self.diagonal = (ratio * (np.cumsum(events * per_set)[place] - ratio * squares))[order]
+        self.diagonal = (ratio * (np.cumsum(events * per_set)[moment_of_row] - ratio * squares))[
+            order
+        ]
 
     def times(self, x: Array) -> Array:
         """Return K x for the columns of x [rows, columns], in time proportional to the rows."""

@@ -138,14 +138,14 @@ class TableSchema:
         >>> TableSchema().joined({"missing": "N/A|.|<0.3"}).missing
         ('N/A', '.', '<0.3')
         """
-        given = {
+        declared = {
             name: tuple(str(node[name]).split(SEPARATOR)) if name in node else ()
             for name in ("missing", "words")
         }
         file = _read_schema(Path(str(node["schema"]))) if "schema" in node else TableSchema()
         return TableSchema(
-            self.missing + file.missing + given["missing"],
-            self.words + file.words + given["words"],
+            self.missing + file.missing + declared["missing"],
+            self.words + file.words + declared["words"],
             {**self.columns, **file.columns},
             self.targets + file.targets,
         )
@@ -161,8 +161,8 @@ def _read_schema(path: Path) -> TableSchema:
         return TypeAdapter(TableSchema).validate_python(tomllib.loads(path.read_text()))
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(str(step) for step in first["loc"])
-        raise ConfigError(f"{path}: {place}: {first['msg']}") from None
+        location = ".".join(str(step) for step in first["loc"])
+        raise ConfigError(f"{path}: {location}: {first['msg']}") from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} is not a schema: {error}") from None
 
@@ -204,15 +204,15 @@ def _typed(table: Any, spec: RegressionSpec, schema: TableSchema) -> dict[str, C
         raise Refusal("schema", "a declared column is not in its table")
     words = {*schema.words, *(n for n, c in schema.columns.items() if c.kind == "words")}
     words |= {spec.target} if spec.family == "logistic" else set()
-    found: dict[str, Column] = {}
+    typed: dict[str, Column] = {}
     try:
         for name in [name for name in names if not schema.columns or name in schema.columns]:
             declared = schema.columns.get(name)
             codes = (*schema.missing, *(declared.missing if declared else ()))
             part = table[[name]] if is_table(table) else {name: table[name]}
-            found |= as_columns(part, codes, words)
+            typed |= as_columns(part, codes, words)
             if declared is not None:
-                _check_declared(name, found[name], declared, words)
+                _check_declared(name, typed[name], declared, words)
     except MixedColumnError as error:
         values = list(table[error.name])
         listed = ", ".join(f"row {row} ({values[row - 1]!r:.40})" for row in error.rows[:10])
@@ -221,7 +221,7 @@ def _typed(table: Any, spec: RegressionSpec, schema: TableSchema) -> dict[str, C
         raise Refusal("numbers", f"{error}, in the node's configuration") from None
     except DataError as error:  # its text names columns, never values
         raise Refusal("table", str(error)) from None
-    return found
+    return typed
 
 
 def _check_declared(name: str, column: Column, declared: ColumnSchema, words: set[str]) -> None:
@@ -258,11 +258,11 @@ def _merged(name: str, column: Column, strata: Column | None, guards: Guards) ->
     if strata is not None and strata is not column:
         counts += [Counter(column[strata == stratum].tolist()) for stratum in np.unique(strata)]
     few = rare(counts, guards.cell)
-    found = np.array([RARE if value in few else value for value in values])
-    levels = set(found.tolist())
+    merged = np.array([RARE if value in few else value for value in values])
+    levels = set(merged.tolist())
     if len(levels) > MOST_LEVELS or any(len(level) > LONGEST for level in levels):
         raise Refusal("levels", f"column '{name}': too many levels, or a level that is too long")
-    return found
+    return merged
 
 
 def _withheld(name: str, numbers: Array, guards: Guards) -> Array:
@@ -283,7 +283,7 @@ def guarded(experiment: Experiment, spec: RegressionSpec) -> Experiment:
 
 
 def problem_of(
-    spec: RegressionSpec, kept: tuple[int, ...] = (), mean: float | None = None
+    spec: RegressionSpec, always: tuple[int, ...] = (), mean: float | None = None
 ) -> MakeProblem:
     """Return a function that builds the problem; columns are centred, rows have weights.
 
@@ -293,14 +293,14 @@ def problem_of(
     def make(data: ClientData) -> Problem:
         width = int(data.x.shape[1])
         if spec.family == "cox":
-            return Cox(width, l2=spec.l2, keep=kept, weighted=True)
+            return Cox(width, l2=spec.l2, keep=always, weighted=True)
         loss = "squared-half" if spec.family == "linear" else spec.family
         return GLM(
             width,
             loss,
             l2=spec.l2,
             intercept=spec.family != "linear",  # the target of a linear regression is centred
-            keep=kept,
+            keep=always,
             weighted=True,
             offset=spec.family == "poisson",
             start=_start(spec, width, mean),
@@ -371,7 +371,7 @@ class TableSite:
         return reply
 
     def _look_ahead(
-        self, own: Prepared, table: Mapping[str, Sequence[str]], entry: dict[str, Any]
+        self, prepared: Prepared, table: Mapping[str, Sequence[str]], entry: dict[str, Any]
     ) -> None:
         """Refuse a fit that cannot be answered, before anything about it leaves the site."""
         algorithm, guards = self._experiment.build_algorithm(), self._guards
@@ -380,7 +380,7 @@ class TableSite:
         from parsifl.sites.deployment.forecast import forecast  # it fits with `problem_of`
 
         _, ledger, rows = self._audit.ledger(table, guards)
-        ahead = forecast(own, algorithm, ledger, rows, guards)
+        ahead = forecast(prepared, algorithm, ledger, rows, guards)
         if ahead is None:
             return
         entry["forecast"] = {"row": ahead.alone.single, "pair": ahead.alone.pair, **ahead.further}
@@ -396,7 +396,7 @@ class TableSite:
             raise Refusal(
                 "forecast",
                 f"a fit with {algorithm.tau} terms would make a row or a pair stand out among "
-                f"{own.rows} rows; choose fewer terms or set l2 (its owner can choose another "
+                f"{prepared.rows} rows; choose fewer terms or set l2 (its owner can choose another "
                 "guard-profile)",
             )
 
@@ -422,31 +422,34 @@ class TableSite:
         if getattr(request, "client", self._client) != self._client:
             raise WireError("client: the request is for another client")
         rules.check_algorithm(self._experiment, self._spec.family, self._guards)
-        own = prepare(self._table, self._spec, self._schema, self._guards)
-        rules.check_plan(self._experiment, self._client, own.rows, self._guards)
-        table = self._text(own)
+        prepared = prepare(self._table, self._spec, self._schema, self._guards)
+        rules.check_plan(self._experiment, self._client, prepared.rows, self._guards)
+        table = self._text(prepared)
         entry["table"] = digest(table)
         if isinstance(request, AgreeRequest):
             self._audit.enter(digest("agree", entry["table"]), table, {}, 0.0, self._guards)
-            self._look_ahead(own, table, entry)
-            most = self._guards.columns(own.rows)
+            self._look_ahead(prepared, table, entry)
+            most = self._guards.columns(prepared.rows)
             return AgreeReply(
                 client=self._client,
                 columns=most,
                 noise=self._guards.noise,
                 units=self._schema.units,
-                summary=own.summary(),
+                summary=prepared.summary(),
             ).envelope()
         agreed = getattr(request, "agreement", None)
         if agreed is None:
             raise WireError("agreement: missing; a site does not answer without one")
         agreement = Agreement.read(agreed)
-        rules.check_agreement(agreement, own, self._guards)
-        x, y = agreement.preprocessing.standardised(own.columns), agreement.targets(own.columns)
+        rules.check_agreement(agreement, prepared, self._guards)
+        x, y = (
+            agreement.preprocessing.standardised(prepared.columns),
+            agreement.targets(prepared.columns),
+        )
         data = data_of(x, y)
         make = problem_of(self._spec, agreement.kept)
         if isinstance(request, ProductsRequest):
-            return self._products(request, agreement, own, data, make(data), entry)
+            return self._products(request, agreement, prepared, data, make(data), entry)
         site = RemoteClient(self._experiment, self._client, data, self._root, make)
         if not isinstance(request, WorkRequest):
             return site.hello()
@@ -456,17 +459,17 @@ class TableSite:
         self._hold(request, agreement, entry, request.round, envelope.parts.get("down"))
         problem: Any = make(data)
         if isinstance(self._experiment.build_algorithm(), FedBestSubset):
-            hide = self._check_sums(envelope, own, agreement, data, problem, entry)
+            hide = self._check_sums(envelope, prepared, agreement, data, problem, entry)
             return self._hidden(_whole(site.train(request, envelope.parts)), hide)
         # other algorithms may combine all products of columns
         start, columns = torch.zeros(problem.width, dtype=torch.float64), range(problem.width)
-        self._release(own, agreement, data, problem, start, columns, entry)
-        return self._narrow(_whole(site.train(request, envelope.parts)), own.rows, entry)
+        self._release(prepared, agreement, data, problem, start, columns, entry)
+        return self._narrow(_whole(site.train(request, envelope.parts)), prepared.rows, entry)
 
     def _check_sums(
         self,
         envelope: Envelope,
-        own: Prepared,
+        prepared: Prepared,
         agreement: Agreement,
         data: ClientData,
         problem: Any,
@@ -477,15 +480,15 @@ class TableSite:
         try:
             question = wire.decode(envelope.parts.get("down", b""), kind, limit=1 << 28)
             at = question.at[problem.name]
-            candidates = [int(place) for place in question.candidates]
-            used = [int(place) for place in at.nonzero()[:, 0]]
+            candidates = [int(position) for position in question.candidates]
+            used = [int(position) for position in at.nonzero()[:, 0]]
             fits = at.shape == (problem.width,)
         except (WireError, LookupError, AttributeError, TypeError, ValueError):
             raise WireError("down: not a question about sums") from None
         if not fits:
             raise WireError("down: not a question about sums")
-        rules.check_question(candidates, used, problem.width, own.rows, self._guards)
-        return self._release(own, agreement, data, problem, at, candidates, entry)
+        rules.check_question(candidates, used, problem.width, prepared.rows, self._guards)
+        return self._release(prepared, agreement, data, problem, at, candidates, entry)
 
     def _hidden(self, reply: Envelope, hide: Hide) -> Envelope:
         """Return a reply whose sums have noise."""
@@ -497,7 +500,7 @@ class TableSite:
 
     def _release(
         self,
-        own: Prepared,
+        prepared: Prepared,
         agreement: Agreement,
         data: ClientData,
         problem: Any,
@@ -508,26 +511,28 @@ class TableSite:
         """Check sums at these coefficients with the ledger; return what hides them in noise."""
         names, units = agreement.preprocessing.names, agreement.preprocessing.units
         owners = [agreement.preprocessing.columns[unit].name for unit in units]
-        inner = [place for place in columns if place < len(names)]
-        used = [place for place in np.flatnonzero(at.numpy()).tolist() if place < len(names)]
+        inner = [position for position in columns if position < len(names)]
+        used = [
+            position for position in np.flatnonzero(at.numpy()).tolist() if position < len(names)
+        ]
         x, columns = np.asarray(data.x), list(columns)
-        rules.check_cells(own, owners, x, sorted({*inner, *used}), self._guards)
-        entry["columns"] = [names[place] for place in inner]
+        rules.check_cells(prepared, owners, x, sorted({*inner, *used}), self._guards)
+        entry["columns"] = [names[position] for position in inner]
         request = digest(entry["table"], agreement.to_json(), columns, at.tolist())
         if self._spec.family == "linear":
-            block = {names[place]: x[:, place] for place in sorted({*columns, *used})}
+            block = {names[position]: x[:, position] for position in sorted({*columns, *used})}
             block["(target)"] = data.y[:, 0].numpy()
-            self._audit.enter(request, self._text(own), block, 0.0, self._guards)
+            self._audit.enter(request, self._text(prepared), block, 0.0, self._guards)
             return lambda sums: sums
         terms, width = RowTerms.of(problem, data, at), self._guards.noise
         block = terms.block(columns, [*names, "(intercept)"], diagonal=not used)
-        self._audit.enter(request, self._text(own), block, width, self._guards)
+        self._audit.enter(request, self._text(prepared), block, width, self._guards)
         secret = self._audit.secret()
         return lambda sums: terms.noisy(sums, columns, width, secret, request)
 
-    def _text(self, own: Prepared) -> dict[str, list[str]]:
+    def _text(self, prepared: Prepared) -> dict[str, list[str]]:
         """Return the values of the table that identify its rows."""
-        return {name: list(map(str, self._table[name])) for name in own.columns}
+        return {name: list(map(str, self._table[name])) for name in prepared.columns}
 
     def _hold(
         self,
@@ -555,7 +560,7 @@ class TableSite:
         self,
         request: ProductsRequest,
         agreement: Agreement,
-        own: Prepared,
+        prepared: Prepared,
         data: ClientData,
         problem: Any,
         entry: dict[str, Any],
@@ -563,28 +568,28 @@ class TableSite:
         """Return loss, gradient and curvature at the requested coefficients."""
         width = problem.width
         support = rules.check_support(
-            request.support, width, self._experiment, own.rows, self._guards
+            request.support, width, self._experiment, prepared.rows, self._guards
         )
         if len(request.coefficients) != len(support):
             raise WireError("coefficients: one for each column of the support is needed")
         self._hold(request, agreement, entry, support, list(request.coefficients))
         at, columns = torch.zeros(width, dtype=torch.float64), torch.tensor(support)
         at[columns] = torch.tensor(request.coefficients, dtype=torch.float64)
-        hide = self._release(own, agreement, data, problem, at, support, entry)
+        hide = self._release(prepared, agreement, data, problem, at, support, entry)
         model = {problem.name: at}
         question = BestSubsetQuestion(model, model, columns)
         rows = ClientRoundData({}, all_rows(data), torch.tensor(0), 0)
-        found = hide(self._sums.client_update(problem, question, None, rows).upload)
+        noisy = hide(self._sums.client_update(problem, question, None, rows).upload)
         counts = np.zeros(1)
         if self._spec.family == "poisson":
             counts = torch.lgamma(data.y[:, 0] + 1).numpy()
         largest, name = np.abs(counts).max(), f"{entry['table']} constant"
         hidden = keyed_noise(self._audit.secret(), name, np.asarray(largest), self._guards.noise)
         sums = {
-            "loss": found.loss,
+            "loss": noisy.loss,
             "constant": torch.tensor(float(counts.sum() + hidden), dtype=torch.float64),
-            "gradient": found.gradient[columns],
-            "curvature": upper(self._sums.hessian(found.curvature, columns)),
+            "gradient": noisy.gradient[columns],
+            "curvature": upper(self._sums.hessian(noisy.curvature, columns)),
         }
         head = {name: getattr(request, name) for name in ("client", "round", "experiment")}
         return ProductsReply(**head).envelope({"sums": wire.encode(sums)})

@@ -151,7 +151,7 @@ class FederatedSparse(PublishedSolvers):
         Rows of weight 0 are ignored, and so are sites without other rows.
         """
         weight = y[:, getattr(problem, "weight_column", 1)].numpy()
-        parts = [kept for rows in parts if len(kept := rows[weight[rows] > 0])]
+        parts = [weighted for rows in parts if len(weighted := rows[weight[rows] > 0])]
         free = problem.width - len(problem.unpenalized["coef"])
         tau = min(self._sparsity(x.shape[1]), free)
         self._choose(problem, tau, own_intercept=own_intercept)
@@ -184,8 +184,8 @@ class FederatedSparse(PublishedSolvers):
             fit = certified(fit, algorithm, problem, sites, int(self.certificate_rounds))
         if not self._interim and self._setting("dictionary", None) is None:
             kind = self._intercept_kind()
-            found = site_fits(problem, sites.rows, fit.search.coefficients, fit.columns, kind)
-            fit, self.summary_bytes_ = replace(fit, by_site=found), found.bytes_up
+            by_site = site_fits(problem, sites.rows, fit.search.coefficients, fit.columns, kind)
+            fit, self.summary_bytes_ = replace(fit, by_site=by_site), by_site.bytes_up
         self._exact: ExactFit | None = fit
         self.history_, self.n_iter_ = fit.history, len(fit.history)
         self.bytes_up_ = fit.bytes_up + moments.bytes_up + self._agreement_bytes[0]
@@ -271,8 +271,8 @@ class FederatedSparse(PublishedSolvers):
         if self._setting("dictionary", None) is not None or fit.search.phase == Phase.SEPARATED:
             return
         used = np.diagonal(fit.information.sum(0)) > 0  # other columns have a warning of their own
-        places = fit.columns[undetermined(fit).any(axis=1) & used]
-        names = [name for place, name in enumerate(self._names()) if place in places]
+        positions = fit.columns[undetermined(fit).any(axis=1) & used]
+        names = [name for position, name in enumerate(self._names()) if position in positions]
         if len(names) > 1:
             warnings.warn(
                 f"the columns {', '.join(names)} of the model {dependence(fit)}, so the sums do "
@@ -304,7 +304,7 @@ class FederatedSparse(PublishedSolvers):
         columns = np.flatnonzero(fit.rules.labels == label)
         if self.preprocessing_ is not None:
             names = self.preprocessing_.columns
-            units = dict.fromkeys(self.preprocessing_.units[place] for place in columns)
+            units = dict.fromkeys(self.preprocessing_.units[column] for column in columns)
             return " + ".join(repr(names[unit].name) for unit in units)
         names_of = self._names()
         return f"{names_of[columns[0]]} .. {names_of[columns[-1]]}"

@@ -67,11 +67,11 @@ class FederatedSparseClassifier(ClassifierMixin, FederatedSparse):  # type: igno
             raise ValueError(
                 "all rows with a positive sample_weight belong to one class; 2 are needed"
             )
-        own = self._check_center()
+        own_intercept = self._check_center()
         moments = gather(X, labels.astype(np.float64), weight, parts, standardize=self.standardize)
         x, centre = self._standardised(X, moments)
-        kept = self._kept(X.shape[1])
-        self._say_what_cannot_be_kept(x, kept)
+        always = self._kept(X.shape[1])
+        self._say_what_cannot_be_kept(x, always)
         binary = len(self.classes_) == 2
         problem = GLM(
             X.shape[1],
@@ -79,27 +79,31 @@ class FederatedSparseClassifier(ClassifierMixin, FederatedSparse):  # type: igno
             classes=None if binary else len(self.classes_),
             l2=0.0 if self.l2 is None else self.l2,
             intercept=bool(self.fit_intercept),
-            keep=kept,
+            keep=always,
             dictionary=self._atoms(),
             weighted=True,
         )
         targets = torch.from_numpy(np.stack([labels.astype(np.float64), weight], axis=1))
         start = float(logit(moments.target)) if binary else 0.0
-        found = self._train(problem, x, targets, parts, moments, start=start, own_intercept=own)
+        coefficients = self._train(
+            problem, x, targets, parts, moments, start=start, own_intercept=own_intercept
+        )
         self._say_if_pooled(groups)
-        if own and binary:
-            found = self._with_common_intercept(found, problem, x, targets, len(parts))
+        if own_intercept and binary:
+            coefficients = self._with_common_intercept(
+                coefficients, problem, x, targets, len(parts)
+            )
         self._note(centre, moments.scale)
         if binary:
             self.n_events_ = int((labels[weight > 0] == 1).sum())
-        found = np.atleast_2d(found)
-        slopes = found[:, :-1] if problem.intercept else found
-        self.support_ = np.flatnonzero((slopes != 0).any(axis=0))
+        coefficients = np.atleast_2d(coefficients)
+        weights = coefficients[:, :-1] if problem.intercept else coefficients
+        self.support_ = np.flatnonzero((weights != 0).any(axis=0))
         if problem.dictionary is not None:
-            self.atom_coef_ = slopes
-            slopes = slopes @ problem.dictionary.numpy().T
-        self.coef_ = slopes / moments.scale
-        offset = found[:, -1] if problem.intercept else np.zeros(len(found))
+            self.atom_coef_ = weights
+            weights = weights @ problem.dictionary.numpy().T
+        self.coef_ = weights / moments.scale
+        offset = coefficients[:, -1] if problem.intercept else np.zeros(len(coefficients))
         self.intercept_ = offset - np.asarray(self.coef_ * centre).sum(axis=1)
         return self
 

@@ -94,17 +94,17 @@ class FederatedSparseCox(FederatedSparse):
         self._say_if_tied(time, event * weight, parts)
         moments = gather(X, time, weight, parts, standardize=self.standardize)
         x = centred(X, moments) / moments.scale
-        kept = self._kept(X.shape[1])
-        self._say_what_cannot_be_kept(x, kept)
+        always = self._kept(X.shape[1])
+        self._say_what_cannot_be_kept(x, always)
         l2 = 0.0 if self.l2 is None else self.l2
-        problem = Cox(X.shape[1], l2=l2, keep=kept, weighted=True, ties=self.ties)
+        problem = Cox(X.shape[1], l2=l2, keep=always, weighted=True, ties=self.ties)
         targets = torch.from_numpy(np.stack([time, event, weight], axis=1))
-        found = self._train(problem, x, targets, parts, moments)
+        coefficients = self._train(problem, x, targets, parts, moments)
         self._say_if_pooled(groups)
         self._note(np.zeros_like(moments.mean), moments.scale)
         self.n_events_ = int(((weight > 0) & (event > 0)).sum())
-        self.support_ = np.flatnonzero(found)
-        self.coef_: Array = found / moments.scale
+        self.support_ = np.flatnonzero(coefficients)
+        self.coef_: Array = coefficients / moments.scale
         return self
 
     def _say_if_tied(self, time: Array, events: Array, parts: list[Indices]) -> None:

@@ -135,12 +135,12 @@ class FederatedSparseCV(FederatedSparse):
         self.path_ = self._numbers(X.shape[1] if is_table(X) else base._width(X.shape[1]))
         folds = _with_weight(self._folds(y, groups, len(names)), weight)
         self.bytes_up_ = self.bytes_down_ = 0
-        found = None
+        errors = None
         if name == "mse":
-            found = path_errors(base, X, y, groups, weight, self.path_, folds)
-        if found is None:
+            errors = path_errors(base, X, y, groups, weight, self.path_, folds)
+        if errors is None:
             error = self._errors[name]
-            found = np.array(
+            errors = np.array(
                 [
                     [
                         self._error(error, int(k), X, y, groups, weight, extra, fold)
@@ -149,7 +149,7 @@ class FederatedSparseCV(FederatedSparse):
                     for k in self.path_
                 ]
             )
-        self.error_path_ = found
+        self.error_path_ = errors
         held = np.array([float(weight[rows].sum()) for _, rows in folds])
         self.n_nonzero_coefs_ = self._chosen(held)
         best = self._fitted(self.n_nonzero_coefs_, X, y, groups, extra, interim=False)
@@ -164,11 +164,11 @@ class FederatedSparseCV(FederatedSparse):
         return self
 
     def _data(self, x: Any, y: Any) -> tuple[Any, Any]:
-        own = self._checks()
-        check_target(y, as_numbers="y_numeric" in own or "multi_output" in own)
+        extra_checks = self._checks()
+        check_target(y, as_numbers="y_numeric" in extra_checks or "multi_output" in extra_checks)
         if is_table(x):
             return x, np.asarray(y)
-        checks = {"dtype": np.float64, "ensure_min_samples": 2, **own}
+        checks = {"dtype": np.float64, "ensure_min_samples": 2, **extra_checks}
         return validate_data(self, x, y, **checks)  # type: ignore[no-any-return]
 
     def _checks(self) -> dict[str, Any]:
@@ -187,8 +187,10 @@ class FederatedSparseCV(FederatedSparse):
     def _numbers(self, width: int) -> Any:
         if self.path is not None:
             numbers = np.asarray(self.path)
-            whole = numbers.ndim == 1 and numbers.size and np.issubdtype(numbers.dtype, np.integer)
-            if not whole or numbers.min() < 1 or numbers.max() > width:
+            are_integers = (
+                numbers.ndim == 1 and numbers.size and np.issubdtype(numbers.dtype, np.integer)
+            )
+            if not are_integers or numbers.min() < 1 or numbers.max() > width:
                 raise ValueError(
                     f"path must list numbers of coefficients between 1 and {width}, "
                     f"got {self.path!r}"
@@ -314,8 +316,8 @@ def _mse(model: Any, rows: HeldOut) -> float:
 def _log_loss(model: Any, rows: HeldOut) -> float:
     # by position: scikit-learn's log_loss sorts labels
     chance = model.predict_proba(rows.x)
-    place = np.array([model.classes_.tolist().index(label) for label in rows.y.tolist()])
-    likely = np.clip(chance[np.arange(len(place)), place], np.finfo(float).eps, 1.0)
+    class_number = np.array([model.classes_.tolist().index(label) for label in rows.y.tolist()])
+    likely = np.clip(chance[np.arange(len(class_number)), class_number], np.finfo(float).eps, 1.0)
     return -2 * float(np.average(np.log(likely), weights=rows.weight))
 
 
@@ -448,13 +450,13 @@ class FederatedSparseCoxCV(FederatedSparseCV):
 
 def _with_weight(folds: list[Fold], weight: Array) -> list[Fold]:
     """Skip folds in which either side has only rows of weight 0."""
-    found = [fold for fold in folds if all(weight[rows].any() for rows in fold)]
-    if not found:
+    weighted = [fold for fold in folds if all(weight[rows].any() for rows in fold)]
+    if not weighted:
         raise ValueError(
             "no fold has rows with a positive sample_weight on both sides; "
             "give more clients a positive weight"
         )
-    return found
+    return weighted
 
 
 @dataclass(frozen=True, eq=False)
@@ -488,9 +490,9 @@ class Products:
             np.sum([part.products for part in parts], axis=0),
         )
 
-    def answer(self, slopes: Array, columns: Indices) -> tuple[float, Array, Array]:
+    def answer(self, coefficients: Array, columns: Indices) -> tuple[float, Array, Array]:
         """Return half the sum of squares and its derivatives at these columns; no intercept."""
-        b = np.append(slopes, -1.0)
+        b = np.append(coefficients, -1.0)
         residual = self.products @ b
         inner = self.products[np.ix_(columns, columns)]
         return float(b @ residual / 2), residual[columns], inner
@@ -504,8 +506,8 @@ class Products:
                 [self.sums[None, wide], np.array([[self.count]])],
             ]
         )
-        place = np.delete(np.arange(len(wide) + 1), len(columns))
-        inner, right = products[np.ix_(place, place)], products[place, len(columns)]
+        order = np.delete(np.arange(len(wide) + 1), len(columns))
+        inner, right = products[np.ix_(order, order)], products[order, len(columns)]
         squares = products[len(columns), len(columns)]
 
         def terms(b: Array) -> Terms:
@@ -515,9 +517,9 @@ class Products:
 
         return terms
 
-    def error(self, slopes: Array, intercept: float) -> float:
+    def error(self, coefficients: Array, intercept: float) -> float:
         """Return the mean squared error of a model on these rows."""
-        b = np.append(-slopes, 1.0)  # y - x'b
+        b = np.append(-coefficients, 1.0)  # y - x'b
         square = b @ self.products @ b - 2 * intercept * (b @ self.sums)
         return float(square / self.count + intercept**2)
 
@@ -529,13 +531,13 @@ def held_out_errors(
     held: Sequence[Indices],
 ) -> Array:
     """Return mean squared errors [numbers, folds] on the sites `held` out in each fold."""
-    found = np.empty((len(path), len(held)))
+    errors = np.empty((len(path), len(held)))
     for j, out in enumerate(held):
         train = Products.total([part for site, part in enumerate(sites) if site not in out])
         test = Products.total([sites[site] for site in out])
         for i, number in enumerate(path):
-            found[i, j] = test.error(*_model(base, train, int(number)))
-    return found
+            errors[i, j] = test.error(*_model(base, train, int(number)))
+    return errors
 
 
 def mean_errors(errors: Array, held: Array) -> tuple[Array, Array]:
@@ -570,11 +572,11 @@ def path_errors(
     base.preprocessing_ = None
     _, owner = owners(groups, len(y))
     held = [np.unique(owner[rows]) for _, rows in folds]
-    whole = all(
+    is_possible = all(
         not np.isin(owner[train], sites).any() and len(train) + len(rows) == len(y)
         for sites, (train, rows) in zip(held, folds, strict=True)
     )
-    if not whole:
+    if not is_possible:
         return None
     columns = np.concatenate([x, y[:, None]], axis=1)
     columns = columns - np.average(columns, axis=0, weights=weight)  # known from the moments
@@ -614,9 +616,9 @@ def _model(base: FederatedSparseRegressor, train: Products, number: int) -> tupl
     inner = around[:-1, :-1] / np.outer(scale, scale) * np.outer(~constant, ~constant)
     right = around[:-1, -1] / scale * ~constant
     l2 = 0.0 if base.l2 is None else base.l2
-    kept = base._kept(width)
-    problem = GLM(width, "squared-half", l2=l2, intercept=False, keep=kept, weighted=True)
-    tau = min(number, width - len(kept))
+    always = base._kept(width)
+    problem = GLM(width, "squared-half", l2=l2, intercept=False, keep=always, weighted=True)
+    tau = min(number, width - len(always))
     start = problem.init(Key(0))["coef"]
     rules = FedBestSubset(tau=tau, max_bytes=int(base.max_bytes), units=base._units(width)).rules(
         problem, start
@@ -625,5 +627,5 @@ def _model(base: FederatedSparseRegressor, train: Products, number: int) -> tupl
         train.count, around[-1, -1] / 2, -right, np.diag(inner), inner[np.triu_indices(width)]
     )
     search = best_subset.advance(subset_state.begin(rules, np.zeros(width)), sums, rules)
-    slopes = search.coefficients / scale
-    return slopes, float(mean[-1] - slopes @ mean[:-1])
+    coefficients = search.coefficients / scale
+    return coefficients, float(mean[-1] - coefficients @ mean[:-1])

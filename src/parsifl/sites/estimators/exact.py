@@ -70,8 +70,8 @@ class Sites:
         for part in parts:
             index = torch.from_numpy(np.ascontiguousarray(part))
             single = len(parts) == 1 and len(part) == len(targets)
-            own, y = (pool, targets) if single else (pool[index], targets[index])
-            cut.append(Rows(own, y, torch.ones(len(part), dtype=torch.float64)))
+            site_rows, y = (pool, targets) if single else (pool[index], targets[index])
+            cut.append(Rows(site_rows, y, torch.ones(len(part), dtype=torch.float64)))
         infos = tuple(ClientInfo(i, len(part)) for i, part in enumerate(parts))
         return cls(tuple(cut), infos)
 
@@ -164,16 +164,16 @@ class ExactFit:
     def path(self) -> SubsetPath:
         """Return the best subsets of growing size; only for `one_shot`, and without a message."""
         model, names = quadratic_model(self.search, self.rules)
-        own = self.search.support & (self.rules.labels >= 0)
-        chosen = np.unique(self.rules.labels[own])
+        selected = self.search.support & (self.rules.labels >= 0)
+        chosen = np.unique(self.rules.labels[selected])
         here = tuple(np.searchsorted(names, chosen).tolist())
         empty = self.search.loss - model.fit(here).value
         numbers = self.path_numbers()
-        found, losses = np.zeros((len(numbers), self.rules.width)), np.empty(len(numbers))
+        coefficients, losses = np.zeros((len(numbers), self.rules.width)), np.empty(len(numbers))
         for i, number in enumerate(numbers):
             fit = model.fit(here if number == len(here) else model.search(number, thorough=True))
-            found[i, fit.columns], losses[i] = fit.coefficients, empty + fit.value
-        return SubsetPath(numbers, found, losses, empty)
+            coefficients[i, fit.columns], losses[i] = fit.coefficients, empty + fit.value
+        return SubsetPath(numbers, coefficients, losses, empty)
 
     @cached_property
     def certificate(self) -> Certificate:
@@ -195,10 +195,10 @@ class ExactFit:
         nodes = nodes if self.nodes is None else self.nodes
         value = model.fit(here).value
         lowest, _, visited = model.bound(here, len(here), nodes)
-        found = Certificate.of(search.loss, search.loss + lowest - value, visited)
-        if found.proven and (reason := undecided(model, here, nodes)):
+        certificate = Certificate.of(search.loss, search.loss + lowest - value, visited)
+        if certificate.proven and (reason := undecided(model, here, nodes)):
             return Certificate(False, float("nan"), visited, reason)
-        return found
+        return certificate
 
 
 def certified(
@@ -208,7 +208,7 @@ def certified(
     rules, search, sent = fit.rules, fit.search, [fit.bytes_up, fit.bytes_down]
 
     def ask(points: Sequence[tuple[Array, Indices]]) -> list[Sums]:
-        found = []
+        answers = []
         for at, columns in points:
             model = {problem.name: torch.from_numpy(at)}
             question = BestSubsetQuestion(model, model, torch.from_numpy(columns))
@@ -218,8 +218,8 @@ def certified(
             total = algorithm.accumulator(problem)
             for info, upload in zip(sites.infos, uploads, strict=True):
                 total.add(ClientUpload(info, float(info.samples), upload, question))
-            found.append(as_sums(total.total()))
-        return found
+            answers.append(as_sums(total.total()))
+        return answers
 
     if search.phase != Phase.CONVERGED:
         proof = Certificate(False, float("nan"), 0, "the fit did not converge")
@@ -309,5 +309,7 @@ def _asked(
 
 
 def _slopes(problem: Summable, support: torch.Tensor) -> list[int]:
-    found: list[int] = support.nonzero()[:, 0].tolist()
-    return [place for place in found if not problem.intercept or place < len(support) - 1]
+    positions: list[int] = support.nonzero()[:, 0].tolist()
+    return [
+        position for position in positions if not problem.intercept or position < len(support) - 1
+    ]

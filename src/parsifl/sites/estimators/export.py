@@ -23,20 +23,22 @@ def as_sklearn(estimator: Any, missing: Missing) -> Any:
     """Return a scikit-learn estimator with the same predictions."""
     if missing not in _MISSING:
         raise ConfigError(unknown("missing", str(missing), _MISSING))
-    found: Preprocessing | None = estimator.preprocessing_
-    slopes, intercept = estimator.coef_, np.asarray(getattr(estimator, "intercept_", 0.0))
-    if found is None:
-        model = _model(estimator, slopes, intercept)
+    preprocessing: Preprocessing | None = estimator.preprocessing_
+    coefficients, intercept = estimator.coef_, np.asarray(getattr(estimator, "intercept_", 0.0))
+    if preprocessing is None:
+        model = _model(estimator, coefficients, intercept)
         names = getattr(estimator, "feature_names_in_", None)
         if names is not None:
             model.feature_names_in_ = names
         return model
-    slopes, intercept = _by_level(found, slopes, intercept)
-    return make_pipeline(_transformer(found, missing), _model(estimator, slopes, intercept))
+    coefficients, intercept = _by_level(preprocessing, coefficients, intercept)
+    return make_pipeline(
+        _transformer(preprocessing, missing), _model(estimator, coefficients, intercept)
+    )
 
 
-def _model(estimator: Any, slopes: Array, intercept: Array) -> Any:
-    family, width = estimator._family(), slopes.shape[-1]
+def _model(estimator: Any, coefficients: Array, intercept: Array) -> Any:
+    family, width = estimator._family(), coefficients.shape[-1]
     if family == "binomial":
         labels = estimator.classes_
         model = LogisticRegression(max_iter=1).fit(np.zeros((len(labels), width)), labels)
@@ -46,40 +48,44 @@ def _model(estimator: Any, slopes: Array, intercept: Array) -> Any:
     else:
         model = LinearRegression().fit(np.zeros((2, width)), np.zeros(2))
     # NumPy's scalar type, as in scikit-learn: converters call its methods
-    model.coef_, model.intercept_ = slopes.copy(), intercept[()]
+    model.coef_, model.intercept_ = coefficients.copy(), intercept[()]
     return model
 
 
-def _by_level(found: Preprocessing, slopes: Array, intercept: Array) -> tuple[Array, Array]:
+def _by_level(
+    preprocessing: Preprocessing, coefficients: Array, intercept: Array
+) -> tuple[Array, Array]:
     """Return coefficients of one indicator per level, and the intercept that goes with them.
 
     A level that no site had has no indicator. It counts as (rare) if levels were merged, else
     as the reference: the coefficient of that level becomes part of the intercept.
     """
     parts, start = [], 0
-    for column in found.columns:
+    for column in preprocessing.columns:
         width = len(column.names)
-        own = slopes[..., start : start + width]
+        by_level = coefficients[..., start : start + width]
         start += width
         if column.levels:
-            own = np.concatenate([np.zeros_like(slopes[..., :1]), own], axis=-1)
+            by_level = np.concatenate([np.zeros_like(coefficients[..., :1]), by_level], axis=-1)
             if RARE in column.levels:
-                place = column.levels.index(RARE)
-                intercept = intercept + own[..., place]
-                own = np.delete(own - own[..., [place]], place, axis=-1)
-        parts.append(own)
+                rare = column.levels.index(RARE)
+                intercept = intercept + by_level[..., rare]
+                by_level = np.delete(by_level - by_level[..., [rare]], rare, axis=-1)
+        parts.append(by_level)
     return np.concatenate(parts, axis=-1), intercept
 
 
-def _transformer(found: Preprocessing, missing: Missing) -> ColumnTransformer:
+def _transformer(preprocessing: Preprocessing, missing: Missing) -> ColumnTransformer:
     """Return a transformer that was fitted to a table with every level and the means."""
     try:
         import pandas as pd
     except ImportError:
         raise ConfigError("to_sklearn() of a fit to a table needs pandas; install it") from None
-    steps = [(column.name, _step(column, missing), [column.name]) for column in found.columns]
-    rows = max([1, *(len(column.levels) for column in found.columns)])
-    example = {column.name: _example(column, rows) for column in found.columns}
+    steps = [
+        (column.name, _step(column, missing), [column.name]) for column in preprocessing.columns
+    ]
+    rows = max([1, *(len(column.levels) for column in preprocessing.columns)])
+    example = {column.name: _example(column, rows) for column in preprocessing.columns}
     transformer = ColumnTransformer(steps, verbose_feature_names_out=False)
     return transformer.set_output(transform="default").fit(pd.DataFrame(example))
 

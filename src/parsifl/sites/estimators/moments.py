@@ -43,20 +43,22 @@ def gather(x: Any, y: Array, weight: Array, parts: list[Indices], *, standardize
     counts, sums, squares = [], [], []
     for rows in parts:
         w = weight[rows]
-        own, around = _sums(x[rows], w)
+        site_sum, around = _sums(x[rows], w)
         message = {
             "n": torch.tensor([w.sum(), w @ y[rows]]),
-            "x": torch.from_numpy(own),
+            "x": torch.from_numpy(site_sum),
             "xx": torch.from_numpy(around),
         }
         up += wire.size(message)
         target += float(w @ y[rows])
         counts.append(float(w.sum()))
-        sums.append(own)
+        sums.append(site_sum)
         squares.append(around)
     total = sum(counts)
     mean = np.asarray(sum(sums) / total)
-    between = [n * (own / (n or 1.0) - mean) ** 2 for n, own in zip(counts, sums, strict=True)]
+    between = [
+        n * (site_sum / (n or 1.0) - mean) ** 2 for n, site_sum in zip(counts, sums, strict=True)
+    ]
     variance = np.asarray(sum(squares) + sum(between)) / total
     # rounding errors of a constant column (larger for a sparse one) count as no variance
     constant = variance <= (1e-12 if sparse.issparse(x) else 1e-26) * (variance + mean**2)
@@ -70,11 +72,11 @@ def gather(x: Any, y: Array, weight: Array, parts: list[Indices], *, standardize
 def _sums(part: Any, weight: Array) -> tuple[Array, Array]:
     """Return a client's weighted sums of the columns, and of the squares around their means."""
     total = float(weight.sum()) or 1.0
-    own = np.asarray(part.T @ weight).ravel()
+    totals = np.asarray(part.T @ weight).ravel()
     if isinstance(part, np.ndarray):
-        return own, np.asarray(((part - own / total) ** 2).T @ weight)
+        return totals, np.asarray(((part - totals / total) ** 2).T @ weight)
     squares = part.multiply(part)  # centred, a CSR matrix would not be sparse
-    return own, np.asarray(squares.T @ weight).ravel() - own * own / total
+    return totals, np.asarray(squares.T @ weight).ravel() - totals * totals / total
 
 
 def scaled(x: Any, moments: Moments, *, intercept: bool) -> Any:
@@ -139,7 +141,7 @@ def smoothness(x: Any, weight: Array, parts: list[Indices], intercept: bool) -> 
     Each client reports one number, computed by power iteration and rounded up. An intercept is a
     column of ones.
     """
-    found = 0.0
+    bound = 0.0
     for rows in parts:
         part, w = x[rows], weight[rows]
         v = np.random.default_rng(0).standard_normal(part.shape[1])
@@ -149,5 +151,5 @@ def smoothness(x: Any, weight: Array, parts: list[Indices], intercept: bool) -> 
             value = float(np.linalg.norm(v))
             if value == 0.0:
                 break
-        found = max(found, 1.1 * value / len(rows) + intercept * float(w.mean()))
-    return found
+        bound = max(bound, 1.1 * value / len(rows) + intercept * float(w.mean()))
+    return bound

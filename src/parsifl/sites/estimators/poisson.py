@@ -88,35 +88,39 @@ class FederatedSparsePoisson(RegressorMixin, FederatedSparse):  # type: ignore[m
         weight = self._weights(sample_weight, X)
         if not (weight * y).any():
             raise ValueError("every count is 0: there is nothing to fit")
-        own = self._check_center()
+        own_intercept = self._check_center()
         shift = np.zeros(len(y)) if offset is None else np.asarray(offset, dtype=np.float64)
         if shift.shape != y.shape or not np.isfinite(shift).all():
             raise ValueError(f"offset must be a finite number for each of the {len(y)} rows")
         moments = gather(X, y, weight, parts, standardize=self.standardize)
         x, centre = self._standardised(X, moments)
-        kept = self._kept(X.shape[1])
-        self._say_what_cannot_be_kept(x, kept)
+        always = self._kept(X.shape[1])
+        self._say_what_cannot_be_kept(x, always)
         problem = GLM(
             X.shape[1],
             "poisson",
             l2=0.0 if self.l2 is None else self.l2,
             intercept=bool(self.fit_intercept),
-            keep=kept,
+            keep=always,
             weighted=True,
             offset=True,
         )
         targets = torch.from_numpy(np.stack([y, weight, shift], axis=1))
         # sites also send the sums of their exposures
         start = float(np.log(moments.target / np.average(np.exp(shift), weights=weight)))
-        found = self._train(problem, x, targets, parts, moments, start=start, own_intercept=own)
+        coefficients = self._train(
+            problem, x, targets, parts, moments, start=start, own_intercept=own_intercept
+        )
         self._say_if_pooled(groups)
-        if own:
-            found = self._with_common_intercept(found, problem, x, targets, len(parts))
+        if own_intercept:
+            coefficients = self._with_common_intercept(
+                coefficients, problem, x, targets, len(parts)
+            )
         self._note(centre, moments.scale, constant=float(weight @ gammaln(y + 1)))
-        slopes = found[:-1] if problem.intercept else found
-        self.support_ = np.flatnonzero(slopes)
-        self.coef_: Array = slopes / moments.scale
-        offset = float(found[-1]) if problem.intercept else 0.0
+        weights = coefficients[:-1] if problem.intercept else coefficients
+        self.support_ = np.flatnonzero(weights)
+        self.coef_: Array = weights / moments.scale
+        offset = float(coefficients[-1]) if problem.intercept else 0.0
         self.intercept_ = offset - float(self.coef_ @ centre)
         return self
 
@@ -133,7 +137,7 @@ class FederatedSparsePoisson(RegressorMixin, FederatedSparse):  # type: ignore[m
         """Return the fraction of the deviance that is explained (1 is perfect)."""
         mean, y = self.predict(X), np.asarray(y, dtype=np.float64)
         level = np.full_like(mean, np.average(y, weights=sample_weight))
-        left, whole = (
+        left, total = (
             np.average(xlogy(y, y / at) - y + at, weights=sample_weight) for at in (mean, level)
         )
-        return float(1 - left / whole) if whole > 0 else 0.0
+        return float(1 - left / total) if total > 0 else 0.0

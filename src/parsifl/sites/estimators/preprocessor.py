@@ -74,8 +74,12 @@ class FederatedPreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[mi
         """Return the design matrix of a table; columns are matched by name."""
         check_is_fitted(self)
         columns = self._columns(X, reset=False)
-        found = self.preprocessing_
-        return found.standardised(columns) if self.standardize else found.design(columns)
+        preprocessing = self.preprocessing_
+        return (
+            preprocessing.standardised(columns)
+            if self.standardize
+            else preprocessing.design(columns)
+        )
 
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray[Any, Any]:
         """Return the columns of the design matrix: `age`, or `ward=surgery` for a level."""
@@ -108,8 +112,8 @@ def agreed(
     ]
     for note in unit_notes(summaries, sites):
         warnings.warn(note, ParsiflWarning, stacklevel=4)
-    found = Preprocessing.of(summaries, sites)
-    return found, (sum(part.size for part in summaries), len(parts) * found.size)
+    preprocessing = Preprocessing.of(summaries, sites)
+    return preprocessing, (sum(part.size for part in summaries), len(parts) * preprocessing.size)
 
 
 def owners(groups: Any, rows: int) -> tuple[np.ndarray[Any, Any], Indices]:

@@ -82,10 +82,10 @@ class PublishedSolvers(EstimatorSettings):
             params = _params(algorithm, problem, event.server)
             iterates.append(params)
             used = np.atleast_2d(params["coef"].numpy()).any(axis=0)
-            kept = {name: getattr(event.record, name) for name in _RECORDED}
-            kept["loss"] = _loss(problem, data, params)
-            kept["support"] = np.flatnonzero(used).tolist()
-            self.history_.append(kept)
+            entry = {name: getattr(event.record, name) for name in _RECORDED}
+            entry["loss"] = _loss(problem, data, params)
+            entry["support"] = np.flatnonzero(used).tolist()
+            self.history_.append(entry)
             if self._steady() and _settled(self.history_, 1e-6):
                 raise StopTraining("the loss has converged")
 
@@ -111,25 +111,25 @@ class PublishedSolvers(EstimatorSettings):
         received = sum(record["bytes_down"] for record in self.history_)
         self.bytes_down_ = received + moments.bytes_down + self._agreement_bytes[1]
         self._book_dictionary(len(parts))
-        found = np.array(iterates[best]["coef"].numpy())
+        coefficients = np.array(iterates[best]["coef"].numpy())
         self._exact = None
         if self.refit:
-            found = self._refitted(found, problem, x, y, parts)
-        self.loss_ = _loss(problem, data, {"coef": torch.from_numpy(found)})
+            coefficients = self._refitted(coefficients, problem, x, y, parts)
+        self.loss_ = _loss(problem, data, {"coef": torch.from_numpy(coefficients)})
         self._say_if_unsettled(problem, data, losses)
-        return found
+        return coefficients
 
     def _refitted(
-        self, found: Array, problem: GLM, x: Any, y: torch.Tensor, parts: list[Indices]
+        self, coefficients: Array, problem: GLM, x: Any, y: torch.Tensor, parts: list[Indices]
     ) -> Array:
         """Replace the coefficients on the support by the pooled fit, from sums."""
         ridge = self.l2 or 0.0
-        values, sent, received, phase = pooled_refit(found, problem, x, y, parts, ridge)
+        values, sent, received, phase = pooled_refit(coefficients, problem, x, y, parts, ridge)
         self.bytes_up_ += sent
         self.bytes_down_ += received
         if phase == Phase.SEPARATED:
             ridge = ridge or problem.l2  # that of the solver's own iterations
-            values, sent, received, _ = pooled_refit(found, problem, x, y, parts, ridge)
+            values, sent, received, _ = pooled_refit(coefficients, problem, x, y, parts, ridge)
             self.bytes_up_ += sent
             self.bytes_down_ += received
             warnings.warn(
@@ -230,17 +230,17 @@ def _client_data(x: Any, y: torch.Tensor, parts: Sequence[Indices], *, weighs: b
 
 
 def pooled_refit(
-    found: Array, problem: GLM, x: Any, y: torch.Tensor, parts: list[Indices], ridge: float
+    coefficients: Array, problem: GLM, x: Any, y: torch.Tensor, parts: list[Indices], ridge: float
 ) -> tuple[Array, int, int, Phase]:
     """Refit the non-zero coefficients; return them, the bytes up and down, and how it ended."""
-    if found.ndim == 2:
-        return _softmax_refit(found, problem, x, y, parts, ridge)
-    slopes = found[:-1] if problem.intercept else found
-    chosen = np.flatnonzero(slopes)
+    if coefficients.ndim == 2:
+        return _softmax_refit(coefficients, problem, x, y, parts, ridge)
+    weights = coefficients[:-1] if problem.intercept else coefficients
+    chosen = np.flatnonzero(weights)
     if not len(chosen):
-        return found, 0, 0, Phase.CONVERGED
+        return coefficients, 0, 0, Phase.CONVERGED
     if problem.quadratic:
-        return _least_squares(found, problem, x, y, parts, ridge)
+        return _least_squares(coefficients, problem, x, y, parts, ridge)
     small = GLM(
         len(chosen),
         problem.datafit.name,
@@ -249,12 +249,12 @@ def pooled_refit(
         keep=range(len(chosen)),
         weighted=True,
     )
-    start = found[[*chosen, len(slopes)] if problem.intercept else chosen].copy()
+    start = coefficients[[*chosen, len(weights)] if problem.intercept else chosen].copy()
     columns = _columns(problem, x, chosen)
     fit = exact_fit(
         FedBestSubset(tau=0), small, Sites.of(columns, y, parts), start, rounds=_REFIT_ROUNDS
     )
-    values = np.zeros_like(found)
+    values = np.zeros_like(coefficients)
     values[chosen] = fit.search.coefficients[: len(chosen)]
     if problem.intercept:
         values[-1] = fit.search.coefficients[-1]
@@ -262,18 +262,18 @@ def pooled_refit(
 
 
 def _least_squares(
-    found: Array, problem: GLM, x: Any, y: torch.Tensor, parts: list[Indices], ridge: float
+    coefficients: Array, problem: GLM, x: Any, y: torch.Tensor, parts: list[Indices], ridge: float
 ) -> tuple[Array, int, int, Phase]:
     """Solve the normal equations, which sites send once, bit-identical to a deployment."""
-    slopes = found[:-1] if problem.intercept else found
-    chosen = np.flatnonzero(slopes)
-    columns, pull = _columns(problem, x, chosen), np.full(len(chosen), ridge)
+    weights = coefficients[:-1] if problem.intercept else coefficients
+    chosen = np.flatnonzero(weights)
+    columns, ridges = _columns(problem, x, chosen), np.full(len(chosen), ridge)
     if problem.intercept:
         columns = np.concatenate([columns, np.ones((len(columns), 1))], axis=1)
-        chosen, pull = np.append(chosen, len(slopes)), np.append(pull, 0.0)
+        chosen, ridges = np.append(chosen, len(weights)), np.append(ridges, 0.0)
     target, weight = y[:, 0].numpy(), y[:, 1].numpy()
-    solved, sent = refit(columns, target, weight, parts, pull)
-    values = np.zeros_like(found)
+    solved, sent = refit(columns, target, weight, parts, ridges)
+    values = np.zeros_like(coefficients)
     values[chosen] = solved
     return values, sent, 0, Phase.CONVERGED
 
@@ -286,10 +286,10 @@ def _columns(problem: GLM, x: Any, chosen: Indices) -> Array:
 
 
 def _softmax_refit(
-    found: Array, problem: GLM, x: Any, y: torch.Tensor, parts: list[Indices], ridge: float
+    coefficients: Array, problem: GLM, x: Any, y: torch.Tensor, parts: list[Indices], ridge: float
 ) -> tuple[Array, int, int, Phase]:
     """Take damped Newton steps in all classes at once; each class has its own support."""
-    used = found != 0
+    used = coefficients != 0
     if problem.intercept:
         used[:, -1] = True
     inner = used[:, :-1] if problem.intercept else used
@@ -297,30 +297,36 @@ def _softmax_refit(
     columns = _columns(problem, x, chosen)
     if problem.intercept:
         columns = np.concatenate([columns, np.ones((len(columns), 1))], axis=1)
-        chosen = np.append(chosen, found.shape[1] - 1)
+        chosen = np.append(chosen, coefficients.shape[1] - 1)
     label, weight = y[:, 0].numpy().astype(np.int64), y[:, 1].numpy()
     sites = [(columns[rows], label[rows], weight[rows]) for rows in parts]
     mask = used[:, chosen]
     total = float(sum(part[2].sum() for part in sites))
-    strength = np.broadcast_to(np.where(chosen == found.shape[1] - 1, 0.0, ridge), mask.shape)
-    pull = total * (strength if problem.intercept else np.full(mask.shape, ridge))[mask]
-    b, up, down, phase = found[:, chosen].copy(), 0, 0, Phase.STALLED
+    strength = np.broadcast_to(
+        np.where(chosen == coefficients.shape[1] - 1, 0.0, ridge), mask.shape
+    )
+    ridges = total * (strength if problem.intercept else np.full(mask.shape, ridge))[mask]
+    b, up, down, phase = coefficients[:, chosen].copy(), 0, 0, Phase.STALLED
 
     def asked(at: Array) -> tuple[float, Array, Array]:
         nonlocal up, down
-        loss, slope, bend = float(pull @ at[mask] ** 2) / 2, pull * at[mask], np.diag(pull)
+        loss, gradient, hessian = (
+            float(ridges @ at[mask] ** 2) / 2,
+            ridges * at[mask],
+            np.diag(ridges),
+        )
         for own_x, own_y, own_weight in sites:
             sums = _softmax_sums(own_x, own_y, own_weight, at, mask)
             size = {"sums": torch.from_numpy(np.concatenate([s.ravel() for s in sums[1:]]))}
             up, down = up + 8 + wire.size(size), down + wire.size({"b": torch.from_numpy(at)})
-            loss, slope, bend = loss + float(sums[0]), slope + sums[1], bend + sums[2]
-        return loss, slope, bend
+            loss, gradient, hessian = loss + float(sums[0]), gradient + sums[1], hessian + sums[2]
+        return loss, gradient, hessian
 
-    loss, slope, bend = asked(b)
+    loss, gradient, hessian = asked(b)
     null = loss
     for _ in range(_REFIT_ROUNDS):
-        step = np.linalg.lstsq(bend, slope, rcond=1e-10)[0]
-        fall = float(slope @ step)
+        step = np.linalg.lstsq(hessian, gradient, rcond=1e-10)[0]
+        fall = float(gradient @ step)
         if loss < 1e-6 * null or np.abs(b).max() > _FAR:
             phase = Phase.SEPARATED
             break
@@ -337,8 +343,8 @@ def _softmax_refit(
             length /= 2
         else:
             break
-        b, (loss, slope, bend) = trial.copy(), after
-    values = np.zeros_like(found)
+        b, (loss, gradient, hessian) = trial.copy(), after
+    values = np.zeros_like(coefficients)
     values[:, chosen] = b
     return values, up, down, phase
 
@@ -355,13 +361,13 @@ def _softmax_sums(
     loss = float(weight @ (np.log(norm[:, 0]) - u[np.arange(len(u)), label]))
     residual = share.copy()
     residual[np.arange(len(u)), label] -= 1
-    slope = ((residual * weight[:, None]).T @ x)[mask]
+    gradient = ((residual * weight[:, None]).T @ x)[mask]
     wide = [np.einsum("n,nk->nk", share[:, c], x)[:, mask[c]] for c in range(len(b))]
     scaled = np.concatenate(wide, axis=1)
-    bend = -scaled.T @ (scaled * weight[:, None])
-    place = 0
+    hessian = -scaled.T @ (scaled * weight[:, None])
+    start = 0
     for c, part in enumerate(wide):
-        inside, width = slice(place, place + part.shape[1]), part.shape[1]
-        bend[inside, inside] += (part * weight[:, None]).T @ x[:, mask[c]]
-        place += width
-    return np.array(loss), slope, bend
+        inside, width = slice(start, start + part.shape[1]), part.shape[1]
+        hessian[inside, inside] += (part * weight[:, None]).T @ x[:, mask[c]]
+        start += width
+    return np.array(loss), gradient, hessian

@@ -141,8 +141,8 @@ class FederatedSparseRegressor(RegressorMixin, FederatedSparse):  # type: ignore
             fit = self._fitted_exactly("site_variances=True")
             used = [site for site in range(len(names)) if weight[owner == site].any()]
             count = np.array([weight[owner == site].sum() for site in used])
-            found = 2 * fit.losses / fit.rows
-            logs = np.log(np.maximum(found, max(1e-12 * float(found.max()), 1e-300)))
+            variances = 2 * fit.losses / fit.rows
+            logs = np.log(np.maximum(variances, max(1e-12 * float(variances.max()), 1e-300)))
             common = np.average(logs, weights=count)
             variance = np.full(len(names), np.nan)
             variance[used] = np.exp((count * logs + _SHRUNK * common) / (count + _SHRUNK))
@@ -163,7 +163,7 @@ class FederatedSparseRegressor(RegressorMixin, FederatedSparse):  # type: ignore
         y = np.asarray(y, dtype=np.float64)
         self.clients_, parts = self._clients(groups, len(y))
         weight = self._weights(sample_weight, X)
-        own = self._check_center()
+        per_site = self._check_center()
         moments = gather(X, y, weight, parts, standardize=self.standardize)
         x, target, intercept = X, y, False
         if sparse.issparse(X):
@@ -171,54 +171,54 @@ class FederatedSparseRegressor(RegressorMixin, FederatedSparse):  # type: ignore
             x = scaled(X, moments, intercept=intercept)
         elif self.fit_intercept:
             x, target = centred(X, moments), y - moments.target
-            if own:
+            if per_site:
                 x, target = centred_by_client(x, target, weight, parts)
             x = x / moments.scale
         else:
             x = X / moments.scale
-        kept = self._kept(X.shape[1])
-        self._say_what_cannot_be_kept(x, kept)
+        always = self._kept(X.shape[1])
+        self._say_what_cannot_be_kept(x, always)
         problem = GLM(
             X.shape[1],
             "squared-half",
             l2=0.0 if self.l2 is None else self.l2,
             intercept=intercept,
-            keep=kept,
+            keep=always,
             dictionary=self._atoms(),
             weighted=True,
         )
         targets = torch.from_numpy(np.stack([target, weight], axis=1))
-        found = self._train(
+        coefficients = self._train(
             problem,
             x,
             targets,
             parts,
             moments,
             start=moments.target,
-            own_intercept=own and intercept,
+            own_intercept=per_site and intercept,
         )
         self._say_if_pooled(groups)
-        self._report(found, problem, moments.scale)
-        if self.fit_intercept and (not intercept or own):
+        self._report(coefficients, problem, moments.scale)
+        if self.fit_intercept and (not intercept or per_site):
             self.intercept_ = moments.target - float(self.coef_ @ moments.mean)
         centre = np.zeros_like(moments.mean) if intercept else moments.mean
         if not self.fit_intercept or intercept:
             self._note(centre, moments.scale)
         else:
-            self._note(centre, moments.scale, "client" if own else "global", moments.target)
+            self._note(centre, moments.scale, "client" if per_site else "global", moments.target)
         return self
 
     def _family(self) -> str:
         return "gaussian"
 
-    def _report(self, found: Array, problem: GLM, scale: Array) -> None:
-        self.intercept_ = float(found[-1]) if problem.intercept else 0.0
-        slopes = found[:-1] if problem.intercept else found
-        self.support_ = np.flatnonzero(slopes)
+    def _report(self, coefficients: Array, problem: GLM, scale: Array) -> None:
+        self.intercept_ = float(coefficients[-1]) if problem.intercept else 0.0
+        weights = coefficients[:-1] if problem.intercept else coefficients
+        self.support_ = np.flatnonzero(weights)
         if problem.dictionary is not None:
-            self.atom_coef_ = slopes
-            slopes = problem.dictionary.numpy() @ slopes
-        self.coef_: Array = slopes / scale
+            self.atom_coef_ = weights
+            weights = problem.dictionary.numpy() @ weights
+        self.coef_: Array = weights / scale
 
     def predict(self, X: Any) -> Array:
         """Return the predicted targets."""

@@ -89,22 +89,22 @@ def _digest(values: dict[str, Any]) -> str:
 
 def summary_values(estimator: FederatedSparse) -> dict[str, Any]:
     """Return the parts of a lossless fit that a report shows, as JSON values."""
-    found, fit = estimator.summary(), estimator._fitted_exactly("a summary")
+    summary, fit = estimator.summary(), estimator._fitted_exactly("a summary")
     return {
         **_path_values(estimator, fit),
         "fit": _site_values(estimator, fit),
-        "table": found.cells(),
-        "guarantee": found.guarantee,
+        "table": summary.cells(),
+        "guarantee": summary.guarantee,
         "methods": estimator.methods_text(),
-        "clients": found.sites,
+        "clients": summary.sites,
         "sites": [
             {
                 "name": name,
-                "all": float(found.estimate[i]),
-                "estimates": _numbers(found.site_estimates[:, i]),
-                "errors": _numbers(found.site_se[:, i]),
+                "all": float(summary.estimate[i]),
+                "estimates": _numbers(summary.site_estimates[:, i]),
+                "errors": _numbers(summary.site_se[:, i]),
             }
-            for i, name in enumerate(found.names)
+            for i, name in enumerate(summary.names)
         ],
     }
 
@@ -194,13 +194,13 @@ def load(path: str | Path) -> FederatedSparse:
     if values.get("sha256") != _digest(values):
         raise DataError(f"{path} is damaged or was edited: its checksum does not match")
     try:
-        found = _ESTIMATORS[values["estimator"]](**_read(values["params"]))
+        estimator = _ESTIMATORS[values["estimator"]](**_read(values["params"]))
         state = _read(values["state"])
         _check_state(state)
     except DAMAGED as error:
         raise DataError(f"{path} is not a saved estimator ({type(error).__name__})") from None
-    found.__dict__.update(state)
-    return found
+    estimator.__dict__.update(state)
+    return estimator
 
 
 def _check_state(state: Mapping[str, Any]) -> None:
@@ -306,11 +306,13 @@ class DeployedFit:
 
 def assembled(estimator: FederatedSparse, outcome: DeployedFit) -> FederatedSparse:
     """Return the estimator, as if fitted to the rows of all sites."""
-    family, found = estimator._family(), outcome.preprocessing
+    family, preprocessing = estimator._family(), outcome.preprocessing
     model: Any = estimator
-    model.preprocessing_ = found
-    model.feature_names_in_ = np.array([column.name for column in found.columns], dtype=object)
-    model.n_features_in_ = len(found.columns)
+    model.preprocessing_ = preprocessing
+    model.feature_names_in_ = np.array(
+        [column.name for column in preprocessing.columns], dtype=object
+    )
+    model.n_features_in_ = len(preprocessing.columns)
     model.clients_ = np.array(outcome.sites)
     model.left_out_ = dict(outcome.left_out)
     model.solver_, model.solver_reason_ = outcome.solver, "as deployed"
@@ -319,27 +321,27 @@ def assembled(estimator: FederatedSparse, outcome: DeployedFit) -> FederatedSpar
     model._exact = outcome.exact
     if outcome.exact is not None:
         model.loss_ = outcome.exact.search.loss / outcome.exact.search.rows
-    width = len(found.names)
-    slopes = outcome.coefficients[:width]
-    model.support_ = np.flatnonzero(slopes)
-    model.coef_ = slopes / found.scale
+    width = len(preprocessing.names)
+    coefficients = outcome.coefficients[:width]
+    model.support_ = np.flatnonzero(coefficients)
+    model.coef_ = coefficients / preprocessing.scale
     if family == "cox":
-        model._note(np.zeros(width), found.scale)
+        model._note(np.zeros(width), preprocessing.scale)
         return estimator
     centred = family == "gaussian"
     base = outcome.target_mean if centred else float(outcome.coefficients[-1])
-    model.intercept_ = base - float(model.coef_ @ found.mean)
+    model.intercept_ = base - float(model.coef_ @ preprocessing.mean)
     if family == "binomial":
         model.classes_ = np.array(outcome.classes)
         model.coef_, model.intercept_ = model.coef_[None], np.array([model.intercept_])
     if centred:
-        model._note(found.mean, found.scale, "global", outcome.target_mean)
+        model._note(preprocessing.mean, preprocessing.scale, "global", outcome.target_mean)
         if outcome.products and outcome.exact is not None:
             model._exact = replace(model._exact, by_site=_linear_fits(outcome))
         if len(outcome.products) > 1:
             _note_errors(model, outcome.products)
     else:
-        model._note(found.mean, found.scale, constant=outcome.constant)
+        model._note(preprocessing.mean, preprocessing.scale, constant=outcome.constant)
     return estimator
 
 

@@ -117,13 +117,13 @@ class EstimatorSettings(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         names, owner = owners(groups, rows)
         _, parts = self._clients(groups, rows)
         weight = self._weights(sample_weight, np.empty((rows, 1)))
-        parts = [kept for part in parts if len(kept := part[weight[part] > 0])]
+        parts = [weighted for part in parts if len(weighted := part[weight[part] > 0])]
         sites = [f"site {names[owner[part[0]]]}" for part in parts]
         _say_if_odd_words(columns)
-        found, self._agreement_bytes = agreed(columns, parts, sites)
-        X, y = validate_data(self, found.design(columns), y, dtype=np.float64, **checks)
-        self.preprocessing_ = found
-        for column in found.columns:
+        preprocessing, self._agreement_bytes = agreed(columns, parts, sites)
+        X, y = validate_data(self, preprocessing.design(columns), y, dtype=np.float64, **checks)
+        self.preprocessing_ = preprocessing
+        for column in preprocessing.columns:
             absent = 1 - float(observed(columns[column.name]).mean())
             if absent and not column.levels:
                 self.imputed_[column.name] = absent
@@ -134,13 +134,13 @@ class EstimatorSettings(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
     def _features(self, X: Any, **checks: Any) -> Any:
         """Return the design matrix of new rows; the columns of a table are matched by name."""
         check_is_fitted(self)
-        found = self.preprocessing_
-        if found is None:
+        preprocessing = self.preprocessing_
+        if preprocessing is None:
             return validate_data(self, X, dtype=np.float64, reset=False, **checks)
         if is_table(X):
-            names = [column.name for column in found.columns if column.name in X.columns]
-            return found.design(as_columns(X[names]))
-        if any(column.levels for column in found.columns):
+            names = [column.name for column in preprocessing.columns if column.name in X.columns]
+            return preprocessing.design(as_columns(X[names]))
+        if any(column.levels for column in preprocessing.columns):
             raise ValueError("the model was fitted to a table with words: pass a table")
         return validate_data(self, X, dtype=np.float64, reset=False, **checks)
 
@@ -154,18 +154,18 @@ class EstimatorSettings(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         """Return the columns of X in the model, as `keep` takes them: names, or positions."""
         check_is_fitted(self)
         used = np.flatnonzero(np.atleast_2d(self.coef_).any(axis=0))
-        found = self.preprocessing_
-        if found is None:
-            return [int(place) for place in used]
-        units = dict.fromkeys(found.units[place] for place in used)
-        return [found.columns[unit].name for unit in units]
+        preprocessing = self.preprocessing_
+        if preprocessing is None:
+            return [int(column) for column in used]
+        units = dict.fromkeys(preprocessing.units[column] for column in used)
+        return [preprocessing.columns[unit].name for unit in units]
 
     def _names(self) -> list[str]:
         if self.preprocessing_ is not None:
             return self.preprocessing_.names
-        given = getattr(self, "feature_names_in_", None)
-        if given is not None:
-            return [str(name) for name in given]
+        names = getattr(self, "feature_names_in_", None)
+        if names is not None:
+            return [str(name) for name in names]
         return [f"x{number}" for number in range(self.n_features_in_)]
 
     def _clients(self, groups: Any, rows: int) -> tuple[np.ndarray[Any, Any], list[Indices]]:
@@ -194,46 +194,52 @@ class EstimatorSettings(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
 
     def _width(self, features: int) -> int:
         """Return the number of coefficients to select from: features, or atoms."""
-        given = self._setting("dictionary", None)
-        if given is None:
+        dictionary = self._setting("dictionary", None)
+        if dictionary is None:
             return features
-        return given.atoms if isinstance(given, RandomDictionary) else int(_matrix(given).shape[1])
+        return (
+            dictionary.atoms
+            if isinstance(dictionary, RandomDictionary)
+            else int(_matrix(dictionary).shape[1])
+        )
 
     def _sparsity(self, features: int) -> int:
         """Return tau: how many units may be selected."""
-        given: Any = self.n_nonzero_coefs
+        number: Any = self.n_nonzero_coefs
         width = self._width(features)
-        if given is None:
-            given = max(int(0.1 * width), 1)
+        if number is None:
+            number = max(int(0.1 * width), 1)
         least = 0 if np.size(self.keep) else 1
-        if not whole(given) or not least <= int(given) <= width:
+        if not whole(number) or not least <= int(number) <= width:
             kind = "features" if self._setting("dictionary", None) is None else "atoms"
             raise ValueError(
                 f"n_nonzero_coefs must be a number between {least} and {width} {kind}, got "
-                f"{given!r}"
+                f"{number!r}"
             )
-        return int(given)
+        return int(number)
 
     def _units(self, width: int) -> tuple[int, ...]:
         """Return the unit of each coefficient, numbered from 0; empty if every column is one."""
-        given, found = self._setting("column_groups", None), self.preprocessing_
-        if given is None and (found is None or len(found.units) == len(set(found.units))):
+        groups, preprocessing = self._setting("column_groups", None), self.preprocessing_
+        if groups is None and (
+            preprocessing is None or len(preprocessing.units) == len(set(preprocessing.units))
+        ):
             return ()
-        columns = width if found is None else len(found.columns)
-        labels = np.arange(columns) if given is None else np.asarray(given)
+        columns = width if preprocessing is None else len(preprocessing.columns)
+        labels = np.arange(columns) if groups is None else np.asarray(groups)
         if labels.shape != (columns,):
             raise ValueError(
                 f"column_groups must name the group of each of the {columns} columns, got shape "
                 f"{labels.shape}"
             )
-        wide = labels if found is None else labels[found.units]
+        wide = labels if preprocessing is None else labels[preprocessing.units]
         return tuple(np.unique(wide, return_inverse=True)[1].tolist())
 
     def _kept(self, width: int) -> tuple[int, ...]:
         """Return the coefficients that are always in the model."""
-        found = self.preprocessing_
-        columns = width if found is None else len(found.columns)
-        names = [] if found is None else [column.name for column in found.columns]
+        preprocessing = self.preprocessing_
+        columns = width if preprocessing is None else len(preprocessing.columns)
+        names = [] if preprocessing is None else [column.name for column in preprocessing.columns]
         keep = np.asarray(self.keep)
         if keep.dtype == bool and keep.shape == (columns,):
             keep = np.flatnonzero(keep)
@@ -247,15 +253,15 @@ class EstimatorSettings(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
                 f"keep must list positions or names of features, or be a mask of all {columns}; "
                 f"got {self.keep!r}"
             )
-        places = tuple(int(position) for position in keep)
-        outside = [position for position in places if not 0 <= position < columns]
+        positions = tuple(int(position) for position in keep)
+        outside = [position for position in positions if not 0 <= position < columns]
         if outside:
             raise ValueError(f"keep names feature {outside[0]}, but there are 0 .. {columns - 1}")
-        if places and self._setting("dictionary", None) is not None:
+        if positions and self._setting("dictionary", None) is not None:
             raise ValueError("keep names features, but with a dictionary atoms are selected")
-        if found is None:
-            return places
-        return tuple(i for i, unit in enumerate(found.units) if unit in places)
+        if preprocessing is None:
+            return positions
+        return tuple(i for i, unit in enumerate(preprocessing.units) if unit in positions)
 
     def _standardised(self, x: Any, moments: Moments) -> tuple[Any, Array]:
         """Return the features in standard units, for a problem with an intercept, and the means.
@@ -263,24 +269,24 @@ class EstimatorSettings(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         A CSR matrix is not centred. Without an intercept nothing is centred.
         """
         if sparse.issparse(x):
-            found = scaled(x, moments, intercept=bool(self.fit_intercept))
-            return found, np.zeros_like(moments.mean)
+            standardized = scaled(x, moments, intercept=bool(self.fit_intercept))
+            return standardized, np.zeros_like(moments.mean)
         if not self.fit_intercept:
             return x / moments.scale, np.zeros_like(moments.mean)
         return centred(x, moments) / moments.scale, moments.mean
 
     def _with_common_intercept(
-        self, found: Array, problem: GLM, x: Any, y: torch.Tensor, sites: int
+        self, coefficients: Array, problem: GLM, x: Any, y: torch.Tensor, sites: int
     ) -> Array:
         """Replace the intercepts that sites keep by the one that fits all rows best."""
         rows = Rows(as_design(x if sparse.issparse(x) else torch.from_numpy(x)), y, torch.ones(1))
-        fit = problem.with_own_intercept({"coef": torch.from_numpy(found)}, rows)
+        fit = problem.with_own_intercept({"coef": torch.from_numpy(coefficients)}, rows)
         self.bytes_up_ += 16 * 8 * sites  # slope and curvature, in about eight Newton steps
         return np.array(fit["coef"].numpy())
 
-    def _say_what_cannot_be_kept(self, x: Any, kept: tuple[int, ...]) -> None:
+    def _say_what_cannot_be_kept(self, x: Any, always: tuple[int, ...]) -> None:
         """Warn about columns that are zero after centring: they cannot be in the support."""
-        if gone := [position for position in kept if not abs(x[:, position]).sum()]:
+        if gone := [position for position in always if not abs(x[:, position]).sum()]:
             why = "constant and thus equivalent to the intercept"
             if not self.fit_intercept:
                 why = "zero in every row"
@@ -303,12 +309,14 @@ class EstimatorSettings(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
 
     def _options(self) -> dict[str, Any]:
         """Return further settings of the algorithm."""
-        given = self._setting("solver_options", None)
-        if given is None:
+        options = self._setting("solver_options", None)
+        if options is None:
             return {}
-        if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
-            raise ConfigError(f"solver_options must map names of settings to values, got {given!r}")
-        return dict(given)
+        if not isinstance(options, Mapping) or not all(isinstance(name, str) for name in options):
+            raise ConfigError(
+                f"solver_options must map names of settings to values, got {options!r}"
+            )
+        return dict(options)
 
     def _check_local_steps(self) -> None:
         steps = self._setting("local_steps", 1)

@@ -117,28 +117,28 @@ def site_fits(
     problem: Any, rows: tuple[Rows, ...], coefficients: Array, columns: Indices, kind: Intercept
 ) -> SiteFits:
     """Fit the columns at every site, starting from the common coefficients."""
-    slopes = columns[columns < problem.features]
-    start = coefficients[slopes]
+    column_numbers = columns[columns < problem.features]
+    start = coefficients[column_numbers]
     if kind != "none":
         shared = float(coefficients[-1]) if problem.intercept and kind == "shared" else 0.0
         start = np.append(start, shared)
     answers, counts = [], []
     for site in rows:
-        terms = _terms_at(problem, site, slopes, kind)
+        terms = _terms_at(problem, site, column_numbers, kind)
         first = start.copy()
         if kind == "own":
-            first[-1] = _own_level(problem, site, slopes, start)
-        answers.append(_answer(terms, first, own=kind == "own"))
+            first[-1] = _own_level(problem, site, column_numbers, start)
+        answers.append(_answer(terms, first, has_level=kind == "own"))
         counts.append(int((site.y[:, getattr(problem, "weight_column", 1)] > 0).sum()))
     return SiteFits.of(answers, counts, kind)
 
 
 def _answer(
-    terms: Callable[[Array], Terms], first: Array, *, own: bool
+    terms: Callable[[Array], Terms], first: Array, *, has_level: bool
 ) -> tuple[Terms, Array, Terms]:
     common = terms(first)
     estimate, last = fitted(terms, first)
-    if own:
+    if has_level:
         common, estimate, last = common.without_last(), estimate[:-1], last.without_last()
     return common, estimate, last
 
@@ -168,9 +168,9 @@ def fitted(terms: Callable[[Array], Terms], first: Array) -> tuple[Array, Terms]
 
 
 def _terms_at(
-    problem: Any, rows: Rows, slopes: Indices, kind: Intercept
+    problem: Any, rows: Rows, column_numbers: Indices, kind: Intercept
 ) -> Callable[[Array], Terms]:
-    index = torch.from_numpy(slopes)
+    index = torch.from_numpy(column_numbers)
     x = rows.x.columns(index) if isinstance(rows.x, CsrDesign) else rows.x[:, index]
     if isinstance(problem, Cox):
         time, event, weight = problem.targets(rows)
@@ -182,10 +182,10 @@ def _terms_at(
 
     def terms(b: Array) -> Terms:
         u = x @ torch.from_numpy(b) + offset
-        slope, bend = problem.datafit.slope(u, y), problem.datafit.curvature(u)
-        scores = x * (weight * slope)[:, None]
-        information = x.mT @ (x * (weight * bend)[:, None])
-        pearson = weight * slope.square() / bend.clamp(min=1e-300)
+        derivative, second = problem.datafit.slope(u, y), problem.datafit.curvature(u)
+        scores = x * (weight * derivative)[:, None]
+        information = x.mT @ (x * (weight * second)[:, None])
+        pearson = weight * derivative.square() / second.clamp(min=1e-300)
         loss = (weight * problem.datafit.loss(u, y)).sum()
         return Terms(
             float(loss),
@@ -198,8 +198,8 @@ def _terms_at(
     return terms
 
 
-def _own_level(problem: Any, rows: Rows, slopes: Indices, start: Array) -> float:
-    index = torch.from_numpy(slopes)
+def _own_level(problem: Any, rows: Rows, column_numbers: Indices, start: Array) -> float:
+    index = torch.from_numpy(column_numbers)
     x = rows.x.columns(index) if isinstance(rows.x, CsrDesign) else rows.x[:, index]
     u = x @ torch.from_numpy(start[:-1])
     u = u + rows.y[:, 2] if problem.offset else u

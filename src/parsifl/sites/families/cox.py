@@ -300,11 +300,13 @@ class _RiskSets:
         jumps = self.dead / self.total
         wide = jumps if values is None else jumps[:, None] * values
         at_ends = torch.zeros_like(wide).index_add(0, self.last, wide)
-        found = at_ends.flip(0).cumsum(0).flip(0)
+        cumulated = at_ends.flip(0).cumsum(0).flip(0)
         if self.efron:  # events leave some of the sets of their own time
             shape = (slice(None),) + (None,) * (wide.ndim - 1)
-            found = found - self.observed[shape] * _over(self.last, self.fraction[shape] * wide)
-        return found
+            cumulated = cumulated - self.observed[shape] * _over(
+                self.last, self.fraction[shape] * wide
+            )
+        return cumulated
 
     def over_ties(self, values: Tensor) -> Tensor:
         """Return the mean over the events of each row's time, where risk sets differ."""

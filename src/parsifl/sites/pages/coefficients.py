@@ -38,22 +38,22 @@ def section(runs: Sequence[RunData], name: str, level: int) -> ExtraSection | No
 
 
 def _summary(run: RunData) -> Mapping[str, Any]:
-    found = json.loads((run.path / _FILE).read_text(encoding="utf-8"))["summary"]
-    if not isinstance(found, dict):
+    summary = json.loads((run.path / _FILE).read_text(encoding="utf-8"))["summary"]
+    if not isinstance(summary, dict):
         raise TypeError("not a summary")
-    return found
+    return summary
 
 
 def summary_sheets(summary: Mapping[str, Any], name: str, label: str = "") -> list[Grid]:
     """Return the table of coefficients, and those of the number of terms and of sites."""
     after = f", {label}" if label else ""
-    found = [coefficient_sheet(summary, name, f"Coefficients{after}")]
+    sheets = [coefficient_sheet(summary, name, f"Coefficients{after}")]
     if "path" in summary:
-        found.append(_path_sheet(summary["path"], f"{name}-terms", f"Number of terms{after}"))
+        sheets.append(_path_sheet(summary["path"], f"{name}-terms", f"Number of terms{after}"))
     if "fit" in summary:
         sites = [f"site {site}" for site in summary["clients"]]
-        found.append(_site_sheet(summary["fit"], sites, f"{name}-sites", f"Fit by site{after}"))
-    return found
+        sheets.append(_site_sheet(summary["fit"], sites, f"{name}-sites", f"Fit by site{after}"))
+    return sheets
 
 
 def summary_plots(summary: Mapping[str, Any]) -> str:
@@ -114,11 +114,11 @@ def _shown(value: float) -> str:
 def _site_sheet(fit: Mapping[str, Any], sites: Sequence[str], name: str, caption: str) -> Grid:
     titles = {"rows": "rows", "residual SD": "residual SD", "deviance per row": "deviance per row"}
     titles |= {"excess": "observed minus predicted", "error": "its SE"}
-    found = [(title, fit[key]) for key, title in titles.items() if key in fit]
-    columns = (Column("site", numeric=False), *(Column(title) for title, _ in found))
+    titled = [(title, fit[key]) for key, title in titles.items() if key in fit]
+    columns = (Column("site", numeric=False), *(Column(title) for title, _ in titled))
     rows = []
     for i, site in enumerate(sites):
-        values = [float("nan") if part[i] is None else float(part[i]) for _, part in found]
+        values = [float("nan") if part[i] is None else float(part[i]) for _, part in titled]
         rows.append((Cell(site), *(Cell(f"{value:.4g}", value) for value in values)))
     note = "Fit of the common model at each site, from the last sums."
     if "excess" in fit:
@@ -202,12 +202,12 @@ def _chart(
                 f'x1="{across(a)}" x2="{across(a)}" y1="{down(b - bar)}" y2="{down(b + bar)}" '
                 'stroke="currentColor"/>'
             )
-    place = 0.0  # names must not overlap
+    height = 0.0  # names must not overlap
     for name, values in sorted(series.items(), key=lambda entry: -entry[1][-1]):
-        place = max(place + 11, float(down(values[-1])))
-        marks.append(_text(float(across(last)) + 6, f"{place:.1f}", name, "start"))
+        height = max(height + 11, float(down(values[-1])))
+        marks.append(_text(float(across(last)) + 6, f"{height:.1f}", name, "start"))
     text = html.escape(caption)
-    wide, tall = _LEFT / 2 + _WIDE + _RIGHT, max(_TALL + 36, place + 10)
+    wide, tall = _LEFT / 2 + _WIDE + _RIGHT, max(_TALL + 36, height + 10)
     return (
         f'<figure><figcaption>{text}.</figcaption><svg viewBox="0 0 {wide:g} {tall:g}" role="img" '
         f'aria-label="{text}" style="max-width:40rem">{"".join(marks)}</svg></figure>'
@@ -223,12 +223,12 @@ def _text(x: float | str, y: float | str, text: str, anchor: str) -> str:
 
 def _forest(entry: Mapping[str, Any], sites: Sequence[str]) -> str:
     """Return one coefficient by site as SVG: estimates, and 1.96 standard errors to each side."""
-    found = [
+    site_rows = [
         (f"site {site}", float(value), _REACH * float(error))
         for site, value, error in zip(sites, entry["estimates"], entry["errors"], strict=True)
         if value is not None and error is not None
     ]
-    rows = [*found, ("all sites", float(entry["all"]), 0.0)]
+    rows = [*site_rows, ("all sites", float(entry["all"]), 0.0)]
     low = min(0.0, *(value - half for _, value, half in rows))
     high = max(0.0, *(value + half for _, value, half in rows))
     if not math.isfinite(high - low):

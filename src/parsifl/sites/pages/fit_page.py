@@ -97,10 +97,10 @@ def build_fit(
     sites = len(best.clients_)
     title = f"{type(model).__name__} across {sites} site{'s' if sites != 1 else ''}"
     text = render_page(title, f"solver {best.solver_}: {best.solver_reason_}", sections, data)
-    place = Path(output)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_text(text, encoding="utf-8")
-    return place
+    path_of_page = Path(output)
+    path_of_page.parent.mkdir(parents=True, exist_ok=True)
+    path_of_page.write_text(text, encoding="utf-8")
+    return path_of_page
 
 
 def _on_rows(model: Any, test: tuple[Any, Any] | None, X: Any, y: Any) -> list[tuple[str, Any]]:

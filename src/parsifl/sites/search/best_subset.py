@@ -107,11 +107,11 @@ def _after_exchange(search: Search, sums: Sums, rules: Rules) -> Search:
     ):
         return _shorter(search) if search.step > 0.1 else _refuse(search, rules)
     inside = np.flatnonzero(search.asked_support)
-    place = np.searchsorted(search.candidates, inside)
+    positions = np.searchsorted(search.candidates, inside)
     full = symmetric(sums.curvature, rules.ridge[search.candidates] * sums.rows)
-    slope = sums.gradient[inside]
-    step = np.linalg.lstsq(full[np.ix_(place, place)], slope, rcond=1e-12)[0]
-    decrement = float(slope @ step)
+    gradient = sums.gradient[inside]
+    step = np.linalg.lstsq(full[np.ix_(positions, positions)], gradient, rcond=1e-12)[0]
+    decrement = float(gradient @ step)
     hopeless = sums.loss - decrement > search.loss
     if hopeless or search.tries >= _INNER_STEPS or decrement < 1e-9 * (1 + abs(sums.loss)):
         return _refuse(search, rules)
@@ -143,10 +143,10 @@ def _explore(search: Search, rules: Rules) -> Search:
     wanted = _wanted(search, rules)
     if not len(search.known) or not np.isin(np.flatnonzero(search.support), search.known).all():
         return _look(search, wanted)
-    whole = len(search.known) == rules.width
+    is_complete = len(search.known) == rules.width
     model, names = quadratic_model(search, rules)
     here = _named(search.support, rules, names)
-    if len(here) < rules.count and not whole and not _holds(search.known, wanted):
+    if len(here) < rules.count and not is_complete and not _holds(search.known, wanted):
         return _look(search, wanted)
     least = 0.0 if rules.quadratic else _WORTH * abs(search.loss)
     chosen = here
@@ -155,7 +155,7 @@ def _explore(search: Search, rules: Rules) -> Search:
             rules.count,
             here,
             forbidden=_forbidden(search.refused, names),
-            thorough=len(here) < rules.count or (whole and rules.quadratic),
+            thorough=len(here) < rules.count or (is_complete and rules.quadratic),
             least=least,
         )
     fit = model.fit(chosen)
@@ -165,12 +165,12 @@ def _explore(search: Search, rules: Rules) -> Search:
     support = np.zeros(rules.width, np.bool_)
     support[columns] = True
     decrement = float(search.gradient @ (search.coefficients - target))
-    if rules.quadratic and whole:
+    if rules.quadratic and is_complete:
         value = -float(_value(model, search))
         return _finished(_moved(search, target, support, search.loss + value + fit.value, model))
     if chosen == here:
         if decrement < rules.tolerance * (1 + abs(search.loss)):
-            if not whole and not _holds(search.known, wanted):
+            if not is_complete and not _holds(search.known, wanted):
                 return _look(search, wanted)
             return _finished(replace(search, coefficients=target))
         if _runs_off(search, rules, fit):
@@ -296,12 +296,12 @@ def _named(support: Mask, rules: Rules, names: Indices) -> Units:
 
 
 def _forbidden(refused: Indices, names: Indices) -> frozenset[Units]:
-    found = set()
+    supports = set()
     for row in refused:
         labels = row[row >= 0]
         if np.isin(labels, names).all():
-            found.add(tuple(np.searchsorted(names, labels).tolist()))
-    return frozenset(found)
+            supports.add(tuple(np.searchsorted(names, labels).tolist()))
+    return frozenset(supports)
 
 
 def symmetric(packed: Array, ridge: Array) -> Array:

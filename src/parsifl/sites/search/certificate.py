@@ -97,9 +97,9 @@ class _Fitted:
     def start(self, units: Sequence[int], width: int) -> Array:
         """Return the model's coefficients of some units."""
         fit = self.model.fit(self.names.index(unit) for unit in units)
-        found = np.zeros(width)
-        found[self.columns[fit.columns]] = fit.coefficients
-        return found
+        coefficients = np.zeros(width)
+        coefficients[self.columns[fit.columns]] = fit.coefficients
+        return coefficients
 
 
 def undecided(model: SubsetModel, here: Units, nodes: int) -> str:
@@ -215,16 +215,16 @@ def _children(node: _Node, rules: Rules) -> list[_Node]:
     fitted = node.fitted
     costs = np.zeros(len(node.allowed)) if fitted is None else fitted.costs
     order = sorted(zip((-costs).tolist(), node.allowed, strict=True))
-    must, found = set(node.forced), []
+    must, children = set(node.forced), []
     for unit in (unit for _, unit in order if unit not in node.forced):
         last = len(must) == rules.count  # the rest can only be left out: a single support remains
         left = sorted(must) if last else [other for other in node.allowed if other != unit]
         start = node.start if fitted is None else fitted.start(left, rules.width)
-        found.append(_Node(node.below, tuple(left), frozenset(must), start))
+        children.append(_Node(node.below, tuple(left), frozenset(must), start))
         if last:
             break
         must.add(unit)
-    return found
+    return children
 
 
 class _Proof:
@@ -271,9 +271,9 @@ class _Newton:
             return
         rules, columns = self._rules, self.columns
         curvature = symmetric(sums.curvature, rules.ridge[columns] * sums.rows)
-        slope, z = sums.gradient[columns], self.asked[columns]
+        gradient, z = sums.gradient[columns], self.asked[columns]
         units, always, names = rules.places(columns)
-        model = SubsetModel(curvature, curvature @ z - slope, units, always)
+        model = SubsetModel(curvature, curvature @ z - gradient, units, always)
         fit = model.fit(tuple(range(len(units))))
         self._at, self._loss, self._step = self.asked, sums.loss, 1.0
         self._direction = np.zeros(rules.width)

@@ -211,8 +211,8 @@ class FedBestSubset(
         """Take a step of the search."""
         rules = self.rules(problem, server.coefficients)
         advance = secant_search.advance if self.gradients else best_subset.advance
-        found = advance(as_search(server), as_sums(total), rules)
-        return _as_tensors(found, server.coefficients.dtype)
+        search = advance(as_search(server), as_sums(total), rules)
+        return _as_tensors(search, server.coefficients.dtype)
 
     def model(self, problem: Summable, server: BestSubsetState) -> Model:
         """Return the accepted model; own intercepts of clients are unknown here and count as 0."""
@@ -231,14 +231,14 @@ class FedBestSubset(
         self, problem: Summable, received: BestSubsetQuestion, state: None, data: ClientRoundData
     ) -> ClientUpdate[None, CurvatureSums]:
         """Answer with sums."""
-        own = self.intercepts == "own"
+        own_intercept = self.intercepts == "own"
         rows, columns, at = data.all_rows(), received.candidates, received.at[problem.name]
         if not self.gradients:
-            sums = problem.curvature_sums(received.at, rows, columns, own_intercept=own)
+            sums = problem.curvature_sums(received.at, rows, columns, own_intercept=own_intercept)
             return ClientUpdate(None, sums)
         every = torch.arange(len(at), device=columns.device)
         asked = every if len(columns) else columns
-        sums = problem.curvature_sums(received.at, rows, asked, own_intercept=own)
+        sums = problem.curvature_sums(received.at, rows, asked, own_intercept=own_intercept)
         if len(columns):
             sums = replace(sums, curvature=rows_of(sums.curvature, columns))
         elif at[: len(at) - problem.intercept].any():
@@ -297,11 +297,11 @@ def as_search(state: BestSubsetState) -> Search:
 
 
 def _as_tensors(search: Search, dtype: torch.dtype) -> BestSubsetState:
-    found = {}
+    tensors = {}
     for item in fields(Search):
         tensor = torch.from_numpy(np.array(getattr(search, item.name)))  # a copy
-        found[item.name] = tensor.to(dtype) if tensor.is_floating_point() else tensor
-    return BestSubsetState(**found)
+        tensors[item.name] = tensor.to(dtype) if tensor.is_floating_point() else tensor
+    return BestSubsetState(**tensors)
 
 
 def as_sums(total: CurvatureSums) -> Sums:

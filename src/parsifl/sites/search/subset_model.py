@@ -98,11 +98,11 @@ class SubsetModel:
         residual = self.target - fit.coefficients @ rows
         through = fit.root @ rows
         schur = self._diagonal - (through * through).sum(0)
-        found = _gain(residual, schur, self._diagonal)
-        found[fit.columns] = 0.0
+        gains = _gain(residual, schur, self._diagonal)
+        gains[fit.columns] = 0.0
         if self._single:
-            return np.asarray(found[self._unit_columns])
-        return np.array([self._block_gain(unit, found, residual, through) for unit in self.units])
+            return np.asarray(gains[self._unit_columns])
+        return np.array([self._block_gain(unit, gains, residual, through) for unit in self.units])
 
     def _block_gain(self, unit: Indices, single: Array, residual: Array, through: Array) -> float:
         if len(unit) == 1 or not single[unit].any():
@@ -116,16 +116,16 @@ class SubsetModel:
         if not fit.full_rank:
             return np.array([self.fit(_without(chosen, u)).value - fit.value for u in chosen])
         if self._single:
-            places = np.searchsorted(fit.columns, self._unit_columns[list(chosen)])
-            spread = np.square(fit.root).sum(0)[places]
-            return np.asarray(fit.coefficients[places] ** 2 / spread / 2)
+            positions = np.searchsorted(fit.columns, self._unit_columns[list(chosen)])
+            spread = np.square(fit.root).sum(0)[positions]
+            return np.asarray(fit.coefficients[positions] ** 2 / spread / 2)
         inverse = fit.root.T @ fit.root
-        found = []
+        costs = []
         for unit in chosen:
-            place = np.searchsorted(fit.columns, self.units[unit])
-            z = fit.coefficients[place]
-            found.append(float(z @ np.linalg.solve(inverse[np.ix_(place, place)], z)) / 2)
-        return np.array(found)
+            block = np.searchsorted(fit.columns, self.units[unit])
+            z = fit.coefficients[block]
+            costs.append(float(z @ np.linalg.solve(inverse[np.ix_(block, block)], z)) / 2)
+        return np.array(costs)
 
     # ------------------------------------------------------------------ the search
     def search(
@@ -168,8 +168,8 @@ class SubsetModel:
         while moved:
             moved = False
             costs = self.costs(self.fit(best), best)
-            for place in np.argsort(costs, kind="stable")[:_BARRED]:
-                unit = best[place]
+            for rank in np.argsort(costs, kind="stable")[:_BARRED]:
+                unit = best[rank]
                 less = self.forward(_without(best, unit), count, frozenset([unit]))
                 other = self.improve(less, splice=False)
                 before = value
@@ -180,8 +180,8 @@ class SubsetModel:
         return best
 
     def _better(self, best: Units, value: float, other: Units) -> tuple[Units, float]:
-        found = self.fit(other).value
-        return (other, found) if found < value - _EQUAL * abs(value) else (best, value)
+        other_value = self.fit(other).value
+        return (other, other_value) if other_value < value - _EQUAL * abs(value) else (best, value)
 
     def forward(self, start: Units, count: int, barred: frozenset[int] = frozenset()) -> Units:
         """Add the unit that gains most until there are `count`."""
@@ -222,9 +222,9 @@ class SubsetModel:
             for other in itertools.chain(self._swaps(fit, chosen), more):
                 if other in forbidden:
                     continue
-                found = self.fit(other)
-                if found.value < enough:
-                    chosen, fit = other, found
+                other_fit = self.fit(other)
+                if other_fit.value < enough:
+                    chosen, fit = other, other_fit
                     break
             else:
                 break
@@ -256,7 +256,7 @@ class SubsetModel:
                 rows.append(less.value - fit.value - self.gains(less))
             table = np.stack(rows)
         else:
-            columns, places = (
+            columns, positions = (
                 self._unit_columns,
                 np.searchsorted(fit.columns, self._unit_columns[list(chosen)]),
             )
@@ -265,9 +265,9 @@ class SubsetModel:
             through = fit.root @ rows_of
             schur = self._diagonal[columns] - (through * through).sum(0)
             residual = self.target[columns] - fit.coefficients @ rows_of
-            pivot = inverse[places, places][:, None]
-            back = inverse[places] @ rows_of
-            z = fit.coefficients[places][:, None]
+            pivot = inverse[positions, positions][:, None]
+            back = inverse[positions] @ rows_of
+            z = fit.coefficients[positions][:, None]
             gain = _gain(
                 residual + back * (z / pivot), schur + back**2 / pivot, self._diagonal[columns]
             )
@@ -318,9 +318,9 @@ class SubsetModel:
             for cost, unit in free:  # the most expensive removal first: it is pruned at once
                 if len(must) == count:  # nothing else may be selected
                     only = tuple(sorted(must))
-                    found = self.fit(only).value
-                    if found < value - slack:
-                        best, value = only, found
+                    leaf_value = self.fit(only).value
+                    if leaf_value < value - slack:
+                        best, value = only, leaf_value
                     break
                 below = fit.value + max(cost, 0.0)
                 if below < value - slack:
