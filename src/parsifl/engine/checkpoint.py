@@ -154,7 +154,7 @@ def _read(
     state = json.loads((checkpoint / "state.json").read_text())
     if state.get("format") != FORMAT:
         raise CheckpointError(
-            f"{checkpoint} has checkpoint format {state.get('format', 1)}, but this Parsifl "
+            f"{checkpoint} has checkpoint format {state.get('format', 1)}, but this version "
             f"reads format {FORMAT}: resume with the version in environment.json, or choose a new "
             "directory"
         )
