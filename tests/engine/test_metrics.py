@@ -16,7 +16,7 @@ import parsifl
 from parsifl.algorithms.ditto import Ditto
 from parsifl.algorithms.fedavg import FedAvg
 from parsifl.core.batching import Batch, Rows
-from parsifl.core.errors import ConfigError, DataError
+from parsifl.core.errors import ClientError, ConfigError, DataError
 from parsifl.core.keys import Key
 from parsifl.core.metrics import Metric, with_metrics
 from parsifl.core.problem import Params
@@ -144,6 +144,34 @@ def test_a_metric_of_a_glm_reads_the_target_without_its_weight() -> None:
     run = parsifl.simulate(FedAvg(), problem, weighted, 1, metrics=[Metric("u", True, record)])
     assert "u" in run.records[-1].scores["personal"]["test"]
     assert all(output == y for output, y in seen)
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+def test_clients_for_which_a_score_is_undefined_are_left_out_of_its_means(executor: Any) -> None:
+    def auc(_: Tensor, y: Tensor) -> Any:
+        return float("nan") if len(y) == 6 else float(len(y))  # 6 test rows of the first client
+
+    metrics = [Metric("auc", True, per_set=auc)]
+    data = parsifl.ClientData.of(federation(), test=0.5)
+    sizes = [len(rows) for rows in data.test]
+    assert sizes.count(6) == 1
+    options: dict[str, Any] = {"executor": executor, "metrics": metrics}
+    run = parsifl.simulate(FedAvg(), GLM(3), data, 1, **options)
+    defined = [size for size in sizes if size != 6]
+    for model in ("global", "personal"):
+        value = run.records[-1].scores[model]["test"]["auc"]
+        assert value["mean"] == pytest.approx(np.average(defined, weights=defined))
+        assert value["std"] == pytest.approx(np.std(defined))
+        assert value["worst_decile"] == min(defined)
+
+
+def test_a_score_that_fails_names_the_way_out() -> None:
+    def fail(_: Tensor, __: Tensor) -> Tensor:
+        raise ValueError("only one class")
+
+    metrics = [Metric("auc", True, per_set=fail)]
+    with pytest.raises(ClientError, match=r"'auc' fails .*only one class.*return float\('nan'\)"):
+        parsifl.simulate(FedAvg(), GLM(3), federation(), 1, metrics=metrics)
 
 
 def test_early_stopping_knows_the_direction_of_a_metric() -> None:

@@ -39,6 +39,8 @@ class Metric:
         `torch.func.vmap`, so it must not branch on values.
     per_set
         Returns one number for all rows of a client's split, for scores that are no mean over rows.
+        NaN means that the score is undefined for these rows, such as an AUC of one class: the
+        client is left out of the metric's means.
 
     Examples
     --------
@@ -80,7 +82,12 @@ class Metric:
     def value(self, output: Tensor, y: Tensor) -> float:
         """Return the value of a set of rows."""
         assert self.per_set is not None
-        value = self._call(self.per_set, output, y)
+        try:
+            value = self._call(self.per_set, output, y)
+        except DataError as error:
+            raise DataError(
+                f"{error}; return float('nan') for rows on which the score is undefined"
+            ) from error
         try:
             return float(value)
         except (TypeError, ValueError, RuntimeError) as error:

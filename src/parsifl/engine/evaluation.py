@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from parsifl.core.metrics import higher_is_better
+from parsifl.core.metrics import extra_metrics, higher_is_better
 from parsifl.core.problem import Problem
 from parsifl.engine.settings import Evaluation
 
@@ -33,13 +33,22 @@ class Scores:
         return {"clients": self.clients.tolist(), "samples": self.samples.tolist(), **values}
 
     def summary(self, evaluation: Evaluation, problem: Problem) -> dict[str, dict[str, float]]:
-        """Return mean, spread over clients and the mean of the worst tenth, for each metric."""
+        """Return mean, spread over clients and the mean of the worst tenth, for each metric.
+
+        Clients for which a metric of a set is undefined (NaN) are left out of its numbers. NaN in
+        any other metric is that of a diverged model, so it stays visible.
+        """
         uniform = evaluation.weighting == "uniform"
         weights = np.ones_like(self.samples) if uniform else self.samples
-        return {
-            name: _summary(values, weights, higher_is_better(problem, name))
-            for name, values in self.values.items()
-        }
+        of_sets = {each.name for each in extra_metrics(problem) if each.per_set is not None}
+        summaries = {}
+        for name, values in self.values.items():
+            defined = ~np.isnan(values) if name in of_sets else np.ones(len(values), bool)
+            if not defined.any():
+                defined[:] = True
+            better = higher_is_better(problem, name)
+            summaries[name] = _summary(values[defined], weights[defined], better)
+        return summaries
 
 
 def _summary(
