@@ -40,13 +40,13 @@ def test_a_sweep_takes_the_options_of_a_run(tmp_path: Path) -> None:
 
 
 def test_a_killed_sweep_resumes(tmp_path: Path) -> None:
-    words = ["fedavg", *BASE, "--grid", "lr=0.1", "--out", str(tmp_path)]
-    assert invoke(*words)[0] == 0
+    words = ["fedavg", *BASE, "--out", str(tmp_path)]
+    assert invoke(*words, "--grid", "lr=0.1")[0] == 0
     finished = (tmp_path / "lr=0.1" / "seed-0" / "metrics.jsonl").read_text()
     code, _, err = invoke(*words, "--grid", "lr=0.1,0.2")
     assert code == 2
     assert "--resume" in err
-    assert invoke(*words[:-4], "--grid", "lr=0.1,0.2", "--out", str(tmp_path), "--resume")[0] == 0
+    assert invoke(*words, "--grid", "lr=0.1,0.2", "--resume")[0] == 0
     assert (tmp_path / "lr=0.1" / "seed-0" / "metrics.jsonl").read_text() == finished
     assert (tmp_path / "lr=0.2" / "seed-0" / "metrics.jsonl").exists()
 

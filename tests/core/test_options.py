@@ -83,3 +83,5 @@ def test_a_grid_lists_the_values_of_each_setting_once() -> None:
     }
     with pytest.raises(ConfigError, match="write setting=value"):
         grid(["lr"])
+    with pytest.raises(ConfigError, match=r"'lr' twice: write all its values .*lr=0\.1,0\.2"):
+        grid(["lr=0.1", "lr=0.2"])

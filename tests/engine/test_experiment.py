@@ -32,8 +32,8 @@ def test_values_from_a_file_become_an_experiment() -> None:
     ("values", "message"),
     [
         ({"rounds": 3}, "no algorithm given"),
-        ({"algorithm": "fedavg", "round": 3}, "did you mean 'rounds'"),
-        ({"algorithm": "fedavg", "rounds": "many"}, "^rounds = "),
+        ({"algorithm": "fedavg", "round": 3}, "^unknown setting 'round'; did you mean 'rounds'"),
+        ({"algorithm": "fedavg", "rounds": "many"}, "^rounds = 'many'"),
         ({"algorithm": "fedavg", "evaluation": {"selct": "last"}}, "did you mean 'select'"),
     ],
 )

@@ -254,6 +254,8 @@ def linear() -> nn.Module:
             "precision = 16: Input should be 'exact', 'bfloat16'",
         ),
         ({"problem": parsifl.NeuralProblem(nn.Identity)}, "has no parameters"),
+        ({"out": "runs/a"}, "^unknown setting 'out'; known: .*, run_dir, "),
+        ({"metric": []}, "^unknown setting 'metric'; did you mean 'metrics'"),
     ],
 )
 def test_arguments_of_the_wrong_kind_are_told(change: dict[str, Any], told: str) -> None:

@@ -97,14 +97,14 @@ class Composed(FederatedAlgorithm[Any, Any, Any, Any, Any, Any]):
         if self.server_optimizer is not None and types.server != Params:
             raise ConfigError(
                 f"a server optimizer needs an algorithm whose server state is parameters; "
-                f"{name} keeps {types.server}"
+                f"{name} keeps {_kind(types.server)}"
             )
         if not self.uploads and self.aggregation is None:
             return
         if types.uplink not in (Params, Compact):
             raise ConfigError(
                 f"upload transforms and robust aggregation need an algorithm that uploads "
-                f"parameters; {name} uploads {types.uplink}"
+                f"parameters; {name} uploads {_kind(types.uplink)}"
             )
         if not self.algorithm.uniform_uploads:
             raise ConfigError(
@@ -383,3 +383,10 @@ def _aggregation(text: str) -> Aggregation:
 def _server_optimizer(text: str) -> ServerOptimizer:
     name, options = config.parse(text)
     return config.build(SERVER_OPTIMIZERS.find(name), options)
+
+
+def _kind(tree: Any) -> str:
+    """Return the type of a message or state as errors show it."""
+    if tree is type(None):
+        return "nothing"
+    return tree.__name__ if isinstance(tree, type) else str(tree)

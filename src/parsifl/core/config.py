@@ -108,10 +108,24 @@ def check(settings: Any) -> None:
             object.__setattr__(settings, name, value)  # the instance may be frozen
 
 
-def check_names(kind: type, names: Iterable[str]) -> None:
-    """Reject names that are not fields of a dataclass."""
+def _owner(kind: Any) -> str:
+    """Return the name of the class that holds settings, as errors show it.
+
+    It is empty for arguments, such as the settings of a run: users do not know their class.
+    """
+    return "" if getattr(kind, "are_arguments", False) else str(kind.__name__)
+
+
+def _label(kind: Any, name: str) -> str:
+    owner = _owner(kind)
+    return f"{owner}.{name}" if owner else name
+
+
+def check_names(kind: type, names: Iterable[str], others: Iterable[str] = ()) -> None:
+    """Reject names that are neither fields of a dataclass nor among `others`."""
     if dataclasses.is_dataclass(kind):
-        _check_names(kind.__name__, names, [each.name for each in dataclasses.fields(kind)])
+        known = [each.name for each in dataclasses.fields(kind)]
+        _check_names(_owner(kind), names, [*known, *others])
 
 
 def build(kind: Callable[..., T], values: Mapping[str, Any]) -> T:
@@ -126,34 +140,32 @@ def build(kind: Callable[..., T], values: Mapping[str, Any]) -> T:
     """
     hashable: Any = kind
     adapters = _adapters(hashable)
-    _check_names(hashable.__name__, values, adapters)
+    _check_names(_owner(hashable), values, adapters)
     validated = {
-        name: _validated(_label(kind, name), adapters[name], _plain(value), strict=False)
+        name: _validated(_label(hashable, name), adapters[name], _plain(value), strict=False)
         for name, value in values.items()
     }
     return kind(**validated)
 
 
-def _label(kind: Any, name: str) -> str:
-    # the settings of a run are arguments: users do not know the class that holds them
-    return name if getattr(kind, "are_arguments", False) else f"{kind.__name__}.{name}"
-
-
-def _check_names(kind: str, names: Iterable[str], known: Collection[str]) -> None:
+def _check_names(owner: str, names: Iterable[str], known: Collection[str]) -> None:
     for name in names:
         if name not in known:
-            raise ConfigError(_unknown_setting(kind, name, known))
+            raise ConfigError(_unknown_setting(owner, name, known))
 
 
-def _unknown_setting(kind: str, name: str, known: Collection[str]) -> str:
+def _unknown_setting(owner: str, name: str, known: Collection[str]) -> str:
     if renamed.SETTINGS.get(name) in known:
-        return f"{kind}: `{name}` was renamed to `{renamed.SETTINGS[name]}`"
+        return f"{owner and f'{owner}: '}`{name}` was renamed to `{renamed.SETTINGS[name]}`"
+    kind = f"setting of {owner}" if owner else "setting"
     meant = [ours for ours in SYNONYMS.get(name.lower(), ()) if ours in known]
     if meant:
-        return f"unknown setting of {kind} '{name}'; did you mean '{meant[0]}'?"
+        return f"unknown {kind} '{name}'; did you mean '{meant[0]}'?"
     if name in UNSUPPORTED and "lr" in known:
-        return f"{kind} has no setting `{name}`: {UNSUPPORTED[name]}"
-    return unknown(f"setting of {kind}", name, known)
+        return f"{owner} has no setting `{name}`: {UNSUPPORTED[name]}"
+    if not known:
+        return f"{owner} has no settings, got '{name}'"
+    return unknown(kind, name, known)
 
 
 def assignments(texts: Iterable[str]) -> dict[str, str]:
@@ -200,9 +212,16 @@ def grid(texts: Iterable[str]) -> dict[str, list[str]]:
     >>> grid(["lr=0.1,0.5"])
     {'lr': ['0.1', '0.5']}
     """
-    return {
-        name: list(dict.fromkeys(values.split(","))) for name, values in assignments(texts).items()
-    }
+    values: dict[str, list[str]] = {}
+    for text in texts:
+        for name, several in assignments([text]).items():
+            if name in values:
+                raise ConfigError(
+                    f"the grid has '{name}' twice: write all its values at once, {name}="
+                    f"{','.join(values[name])},{several}"
+                )
+            values[name] = list(dict.fromkeys(several.split(",")))
+    return values
 
 
 def _keywords(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:

@@ -102,7 +102,7 @@ def simulate(  # noqa: PLR0913 - all arguments but four have a default
             "(ClientData.of(..., test=...), parsifl.data.prepare(..., test=...))"
         )
     checks.check_arguments(callbacks, run_dir)
-    config.check_names(RunSettings, settings)
+    config.check_names(RunSettings, settings, config.option_defaults(simulate))
     chosen = RunSettings(rounds=rounds, **settings)
     algorithm = chosen.compose(algorithm)
     problem = with_metrics(problem, metrics)
