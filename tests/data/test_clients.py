@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from scipy.sparse import csr_matrix
@@ -428,3 +429,16 @@ def test_words_that_do_not_fit_are_named() -> None:
         ClientData.of([(X, np.array(["no"] * 3)), words], labels=["no"])
     with pytest.raises(DataError, match="client 1: y has numbers, and that of other clients"):
         ClientData.of([words, (X, np.array([0, 1, 0]))])
+    with pytest.raises(DataError, match=r"labels=\['no', 'no'\] has a label twice"):
+        ClientData.of([words], labels=["no", "no"])
+    with pytest.raises(DataError, match="y has numbers: remove labels, or pass words"):
+        ClientData.of([(X, np.array([0, 1, 0]))], labels=["no", "yes"])
+    with pytest.raises(DataError, match=r"one per row, got shape \[3, 1\]: flatten them"):
+        ClientData.of([(X, np.array([["no"], ["yes"], ["no"]]))])
+
+
+@pytest.mark.parametrize("other", [None, float("nan"), pd.NA, 3])
+def test_a_row_without_a_word_is_named(other: Any) -> None:
+    client = (X, np.array(["no", other, "yes"], dtype=object))
+    with pytest.raises(DataError, match=f"client 0: y has words, but {other} in row 1: remove"):
+        ClientData.of([client])

@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -161,3 +162,21 @@ def test_natural_groups_of_own_rows_may_be_words() -> None:
     wards = ["icu", "er", "icu", "er", "er", "icu"]
     data = prepare_arrays(x, y, partition="natural-id", groups=wards, test=0.0)
     assert [sorted(part.tolist()) for part in data.train] == [[1, 3, 4], [0, 2, 5]]
+
+
+def test_own_rows_may_be_tokens() -> None:
+    tokens = np.arange(40).reshape(8, 5)
+    data = prepare_arrays(tokens, np.arange(8) % 2, clients=2, dtype=torch.int64)
+    assert isinstance(data.x, torch.Tensor)
+    assert (data.x.dtype, data.y.dtype) == (torch.int64, torch.int64)
+    assert data.x.tolist() == tokens.tolist()
+
+
+@pytest.mark.parametrize("missing", [None, float("nan"), pd.NA])
+def test_natural_groups_are_needed_for_every_row(missing: object) -> None:
+    x, y = np.ones((4, 2)), np.array([0, 1, 0, 1])
+    with pytest.raises(ConfigError, match="needs the natural client of each row: pass groups="):
+        prepare_arrays(x, y, partition="natural-id")
+    wards = np.array(["icu", missing, "er", missing], dtype=object)
+    with pytest.raises(DataError, match=r"no value in 2 rows \(the first is row 1\)"):
+        prepare_arrays(x, y, partition="natural-id", groups=wards)

@@ -82,7 +82,8 @@ def stack_rows(
     _check_finite("y", y, sizes)
     if y.dtype.kind == "i" and y.ndim == 1 and y.min() == -1 and np.isin(y, (-1, 1)).all():
         y = (y + 1) // 2  # the labels -1 and +1 of a classifier
-    classes = len(known) if known else _classes(y, sizes)
+    counted = _classes(y, sizes)
+    classes = len(known) if known else counted
     explicit = splits if any(len(form) > 1 for form in forms) else None
     return StackedRows(x, y, sizes, classes, known, explicit)
 
@@ -117,6 +118,13 @@ def _stack_splits(
         number = next(n for n, form in enumerate(forms) if not _is_words(form["train"][1]))
         raise DataError(f"client {number}: y has numbers, and that of other clients has words")
     known = tuple(labels)
+    if len(set(known)) < len(known):
+        raise DataError(f"labels={list(known)!r:.80} has a label twice")
+    if known and not any(words):
+        raise DataError(
+            f"labels={list(known)!r:.80} orders labels that are words, but y has numbers: remove "
+            "labels, or pass words"
+        )
     if any(words) and not known:
         known = tuple(sorted({str(w) for form in forms for _, y in form.values() for w in y.flat}))
     pairs: list[Pair] = []
@@ -214,6 +222,8 @@ def _pair(number: int, client: Any) -> Pair:
         raise DataError(f"client {number}: y must be a dense array with one entry per row")
     if y.dtype.kind == "O" and all(isinstance(value, str) for value in y.flat):
         y = y.astype(str)
+    if y.dtype.kind == "O":
+        _check_labels(number, y)
     for label, array, kinds in (("X", x, "biuf"), ("y", y, "biufU")):
         if array.dtype.kind not in kinds:
             raise DataError(f"client {number}: {label} must contain numbers, not {array.dtype}")
@@ -228,6 +238,17 @@ def _pair(number: int, client: Any) -> Pair:
     if len(y) == 0:
         raise DataError(f"client {number} has no rows; remove it from the list")
     return x, y.astype(np.int64) if y.dtype.kind == "b" else y
+
+
+def _check_labels(number: int, y: Array) -> None:
+    """Reject words among which a label is missing or has another type."""
+    words = [isinstance(value, str) for value in y.flat]
+    if any(words):
+        row = words.index(False)
+        raise DataError(
+            f"client {number}: y has words, but {y.flat[row]!r:.80} in row {row}: remove rows "
+            "without a label, or write all labels as words"
+        )
 
 
 def _instead_of_pair(client: Any) -> str:
@@ -342,7 +363,7 @@ def _classes(y: Array, sizes: Indices) -> int | None:
     if y.ndim != 1 and y.shape[1:] == (1,):
         raise DataError(
             f"integer targets are class labels, one per row, got shape {list(y.shape)}: flatten "
-            "them, y.ravel()"
+            "them, y.ravel(), or select the column of a data frame"
         )
     if y.ndim != 1:
         raise DataError(

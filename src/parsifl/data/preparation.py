@@ -118,6 +118,7 @@ def prepare_arrays(  # noqa: PLR0913 - keyword arguments with defaults
     normalize: str = "none",
     seed: int = 0,
     labels: Sequence[str] = (),
+    dtype: torch.dtype | None = None,
 ) -> ClientData:
     """Divide your own rows among clients, and scale them.
 
@@ -135,6 +136,8 @@ def prepare_arrays(  # noqa: PLR0913 - keyword arguments with defaults
         One of `parsifl.data.normalizations()`. Default: rows are used as they are.
     labels
         The order of labels that are words. Default: alphabetical.
+    dtype
+        The dtype of the features, such as torch.int64 for tokens. Default: torch.float32.
 
     Examples
     --------
@@ -144,7 +147,11 @@ def prepare_arrays(  # noqa: PLR0913 - keyword arguments with defaults
     (5, 2, ['no', 'yes'])
     """
     stacked = stack_rows([(x, y)], labels=labels)
-    named = None if groups is None else np.unique(np.asarray(groups), return_inverse=True)
+    named = None if groups is None else _natural_groups(groups)
+    if named is None and config.parse(partition)[0] == "natural-id":
+        raise ConfigError(
+            "partition='natural-id' needs the natural client of each row: pass groups="
+        )
     rows = Dataset(
         name="own",
         x=stacked.x,
@@ -161,6 +168,7 @@ def prepare_arrays(  # noqa: PLR0913 - keyword arguments with defaults
         validation=validation,
         key=Key(seed, purpose="data/split"),
         normalize=normalize,
+        dtype=dtype,
     )
     source = {
         "partition": partition,
@@ -170,6 +178,21 @@ def prepare_arrays(  # noqa: PLR0913 - keyword arguments with defaults
         **({"labels": list(stacked.labels)} if stacked.labels else {}),
     }
     return replace(data, source=source)
+
+
+def _natural_groups(groups: Any) -> tuple[Any, Any]:
+    """Return the distinct groups in order, and the position of each row's group among them."""
+    values = np.asarray(groups)
+    missing = [value is None or str(value) in ("nan", "<NA>") for value in values.tolist()]
+    if any(missing):
+        raise DataError(
+            f"groups has no value in {sum(missing)} rows (the first is row {missing.index(True)}): "
+            "remove these rows, or give them a group of their own"
+        )
+    if values.dtype.kind == "O":
+        values = values.astype(str)
+    distinct, positions = np.unique(values, return_inverse=True)
+    return distinct, positions
 
 
 def _dtype(name: str) -> torch.dtype:

@@ -170,7 +170,10 @@ def _expected(problem: HasModule, params: Params, rows: Any) -> str:
     if not isinstance(rows, Tensor):
         return "pass dense rows, X.toarray(), or use parsifl.GLM, which supports sparse ones"
     if isinstance(try_predict(problem, params, rows.to(torch.int64)), Tensor):
-        return "it expects integers, which ClientData.of(clients, dtype=torch.int64) keeps"
+        return (
+            "it expects integers, which ClientData.of(clients, dtype=torch.int64) keeps, and "
+            "prepare_arrays(X, y, dtype=torch.int64)"
+        )
     dtype = next(iter(params.values())).dtype
     if rows.ndim == 4:
         first = rows.to(dtype).movedim(-1, 1)
