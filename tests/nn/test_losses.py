@@ -68,6 +68,27 @@ def test_the_mean_of_a_batch_is_that_of_pytorch(
     torch.testing.assert_close(loss.mean(output, y, padded), module(output[:4], y[:4]))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_class_weights_take_the_dtype_of_the_model(dtype: torch.dtype) -> None:
+    other = {torch.float32: torch.float64, torch.float64: torch.float32}[dtype]
+    weight = torch.tensor([1.0, 5.0, 0.25])  # exact in both
+    problems = [
+        NeuralProblem(network, nn.CrossEntropyLoss(weight=weight.to(each)), dtype=dtype)
+        for each in (dtype, other)
+    ]
+    same, cast = (simulate(FedAvg(), problem, clients(), 1).server for problem in problems)
+    assert all(value.dtype == dtype for value in cast.values())
+    assert all(torch.equal(value, cast[name]) for name, value in same.items())
+
+
+def test_class_weights_follow_the_outputs_to_their_device() -> None:
+    loss = loss_of(nn.CrossEntropyLoss(weight=WEIGHT, label_smoothing=0.1))
+    on_cpu = loss.mean(OUTPUT, LABELS, torch.ones(6))
+    device = loss.mean(OUTPUT.to("meta"), LABELS.to("meta"), torch.ones(6, device="meta"))
+    assert device.is_meta
+    assert torch.equal(loss.mean(OUTPUT, LABELS, torch.ones(6)), on_cpu)
+
+
 def test_a_mean_is_taken_apart_into_rows() -> None:
     losses = loss_of(mean_focal).rows(OUTPUT, LABELS)
     torch.testing.assert_close(losses, focal(OUTPUT, LABELS))
@@ -139,6 +160,8 @@ def test_a_loss_that_cannot_be_used_is_named(loss: Any, said: str) -> None:
         (lambda output, _: output[:1].sum(0), "must return one number per row"),
         (lambda output, y: output - y, r"fails for outputs of shape \[\d+, 3\]"),
         (lambda output, y: output.argmax(-1) == y, "must return real numbers, got torch.bool"),
+        (lambda output, y: (output.argmax(-1) != y).float(), "has no gradient"),
+        (lambda output, _: output.sum().item(), "must return a tensor, got a float"),
     ],
 )
 def test_a_loss_that_fails_is_named_before_training(loss: Any, said: str) -> None:

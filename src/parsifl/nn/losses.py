@@ -66,6 +66,11 @@ class RowLoss:
     def rows(self, output: Tensor, y: Tensor) -> Tensor:
         """Return the loss of each row [n]."""
         losses = self.function(output, y)
+        if not isinstance(losses, Tensor):
+            raise DataError(
+                f"the loss {self.name} must return a tensor, got a {type(losses).__name__}: "
+                "compute it with torch, without float() or .item()"
+            )
         if losses.ndim == 0 and len(y) != 1:  # a mean: that of each row alone is its loss
             losses = torch.func.vmap(lambda o, t: self.function(o[None], t[None]))(output, y)
         if losses.ndim == 0:
@@ -90,7 +95,8 @@ class RowLoss:
     def check(self, output: Tensor, y: Tensor) -> None:
         """Raise DataError if the loss cannot be computed from these outputs and targets."""
         try:
-            losses = self.rows(output, y)
+            with torch.enable_grad():
+                losses = self.rows(output.detach().requires_grad_(), y)
         except DataError:
             raise
         except Exception as error:
@@ -100,10 +106,15 @@ class RowLoss:
             ) from error
         if not losses.dtype.is_floating_point:
             raise DataError(f"the loss {self.name} must return real numbers, got {losses.dtype}")
+        if not losses.requires_grad:
+            raise DataError(
+                f"the loss {self.name} has no gradient with respect to the outputs: compute it "
+                "from them with differentiable operations, without argmax, comparisons or .detach()"
+            )
 
 
-def loss_of(loss: Loss | nn.Module | LossFunction) -> RowLoss:
-    """Return a loss with one number per row.
+def loss_of(loss: Loss | nn.Module | LossFunction, dtype: torch.dtype = torch.float32) -> RowLoss:
+    """Return a loss with one number per row, for outputs of this dtype.
 
     >>> loss_of(nn.HuberLoss(delta=2.0)).rows(torch.zeros(2, 1), torch.tensor([[1.0], [0.0]]))
     tensor([0.5000, 0.0000])
@@ -115,12 +126,12 @@ def loss_of(loss: Loss | nn.Module | LossFunction) -> RowLoss:
         shown = f"the class {loss.__name__}" if isinstance(loss, type) else f"{loss!r:.80}"
         raise ConfigError(f"loss must be {_NAMES}, got {shown}")
     if isinstance(loss, nn.Module):
-        return _of_module(loss)
+        return _of_module(loss, dtype)
     name = f"{getattr(loss, '__module__', '')}.{getattr(loss, '__qualname__', repr(loss))}"
     return RowLoss(name, None, False, loss)
 
 
-def _of_module(loss: nn.Module) -> RowLoss:
+def _of_module(loss: nn.Module, dtype: torch.dtype) -> RowLoss:
     """Return a loss module without its reduction over rows."""
     reduction = getattr(loss, "reduction", None)
     if reduction == "sum":
@@ -133,13 +144,27 @@ def _of_module(loss: nn.Module) -> RowLoss:
             f"the loss {type(loss).__name__} has parameters, which no algorithm would train; make "
             "them part of the module"
         )
-    per_row: Any = copy.deepcopy(loss)
+    # class weights from NumPy are float64, which PyTorch rejects for outputs of float32
+    per_row: Any = copy.deepcopy(loss).to(dtype)
     if reduction is not None:
         per_row.reduction = "none"
     constants = b"".join(value.numpy(force=True).tobytes() for value in loss.buffers())
     name = repr(loss) + (f" {zlib.crc32(constants):08x}" if constants else "")
     share = _share(loss) if reduction == "mean" else None
-    return RowLoss(name, None, isinstance(loss, _OF_LABELS), per_row, share)
+    return RowLoss(name, None, isinstance(loss, _OF_LABELS), _on_any_device(per_row), share)
+
+
+def _on_any_device(module: nn.Module) -> LossFunction:
+    """Return a loss whose class weights are on the device of the outputs."""
+    copies: dict[torch.device, nn.Module] = {}
+
+    def function(output: Tensor, y: Tensor) -> Tensor:
+        if output.device not in copies:
+            copies[output.device] = copy.deepcopy(module).to(output.device)
+        losses: Tensor = copies[output.device](output, y)
+        return losses
+
+    return function
 
 
 def _share(loss: Any) -> Callable[[Tensor], Tensor] | None:

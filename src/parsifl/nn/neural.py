@@ -101,7 +101,7 @@ class NeuralProblem:
         buffers: BufferPolicy | None = None,
         metrics: Sequence[Metric] = (),
     ) -> None:
-        self._loss_argument, self.row_loss = loss, loss_of(loss)
+        self._loss_argument, self.row_loss = loss, loss_of(loss, dtype)
         self.extra_metrics = checked_metrics(metrics)
         self.dtype = dtype
         self._head_name = head
