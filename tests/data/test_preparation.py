@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -180,3 +182,16 @@ def test_natural_groups_are_needed_for_every_row(missing: object) -> None:
     wards = np.array(["icu", missing, "er", missing], dtype=object)
     with pytest.raises(DataError, match=r"no value in 2 rows \(the first is row 1\)"):
         prepare_arrays(x, y, partition="natural-id", groups=wards)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"dtype": "int64"}, "dtype must be a torch dtype such as torch.float32, got 'int64'"),
+        ({"dtype": torch.int64, "normalize": "feature"}, "which dtype=torch.int64 cannot hold"),
+        ({"test": "0.2"}, "test must be a fraction of each client's rows, got '0.2'"),
+    ],
+)
+def test_wrong_arguments_for_own_rows_are_named(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        prepare_arrays(np.ones((8, 2)), np.arange(8) % 2, clients=2, **arguments)

@@ -195,7 +195,7 @@ class ClientData:
         >>> len(data), data.train.sizes.tolist(), data.test.sizes.tolist(), data.classes
         (1, [3], [1], 2)
         """
-        _check_split(test, validation, dtype)
+        check_split(test, validation, dtype)
         if folder is not None:
             Path(folder).mkdir(parents=True, exist_ok=True)
         file = None if folder is None else (Path(folder) / "x.npy", _number(dtype))
@@ -311,7 +311,8 @@ def _range(parts: Sequence[Indices]) -> str:
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
-def _check_split(test: Any, validation: Any, dtype: Any) -> None:
+def check_split(test: Any, validation: Any, dtype: Any) -> None:
+    """Reject shares that are no numbers, and a dtype that is none of torch."""
     import torch
 
     for what, share in (("test", test), ("validation", validation)):

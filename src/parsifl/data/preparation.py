@@ -13,7 +13,7 @@ from parsifl.core import config
 from parsifl.core.errors import ConfigError, DataError, unknown
 from parsifl.core.keys import Key
 from parsifl.data.client_rows import stack_rows
-from parsifl.data.clients import ClientData
+from parsifl.data.clients import ClientData, check_split
 from parsifl.data.dataset import Dataset
 from parsifl.data.partitions import partition as divide
 from parsifl.data.ragged import Ragged
@@ -146,6 +146,12 @@ def prepare_arrays(  # noqa: PLR0913 - keyword arguments with defaults
     >>> len(data), data.classes, data.source["labels"]
     (5, 2, ['no', 'yes'])
     """
+    check_split(test, validation, dtype)
+    if dtype is not None and not dtype.is_floating_point and normalize != "none":
+        raise ConfigError(
+            f"normalize='{normalize}' makes real numbers of the features, which dtype={dtype} "
+            "cannot hold; remove one of them"
+        )
     stacked = stack_rows([(x, y)], labels=labels)
     named = None if groups is None else _natural_groups(groups)
     if named is None and config.parse(partition)[0] == "natural-id":
