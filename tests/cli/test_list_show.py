@@ -29,6 +29,15 @@ def test_a_misspelt_command_is_suggested_once(words: list[str], name: str) -> No
 
 
 @pytest.mark.parametrize(
+    ("name", "near"), [("topkk", "topk"), ("adamm", "adam"), ("fedavgg", "fedavg")]
+)
+def test_a_misspelt_algorithm_or_change_is_suggested(name: str, near: str) -> None:
+    shown = CliRunner().invoke(app, ["show", name])
+    assert shown.exit_code == 2
+    assert f"'{name}'; did you mean '{near}'?" in shown.stderr
+
+
+@pytest.mark.parametrize(
     ("command", "text"),
     [("list", "What to list."), ("run", "An algorithm,"), ("report", "Run directories,")],
 )

@@ -58,6 +58,13 @@ def test_a_bad_point_is_refused_before_anything_runs(tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
+def test_a_misspelt_setting_of_the_run_is_named(tmp_path: Path) -> None:
+    out = str(tmp_path / "new")
+    code, _, err = invoke("fedavg", *BASE, "--grid", "upload=none,topk", "--out", out)
+    assert (code, "did you mean 'uploads'?" in err) == (2, True)
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_sweep_that_could_not_choose_is_refused_before_anything_runs(tmp_path: Path) -> None:
     words = [
         "fedavg",

@@ -14,6 +14,7 @@ import typer
 
 from parsifl.cli import plain_text
 from parsifl.core.config import LARGEST
+from parsifl.core.errors import ConfigError, unknown
 
 if TYPE_CHECKING:
     from parsifl.core.registry import Registry
@@ -160,10 +161,15 @@ def describe(name: str) -> dict[str, Any]:
     from parsifl.core import registry
     from parsifl.core.problem import OFFERED_BY
 
-    for option, parts in zip(_OPTIONS, _changes().values(), strict=True):
+    changes = _changes()
+    for option, parts in zip(_OPTIONS, changes.values(), strict=True):
         if registry.plain(name) in parts:
             return _describe_change(registry.plain(name), parts[registry.plain(name)], option)
-    algorithm = registry.find(name)()
+    try:
+        algorithm = registry.find(name)()
+    except ConfigError:
+        known = [*registry.algorithms(), *(each for parts in changes.values() for each in parts)]
+        raise ConfigError(unknown("algorithm or change to one", name, known)) from None
     kind, trees = type(algorithm), algorithm.tree_types()
     return {
         "name": kind.__name__.lower(),

@@ -57,6 +57,7 @@ class Experiment(ExperimentSettings):
         current = {each.name: getattr(self, each.name) for each in fields(self)}
         of_run = {name: value for name, value in values.items() if name in current}
         others = {name: value for name, value in values.items() if name not in current}
+        config.check_names(registry.find(self.algorithm), others, current)
         current["settings"] = {**self.settings, **others}
         return config.build(type(self), {**current, **of_run})
 
