@@ -208,6 +208,9 @@ def test_a_metric_has_one_function(functions: dict[str, Any]) -> None:
         Metric("m", True, **functions)
     with pytest.raises(ConfigError, match="identifier such as 'top3', got 'top 3'"):
         Metric("top 3", True, distance)
+    wrong: Any = "yes"
+    with pytest.raises(ConfigError, match="of metric 'm' must be True or False, got 'yes'"):
+        Metric("m", wrong, distance)
 
 
 def test_a_metric_of_a_set_returns_one_number() -> None:

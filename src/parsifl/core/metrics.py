@@ -60,6 +60,11 @@ class Metric:
             raise ConfigError(
                 f"a metric's name must be an identifier such as 'top3', got {self.name!r:.80}"
             )
+        if not isinstance(self.higher_is_better, bool):
+            raise ConfigError(
+                f"higher_is_better of metric '{self.name}' must be True or False, got "
+                f"{self.higher_is_better!r:.80}"
+            )
         functions = [each for each in (self.per_row, self.per_set) if each is not None]
         if len(functions) != 1 or not callable(functions[0]):
             raise ConfigError(
