@@ -322,3 +322,13 @@ def test_a_very_sparse_message_needs_a_limit() -> None:
     with pytest.raises(WireError, match="pass a `limit`"):
         wire.decode(data, dict[str, Tensor])
     assert torch.equal(wire.decode(data, dict[str, Tensor], limit=1 << 26)["w"], wide)
+
+
+def test_a_negative_zero_is_an_entry_so_masks_should_not_multiply() -> None:
+    value = torch.linspace(-1, 1, 10_001)
+    mask = torch.arange(len(value)) % 10 == 0
+    product, selected = {"w": value * mask}, {"w": torch.where(mask, value, 0.0)}
+    assert torch.equal(product["w"], selected["w"])
+    received = wire.decode(wire.encode(product), dict[str, torch.Tensor])["w"]
+    assert torch.equal(received.signbit(), product["w"].signbit())
+    assert wire.size(product) > 4 * wire.size(selected)
