@@ -60,12 +60,11 @@ class Page:
         return text
 
     def unit(self, name: str, **changes: str) -> list[str]:
-        """Return the command of a systemd unit."""
-        blocks = re.findall(r"```ini\n(.*?)```", self._text, re.DOTALL)
-        (block,) = (block for block in blocks if f"system/{name}.service" in block)
-        found = re.search(r"^ExecStart=((?:.*\\\n)*.*)$", block, re.MULTILINE)
-        assert found is not None
-        return shlex.split(self.placed(found[1].replace("\\\n", " "), **changes))
+        """Return the command of a systemd unit that `parsifl flower units` has written."""
+        unit = (self._folder / "units" / f"{name}.service").read_text()
+        command = re.search(r"^ExecStart=((?:.*\\\n)*.*)$", unit, re.MULTILINE)
+        assert command is not None
+        return shlex.split(self.placed(command[1].replace("\\\n", " "), **changes))
 
     def environment(self) -> dict[str, str]:
         """Return the settings of every process."""
@@ -131,6 +130,7 @@ def test_the_documented_commands_across_machines(shaping: str, node: str, tmp_pa
     made = page.shell("parsifl flower init hospitals").replace("--rounds 10", "--rounds 3")
     _shell(made, tmp_path, environment)
     _shell(page.shell("parsifl flower keys"), tmp_path, environment)
+    _shell(page.shell("parsifl flower units"), tmp_path, environment)
     running: list[subprocess.Popen[bytes]] = []
     with limit(900), Namespaces(3, SERVER, shaping) as machines:
         try:
