@@ -33,7 +33,7 @@ from parsifl.flower.hello import DataSchema
 from parsifl.flower.message import Envelope, Kind, answered
 from parsifl.sites import load
 from parsifl.sites.deployment.agreement import RegressionSpec
-from parsifl.sites.deployment.guards import Guards, Refusal, rare
+from parsifl.sites.deployment.guards import Audit, Guards, Refusal, rare
 from parsifl.sites.deployment.regression import MODEL_FILE
 from parsifl.sites.deployment.table_site import TableSchema, TableSite, prepare
 
@@ -442,3 +442,19 @@ def test_merged_levels_are_never_small(counts: dict[str, int], merged: set[str])
 def _sums(reply: Envelope) -> dict[str, Any]:
     sums: dict[str, Any] = wire.decode(reply.parts["sums"], dict[str, torch.Tensor])
     return sums
+
+
+def test_an_incomplete_last_line_of_the_audit_file_is_kept_as_text(tmp_path: Path) -> None:
+    audit = Audit(tmp_path)
+    with audit.locked():
+        audit.write({"kind": "hello", "request": "a"})
+    file = tmp_path / "audit.jsonl"
+    with file.open("a") as damaged:
+        damaged.write('{"kind": "train", "requ')
+    assert [entry["kind"] for entry in audit.entries()] == ["hello"]
+    with audit.locked():
+        audit.write({"kind": "train", "request": "b"})
+    entries = audit.entries()
+    assert [entry.get("kind") for entry in entries] == ["hello", None, "train"]
+    assert entries[1] == {"incomplete": '{"kind": "train", "requ'}
+    assert file.stat().st_mode & 0o777 == 0o600

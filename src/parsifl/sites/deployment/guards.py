@@ -394,10 +394,19 @@ class Audit:
             os.close(descriptor)
 
     def entries(self) -> list[dict[str, Any]]:
-        """Return all entries, oldest first."""
-        if not self._path.exists():
-            return []
-        return [json.loads(line) for line in self._path.read_text().splitlines()]
+        """Return all entries, oldest first.
+
+        A last line without its end was being written when the power failed, so that the answer
+        did not leave. `write` keeps it as text.
+        """
+        complete, _ = self._lines()
+        return [json.loads(line) for line in complete.decode().splitlines()]
+
+    def _lines(self) -> tuple[bytes, bytes]:
+        """Return all complete lines, and what follows them."""
+        content = self._path.read_bytes() if self._path.exists() else b""
+        end = content.rfind(b"\n") + 1
+        return content[:end], content[end:]
 
     def ledger(
         self, table: Mapping[str, Sequence[str]], guards: Guards
@@ -425,10 +434,16 @@ class Audit:
 
     def write(self, entry: Mapping[str, Any]) -> None:
         """Add an entry and sync it to disk."""
-        stamped = {"time": datetime.now(UTC).isoformat(timespec="seconds"), **entry}
-        descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        with os.fdopen(descriptor, "a") as file:
-            file.write(json.dumps(stamped) + "\n")
+        stamped = [{"time": datetime.now(UTC).isoformat(timespec="seconds"), **entry}]
+        complete, fragment = self._lines()
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+        with os.fdopen(descriptor, "r+") as file:
+            if fragment:
+                node_log().warning("%s had an incomplete last line", self._path)
+                stamped.insert(0, {"incomplete": fragment.decode(errors="replace")})
+            file.seek(len(complete))
+            file.truncate()
+            file.write("".join(json.dumps(each) + "\n" for each in stamped))
             file.flush()
             os.fsync(file.fileno())
 
