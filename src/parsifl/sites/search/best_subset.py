@@ -64,7 +64,8 @@ def penalised(sums: Sums, at: Array, rules: Rules) -> Sums:
     )
 
 
-def _accepted(search: Search, sums: Sums) -> Search:
+def moved(search: Search, sums: Sums) -> Search:
+    """Return the search at the coefficients that the sums are about."""
     return replace(
         search,
         coefficients=search.asked,
@@ -73,6 +74,13 @@ def _accepted(search: Search, sums: Sums) -> Search:
         rows=sums.rows,
         gradient=sums.gradient,
         diagonal=sums.diagonal,
+        failures=0,
+    )
+
+
+def _accepted(search: Search, sums: Sums) -> Search:
+    return replace(
+        moved(search, sums),
         known=search.candidates,
         curvature=sums.curvature,
         scale=sums.diagonal if math.isinf(search.loss) else search.scale,

@@ -21,7 +21,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from parsifl.sites.search.best_subset import penalised, quadratic_model
+from parsifl.sites.search.best_subset import moved, penalised, quadratic_model, symmetric
 from parsifl.sites.search.subset_model import SubsetModel, Units
 from parsifl.sites.search.subset_state import Array, Indices, Mask, Phase, Rules, Search, Sums
 
@@ -51,12 +51,12 @@ def advance(search: Search, sums: Sums, rules: Rules) -> Search:
         return search
     sums = penalised(sums, search.asked, rules)
     if not search.rows:
-        return _propose(_accepted(_begun(search, sums), sums), rules)
+        return _propose(moved(_begun(search, sums), sums), rules)
     if not math.isclose(sums.rows, search.rows, rel_tol=1e-9):  # other sites: begin with products
-        return _look(_accepted(search, sums))
+        return _look(moved(search, sums))
     if search.phase == Phase.LOOK:
         products = _completed(sums, search.candidates, rules)
-        looked = replace(_accepted(search, sums), curvature=products, tries=1)
+        looked = replace(moved(search, sums), curvature=products, tries=1)
         return _propose(looked, rules)
     step = search.asked - search.coefficients
     change = sums.gradient - search.gradient - rules.ridge * sums.rows * step
@@ -67,7 +67,7 @@ def advance(search: Search, sums: Sums, rules: Rules) -> Search:
     least = _WORTH if search.phase == Phase.EXCHANGE else 0.0
     if fall > least:
         failures = search.failures + 1 if fall < _CLOSE else 0  # noise can seem to be progress
-        accepted = replace(_accepted(search, sums), curvature=curvature, tries=0)
+        accepted = replace(moved(search, sums), curvature=curvature, tries=0)
         return _propose(replace(accepted, failures=failures), rules)
     return _propose(replace(search, curvature=curvature, failures=search.failures + 1), rules)
 
@@ -79,28 +79,9 @@ def _begun(search: Search, sums: Sums) -> Search:
     return replace(search, known=np.arange(size), curvature=diagonal, scale=sums.diagonal)
 
 
-def _accepted(search: Search, sums: Sums) -> Search:
-    return replace(
-        search,
-        coefficients=search.asked,
-        support=search.asked_support,
-        loss=sums.loss,
-        rows=sums.rows,
-        gradient=sums.gradient,
-        diagonal=sums.diagonal,
-        failures=0,
-    )
-
-
-def _unpacked(packed: Array, size: int) -> Array:
-    full = np.zeros((size, size))
-    full[np.triu_indices(size)] = packed
-    return full + np.triu(full, 1).T
-
-
 def _updated(search: Search, step: Array, change: Array) -> Array:
     """Return the packed curvature of the model after a step that changed the gradient."""
-    full = _unpacked(search.curvature, len(step))
+    full = symmetric(search.curvature, np.zeros(len(step)))
     before, curved = full @ step, float(step @ change)
     if curved > _CURVED and float(step @ before) > 0:
         full += np.outer(change, change) / curved
